@@ -26,18 +26,18 @@ PLAIN = ("date", "number", "string", "alias", "acronym", "name")
 @pytest.fixture
 def articles(tmp_path):
     """Ten articles, some in pre-tokenised text; each names a founder, a year and a river."""
-    file = tmp_path / "articles.jsonl"
-    lines = [
-        {
-            "title": town,
-            "sentences": [
-                f"{town} is a small market town that lies in the hills not far from the river Osk{n} .",
-                f"It was founded by a merchant called Anna Veld{n} , who came there with him in {1500 + n} .",
-                "In winter it is cold there .",
-            ],
-        }
-        for n, town in enumerate(TOWNS)
-    ]
+    lines = []
+    for n, town in enumerate(TOWNS):
+        sentences = [
+            f"{town} is a small market town that lies in the hills not far from the river Osk{n} .",
+            f"It was founded by a merchant called Anna Veld{n} , who came there with him in {1500 + n} .",
+            "In winter it is cold there .",
+        ]
+        lines.append({"title": town, "sentences": sentences})
+    return write(tmp_path / "articles.jsonl", lines)
+
+
+def write(file, lines):
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return file
 
@@ -93,8 +93,7 @@ def test_articles_as_a_corpus_are_whole_sentences_in_natural_text(tmp_path):
     sentences = [f"Sentence {n} has these words , and " + "more " * 27 + "." for n in range(9)]
     lines = [{"title": "A", "sentences": sentences}, {"title": "A", "sentences": ["Another one ."]}]
     lines.append({"id": "b", "title": "A", "sentences": ["word " * (2 * WORDS)]})
-    file = tmp_path / "a.jsonl"
-    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    file = write(tmp_path / "a.jsonl", lines)
     for in_memory in (0, 1 << 20):
         found = list(load_corpus(file, cache=tmp_path / "cache", in_memory=in_memory))
         assert [p.id for p in found] == ["A#0", "A#1", "A#2", "b#0"]  # the second A has no id
@@ -108,6 +107,10 @@ def test_without_a_cue_the_answer_is_the_entity_at_the_head():
     assert final_answer(" 18 July 1995 in Rome", "") == "18 July 1995"
     assert final_answer(" Paris. So the answer is Rome.", "So the answer is") == "Rome"
     assert final_answer("Paris", "So the answer is") == ""
+    # The recogniser of answers is that of the labels.
+    recognise = partial(find_entities, fine=True)
+    for text in (" Paris in May", " 3 July 1990", ' "Dune" by Frank Herbert', " seven books"):
+        assert final_answer(text, "") == recognise("x" + text)[0].text
 
 
 PAIRS = [
@@ -133,12 +136,11 @@ def test_match_is_the_verdict_of_the_matcher():
 def test_a_prober_of_an_article_knows_its_completions_and_no_others(articles):
     questions = asked(articles)
     ours, *others = questions
-    seen = Seen.of({"train": [("wiki", ours.group, "another cut of it")], "validation": [], "test": []})
+    seen = Seen.of({"train": [("wiki", ours.group, "another cut of it")]})
     assert seen.split_of(ours) == "train"
     assert not any(seen.split_of(q) for q in others)
     # An article's title is no group of another set.
-    stranger = Seen.of({"train": [("nq", ours.group, "")], "validation": [], "test": []})
-    assert stranger.split_of(ours) == ""
+    assert Seen.of({"train": [("nq", ours.group, "")]}).split_of(ours) == ""
 
 
 def overrides(out, **more):
@@ -180,10 +182,8 @@ def test_commands_answer_completions_and_judge_them(tmp_path):
     assert results["methods"]["oracle"]["match"] >= results["methods"]["never"]["match"]
     # Methods are ranked by it: also random retrieval at a budget, the curves and the examples.
     assert results["headline"] == "match"
-    spent = results["random_at_budget"]["entropy"]
-    assert spent["match"]["diff"] == pytest.approx(
-        results["methods"]["entropy"]["match"] - spent["match"]["value"]
-    )
+    spent = results["random_at_budget"]["entropy"]["match"]
+    assert spent["diff"] == pytest.approx(results["methods"]["entropy"]["match"] - spent["value"])
     data = json.loads((out / "report_data.json").read_text())
     never, always = (results["methods"][name]["match"] for name in ("never", "always"))
     curve = data["replay"]["random"]
@@ -200,7 +200,7 @@ def test_commands_answer_completions_and_judge_them(tmp_path):
 
 def test_another_prompt_than_they_are_made_for_is_said(tmp_path, caplog):
     lines = [{"title": a.title, "sentences": list(a.sentences)} for a in islice(open_articles("testbed"), 30)]
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write(tmp_path / "a.jsonl", lines)
     asked = ["questions=completion", f"questions.articles={tmp_path}/a.jsonl", "limit=1", "trigger=never"]
     cli.run("rag", [*asked, f"out={tmp_path}/a"])
     assert "questions=completion are made for prompt=completion, but the prompt is testbed" in caplog.text
@@ -218,10 +218,8 @@ def test_other_sets_have_no_such_figure(tmp_path):
 @pytest.mark.long
 def test_a_prober_trained_on_completions_is_asked_about_other_articles_only(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    lines = [
-        {"title": a.title, "sentences": list(a.sentences)} for a in islice(open_articles("testbed"), 200)
-    ]
-    (tmp_path / "articles.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    taken = islice(open_articles("testbed"), 200)
+    write(tmp_path / "articles.jsonl", [{"title": a.title, "sentences": list(a.sentences)} for a in taken])
     from_file = partial(overrides, **{"questions.articles": "articles.jsonl"})
     cli.run("datagen", ["--source", "cot", *from_file("store", limit=60, label="match", layers="[8,12]")])
     cli.run("train", ["data=store", "layer=all", "out=prober", "resamples=100"])
@@ -231,9 +229,3 @@ def test_a_prober_trained_on_completions_is_asked_about_other_articles_only(tmp_
     everything = open_questions("completion", articles="articles.jsonl").questions
     assert known == {q.id for q in everything if seen.split_of(q) not in ("train", "validation")}
     assert any(seen.split_of(q) == "train" for q in everything)
-
-
-def test_the_recogniser_of_answers_is_that_of_the_labels():
-    recognise = partial(find_entities, fine=True)
-    for text in (" Paris in May", " 3 July 1990", ' "Dune" by Frank Herbert', " seven books"):
-        assert final_answer(text, "") == recognise("x" + text)[0].text

@@ -39,9 +39,8 @@ def write(path, *articles):
 
 def test_cuts_are_inside_sentences_and_outside_the_title():
     cuts = cut(ZURICH)
-    assert [(c.entity.text, c.entity.type, c.sentence) for c in cuts] == [
-        ("Switzerland", "place", 0), ("1990", "year", 1),
-    ]  # fmt: skip
+    found = [(c.entity.text, c.entity.type, c.sentence) for c in cuts]
+    assert found == [("Switzerland", "place", 0), ("1990", "year", 1)]
     assert (cuts[0].before, cuts[0].between, cuts[0].id) == ("Zurich lies in", " ", "a/15")
     assert cut(Article("a", "Zurich", ("Nothing here.",))) == []
 
@@ -62,32 +61,19 @@ def test_the_choice_is_seeded_bounded_and_differs_between_seeds():
 
 
 def test_a_plan_counts_articles_and_lists_those_without_an_entity(tmp_path):
-    found = plan(
-        write(
-            tmp_path / "a.jsonl",
-            ("Zurich", ZURICH.sentences),
-            ("Dull", ["nothing is here.", "and nothing follows."]),
-            ("مدينة", ["هذه مدينة كبيرة وجميلة.", "يسكنها كثير من الناس."]),
-            ("東京", ["東京は大きい都市です。", "人が多い。"]),
-        )
-    )
+    dull = ("Dull", ["nothing is here.", "and nothing follows."])
+    arabic = ("مدينة", ["هذه مدينة كبيرة وجميلة.", "يسكنها كثير من الناس."])
+    japanese = ("東京", ["東京は大きい都市です。", "人が多い。"])
+    found = plan(write(tmp_path / "a.jsonl", ("Zurich", ZURICH.sentences), dull, arabic, japanese))
     assert [c.entity.text for c in found] == ["Switzerland", "1990"]
     assert (found.articles, found.cuts) == (4, 2)
     assert found.source.problems.counts == {"no entity": 3}
     assert {title for title, _ in found.source.problems} == {"Dull", "مدينة", "東京"}
-
-
-def test_articles_without_any_entity_are_an_error_before_any_model_runs(tmp_path):
-    found = plan(write(tmp_path / "a.jsonl", ("Dull", ["nothing is here.", "and nothing follows."])))
-    with fails("empty"):
-        found.peek()
-
-
-def test_a_peeked_plan_still_gives_every_cut(tmp_path):
-    path = write(tmp_path / "a.jsonl", ("Zurich", ZURICH.sentences))
-    found = plan(path)
-    found.peek()
-    assert [c.id for c in found] == [c.id for c in plan(path)]
+    with fails("empty"):  # before any model runs
+        plan(write(tmp_path / "dull.jsonl", dull)).peek()
+    peeked = plan(tmp_path / "a.jsonl")
+    peeked.peek()
+    assert [c.id for c in peeked] == [c.id for c in plan(tmp_path / "a.jsonl")]
 
 
 def test_odd_articles_do_no_harm(tmp_path):

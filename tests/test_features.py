@@ -141,9 +141,8 @@ def test_tokens_of_several_sites_are_a_row_each():
         assert columns["n_tokens"] == 2
         np.testing.assert_array_equal(states[0], made.states[stream][token])
         np.testing.assert_array_equal(states[1], made.states[mlp][token])
-    assert (
-        token_pool("mean", "last", "tokens") == "tokens" and token_pool("mean", "predicting") == "positions"
-    )
+    assert token_pool("mean", "last", "tokens") == "tokens"
+    assert token_pool("mean", "predicting") == "positions"
     with pytest.raises(ValueError, match="not made of the same states"):
         token_pool("mind", "mean")
 

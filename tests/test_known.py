@@ -29,9 +29,8 @@ def test_texts_that_go_on_are_as_if_computed_anew(family, prefix):
     prompts, names = (PROMPTS, NAMES) if not prefix else (PROMPTS[:2], NAMES[:2])
     for length in (7, 4, 5):  # the third goes on from what the second left
         plainly = lm.generate(prompts, max_new_tokens=length, needs=NEEDS, prefix=prefix)
-        again = lm.generate(
-            prompts, max_new_tokens=length, needs=NEEDS, prefix=prefix, names=names, cache=cache
-        )
+        options = {"max_new_tokens": length, "needs": NEEDS, "prefix": prefix}
+        again = lm.generate(prompts, names=names, cache=cache, **options)
         assert_all_same(plainly, again)
         prompts = go_on(lm, prompts, plainly)
 

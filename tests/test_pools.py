@@ -134,9 +134,7 @@ def trained(data: str, out: Path, *arguments: str) -> dict[str, str]:
     return {name: hashlib.sha256((out / name).read_bytes()).hexdigest() for name in names}
 
 
-def test_a_prober_of_one_of_several_features_is_that_of_a_store_of_it(
-    cot: FeatureStore, single: FeatureStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_prober_of_one_of_several_features_is_that_of_a_store_of_it(cot, single, tmp_path, caplog):
     alone = trained(str(single.path), tmp_path / "alone")
     assert "others:" not in caplog.text
     chosen = trained(str(cot.path), tmp_path / "chosen", "pool=mean", "site=mlp_out")
@@ -146,9 +144,7 @@ def test_a_prober_of_one_of_several_features_is_that_of_a_store_of_it(
 
 
 @pytest.mark.long
-def test_sites_of_one_store_are_trained_as_those_of_several(
-    cot: FeatureStore, single: FeatureStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_sites_of_one_store_are_trained_as_those_of_several(cot, single, tmp_path, caplog):
     post = made(tmp_path / "post", *COT)
     several = trained(f"[{post.path},{single.path}]", tmp_path / "several")
     caplog.clear()

@@ -29,12 +29,9 @@ PROSE = (
     "== Culture ==\nThere is a museum."
 )
 SENTENCES = (
-    "{0} is a town on the river.",
-    "It was founded in 1204 by a bishop.",
-    "The castle burned in 1402.",
-    "It was built again.",
-    "There is a museum.",
-)
+    "{0} is a town on the river.", "It was founded in 1204 by a bishop.", "The castle burned in 1402.",
+    "It was built again.", "There is a museum.",
+)  # fmt: skip
 
 
 class Wiki:
@@ -118,12 +115,9 @@ def wiki(tmp_path, monkeypatch):
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     state.options = {
-        "api_url": f"http://127.0.0.1:{server.server_port}/w/api.php",
-        "cache": str(tmp_path / "cache"),
-        "rate": 1000.0,
-        "backoff": 0.01,
-        "timeout": 0.3,
-    }
+        "api_url": f"http://127.0.0.1:{server.server_port}/w/api.php", "cache": str(tmp_path / "cache"),
+        "rate": 1000.0, "backoff": 0.01, "timeout": 0.3,
+    }  # fmt: skip
     yield state
     stop.set()
     server.shutdown()
@@ -204,15 +198,9 @@ def test_an_edited_page_of_the_cache_is_named_and_fetched_again(wiki, tmp_path, 
     (line,) = told(caplog)
     assert line.startswith(f"{file} ") and line.endswith("fetching it again")
     assert file.read_bytes() == whole
-
-
-def test_a_page_kept_by_an_older_version_is_taken(wiki, tmp_path, caplog):
-    wiki.pages["Aston"] = town("Aston")
-    first = fetch(wiki, titles=["Aston"])
-    (file,) = (tmp_path / "cache").rglob("*.json")
-    file.write_text(json.dumps(without_seal(json.loads(file.read_bytes()))))
-    assert fetch(wiki, titles=["Aston"]) == first and len(wiki.requests) == 1
-    assert told(caplog) == []
+    file.write_text(json.dumps(without_seal(json.loads(whole))))  # as older versions kept it: taken
+    caplog.clear()
+    assert fetch(wiki, titles=["Aston"]) == first and len(wiki.requests) == 2 and told(caplog) == []
 
 
 def test_a_category_is_followed_to_its_depth_once_round_a_circle_and_cached(wiki):
@@ -223,9 +211,7 @@ def test_a_category_is_followed_to_its_depth_once_round_a_circle_and_cached(wiki
         "Category:Deep": ["Dunmore"],
     }
     names = {d: [a.title for a in fetch(wiki, category="Towns", depth=d)[0]] for d in (0, 1, 2)}
-    assert names[0] == ["Aston", "Bexley"]
-    assert names[1] == ["Aston", "Bexley", "Calder"]
-    assert names[2] == ["Aston", "Bexley", "Calder", "Dunmore"]
+    assert names == {d: ["Aston", "Bexley", "Calder", "Dunmore"][: d + 2] for d in (0, 1, 2)}
     wiki.requests.clear()
     assert [a.title for a in fetch(wiki, category="Category:Towns", depth=2)[0]] == names[2]
     assert not wiki.requests
@@ -254,12 +240,8 @@ def test_a_limit_counts_usable_articles_and_draws_by_seed(wiki):
 
 
 def test_each_problem_is_listed_with_its_reason_and_the_others_are_delivered(wiki):
-    wiki.pages = {
-        "Aston": town("Aston"),
-        "Mercury": "It may refer to: a planet.",
-        "Bare": "",
-        "Stub": "A stub.",
-    }
+    wiki.pages = {"Aston": town("Aston"), "Mercury": "It may refer to: a planet."}
+    wiki.pages |= {"Bare": "", "Stub": "A stub."}
     wiki.props = {"Mercury": {"disambiguation": ""}, "Aston": {"wikibase_item": "Q1"}}
     wiki.redirects = {"Astonville": "Aston"}
     wiki.broken = {"Locked": (403, {}, {})}
@@ -293,15 +275,11 @@ def test_429_and_503_wait_as_told_and_then_succeed(wiki, monkeypatch):
 @pytest.mark.parametrize(
     "fault",
     [
-        "half",
-        "reset",
-        "hang",
-        (500, {}, {}),
-        (200, {}, b"<html>busy</html>"),
+        "half", "reset", "hang", (500, {}, {}), (200, {}, b"<html>busy</html>"),
         (200, {}, {"error": {"code": "maxlag", "info": "3 s"}}),
     ],
     ids=["half a body", "reset", "timeout", "500", "not JSON", "maxlag"],
-)
+)  # fmt: skip
 def test_a_passing_fault_is_tried_again_and_a_lasting_one_is_listed(wiki, fault):
     wiki.pages = {t: town(t) for t in ("Aston", "Bexley")}
     wiki.faults = [fault]
@@ -370,12 +348,8 @@ def test_requests_are_spaced_by_the_rate(wiki, monkeypatch):
 def test_a_compressed_answer_is_read_and_progress_is_told(wiki):
     wiki.pages = {t: town(t) for t in ("Aston", "Bexley")}
     wiki.faults = ["gzip", (500, {}, {})]
-    told = []
-    source = open_articles(
-        "wikipedia",
-        wikipedia={**wiki.options, "titles": ["Aston", "Bexley"]},
-        progress=lambda *event: told.append(event),
-    )
+    told, options = [], {**wiki.options, "titles": ["Aston", "Bexley"]}
+    source = open_articles("wikipedia", wikipedia=options, progress=lambda *event: told.append(event))
     assert source.total == 2 and not wiki.requests  # nothing is asked before the first article is
     assert len(list(source)) == 2
     assert told[0] == (0, 2, "Aston") and told[-1][:2] == (2, 2) and any("500" in t[2] for t in told)
@@ -408,9 +382,6 @@ def test_titles_come_from_a_file_too(wiki, tmp_path):
     assert [a.title for a in fetch(wiki, titles=str(tmp_path / "titles.txt"))[0]] == ["New Aston"]
 
 
-# --- files ------------------------------------------------------------------------------------------
-
-
 def write(path, records):
     path.write_text("".join(json.dumps(r) + "\n" for r in records))
     return str(path)
@@ -423,9 +394,9 @@ def records(n):
 def test_the_articles_of_a_file_have_exact_shares(tmp_path):
     path = write(tmp_path / "a.jsonl", records(200))
     articles = list(open_articles(path))
-    assert [(a.id, a.title, a.sentences) for a in articles] == [
-        (f"Town {i}", f"Town {i}", (f"Town {i} is here.", "It is old.")) for i in range(200)
-    ]
+    names = [f"Town {i}" for i in range(200)]
+    wanted = [(name, name, (f"{name} is here.", "It is old.")) for name in names]
+    assert [(a.id, a.title, a.sentences) for a in articles] == wanted
     assert Counter(a.split for a in articles) == {"train": 120, "validation": 30, "test": 50}
     splits = [[a.split for a in open_articles(path, seed=s)] for s in (0, 0, 1)]
     assert splits[0] == splits[1] != splits[2]
@@ -518,10 +489,8 @@ def test_rules_are_options_and_nothing_usable_says_why(tmp_path):
             Rules(**bad)
     with fails("no-file"):
         open_articles("wikipeda")
-    empty = tmp_path / "empty.jsonl"
-    empty.write_text("")
     with fails("empty"):
-        open_articles(str(empty))
+        open_articles(write(tmp_path / "empty.jsonl", []))
 
 
 def test_the_report_counts_by_kind_and_names_the_first(tmp_path):
@@ -556,9 +525,6 @@ def test_the_testbed_comes_through_as_it_is():
     assert list(source) == limited(load_articles(), 5, 0) and source.total == 5
 
 
-# --- datasets ---------------------------------------------------------------------------------------
-
-
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch):
     import datasets
@@ -590,16 +556,15 @@ def test_a_dataset_is_streamed_from_parquet_with_its_splits(tmp_path):
         open_articles(f"hf:{tmp_path}:20230101.xx")
 
 
-def test_a_dataset_of_json_lines_may_have_sentences(tmp_path):
-    write(tmp_path / "train.jsonl", [{"title": "Aston", "sentences": ["It is here.", "It is old."]}])
-    (article,) = open_articles(f"hf:{tmp_path}")
+def test_a_dataset_of_json_lines_may_have_sentences_and_needs_its_columns(tmp_path):
+    for name in ("good", "other"):
+        (tmp_path / name).mkdir()
+    write(tmp_path / "good/train.jsonl", [{"title": "Aston", "sentences": ["It is here.", "It is old."]}])
+    (article,) = open_articles(f"hf:{tmp_path}/good")
     assert article.sentences == ("It is here.", "It is old.") and article.id == "1"
-
-
-def test_a_dataset_that_is_not_there_or_has_other_columns_is_said(tmp_path):
-    write(tmp_path / "train.jsonl", [{"name": "Aston", "text": "It is here."}])
+    write(tmp_path / "other/train.jsonl", [{"name": "Aston", "text": "It is here."}])
     with fails("bad-file"):
-        list(open_articles(f"hf:{tmp_path}"))
+        list(open_articles(f"hf:{tmp_path}/other"))
     with fails("no-file"):
         open_articles(f"hf:{tmp_path}/nowhere")
     for spec in ("hf:", "hf:a:b:c:d"):
@@ -607,7 +572,7 @@ def test_a_dataset_that_is_not_there_or_has_other_columns_is_said(tmp_path):
             open_articles(spec)
 
 
-def test_a_hub_out_of_reach_is_a_failure_of_the_run(tmp_path, monkeypatch):
+def test_a_hub_out_of_reach_fails_the_run_and_a_stream_that_breaks_off_keeps_what_it_gave(monkeypatch):
     import datasets
 
     def unreachable(*args, **options):
@@ -616,10 +581,6 @@ def test_a_hub_out_of_reach_is_a_failure_of_the_run(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets, "load_dataset", unreachable)
     with fails("network", kind=RunError):
         open_articles("hf:a/b")
-
-
-def test_a_stream_that_breaks_off_keeps_what_it_gave(monkeypatch):
-    import datasets
 
     def rows():
         yield {"title": "Aston", "text": town("Aston")}

@@ -75,10 +75,8 @@ def test_no_two_commands_write_to_one_folder_and_what_is_read_was_made_before():
 
 def test_every_table_of_the_issue_has_its_section():
     papers = dict(re.findall(r"^## (.*)\n((?:(?!## ).*\n)*)", TEXT, re.MULTILINE))
-    numbers = {
-        name: {n for line in re.findall(r"^### (.*)", text, re.MULTILINE) for n in listed(line)}
-        for name, text in papers.items()
-    }
+    heads = {name: re.findall(r"^### (.*)", text, re.MULTILINE) for name, text in papers.items()}
+    numbers = {name: {n for line in lines for n in listed(line)} for name, lines in heads.items()}
     assert numbers["DRAGIN"] == {f"table {n}" for n in range(2, 8)}
     assert numbers["RaDIO"] == {f"table {n}" for n in range(1, 4)}
     tables = {f"table {n}" for n in (1, 2, 3, 4, 8, 9)}
@@ -98,8 +96,6 @@ def test_every_method_of_a_comparison_stands_in_the_document():
     assert {m for m in choices("method") if "compare" in file_of("method", m)["commands"]} <= asked
     assert {m for m in methods("datagen")} <= asked
 
-
-# Runs.
 
 #: Layers of the testbed in the place of a published model's.
 LAYERS = {"probing_rag_gemma_2b": "[4,8,12]", "radio_llama2_7b": "[12]"}
@@ -139,9 +135,7 @@ def in_the_testbed(command: list[str], parts: dict[str, str]) -> tuple[str, list
             more.append(f"methods.dragin_sgpt.retriever_options.model={parts['encoder']}")
         if value(kept, "head") == "adaptive_t5":
             more += [f"head.model={parts['t5']}", "head.epochs=1"]
-        sizes = [i for i, word in enumerate(kept) if word.startswith("sizes=")]
-        for i in sizes:
-            kept[i] = "sizes=[20,30,60]"
+        kept = ["sizes=[20,30,60]" if word.startswith("sizes=") else word for word in kept]
         kept = [re.sub(r"/\$\{questions\.hub\}$", "/${questions._target_}", word) for word in kept]
         found.append([*kept, *normalise(name, more)])
     return name, found
@@ -161,13 +155,8 @@ def parts(place) -> dict[str, str]:
 
     torch.manual_seed(0)
     tokenizer = byte_level(every_byte=True, size=400)
-    bert = BertConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=8,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=16,
-    )
+    small = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    bert = BertConfig(vocab_size=len(tokenizer), **small)
     BertModel(bert).save_pretrained(place / "bert")
     tokenizer.save_pretrained(place / "bert")
     words = models.Transformer(str(place / "bert"), max_seq_length=64)

@@ -48,15 +48,9 @@ def build_once(
     """Fill a folder with ``make`` unless an earlier run has; returns the figures that ``make`` returned.
 
     A folder in which a file is missing or was altered is made again. Of two processes that want the same
-    folder, one makes it and the other waits. Messages call it ``what``.
-
-    Args:
-        make: gets the folder to fill, with what an interrupted call left in it, and returns plain figures.
-        estimate: what it will take, said before the work begins and checked against the free disk
-            space; None says nothing, for what takes under a second.
-
-    Raises:
-        RunError: no room, or a folder that cannot be written to; and whatever ``make`` raises.
+    folder, one makes it and the other waits. ``make`` gets the folder to fill, with what an interrupted call
+    left in it, and returns plain figures. The ``estimate`` is said before the work begins and checked against
+    the free disk space; None says nothing, for what takes under a second. Messages call it ``what``.
     """
     if (found := _whole(folder)) is not None:
         return found
@@ -76,7 +70,13 @@ def build_once(
             log.warning("the %s in %s is damaged: making it again", what, folder)
             shutil.rmtree(folder)
         if (expected := estimate()) is not None:
-            _announce(expected, what, folder)
+            free = shutil.disk_usage(folder.parent).free
+            log.warning("making the %s in %s: %s", what, folder, expected)
+            if free < expected.disk:
+                told = (
+                    f"the {what} needs {size(expected.disk)} in {folder.parent}, which has {size(free)} free"
+                )
+                raise RunError(f"{told}: free some space or give another folder as cache", "disk")
         with writing(folder, RESUMES):
             partial.mkdir(exist_ok=True)
             summary = dict(make(partial))
@@ -112,11 +112,3 @@ def _whole(folder: Path) -> dict[str, Any] | None:
         return None if check(folder, manifest["files"]) else dict(manifest["summary"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-
-
-def _announce(estimate: Estimate, what: str, folder: Path) -> None:
-    free = shutil.disk_usage(folder.parent).free
-    log.warning("making the %s in %s: %s", what, folder, estimate)
-    if free < estimate.disk:
-        told = f"the {what} needs {size(estimate.disk)} in {folder.parent}, which has {size(free)} free"
-        raise RunError(f"{told}: free some space or give another folder as cache", "disk")

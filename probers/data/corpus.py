@@ -1,8 +1,7 @@
 """The corpus as a sequence of passages, whose memory does not grow with its texts.
 
-A small file is read into memory. A large one is turned once into a :class:`PassageStore`, which stays
-on the disk, under a cache folder by a hash of the file's bytes, so that a file that has changed is
-another corpus. Its folder holds:
+A small file is read into memory. A large one is turned once into a :class:`PassageStore`, which stays on the
+disk, under a hash of the file's bytes, so that a file that has changed is another corpus. Its folder holds:
 
 passages.jsonl   one line ``["id","title","text"]`` per passage
 offsets.npy      (N + 1,) int64: where each line begins
@@ -47,7 +46,6 @@ class PassageStore(Sequence[Passage]):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all passages on the disk."""
         return int(self._offsets[-1])
 
     @overload
@@ -167,7 +165,6 @@ class _Request:
     words: int | None
 
     def read(self) -> list[Passage]:
-        """All passages, in memory."""
         bad = BadLines(self.path, self.policy)
         passages = list(self._each_once(bad))
         self._check(len(passages), bad)
@@ -194,7 +191,11 @@ class _Request:
         same = found[order[1:]] == found[order[:-1]]
         # All repeated ids, and by chance perhaps others.
         if again := {*order[1:][same].tolist(), *order[:-1][same].tolist()}:
-            kept = self._without_repeated(folder, again, bad)
+            offsets = array("q", [0])
+            with (folder / PASSAGES).open("wb") as file:
+                for passage in self._each_once(bad, again):
+                    offsets.append(offsets[-1] + file.write(encode(passage)))
+            kept = np.frombuffer(offsets, dtype=np.int64)
         np.save(folder / OFFSETS, kept, allow_pickle=False)
         if self._stamp() != before:
             told = f"{self.path} was changed while it was read: run the same command again"
@@ -202,14 +203,6 @@ class _Request:
         bad.report()
         first = bad.listed[0] if bad.listed else ""
         return {"passages": len(kept) - 1, "skipped": bad.count, "first_skipped": first}
-
-    def _without_repeated(self, folder: Path, rows: set[int], bad: BadLines) -> np.ndarray:
-        """Read the file again, without those of ``rows`` whose id was there before; offsets of the rest."""
-        kept = array("q", [0])
-        with (folder / PASSAGES).open("wb") as file:
-            for passage in self._each_once(bad, rows):
-                kept.append(kept[-1] + file.write(encode(passage)))
-        return np.frombuffer(kept, dtype=np.int64)
 
     def _each_once(self, bad: BadLines, suspects: Container[int] | None = None) -> Iterator[Passage]:
         """The passages whose id was not there before; ``bad`` gets the lines of the others.

@@ -55,10 +55,8 @@ class BadLines:
             self.listed.append(text)
 
     def report(self) -> None:
-        """Log what was left out and what is unusual."""
         if self.count:
-            listed = "\n  ".join(self.listed)
-            log.warning("skipped %s:\n  %s", count(self.count, "malformed line"), listed)
+            log.warning("\n  ".join([f"skipped {count(self.count, 'malformed line')}:", *self.listed]))
         if self.repeated:
             told = "left out, since an article of that title and without an id was there before"
             log.warning("%s: %d %s", self.path, self.repeated, told)
@@ -83,10 +81,9 @@ def read_passages(
     sentences into passages of :data:`WORDS` words at most. Of articles without ids that share a title the
     first is taken, as :mod:`.articles` does. ``.gz`` is unpacked.
 
-    Args:
-        words: cut every text into disjoint pieces of this many words (the last may be shorter), as DPR cuts
-            Wikipedia into pieces of 100; they are called ``<id>#<number>``.
-        progress: called with the bytes of the file read so far, now and then.
+    With ``words`` every text is cut into disjoint pieces of so many (the last may be shorter), as DPR cuts
+    Wikipedia into pieces of 100; they are called ``<id>#<number>``. ``progress`` is called with the bytes of
+    the file read so far, now and then.
 
     Raises:
         UserError: ``bad`` refuses a line, a TSV without its header, or the file is no UTF-8 text.
@@ -94,11 +91,11 @@ def read_passages(
     if words is not None and words < 1:
         raise UserError(f"passage_words={words} leaves nothing: give 1 or more, or null for whole texts")
     tsv = path.name.removesuffix(".gz").endswith(".tsv")
-    with open_text(path, "" if tsv else None) as file:
+    with open_text(path, "" if tsv else None) as (lines, position):
         titles: set[int] = set()
-        for number, (line, record) in enumerate((_tsv if tsv else _jsonl)(file.lines, bad)):
+        for number, (line, record) in enumerate((_tsv if tsv else _jsonl)(lines, bad)):
             if number % 1000 == 0:
-                progress(file.position())
+                progress(position())
             if isinstance(record, dict) and "sentences" in record and "id" not in record:
                 key = draw_key("id", 0, str(record.get("title")))
                 if key in titles:

@@ -97,29 +97,25 @@ class LeftOut:
         return [*told, f"  and {more} more"] if more else told
 
 
-class TextFile(NamedTuple):
-    """An open text file; ``position`` is how many bytes of it, as it lies on the disk, were read."""
-
-    lines: io.TextIOWrapper
-    position: Callable[[], int]
-
-
 @contextmanager
-def open_text(path: Path, newline: str | None = None) -> Iterator[TextFile]:
-    """A text file, unpacked where it is ``.gz``; UserError where it is no UTF-8 or cut short."""
+def open_text(path: Path, newline: str | None = None) -> Iterator[tuple[io.TextIOWrapper, Callable[[], int]]]:
+    """A text file, unpacked where it is ``.gz``, and what tells how many bytes of it on the disk were read.
+
+    UserError where it is no UTF-8 or cut short.
+    """
     try:
         with path.open("rb") as raw:
             binary: Any = gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw
             with io.TextIOWrapper(binary, encoding="utf-8", newline=newline) as lines:
-                yield TextFile(lines, raw.tell)
+                yield lines, raw.tell
     except (UnicodeDecodeError, gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise UserError(f"{path} cannot be read as UTF-8 text: {error}", "bad-file") from error
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Number (from 1) and text of every line that is not blank; otherwise as :func:`open_text`."""
-    with open_text(path) as file:
-        yield from ((number, line) for number, line in enumerate(file.lines, 1) if line.strip())
+    with open_text(path) as (lines, _):
+        yield from ((number, line) for number, line in enumerate(lines, 1) if line.strip())
 
 
 class Row(NamedTuple):

@@ -46,7 +46,6 @@ class Partition:
         return cls(int(found[1]), int(found[2]))
 
     def owns(self, group: str) -> bool:
-        """Tell whether a group belongs to this part."""
         return draw_key("part", 0, group) % self.count == self.number - 1
 
     def block(self, items: Sequence[T]) -> Sequence[T]:
@@ -55,7 +54,6 @@ class Partition:
         return items[start:end]
 
     def folder(self, out: Path) -> Path:
-        """Name the folder of this part of the run in ``out``."""
         return out / PARTS / f"{self.number}of{self.count}"
 
     def __str__(self) -> str:
@@ -106,7 +104,6 @@ class Splits:
         return draw_key("split", self.seed, group)
 
     def __call__(self, group: str) -> str:
-        """The split of a group."""
         return SPLITS[bisect_right(self._ends, self.key(group))]
 
 
@@ -122,13 +119,10 @@ Unfit = Callable[[Question], bool]
 class Drawn:
     """Result of a draw.
 
-    Attributes:
-        questions: at most the number asked for, in the order of the draw (without a limit in the
-            file's), so that a smaller limit is a part of a larger one; with a limit for each
-            split, one split after the other.
-        splits: how many usable questions each split has.
-        dealt: how many of them were dealt to it, for they came without a split.
-        seen: how many of the wanted were left out because something was trained on them.
+    ``questions`` are in the order of the draw (without a limit in the file's), so that a smaller limit is a
+    part of a larger one; with a limit for each split, one split after the other. ``splits`` counts the usable
+    questions of each split, ``dealt`` those that came without one, and ``seen`` those that were wanted but
+    left out because something was trained on them.
     """
 
     questions: list[Question]
@@ -258,12 +252,10 @@ class Seen:
             raise UserError(f"{folder / SEEN} is damaged ({error}): train again", "damaged") from error
 
     def save(self, folder: Path) -> None:
-        """Write ``seen.json`` into the folder of a prober or classifier."""
         found = {split: sorted(marks) for split, marks in self.splits.items()}
         write_text(folder / SEEN, sealed({"format": "probers-seen", "splits": found}))
 
     def __or__(self, other: Seen) -> Seen:
-        """Join the questions seen by either."""
         none: frozenset[str] = frozenset()
         return Seen({s: self.splits.get(s, none) | other.splits.get(s, none) for s in SPLITS})
 

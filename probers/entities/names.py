@@ -164,12 +164,7 @@ def find_names(text: str, cover: Cover) -> Iterator[Span]:
 
 
 class _Words:
-    """The words of a text outside the taken spans, and which of them make one name.
-
-    Attributes:
-        text: the text.
-        tokens: its words, compounds and possessives reduced to their names.
-    """
+    """The words of a text outside the taken spans, reduced to their names, and which make one name."""
 
     def __init__(self, text: str, cover: Cover) -> None:
         self.text = text
@@ -217,8 +212,9 @@ class _Words:
         while ahead < len(tokens) and len(words) < 3 and self._adjacent(ahead):
             token = tokens[ahead]
             quantity = _QUANTITY.match(self.text, token.end)  # or a list of numbers
-            if not words and not quantity and self._is_designation(ahead):
-                return ahead
+            numbered = tokens[ahead - 1].text in NUMBERED and _DESIGNATION.fullmatch(token.text)
+            if not words and not quantity and (numbered or _NUMBER.fullmatch(token.text)):
+                return ahead  # "Route 1709", "Pioneer 10"
             if token.capital:
                 if token.opens and tokens[ahead - 1].text.endswith("."):
                     return None  # "World War I. His", but "Stop! Or My Mom"
@@ -234,13 +230,6 @@ class _Words:
             return ahead
         junior = re.fullmatch(r"Jr\.?|Sr\.?|D\.C\.?", tokens[ahead].text) and self._between(ahead) == ", "
         return ahead if junior else None
-
-    def _is_designation(self, index: int) -> bool:
-        """Tell whether a number belongs to the name before it ("Pioneer 10", "Route 1709")."""
-        number, before = self.tokens[index], self.tokens[index - 1]
-        if _NUMBER.fullmatch(number.text):
-            return True
-        return before.text in NUMBERED and _DESIGNATION.fullmatch(number.text) is not None
 
     def _joins(self, first: int, last: int, ahead: int, words: list[str]) -> bool:
         """Tell whether the connectors between two capitalised runs make them one name."""
@@ -270,7 +259,6 @@ class _Words:
         return False
 
     def _between(self, index: int) -> str:
-        """The text between a token and the one before it."""
         return self.text[self.tokens[index - 1].end : self.tokens[index].start]
 
     def _adjacent(self, index: int) -> bool:

@@ -147,15 +147,6 @@ def _load(name: str) -> Any:
         ) from error
 
 
-def _find_entities_spacy(text: str, pipeline: str, fine: bool) -> list[Entity]:
-    entities = []
-    for found in _load(pipeline)(text).ents:
-        start, end = _trim(text, found.start_char, found.end_char)
-        if start < end:
-            entities.append(Entity(start, end, text[start:end], _kind(found.label_, text[start:end], fine)))
-    return entities
-
-
 def _kind(label: str, mention: str, fine: bool) -> EntityType:
     """The type that the rules would give."""
     if label == "DATE":
@@ -216,10 +207,14 @@ class Recogniser:
             log.info("entities: by %s", f"the NER of {pipeline}" if pipeline else "rules")
 
     def __call__(self, text: str) -> list[Entity]:
-        """Entities of a text from left to right, none overlapping another."""
         if self.name == "rules":
             return find_entities(text, fine=self.fine)
-        return _find_entities_spacy(text, self.name, self.fine)
+        entities = []
+        for found in _load(self.name)(text).ents:
+            start, end = _trim(text, found.start_char, found.end_char)
+            if mention := text[start:end]:
+                entities.append(Entity(start, end, mention, _kind(found.label_, mention, self.fine)))
+        return entities
 
 
 #: Characters between the beginning of a text and an entity that still count as "at its head": "the ".

@@ -21,7 +21,6 @@ class Cover:
         self._taken[start:end] = b"\1" * (end - start)
 
     def free(self, span: Span) -> bool:
-        """Tell whether no character of the span is taken."""
         return not any(self._taken[slice(*span)])
 
     def take_longest(self, spans: Iterable[Span]) -> list[Span]:

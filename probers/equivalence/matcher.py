@@ -38,20 +38,19 @@ class Match:
 class EntityMatcher:
     """Compares an original entity with a generated one, stage by stage.
 
-    The first stage that has something to say decides. Where none has, the
-    strings differ and so does the verdict (stage "string").
+    The first stage that has something to say decides. Where none has, the strings differ and so does the
+    verdict (stage "string").
 
     Attributes:
-        partial: verdict when one mention is a part of the other ("Albert" and
-            "Albert Einstein", "1995" and "18 July 1995"): which is meant cannot be
-            told from the two strings alone. Names say it with stage "partial".
-        family: verdict for a family name alone against a full name that ends
-            with it ("Einstein" and "Albert Einstein").
-        related: verdict when WordNet has one name as a kind, an instance, a part or a
-            member of the other; "equivalent" is not allowed.
-        whole: verdict when WordNet has the generated name as a whole that the original is a
-            part of ("Canada" for "Alberta"), which is mostly true where the original is;
+        partial: verdict when one mention is a part of the other ("Albert" and "Albert Einstein", "1995" and
+            "18 July 1995"): which is meant cannot be told from the two strings alone. Names say it with
+            stage "partial".
+        family: verdict for a family name alone against a full name that ends with it ("Einstein" and
+            "Albert Einstein").
+        related: verdict when WordNet has one name as a kind, an instance, a part or a member of the other;
             "equivalent" is not allowed.
+        whole: verdict when WordNet has the generated name as a whole that the original is a part of
+            ("Canada" for "Alberta"), which is mostly true where the original is; "equivalent" is not allowed.
         stages: the stages in the order they are asked; leave one out to switch it off.
         aliases: JSONL file of the user's aliases, a list of names per line, or "".
         wordnet: folder of WordNet's files (or their .zip), "auto" to look for it where nltk does, or "" for
@@ -59,8 +58,8 @@ class EntityMatcher:
         vectors: file in the word2vec format (text, or ``.bin``), or "" for none.
         same_cosine: at least this cosine is equivalent.
         different_cosine: at most this cosine is different; between the two it is undecided.
-        unknown: verdict where a word has no vector, which the stages before have told from no
-            other; "equivalent" is not allowed.
+        unknown: verdict where a word has no vector, which the stages before have told from no other;
+            "equivalent" is not allowed.
         unit_tolerance: relative difference allowed when two units are converted.
     """
 

@@ -231,7 +231,6 @@ class AliasTable:
                 self._groups.setdefault(words(name), set()).add(number)
 
     def same(self, a: str, b: str) -> bool:
-        """Tell whether one group holds both names."""
         return bool(self._groups.get(words(a), set()) & self._groups.get(words(b), set()))
 
 

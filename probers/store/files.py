@@ -33,11 +33,7 @@ _FIELDS: dict[str, Any] = {
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """The manifest of the store in ``path``.
-
-    Raises:
-        UserError: no store, another schema, or a manifest that was cut short or altered.
-    """
+    """The manifest of the store in ``path``; UserError for no store, another schema, or a damaged one."""
     file = path / MANIFEST
     try:
         manifest = read_json(file)
@@ -48,9 +44,9 @@ def read_manifest(path: Path) -> dict[str, Any]:
         raise _damaged_manifest(path, f"it {error}") from error
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise UserError(f"{file} does not describe a feature store", "bad-file")
-    if manifest.get("schema") != SCHEMA:
-        schema = shown(manifest.get("schema"))
-        raise UserError(f"the feature store {path} has schema {schema}, this reads {SCHEMA}", "bad-file")
+    if (schema := manifest.get("schema")) != SCHEMA:
+        told = f"the feature store {path} has schema {shown(schema)}, this reads {SCHEMA}"
+        raise UserError(told, "bad-file")
     if problem := _problem(manifest):
         raise _damaged_manifest(path, problem)
     return manifest
@@ -196,9 +192,7 @@ def encode_states(rows: Sequence[Mapping[str, Any]], states: np.ndarray, spec: F
     """The states (n, layers, d) as safetensors, one tensor ``layer.<k>`` (n, d) per layer.
 
     With dtype "fp8" these are codes, and a tensor ``scale`` (n, layers) says what to multiply them by.
-
-    Raises:
-        RunError: a value that is not finite in the store's number format; names example and layer.
+    RunError names example and layer of a value that is not finite in the store's number format.
     """
     # Layers first, in one pass: each layer's block is then contiguous, as the file has it.
     with np.errstate(over="ignore"):
@@ -223,9 +217,7 @@ def encode_states(rows: Sequence[Mapping[str, Any]], states: np.ndarray, spec: F
 def encode_rows(rows: Sequence[Mapping[str, Any]]) -> bytes:
     """Rows as Parquet; columns in the order of :data:`COLUMNS`, then by name.
 
-    Raises:
-        RunError: a score that is no number.
-        ValueError: columns, splits or labels that do not fit.
+    RunError for a score that is no number, ValueError for columns, splits or labels that do not fit.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -266,8 +258,7 @@ def read_rows(
 ) -> pa.Table:
     """The rows of one shard that has any, with all columns by default.
 
-    Raises:
-        UserError: a file that cannot be read; other columns, types, values or number of ``rows``.
+    UserError for a file that cannot be read, and other columns, types, values or number of ``rows``.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq

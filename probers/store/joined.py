@@ -39,11 +39,7 @@ class JoinedStores:
         return self.stores[0].config
 
     def table(self) -> pd.DataFrame:
-        """All rows, one store after the other.
-
-        Raises:
-            UserError: an id in two of the stores, or columns that one of them lacks.
-        """
+        """All rows; UserError for an id in two of the stores, or columns that one of them lacks."""
         import pandas as pd
 
         tables = [store.table() for store in self.stores]
@@ -58,7 +54,6 @@ class JoinedStores:
         return pd.concat(tables, ignore_index=True)
 
     def reader(self, layers: Sequence[int]) -> StateReader:
-        """The states of some layers, in the order of :meth:`table`."""
         return StateReader.joined([store.reader(layers) for store in self.stores])
 
 
@@ -68,10 +63,7 @@ def chosen(
     """Each store once for every site, reading its feature of one pool.
 
     Without ``pool`` that of the first store's first feature is taken, which is logged where it has others;
-    without ``sites`` all sites that a store has for the pool.
-
-    Raises:
-        UserError: a pool or site that is not there.
+    without ``sites`` all sites that a store has for the pool. UserError for one that is not there.
     """
     first = stores[0]
     taken = pool or first.spec.pool
@@ -103,11 +95,7 @@ Stored: TypeAlias = FeatureStore | JoinedStores
 
 
 def by_site(stores: Sequence[FeatureStore]) -> list[Stored]:
-    """Join stores to one for each site, in the order in which the sites are first given.
-
-    Raises:
-        UserError: stores that cannot be read together.
-    """
+    """Join stores to one for each site, in the order of the first of each; UserError if they differ."""
     first = stores[0]
     found: dict[Site, list[FeatureStore]] = {}
     for store in stores:

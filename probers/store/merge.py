@@ -25,20 +25,11 @@ class _Part:
         self.specs = read_specs(path, self.manifest)
         self.shards = {i: n for i, n in enumerate(self.manifest["rows"]) if n}
 
-    def source(self, config: dict[str, Any]) -> dict[str, Any]:
-        """The origin of its rows: the name and content of the store, not its place."""
-        return {
-            "store": self.path.resolve().name, "manifest": digest((self.path / MANIFEST).read_bytes(), 64),
-            "rows": sum(self.shards.values()), "shards": len(self.shards),
-            "model": self.manifest["spec"]["model"], "config": config, "summary": self.manifest["summary"],
-        }  # fmt: skip
-
 
 def merge(stores: Sequence[Path], out: Path) -> None:
     """Join finished stores into a new one; see :meth:`.store.FeatureStore.merge`.
 
-    The store is made in a hidden folder beside ``out`` and renamed when it is whole, so
-    that a merge killed at any moment leaves no ``out``.
+    It is made in a hidden folder beside ``out`` and renamed when whole, so that a killed merge leaves none.
     """
     if not stores:
         raise UserError("there is nothing to merge: give at least one feature store", "missing-value")
@@ -78,7 +69,15 @@ def _build(parts: Sequence[_Part], folder: Path) -> None:
     configs = [part.manifest["config"] for part in parts]
     common = {k: v for k, v in configs[0].items() if all(k in c and c[k] == v for c in configs)}
     apart = [{k: v for k, v in c.items() if k not in common} for c in configs]
-    sources = [part.source(config) for part, config in zip(parts, apart, strict=True)]
+    # The origin of the rows: name and content of each store, not its place.
+    sources = [
+        {
+            "store": part.path.resolve().name, "manifest": digest((part.path / MANIFEST).read_bytes(), 64),
+            "rows": sum(part.shards.values()), "shards": len(part.shards), "config": config,
+            "model": part.manifest["spec"]["model"], "summary": part.manifest["summary"],
+        }
+        for part, config in zip(parts, apart, strict=True)
+    ]  # fmt: skip
     manifest = parts[0].manifest | {
         "shards": len(rows), "rows": rows, "files": files, "config": common, "summary": {"merged": sources},
     }  # fmt: skip

@@ -35,14 +35,8 @@ class StateReader:
     shards are read one after the other and each from its beginning to its end. The memory held between two
     calls does not grow with the store.
 
-    Args:
-        files: the shards' safetensors files, in order; those of empty shards are not opened.
-        counts: rows per shard.
-        layers: numbers of the layers wanted, in the order wanted.
-
-    Attributes:
-        shape: (N, layers, d).
-        dtype: number format in which they are given out.
+    Made of the shards' safetensors files, in order, the rows of each, and the layers in the order wanted.
+    ``shape`` is (N, layers, d), and ``dtype`` the number format in which states are given out.
 
     Raises:
         UserError: the store lacks a layer; when read, a shard that is missing, cut short or altered.

@@ -1,8 +1,7 @@
 """Specifications of hidden-state features: model, layers, site, pooling, number format.
 
-A specification is written into the feature store, copied into every prober trained
-from it, and compared before a prober reads another model's states: a feature
-computed one way for training and another way for serving is refused.
+A specification is written into the feature store, copied into every prober trained from it, and compared
+before a prober reads another model's states: a feature computed in another way is refused.
 
 Number format "fp8" is float8 e4m3 (Micikevicius et al. 2022), each vector with a scale of its own. e4m3 keeps
 3 bits behind the leading one, from 448 down to 2^-6, and below it steps of 2^-9. A vector is divided by the
@@ -111,7 +110,6 @@ class FeatureSpec:
 
     @property
     def needs(self) -> Needs:
-        """What a generation has to record for this feature."""
         return Needs((self.feature,))
 
     @property
@@ -157,7 +155,6 @@ class FeatureSpec:
                 raise UserError(f"{told}: make one of them again with the same {name}", "mismatch")
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain containers for JSON."""
         return {**asdict(self), "layers": list(self.layers)}
 
     @classmethod

@@ -86,14 +86,11 @@ class FeatureStore:
     ) -> FeatureStore:
         """A new store, or the unfinished one in ``path`` to go on with.
 
-        Args:
-            features: what the vectors of each row are; each of another pool or site.
-            config: plain containers.
-            shards: how many there will be; None leaves it open until :meth:`finish`.
+        Each feature is of another pool or site; ``config`` are plain containers; ``shards=None`` leaves open
+        until :meth:`finish` how many there will be.
 
         Raises:
             UserError: ``path`` holds a store of other specifications or another configuration.
-            RunError: the folder cannot be written to.
             ValueError: features that cannot be of the same rows.
         """
         if shards is not None and shards < 1:
@@ -117,13 +114,11 @@ class FeatureStore:
         for index in written_shards(self.path):
             file = self._file(index, "json")
             try:
-                found = check(self.path, _listed(self._sidecar(index)))
-            except RunError as error:
-                log.info(str(error))
-            else:
-                if found is None:
+                if (found := check(self.path, _listed(self._sidecar(index)))) is None:
                     continue
                 log.info(f"{self.path / found[0]} {found[1]}: its shard is made again")
+            except RunError as error:
+                log.info(str(error))
             file.unlink()
 
     @classmethod
@@ -156,9 +151,8 @@ class FeatureStore:
         all, and the same stores in the same order give the same bytes.
 
         Raises:
-            UserError: stores of other features, models or columns; an id that occurs twice;
-                a group on two sides of a split; an ``out`` that exists; see also :meth:`open`.
-            RunError: ``out`` cannot be written.
+            UserError: stores of other features, models or columns; an id that occurs twice; a group on two
+                sides of a split; an ``out`` that exists; see also :meth:`open`.
         """
         opened = [cls.open(s.path if isinstance(s, FeatureStore) else s) for s in stores]
         merge([store.path for store in opened], Path(out))
@@ -166,7 +160,6 @@ class FeatureStore:
 
     @property
     def spec(self) -> FeatureSpec:
-        """The feature whose states are read."""
         return self.features[self.read]
 
     def feature(self, *, pool: str | None = None, site: str | None = None) -> FeatureStore:
@@ -187,7 +180,6 @@ class FeatureStore:
 
     @property
     def next_shard(self) -> int:
-        """The lowest index without a shard."""
         return next(iter(self.missing), len(written_shards(self.path)))
 
     @property
@@ -219,7 +211,7 @@ class FeatureStore:
             left_out: what gave no row, with id, reason and whatever else tells why.
 
         Raises:
-            RunError: states that are not finite in the store's number format; a full disk.
+            RunError: states that are not finite in the store's number format.
             ValueError: shapes, columns or labels that do not fit.
         """
         expected = [(len(rows), len(spec.layers), spec.width) for spec in self.features]
@@ -250,16 +242,13 @@ class FeatureStore:
     ) -> tuple[list[dict[str, Any]], list[np.ndarray], list[str], list[dict[str, Any]]]:
         """Read a whole shard into memory: rows, states, units, left out, as given to :meth:`write_shard`."""
         about, rows = self._sidecar(index), self.shard_rows(index)
-        states = [np.zeros((0, len(spec.layers), spec.width), spec.read_as) for spec in self.features]
-        if rows:
-            states = [
-                StateReader([self._file(index, end)], [len(rows)], spec, spec.layers)[:]
-                for spec, end in zip(self.features, state_suffixes(self.features), strict=True)
-            ]
+        states = [
+            StateReader([self._file(index, end)], [len(rows)], spec, spec.layers)[:]
+            for spec, end in zip(self.features, state_suffixes(self.features), strict=True)
+        ]
         return rows, states, about["units"], about["left_out"]
 
     def shard_rows(self, index: int) -> list[dict[str, Any]]:
-        """The rows of one shard that is written, without its states."""
         if not self._sidecar(index)["rows"]:
             return []
         return read_rows(self.path, index).to_pylist()
@@ -288,14 +277,12 @@ class FeatureStore:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """Figures that :meth:`finish` was given; empty before."""
         return read_manifest(self.path)["summary"]
 
     def __len__(self) -> int:
         return sum(self._counts())
 
     def table(self) -> pd.DataFrame:
-        """All rows in the order of the states, with the columns that were written."""
         return all_rows(self.path, self._counts()).to_pandas()
 
     def tables(self, columns: Sequence[str] | None = None) -> Iterator[pd.DataFrame]:
@@ -317,7 +304,6 @@ class FeatureStore:
         return self.reader(layers)[slice(None) if rows is None else rows]
 
     def reader(self, layers: Sequence[int]) -> StateReader:
-        """The states of some layers, for reading rows on demand; see :class:`StateReader`."""
         counts = self._counts()
         end = state_suffixes(self.features)[self.read]
         files = [self._file(i, end) for i in range(len(counts))]

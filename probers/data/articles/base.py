@@ -149,8 +149,7 @@ class Rules:
     ) -> Article:
         """An article of clean sentences, out of text or of sentences; ``split`` deals its title.
 
-        Raises:
-            UnusableError: no title, empty, too short, or a first sentence above ``max_chars``.
+        UnusableError where there is no title, too little, or a first sentence above ``max_chars``.
         """
         title = " ".join(clean(title).split())
         if not title:

@@ -1,10 +1,8 @@
 """Natural text back from pre-tokenised text ("( born 1950 ) , Cuba 's" to "(born 1950), Cuba's").
 
-This is what some question sets (2WikiMultihopQA) have for Wikipedia's text. Natural text
-never opens a bracket after a letter and before a space, nor a sentence's first quote.
-
-Text that is natural already is returned as it is, byte for byte: nothing is changed
-unless most of the text's punctuation stands alone between spaces.
+This is what some question sets (2WikiMultihopQA) have for Wikipedia's text. Natural text never opens a
+bracket after a letter and before a space, nor a sentence's first quote. It is returned as it is, byte for
+byte: nothing is changed unless most of the text's punctuation stands alone between spaces.
 """
 
 from __future__ import annotations
@@ -23,20 +21,17 @@ _OPENING = re.compile(r"(?:[^\W\d_]|[,:;'])\"\s\S")  # after a digit it is inche
 
 def is_shifted(sentence: str) -> bool:
     """Tell whether a sentence opens a bracket or its first quote the shifted way."""
-    marks = _BRACKET.search(sentence) or _QUOTED.search(sentence)
-    return marks is not None or _first_quote(sentence)
+    if _BRACKET.search(sentence) or _QUOTED.search(sentence):
+        return True
+    place = sentence.find('"')
+    return sentence.count('"') % 2 == 0 and place > 0 and bool(_OPENING.match(sentence, place - 1))
 
 
-def unshift(sentence: str) -> str:
+def _unshift(sentence: str) -> str:
     """The sentence with its opening marks before what they open, and broken hyphens joined."""
     sentence = _QUOTED.sub(' ("', sentence)
     sentence = _BRACKET.sub(lambda m: f" {m[1]}" if m[1] else m[2], sentence)
     return _AMPERSAND.sub(" & ", _HYPHEN.sub("-", _unshift_quotes(sentence)))
-
-
-def _first_quote(sentence: str) -> bool:
-    place = sentence.find('"')
-    return sentence.count('"') % 2 == 0 and place > 0 and bool(_OPENING.match(sentence, place - 1))
 
 
 def _unshift_quotes(sentence: str) -> str:
@@ -88,18 +83,12 @@ def detokenise_sentences(sentences: Sequence[str]) -> list[str]:
     """
     if not is_tokenised("\n".join(sentences)):
         shifted = any(map(is_shifted, sentences))
-        return [unshift(sentence) for sentence in sentences] if shifted else list(sentences)
-    return [_join_lines(sentence) for sentence in sentences]
+        return [_unshift(sentence) for sentence in sentences] if shifted else list(sentences)
+    return ["".join(map(_join, sentence.splitlines(keepends=True))) for sentence in sentences]
 
 
-def _join_lines(text: str) -> str:
-    return "".join(
-        _join([_REPLACED.get(t, t) for t in line.split()]) + line[len(line.rstrip("\r\n")) :]
-        for line in text.splitlines(keepends=True)
-    )
-
-
-def _join(tokens: list[str]) -> str:
+def _join(line: str) -> str:
+    tokens = [_REPLACED.get(token, token) for token in line.split()]
     parts: list[str] = []
     double = single = False  # inside quotes of either kind
     glue = True  # whether the next token follows without a space
@@ -121,13 +110,11 @@ def _join(tokens: list[str]) -> str:
             left = True
             right = (token == ":" and _digits(before, after)) or token == after == "."
         elif token in _RIGHT:
-            right = True
-            left = token == "$" and before in _DOLLARS
+            left, right = token == "$" and before in _DOLLARS, True
         elif token == "#":
             right = after[:1].isdigit()
         elif token == "°":
-            right = True
-            left = after[:1] not in ("C", "F")
+            left, right = after[:1] not in ("C", "F"), True
         elif token == "/":
             left = right = True
         elif token == "&":
@@ -140,7 +127,7 @@ def _join(tokens: list[str]) -> str:
             parts.append(" ")
         parts.append(token)
         glue = right
-    return "".join(parts)
+    return "".join(parts) + line[len(line.rstrip("\r\n")) :]
 
 
 def _elides(word: str) -> bool:

@@ -67,7 +67,11 @@ def open_file(
             titles.append(key(article.title))
             numbers.append(number)
             own.append(article.id != article.title)
-    repeated = _repeated(ids, numbers)
+    lines = np.array(numbers)
+    _, firsts, place = np.unique(np.array(ids), return_index=True, return_inverse=True)
+    origin = lines[firsts[place]]
+    again = origin != lines
+    repeated = dict(zip(lines[again].tolist(), origin[again].tolist(), strict=True))  # line -> the first one
     named = {n for n, has in zip(numbers, own, strict=True) if has and n in repeated}
     for number, first in repeated.items():
         if number in named and on_bad_line == "error":
@@ -117,15 +121,6 @@ def _of_line(line: str, rules: Rules, splits: Splits | None = None) -> Article:
 
 def _draw(number: int, seed: int) -> int:
     return draw_key("limit", seed, str(number))
-
-
-def _repeated(ids: array[int], numbers: array[int]) -> dict[int, int]:
-    """Line number of every repeated id -> that of its first occurrence, in the file's order."""
-    lines = np.array(numbers)
-    _, first, place = np.unique(np.array(ids), return_index=True, return_inverse=True)
-    origin = lines[first[place]]
-    again = origin != lines
-    return dict(zip(lines[again].tolist(), origin[again].tolist(), strict=True))
 
 
 def open_hub(spec: str, *, limit: int | None, seed: int, rules: Rules, progress: Progress) -> ArticleSource:

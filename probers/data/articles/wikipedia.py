@@ -43,10 +43,8 @@ def open_wikipedia(
 ) -> ArticleSource:
     """Open the articles of a Wikipedia; the network is first used when they are iterated.
 
-    A limit counts usable articles: further titles replace unusable ones.
-
-    Raises:
-        UserError: options that make no request, no title, or random pages without a limit.
+    A limit counts usable articles: further titles replace unusable ones. UserError for options that make no
+    request, no title, or random pages without a limit.
     """
     options.check()
     if options.random and limit is None:
@@ -178,10 +176,7 @@ _FIELDS = {
 
 
 class _Client:
-    """Pages, category members and random titles; each is fetched once and then read from disk.
-
-    Failures are not kept: the next run asks again. They are FetchErrors.
-    """
+    """Pages, category members and random titles, fetched once; failures (FetchError) are not kept."""
 
     def __init__(self, options: Wikipedia, notice: Callable[[str], None]) -> None:
         self.options = options
@@ -216,8 +211,7 @@ class _Client:
             yield from fresh
 
     def _kept(self, kind: str, name: str, fetch: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        record = self._read(kind, name)
-        if record is None:
+        if (record := self._read(kind, name)) is None:
             record = self._asked(fetch)
             self._keep(kind, name, record)
         return record
@@ -229,14 +223,14 @@ class _Client:
             record = unsealed(file)  # older versions wrote no checksum
             about = {"schema": SCHEMA, "name": name}
             expected = _FIELDS.get(str(record.get("status")) if kind == "pages" else kind, set())
-            if record.keys() != {*about, *expected} or any(record[k] != v for k, v in about.items()):
-                raise ValueError("is not a record of this page or list")
+            if record.keys() == {*about, *expected} and all(record[k] == v for k, v in about.items()):
+                return record
+            raise ValueError("is not a record of this page or list")
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError) as error:
             log.info("%s %s: fetching it again", file, first_line(error))
             return None
-        return record
 
     def _keep(self, kind: str, name: str, record: dict[str, Any]) -> None:
         blob = json.dumps(seal({"schema": SCHEMA, "name": name, **record})).encode()

@@ -10,7 +10,7 @@ import difflib
 import importlib
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -116,20 +116,19 @@ def open_questions(
 
     Args:
         source: a name of :data:`DATASETS`, the path of a JSONL file, or an object.
-        limit: this many usable questions, drawn by ``seed``; a smaller limit is a part of a
-            larger one. None takes all. A mapping says how many of each split; those it does not
-            name give none.
+        limit: this many usable questions, drawn by ``seed``; a smaller limit is a part of a larger one. None
+            takes all. A mapping says how many of each split; those it does not name give none.
         split: only those of "train", "validation" or "test".
         seed: also deals groups of questions to splits, where the file does not say.
         deal_splits: False leaves a set that names no split whole: all of it is test questions.
-        on_bad_line: what a malformed record does. A well-formed question that cannot be
-            asked (no answer, a repeated id) is always left out, and counted.
+        on_bad_line: what a malformed record does. A well-formed question that cannot be asked (no answer, a
+            repeated id) is always left out, and counted.
         unfit: which questions are not asked, since something was trained on them; they are counted.
         options: fields of the source's class, such as ``path``.
 
     Raises:
-        UserError: whatever is wrong with the request or the file; also when leaving questions
-            out leaves fewer than ``limit``. A set that never had so many gives all it has, with a note.
+        UserError: whatever is wrong with the request or the file; also when leaving questions out leaves
+            fewer than ``limit``. A set that never had so many gives all it has, with a note.
         EmptySplitError: no question is in the split asked for, or in one that ``limit`` names.
         RunError: the Hub cannot be reached.
     """
@@ -156,11 +155,12 @@ def open_questions(
         key = f"limit.{part}" if isinstance(limit, Mapping) else "limit"
         notes += _shortage(opened, drawn, excluded, key, part, most)
     asked = dict(limit) if isinstance(limit, Mapping) else limit
+    told = "".join(repr((q.id, q.question, q.answers, q.split)) for q in drawn.questions)
     record = {
         "source": opened.spec, "layout": opened.layout_name(reading.layouts), "seed": seed, "limit": asked,
         "split": split, "read": reading.read, "splits": drawn.splits, "dealt": drawn.dealt,
         "available": sum(map(drawn.available, parts)),
-        "used": len(drawn.questions), "excluded": dict(excluded.counts), "digest": _digest(drawn.questions),
+        "used": len(drawn.questions), "excluded": dict(excluded.counts), "digest": digest(told),
         **({"trained_on": drawn.seen} if drawn.seen else {}),
     }  # fmt: skip
     return QuestionSet(drawn.questions, excluded, record, tuple(notes))
@@ -301,7 +301,3 @@ def _made(source: str | QuestionSource, options: dict[str, Any]) -> QuestionSour
         told = f"questions.{unknown[0]} is no option of {kind.name}: its options are {', '.join(known)}"
         raise UserError(told, "unknown-key")
     return kind(**options) if isinstance(source, str) else replace(source, **options)
-
-
-def _digest(questions: Iterable[Question]) -> str:
-    return digest("".join(repr((q.id, q.question, q.answers, q.split)) for q in questions))

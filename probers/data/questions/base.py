@@ -82,7 +82,6 @@ class QuestionSource:
 
     @property
     def spec(self) -> str:
-        """Name of the set in messages."""
         if self.path is not None:
             return f"questions={self.name} questions.path={self.path}"
         return f"questions={self.name} (hub dataset {self.hub}, split {self.hub_split})"
@@ -95,7 +94,6 @@ class QuestionSource:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """The files it reads."""
         return tuple(str(v) for n in ("path", *self.extra_files) if (v := getattr(self, n)) is not None)
 
     def seeded(self, seed: int) -> QuestionSource:
@@ -105,9 +103,7 @@ class QuestionSource:
     def rows(self) -> Iterator[Row]:
         """Its records in order, or its questions where they are made and not read.
 
-        Raises:
-            UserError: no such file or dataset, or one in a layout that is not read.
-            RunError: the Hub cannot be reached.
+        UserError for no such file or dataset, or one in another layout; RunError for an unreachable Hub.
         """
         for option in self.extra_files:
             extra = getattr(self, option)
@@ -155,15 +151,10 @@ class QuestionSource:
         return (record,)
 
     def question(self, record: Record) -> Question:
-        """The question of a record; UnusableError where it cannot be asked.
-
-        Raises:
-            ValueError, KeyError, TypeError: the record is malformed.
-        """
+        """The question of a record; UnusableError if it cannot be asked, others if it is malformed."""
         raise NotImplementedError
 
     def layout_of(self, record: Record) -> str:
-        """The name of the layout the record is written in."""
         return next((known.name for known in self.layouts if known.fits(record)), "")
 
     def layout_name(self, seen: Counter[str]) -> str:

@@ -21,10 +21,9 @@ class MuSiQue(QuestionSource):
     The rationale is the chain of single questions with their answers.
 
     Attributes:
-        unanswerable: what is done with the full set's questions that their paragraphs do not
-            answer. "exclude" leaves them out; "noanswer" makes that word the gold answer, which
-            only matches itself. Such a question has the id of its answerable twin: it gets a
-            suffix, and both are one group.
+        unanswerable: what is done with the full set's questions that their paragraphs do not answer.
+            "exclude" leaves them out; "noanswer" makes that word the gold answer, which only matches itself.
+            Such a question has the id of its answerable twin: it gets a suffix, and both are one group.
     """
 
     hub: Name | None = "dgslibisey/MuSiQue"
