@@ -33,7 +33,7 @@ from probers.engine.language_model import (
     Scoring,
 )
 from probers.engine.model import CausalLM
-from probers.engine.stopping import Stops
+from probers.engine.tokens import Stops
 from probers.online.scores import GrowingScores
 from probers.types import AttentionRows, Feature, Generation, Needs, RunError, StopReason, first_line
 
@@ -301,7 +301,7 @@ class SharedLM(CausalLM):
             yield from made
             return
         limits = [asked.max_new_tokens for asked in requests]
-        fitting = self._fit(self._encode(requests), limits, "max_new_tokens={}")
+        fitting, _ = self._fit(self._encode(requests), limits, "max_new_tokens={}", how.needs, known)
         changed = threading.Event()
         texts = [
             ScoredText(
