@@ -76,8 +76,8 @@ class LiveText:
     @property
     def over(self) -> bool:
         """The text has ended and everything asked of it has been read, or it was given up."""
-        gone = self.cancelled or self.error is not None
-        return gone or (self.written and self.read >= self.row.kept)
+        ended = self.written and self.read >= self.row.kept
+        return ended or self.cancelled or self.error is not None
 
     @property
     def ready(self) -> int:
@@ -249,8 +249,9 @@ class ContinuousBatch:
         if not last:
             return []
         self._reading = None
-        for row, ids in enumerate(reading.prompts if self._blocks is not None else ()):
-            self._blocks.keep(ids, _row(reading.cache, row, width - len(ids)))
+        if self._blocks is not None:
+            for row, ids in enumerate(reading.prompts):
+                self._blocks.keep(ids, _row(reading.cache, row, width - len(ids)))
         which = torch.tensor(reading.places, device=self._decoder.device)
         if states is not None and self._reader is not None:
             self._reader(reading.texts, states[which, -1])

@@ -198,9 +198,7 @@ def _telling(source: str, use_safetensors: bool) -> Iterator[None]:
                 "it has no weights as safetensors; others are pickled and can run code: convert them, or "
                 "trust them with model.use_safetensors=false"
             )
-        raise UserError(
-            f"model={source} cannot be loaded as a causal language model: {reason}", "model"
-        ) from error
+        raise UserError(f"model={source} cannot be loaded as a causal LM: {reason}", "model") from error
 
 
 def _quantization(config: Mapping[str, Any]) -> Any:
@@ -210,9 +208,7 @@ def _quantization(config: Mapping[str, Any]) -> Any:
         return AutoQuantizationConfig.from_dict(dict(config))
     except (ValueError, TypeError, ImportError, AttributeError) as error:
         reason = first_line(error)
-        raise UserError(
-            f"quantization={dict(config)} is none that transformers offers: {reason}", "unknown-choice"
-        ) from error
+        raise UserError(f"quantization={dict(config)} is invalid: {reason}", "unknown-choice") from error
 
 
 def context_length(config: Any) -> int | None:
@@ -232,7 +228,7 @@ def fingerprint(source: str, model: Any) -> str:
     run of the same shape has another fingerprint and a large model need not be read twice. Weights that are
     quantized are others: how is added. Those of a GGUF file have that file's.
     """
-    quantized = getattr(model.config, "quantization_config", None)
+    quantized: Any = getattr(model.config, "quantization_config", None)
     said = quantized.to_dict() if hasattr(quantized, "to_dict") else quantized or {}
     folder, commit = Path(source), getattr(model.config, "_commit_hash", None)
     if said.get("quant_method") == "gguf":  # which transformers loaded itself

@@ -82,8 +82,7 @@ class WatchedBatch:
         self._bank, self._per, self._length = bank, per, length
         self.eos, self._special = special[0], torch.cat(special)
         self._ended = torch.zeros(rows, dtype=torch.bool)
-        self._live = torch.zeros(rows, dtype=torch.bool)  # whether the last token counts
-        self._lives: list[Tensor] = []  # the same of every token
+        self._lives: list[Tensor] = []  # (rows,) of every token, whether it counts
         self._added = 0
         self._vectors = GrowingVectors(bank.spec.pool)
         self._waiting: list[tuple[list[int], Tensor, Tensor]] = []  # of a token: live rows, vectors, finite
@@ -133,7 +132,7 @@ class WatchedBatch:
         if tokens is None:
             live = torch.ones(self.rows, dtype=torch.bool, device=states.device)
         else:
-            self._live = live = self.counted(tokens).to(states.device)
+            live = self.counted(tokens).to(states.device)
             self._ended = self._ended.to(tokens.device) | torch.isin(tokens, self.eos.to(tokens.device))
             self._lives.append(live)
             self.tokens.append(tokens)
@@ -191,7 +190,7 @@ class WatchedBatch:
 
     def stop_above(self, threshold: float) -> None:
         """Stop the rows whose last token counts and raised the score above ``threshold``."""
-        for row in self._live.nonzero()[:, 0].tolist():
+        for row in self._lives[-1].nonzero()[:, 0].tolist() if self._lives else ():
             self.stopped[row] = self._scores[row][-1] > threshold
 
     def written(self, row: int) -> list[int]:
