@@ -84,9 +84,11 @@ def ends_early(model: Any, tokenizer: Any) -> list[list[int]]:
     return [row[: row.index(end)] if end in row else row for row in written]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_finished_scores_are_those_of_our_own_generation(family: str) -> None:
-    (model, tokenizer), lm, bank = plain(family), tiny_lm(family), make_bank(family)
+@pytest.mark.parametrize(
+    ("family", "feature"), [*((name, None) for name in FAMILIES), ("llama", Feature((3,), pool="mind"))]
+)
+def test_finished_scores_are_those_of_our_own_generation(family: str, feature: Feature | None) -> None:
+    (model, tokenizer), lm, bank = plain(family), tiny_lm(family), make_bank(family, feature)
     ours = lm.generate(PROMPTS, max_new_tokens=14, needs=bank.needs)
     with bank.watch(model) as scores:
         sequences = model.generate(**batch(tokenizer), max_new_tokens=14, do_sample=False, use_cache=True)
@@ -187,15 +189,6 @@ def test_heads_that_pool_tokens_themselves_are_refused() -> None:
         with fails("unsupported", "score_spans"):
             ask(model)
     assert hooks(model) == before
-
-
-def test_minds_vector_is_followed_too() -> None:
-    (model, tokenizer), lm = plain(), tiny_lm()
-    bank = make_bank(feature=Feature((3,), pool="mind"))
-    ours = lm.generate(PROMPTS, max_new_tokens=7, needs=bank.needs)
-    with bank.watch(model) as scores:
-        scores.finish(model.generate(**batch(tokenizer), max_new_tokens=7, do_sample=False))
-    np.testing.assert_allclose(scores.sequence, bank.score(np.stack([g.state for g in ours])), **CLOSE)
 
 
 def test_scores_do_not_depend_on_the_block_they_are_computed_in() -> None:

@@ -109,11 +109,7 @@ class GrowingLayer(DynamicLayer):
             self._view(len(self.keys), self.get_seq_length() - count)
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        """Keep some rows, and the room there was.
-
-        Where rows keep their place and the others come from behind them, as
-        :func:`probers.engine.decode.closed` orders them, only those are copied.
-        """
+        """Keep some rows, and the room there was; where :func:`.decode.closed` orders them few are copied."""
         if self._buffers is None:
             return
         length, sources = self.get_seq_length(), indices.tolist()
@@ -144,8 +140,7 @@ def empty(rows: int, length: int, keys: Tensor, values: Tensor) -> tuple[Tensor,
 def new_cache(config: Any, capacity: int, *, whole: bool = False) -> DynamicCache:
     """An empty cache for a model of ``config``; full attention has room for ``capacity`` positions.
 
-    With ``whole`` sliding windows keep all positions too, hidden by their masks: for texts that begin at
-    different places, whose windows end at different places.
+    With ``whole`` sliding windows keep all positions too, hidden by masks: texts begin at different places.
     """
     cache = DynamicCache(config=config)
     # Else sliding windows stay as they are, they are short; so does whatever else a family brings.
@@ -298,10 +293,7 @@ class BlockCache:
         return CachedPrefix(tuple(ids[: len(found) * self._size]), layers)
 
     def keep(self, ids: Sequence[int], layers: Sequence[tuple[Tensor, Tensor]]) -> None:
-        """Copy the whole blocks, not known yet, of a text of n tokens or more.
-
-        ``layers`` are its keys and values (heads, n, width).
-        """
+        """Copy the whole blocks, not known yet, of a text; ``layers`` are its (heads, n, width) of each."""
         length = layers[0][0].shape[1]
         names = list(self._names(ids[:length]))
         for number, name in enumerate(names):

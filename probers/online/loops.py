@@ -112,10 +112,7 @@ class WatchedBatch:
         self._mask, self._positions = given.get("attention_mask"), given.get("position_ids")
 
     def lengths(self, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """(rows,) tokens of the prompts without padding, and tokens forwarded after them.
-
-        ``mask`` (rows, columns) is the newest pass's; one of another form is ignored.
-        """
+        """(rows,) tokens of the prompts without padding, and tokens forwarded after them."""
         written = len(self.tokens) + self.begun if self.predicting else len(self.tokens) + 1
         prompts = torch.full((self.rows,), self._length)
         if mask is not None and mask.dim() == 2:
@@ -224,11 +221,9 @@ class WatchedBatch:
 class GenerationWatcher(ExitStack):
     """Listener on a model's passes, with the newest :class:`WatchedBatch`; None before the first pass.
 
-    Hooks are on the model while it is entered; they hold the model. With ``keep_cache`` keys and values of
-    the last pass are kept, so that one more token can be forwarded.
-
-    Raises:
-        UserError: heads that cannot follow a text, or a model they were not trained on.
+    Hooks are on the model while it is entered. With ``keep_cache`` keys and values of the last pass are kept,
+    so that one more token can be forwarded. Heads that cannot follow a text are refused (UserError), and a
+    model they were not trained on.
     """
 
     def __init__(
