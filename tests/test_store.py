@@ -49,11 +49,25 @@ def make_states(n: int, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal((n, len(SPEC.layers), SPEC.width)).astype(np.float32)
 
 
-def build(path: Path, *, sizes: tuple[int, ...] = (5, 0, 3), config: dict | None = None) -> FeatureStore:
-    store = FeatureStore.create(path, [SPEC], config=config or {"seed": 0}, shards=len(sizes))
+def make_all(n: int, seed: int, features=None) -> list[np.ndarray]:
+    """States of every feature; the first are those of :func:`make_states`."""
+    first, *more = features or FEATURES
+    rng = np.random.default_rng(seed + 1000)
+    sizes = [(n, len(spec.layers), spec.width) for spec in more]
+    shown = make_states(n, seed)[:, : len(first.layers)]
+    return [shown, *(rng.standard_normal(size).astype(np.float32) for size in sizes)]
+
+
+def build(
+    path: Path, start: int = 0, *, sizes=(5, 0, 3), step: int = 100, features=(SPEC,), config=None, edit=dict
+) -> FeatureStore:
+    """A store of rows from ``start`` on, each of them changed by ``edit``."""
+    store = FeatureStore.create(path, features, config=config or {"seed": 0}, shards=len(sizes))
     for index in store.missing:
-        store.write_shard(index, make_rows(sizes[index], 100 * index), make_states(sizes[index], index))
-    store.finish({"model": "testbed"})
+        rows = [edit(row) for row in make_rows(sizes[index], start + step * index)]
+        states = make_all(len(rows), start + index, features)
+        store.write_shard(index, rows, *states, units=[f"u{index}"])
+    store.finish({"made": start})
     return FeatureStore.open(path)
 
 
@@ -82,7 +96,7 @@ def tree(path: Path) -> dict[str, str]:
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     store = build(tmp_path / "s")
     everything = np.concatenate([make_states(5, 0), make_states(3, 2)]).astype(np.float16)
-    assert len(store) == 8 and store.summary == {"model": "testbed"} and store.config == {"seed": 0}
+    assert len(store) == 8 and store.summary == {"made": 0} and store.config == {"seed": 0}
     np.testing.assert_array_equal(store.states(SPEC.layers), everything)
     np.testing.assert_array_equal(store.layer(2), everything[:, 1])
     np.testing.assert_array_equal(store.states((5, 0), rows=[7, 1, 1]), everything[[7, 1, 1]][:, [2, 0]])
@@ -613,15 +627,9 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
         FeatureStore.create(tmp_path / "file/s", [SPEC], config={}, shards=1)
 
 
-def build_part(path: Path, start: int, *, sizes: tuple[int, ...] = (4, 0, 2), **changes: Any) -> FeatureStore:
-    """One worker's store; ``changes`` are "spec", "config" and "edit", which changes every row."""
-    spec, edit = changes.get("spec", SPEC), changes.get("edit", dict)
-    store = FeatureStore.create(path, [spec], config=changes.get("config", {"seed": 0}), shards=len(sizes))
-    for index, size in enumerate(sizes):
-        states = make_states(size, start + index)[:, : len(spec.layers)]
-        store.write_shard(index, [edit(row) for row in make_rows(size, start + 10 * index)], states)
-    store.finish({"made": start})
-    return FeatureStore.open(path)
+def build_part(path: Path, start: int, *, sizes=(4, 0, 2), spec=SPEC, **changes) -> FeatureStore:
+    """One worker's store."""
+    return build(path, start, sizes=sizes, step=10, features=(spec,), **changes)
 
 
 def test_merged_stores_are_one_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -877,20 +885,8 @@ MIND = replace(SPEC, pool="mind", layers=(6,), width=16)
 FEATURES = (SPEC, MLP, MIND)
 
 
-def make_all(n: int, seed: int) -> list[np.ndarray]:
-    """States of every feature; the first are those of :func:`make_states`."""
-    rng = np.random.default_rng(seed + 1000)
-    sizes = [(n, len(spec.layers), spec.width) for spec in FEATURES[1:]]
-    return [make_states(n, seed), *(rng.standard_normal(size).astype(np.float32) for size in sizes)]
-
-
-def build_all(path: Path, start: int = 0, *, sizes: tuple[int, ...] = (5, 0, 3)) -> FeatureStore:
-    store = FeatureStore.create(path, FEATURES, config={"seed": 0}, shards=len(sizes))
-    for index in store.missing:
-        rows = make_rows(sizes[index], start + 100 * index)
-        store.write_shard(index, rows, *make_all(sizes[index], index), units=[f"u{index}"])
-    store.finish({"model": "testbed"})
-    return FeatureStore.open(path)
+def build_all(path: Path, start: int = 0, **options) -> FeatureStore:
+    return build(path, start, features=FEATURES, **options)
 
 
 def test_several_features_of_the_same_rows(tmp_path: Path) -> None:

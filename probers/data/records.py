@@ -214,11 +214,8 @@ def _reason(error: Exception) -> str:
 def open_stream(spec: str, dataset: str, *, instead: str, **options: Any) -> Any:
     """Call ``datasets.load_dataset(dataset, streaming=True)``, with every failure in one sentence.
 
-    Messages call it ``spec`` and say what to give ``instead`` where there is no network.
-
-    Raises:
-        UserError: no such dataset, configuration or split, or one that needs code to be run.
-        RunError: it cannot be reached.
+    Messages call it ``spec`` and say what to give ``instead`` where there is no network (RunError). UserError
+    for no such dataset, configuration or split, or one that needs code to be run.
     """
     import datasets
     from datasets.exceptions import DatasetNotFoundError

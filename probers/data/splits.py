@@ -85,8 +85,8 @@ def deal(groups: Sequence[T], shares: Sequence[float] = SHARES) -> dict[T, str]:
 class Splits:
     """Deals groups to splits by their hash, so that one group is always on one side.
 
-    Given all groups' keys the shares are exact to within one group; without, they are
-    met on average, which needs no memory and no second pass.
+    Given all groups' keys the shares are exact to within one group; without, they are met on average, which
+    needs no memory and no second pass.
     """
 
     def __init__(self, seed: int, keys: array[int] | None = None) -> None:
@@ -238,11 +238,7 @@ class Seen:
 
     @classmethod
     def read(cls, folder: Path) -> Seen | None:
-        """Read the questions seen by whatever was trained in a folder; None if it has no record.
-
-        Raises:
-            UserError: the file is damaged.
-        """
+        """Read what the prober or classifier in a folder has seen, if recorded; UserError if damaged."""
         try:
             found = unsealed(folder / SEEN)["splits"]
             return cls({split: frozenset(map(str, found.get(split, ()))) for split in SPLITS})

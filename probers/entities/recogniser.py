@@ -168,17 +168,14 @@ def _trim(text: str, start: int, end: int) -> tuple[int, int]:
 class Recogniser:
     """Finds entities by the recogniser asked for and says once which one that is.
 
-    A spaCy pipeline is used only when it is named: that a package of some pipeline's name is
-    installed does not say that it is the pipeline.
+    A spaCy pipeline is used only when it is named: that a package of some pipeline's name is installed does
+    not say that it is the pipeline. UserError for one that is not installed, and for an unknown kind.
 
     Attributes:
         kind: "rules", "auto" (the rules too) or "spacy:" with the name of an installed pipeline.
         fine: also the types "work", "organisation" and "place"; else these are "name".
         quiet: do not log the note.
         name: what is used: "rules" or the name of the pipeline.
-
-    Raises:
-        UserError: an unknown kind, or "spacy" without a pipeline or with one that is not installed.
     """
 
     kind: str = "auto"

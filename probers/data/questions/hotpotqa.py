@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from ...options import Name, shown
 from ...types import Passage, Question
+from ..records import check_strings
 from .base import Layout, QuestionSource, layout
 from .values import Record, accepted, identifier, optional, text
 
@@ -71,8 +72,7 @@ def supporting_titles(record: Record) -> frozenset[str]:
 def _context(record: Record) -> list[tuple[str, list[str]]]:
     pairs = _pairs(record["context"], "context", "sentences")
     for _, sentences in pairs:
-        if not isinstance(sentences, list) or not all(isinstance(s, str) for s in sentences):
-            raise ValueError("context must be a list of [title, sentences]")
+        check_strings("context must be a list of [title, sentences]: sentences", sentences)
     return pairs
 
 

@@ -38,12 +38,9 @@ class DPRSource(QuestionSource):
     def question(self, record: Record) -> Question:
         """The question of a record, here of one of DPR's.
 
-        Positive passages are gold: of NQ they are from the annotated page, of TriviaQA those
-        found by BM25 that hold an answer. Passages keep the ids they have in psgs_w100.tsv.
-        The random negatives, which belong to other questions, are not read.
-
-        Raises:
-            UserError: the file is another dataset's.
+        Positive passages are gold: of NQ they are from the annotated page, of TriviaQA those found by BM25
+        that hold an answer. Passages keep the ids they have in psgs_w100.tsv. The random negatives, which
+        belong to other questions, are not read. UserError for another dataset's file.
         """
         if "positive_ctxs" not in record:
             return self.own_question(record)
