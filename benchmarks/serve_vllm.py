@@ -30,7 +30,7 @@ from streams import NEW, together
 from timing import Results, ratios, spread, verdict
 
 from probers.commands.compose import request
-from probers.engine.gguf import CACHE, dequantised, locate
+from probers.engine.loading import CACHE, dequantised, locate
 from probers.testbed.assets import model_path
 
 TITLES = {"engine": "vLLM with scores (cpu)", "served": "vLLM with scores, served (cpu)"}

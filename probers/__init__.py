@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from .bank.bank import ProbeBank
     from .engine.language_model import Sampling
     from .engine.model import CausalLM
-    from .engine.stopping import SentenceEnd
+    from .engine.tokens import SentenceEnd
     from .store.store import FeatureStore
     from .types import Needs
 
@@ -19,5 +19,5 @@ __all__ = ["CausalLM", "FeatureStore", "Needs", "ProbeBank", "Sampling", "Senten
 
 __getattr__ = lazily(__name__, {
     "bank.bank": "ProbeBank", "engine.language_model": "Sampling", "engine.model": "CausalLM",
-    "engine.stopping": "SentenceEnd", "store.store": "FeatureStore", "types": "Needs",
+    "engine.tokens": "SentenceEnd", "store.store": "FeatureStore", "types": "Needs",
 })  # fmt: skip

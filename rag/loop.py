@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from probers.engine.kv_cache import PrefixCache
-from probers.engine.stopping import SentenceEnd, Stop
+from probers.engine.tokens import SentenceEnd, Stop
 from probers.evaluation.answers import final_answer
 from probers.progress import tell
 from probers.prompts import TESTBED_PROMPT, PromptTemplate, passages_that_fit

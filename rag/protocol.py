@@ -11,7 +11,7 @@ from weakref import WeakSet
 
 import numpy as np
 
-from probers.engine.stopping import SentenceEnd
+from probers.engine.tokens import SentenceEnd
 from probers.prompts import PromptTemplate
 from probers.text import content_filter
 from probers.types import Decision, Generation, Needs, Passage, Question, RunError, UserError

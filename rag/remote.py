@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from probers.engine.language_model import Decoding, GenerationRequest, LanguageModel, ScoreRequest, Scoring
-from probers.engine.stopping import Stops
+from probers.engine.tokens import Stops
 from probers.store.spec import ModelSpec
 from probers.types import Generation, RunError, UserError, first_line
 

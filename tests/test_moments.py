@@ -11,7 +11,7 @@ import pytest
 from test_train_figures import evaluator_of, make_examples, make_trained
 
 from probers.evaluation import metrics as m
-from probers.evaluation.stratified import pooled_auroc
+from probers.evaluation.baselines import pooled_auroc
 from probers.train.before_after import COMBINED, WITH_SIGNALS, moment_figures
 from probers.train.data import Examples
 from probers.train.evaluate import Evaluator, summarise

@@ -13,8 +13,8 @@ from test_lm import assert_all_same
 from test_prefix import forwarded
 from tiny import FAMILIES, tiny_lm
 
-from probers.engine import kv_cache as nesting
-from probers.engine.kv_cache import longest
+from probers.engine import batch_size as nesting
+from probers.engine.batch_size import longest
 from probers.engine.language_model import Decoding, GenerationRequest
 from probers.types import Needs
 

@@ -10,7 +10,7 @@ from tiny import FAMILIES, tiny_lm
 from transformers import DynamicCache
 
 from probers.engine.decode import closed
-from probers.engine.forward import GrowingLayer, new_cache
+from probers.engine.kv_cache import GrowingLayer, new_cache
 from probers.types import Needs
 
 EXEMPLARS = "Question: Who was her mother?\nAnswer: She was born in 1931, moved when she was ten.\n"
@@ -71,10 +71,7 @@ def test_odd_prefixes(family):
     lm = tiny_lm(family)
     for prefix, prompts in (
         ("The river", ["The river", "The river"]),
-        (
-            "The",
-            ["The", "The river Arl flows through the town. Its mouth is near Kelby, and it is long."],
-        ),
+        ("The", ["The", "The river Arl flows through the town. Its mouth is near Kelby, and it is long."]),
         ("The riv", ["The river Arl", "The rivalry"]),
     ):
         plainly = lm.generate(prompts, max_new_tokens=6, needs=NEEDS)

@@ -25,7 +25,7 @@ from serving import PROMPT, Running, bank_for, running
 from probers import CausalLM
 from probers.commands import main as cli
 from probers.data import load_corpus
-from probers.engine.stopping import SentenceEnd, Stops
+from probers.engine.tokens import SentenceEnd, Stops
 from probers.rag import RAG
 from probers.rag.remote import RemoteLM
 from probers.rag.retrievers.bm25 import BM25

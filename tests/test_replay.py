@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from fake_lm import FakeLM, FakeRetriever, passage
 
-from probers.engine.stopping import SentenceEnd
+from probers.engine.tokens import SentenceEnd
 from probers.rag.compare.outcomes import Outcomes
 from probers.rag.compare.shared_generations import GenerationCache, SharedRAG, narrowed
 from probers.rag.compare.trajectories import (

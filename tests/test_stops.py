@@ -12,7 +12,7 @@ from test_lm import assert_all_same, rescored
 from tiny import PROMPTS, tiny_lm
 
 from probers.engine.language_model import Sampling
-from probers.engine.stopping import SentenceEnd, Stops
+from probers.engine.tokens import SentenceEnd, Stops
 from probers.text import split_sentences
 from probers.types import Needs
 
@@ -36,11 +36,7 @@ def grown(text: str, stops: Stops) -> tuple[int | None, list[int]]:
         ("She was born in 1912. She moved", 1, "She was born in 1912."),
         ("She was born in 1912. She moved", 2, None),
         ("One. Two. Three. Four", 2, "One. Two."),
-        (
-            "Dr. Tolven lived in U.S. Army barracks. Then",
-            1,
-            "Dr. Tolven lived in U.S. Army barracks.",
-        ),
+        ("Dr. Tolven lived in U.S. Army barracks. Then", 1, "Dr. Tolven lived in U.S. Army barracks."),
         ("She left the U.S. The mill", 1, "She left the U.S."),
         ("She met a U.S. Theodore and", 1, None),
         ('He said "go." And', 1, 'He said "go."'),

@@ -5,8 +5,8 @@ import pytest
 from refusals import fails
 from sklearn.metrics import roc_auc_score
 
+from probers.evaluation.baselines import Strata, pooled_auroc
 from probers.evaluation.bootstrap import Bootstrap
-from probers.evaluation.stratified import Strata, pooled_auroc
 from probers.types import RunError
 
 

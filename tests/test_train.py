@@ -23,17 +23,18 @@ from probers.heads import LinearHead
 from probers.store.joined import by_site
 from probers.store.reader import StateReader
 from probers.store.store import FeatureStore
-from probers.train.controls import control_detectors
+from probers.train.assemble import control_detectors
 from probers.train.data import CHUNK, Examples, SplitRequest, load_examples
-from probers.types import UserError
 from probers.uncertainty import SIGNALS
 
 
-def test_controls_are_left_out_with_a_reason(tmp_path: Path) -> None:
-    def edit(row: dict) -> dict:
-        return {k: v for k, v in row.items() if k != "rind_max"} | {"question": ""}
+def without(row: dict, *columns: str) -> dict:
+    return {key: value for key, value in row.items() if key not in columns}
 
-    detectors, notes = control_detectors(load_examples([make_store(tmp_path / "s", 400, edit=edit)]))
+
+def test_controls_are_left_out_with_a_reason(tmp_path: Path) -> None:
+    store = make_store(tmp_path / "s", 400, edit=lambda row: without(row, "rind_max") | {"question": ""})
+    detectors, notes = control_detectors(load_examples([store]))
     names = [d.name for d in detectors]
     assert "mean entropy" in names and "RIND maximum" not in names and "bag of words, question" not in names
     assert any("no column rind_max" in n for n in notes)
@@ -148,7 +149,7 @@ def test_the_same_run_again_is_not_repeated_and_another_is_refused(
     for change in ("seed=1", "batch_size=16", "head=linear"):
         arguments = [a for a in same if not a.startswith(change.split("=")[0])]
         arguments = [a for a in arguments if not (change == "head=linear" and a.startswith("head."))]
-        with pytest.raises(UserError, match="holds a different run"):
+        with fails("out-taken", prober):
             cli.run("train", [*arguments, change])
 
 
@@ -173,11 +174,8 @@ def test_one_layer_linear_with_a_csv_log(store: FeatureStore, tmp_path: Path) ->
 def test_without_layer_0_and_signals_it_says_what_is_left_out(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def edit(row: dict) -> dict:
-        lost = (*SIGNALS, "rind_max", "answer_kind")
-        return {k: v for k, v in row.items() if k not in lost}
-
-    make_store(tmp_path / "s", edit=edit, spec=SPEC.select((1, 2)))
+    lost = (*SIGNALS, "rind_max", "answer_kind")
+    make_store(tmp_path / "s", edit=lambda row: without(row, *lost), spec=SPEC.select((1, 2)))
     out = cli.run("train", [f"data={tmp_path / 's'}", f"out={tmp_path / 'p'}", "layer=[1,2]", *OVERRIDES])
     text = caplog.text.replace("\n  ", " ")
     assert "the store has no layer 0" in text and "the store has no column answer_kind" in text
@@ -197,18 +195,13 @@ def test_requests_that_are_wrong_write_nothing(
         (["data=nowhere"], "nowhere"),
         (["data=half"], "0 of 2 shards"),
         ([data, "layer=9"], "layers 0-3 of testbed"),
-        ([data, "loss=mse"], "loss=mse must be ce or double_softmax"),
         ([data, "threshold=best"], "threshold=best is unknown"),
         ([data, "combine=votes"], "combine=votes must be logits, "),
-        ([data, "epochs=0"], "epochs=0 must be a whole number of 1 or more"),
-        ([data, "logger=tensorboard"], "logger=tensorboard must be none, csv or wandb"),
-        ([data, "device=tpu"], "device=tpu must be auto, cpu, "),
         ([data, "device=cuda:99"], "device=cuda:99: this machine has"),
         ([data, "resamples=3"], "resamples=3 must be a whole number of 100 or more"),
         ([data, "threshold=budget"], "threshold=budget: budget needs the share of texts that fire"),
         ([data, "calibration=beta"], "calibration=beta must be platt, "),
         ([data, "aggregate=sum"], "aggregate=sum must be max, mean or last"),
-        ([data, "seeds=0"], "seeds=0 must be a whole number of 1 or more"),
         ([data, "split=[0.5,0.5]"], "split="),
         ([data, "train_on=[squad]"], "train_on names 'squad'"),
         ([f"data=[{store.path},{store.path}]"], f"the id q0 is in {store.path} and again in "),
@@ -339,7 +332,7 @@ def test_several_data_sets_of_several_sites(tmp_path: Path) -> None:
     arguments = ["layer=[2]", "head=linear", f"out={tmp_path / 'out'}", *PLAIN]
     figures = ProbeBank.from_pretrained(cli.run("train", [f"data=[{listed}]", *arguments])).metrics
     assert figures["sites"] == ["resid_post", "mlp_out"] and set(figures["datasets"]) == {"nq", "hotpotqa"}
-    with pytest.raises(UserError, match="holds other texts than"):
+    with fails("mismatch", stores[2].path):
         cli.run("train", [f"data=[{stores[0].path},{stores[1].path},{stores[2].path}]", *arguments])
 
 
@@ -368,7 +361,7 @@ def test_a_group_is_never_on_two_sides_of_stores_read_together(tmp_path: Path) -
         return row | {"id": f"b{row['id']}", "split": split}
 
     b = make_store(tmp_path / "b", 400, edit=edit)
-    with pytest.raises(UserError, match="leaks: the group 'g4' is in test and train"):
+    with fails("overlap", "'g4'"):
         load_examples(by_site([a, b]))
     dealt = load_examples(by_site([a, b]), SplitRequest(split=[0.6, 0.2, 0.2]))
     assert (dealt.table.groupby("group")["split"].nunique() == 1).all()
@@ -377,13 +370,10 @@ def test_a_group_is_never_on_two_sides_of_stores_read_together(tmp_path: Path) -
 def test_stores_of_one_site_that_do_not_fit_together(tmp_path: Path) -> None:
     a = make_store(tmp_path / "a", 40)
     fewer = make_store(tmp_path / "b", 40, edit=renamed("b"), spec=SPEC.select((0, 1)))
-    with pytest.raises(UserError, match=r"has layers=\(0, 1, 2, 3\), .* layers=\(0, 1\)"):
+    with fails("mismatch", "layers=(0, 1, 2, 3)", "layers=(0, 1)"):
         by_site([a, fewer])
-    lacks = make_store(
-        tmp_path / "c", 40,
-        edit=lambda row: {k: v for k, v in renamed("c")(row).items() if k != "rind_max"},
-    )  # fmt: skip
-    with pytest.raises(UserError, match="a has the column rind_max, which data=.*c lacks"):
+    lacks = make_store(tmp_path / "c", 40, edit=lambda row: without(renamed("c")(row), "rind_max"))
+    with fails(None, "rind_max", lacks.path):
         load_examples(by_site([a, lacks]))
 
 
@@ -451,15 +441,15 @@ def test_a_module_of_ones_own_by_dotted_path(
     """Trained, saved and, with its class given, loaded; what is no such module is one sentence."""
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     arguments = [f"data={store.path}", "layer=[1,2]", f"out={tmp_path / 'p'}", *PLAIN, "lr=0.01"]
-    for target, message in [
-        ("torch.nn.NoSuch", "NoSuch"), ("torch.nn.Linear", "missing a required argument: 'out_features'"),
-        ("json.dumps", "is no class derived"), ("???", "head=own needs the class"),
+    for target, named in [
+        ("torch.nn.NoSuch", "NoSuch"), ("torch.nn.Linear", "'out_features'"), ("json.dumps", "dumps"),
+        ("???", "head=own"),
     ]:  # fmt: skip
-        with pytest.raises(UserError, match=message):
+        with fails(None, named):
             cli.run("train", [*arguments, "head=own", f"head._target_={target}"])
         assert not (tmp_path / "p").exists()
     out = cli.run("train", [*arguments, "head=own", "head._target_=test_train.OwnHead", "+head.hidden=12"])
-    with pytest.raises(UserError, match="test_train.OwnHead.*pass head_class"):
+    with fails(None, "test_train.OwnHead", "head_class"):
         ProbeBank.from_pretrained(out)
     bank = ProbeBank.from_pretrained(out, head_class=OwnHead)
     assert bank.metrics["ensemble"]["auroc"] > 0.95

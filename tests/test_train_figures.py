@@ -17,7 +17,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.text import Text
-from scipy.stats import norm
+from refusals import fails
 from sklearn import metrics as sk
 
 from probers.bank.fitting import ThresholdRule, fit_calibration
@@ -26,11 +26,11 @@ from probers.evaluation.bootstrap import Bootstrap
 from probers.heads import LinearHead
 from probers.pages import hub_id, public_model
 from probers.store.spec import FeatureSpec, ModelSpec
-from probers.train.controls import ENSEMBLE, SHUFFLED, WITH_ENTROPY, Detector, control_detectors
+from probers.train import figures as draw
+from probers.train.assemble import ENSEMBLE, WITH_ENTROPY, Detector, control_detectors
 from probers.train.data import Examples
 from probers.train.evaluate import Evaluator, split_sizes, summarise
-from probers.train.figures import write_plots
-from probers.train.figures.curves import PROBER, Level, Series, canvas, coverage_risk, levels, spread, tenths
+from probers.train.fit import SHUFFLED
 from probers.train.report import table, warnings, write_card
 from probers.types import RunError
 
@@ -149,38 +149,6 @@ def run(examples: Examples) -> Any:
 # Figures of one detector
 
 
-def test_figures_are_scikit_learns(examples: Examples) -> None:
-    rows = examples.rows["test"]
-    wrong, scores = examples.wrong[rows], np.round(noisy(examples, 1.0, 0), 1)  # with ties
-    found = evaluator_of(examples).figures(
-        Detector("x", scores, "", probability=lambda s: 1 / (1 + np.exp(-s)), threshold=0.25)
-    )
-    fired, probability = scores[rows] > 0.25, 1 / (1 + np.exp(-scores[rows]))
-    false_alarms, recalls, _ = sk.roc_curve(wrong, scores[rows], drop_intermediate=False)
-    expected = {
-        "auroc": sk.roc_auc_score(wrong, scores[rows]),
-        "auprc": sk.average_precision_score(wrong, scores[rows]),
-        "recall_at_fpr10": recalls[false_alarms <= 0.1].max(),
-        "accuracy": sk.accuracy_score(wrong, fired),
-        "balanced_accuracy": sk.balanced_accuracy_score(wrong, fired),
-        "f1": sk.f1_score(wrong, fired),
-        "brier": sk.brier_score_loss(wrong, probability),
-    }
-    for name, value in expected.items():
-        assert found[name] == pytest.approx(value, abs=1e-9), name
-        low, high = found[f"{name}_ci"]
-        assert low < value < high, name
-    assert found["base_rate"] == wrong.mean() and found["fired"] == fired.mean()
-
-
-@pytest.mark.parametrize(("distance", "seed"), [(0.0, 1), (0.5, 2), (1.5, 3)])
-def test_the_interval_holds_the_true_auroc(distance: float, seed: int) -> None:
-    examples = make_examples(6400, seed=seed)
-    found = evaluator_of(examples, 300).figures(Detector("x", noisy(examples, distance, seed), ""))
-    low, high = found["auroc_ci"]
-    assert low < norm.cdf(distance / np.sqrt(2)) < high and high - low < 0.06
-
-
 def test_many_figures_at_once_are_those_of_one_at_a_time(examples: Examples) -> None:
     """Value and interval of each of the nine, over blocks of resamples that do not come out even."""
     rows = examples.rows["test"]
@@ -201,20 +169,7 @@ def test_many_figures_at_once_are_those_of_one_at_a_time(examples: Examples) -> 
         expected = one.interval(values, partial(metric, wrong))
         assert found[name] == pytest.approx(expected.value, abs=1e-12), name
         assert found[f"{name}_ci"] == pytest.approx([expected.low, expected.high], abs=1e-6), name
-
-
-def test_a_group_counts_once_however_many_texts_it_has() -> None:
-    """Texts repeated within their group leave the interval as it is; as groups of their own, not."""
-    rng = np.random.default_rng(0)
-    values = rng.standard_normal(200)
-    figure = lambda v, w: [m.mean(v, w)]  # noqa: E731
-    width = {}
-    for name, groups, times in (("once", 200, 1), ("repeated", 200, 9), ("apart", 1800, 9)):
-        index = np.arange(200 * times) % groups
-        (found,) = Bootstrap(index, resamples=400).intervals(np.tile(values, times), figure)
-        width[name] = found.high - found.low
-    assert width["repeated"] == pytest.approx(width["once"])
-    assert width["apart"] < 0.5 * width["once"]
+    assert found["base_rate"] == wrong.mean() and found["fired"] == fired.mean()
 
 
 def test_a_constant_ranks_nothing_and_a_score_that_is_no_number_is_an_error(examples: Examples) -> None:
@@ -223,7 +178,7 @@ def test_a_constant_ranks_nothing_and_a_score_that_is_no_number_is_an_error(exam
     assert found["auroc"] is None and found["prr_ci"] is None and found["accuracy"] is not None
     scores = noisy(examples, 1, 0)
     scores[examples.rows["test"][3]] = np.nan
-    with pytest.raises(RunError, match="1 of 800"):
+    with fails("failed", "1 of 800", kind=RunError):
         evaluator_of(examples).figures(Detector("x", scores, "", lambda s: s, 0.0))
 
 
@@ -262,11 +217,11 @@ def test_tenths_of_calibrated_probabilities_lie_on_the_diagonal() -> None:
     rng = np.random.default_rng(0)
     probability = rng.random(50_000)
     wrong = (rng.random(50_000) < probability).astype(int)
-    said, true = tenths(wrong, probability)
+    said, true = draw.tenths(wrong, probability)
     np.testing.assert_allclose(said, np.arange(0.05, 1, 0.1), atol=0.01)
     np.testing.assert_allclose(true, said, atol=0.03)
-    _, true = tenths(wrong, probability**4)  # too low everywhere
-    assert (true[1:9] > tenths(wrong, probability**4)[0][1:9] + 0.03).all()
+    _, true = draw.tenths(wrong, probability**4)  # too low everywhere
+    assert (true[1:9] > draw.tenths(wrong, probability**4)[0][1:9] + 0.03).all()
 
 
 # Conditions, datasets, pairs
@@ -457,23 +412,31 @@ def test_the_table_fits_the_terminal(keys: Any) -> None:
 )
 @settings(max_examples=150)
 def test_labels_are_moved_apart_in_order_and_stay_inside(wanted: list[float], gap: float) -> None:
-    places = spread(sorted(wanted), gap, 0.0, 1.0)
+    places = draw.spread(sorted(wanted), gap, 0.0, 1.0)
     assert len(places) == len(wanted)
     assert (np.diff(places) >= gap - 1e-9).all()
     assert min(places) >= -1e-9 and max(places) <= 1 + 1e-9  # 14 labels of .07 have room
 
 
 def test_labels_with_room_stay_where_they_are() -> None:
-    assert spread([0.1, 0.5, 0.9], 0.05, 0.0, 1.0) == [0.1, 0.5, 0.9]
-    assert spread([0.5, 0.5], 0.1, 0.0, 1.0) == pytest.approx([0.45, 0.55])
-    assert spread([1.0, 1.0], 0.1, 0.0, 1.0) == pytest.approx([0.9, 1.0])
+    assert draw.spread([0.1, 0.5, 0.9], 0.05, 0.0, 1.0) == [0.1, 0.5, 0.9]
+    assert draw.spread([0.5, 0.5], 0.1, 0.0, 1.0) == pytest.approx([0.45, 0.55])
+    assert draw.spread([1.0, 1.0], 0.1, 0.0, 1.0) == pytest.approx([0.9, 1.0])
 
 
 def test_names_of_level_lines_do_not_overlap() -> None:
-    figure, axes = canvas(6.0, 3.6)
+    figure, axes = draw.canvas(6.0, 3.6)
     ax = axes[0, 0]
     ax.plot([0, 1], [0.5, 0.7])
-    levels([(ax, [Level(0.62 + 0.001 * i, f"control {i:02}") for i in range(12)] + [Level(0.9, "far")])])
+    draw.levels(
+        [
+            (
+                ax,
+                [draw.Level(0.62 + 0.001 * i, f"control {i:02}") for i in range(12)]
+                + [draw.Level(0.9, "far")],
+            )
+        ]
+    )
     figure.draw_without_rendering()
     # Of the words alone, not of the lines that lead to them.
     boxes = sorted((Text.get_window_extent(t) for t in ax.texts), key=lambda box: box.y0)
@@ -494,7 +457,7 @@ def test_every_picture_is_written(tmp_path: Path, examples: Examples, layers: in
     trained = make_trained(examples, keys=keys, curve=layers == 1)
     evaluator = evaluator_of(examples)
     figures = summarise(trained, evaluator, {})
-    write_plots(tmp_path, figures, trained, evaluator)
+    draw.write_plots(tmp_path, figures, trained, evaluator)
     expected = sorted([*NAMES, "learning_curve.png"] if layers == 1 else NAMES)
     assert sorted(p.name for p in tmp_path.iterdir()) == expected
     assert all(len((tmp_path / name).read_bytes()) > 10_000 for name in expected)
@@ -505,7 +468,9 @@ def test_the_same_picture_has_the_same_bytes(tmp_path: Path, examples: Examples)
     wrong = examples.wrong[rows]
     written = []
     for seed in (0, 0, 1):
-        coverage_risk(tmp_path / "x.png", wrong, [Series("a", noisy(examples, 1.0, seed)[rows], PROBER)])
+        draw.coverage_risk(
+            tmp_path / "x.png", wrong, [draw.Series("a", noisy(examples, 1.0, seed)[rows], draw.PROBER)]
+        )
         written.append((tmp_path / "x.png").read_bytes())
     assert written[0] == written[1] != written[2]
 
@@ -518,7 +483,7 @@ def test_pictures_do_without_what_a_store_lacks(tmp_path: Path, examples: Exampl
     evaluator = evaluator_of(bare)
     figures = summarise(trained, evaluator, {})
     assert figures["conditions"] == {} and figures["with_entropy"] is None
-    write_plots(tmp_path, figures, trained, evaluator)
+    draw.write_plots(tmp_path, figures, trained, evaluator)
     assert sorted(p.name for p in tmp_path.iterdir()) == NAMES
     assert max(map(len, table(figures).splitlines())) <= 100
 

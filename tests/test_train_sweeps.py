@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,8 +16,7 @@ from probers.bank.bank import ProbeBank
 from probers.commands import main as cli
 from probers.store.store import FeatureStore
 from probers.train.data import Examples
-from probers.train.sweeps import SweepRequest
-from probers.types import UserError
+from probers.train.sweeps import sets_of
 
 PLAIN = ["batch_size=32", "lr=0.003", "head.hidden=24", "resamples=100", "device=cpu", "learning_curve=false"]
 FOLDER = [
@@ -140,28 +140,28 @@ def test_spans_of_tokens_and_heads_that_only_look_have_sizes_and_sets_too(tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("option", "message"),
+    ("option", "code", "named"),
     [
-        ("sizes=[60,601]", "sizes names 601, and there are 600 training texts: give 600 at most"),
-        ("sizes=[1]", "sizes=1: the group drawn first has 2 texts; give 2 at least"),
-        ("sizes=[2]", "sizes=2: the training texts drawn all have the same label; give more"),
-        ("layer_sets=[[2,4]]", "layer_sets names layer 4, and the layers trained are 1, 2, 3"),
-        ("layer_sets=[0]", "layer_sets names layer 0, and the layers trained are 1, 2, 3"),
-        ("layer_sets=[[]]", r"layer_sets holds \[\], a set without layers"),
-        ("sizes=[0]", r"sizes"),
-        ("layer_sets=[early]", r"layer_sets"),
+        ("sizes=[60,601]", "bad-value", ["601", "600"]),
+        ("sizes=[1]", "bad-value", ["sizes=1", "2 texts"]),
+        ("sizes=[2]", "labels", ["sizes=2"]),
+        ("layer_sets=[[2,4]]", "layers", ["layer 4", "1, 2, 3"]),
+        ("layer_sets=[0]", "layers", ["layer 0", "1, 2, 3"]),
+        ("layer_sets=[[]]", "layers", ["layer_sets", "[]"]),
+        ("sizes=[0]", None, ["sizes"]),
+        ("layer_sets=[early]", None, ["layer_sets"]),
     ],
 )
 def test_wrong_sizes_and_sets_are_told_before_anything_is_trained(
-    tmp_path: Path, option: str, message: str
+    tmp_path: Path, option: str, code: Any, named: list[str]
 ) -> None:
     store = make_store(tmp_path / "store", edit=lambda row: row | {"correct": int(row["group"][1:]) % 3 > 0})
-    with pytest.raises(UserError, match=message):
+    with fails(code, *named):
         cli.run("train", [f"data={store.path}", f"out={tmp_path / 'out'}", option, *PLAIN])
     assert not (tmp_path / "out").exists()
 
 
 def test_a_layer_left_out_of_the_training_is_in_no_set() -> None:
     with fails("layers", "layer_sets", "layer 2"):
-        SweepRequest(layer_sets=[[1, 2]]).sets([1, 3])
-    assert SweepRequest(layer_sets=[[3, 1], "each", 3]).sets([1, 3]) == [(1, 3), (1,), (3,)]
+        sets_of([[1, 2]], [1, 3])
+    assert sets_of([[3, 1], "each", 3], [1, 3]) == [(1, 3), (1,), (3,)]

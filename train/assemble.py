@@ -1,32 +1,142 @@
-"""Assembly of a calibrated prober from trained heads, with all detectors it is compared with."""
+"""Assembly of a calibrated prober from trained heads, with the detectors it is compared with.
+
+A detector gives one score per text, higher is more likely wrong. Controls see no hidden state above the
+embedding; trained ones are fitted on the training examples.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from pandas.api.types import is_numeric_dtype
 
 from probers.bank.bank import ProbeBank
-from probers.bank.calibration import Calibration, EntropyModel, sigmoid
+from probers.bank.calibration import Calibration, sigmoid
 from probers.bank.domain import Domain, limit_of
 from probers.bank.ensemble import KINDS, Ensemble, half_precision
-from probers.bank.fitting import (
-    CALIBRATIONS,
-    fit_calibration,
-    fit_ensemble,
-    fit_entropy_model,
-)
+from probers.bank.fitting import CALIBRATIONS, fit_calibration, fit_ensemble, fit_entropy_model
+from probers.evaluation.baselines import RANGES, bag_of_words, categories, numbers
 from probers.heads import CORRECT, WRONG, ProbeHead
 from probers.online.scores import Aggregate, aggregate
+from probers.store.files import COLUMNS
 from probers.types import RunError
 from probers.uncertainty import SIGNALS
 
-from .controls import EMBEDDING, SHUFFLED, WITH_ENTROPY, Detector, control_detectors
 from .data import CHUNK, Column, Dataset, Examples, Padded
-from .fit import Fitted, Task, targets_of
+from .fit import EMBEDDING, SHUFFLED, Fitted, Task, targets_of
 from .settings import Assembling
+
+#: Names of the prober's scores in tables.
+ENSEMBLE, WITH_ENTROPY = "all layers", "all layers + entropy"
+
+
+@dataclass(frozen=True, slots=True)
+class Detector:
+    """Scores of one method on every example of the store.
+
+    Attributes:
+        scores: (N,) higher is more likely wrong; overconfident on training examples.
+        probability: calibrated P(wrong) of scores; None: fitted on validation.
+        threshold: fires above it; None: chosen on validation.
+        wrong: (N,) labels to measure against; None: the true ones.
+    """
+
+    name: str
+    scores: np.ndarray
+    about: str
+    probability: Callable[[np.ndarray], np.ndarray] | None = None
+    threshold: float | None = None
+    wrong: np.ndarray | None = None
+
+
+def control_detectors(examples: Examples) -> tuple[list[Detector], list[str]]:
+    """Compute every control that the columns of the store allow; notes name those left out."""
+    rate = float(examples.wrong[examples.rows["train"]].mean())
+    constant = np.full(len(examples.table), rate)
+    about = "the more frequent training label, always"
+    found = [Detector("majority", constant, about, probability=np.asarray, threshold=0.5)]
+    notes: list[str] = []
+    for name, (about, scores, *columns) in _CONTROLS.items():
+        if any(c not in COLUMNS and c not in examples.table for c in columns):
+            continue  # of another source
+        problem = next((p for c in columns if (p := _unusable(examples, c))), None)
+        if problem:
+            notes.append(f"control {name!r} left out: {problem}")
+        else:
+            found.append(Detector(name, scores(examples, *columns), about))
+    return found, notes
+
+
+def _unusable(examples: Examples, column: str) -> str | None:
+    """Reason against using a column, or None."""
+    if column not in examples.table:
+        return f"the store has no column {column}"
+    if examples.table[column].isna().any():
+        return f"the store has no {column}, for its model was run without attention"
+    values = examples.column(column, "train")
+    return f"{column} is the same in all training examples" if len(set(values)) == 1 else None
+
+
+def _bag_of_words(examples: Examples, column: str) -> np.ndarray:
+    return bag_of_words(examples.table[column].tolist(), examples.wrong, examples.rows["train"])
+
+
+def _category(examples: Examples, column: str) -> np.ndarray:
+    return categories(examples.table[[column]].to_numpy(), examples.wrong, examples.rows["train"])
+
+
+def _numbers(examples: Examples, *columns: str) -> np.ndarray:
+    """Scores from numeric columns and from the lengths of texts in characters."""
+    table = examples.table[list(columns)]
+    sizes = [c if is_numeric_dtype(c) else c.str.len() for _, c in table.items()]
+    values = np.stack([np.asarray(c, dtype=float) for c in sizes], axis=1)
+    return numbers(values, examples.wrong, examples.rows["train"], bins=RANGES)
+
+
+def _combined(examples: Examples, *columns: str) -> np.ndarray:
+    values = examples.table[list(columns)].to_numpy(dtype=float)
+    return numbers(values, examples.wrong, examples.rows["train"])
+
+
+def _rising(examples: Examples, column: str) -> np.ndarray:
+    return examples.table[column].to_numpy(dtype=float)
+
+
+def _falling(examples: Examples, column: str) -> np.ndarray:
+    return -_rising(examples, column)
+
+
+def _sequence(examples: Examples, mean: str, count: str) -> np.ndarray:
+    """Minus log p(text): the mean over its tokens times their number."""
+    return _falling(examples, mean) * _rising(examples, count)
+
+
+_WORDS = ("tf-idf of its words, logistic regression", _bag_of_words)
+_RANGES = ("numbers and their ranges, logistic regression", _numbers)
+_ONE_HOT = ("one-hot, logistic regression", _category)
+#: Name -> description, scoring function, and the columns it needs.
+_CONTROLS: dict[str, tuple[Any, ...]] = {
+    "bag of words, text": (*_WORDS, "text"),
+    "bag of words, question": (*_WORDS, "question"),
+    "bag of words, answer": (*_WORDS, "answer"),
+    "length": (*_RANGES, "n_tokens", "answer"),
+    "position": (*_RANGES, "cut_at", "sentence"),
+    "question type": (*_ONE_HOT, "question_type"),
+    "condition": (*_ONE_HOT, "condition"),
+    "mean entropy": ("mean_entropy, not trained", _rising, "mean_entropy"),
+    "max entropy": ("max_entropy, not trained", _rising, "max_entropy"),
+    "min probability": ("minus min_prob, not trained", _falling, "min_prob"),
+    "perplexity": ("minus mean_logprob, not trained", _falling, "mean_logprob"),
+    "sequence log-prob": (
+        "minus the sum of the tokens' log-probabilities, not trained", _sequence, "mean_logprob", "n_tokens",
+    ),
+    "RIND maximum": ("rind_max, not trained", _rising, "rind_max"),
+    "entropies combined": ("all entropy signals, logistic regression", _combined, *SIGNALS),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,21 +150,21 @@ class Margins:
     """
 
     values: np.ndarray
-    spans: np.ndarray | None
-    how: Aggregate | None
+    spans: np.ndarray | None = None
+    how: Aggregate | None = None
 
     def of_texts(self, scores: np.ndarray) -> np.ndarray:
-        """(texts,) scores from those of the rows, (n,)."""
+        """Aggregate scores of the rows (n,) to scores (texts,)."""
         if self.spans is None or self.how is None:
             return scores
         return aggregate(scores, self.spans, self.how)
 
     def of_rows(self, values: np.ndarray) -> np.ndarray:
-        """(n,) values of texts, repeated for each row of a text."""
+        """Repeat values of the texts for each row (n,) of a text."""
         return values if self.spans is None else np.repeat(values, np.diff(self.spans).ravel())
 
     def of_head(self, head: int) -> np.ndarray:
-        """(texts,) scores of one head."""
+        """Scores (texts,) of one head."""
         return self.of_texts(self.values[:, head])
 
 
@@ -63,11 +173,7 @@ def score_everything(
 ) -> Margins:
     """Compute the margins of all heads on all texts, chunk by chunk.
 
-    Args:
-        head: trained heads.
-        tasks: one per head.
-        dataset: all texts.
-        how: aggregation from tokens to a text, for heads of single tokens.
+    ``how`` aggregates from tokens to a text, for heads of single tokens.
 
     Raises:
         RunError: a state that is not finite; names the text.
@@ -91,26 +197,16 @@ def score_everything(
     bad = order[~np.isfinite(values).all(axis=1)]
     if len(bad):
         name = dataset.examples.table["id"].iloc[inputs.text_of[bad[0]]]
-        raise RunError(
-            f"the states of {name!r} are not finite: the store is damaged there, make it again",
-            code="damaged",
-        )
+        what = f"the states of {name!r} are not finite: the store is damaged there, make it again"
+        raise RunError(what, code="damaged")
     if members is None:
-        return Margins(values, None, None)
+        return Margins(values)
     ends = np.cumsum([0, *map(len, members)])
     return Margins(values, np.stack([ends[:-1], ends[1:]], axis=1), how)
 
 
-@dataclass(frozen=True, slots=True)
-class CurvePoint:
-    """Prober trained on part of the training groups.
-
-    Attributes:
-        share: share of the groups.
-        n, groups: texts and groups trained on.
-        layer: head of the layer that is best on validation.
-        ensemble: all layers.
-    """
+class CurvePoint(NamedTuple):
+    """Prober of a ``share`` of the training groups: its best single layer and all its layers."""
 
     share: float
     n: int
@@ -131,7 +227,6 @@ class Trained:
         ensembles: kind -> score of all layers of the prober's site; the prober's own has its
             threshold and probability.
         with_entropy: score combined with the entropies, or None.
-        controls: baselines.
         person: margins of the positive control (higher is "not a person"), or None.
         best: column with the highest validation AUROC; its site is the prober's.
         calibrations: kind -> map from the prober's score to P(wrong).
@@ -165,11 +260,7 @@ class Trained:
 def assemble(fitted: Fitted, dataset: Dataset, settings: Assembling, *, controls: bool = True) -> Trained:
     """Round the weights, calibrate on validation, and score every text with everything.
 
-    Args:
-        fitted: heads of one site or several.
-        dataset: data they were trained on.
-        settings: options of the assembly.
-        controls: also compute the controls that are not heads.
+    Without ``controls``, those that are not heads are left out.
     """
     tasks, examples = fitted.tasks, dataset.examples
     margins = score_everything(half_precision(fitted.head), tasks, dataset, settings.aggregate)
@@ -178,33 +269,36 @@ def assemble(fitted: Fitted, dataset: Dataset, settings: Assembling, *, controls
     own = {task.column: i for task, i in probes.items() if task.seed == first}
     best = max(own, key=lambda column: fitted.auroc[own[column]])
     site = [column for column in own if column.site == best.site]
-    kinds = {kind: _combined(kind, margins, [own[c] for c in site], examples, settings) for kind in KINDS}
+    heads = [own[column] for column in site]
+    kinds = {kind: _joined(kind, margins, heads, examples, settings.best_k) for kind in KINDS}
     ensemble, score = kinds[settings.combine]
     rows = examples.rows["validation"]
     wrong = examples.wrong[rows]
     calibrations = {kind: fit_calibration(kind, wrong, score[rows]) for kind in CALIBRATIONS}
     lacking = [name for name in SIGNALS if name not in examples.table]
-    entropy_model = None
-    if settings.with_entropy and not lacking:
-        signals = {name: examples.column(name, "validation") for name in SIGNALS}
-        entropy_model = fit_entropy_model(wrong, score[rows], signals, settings.rule())
+    entropy_model = with_entropy = None
+    notes: list[str] = []
+    if settings.with_entropy and lacking:
+        notes.append(f"prober with entropy left out: the store has no column {lacking[0]}")
+    elif settings.with_entropy:
+        signals = {name: examples.table[name].to_numpy() for name in SIGNALS}
+        of_validation = {name: values[rows] for name, values in signals.items()}
+        entropy_model = fit_entropy_model(wrong, score[rows], of_validation, settings.rule())
+        about = "logistic model of the score and all entropy signals, fitted on validation"
+        scores = entropy_model(score, signals)
+        with_entropy = Detector(WITH_ENTROPY, scores, about, sigmoid, entropy_model.threshold)
     domain, distances = None, None
     if settings.domain is not None:
         domain, distances = fit_domain(dataset, site, settings.domain)
     bank = ProbeBank(
-        dataset.specs[best.site].select([c.layer for c in site]),
-        fitted.head.select([own[c] for c in site]),
+        dataset.specs[best.site].select([c.layer for c in site]), fitted.head.select(heads),
         threshold=settings.rule()(wrong, score[rows]), calibration=calibrations[settings.calibration],
-        ensemble=ensemble, aggregate=margins.how, entropy_model=entropy_model,
-        domain=domain,
+        ensemble=ensemble, aggregate=margins.how, entropy_model=entropy_model, domain=domain,
     )  # fmt: skip
     ensembles = {k: Detector(k, s, f"{k} of {len(site)} layers") for k, (_, s) in kinds.items()}
     ensembles[settings.combine] = replace(
         ensembles[settings.combine], probability=bank.probability, threshold=bank.threshold
     )
-    notes: list[str] = []
-    if settings.with_entropy and lacking:
-        notes.append(f"prober with entropy left out: the store has no column {lacking[0]}")
     made, left_out = control_detectors(examples) if controls else ([], [])
     on_validation = {"accuracy": fitted.accuracy, "loss": fitted.loss, "auroc": fitted.auroc}
     seeds = {c: np.stack([margins.of_head(i) for t, i in probes.items() if t.column == c]) for c in own}
@@ -215,7 +309,7 @@ def assemble(fitted: Fitted, dataset: Dataset, settings: Assembling, *, controls
         seeds=seeds if len(probes) > len(own) else {},
         validation={c: {k: float(v[i]) for k, v in on_validation.items()} for c, i in own.items()},
         ensembles=ensembles,
-        with_entropy=None if entropy_model is None else _with_entropy(entropy_model, score, examples),
+        with_entropy=with_entropy,
         controls=[*made, *_head_controls(tasks, margins, examples)],
         person=None if person is None else margins.of_head(person),
         best=best,
@@ -231,11 +325,7 @@ _MOST_ROWS = 8192
 
 
 def fit_domain(dataset: Dataset, columns: Sequence[Column], rate: float) -> tuple[Domain, np.ndarray]:
-    """Fit the domain of the training states, with a limit from the validation texts.
-
-    Args:
-        columns: the prober's.
-        rate: share of the validation texts that may lie beyond the limit.
+    """Fit the domain of the training states, with a limit that a ``rate`` of validation texts exceeds.
 
     Returns:
         The domain, and the distance (texts,) of every text: the mean over its rows, which are tokens or one.
@@ -255,15 +345,13 @@ def fit_domain(dataset: Dataset, columns: Sequence[Column], rate: float) -> tupl
     return replace(domain, limit=limit_of(distances[splits["validation"]], rate)), distances
 
 
-def _combined(
-    kind: str, margins: Margins, heads: Sequence[int], examples: Examples, settings: Assembling
+def _joined(
+    kind: str, margins: Margins, heads: Sequence[int], examples: Examples, k: int
 ) -> tuple[Ensemble, np.ndarray]:
     """An ensemble fitted on the validation rows, and its scores (texts,)."""
-    values = margins.values[:, list(heads)]
+    values = margins.values[:, heads]
     rows = margins.of_rows(np.isin(np.arange(len(examples.table)), examples.rows["validation"]))
-    ensemble = fit_ensemble(
-        kind, values[rows], margins.of_rows(examples.wrong)[rows], k=settings.best_k
-    ).over(len(heads))
+    ensemble = fit_ensemble(kind, values[rows], margins.of_rows(examples.wrong)[rows], k=k).over(len(heads))
     return ensemble, margins.of_texts(ensemble(values))
 
 
@@ -291,9 +379,3 @@ def _head_controls(tasks: Sequence[Task], margins: Margins, examples: Examples) 
             about += ", trained and tested on permuted labels"
             found.append(_alone(SHUFFLED, margins, index, examples, permuted, about))
     return found
-
-
-def _with_entropy(model: EntropyModel, score: np.ndarray, examples: Examples) -> Detector:
-    scores = model(score, {name: examples.table[name].to_numpy() for name in SIGNALS})
-    about = "logistic model of the score and all entropy signals, fitted on validation"
-    return Detector(WITH_ENTROPY, scores, about, sigmoid, model.threshold)

@@ -9,32 +9,27 @@ predicts much of the error.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from probers.bank.calibration import fit_logistic
 from probers.evaluation import metrics
-from probers.evaluation.baselines import numbers
+from probers.evaluation.baselines import Strata, numbers, pooled_auroc
 from probers.evaluation.bootstrap import Bootstrap, Sample
-from probers.evaluation.stratified import Strata, pooled_auroc
 from probers.store.spec import FeatureSpec
 from probers.uncertainty import BEFORE, SIGNALS
 
-from .controls import ENSEMBLE, Detector
+from .assemble import ENSEMBLE, Detector, Trained
 from .data import Examples
-
-if TYPE_CHECKING:
-    from .assemble import Trained
 
 Moment = Literal["before", "after"]
 MOMENTS: tuple[Moment, ...] = get_args(Moment)
 
 COMBINED, WITH_SIGNALS = "signals combined", "head + signals"
-_LENGTH, _TYPE, _BOTH = "length", "type", "length and type"
 
 #: Signals of the position that predicts the first token: name -> column, and 1 where more is likelier wrong.
 _BEFORE = {
@@ -42,7 +37,7 @@ _BEFORE = {
     "probability before": ("max_prob_before", -1),
     "margin before": ("margin_before", -1),
 }
-#: Controls that are taken over the written tokens, and the columns of what is combined.
+#: Controls over the written tokens, and the columns that are combined.
 _AFTER = (
     "mean entropy", "max entropy", "min probability", "perplexity", "sequence log-prob", "RIND maximum",
     "length",
@@ -55,26 +50,12 @@ def moment_of(spec: FeatureSpec) -> Moment:
     return "before" if spec.pool == "predicting" else "after"
 
 
-@dataclass(frozen=True, slots=True)
-class Known:
-    """Detectors of one moment.
+def known(moment: Moment, trained: Trained, examples: Examples) -> dict[str, list[Detector]]:
+    """Collect the detectors of a moment by kind; those of "before" remain available "after".
 
-    Attributes:
-        heads: the prober's score first; empty if the states are not available yet.
-        signals: each alone, and all combined.
-        joined: the prober's score combined with all signals, or None.
-    """
-
-    heads: Sequence[Detector]
-    signals: Sequence[Detector]
-    joined: Detector | None
-
-
-def known(moment: Moment, trained: Trained, examples: Examples) -> Known:
-    """Collect the detectors of a moment; those of "before" remain available "after".
-
-    A logistic model combines the signals, fitted on training texts; with the prober's score it is
-    fitted on validation texts, where that score is not overconfident.
+    "head" has the prober's score first, and nothing if the states are not available yet; "signal" has
+    each signal alone and all combined by a logistic model fitted on training texts; "joined" has the
+    prober's score with all signals, fitted on validation texts, where that score is not overconfident.
     """
     heads: list[Detector] = []
     if MOMENTS.index(moment_of(trained.bank.spec)) <= MOMENTS.index(moment):
@@ -82,38 +63,39 @@ def known(moment: Moment, trained: Trained, examples: Examples) -> Known:
         heads = [replace(trained.saved, name=best.name if len(trained.layers) == 1 else ENSEMBLE)]
         if len(trained.layers) > 1:
             heads.append(replace(best, name=f"best layer ({best.name.removeprefix('layer ')})"))
-    table = examples.table
-    signals: list[Detector] = []
-    if set(BEFORE) <= set(table):
-        if moment == "before":
-            signals = [
-                Detector(name, sign * table[column].to_numpy(dtype=float), f"{column}, not trained")
-                for name, (column, sign) in _BEFORE.items()
-            ]
-        elif not _greedy(examples):
-            first = -table["logprob_before"].to_numpy(dtype=float)
-            signals = [Detector("first log-prob", first, "minus logprob_before, not trained")]
+    signals = _signals(moment, examples)
     if moment == "after":
         signals += [control for control in trained.controls if control.name in _AFTER]
+    found = {"head": heads, "signal": signals, "joined": []}
     inputs = _inputs(moment, examples)
     if inputs is None:
-        return Known(heads, signals, None)
+        return found
     about = f"{inputs.shape[1]} signals, logistic regression"
     signals.append(Detector(COMBINED, numbers(inputs, examples.wrong, examples.rows["train"]), about))
-    if not heads:
-        return Known(heads, signals, None)
-    inputs = np.hstack([heads[0].scores[:, None], inputs])
-    rows = examples.rows["validation"]
-    weights, mean, scale, intercept = fit_logistic(inputs[rows], examples.wrong[rows])
-    scores = (inputs - mean) / scale @ weights + intercept
-    about = f"logistic model of {heads[0].name} and {inputs.shape[1] - 1} signals, fitted on validation"
-    return Known(heads, signals, Detector(WITH_SIGNALS, scores, about))
+    if heads:
+        about = f"logistic model of {heads[0].name} and {inputs.shape[1]} signals, fitted on validation"
+        inputs = np.hstack([heads[0].scores[:, None], inputs])
+        rows = examples.rows["validation"]
+        weights, mean, scale, intercept = fit_logistic(inputs[rows], examples.wrong[rows])
+        scores = (inputs - mean) / scale @ weights + intercept
+        found["joined"] = [Detector(WITH_SIGNALS, scores, about)]
+    return found
 
 
-def _greedy(examples: Examples) -> bool:
-    """True if every text begins with the likeliest token, whose probability is known before it."""
-    table = examples.table
-    return bool(np.allclose(np.exp(table["logprob_before"]), table["max_prob_before"], atol=1e-5))
+def _signals(moment: Moment, examples: Examples) -> list[Detector]:
+    """Signals from before the text that its store has, and that tell something new at a moment."""
+    if not set(BEFORE) <= set(examples.table):
+        return []
+    table = {column: examples.table[column].to_numpy(dtype=float) for column in BEFORE}
+    if moment == "before":
+        return [
+            Detector(name, sign * table[column], f"{column}, not trained")
+            for name, (column, sign) in _BEFORE.items()
+        ]
+    # A text that begins with the likeliest token: its probability was known before.
+    if np.allclose(np.exp(table["logprob_before"]), table["max_prob_before"], atol=1e-5):
+        return []
+    return [Detector("first log-prob", -table["logprob_before"], "minus logprob_before, not trained")]
 
 
 def _inputs(moment: Moment, examples: Examples) -> np.ndarray | None:
@@ -136,68 +118,66 @@ def strata_of(examples: Examples, spec: FeatureSpec) -> dict[str, Strata]:
     found: dict[str, Strata] = {}
     if "n_tokens" in examples.table:
         lengths = examples.column("n_tokens", "test")
-        found[_LENGTH] = Strata.by_length(lengths, short=spec.position == "entity")
+        found["length"] = Strata.by_length(lengths, short=spec.position == "entity")
     if "answer_kind" in examples.table:
-        found[_TYPE] = Strata.by(examples.column("answer_kind", "test"))
+        found["type"] = Strata.by(examples.column("answer_kind", "test"))
     found = {name: strata for name, strata in found.items() if len(strata.names) > 1}
     if len(found) == 2:
-        found[_BOTH] = found[_LENGTH].and_by(found[_TYPE])
+        found["length and type"] = found["length"].and_by(found["type"])
     return found
 
 
 def moment_figures(trained: Trained, examples: Examples, bootstrap: Bootstrap) -> dict[str, Any]:
-    """Both tables, as ``metrics.json`` holds them.
+    """Compute both tables, as ``metrics.json`` holds them.
 
     ``position``: before and after what. ``strata``: how the test texts are divided, each
     ``{"compared", "strata": {name: {"n", "wrong"}}}``; "compared" are the texts of strata with both
     classes. ``before`` and ``after``: ``head`` names the prober's score or is null; ``detectors``
     have ``kind`` (head, signal or joined), ``about``, and AUROC with its interval over ``all`` and
     within each division; ``pairs`` are paired differences, of the head and of the head with
-    signals, each minus the others.
-
-    Args:
-        trained: the prober and everything it is compared with.
-        examples: it was made from.
-        bootstrap: of the test examples.
+    signals, each minus the others. ``bootstrap`` is of the test examples.
     """
     test = examples.rows["test"]
     wrong = examples.wrong[test]
     spec = trained.bank.spec
     strata = strata_of(examples, spec)
+    measures: dict[str, Callable[..., Any]] = {"all": partial(metrics.auroc, wrong)}
+    for name, of in strata.items():
+        measures[name] = partial(_within, wrong, of.of)
+
+    def every(scores: np.ndarray, weights: np.ndarray) -> list[Any]:
+        return [measure(scores, weights) for measure in measures.values()]
+
     figures: dict[str, Any] = {
         "position": "entity" if spec.position == "entity" else "answer",
         "strata": {name: _division(of, wrong) for name, of in strata.items()},
     }
-    measures: dict[str, Callable[..., Any]] = {"all": partial(metrics.auroc, wrong)}
-    for name, of in strata.items():
-        measures[name] = partial(_within, wrong, of.of)
     for moment in MOMENTS:
         found = known(moment, trained, examples)
-        joined = [] if found.joined is None else [found.joined]
-        kinds = {d.name: "head" for d in found.heads} | {d.name: "signal" for d in found.signals}
+        # A constant ranks nothing.
+        ranking = {k: [d for d in ds if np.ptp(d.scores[test]) > 0] for k, ds in found.items()}
         samples = {
-            d.name: _samples(d.scores[test], measures, bootstrap)
-            for d in (*found.heads, *found.signals, *joined)
-            if np.ptp(d.scores[test]) > 0  # a constant ranks nothing
-        }
-        about = {d.name: d.about for d in (*found.heads, *found.signals, *joined)}
-        ours = [d.name for d in (*found.heads[:1], *joined) if d.name in samples]
+            d.name: dict(zip(measures, bootstrap.samples(d.scores[test], every), strict=True))
+            for ds in ranking.values() for d in ds
+        }  # fmt: skip
+        heads, signals, joined = ranking.values()
+        pairs = [(a, b) for a in heads[:1] for b in signals]
+        pairs += [(a, b) for a in joined for b in (*heads, *signals)]
         figures[moment] = {
-            "head": found.heads[0].name if found.heads else None,
+            "head": found["head"][0].name if found["head"] else None,
             "detectors": {
-                name: {"kind": kinds.get(name, "joined"), "about": about[name]}
-                | {key: _plain("auroc", one) for key, one in of.items()}
-                for name, of in samples.items()
+                d.name: {"kind": kind, "about": d.about}
+                | {key: with_limits("auroc", one) for key, one in samples[d.name].items()}
+                for kind, ds in ranking.items() for d in ds
             },
             "pairs": {
-                f"{a} vs {b}": {
-                    key: _plain("diff", samples[a][key].minus(samples[b][key])) for key in measures
+                f"{a.name} vs {b.name}": {
+                    key: with_limits("diff", samples[a.name][key].minus(samples[b.name][key]))
+                    for key in measures
                 }
-                for a in ours
-                for b in samples
-                if a != b and kinds.get(b) is not None and (a != ours[0] or kinds[b] == "signal")
+                for a, b in pairs
             },
-        }
+        }  # fmt: skip
     figures["notes"] = _notes(examples, spec)
     return figures
 
@@ -206,27 +186,16 @@ def _within(wrong: np.ndarray, strata: np.ndarray, scores: np.ndarray, weights: 
     return pooled_auroc(wrong, scores, strata, weights)
 
 
-def _samples(
-    scores: np.ndarray, measures: Mapping[str, Callable[..., Any]], bootstrap: Bootstrap
-) -> dict[str, Sample]:
-    """Every measure of the scores of the test texts, with its resamples."""
-    values, drawn = bootstrap.samples(scores, lambda s, w: [measure(s, w) for measure in measures.values()])
-    each = zip(measures, values, drawn, strict=True)
-    return {name: Sample(value, resampled) for name, value, resampled in each}
-
-
-def _plain(name: str, sample: Sample) -> dict[str, Any]:
-    interval = sample.interval
-    value = None if np.isnan(interval.value) else interval.value
-    return {name: value, "ci95": interval.limits}
+def with_limits(name: str, sample: Sample) -> dict[str, Any]:
+    """Convert a figure for JSON: ``{name: value, "ci95": [low, high]}``, null where undefined."""
+    return {name: None if np.isnan(sample.value) else sample.value, "ci95": sample.interval.limits}
 
 
 def _division(strata: Strata, wrong: np.ndarray) -> dict[str, Any]:
     n, events = strata.counts(wrong)
-    mixed = (events > 0) & (events < n)
     each = zip(strata.names, n.tolist(), events.tolist(), strict=True)
     return {
-        "compared": int(n[mixed].sum()),
+        "compared": int(n[(events > 0) & (events < n)].sum()),
         "strata": {name: {"n": count, "wrong": bad} for name, count, bad in each},
     }
 

@@ -37,8 +37,8 @@ class Examples:
     Attributes:
         table: all columns, one row per text.
         rows: row numbers of each split.
-        members: for a store of token states, the row numbers of each text in token order; None for
-            pooled states, which have one row per text.
+        members: row numbers in the store of each text's tokens, in order; None for pooled states,
+            which have one row per text.
     """
 
     table: pd.DataFrame
@@ -47,12 +47,12 @@ class Examples:
 
     @property
     def wrong(self) -> np.ndarray:
-        """(N,) labels: 1 where the text is wrong or hallucinated."""
+        """Labels (N,): 1 where the text is wrong or hallucinated."""
         return 1 - self.table["correct"].to_numpy()
 
     @property
     def text_of(self) -> np.ndarray:
-        """(rows of the store,) number of the text of each row."""
+        """Number of the text of each row of the store."""
         if self.members is None:
             return np.arange(len(self.table))
         found = np.empty(sum(map(len, self.members)), dtype=np.int64)
@@ -71,9 +71,9 @@ class Examples:
     def training_part(self, texts: int, seed: int) -> Examples:
         """Limit the training texts to ``texts`` at most, and one group at least.
 
-        Whole groups are drawn by ``seed``, and parts are nested. Groups of one data set that have as
-        many right and as many wrong texts are spread evenly over the order of the draw, so that every
-        part is as balanced as the whole.
+        Whole groups are drawn by ``seed``, and parts are nested. Groups of one data set with as many
+        right and as many wrong texts are spread evenly over the order of the draw, so that every part
+        is as balanced as the whole.
         """
         of = self.column("group", "train").astype(str)
         dataset = self.column("dataset", "train") if "dataset" in self.table else ""
@@ -93,14 +93,14 @@ class Examples:
         return replace(self, rows={**self.rows, "train": self.rows["train"][[g in kept for g in of]]})
 
     def seen(self) -> Seen:
-        """Groups and questions of each split."""
+        """Groups and questions of each split, for warnings about questions asked later."""
         table = self.table
         columns = [table[c] if c in table else [""] * len(table) for c in ("dataset", "group", "question")]
         texts = list(zip(*columns, strict=True))
         return Seen.of({split: [texts[row] for row in rows] for split, rows in self.rows.items()})
 
     def split_record(self) -> dict[str, list[str]]:
-        """Groups of each split, written beside the prober trained on them."""
+        """Groups of each split, as ``splits.json`` has them."""
         return {split: sorted(map(str, self.groups(split))) for split in self.rows}
 
 
@@ -109,73 +109,58 @@ class SplitRequest:
     """Choice of the training, validation and test texts.
 
     Attributes:
-        split: "store" takes the store's own; three shares deal its groups anew.
+        split: "store" takes the store's own; three shares deal its groups anew, by ``seed``.
         train_on: data sets to train and validate on; empty is all of them, or all but ``test_on``.
         test_on: data sets to test on; empty is those of ``train_on``.
-        seed: of dealing.
     """
 
-    split: Any = "store"
+    split: str | Sequence[float] = "store"
     train_on: Sequence[str] = ()
     test_on: Sequence[str] = ()
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.split == "store":
+        shares = () if isinstance(self.split, str) else self.split
+        if self.split == "store" or (len(shares) == 3 and min(shares) > 0 and abs(sum(shares) - 1) <= 1e-6):
             return
-        given = list(self.split) if isinstance(self.split, (list, tuple)) else []
-        numbers = all(isinstance(x, (int, float)) and not isinstance(x, bool) and x > 0 for x in given)
-        if len(given) != 3 or not numbers or abs(sum(given) - 1) > 1e-6:
-            raise UserError(
-                f"split={self.split} is not understood: give store, or the shares of train, validation "
-                "and test, like [0.6,0.2,0.2]"
-            )
+        shown = "the shares of train, validation and test, like [0.6,0.2,0.2]"
+        raise UserError(f"split={self.split} is not understood: give store, or {shown}")
 
     def assign(self, texts: pd.DataFrame, what: str) -> np.ndarray:
-        """(N,) "train", "validation", "test", or "" for a text that is left out."""
+        """Name the split (N,) of each text; "" for one that is left out."""
         split = texts["split"].to_numpy(dtype=object)
-        if self.split != "store":
-            split = self._deal(texts["group"].to_numpy(), what)
+        if not isinstance(self.split, str):
+            split = self._deal(texts["group"].to_numpy(), self.split, what)
         if not self.train_on and not self.test_on:
             return split
         if "dataset" not in texts:
-            raise UserError(
-                f"{what} has no column dataset: leave out train_on and test_on",
-                code="unsupported",
-            )
+            why = "has no column dataset: leave out train_on and test_on"
+            raise UserError(f"{what} {why}", code="unsupported")
         sets = texts["dataset"].to_numpy(dtype=object)
         known = sorted(set(sets))
         for key, names in (("train_on", self.train_on), ("test_on", self.test_on)):
-            for name in names:
-                if name not in known:
-                    raise UserError(f"{key} names {name!r}, and {what} has {', '.join(map(repr, known))}")
+            if odd := [name for name in names if name not in known]:
+                raise UserError(f"{key} names {odd[0]!r}, and {what} has {', '.join(map(repr, known))}")
         train_on = set(self.train_on) or set(known) - set(self.test_on)
         test_on = set(self.test_on) or train_on
         kept = np.where(split == "test", np.isin(sets, list(test_on)), np.isin(sets, list(train_on)))
         return np.where(kept, split, "")
 
-    def _deal(self, groups: np.ndarray, what: str) -> np.ndarray:
-        shares = list(map(float, self.split))
+    def _deal(self, groups: np.ndarray, given: Sequence[float], what: str) -> np.ndarray:
+        shares = list(map(float, given))
         names = sorted(set(groups), key=lambda g: draw_key("split", self.seed, str(g)))
         of = deal(names, shares)
         if len(set(of.values())) < len(SPLITS):
-            raise UserError(
-                f"split={shares}: {what} has {len(names)} groups, too few for three splits of these shares",
-                code="labels",
-            )
+            why = f"{what} has {len(names)} groups, too few for three splits of these shares"
+            raise UserError(f"split={shares}: {why}", code="labels")
         return np.array([of[g] for g in groups], dtype=object)
 
 
 def load_examples(stores: Sequence[Stored], request: SplitRequest | None = None) -> Examples:
-    """Load the texts of stores, and refuse those that cannot be trained and tested on.
-
-    Args:
-        stores: finished stores of the same texts, one per site.
-        request: splits; None takes the store's.
+    """Load the texts of finished stores, one per site; without a request, in the splits of the store.
 
     Raises:
-        UserError: stores of other texts, a group on two sides of a split, an empty split, a
-            split of one class.
+        UserError: stores of other texts, a group in two splits, a split that is empty or of one class.
     """
     first = stores[0]
     table, members = as_texts(first)
@@ -183,11 +168,8 @@ def load_examples(stores: Sequence[Stored], request: SplitRequest | None = None)
         texts, of = as_texts(other)
         same = table[["id", "correct", "text"]].equals(texts[["id", "correct", "text"]])
         if not same or (members is None) != (of is None):
-            raise UserError(
-                f"data={other.path} holds other texts than {first.path}: stores of several sites must be "
-                "made by the same command but for site",
-                code="mismatch",
-            )
+            why = "stores of several sites must be made by the same command but for site"
+            raise UserError(f"data={other.path} holds other texts than {first.path}: {why}", code="mismatch")
     what = f"data={first.path}"
     split = (request or SplitRequest()).assign(table, what)
     table = table.assign(split=split)
@@ -198,10 +180,7 @@ def load_examples(stores: Sequence[Stored], request: SplitRequest | None = None)
 
 
 def as_texts(store: Stored) -> tuple[pd.DataFrame, tuple[np.ndarray, ...] | None]:
-    """Table with one row per text of a store, and ``members`` of :class:`Examples`.
-
-    With pool "tokens", the rows of one span are one text.
-    """
+    """Tabulate a store with one row per text, and its ``members``; with pool "tokens" a span is a text."""
     table = store.table()
     if store.spec.pool != "tokens":
         return table, None
@@ -217,29 +196,21 @@ def _check_leaks(table: pd.DataFrame, what: str) -> None:
     leaks = [group for group, found in sides.items() if len(found) > 1]
     if leaks:
         more = f" (and {len(leaks) - 1} more groups are)" if len(leaks) > 1 else ""
-        raise UserError(
-            f"{what} leaks: the group {leaks[0]!r} is in {' and '.join(sides[leaks[0]])}{more}; "
-            "deal the groups anew with split=[0.6,0.2,0.2]",
-            code="overlap",
-        )
+        where = f"the group {leaks[0]!r} is in {' and '.join(sides[leaks[0]])}{more}"
+        anew = "deal the groups anew with split=[0.6,0.2,0.2]"
+        raise UserError(f"{what} leaks: {where}; {anew}", code="overlap")
 
 
 def _check_splits(table: pd.DataFrame, rows: Mapping[str, np.ndarray], what: str) -> None:
     for split, found in rows.items():
         labels = table["correct"].to_numpy()[found]
         if not len(found):
-            raise UserError(
-                f"{what} has no {split} examples: deal its groups anew with split=[0.6,0.2,0.2], or make it "
-                "with a higher limit",
-                code="labels",
-            )
+            fix = "deal its groups anew with split=[0.6,0.2,0.2], or make it with a higher limit"
+            raise UserError(f"{what} has no {split} examples: {fix}", code="labels")
         if labels.min() == labels.max():
-            kind = "right" if labels[0] else "wrong"
-            raise UserError(
-                f"{what} has only {kind} texts among its {len(found)} {split} examples: "
-                "a detector needs both kinds, make it with a higher limit or another label",
-                code="labels",
-            )
+            few = f"only {'right' if labels[0] else 'wrong'} texts among its {len(found)} {split} examples"
+            fix = "a detector needs both kinds, make it with a higher limit or another label"
+            raise UserError(f"{what} has {few}: {fix}", code="labels")
 
 
 class Column(NamedTuple):
@@ -253,23 +224,16 @@ class Column(NamedTuple):
 
 
 class Padded(NamedTuple):
-    """States of the tokens of n texts, the shorter ones padded with zeros.
-
-    Attributes:
-        states: (n, T, columns, d).
-        mask: (n, T) true where there is a token.
-    """
+    """States (n, T, columns, d) of n texts' tokens, padded with zeros; mask (n, T) is true at tokens."""
 
     states: Tensor
     mask: Tensor
 
 
 class StoreStates:
-    """States of stores as tensors, row by row from their memory-mapped files; holds none itself.
+    """States of stores as tensors, read row by row from their memory-mapped files.
 
-    Args:
-        stores: finished stores of the same rows in the same order, one per site.
-        columns: columns to read, grouped by store in the order of ``stores``.
+    The stores have the same rows in the same order, one per site; columns are grouped in their order.
     """
 
     def __init__(self, stores: Sequence[Stored], columns: Sequence[Column]) -> None:
@@ -292,12 +256,7 @@ States: TypeAlias = Tensor | StoreStates
 
 
 class TokenStates:
-    """States of whole texts, token by token, for heads that pool by themselves.
-
-    Args:
-        states: of the tokens.
-        members: row numbers of each text in ``states``.
-    """
+    """States of whole texts, token by token; ``members`` are the row numbers of each text in ``states``."""
 
     def __init__(self, states: States, members: Sequence[np.ndarray]) -> None:
         self._states, self._members = states, members
@@ -312,12 +271,7 @@ class TokenStates:
 
 
 class Inputs(NamedTuple):
-    """Items that heads score one by one: rows of the stores, or whole texts.
-
-    Attributes:
-        states: of N rows, or of N texts where the heads pool tokens themselves.
-        text_of: (N,) number of the text of each item.
-    """
+    """N items that heads score: rows of the stores, or whole texts; text_of (N,) numbers the text of each."""
 
     states: States | TokenStates
     text_of: np.ndarray
@@ -325,14 +279,10 @@ class Inputs(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """Examples and states for training and measuring heads.
+    """Examples, and states (rows of the stores, columns, d) for training and measuring heads.
 
-    Attributes:
-        examples: the texts, with labels and splits.
-        states: (rows of the stores, len(columns), d).
-        columns: site and layer of each column of the states: the requested layers, and the embedding
-            output as layer 0 if stored; grouped by site, then by layer.
-        specs: feature specification of each site.
+    The columns are the requested layers, and the embedding output as layer 0 if stored; grouped by site,
+    then by layer.
     """
 
     examples: Examples
@@ -344,16 +294,7 @@ class Dataset:
     def load(
         cls, stores: Sequence[Stored], layer: object = "all", request: SplitRequest | None = None
     ) -> Dataset:
-        """The texts of stores with the states of some layers.
-
-        Args:
-            stores: of the same texts, one per site.
-            layer: as asked for, see :func:`layers_to_train`.
-            request: splits; None takes the store's.
-
-        Raises:
-            UserError: as :func:`load_examples`; a layer that is not there.
-        """
+        """Load texts with the states of layers, as :func:`load_examples` and :func:`layers_to_train`."""
         examples = load_examples(stores, request)
         columns: list[Column] = []
         for store in stores:
@@ -365,7 +306,7 @@ class Dataset:
         return cls(examples, StoreStates(stores, columns), columns, specs)
 
     def inputs(self, head: ProbeHead) -> Inputs:
-        """Inputs for training and scoring such heads.
+        """Select inputs for training and scoring such heads.
 
         Raises:
             UserError: heads that pool tokens over states that are pooled already.
@@ -374,21 +315,16 @@ class Dataset:
             return Inputs(self.states, self.examples.text_of)
         members = self.examples.members
         if members is None:
-            raise UserError(
-                f"head={head_name(head)} reads the states of every token, and the store has pooled "
-                "ones: make one with pool=tokens",
-                code="mismatch",
-            )
+            why = "reads the states of every token, and the store has pooled ones: make one with pool=tokens"
+            raise UserError(f"head={head_name(head)} {why}", code="mismatch")
         return Inputs(TokenStates(self.states, members), np.arange(len(members)))
 
 
 def layers_to_train(value: Any, spec: FeatureSpec) -> tuple[int, ...]:
-    """Parse the requested layers: "all", one number, a range "1-20", or a list of numbers.
-
-    "all" leaves out layer 0, the embedding output, which is trained as a control.
+    """Parse the requested layers: "all" but 0, one number, a range "1-20", or a list of numbers.
 
     Raises:
-        UserError: not understood, not in the store (lists those that are), or layer 0.
+        UserError: not understood, not in the store, or layer 0.
     """
     if isinstance(value, str) and (ends := re.fullmatch(r"(\d+)-(\d+)", value)):
         if int(ends[1]) > int(ends[2]):
@@ -396,15 +332,11 @@ def layers_to_train(value: Any, spec: FeatureSpec) -> tuple[int, ...]:
         value = list(range(int(ends[1]), int(ends[2]) + 1))
     wanted = parse_layers(value, {"all": [k for k in spec.layers if k > 0]}, "layer")
     if not wanted and value == "all":
-        raise UserError(
-            "layer=all: the store holds the embedding output only, make it with layers=all", code="layers"
-        )
+        why = "the store holds the embedding output only, make it with layers=all"
+        raise UserError(f"layer=all: {why}", code="layers")
     if not wanted:
         raise UserError("layer=[] names no layer: give a number, a list like [6,8,10], or all", code="layers")
     if 0 in wanted:
-        raise UserError(
-            f"layer=0 is the embedding output, which is trained as a control anyway: choose from 1 to "
-            f"{spec.model.layers}",
-            code="layers",
-        )
+        why = "the embedding output, which is trained as a control anyway"
+        raise UserError(f"layer=0 is {why}: choose from 1 to {spec.model.layers}", code="layers")
     return spec.select(wanted).layers

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
@@ -15,12 +15,10 @@ from probers.bank.fitting import ThresholdRule
 from probers.evaluation import metrics
 from probers.evaluation.bootstrap import UNDEFINED, Bootstrap, Interval
 
-from .before_after import moment_figures
-from .controls import ENSEMBLE, SHUFFLED, WITH_ENTROPY, Detector
+from .assemble import ENSEMBLE, WITH_ENTROPY, Detector, Trained
+from .before_after import moment_figures, with_limits
 from .data import Examples
-
-if TYPE_CHECKING:
-    from .assemble import Trained
+from .fit import SHUFFLED
 
 Figures = dict[str, Any]
 
@@ -33,14 +31,9 @@ _PROBABILITIES = ("brier", "ece")
 class Evaluator:
     """Figures on the test examples, with bootstrap resamples drawn once and shared.
 
-    Args:
-        examples: rows, labels and splits.
-        rule: threshold rule for detectors without a threshold, applied on validation.
-        resamples: bootstrap resamples.
-        seed: of the resamples.
+    ``rule`` chooses missing thresholds on validation.
 
     Attributes:
-        examples: as given.
         test: row numbers of the test examples, n of them.
         wrong: (n,) their labels.
         bootstrap: of them, by group.
@@ -55,10 +48,8 @@ class Evaluator:
     def figures(self, detector: Detector) -> Figures:
         """Compute every figure with its 95% interval under ``<name>_ci``; null where undefined.
 
-        AUROC, AUPRC with its base rate, PRR and recall at 10% false positives need the
-        scores only; accuracy and F1 (of wrong texts) the threshold; Brier and ECE the
-        calibrated probability. A resample's bins are noisier than the texts' own, so the
-        interval of a small ECE lies a little high and may pass the figure itself.
+        A resample's bins are noisier than the texts' own, so the interval of a small ECE lies a little
+        high and may pass the figure itself.
         """
         return self._figures(self.calibrated(detector), self.test, self.bootstrap)
 
@@ -66,12 +57,11 @@ class Evaluator:
         """Add a missing threshold and probability from validation."""
         rows = self.examples.rows["validation"]
         wrong, scores = self._labels(detector)[rows], detector.scores[rows]
-        threshold, probability = detector.threshold, detector.probability
-        return replace(
-            detector,
-            threshold=self._rule(wrong, scores) if threshold is None else threshold,
-            probability=fit_platt(wrong, scores) if probability is None else probability,
-        )
+        if detector.threshold is None:
+            detector = replace(detector, threshold=self._rule(wrong, scores))
+        if detector.probability is None:
+            detector = replace(detector, probability=fit_platt(wrong, scores))
+        return detector
 
     def by(
         self, column: str, detectors: Sequence[Detector], overall: Mapping[str, Figures]
@@ -79,14 +69,10 @@ class Evaluator:
         """Compute the figures of every detector for each value of a column.
 
         Thresholds and probabilities remain those of all examples: no value is calibrated separately.
-
-        Args:
-            column: e.g. "condition" or "dataset"; without this column the result is empty.
-            detectors: measured against the true labels.
-            overall: their figures on all test examples by name, used if there is only one value.
+        ``overall`` has the figures on all test examples by name, used if there is only one value.
 
         Returns:
-            Value -> ``{"n", "groups", "base_rate", "detectors": {name: figures}}``.
+            Value -> ``{"n", "groups", "base_rate", "detectors": {name: figures}}``; empty without the column.
         """
         if column not in self.examples.table:
             return {}
@@ -96,7 +82,7 @@ class Evaluator:
         found: dict[str, Figures] = {}
         for kind in kinds:
             rows = self.test[values == kind]
-            measured = overall
+            measured = {d.name: overall[d.name] for d in detectors}
             if calibrated:
                 bootstrap = self._resample(rows)
                 measured = {d.name: self._figures(d, rows, bootstrap) for d in calibrated}
@@ -104,7 +90,7 @@ class Evaluator:
                 "n": len(rows),
                 "groups": len(set(self._groups(rows))),
                 "base_rate": float(self.examples.wrong[rows].mean()),
-                "detectors": {d.name: measured[d.name] for d in detectors},
+                "detectors": measured,
             }
         return found
 
@@ -114,29 +100,23 @@ class Evaluator:
         def auroc(scores: np.ndarray, weights: np.ndarray) -> list[Any]:
             return [metrics.auroc(self.wrong, scores, weights)]
 
-        sure = [d for d in (*ours, *others) if np.ptp(d.scores[self.test]) > 0]
-        drawn = {id(d): self.bootstrap.samples(d.scores[self.test], auroc) for d in sure}
-        found: dict[str, Figures] = {}
-        for a in ours:
-            for b in others:
-                if id(a) not in drawn or id(b) not in drawn:
-                    continue  # a constant ranks nothing
-                (value_a, in_a), (value_b, in_b) = drawn[id(a)], drawn[id(b)]
-                d = self.bootstrap.interval_of(value_a[0] - value_b[0], (in_a - in_b)[0])
-                found[f"{a.name} vs {b.name}"] = {"auroc": {"diff": d.value, "ci95": d.limits}}
-        return found
+        ranking = [d for d in (*ours, *others) if np.ptp(d.scores[self.test]) > 0]  # a constant ranks nothing
+        drawn = {d.name: self.bootstrap.samples(d.scores[self.test], auroc)[0] for d in ranking}
+        return {
+            f"{a.name} vs {b.name}": {"auroc": with_limits("diff", drawn[a.name].minus(drawn[b.name]))}
+            for a in ours for b in others if {a.name, b.name} <= set(drawn)
+        }  # fmt: skip
 
     def probabilities(self, probability: np.ndarray) -> Figures:
-        """ECE and Brier score of P(wrong) (n,) of the test examples, with intervals."""
+        """Compute ECE and Brier score of P(wrong) (n,) of the test examples, with intervals."""
         return self._of_probabilities(self.wrong, probability, self.bootstrap)
 
     def _figures(self, detector: Detector, rows: np.ndarray, bootstrap: Bootstrap) -> Figures:
         assert detector.probability is not None and detector.threshold is not None
         scores, wrong = detector.scores[rows], self._labels(detector)[rows]
         fired = (scores > detector.threshold).astype(float)
-        # A constant ranks nothing, so that its figures of the order would say nothing.
         ranked: Sequence[Interval] = [UNDEFINED] * len(_RANKING)
-        if np.ptp(scores) != 0:
+        if np.ptp(scores) != 0:  # a constant ranks nothing
             ranked = bootstrap.intervals(scores, partial(metrics.ranking, wrong))
         decided = bootstrap.intervals(
             fired, _at_once(wrong, metrics.accuracy, metrics.balanced_accuracy, metrics.f1_detection)
@@ -167,7 +147,7 @@ class Evaluator:
 
 
 def _at_once(wrong: np.ndarray, *figures: Callable[..., Any]) -> Callable[..., list[Any]]:
-    """Combine figures of values (n,) with weights for :meth:`Resamples.intervals`."""
+    """Combine figures of values (n,) with weights for :meth:`Bootstrap.intervals`."""
 
     def several(values: np.ndarray, weights: np.ndarray) -> list[Any]:
         weights = weights.astype(np.float64, copy=False)  # once for all of them
@@ -181,7 +161,7 @@ def _named(names: Sequence[str], intervals: Sequence[Interval]) -> Figures:
 
 
 def split_sizes(examples: Examples) -> dict[str, Mapping[str, Any]]:
-    """Examples, groups, share of wrong texts and examples per dataset of each split."""
+    """Count examples, groups, the share of wrong texts and examples per dataset of each split."""
     found: dict[str, Mapping[str, Any]] = {}
     for split, rows in examples.rows.items():
         part = examples.table.iloc[rows]
@@ -195,9 +175,6 @@ def split_sizes(examples: Examples) -> dict[str, Mapping[str, Any]]:
     return found
 
 
-_SCHEMA = 1
-
-
 def summarise(trained: Trained, evaluator: Evaluator, training: Mapping[str, Any]) -> dict[str, Any]:
     """Compute all test figures, ready for JSON.
 
@@ -206,12 +183,7 @@ def summarise(trained: Trained, evaluator: Evaluator, training: Mapping[str, Any
     ``with_entropy``, and every detector within ``conditions`` and ``datasets`` has the same
     figures. ``pairs`` are paired differences in AUROC; ``moments`` are those of
     :func:`.before_after.moment_figures`; ``calibration`` is of the saved score; ``domain`` has the share
-    of test texts beyond the limit from validation.
-
-    Args:
-        trained: prober and all compared detectors.
-        evaluator: evaluator of the same examples.
-        training: figures of the training (steps, heads, ..), copied.
+    of test texts beyond the limit from validation. ``training`` (steps, heads, ..) is copied.
     """
     with_entropy = [] if trained.with_entropy is None else [trained.with_entropy]
     detectors = [*trained.layers.values(), *trained.ensembles.values(), *with_entropy, *trained.controls]
@@ -222,19 +194,16 @@ def summarise(trained: Trained, evaluator: Evaluator, training: Mapping[str, Any
     if SHUFFLED in controls:  # whose interval must hold 0.5 19 times in 20
         low, high = controls[SHUFFLED]["auroc_ci"] or (0.0, 1.0)
         controls[SHUFFLED]["at_chance"] = bool(low <= 0.5 <= high)
-    overall = {ENSEMBLE: figures[id(trained.saved)]}
-    ours = [replace(trained.saved, name=ENSEMBLE)]
-    for detector in with_entropy:
-        overall[WITH_ENTROPY] = figures[id(detector)]
-        ours.append(replace(detector, name=WITH_ENTROPY))
+    ours = [replace(trained.saved, name=ENSEMBLE), *(replace(d, name=WITH_ENTROPY) for d in with_entropy)]
     true = [d for d in trained.controls if d.wrong is None]
-    overall |= {d.name: controls[d.name] for d in true}
-    best_site, best_layer = trained.best
+    overall = controls | {ENSEMBLE: figures[id(trained.saved)]}
+    if trained.with_entropy is not None:
+        overall[WITH_ENTROPY] = figures[id(trained.with_entropy)]
     return {
-        "schema": _SCHEMA,
+        "schema": 1,
         "splits": split_sizes(evaluator.examples),
-        "best_layer": best_layer,
-        "best_site": best_site,
+        "best_layer": trained.best[1],
+        "best_site": trained.best[0],
         "sites": list(dict.fromkeys(site for site, _ in trained.layers)),
         "layers": [
             {"site": column[0], "layer": column[1], "validation": dict(trained.validation[column])}
@@ -265,7 +234,7 @@ def summarise(trained: Trained, evaluator: Evaluator, training: Mapping[str, Any
 
 
 def _spread(scores: np.ndarray | None, evaluator: Evaluator) -> Figures | None:
-    """Compute the test AUROC of every seed's head, with mean and standard deviation (n - 1)."""
+    """Test AUROC of every seed's head, with mean and standard deviation (n - 1)."""
     if scores is None or len(scores) < 2:
         return None
     found = [float(metrics.auroc(evaluator.wrong, one[evaluator.test])) for one in scores]

@@ -19,13 +19,16 @@ from probers.seeding import draw_key
 from probers.store.joined import Stored
 from probers.types import RunError, Site, UserError, first_line
 
-from .controls import EMBEDDING
 from .data import CHUNK, Column, Dataset, Examples, Inputs, Padded, States, StoreStates, TokenStates
 from .module import Batches, NotFiniteError, ProberModule, Schedule, StoreData, balancing
 from .settings import Fitting
 from .trainer import read_tensors, train, write_tensors
 
 Target = Literal["correct", "shuffled", "person"]
+#: Names in tables of the controls that are heads.
+EMBEDDING, SHUFFLED = "embedding layer", "shuffled labels"
+#: From stream names and width to untrained heads.
+MakeHead = Callable[[Sequence[str], int], ProbeHead]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +51,7 @@ class Task:
 
     @property
     def stream(self) -> str:
-        """Name of the head's random stream, and of the head in logs."""
+        """Name of the head in logs, and of its random stream."""
         place = f"layer{self.layer}" if self.site == "resid_post" else f"{self.site}{self.layer}"
         return f"{self.seed}/{place}-{self.target}"
 
@@ -74,10 +77,14 @@ class Fitted:
     def select(self, heads: Sequence[int]) -> Fitted:
         """Select heads by position."""
         index = list(heads)
+        figures = {name: getattr(self, name)[index] for name in _FIGURES}
         return replace(
-            self, tasks=tuple(self.tasks[i] for i in index), head=self.head.select(index),
-            accuracy=self.accuracy[index], loss=self.loss[index], auroc=self.auroc[index],
-        )  # fmt: skip
+            self, tasks=tuple(self.tasks[i] for i in index), head=self.head.select(index), **figures
+        )
+
+
+#: Validation figures of each head.
+_FIGURES = ("accuracy", "loss", "auroc")
 
 
 def targets_of(tasks: Sequence[Task], examples: Examples) -> Tensor:
@@ -101,16 +108,12 @@ def targets_of(tasks: Sequence[Task], examples: Examples) -> Tensor:
 
 
 def fit(
-    make_head: Callable[[Sequence[str], int], ProbeHead], tasks: Sequence[Task], dataset: Dataset,
-    settings: Fitting, *, out: Path | None = None, what: str = "",
+    make_head: MakeHead, tasks: Sequence[Task], dataset: Dataset, settings: Fitting, *,
+    out: Path | None = None, what: str = "",
 ) -> Fitted:  # fmt: skip
     """Train all tasks' heads in one pass; each comes out as if it had been trained alone.
 
     Args:
-        make_head: from stream names and width to untrained heads.
-        tasks: heads to train.
-        dataset: training data; its states are read batch by batch.
-        settings: options of the training.
         out: folder for the logger's files and a checkpoint to resume from.
         what: name of the training in the progress bar and the checkpoint, if there are several.
 
@@ -155,13 +158,9 @@ def fit(
 
 
 def moments(states: States, rows: Tensor, columns: Sequence[int], targets: Tensor) -> Moments:
-    """Compute mean, population standard deviation and class means, chunk by chunk in float64.
+    """Compute mean, population standard deviation and class means of rows, chunk by chunk in float64.
 
-    Args:
-        states: (N, columns, d).
-        rows: numbers of the training rows.
-        columns: (H,) column of each head.
-        targets: (N, H) classes, 0 or 1.
+    ``columns`` (H,) are those of each head, ``targets`` (N, H) their classes, 0 or 1.
     """
     shape = (len(columns), states.shape[-1])
     mean, squares, seen = torch.zeros(shape, dtype=torch.float64), torch.zeros(shape, dtype=torch.float64), 0
@@ -198,22 +197,17 @@ def _explained(
             if len(bad):
                 row, column = bad[0].tolist()
                 name = dataset.examples.table["id"].iloc[inputs.text_of[int(part[row])]]
-                return RunError(
-                    f"the state of {name!r} ({split}) at {dataset.columns[column % len(dataset.columns)]} is "
-                    "not finite: the store is damaged there, make it again",
-                    code="damaged",
-                )
+                where = f"{name!r} ({split}) at {dataset.columns[column % len(dataset.columns)]}"
+                what = f"the state of {where} is not finite: the store is damaged there, make it again"
+                return RunError(what, code="damaged")
     return RunError(f"{error}: lower lr")
 
 
 def plan_tasks(dataset: Dataset, settings: Fitting) -> tuple[list[Task], list[str]]:
-    """Plan the heads: those of the prober for every site and seed, and the controls.
+    """Plan the heads of the prober, for every site and seed, and the controls; notes name those left out.
 
     The controls have the first seed: the embedding layer and, at the middle layer of the first site,
     shuffled labels, which must end at chance, and "is the answer a person", which must not.
-
-    Returns:
-        The tasks, and notes on those left out.
     """
     wanted = [column for column in dataset.columns if column.layer > 0]
     first = settings.seed
@@ -250,24 +244,15 @@ def _no_person(examples: Examples) -> str | None:
     return None
 
 
-#: Validation figures of each head.
-_FIGURES = ("accuracy", "loss", "auroc")
-
-
 def own_tasks(tasks: Sequence[Task], part: Partition) -> list[Task]:
-    """Select the heads of one part: those of its range of layers, controls included.
-
-    The embedding layer belongs to the first part.
+    """Select the heads of a part's range of layers, controls included; the first has the embedding layer.
 
     Raises:
         UserError: there are fewer layers than parts.
     """
     layers = sorted({task.layer for task in tasks if task.layer})
-    if part.count > len(layers):
-        raise UserError(
-            f"part={part}: {len(layers)} layers are trained, so that there are {len(layers)} parts at most",
-            code="parts",
-        )
+    if part.count > (n := len(layers)):
+        raise UserError(f"part={part}: {n} layers are trained, give {n} parts at most", code="parts")
     own = {*part.block(layers), *((0,) if part.number == 1 else ())}
     return [task for task in tasks if task.layer in own]
 
@@ -281,7 +266,7 @@ def of_tasks(dataset: Dataset, stores: Sequence[Stored], tasks: Sequence[Task]) 
 
 def file_of(what: str) -> str:
     """File name of trained heads; ``what`` is the name of the training, if there are several."""
-    return f"{'-'.join(filter(None, ['trained', what]))}.safetensors"
+    return f"trained{what and '-' + what}.safetensors"
 
 
 def save(fitted: Fitted, file: Path) -> None:
@@ -295,18 +280,8 @@ def save(fitted: Fitted, file: Path) -> None:
     write_tensors(file, tensors, {"tasks": [asdict(task) for task in fitted.tasks], "steps": fitted.steps})
 
 
-def joined(
-    parts: PartRuns, make_head: Callable[[Sequence[str], int], ProbeHead], tasks: Sequence[Task], width: int,
-    what: str = "",
-) -> Fitted:  # fmt: skip
-    """Join the heads of all parts, in the order of the tasks.
-
-    Args:
-        parts: of one run.
-        make_head: from stream names and width to untrained heads.
-        tasks: heads to return; the parts may have more.
-        width: of the states.
-        what: name of the training, as for :func:`file_of`.
+def joined(parts: PartRuns, make_head: MakeHead, tasks: Sequence[Task], width: int, what: str = "") -> Fitted:
+    """Join the heads of all parts, in the order of the tasks; the parts may have more.
 
     Raises:
         UserError: a part lacks its heads.
@@ -333,7 +308,6 @@ def joined(
 
 
 def _read(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read the tensors of a file and their record."""
     again = "run the part's command again with overwrite=true"
     try:
         tensors, about = read_tensors(file)

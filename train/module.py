@@ -27,13 +27,7 @@ _VALUES = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Steps of a training, and after which of them it is validated.
-
-    Attributes:
-        per_epoch: steps in a pass over the training rows.
-        epochs: passes.
-        checks: validations per pass, evenly spread; the last is at its end.
-    """
+    """Steps of a training: ``checks`` validations per pass, evenly spread, the last at its end."""
 
     per_epoch: int
     epochs: int
@@ -45,7 +39,7 @@ class Schedule:
 
     @property
     def ends(self) -> list[int]:
-        """The step after which each validation takes place."""
+        """Step after which each validation takes place."""
         share = np.arange(1, self.epochs * self.checks + 1) / self.checks
         return sorted({int(end) for end in np.ceil(share * self.per_epoch)})
 
@@ -53,17 +47,12 @@ class Schedule:
 class Batches(Sampler[Tensor]):
     """Row numbers (S, b), batch by batch; every iteration goes through one stretch of the schedule.
 
-    Each of S seeds has an order of its own, a new one every pass, which depends on the seed
-    and the pass alone: what a head sees does not depend on what is trained beside it, nor on
-    where a run was interrupted.
+    Each of S seeds has an order of its own, a new one every pass, which depends on the seed and the pass
+    alone: the batches of a head depend neither on the heads trained beside it nor on interruptions.
 
     Args:
-        rows: row numbers to train on.
-        batch_size: b.
-        seeds: S of them.
-        schedule: of the training.
-        weights: (len(rows),) chances to be drawn, with replacement; None shuffles.
-        start: stretches that were gone through before.
+        weights: (rows,) chances to be drawn, with replacement; None shuffles.
+        start: stretches finished before.
     """
 
     def __init__(
@@ -99,11 +88,7 @@ class Batches(Sampler[Tensor]):
 class StoreData(Dataset[tuple[Any, Tensor]]):
     """Whole batches by row numbers (S, b): states of S * b rows as stored, targets (S, b, heads).
 
-    Args:
-        states: (N, columns, d) as stored.
-        targets: (N, heads) class numbers.
-        rows: row numbers of each split.
-        batches: of the training.
+    Made of states (N, columns, d), targets (N, heads) as class numbers, and the rows of each split.
     """
 
     def __init__(
@@ -115,26 +100,22 @@ class StoreData(Dataset[tuple[Any, Tensor]]):
         return self._states[index.flatten()], self._targets[index]
 
     def training(self) -> DataLoader:
-        """The training's batches, in its order."""
+        """Load training batches in order."""
         return self._loader(self._batches)
 
     def validation(self) -> DataLoader:
-        """Validation rows in the store's order."""
-        # A chunk is copied to single precision as a whole, so that wide ones are taken in fewer rows.
+        """Load validation rows in the store's order."""
+        # A chunk is copied to single precision as a whole, so wide ones have fewer rows.
         rows = max(1, min(CHUNK, _VALUES // math.prod(self._states.shape[1:])))
         return self._loader(torch.from_numpy(self._rows["validation"])[None].split(rows, dim=1))
 
     def _loader(self, batches: Any) -> DataLoader:
-        # batch_size=None: the sampler gives whole batches, which are cut out by one index each.
+        # batch_size=None: the sampler gives whole batches, each cut out by one index.
         return DataLoader(self, batch_size=None, sampler=batches)
 
 
 def balancing(balance: Balance, labels: np.ndarray) -> tuple[Tensor | None, tuple[float, float]]:
-    """How two classes of unlike size are made to weigh the same.
-
-    Args:
-        balance: "none", "weights" in the loss, or "sampling" with replacement.
-        labels: (n,) classes of the training rows, 0 or 1, both present.
+    """Make two classes of unlike size weigh the same, from the labels (n,) of the training rows.
 
     Returns:
         Chances of the rows to be drawn, or None, and the weight of each class in the loss.
@@ -146,7 +127,7 @@ def balancing(balance: Balance, labels: np.ndarray) -> tuple[Tensor | None, tupl
     return None, (float(weight[0]), float(weight[1])) if balance == "weights" else (1.0, 1.0)
 
 
-#: Attributes of the module that say how good the kept states are.
+#: Attributes of the module about the kept states.
 _FIGURES = ("accuracy", "loss_value", "auroc", "waited")
 
 
@@ -156,12 +137,9 @@ def head_losses(
 ) -> Tensor:  # fmt: skip
     """Mean cross-entropy (heads,) of logits (n, heads, 2) against classes (n, heads).
 
-    "double_softmax" applies a softmax before the cross-entropy's own, as the released
-    Probing-RAG code does, which bounds the loss between 0.31 and 1.31.
-
-    Args:
-        weights: (heads, 2) of the classes, for each head; the mean is then a weighted one.
-        smoothing: share of every target that is spread over both classes.
+    "double_softmax" applies a softmax before the cross-entropy's own, as the released Probing-RAG code
+    does, which bounds the loss between 0.31 and 1.31. ``weights`` (heads, 2) of the classes make the mean a
+    weighted one; ``smoothing`` is the share of every target that is spread over both classes.
     """
     if loss == "double_softmax":
         logits = logits.softmax(dim=-1)
@@ -175,7 +153,7 @@ def head_losses(
 
 
 def below(tensors: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
-    """The tensors whose names begin with a name and a dot, without these."""
+    """Select the tensors whose names begin with a name and a dot, without these."""
     start = f"{name}."
     return {key.removeprefix(start): value for key, value in tensors.items() if key.startswith(start)}
 
@@ -185,26 +163,24 @@ class NotFiniteError(Exception):
 
 
 class ProberModule(LightningModule):
-    """Trains heads jointly, yet each exactly as if alone.
+    """Trainer of H heads jointly, yet each exactly as if alone.
 
-    The loss is the sum of the heads' losses and AdamW works element by element, so no
-    head's gradient or step depends on another's. After the warm-up every validation
-    compares each head with its own best (accuracy, ties by loss) and copies the parameters
-    of those that improved. A head that ran out of patience copies no more.
+    The loss is the sum of the heads' losses and AdamW works element by element, so no head's gradient or
+    step depends on another's. After the warm-up every validation compares each head with its own best
+    (accuracy, ties by loss) and copies the parameters of those that improved. A head that ran out of
+    patience copies no more.
 
     Args:
-        head: the heads, H of them.
         columns: (H,) position of each head's layer among the batch's columns.
         orders: (H,) which of a batch's S row sets each head learns from.
-        how: the settings.
-        class_weights: (H, 2) of wrong and correct in the loss, for each head.
-        warmup: steps until whose end validations keep nothing.
+        class_weights: (H, 2) of wrong and correct in the loss.
+        warmup: steps during which validations keep nothing.
 
     Attributes:
         accuracy, loss_value, auroc: (H,) validation figures of the kept states.
         waited: (H,) validations since the last improvement.
         recent: (H,) losses of the last step.
-        steps_before: steps that were taken before an interruption.
+        steps_before: steps taken before an interruption.
         lr: learning rate of the next step when training begins.
     """
 
@@ -230,7 +206,7 @@ class ProberModule(LightningModule):
         self._seen: list[tuple[Tensor, Tensor]] = []
 
     def tensors(self) -> dict[str, Tensor]:
-        """Parameters, the best of them, and their figures, by name."""
+        """Parameters, the best ones, and their figures, by name."""
         parts: dict[str, Mapping[str, Tensor]] = {
             "head": self.head.state_dict(), "best": self.best,
             "figures": {name: torch.from_numpy(getattr(self, name)) for name in _FIGURES},
@@ -238,12 +214,12 @@ class ProberModule(LightningModule):
         return {f"{part}.{name}": value for part, found in parts.items() for name, value in found.items()}
 
     def stored(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """What :meth:`resume` needs: :meth:`tensors`, and where the training stands."""
+        """:meth:`tensors` and the progress of the training, for :meth:`resume`."""
         lr = self.trainer.optimizers[0].param_groups[0]["lr"]
         return self.tensors(), {"steps": self.steps_taken, "head_step": self.head.step, "lr": lr}
 
     def resume(self, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
-        """Go on from what another module had stored."""
+        """Continue from what another module had stored."""
         self.head.load_state_dict(below(tensors, "head"))
         self.best = below(tensors, "best")
         for name, value in below(tensors, "figures").items():
@@ -253,19 +229,19 @@ class ProberModule(LightningModule):
 
     @property
     def steps_taken(self) -> int:
-        """Optimiser steps, those before an interruption included."""
+        """Optimiser steps, including those before an interruption."""
         return self.steps_before + (self.trainer.global_step if self._trainer is not None else 0)
 
     @property
     def over(self) -> np.ndarray:
-        """(H,) whether a head has run out of patience."""
+        """(H,) true where a head has run out of patience."""
         return self.waited >= (self.how.patience or np.inf)
 
     def forward(self, states: Tensor | Padded, sets: int = 1) -> Tensor:
         """Logits (n, H, 2) of states (sets * n, columns, d), or of tokens (sets * n, T, columns, d)."""
         orders = self._orders if sets > 1 else torch.zeros_like(self._orders)
         if isinstance(states, Padded):
-            # A mask is for all heads, so each reads every set's texts, of which its own are taken.
+            # A mask is for all heads, so each reads every set's texts; its own are selected.
             logits = self.head(states.states[:, :, self._columns].float(), states.mask)
             return logits.unflatten(0, (sets, -1))[orders, :, self._heads].transpose(0, 1)
         chosen = states.unflatten(0, (sets, -1))[orders, :, self._columns]  # (H, n, d)
@@ -311,13 +287,13 @@ class ProberModule(LightningModule):
             self.trainer.should_stop = True
 
     def restore_best(self) -> ProbeHead:
-        """The heads with each one's best parameters, on the CPU and in evaluation mode."""
+        """Return the heads with each one's best parameters, on the CPU and in evaluation mode."""
         head = self.head.cpu()
         head.load_state_dict({name: value.cpu() for name, value in self.best.items()})
         return head.eval()
 
     def configure_optimizers(self) -> Any:
-        parameters = list(self.head.parameters())
+        parameters = self.head.parameters()
         optimizer = torch.optim.AdamW(parameters, lr=self.lr, weight_decay=self.how.weight_decay, fused=True)
         schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, self.how.gamma)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}

@@ -16,8 +16,9 @@ from probers.heads import head_name
 from probers.pages import hub_id, public_model, public_path, render
 from probers.types import RunError
 
+from .assemble import ENSEMBLE, WITH_ENTROPY
 from .before_after import MOMENTS
-from .controls import ENSEMBLE, SHUFFLED, WITH_ENTROPY
+from .fit import SHUFFLED
 
 Json = Mapping[str, Any]
 
@@ -27,7 +28,7 @@ _COLUMNS = (
     ("AUPRC", "auprc"), ("PRR", "prr"), ("R@10%", "recall_at_fpr10"), ("acc.", "accuracy"), ("F1", "f1"),
     ("ECE", "ece"), ("Brier", "brier"),
 )  # fmt: skip
-#: What each way to join the layers is called.
+#: Names of the ways to join the layers.
 ENSEMBLES = {
     "logits": "sum of logits", "probabilities": "sum of probabilities", "best": "mean of the best",
     "stacked": "stacked logistic",
@@ -35,41 +36,39 @@ ENSEMBLES = {
 
 
 def cut(text: str, width: int) -> str:
-    """A text in at most ``width`` columns; two dots stand for what is cut off."""
+    """Shorten a text to ``width`` columns, ending in two dots."""
     return text if len(text) <= width else text[: width - 2] + ".."
 
 
 def layer_name(figures: Mapping[str, Any], entry: Mapping[str, Any]) -> str:
-    """``layer 6``, with its site where there are several."""
+    """Name a layer, with its site where there are several."""
     several = len(figures["sites"]) > 1
     return f"{entry['site']} layer {entry['layer']}" if several else f"layer {entry['layer']}"
 
 
 def best_name(figures: Mapping[str, Any]) -> str:
-    """The number of the layer that is best on validation, with its site where there are several."""
+    """Number of the layer that is best on validation, with its site where there are several."""
     site = f"{figures['best_site']} " if len(figures["sites"]) > 1 else ""
     return f"{site}{figures['best_layer']}"
 
 
 def warnings(figures: Mapping[str, Any]) -> list[str]:
-    """What in the figures speaks against trusting them, one sentence each; empty when nothing does."""
+    """List reasons to distrust the figures, one sentence each."""
     found = []
     shuffled = figures["controls"].get(SHUFFLED, {})
     if not shuffled.get("at_chance", True):
-        found.append(
-            f"a head on shuffled labels reached AUROC {bounds(shuffled['auroc_ci'])}, not 0.5: by chance "
-            "(one run in twenty) or because something is wrong; train with another seed"
-        )
+        why = "by chance (one run in twenty) or because something is wrong; train with another seed"
+        reached = bounds(shuffled["auroc_ci"])
+        found.append(f"a head on shuffled labels reached AUROC {reached}, not 0.5: {why}")
     train, test = (set(figures["splits"][split]["datasets"]) for split in ("train", "test"))
     if train and test and not train & test:
-        found.append(
-            f"out of domain: trained on {', '.join(sorted(train))}, tested on {', '.join(sorted(test))}"
-        )
+        sets = f"trained on {', '.join(sorted(train))}, tested on {', '.join(sorted(test))}"
+        found.append(f"out of domain: {sets}")
     return found
 
 
 def table(figures: Mapping[str, Any]) -> str:
-    """Layers, ensembles, controls, datasets and conditions; calibration, learning curve and notes."""
+    """Tabulate layers, ensembles, controls, datasets, conditions, calibration, learning curve and notes."""
     test, best = figures["splits"]["test"], _best(figures)
     single = len(figures["layers"]) == 1
     parts = [
@@ -89,27 +88,21 @@ def table(figures: Mapping[str, Any]) -> str:
     parts.append("controls")
     for name, entry in figures["controls"].items():
         parts.append(_line(name, entry, "" if entry.get("at_chance", True) else "!"))
-    # Of the controls the one most often reported.
+    # Of the controls, the one most often reported.
     shown = {ENSEMBLE: prober, WITH_ENTROPY: with_entropy, "mean entropy": "mean entropy"}
     for what in ("condition", "dataset"):
         parts += _by(what, figures[f"{what}s"], shown)
-    positive = figures["positive_control"]
-    if positive:
-        parts.append(
-            f"positive control, is the answer a person: AUROC {number(positive['auroc'])}, "
-            f"accuracy {number(positive['accuracy'])}"
-        )
+    if positive := figures["positive_control"]:
+        reached = f"AUROC {number(positive['auroc'])}, accuracy {number(positive['accuracy'])}"
+        parts.append(f"positive control, is the answer a person: {reached}")
     parts += _moments(figures["moments"])
     parts.append(_calibration(figures["calibration"]))
     points = [f"{p['groups']}: {number(p['ensemble']['auroc'])}" for p in figures["learning_curve"]]
     if points:
         parts.append(f"AUROC by training groups: {', '.join(points)}")
-    seeds = best["seeds"]
-    if seeds:
-        parts.append(
-            f"{len(seeds['auroc'])} seeds, {layer_name(figures, best)}: AUROC {seeds['mean']:.3f}, standard "
-            f"deviation {seeds['std']:.3f}"
-        )
+    if seeds := best["seeds"]:
+        spread = f"AUROC {seeds['mean']:.3f}, standard deviation {seeds['std']:.3f}"
+        parts.append(f"{len(seeds['auroc'])} seeds, {layer_name(figures, best)}: {spread}")
     if not single:
         parts.append("* the best layer on validation, and the score that is saved")
     for note in [*warnings(figures), *figures["notes"], *figures["moments"]["notes"]]:
@@ -131,7 +124,7 @@ def _line(name: str, entry: Mapping[str, Any], mark: str = "") -> str:
 
 
 def _by(what: str, values: Mapping[str, Any], shown: Mapping[str, str]) -> list[str]:
-    """AUROC of some detectors, as they are called, value by value where there are several."""
+    """AUROC of some detectors, under the names shown, value by value where there are several."""
     if len(values) < 2:
         return []
     titles = "".join(f"{title:21}" for title in shown.values()).rstrip()
@@ -156,13 +149,13 @@ def _against(found: Mapping[str, Any], name: str, key: str) -> str:
 
 
 def moment_columns(figures: Mapping[str, Any]) -> dict[str, str]:
-    """The keys of a moment's figures, and what they are called."""
+    """Map the keys of a moment's figures to titles."""
     titles = {"length": "within length", "type": "within type", "length and type": "within both"}
     return {"all": "AUROC", **{name: titles[name] for name in figures["strata"]}}
 
 
 def _moments(figures: Mapping[str, Any]) -> list[str]:
-    """AUROC of what is known before and after a text, over all test texts and within strata."""
+    """AUROC of detectors before and after a text, over all test texts and within strata."""
     divisions = moment_columns(figures)
     lines = []
     for moment in MOMENTS:
@@ -182,14 +175,10 @@ def _moments(figures: Mapping[str, Any]) -> list[str]:
     for name, division in figures["strata"].items():
         strata = division["strata"]
         shown = ", ".join(f"{k or '(none)'}: {v['wrong']}/{v['n']}" for k, v in strata.items())
-        shown = shown if len(strata) <= _LISTED else f"{len(strata)} strata"
+        shown = shown if len(strata) <= 12 else f"{len(strata)} strata"
         line = f"within {name}: {division['compared']} texts in strata of both classes (wrong/all: {shown})"
         lines.append(fill(line, 98, subsequent_indent="  "))
     return lines
-
-
-#: Strata that are listed one by one.
-_LISTED = 12
 
 
 def _calibration(entry: Mapping[str, Any]) -> str:
@@ -198,10 +187,9 @@ def _calibration(entry: Mapping[str, Any]) -> str:
         f"; {kind}: ECE {number(f['ece'])}, Brier {number(f['brier'])}" for kind, f in entry["other"].items()
     )
     chance = f" ({number(entry['by_chance'])} if it were exact, by chance)" if "by_chance" in entry else ""
-    line = (
-        f"calibration ({entry['method']}): ECE {number(before['ece'])} -> {number(after['ece'])}{chance}, "
-        f"Brier {number(before['brier'])} -> {number(after['brier'])}{others}"
-    )
+    ece = f"ECE {number(before['ece'])} -> {number(after['ece'])}{chance}"
+    brier = f"Brier {number(before['brier'])} -> {number(after['brier'])}"
+    line = f"calibration ({entry['method']}): {ece}, {brier}{others}"
     return fill(line, 98, subsequent_indent="  ")
 
 
@@ -210,19 +198,11 @@ _HEADER = ("", "best layer", "validation", "AUROC (test)", "acc.", "ECE", "folde
 
 
 def compare_runs(jobs: Sequence[Sequence[str]], folders: Sequence[Path]) -> str:
-    """A row for each run: what was varied, the best layer, and figures of the score that is saved.
+    """Tabulate what each run varied (``key=value``), its best layer, and figures of the score that is saved.
 
-    The runs come in the order given. The column "validation", the AUROC of the best layer on
-    validation texts, is what to choose by: the test figures of the row chosen by them would
-    be too good. Only the folders' names may go beyond the terminal's width.
-
-    Args:
-        jobs: what each run varied, as ``key=value``.
-        folders: of the runs, in the same order; classifiers of questions (head=adaptive) have
-            figures of another kind and are left out.
-
-    Returns:
-        The table, "" without a prober.
+    Choose by the column "validation", the AUROC of the best layer on validation texts: test figures of a
+    row chosen by them would be too good. Classifiers of questions (head=adaptive) are left out; "" without
+    a prober. Only the folders' names may go beyond the terminal's width.
 
     Raises:
         RunError: a folder without readable figures.
@@ -237,10 +217,8 @@ def compare_runs(jobs: Sequence[Sequence[str]], folders: Sequence[Path]) -> str:
         try:
             cells.append((" ".join(job), *_row(figures), str(folder.relative_to(shared))))
         except (LookupError, TypeError, ValueError, StopIteration) as error:
-            raise RunError(
-                f"the figures of a run cannot be read: {folder / _METRICS} lacks some or was altered",
-                code="damaged",
-            ) from error
+            why = f"{folder / _METRICS} lacks some or was altered"
+            raise RunError(f"the figures of a run cannot be read: {why}", code="damaged") from error
     widths = [max(len(line[i]) for line in cells) for i in range(len(_HEADER) - 1)]
     widths[0] = max(12, min(widths[0], _WIDTH - sum(widths[1:]) - 2 * len(widths)))
     lines = []
@@ -251,7 +229,7 @@ def compare_runs(jobs: Sequence[Sequence[str]], folders: Sequence[Path]) -> str:
 
 
 def _row(figures: Mapping[str, Any]) -> tuple[str, ...]:
-    """The best layer, how good it is on validation, and the score that is saved."""
+    """The best layer, its validation figure, and figures of the score that is saved."""
     saved = figures["ensemble"]
     return (
         best_name(figures), number(_best(figures)["validation"]["auroc"], ".3f"),
@@ -272,15 +250,7 @@ def _figures(folder: Path) -> dict[str, Any]:
 
 
 def write_card(bank: ProbeBank, figures: Json, *, data: Sequence[Path], source: str, out: Path) -> str:
-    """The text of ``README.md``.
-
-    Args:
-        bank: the prober.
-        figures: as in ``metrics.json``.
-        data: the feature stores it was trained on.
-        source: what kind of examples the store holds, e.g. "cot".
-        out: where the prober is written, for the commands shown.
-    """
+    """Render ``README.md``; ``source`` is the kind of examples in the stores ``data``, e.g. "cot"."""
     spec = bank.spec
     over = f"{spec.pool} over the {spec.position} tokens"
     if bank.aggregate is not None:
@@ -306,20 +276,16 @@ def write_card(bank: ProbeBank, figures: Json, *, data: Sequence[Path], source: 
 
 
 def rag_command(bank: ProbeBank, out: str | Path) -> str | None:
-    """The command that answers questions with the prober as its trigger; None where no trigger takes it."""
-    if bank.head.tokens:
+    """Show how to answer questions with the prober as trigger; None where no trigger takes it."""
+    triggers = {"predicting": "before_entity query=cioqf", "tokens": "radio query=cioqf"}
+    trigger = triggers.get(bank.spec.pool, "probing" if bank.spec.position == "generated" else "")
+    if bank.head.tokens or not trigger:
         return None
-    if bank.spec.pool == "predicting":
-        return f'probers-rag question="..." trigger=before_entity query=cioqf prober={out}'
-    if bank.spec.pool == "tokens":
-        return f'probers-rag question="..." trigger=radio query=cioqf prober={out}'
-    if bank.spec.position == "generated":
-        return f'probers-rag question="..." trigger=probing prober={out}'
-    return None
+    return f'probers-rag question="..." trigger={trigger} prober={out}'
 
 
 def _scored(figures: Json) -> list[tuple[str, Json]]:
-    """Name and figures of whatever was scored on the test texts."""
+    """Name and figures of every detector."""
     rows = [(layer_name(figures, entry), entry) for entry in figures["layers"]]
     if len(rows) > 1:
         for kind, entry in figures["ensembles"].items():
@@ -339,8 +305,8 @@ def _calibrated(bank: ProbeBank, figures: Json) -> dict[str, Json]:
 
 
 def _by_value(values: Json) -> tuple[list[str], list[tuple[str, list[str]]]]:
-    """AUROC of everything on the test texts of each value: titles of the columns, and the rows."""
+    """AUROC of every detector on the test texts of each value: titles of the columns, and the rows."""
     names = dict.fromkeys(name for entry in values.values() for name in entry["detectors"])
     titles = [f"{c or '(none)'} (n={e['n']}, {e['base_rate']:.0%} wrong)" for c, e in values.items()]
     rows = [(n, [bounded(e["detectors"].get(n, {}), "auroc") for e in values.values()]) for n in names]
-    return titles, [row for row in rows if any(row[1])]  # not what is a constant within each
+    return titles, [row for row in rows if any(row[1])]  # without detectors constant within each

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from probers.commands.artifacts import newest_store
-from probers.commands.merge import PartRuns
+from probers.commands.merge import PartRuns, part_of
 from probers.commands.runs import RunFolder
-from probers.data.splits import Partition
 from probers.files import canonical_json, write_text
 from probers.store.files import fingerprint
 from probers.types import UserError
@@ -29,11 +28,7 @@ log = logging.getLogger(__name__)
 
 
 def run(settings: Train, parts: PartRuns | None = None) -> Path:
-    """Train, calibrate, evaluate and write a prober; returns its folder.
-
-    Args:
-        settings: the request.
-        parts: runs that have trained the heads.
+    """Train, calibrate, evaluate and write a prober; returns its folder. ``parts`` have trained its heads.
 
     Raises:
         UserError: the request cannot be met; raised before anything is trained.
@@ -41,13 +36,11 @@ def run(settings: Train, parts: PartRuns | None = None) -> Path:
     from probers.adaptive.training import TARGETS
     from probers.adaptive.training import run as run_classifier
 
-    part = None if settings.part is None else Partition.parse(settings.part)
+    part = part_of(settings)
     if settings.head.target in TARGETS:
         if part is not None:
-            raise UserError(
-                f"part={part} divides layers, and a classifier of questions has none: leave part out",
-                code="conflict",
-            )
+            why = "divides layers, and a classifier of questions has none: leave part out"
+            raise UserError(f"part={part} {why}", code="conflict")
         return run_classifier(settings)
     from probers.heads import factory
     from probers.store.joined import by_site, chosen
@@ -62,16 +55,15 @@ def run(settings: Train, parts: PartRuns | None = None) -> Path:
     from .data import Dataset, SplitRequest
     from .fit import fit, joined, of_tasks, own_tasks, plan_tasks
     from .report import compare_runs, table
-    from .sweeps import SweepRequest, fit_part, of_layers, of_sizes
+    from .sweeps import fit_part, of_layers, of_sizes, sets_of, sizes_of
 
     settings.hardware()
     settings.rule()
     request = SplitRequest(settings.split, settings.train_on, settings.test_on, settings.seed)
-    sweep = SweepRequest(settings.sizes, settings.layer_sets, settings.learning_curve, settings.seed)
     dataset = Dataset.load(stores, settings.layer, request)
     tasks, notes = plan_tasks(dataset, settings)
-    sets = sweep.sets(sorted({task.layer for task in tasks if task.is_probe}))
-    sweep.parts(dataset.examples)
+    sets = sets_of(settings.layer_sets, sorted({task.layer for task in tasks if task.is_probe}))
+    fewer = sizes_of(settings, dataset.examples)
     make_head = factory(partial(settings.head.kind, **settings.head.options))
     make_head(["tried before anything is written"], stores[0].spec.width)
     out = Path(settings.out or _default_out(paths, settings))
@@ -90,20 +82,25 @@ def run(settings: Train, parts: PartRuns | None = None) -> Path:
 
     model, made = stores[0].spec.model.id, stores[0].config
     if part is not None:
-        fit_part(fitter, own, of_tasks(dataset, stores, own), sweep, settings, out)
-        return _end_part(folder, model, part, own)
+        fit_part(fitter, own, of_tasks(dataset, stores, own), fewer, settings, out)
+        folder.finish({"model": model, "part": str(part)})
+        _remove_checkpoints(out)
+        listed = ", ".join(map(str, sorted({task.layer for task in own if task.is_probe})))
+        log.info("wrote the heads of layers %s, part %s, to %s", listed, part, out)
+        log.info("once all parts are there: probers-merge %s/*", out.parent)
+        return out
     fitted = fitter(tasks, dataset, settings)
     trained = assemble(fitted, dataset, settings)
     trained = replace(trained, notes=[*notes, *trained.notes])
-    trained, sized = of_sizes(fitter, trained, dataset, sweep, settings)
+    trained, sized = of_sizes(fitter, trained, dataset, fewer, settings)
 
     figures = _write(trained, dataset.examples, settings, paths, made, out)
     further: dict[Path, str] = {}
     for each in (*sized, *of_layers(sets, fitted, trained, dataset, settings)):
         _write(each.trained, each.examples, settings, paths, made, out / each.folder)
         further[out / each.folder] = each.about
-    summary = {"best_layer": figures["best_layer"], "auroc": figures["ensemble"]["auroc"]}
-    folder.finish({"model": model, **summary})
+    auroc = figures["ensemble"]["auroc"]
+    folder.finish({"model": model, "best_layer": figures["best_layer"], "auroc": auroc})
     _remove_checkpoints(out)
 
     log.info("%s", table(figures))
@@ -116,18 +113,8 @@ def run(settings: Train, parts: PartRuns | None = None) -> Path:
     return out
 
 
-def _end_part(folder: RunFolder, model: str, part: Partition, own: Sequence[Task]) -> Path:
-    """Finish a part; the prober is calibrated and measured as a whole."""
-    folder.finish({"model": model, "part": str(part)})
-    _remove_checkpoints(folder.path)
-    listed = ", ".join(map(str, sorted({task.layer for task in own if task.is_probe})))
-    log.info("wrote the heads of layers %s, part %s, to %s", listed, part, folder.path)
-    log.info("once all parts are there: probers-merge %s/*", folder.path.parent)
-    return folder.path
-
-
 def _remove_checkpoints(out: Path) -> None:
-    """Remove the checkpoints of a finished training, and one that a killed run was writing."""
+    """Remove the checkpoints of a finished training, and one half written by a killed run."""
     for leftover in (*out.glob("checkpoint*.safetensors"), *out.glob(".checkpoint*.tmp")):
         leftover.unlink()
 
@@ -153,7 +140,7 @@ def _write(
 
 
 def _next(bank: ProbeBank, out: Path, further: Sequence[Path]) -> str:
-    """A command or call that uses the prober, and the further ones in some folders."""
+    """Show a command or call that uses the prober, and further ones in some folders."""
     from .report import rag_command
 
     command = rag_command(bank, out)
@@ -171,17 +158,12 @@ def _next(bank: ProbeBank, out: Path, further: Sequence[Path]) -> str:
 
 def _data(given: Any) -> list[Path]:
     """The stores to read: those given, or the newest complete one."""
-    if given is None:
-        found = newest_store()
-        if found is None:
-            raise UserError(
-                "there is no complete feature store under runs/: probers-datagen makes one, or pass "
-                "data=FOLDER",
-                code="no-artifact",
-            )
+    if given is None and (found := newest_store()) is not None:
         return [found]
-    paths = list(map(Path, _listed(given)))
-    if not paths:
+    if given is None:
+        what = "there is no complete feature store under runs/: run probers-datagen, or pass data=FOLDER"
+        raise UserError(what, code="no-artifact")
+    if not (paths := list(map(Path, _listed(given)))):
         raise UserError("data=[] names no store: give a folder, or several", code="missing-value")
     return paths
 
@@ -193,21 +175,18 @@ def _listed(value: Any) -> list[Any]:
 
 def _default_out(paths: Sequence[Path], settings: Train) -> Path:
     layer = settings.layer
-    what = layer if isinstance(layer, str) else "layer" + "-".join(map(str, _listed(layer)))
+    what = layer if isinstance(layer, str) else f"layer{'-'.join(map(str, _listed(layer)))}"
     names = ["+".join(path.name for path in paths), *_listed(settings.pool), *_listed(settings.site)]
     # Beside the folder of a single run, not in it: either can be there first, or be removed.
     return Path("runs/train", ",".join(["-".join([*names, what]), *_listed(settings.suffix)]))
 
 
 def _identity(settings: Train, paths: Sequence[Path], tasks: Sequence[Task]) -> dict[str, Any]:
-    """The configuration with the inputs named by content.
-
-    The batch size is among the inputs because it changes the heads; the run folder ignores ``batch_size``,
-    which elsewhere affects speed only.
-    """
+    """The configuration with the inputs named by content."""
     inputs = {
         "stores": [fingerprint(path) for path in paths],
         "layers": sorted({task.layer for task in tasks if task.is_probe}),
+        # The run folder ignores batch_size, which elsewhere affects speed only; here it changes the heads.
         "examples_per_step": settings.batch_size,
     }
     return settings.record | {"data": list(map(str, paths)), "inputs": inputs}

@@ -1,7 +1,4 @@
-"""Lightning's trainer: device, logger, progress bar, and checkpoints to resume from.
-
-An epoch of Lightning is here the stretch between two validations.
-"""
+"""Lightning's trainer, whose epoch here is the stretch between two validations, and its checkpoints."""
 
 from __future__ import annotations
 
@@ -38,11 +35,10 @@ _ABOUT = {"stretches": int, "steps": int, "head_step": int, "lr": float, "finish
 class Checkpoint(Callback):
     """State of a training in a file, written after a validation and at the end.
 
-    A file that is damaged or of other heads is logged, and the training starts over.
+    The module resumes from the file; one that is damaged or of other heads is logged, and the training
+    starts over.
 
     Args:
-        path: of the file; the training resumes from its content.
-        module: receives the parameters, the figures and the dropout step from there.
         every: least number of seconds between two writings.
         stretches: validations of the whole training.
 
@@ -63,7 +59,7 @@ class Checkpoint(Callback):
         except (OSError, ValueError) as error:
             log.info("%s %s: the training starts over", path, first_line(error))
             self._tensors = {}
-            if path.is_dir():  # which no file can replace
+            if path.is_dir():  # no file can replace it
                 with writing(path):
                     path.rename(path.with_name(f"{path.name}.old"))
             return
@@ -100,11 +96,7 @@ class Checkpoint(Callback):
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
-    """Write tensors and a plain record beside them, with a checksum of both.
-
-    Raises:
-        RunError: they cannot be written.
-    """
+    """Write tensors and a plain record, with a checksum of both; RunError if that fails."""
     plain = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
     record = json.dumps(about)
     write_bytes(path, encode(plain, {"about": record, "sha256": _checksum(plain, record)}))
@@ -115,12 +107,7 @@ def _checksum(tensors: dict[str, Tensor], about: str) -> str:
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], Any]:
-    """Inverse of :func:`write_tensors`.
-
-    Raises:
-        OSError: it is missing or cannot be read.
-        ValueError: says how it is damaged.
-    """
+    """Read what :func:`write_tensors` wrote; OSError if there is none, ValueError says how it is damaged."""
     regular(path)
     try:
         with safe_open(path, "pt") as file:
@@ -136,7 +123,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], Any]:
 
 
 def _check(tensors: Mapping[str, Tensor], about: Any, module: ProberModule, stretches: int) -> None:
-    """Refuse a checkpoint of another training (ValueError)."""
+    """Raise ValueError for a checkpoint of another training."""
     if not isinstance(about, dict) or any(type(about.get(key)) is not kind for key, kind in _ABOUT.items()):
         raise ValueError("does not record the progress of the training")
     if not 0 <= about["stretches"] <= stretches:
@@ -145,13 +132,9 @@ def _check(tensors: Mapping[str, Tensor], about: Any, module: ProberModule, stre
     for index, parameter in enumerate(module.head.parameters()):
         moments = below(tensors, f"adam.{index}")
         expected |= {f"adam.{index}.{name}": parameter for name in moments if name != "step"}
-    odd = next((name for name, like in expected.items() if not _alike(tensors.get(name), like)), None)
-    if odd is not None:
-        raise ValueError(f"is of other heads ({odd} does not fit)")
-
-
-def _alike(found: Tensor | None, expected: Tensor) -> bool:
-    return found is not None and (found.shape, found.dtype) == (expected.shape, expected.dtype)
+    for name, like in expected.items():
+        if name not in tensors or (tensors[name].shape, tensors[name].dtype) != (like.shape, like.dtype):
+            raise ValueError(f"is of other heads ({name} does not fit)")
 
 
 def train(
@@ -161,24 +144,18 @@ def train(
     """Train a module, resuming an interrupted run in ``out``.
 
     Args:
-        module: the heads.
         data: from the number of finished stretches to the batches of the others.
-        schedule: of the training.
         names: (heads,) for the progress bar, "" for the controls.
         out: folder for the logger's files and the checkpoint; None writes neither.
-        what: names the training where ``out`` has several.
+        what: name of the training where ``out`` has several.
     """
     head, how = module.head, module.how
     if not head.learns:
         schedule = Schedule(0, 1, 1)
     saved = None
     if out is not None and head.learns:
-        saved = Checkpoint(
-            out / f"checkpoint{what and '-' + what}.safetensors",
-            module,
-            every=how.save_every,
-            stretches=len(schedule.ends),
-        )
+        file = out / f"checkpoint{what and '-' + what}.safetensors"
+        saved = Checkpoint(file, module, every=how.save_every, stretches=len(schedule.ends))
         if saved.finished:
             return
     done = 0 if saved is None else saved.stretches
@@ -212,7 +189,7 @@ def train(
 
 
 class _Progress(Callback):
-    """Progress bar with the mean loss and the best layer so far."""
+    """Updates of a progress bar with the mean loss and the best layer so far."""
 
     def __init__(self, bar: Any, names: Sequence[str]) -> None:
         self._bar, self._names, self._best = bar, names, ""
@@ -241,12 +218,11 @@ def _logger(name: str, out: Path | None, what: str) -> Any:
 
     if name == "csv":
         return CSVLogger(save_dir=out, name="log", version=what)
-    # The same folder is the same run: one that was killed goes on in it.
-    run = out.name + (f"-{what}" if what else "")
+    run = f"{out.name}{what and '-' + what}"  # a killed run goes on under its folder's name
     return WandbLogger(save_dir=out, project="probers", name=run, id=run, resume="allow")
 
 
-#: Parameters of all heads together from which their matrices count as large.
+#: Number of parameters of all heads from which their matrices count as large.
 _LARGE = 10_000_000
 
 
@@ -254,9 +230,8 @@ _LARGE = 10_000_000
 def _one_thread() -> Iterator[None]:
     """Use one CPU thread, for small matrices.
 
-    A step of twelve narrow layers takes about 20 ms on one thread and 10 on two idle cores,
-    but a second when another program keeps a core busy: each of its hundred small
-    operations then waits for the slower thread.
+    A step of twelve narrow layers takes about 20 ms on one thread and 10 on two idle cores, but a second
+    when another program keeps a core busy: each of a hundred small operations waits for the slower thread.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)

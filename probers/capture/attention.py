@@ -1,11 +1,10 @@
 """Reading one layer's attention weights while every layer keeps its fast kernel.
 
-transformers looks the attention function up by name in the module's config at each
-call. In the tapped block that name is the tap's, which keeps queries and keys and then
-delegates to the function the model uses anyway (sdpa, flash, eager); weights are
-computed from them for the rows that are wanted. Families that do not ask for their
-attention function (Falcon, MPT, GPT-J) are made to return the weights themselves, in
-the tapped block only.
+transformers looks the attention function up by name in the module's config at each call. In the tapped block
+that name is the tap's, which keeps queries and keys and then delegates to the function the model uses anyway
+(sdpa, flash, eager); weights are computed from them for the rows that are wanted. Families that do not ask
+for their attention function (Falcon, MPT, GPT-J) are made to return the weights themselves, in the tapped
+block only.
 
 Lookback ratios (Chuang et al. 2024, Lookback Lens, eq. 1 and 2) come from the weights of all layers: at
 position t of a text after a prompt of p tokens head h of layer l has
@@ -48,8 +47,7 @@ class Attended:
     """The attention of the last q positions of one pass, from which weights are computed on demand.
 
     Attributes:
-        query: (batch, heads, q, head_dim).
-        key: (batch, kv_heads, k, head_dim).
+        query: (batch, heads, q, head_dim); ``key`` (batch, kv_heads, k, head_dim).
         mask: (batch or 1, 1, q, k) additive float32, or None when nothing is hidden.
         sinks: (heads,) logits of a place that takes attention and is no token (GPT-OSS); rows
             then sum to less than 1. None where there is none.
@@ -65,8 +63,7 @@ class Attended:
     def weights(self, row: int | None = None) -> Tensor:
         """Attention weights (batch, heads, q, k) in float32; of one batch row when given.
 
-        The last column is the last position; with a sliding window k may be shorter
-        than the sequence.
+        The last column is the last position; with a sliding window k may be shorter than the sequence.
         """
         rows = slice(None) if row is None else slice(row, row + 1)
         query, key = self.query[rows].float(), self.key[rows].float()
@@ -91,18 +88,13 @@ class Returned:
     found: Tensor
 
     def weights(self, row: int | None = None) -> Tensor:
-        """As of :class:`Attended`."""
         return (self.found if row is None else self.found[row : row + 1]).float()
 
 
 class AttentionTap(ExitStack):
-    """Reads one block's attention; every other block is untouched.
+    """Reads the attention of one block, 1-based (None is the last); every other block is untouched.
 
-    Attributes:
-        implementation: the attention function that the block uses all the same.
-
-    Args:
-        layer: block, 1-based; None is the last.
+    ``implementation`` is the attention function that the block uses all the same.
     """
 
     def __init__(self, model: nn.Module, layer: int | None = None) -> None:
@@ -188,14 +180,11 @@ class AttentionTap(ExitStack):
         """Return the last pass's attention and stop reading.
 
         Raises:
-            RunError: the block's attention neither asks transformers for its function nor
-                returns its weights.
+            RunError: the attention neither asks transformers for its function nor returns its weights.
         """
         if self._read is None:
             raise RunError(
-                f"attention of {self._family} cannot be read: it does not use transformers' attention "
-                "interface; choose a trigger and a query that need no attention",
-                "model",
+                f"attention of {self._family} cannot be read: choose trigger and query without it", "model"
             )
         read, self._read, self._queries = self._read, None, 0
         return read
@@ -223,7 +212,7 @@ def _asks_for_its_function(attention: nn.Module) -> bool:
 
 
 def _for_eager(module: nn.Module, given: dict[str, Any]) -> Tensor:
-    """The mask of a fused kernel (none where attention is plainly causal, or boolean) as an additive one."""
+    """The mask of a fused kernel (none where plainly causal, or boolean) as an additive one."""
     mask, states = given["attention_mask"], given["hidden_states"]
     if mask is not None and mask.dtype != torch.bool:
         return mask
@@ -283,9 +272,7 @@ def lookback_width(model: Any) -> int:
     heads = getattr(model.config.get_text_config(), "num_attention_heads", None)
     if not isinstance(heads, int):
         raise UserError(
-            f"site=lookback cannot be read from {type(model).__name__}: its config names no number of "
-            "attention heads; use resid_post",
-            "model",
+            f"{type(model).__name__} does not tell its number of heads: use site=resid_post", "model"
         )
     return heads * len(decoder_layers(model))
 
@@ -293,10 +280,8 @@ def lookback_width(model: Any) -> int:
 def lookback_ratios(weights: Tensor, prompts: Tensor, written: Tensor) -> Tensor:
     """Ratios (batch, q, heads), float32, of the last q positions.
 
-    Args:
-        weights: (batch, heads, q, k) attention; the last column is the last position.
-        prompts: (batch,) tokens of each prompt.
-        written: (batch,) tokens after it, the last position's included.
+    The last column of ``weights`` (batch, heads, q, k) is the last position. ``prompts`` (batch,) are tokens
+    of each prompt, ``written`` (batch,) those after it, the last position's included.
     """
     queries, keys = weights.shape[2:]
     device = weights.device
@@ -325,20 +310,12 @@ class LookbackTap(ExitStack):
         return self
 
     def read_last(self, count: int) -> None:
-        """Read the last ``count`` positions of every pass until :meth:`take_last`; none where it is 0."""
         self._queries = count
         for tap in self._taps:
             tap.read(count)
 
     def take_last(self, prompts: Tensor, written: Tensor) -> Tensor | None:
-        """The ratios read, (batch, count, 1, layers * heads) float32, as if of one layer; None if none were.
-
-        Args:
-            prompts, written: as of :func:`lookback_ratios`.
-
-        Raises:
-            RunError: attention that cannot be read.
-        """
+        """The ratios read, (batch, count, 1, layers * heads) float32, as if of one layer; None if none."""
         if not self._queries:
             return None
         self._queries = 0

@@ -1,7 +1,7 @@
 """Parts of a decoder: its blocks, and in each of them attention, MLP and the stream between.
 
-Found by structure and checked by numbers, not listed per family: a block must do what
-is said of it here, namely add the outputs of two of its modules to the residual stream.
+Found by structure and checked by numbers, not listed per family: a block must add the outputs of two of its
+modules to the residual stream.
 """
 
 from __future__ import annotations
@@ -27,23 +27,18 @@ def decoder_of(model: Any) -> nn.Module:
 
 
 def decoder_layers(model: nn.Module) -> nn.ModuleList:
-    """The decoder's blocks: the longest module list that is not inside another one.
-
-    Lists of experts lie inside a block and are therefore never taken for the blocks.
+    """The decoder's blocks: the longest module list that is not inside another one, such as one of experts.
 
     Raises:
         UserError: the model has no list of blocks.
     """
     found = list(_outermost(decoder_of(model)))
     if not found:
-        raise UserError(
-            f"{type(model).__name__} has no list of decoder blocks whose states could be read", "model"
-        )
+        raise UserError(f"{type(model).__name__} has no list of decoder blocks to read", "model")
     return max(found, key=len)
 
 
 def _outermost(module: nn.Module) -> Iterator[nn.ModuleList]:
-    """Module lists with something in them that lie in no other one."""
     for child in module.children():
         if isinstance(child, nn.ModuleList) and len(child):
             yield child
@@ -69,11 +64,8 @@ def given_tensor(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None
 class BlockParts:
     """The modules of one block that write to, or read from, the residual stream.
 
-    Attributes:
-        attention: its output is what attention adds to the stream.
-        mlp: its output is what the MLP adds.
-        middle: its input is the stream after attention and before the MLP; None where both
-            read the same stream, side by side.
+    The input of ``middle`` is the stream after attention and before the MLP; it is None where both read the
+    same stream, side by side.
     """
 
     attention: nn.Module
@@ -88,16 +80,10 @@ def check_supported(model: Any) -> None:
         raise UserError(f"{family} is an encoder-decoder; only decoder-only models can be read", "model")
     if getattr(model, "_is_stateful", False):
         raise UserError(
-            f"{family} keeps a recurrent state, which padding and prefix reuse would change; "
-            "only models whose blocks all attend to keys and values can be read",
-            "model",
+            f"{family} keeps a recurrent state; only attention over keys and values can be read", "model"
         )
     if model.device.type != "meta" and not _is_causal(model):  # one without weights runs elsewhere
-        raise UserError(
-            f"{family} lets tokens see later ones, so that states change as a text grows; "
-            "only causal decoders can be read",
-            "model",
-        )
+        raise UserError(f"{family} lets tokens see later ones; only causal decoders can be read", "model")
 
 
 @torch.inference_mode()
@@ -128,7 +114,7 @@ def block_parts(model: Any) -> list[BlockParts]:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """One module's call in the probing pass; tensors (tokens, d) in float32, None when of another shape."""
+    """A module's call in the probing pass; tensors (tokens, d) float32, None when of another shape."""
 
     name: str
     module: nn.Module
@@ -198,8 +184,8 @@ def _parts_of(family: str, layer: int, calls: Sequence[_Call]) -> BlockParts:
                 i, j = j, i  # the MLP ran first
             return BlockParts(inner[i].module, inner[j].module, _middle(before, inner[i], calls))
     raise UserError(
-        f"{family} has no attn_out, mlp_out or resid_mid that could be read: block {layer} does not add "
-        "what two of its modules put out to the residual stream; use site=resid_post",
+        f"block {layer} of {family} has no attn_out, mlp_out or resid_mid: it does not add two modules' "
+        "outputs to its input; use site=resid_post",
         "model",
     )
 

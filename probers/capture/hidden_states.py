@@ -6,8 +6,9 @@ and it reads only while it is armed, so that prompt states are dropped where the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,11 +25,15 @@ if TYPE_CHECKING:
 def check_needs(needs: Needs, model: nn.Module) -> None:
     """Refuse what cannot be read from ``model`` (UserError)."""
     layers = len(decoder_layers(model))
-    _check_layers([] if needs.attention_layer is None else [needs.attention_layer], layers)
+    asked = [needs.attention_layer or 0, *(layer for feature in needs.features for layer in feature.layers)]
+    for layer in asked:
+        if not 0 <= layer <= layers:
+            raise UserError(
+                f"layer {layer} does not exist: the model has {layers} layers (0 is the embedding output)",
+                "layers",
+            )
     if needs.attention_layer == 0:
-        raise UserError(
-            "attention_layer=0 is the embedding output, which attends to nothing: use 1 or more", "layers"
-        )
+        raise UserError("attention_layer=0, the embedding output, has no attention: use 1 or more", "layers")
     for feature in needs.features:
         _check_feature(feature, model, layers)
 
@@ -41,18 +46,7 @@ def vector_width(feature: Feature, model: Any) -> int:
     return 2 * width if feature.of_mind else width
 
 
-def _check_layers(asked: Sequence[int], layers: int) -> None:
-    for layer in asked:
-        if not 0 <= layer <= layers:
-            raise UserError(
-                f"layer {layer} does not exist: the model has {layers} layers "
-                f"(1 to {layers}; 0 is the embedding output)",
-                "layers",
-            )
-
-
 def _check_feature(feature: Feature, model: nn.Module, layers: int) -> None:
-    _check_layers(feature.layers, layers)
     site, pool = feature.site, feature.pool
     if site not in SITES:
         raise UserError(f"site={site} is unknown; choose one of {', '.join(SITES)}", "unknown-choice")
@@ -60,18 +54,13 @@ def _check_feature(feature: Feature, model: nn.Module, layers: int) -> None:
         raise UserError(f"pool={pool} is unknown; choose one of {', '.join(POOLS)}", "unknown-choice")
     if feature.of_mind and (feature.layers != (layers,) or site != "resid_post"):
         raise UserError(
-            f"pool={pool} reads all layers at site=resid_post and belongs to the last one: ask for "
-            f"layers=({layers},), not {feature.layers} at {site}",
+            f"pool={pool} needs site=resid_post and layers=({layers},), not {site} and {feature.layers}",
             "layers",
         )
     if site == "lookback":
         lookback_width(model)
         if feature.layers != (layers,):
-            raise UserError(
-                f"site=lookback reads the heads of all layers and belongs to the last one: ask for "
-                f"layers=({layers},), not {feature.layers}",
-                "layers",
-            )
+            raise UserError(f"site=lookback needs layers=({layers},), not {feature.layers}", "layers")
     if site in ("resid_post", "lookback"):
         return
     if 0 in feature.layers:
@@ -79,9 +68,7 @@ def _check_feature(feature: Feature, model: nn.Module, layers: int) -> None:
     parts = block_parts(model)
     if site == "resid_mid" and any(parts[k - 1].middle is None for k in feature.layers):
         raise UserError(
-            f"site=resid_mid does not exist in {type(model).__name__}: attention and MLP run side by side; "
-            "use attn_out, mlp_out or resid_post",
-            "model",
+            f"{type(model).__name__} has no site=resid_mid: use attn_out, mlp_out or resid_post", "model"
         )
 
 
@@ -99,11 +86,7 @@ def broken_state(feature: Feature, index: int, where: str) -> RunError:
 
 
 class StateTap(ExitStack):
-    """Reads one site at chosen layers, reduced inside the hook.
-
-    Args:
-        feature: layers and site; checked with :func:`check_needs` before.
-    """
+    """Reads one site at chosen layers, reduced inside the hook; :func:`check_needs` comes before."""
 
     def __init__(self, model: nn.Module, feature: Feature) -> None:
         super().__init__()
@@ -118,7 +101,7 @@ class StateTap(ExitStack):
 
     @staticmethod
     def layers_of(feature: Feature) -> tuple[int, ...]:
-        """The layers read for a feature: its own, for MIND's pools 1 to L and as one more the final norm."""
+        """The layers read for a feature; for MIND's pools 1 to L, and as one more the final norm."""
         if feature.of_mind:
             return tuple(range(1, feature.layers[0] + 2))
         return feature.layers
@@ -127,10 +110,12 @@ class StateTap(ExitStack):
         blocks = decoder_layers(self._model) if self._layers else nn.ModuleList()
         for layer in set(self._layers):
             module, incoming = self._place(layer, blocks)
+            places = [place for place, each in enumerate(self._layers) if each == layer]
             if incoming:
-                handle = module.register_forward_pre_hook(self._on_input(layer), with_kwargs=True)
+                before = partial(self._on_input, layer, places)
+                handle = module.register_forward_pre_hook(before, with_kwargs=True)
             else:
-                handle = module.register_forward_hook(self._on_output(layer))
+                handle = module.register_forward_hook(partial(self._on_output, layer, places))
             self.callback(handle.remove)
             if self._site != "resid_post":
                 shape = blocks[layer - 1].register_forward_pre_hook(self._note_shape, with_kwargs=True)
@@ -138,11 +123,9 @@ class StateTap(ExitStack):
         return self
 
     def read(self, reduce: Callable[[Tensor], Tensor] | None) -> None:
-        """Read every pass until :meth:`take`, the last of which counts.
+        """Read every pass until :meth:`take`, the last of which counts; None reads nothing.
 
-        Args:
-            reduce: makes what is kept, (batch, .., width), of a layer's states (batch, length, d);
-                None reads nothing.
+        ``reduce`` makes what is kept, (batch, .., width), of a layer's states (batch, length, d).
         """
         self._read, self._of_layer = None, ()
         self._reduce = reduce
@@ -157,9 +140,7 @@ class StateTap(ExitStack):
         read, self._read, self._of_layer = self._read, None, ()
         if read is not None and self._lacking:
             raise RunError(
-                f"layer {min(self._lacking)} of {type(self._model).__name__} was not run, so that its state "
-                "cannot be read",
-                "model",
+                f"layer {min(self._lacking)} of {type(self._model).__name__} was not run: no state", "model"
             )
         return read
 
@@ -172,7 +153,7 @@ class StateTap(ExitStack):
         return self.take()
 
     def _place(self, layer: int, blocks: nn.ModuleList) -> tuple[nn.Module, bool]:
-        """The module whose output, or input when True, is the site at ``layer``."""
+        """The module whose output (input when True) is the site at ``layer``."""
         if self._site == "resid_post":
             if layer > len(blocks):
                 return decoder_of(self._model), False
@@ -187,27 +168,11 @@ class StateTap(ExitStack):
         states = given_tensor(args, kwargs)
         self._shape = None if states is None else states.shape
 
-    def _on_input(self, layer: int) -> Callable[[nn.Module, Any, Any], None]:
-        places = self._places(layer)
+    def _on_input(self, layer: int, places: list[int], module: nn.Module, args: Any, kwargs: Any) -> None:
+        self._take(layer, places, given_tensor(args, kwargs))
 
-        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if self._reduce is not None:
-                self._take(layer, places, given_tensor(args, kwargs))
-
-        return hook
-
-    def _on_output(self, layer: int) -> Callable[[nn.Module, Any, Any], None]:
-        places = self._places(layer)
-
-        def hook(module: nn.Module, inputs: Any, output: Any) -> None:
-            if self._reduce is not None:
-                tensor = output if isinstance(output, Tensor) else first_tensor(_values(output))
-                self._take(layer, places, tensor)
-
-        return hook
-
-    def _places(self, layer: int) -> list[int]:
-        return [place for place, each in enumerate(self._layers) if each == layer]
+    def _on_output(self, layer: int, places: list[int], module: nn.Module, args: Any, output: Any) -> None:
+        self._take(layer, places, first_tensor(list(output.values()) if isinstance(output, dict) else output))
 
     def _take(self, layer: int, places: list[int], states: Tensor | None) -> None:
         if states is None or self._reduce is None:
@@ -230,8 +195,3 @@ class StateTap(ExitStack):
 def tap_of(model: nn.Module, feature: Feature) -> StateTap | LookbackTap:
     """The tap of a feature's site; call ``read_last`` before a pass and ``take_last`` after it."""
     return LookbackTap(model) if feature.site == "lookback" else StateTap(model, feature)
-
-
-def _values(output: Any) -> Any:
-    """A model output's values; other results as they are."""
-    return list(output.values()) if isinstance(output, dict) else output

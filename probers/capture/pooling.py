@@ -1,13 +1,14 @@
 """From the states of tokens to the vectors of texts: the only pooling, and the only rounding before heads.
 
-What one token contributes is said by :func:`token_vectors`. Texts are pooled while they are
-written (:class:`StreamingPool`), where they are read whole (:class:`WholePool`), and from the
-vectors of their tokens (:func:`pool_tokens`), which gives the vector of any part of a text.
+Texts are pooled while they are written (:class:`GrowingPool`), where they are read whole
+(:class:`WholePool`), and from the vectors of their tokens (:func:`pool_tokens`), which gives the vector of
+any part of a text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -31,11 +32,7 @@ def all_finite(states: Tensor) -> Tensor:
 
 
 def token_pool(*pools: Pool) -> Pool:
-    """The pool that keeps what all of ``pools`` are made of, for :func:`pool_tokens` to have them of a part.
-
-    Raises:
-        ValueError: MIND's and others, which are not read at the same places.
-    """
+    """The pool that keeps what ``pools`` are made of, for :func:`pool_tokens` to have them of a part."""
     kept = {"mind_tokens" if p == "mind" else p if p in PER_TOKEN else "tokens" for p in pools}
     if len(kept) > 1 and "mind_tokens" in kept:
         raise ValueError(f"{pools} are not made of the same states")
@@ -45,8 +42,7 @@ def token_pool(*pools: Pool) -> Pool:
 def span_of(vectors: np.ndarray, tokens: Sequence[int], kept: Pool, pool: Pool) -> np.ndarray:
     """A copy (n, heads, width) of what ``pool`` is made of, of the n contiguous ``tokens`` of a text.
 
-    Args:
-        vectors: of the text, recorded with ``kept``, a :func:`token_pool` of ``pool``.
+    ``vectors`` are the text's, recorded with ``kept``, a :func:`token_pool` of ``pool``.
     """
     after = kept == "positions" and pool != "predicting"  # the first position comes before the first token
     return vectors[tokens[0] + after : tokens[-1] + after + 1].copy()
@@ -65,16 +61,14 @@ def token_vectors(states: Tensor, pool: Pool) -> Tensor:
 
 
 def _averaged_from(pool: Pool, width: int) -> int:
-    """Start of the part of a vector that is averaged over tokens; the part before is the last token's."""
+    """Start of the part of a vector that is averaged over tokens; what is before it is the last token's."""
     return {"mean": 0, "mind": width // 2}.get(pool, width)
 
 
 def pool_tokens(vectors: np.ndarray, pool: Pool) -> np.ndarray:
-    """The vector (heads, width) of a run of tokens.
+    """The vector (heads, width) of a run of tokens; pool "predicting" is what comes before the first.
 
-    Args:
-        vectors: (n, heads, width), at least one, recorded with :func:`token_pool`.
-        pool: "mean", "last", "mind", or "predicting", which is what comes before the first.
+    ``vectors`` (n, heads, width), at least one, were recorded with :func:`token_pool`.
     """
     if pool == "predicting":
         return vectors[0].copy()
@@ -84,23 +78,14 @@ def pool_tokens(vectors: np.ndarray, pool: Pool) -> np.ndarray:
 
 
 class StreamingPool:
-    """The vectors of a batch's texts, pooled one token at a time; pools of single tokens keep the last.
-
-    Args:
-        rows: texts.
-    """
+    """The vectors of ``rows`` texts, pooled one token at a time; pools of single tokens keep the last."""
 
     def __init__(self, pool: Pool, rows: int) -> None:
         self._pool, self._rows = pool, rows
         self._sums: Tensor | None = None  # (rows, heads, width): sums, or what the last token has
 
     def add(self, vectors: Tensor, rows: Tensor | slice) -> None:
-        """Take one more token of some texts.
-
-        Args:
-            vectors: (b, heads, width), from :func:`token_vectors`.
-            rows: (b,) whose they are.
-        """
+        """Take one more token, (b, heads, width) from :func:`token_vectors`, of the texts ``rows`` (b,)."""
         if self._sums is None:
             self._sums = vectors.new_zeros(self._rows, *vectors.shape[1:])
         width = vectors.shape[-1]
@@ -121,11 +106,100 @@ class StreamingPool:
         return pooled
 
 
+class Waiting:
+    """Recorded steps whose tokens may still be cut from their texts.
+
+    A stop string can begin before the token that completes it, so a step waits until it is committed: as a
+    rule at once, and at most for as many steps as the longest stop string has characters.
+    """
+
+    def __init__(self) -> None:
+        self._steps: deque[tuple[int, Tensor, Sequence[Tensor]]] = deque()
+
+    def add(self, index: int, rows: Tensor, *values: Tensor) -> None:
+        """Values (b, ..) of the ``index``-th token of some rows (b,)."""
+        self._steps.append((index, rows, values))
+
+    def drop(self, count: int) -> None:
+        """Take back the last ``count`` steps."""
+        for _ in range(count):
+            self._steps.pop()
+
+    def below(self, upto: int, kept: Mapping[int, int]) -> Iterator[tuple[int, Tensor, Sequence[Tensor]]]:
+        """Take the steps below ``upto``, without the rows that have ended and keep no such token."""
+        while self._steps and self._steps[0][0] < upto:
+            index, rows, values = self._steps.popleft()
+            if kept:
+                listed = rows.tolist()
+                keep = [i for i, row in enumerate(listed) if kept.get(row, index + 1) > index]
+                if len(keep) < len(listed):
+                    chosen = torch.tensor(keep, dtype=torch.long)
+                    rows, *values = (each[chosen.to(each.device)] for each in (rows, *values))
+            yield index, rows, values
+
+
+class GrowingPool:
+    """One feature of ``rows`` texts that grow: tokens that may still be cut wait, the others are pooled.
+
+    Places count from the first state that belongs to a text, which with ``positions`` is the one before its
+    first token. What is pooled lies on ``device``, or where the states are.
+    """
+
+    def __init__(self, pool: Pool, rows: int, device: torch.device | None = None) -> None:
+        self._pool, self._rows, self._device = pool, rows, device
+        self._more = int(pool == "positions")  # states a text has beside its tokens'
+        self._waiting = Waiting()
+        self._pooled = StreamingPool(pool, rows)
+        self._tokens: list[list[Tensor]] = [[] for _ in range(rows)]
+        self._finite: list[tuple[int, Tensor, Tensor]] = []  # place, rows (b,), (b, layers) bool
+
+    def add(self, first: int, rows: Tensor, states: Tensor) -> None:
+        """Take states (b, q, layers, d) of q places of the texts ``rows`` (b,), from ``first`` on."""
+        vectors = token_vectors(states, self._pool)
+        for place, each in enumerate(zip(vectors.unbind(1), all_finite(states).unbind(1), strict=True)):
+            self._waiting.add(first + place, rows, *each)
+
+    def drop(self, count: int) -> None:
+        """Take back the last ``count`` places."""
+        self._waiting.drop(count)
+
+    def commit(self, upto: int, kept: Mapping[int, int]) -> None:
+        """Pool the waiting tokens below ``upto``; ``kept`` is how many rows that have ended keep."""
+        places = {row: count + self._more for row, count in kept.items()} if self._more else kept
+        for place, rows, (vectors, finite) in self._waiting.below(upto + self._more, places):
+            self._finite.append((place, rows, finite))
+            if self._pool in PER_TOKEN:
+                for row, vector in zip(rows.tolist(), vectors.cpu(), strict=True):
+                    self._tokens[row].append(vector)
+            else:
+                # Rows leave a batch and never come back: as many as began are all, in their order.
+                some = rows if len(rows) < self._rows else slice(None)
+                self._pooled.add(vectors.to(device=self._device), some)
+
+    def broken(self) -> tuple[int, int, int] | None:
+        """(row, token, layer's place) of the first committed state that is NaN or infinite."""
+        if not self._finite or bool(torch.cat([good.flatten() for *_, good in self._finite]).all()):
+            return None
+        row, place, layer = min(
+            (int(rows[i]), place, layer)
+            for place, rows, good in self._finite
+            for i, layer in (~good).nonzero().tolist()
+        )
+        return row, max(0, place - self._more), layer
+
+    def value(self, row: int, kept: int) -> np.ndarray | None:
+        """Committed float32 states as :class:`probers.types.Generation` has them; None of no tokens."""
+        if not kept or not self._finite:
+            return None
+        if self._pool in PER_TOKEN:
+            return torch.stack(self._tokens[row]).numpy()
+        return self._pooled.value(row, kept).cpu().numpy()
+
+
 class WholePool:
     """The vectors of texts that one pass reads whole, layer by layer.
 
-    Args:
-        scored: (batch, T) bool, which of the last T positions are tokens of the texts.
+    ``scored`` (batch, T) bool says which of the last T positions are tokens of the texts.
     """
 
     def __init__(self, pool: Pool, scored: Tensor) -> None:
@@ -157,10 +231,9 @@ class WholePool:
         return None
 
     def value(self, layers: Tensor, row: int) -> np.ndarray:
-        """The vector of one text, (heads, width), or (n, heads, width) of its tokens.
+        """The vector (heads, width) of one text, or (n, heads, width) of its tokens.
 
-        Args:
-            layers: (batch, .., layers, d), what :meth:`layer` kept of each.
+        ``layers`` (batch, .., layers, d) is what :meth:`layer` kept of each.
         """
         own = layers[row]
         if self._pool in PER_TOKEN:

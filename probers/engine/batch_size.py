@@ -1,15 +1,19 @@
-"""Work in batches of like length, as large as memory allows."""
+"""Batches of like length, as large as memory allows; prompts that begin others are read inside these."""
 
 from __future__ import annotations
 
 import gc
 import logging
+from bisect import bisect_right
 from collections.abc import Callable, Container, Iterator, Sequence
-from typing import TypeVar
+from itertools import accumulate
+from typing import Any, TypeVar
 
 import torch
 
 from ..types import RunError, UserError
+from .forward import Decoder, read_prefixes
+from .kv_cache import CachedPrefix, can_share
 
 log = logging.getLogger(__name__)
 
@@ -28,12 +32,8 @@ T = TypeVar("T")
 class Batches:
     """Runs work on batches of indices.
 
-    Args:
-        size: texts per batch; "auto" begins with 32, doubles up to 256 while a batch takes
-            less than two fifths of an accelerator's memory, and halves when memory runs out.
-
-    Attributes:
-        size: texts per batch, for the time being.
+    ``size``, texts per batch, is a number or "auto", which begins with 32, doubles up to 256 while a batch
+    takes less than two fifths of an accelerator's memory, and halves when memory runs out.
     """
 
     def __init__(self, size: int | str, device: torch.device) -> None:
@@ -56,9 +56,8 @@ class Batches:
     ) -> Iterator[dict[int, T]]:
         """``work`` for the indices of ``lengths``, batch by batch.
 
-        Batches hold texts of like length, and the longest come first: if memory runs out, it
-        does so at once. What is ``known`` is left out of the batches that were made with it, so
-        that the others are the same.
+        Batches hold texts of like length, and the longest come first: if memory runs out, it does so at once.
+        What is ``known`` is left out of the batches that were made with it, so that the others are the same.
 
         Args:
             price: what a batch costs in places, by which batches are cut (:func:`cheapest`);
@@ -90,28 +89,22 @@ class Batches:
                 self._shrink(len(chosen))
             else:
                 waiting = waiting[len(chosen) :]
-                if len(chosen) == most:
-                    self._grow()
+                full = self._auto and len(chosen) == most and 2 * self.size <= self._most
+                if full and memory_share(self._device) < _ROOMY:
+                    self.size *= 2
             if (self.size, self._beside) != before:
                 plan = []
             if made:
                 yield made
 
-    def _grow(self) -> None:
-        if self._auto and 2 * self.size <= self._most and memory_share(self._device) < _ROOMY:
-            self.size *= 2
-
     def _shrink(self, failed: int) -> None:
         """Halve the batch after ``failed`` texts did not fit in memory."""
         if not self._auto:
             raise RunError(
-                f"memory ran out with batch_size={self.size}; choose a smaller one or batch_size=auto",
-                "memory",
+                f"memory ran out with batch_size={self.size}: lower it, or batch_size=auto", "memory"
             )
         if failed == 1:
-            raise RunError(
-                "memory ran out for a single text; use a shorter one, a smaller dtype or model", "memory"
-            )
+            raise RunError("memory ran out for a single text: shorten it or take a smaller model", "memory")
         if failed > self.size:
             self._beside = 1
         else:
@@ -145,10 +138,9 @@ def cut(lengths: Sequence[int], size: int) -> list[int]:
 
 
 def cheapest(lengths: Sequence[int], size: int, price: int) -> list[int]:
-    """Sizes of batches of at most ``size`` texts, for descending ``lengths``: the cheapest there are.
+    """Sizes of the cheapest batches of at most ``size`` texts, for descending ``lengths``.
 
-    Args:
-        price: what a batch costs besides its places, in places.
+    A batch costs ``price`` places besides its own.
     """
     costs, begins = [0], [0]  # of the batches of the first so many texts, and where the last begins
     for end in range(1, len(lengths) + 1):
@@ -178,3 +170,65 @@ def _out_of_memory(error: BaseException) -> bool:
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
     return "out of memory" in str(error) or "can't allocate memory" in str(error)
+
+
+#: Tokens that must be saved: about what a further pass over one token of each row costs.
+_LEAST = 128
+
+
+def longest(sequences: Sequence[Sequence[int]]) -> list[int]:
+    """For each sequence the index of one that begins with it and that no other begins with."""
+    order = sorted(range(len(sequences)), key=lambda i: tuple(sequences[i]))
+    found = list(range(len(sequences)))
+    # Whatever begins some sequence begins its neighbour in alphabetical order.
+    for this, following in zip(order[-2::-1], order[:0:-1], strict=True):
+        if tuple(sequences[following][: len(sequences[this])]) == tuple(sequences[this]):
+            found[this] = found[following]
+    return found
+
+
+def nested(prompts: Sequence[Sequence[int]], config: Any) -> list[int] | None:
+    """For each prompt the index of the longest that begins with all its tokens but the last.
+
+    The last token is left to be computed, since its logits are wanted, and may thus differ. None where too
+    little is nested, or the family's keys and values cannot be shared.
+    """
+    if any(len(ids) == 1 for ids in prompts) or not can_share(config):
+        return None
+    found = longest([ids[:-1] for ids in prompts])
+    saved = sum(len(prompts[i]) for i, own in enumerate(found) if i != own)
+    return found if saved >= _LEAST else None
+
+
+def read_nested(
+    decoder: Decoder,
+    batches: Batches,
+    prompts: Sequence[Sequence[int]],
+    whole: Sequence[int],
+    known: Container[int],
+) -> Iterator[dict[int, CachedPrefix]]:
+    """Keys and values of all but the last token of each prompt, by its index; of nested ones computed once.
+
+    Prompts come in groups that take as much memory as a batch of the longest of them would; one that is all
+    ``known`` is left out. ``whole`` is what :func:`nested` found.
+    """
+    parts: dict[int, list[int]] = {}
+    for index, own in enumerate(whole):
+        parts.setdefault(own, []).append(index)
+    waiting = sorted(parts, key=lambda i: -len(prompts[i]))
+    while waiting:
+        lengths = list(accumulate(len(prompts[i]) for i in waiting))
+        count = bisect_right(lengths, batches.size * lengths[0])
+        group, waiting = waiting[:count], waiting[count:]
+        if all(index in known for own in group for index in parts[own]):
+            continue
+        heads = [prompts[i][:-1] for i in group]
+
+        def compute(chosen: list[int], heads: list[Sequence[int]] = heads) -> list[CachedPrefix]:
+            return read_prefixes(decoder, [heads[i] for i in chosen])
+
+        read = batches.each([len(head) for head in heads], compute, price=_LEAST)
+        computed = {group[place]: one for made in read for place, one in made.items()}
+        found = {index: computed[own] for own in group for index in parts[own]}
+        del computed  # the caller alone holds them
+        yield found

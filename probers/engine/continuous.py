@@ -22,10 +22,10 @@ from ..capture.hidden_states import tap_of
 from ..capture.pooling import BEFORE
 from ..types import Feature, Generation, Needs, RunError, UserError
 from .decode import Request, Row, closed
-from .forward import GrowingLayer, broken_logits, can_share, new_cache, token_scores
-from .kv_cache import BlockCache, CachedPrefix, fill
+from .forward import broken_logits, token_scores
+from .kv_cache import BlockCache, CachedPrefix, GrowingLayer, can_share, fill, new_cache
 from .language_model import Sampling
-from .stopping import Stops
+from .tokens import Stops
 
 if TYPE_CHECKING:
     from .model import CausalLM
@@ -37,7 +37,6 @@ class LiveText:
     """A text while it is written.
 
     Attributes:
-        row: its tokens, and why it ended.
         logprobs, entropies: one per token, nats, of the raw distribution.
         tops: of each token the likeliest ones, ids and log-probabilities, as many as ``alternatives``.
         text: what is written so far, up to a stop.
@@ -45,14 +44,7 @@ class LiveText:
         read: tokens whose states were read and handed out; all of them where nothing is read.
         cancelled: set by anyone to have it leave with the next step.
         left: it is no part of its batch any more.
-        error: why it was given up.
         cached: tokens of its prompt whose keys and values were there already.
-
-    Args:
-        request: prompt, limit and random stream.
-        stops: what ends it before its limit.
-        sampling: how tokens are drawn; None takes the likeliest.
-        alternatives: most likely tokens to record for each place.
     """
 
     def __init__(
@@ -79,7 +71,6 @@ class LiveText:
 
     @property
     def written(self) -> bool:
-        """The text has ended."""
         return self.row.stop is not None
 
     @property
@@ -122,12 +113,7 @@ Reader = Callable[[Sequence[LiveText], Tensor], None]
 
 @dataclass(slots=True)
 class _Reading:
-    """Prompts that are being read together, each once, for the texts that want it.
-
-    Attributes:
-        places: of each text its prompt.
-        done: columns that are read.
-    """
+    """Prompts that are read together, each once, for the texts that want it (``places`` in ``prompts``)."""
 
     texts: list[LiveText]
     places: list[int]
@@ -145,9 +131,7 @@ class ContinuousBatch:
     Everything happens in :meth:`step`, on the thread that calls it; use it as a context manager.
 
     Args:
-        lm: the model.
-        feature: states to read of each token; None reads none.
-        reader: told of them.
+        feature: states of each token to read and tell ``reader`` of; None reads none.
         rows: most texts that are written at once.
         piece: most places of prompts that are read between two steps.
         blocks: what is kept of texts that are over.
@@ -168,9 +152,7 @@ class ContinuousBatch:
     ) -> None:
         if not can_share(lm.model.config):
             raise UserError(
-                f"{type(lm.model).__name__} keeps more than keys and values, so that texts cannot join "
-                "a running batch; choose a model with plain attention",
-                "model",
+                f"{type(lm.model).__name__} keeps more than keys and values: take another model", "model"
             )
         self._decoder, self._config = lm.decoder, lm.model.config
         self._reader = reader
@@ -198,7 +180,6 @@ class ContinuousBatch:
 
     @property
     def texts(self) -> list[LiveText]:
-        """All that wait, are read or written."""
         return [*self._waiting, *(self._reading.texts if self._reading else ()), *self._running]
 
     @property
@@ -208,20 +189,14 @@ class ContinuousBatch:
 
     @property
     def waiting(self) -> int:
-        """Texts whose prompts wait to be read."""
         return len(self._waiting)
 
     def add(self, texts: Sequence[LiveText]) -> None:
-        """Have texts written as soon as there is room."""
         self._waiting.extend(texts)
 
     @torch.inference_mode()
     def step(self) -> list[LiveText]:
-        """Read a piece of a prompt, or write a token of each text: one pass, by turns.
-
-        Returns:
-            The texts in which something changed.
-        """
+        """Read a piece of a prompt, or write a token of each text, by turns; the texts that changed."""
         changed = list[LiveText]()
         asked = self._reading is not None or (self._waiting and len(self._running) < self._rows)
         if asked and not (self._running and self._has_read):
@@ -274,19 +249,14 @@ class ContinuousBatch:
         if not last:
             return []
         self._reading = None
-        self._keep(reading)
+        for row, ids in enumerate(reading.prompts if self._blocks is not None else ()):
+            self._blocks.keep(ids, _row(reading.cache, row, width - len(ids)))
         which = torch.tensor(reading.places, device=self._decoder.device)
         if states is not None and self._reader is not None:
             self._reader(reading.texts, states[which, -1])
         tokens = self._draw(reading.texts, logits[which, -1])
         self._join(reading, which, tokens)
         return reading.texts
-
-    def _keep(self, reading: _Reading) -> None:
-        if self._blocks is None:
-            return
-        for row, ids in enumerate(reading.prompts):
-            self._blocks.keep(ids, _row(reading.cache, row, reading.ids.shape[1] - len(ids)))
 
     def _join(self, reading: _Reading, which: Tensor, tokens: Tensor) -> None:
         """Put the texts whose prompts were read beside those that are written."""
@@ -326,19 +296,15 @@ class ContinuousBatch:
             prompts = torch.tensor(lengths, device=device)
             states = self._tap.take_last(prompts, positions[:, 0] + 1 - prompts)
             if states is not None and self._reader is not None:
-                self._tell(states[:, -1])
+                # Not of texts whose token there is one beyond their last.
+                kept = [i for i, text in enumerate(self._running) if text.error is None and not text.over]
+                some = states if len(kept) == len(self._running) else states[torch.tensor(kept).long()]
+                self._reader([self._running[i] for i in kept], some[:, -1])
         if not self._before:
             for text in self._running:
                 text.read = min(text.read + 1, len(text.row.ids))
         self._next = self._draw(self._running, logits)
         return list(self._running)
-
-    def _tell(self, states: Tensor) -> None:
-        """Hand out the states of texts that have a token there: not of one beyond the text's last."""
-        assert self._reader is not None
-        kept = [i for i, text in enumerate(self._running) if text.error is None and not text.over]
-        some = states if len(kept) == len(self._running) else states[torch.tensor(kept, dtype=torch.long)]
-        self._reader([self._running[i] for i in kept], some)
 
     def _draw(self, texts: Sequence[LiveText], logits: Tensor) -> Tensor:
         """The next token (texts, 1) of each text; of one that is written it is of no account."""
@@ -394,7 +360,6 @@ class ContinuousBatch:
         return gone
 
     def _select(self, slots: list[int]) -> None:
-        """Keep only some of the running rows, in this order."""
         chosen = torch.tensor(slots, dtype=torch.long)
         if slots:
             self._cache.batch_select_indices(chosen.to(self._decoder.device))

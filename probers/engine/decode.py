@@ -1,11 +1,11 @@
 """Decoding of one batch, with everything that was asked for read on the way.
 
-Conventions, shared with :mod:`probers.engine.score`:
+Conventions, shared with :func:`probers.engine.forward.score_batch`:
 
 - Logits that produced token i come from the position before it; states and attention
   of token i are read when token i itself is forwarded. The last token is forwarded too.
 - Text, offsets, log-probabilities, states and attention all describe the tokens that
-  are kept (:mod:`probers.engine.stopping`).
+  are kept (:class:`probers.engine.tokens.Stops`).
 - A row that has ended leaves the batch; nothing is computed for it any more.
 
 Prompt lookup (:class:`PromptLookup`) drafts several tokens at a time and checks them in one pass over all of
@@ -27,21 +27,18 @@ from torch import Tensor
 from ..capture.hidden_states import broken_state
 from ..capture.recorder import CaptureSession
 from ..types import Generation, StopReason
-from .forward import Decoder, broken_logits, can_drop, new_cache, token_scores
-from .kv_cache import CachedPrefix, PrefixCache, fill
+from .forward import Decoder, broken_logits, token_scores
+from .kv_cache import CachedPrefix, PrefixCache, can_drop, fill, new_cache
 from .language_model import Decoding
-from .stopping import Stops
-from .tokens import Prompt, TextStream
+from .tokens import Prompt, Stops, TextStream
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One prompt of a batch.
+    """One prompt of a batch, to write at most ``limit`` >= 1 tokens after.
 
-    Attributes:
-        limit: most tokens to write, at least one.
-        prefix: keys and values of what the prompt may begin with; used where every request has some.
-        stream: of :meth:`Sampling.streams`, where tokens are drawn.
+    ``prefix`` has keys and values of what it may begin with, used where every request has some; ``stream`` is
+    of :meth:`Sampling.streams`, where tokens are drawn.
     """
 
     prompt: Prompt
@@ -51,15 +48,12 @@ class Request:
 
 
 class Row:
-    """A prompt's text as it grows.
+    """A prompt's text as it grows; decoded with it where a stop, or ``read``, asks for that.
 
     Attributes:
         ids: tokens written; special ones that end a text are none of them.
         kept: how many of them are its text.
         stop: why it ended; None while it runs.
-
-    Args:
-        read: decode the text as it grows, also where no stop asks for it.
     """
 
     def __init__(self, request: Request, tokenizer: Any, stops: Stops, *, read: bool = False) -> None:
@@ -73,11 +67,8 @@ class Row:
     def accept(self, tokens: Sequence[int], guessed: Sequence[int]) -> tuple[int, int]:
         """Take the next token, and those after it as long as the guesses before them were right.
 
-        Args:
-            tokens: one more than were guessed.
-
-        Returns:
-            How many guesses were right, and how many tokens were looked at.
+        ``tokens`` is one more than were guessed. Returns how many guesses were right, and how many tokens
+        were looked at.
         """
         for count, token in enumerate(tokens):
             written = len(self.ids)
@@ -116,20 +107,16 @@ class Row:
         return "" if self._text is None else self._text.visible[: self._end]
 
     def safe(self) -> int:
-        """Number of tokens that stay, whatever comes next."""
         if self._text is None or not self._stops.look_back:
             return len(self.ids)
         return self._text.settled(self._stops.safe(self._text.visible))
 
 
 class Batch:
-    """The rows of a batch that still run: what the next forward pass needs of them.
+    """The rows of a batch that still run, and ``logits`` (b, q, vocabulary) of their last pass.
 
-    Attributes:
-        rows: (b,) the rows that the batch began with and that are left.
-        active: the same as a list.
-        width: columns of the prompts, padding included.
-        logits: (b, q, vocabulary) of the last pass.
+    ``rows`` (b,) are those that the batch began with and that are left, ``active`` the same as a list;
+    ``width`` counts columns of the prompts, padding included.
     """
 
     def __init__(self, decoder: Decoder, requests: Sequence[Request]) -> None:
@@ -156,7 +143,6 @@ class Batch:
 
     @property
     def can_drop(self) -> bool:
-        """Forwarded tokens can be taken back."""
         return self._cache is not None and can_drop(self._cache)
 
     def select(self, slots: list[int]) -> None:
@@ -195,7 +181,6 @@ class Batch:
         self.logits = self._decoder(tokens, self._mask, following, keep=count, cache=self._cache).float()
 
     def drop(self, count: int) -> None:
-        """Take back the last ``count`` tokens of every row."""
         if not count:
             return
         for layer in self._cache.layers:
@@ -235,7 +220,10 @@ def generate_batch(
         index, guessed = 0, list[int]()  # tokens decided so far, and those forwarded that may yet be wrong
         while any(rows[i].stop is None for i in batch.active):
             if can_guess and lookup is None and len(batch.active) == 1:
-                lookup = _lookup(rows[batch.active[0]].prompt, how)
+                prompt = rows[batch.active[0]].prompt
+                last = how.cache.get(prompt.name) if how.cache is not None else None
+                earlier = () if last is None else last.ids[last.start :]
+                lookup = PromptLookup([*earlier, *prompt.ids], how.draft)
             if how.sampling is None:
                 tokens = batch.logits.argmax(dim=-1)  # (b, q)
             else:
@@ -264,8 +252,8 @@ def generate_batch(
                 tokens = tokens[torch.tensor(slots, device=tokens.device)]
                 batch.select(slots)
             tokens = tokens[:, right : right + 1]
-            last = rows[batch.active[0]]
-            guessed = lookup.guess(last.ids, last.limit) if lookup is not None and last.stop is None else []
+            row = rows[batch.active[0]]
+            guessed = lookup.guess(row.ids, row.limit) if lookup is not None and row.stop is None else []
             if guessed:
                 tokens = torch.cat([tokens, tokens.new_tensor([guessed])], dim=1)
             capture.read_last(1 + len(guessed))
@@ -295,13 +283,10 @@ _SHORT = 4
 
 
 class PromptLookup:
-    """Drafts of one text: what followed the last place where it went as it does now.
+    """Drafts of one text: what followed the last place where it went as it does now, ``most`` tokens at once.
 
-    An answer repeats its prompt: names from the question, sentences from a passage, its own words.
-
-    Args:
-        before: tokens that it may repeat; its prompt's are the last.
-        most: tokens guessed at once.
+    An answer repeats its prompt: names from the question, sentences from a passage, its own words. ``before``
+    is what it may repeat, and ends with its prompt.
     """
 
     def __init__(self, before: Sequence[int], most: int) -> None:
@@ -329,15 +314,7 @@ def guess(ids: np.ndarray, most: int) -> list[int]:
     return []
 
 
-def _lookup(prompt: Prompt, how: Decoding) -> PromptLookup:
-    """Drafts for a prompt's continuation, from an earlier text of that name and the prompt."""
-    last = how.cache.get(prompt.name) if how.cache is not None else None
-    earlier = () if last is None else last.ids[last.start :]
-    return PromptLookup([*earlier, *prompt.ids], how.draft)
-
-
 def _refuse_broken(rows: Sequence[Row], capture: CaptureSession, scores: Tensor) -> None:
-    """RunError for the first kept token whose state or logits are not finite."""
     broken = capture.broken()
     if broken is not None:
         feature, row, token, layer = broken

@@ -1,34 +1,36 @@
-"""One forward call of any decoder-only model of transformers, and the key/value cache that it extends.
+"""One forward call of any decoder-only model of transformers, and the teacher-forced pass made of it.
 
-Batches are left-padded. transformers' dynamic cache makes a new tensor of the whole context for every token
-and layer; here room for the whole text is allocated once and filled, which gives the same numbers and makes
-long prompts in large batches cheap to continue.
+Batches are left-padded. :func:`score_batch` reads texts that exist already with the conventions and fields of
+greedy decoding, so that what decoding recorded can be had again, or checked, from the tokens alone.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import DynamicCache
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from ..types import RunError
-
-_ROOM = 64  # positions added when a text outgrows its room
+from ..capture.attention import AttentionTap, LookbackTap
+from ..capture.hidden_states import StateTap, broken_state, tap_of
+from ..capture.pooling import WholePool
+from ..types import AttentionRows, Feature, Generation, Needs, RunError
+from .kv_cache import CachedPrefix, fill, new_cache
+from .tokens import Prompt
 
 
 class Decoder:
     """A causal language model as a function from tokens to the logits of the last positions.
 
-    Families differ in what their forward accepts; the ones without ``position_ids``
-    derive positions from the mask, the ones without ``logits_to_keep`` compute all logits.
-
-    Args:
-        use_cache: False does without keys and values, for models whose cache is broken.
+    Families differ in what their forward accepts; the ones without ``position_ids`` derive positions from the
+    mask, the ones without ``logits_to_keep`` compute all logits. ``use_cache=False`` does without keys and
+    values, for models whose cache is broken.
     """
 
     def __init__(self, model: Any, *, use_cache: bool = True) -> None:
@@ -48,7 +50,6 @@ class Decoder:
             ids: (batch, length).
             mask: (batch, cached + length), 1 where a token is, or None without padding.
             positions: (batch, length), of each token in its own sequence.
-            keep: positions whose logits are wanted, counted from the end.
             cache: key/value cache that the call extends; None for a pass without one.
         """
         options: dict[str, Any] = {"use_cache": cache is not None, "past_key_values": cache}
@@ -62,8 +63,8 @@ class Decoder:
     def pad(self, sequences: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor | None, Tensor]:
         """Left-padded ids, mask (None when nothing had to be padded) and positions, each (batch, length).
 
-        Padding is masked, so that it may be any token; 0 exists in every vocabulary, while
-        a tokenizer's padding token may be missing or unknown to the model.
+        Padding is masked and may be any token; 0 exists in every vocabulary, a tokenizer's padding token may
+        not.
         """
         width = max(len(ids) for ids in sequences)
         pads = [width - len(ids) for ids in sequences]
@@ -75,12 +76,10 @@ class Decoder:
 
 
 def token_scores(logits: Tensor, tokens: Tensor, *, top: bool = False) -> Tensor:
-    """(2, ...) log-probability of ``tokens`` and entropy of their distribution, nats, float32.
+    """(2, ...) log-probability of ``tokens`` (...) and entropy of their distribution, nats, float32.
 
-    Args:
-        logits: (..., vocabulary) raw logits; -inf excludes a token.
-        tokens: (...).
-        top: also the distribution's two highest probabilities, (4, ...) together.
+    In ``logits`` (..., vocabulary) -inf excludes a token. ``top`` adds the distribution's two highest
+    probabilities, (4, ...) together.
     """
     logprobs = logits.float().log_softmax(dim=-1)
     chosen = logprobs.gather(-1, tokens[..., None])[..., 0]
@@ -95,149 +94,123 @@ def broken_logits(where: str) -> RunError:
     return RunError(f"the logits are NaN or infinite at {where}; try dtype=float32 or bfloat16", "model")
 
 
-class GrowingLayer(DynamicLayer):
-    """One layer's keys and values, as views of buffers with room for what is to come: positions, and rows.
+@torch.inference_mode()
+def read_prefixes(decoder: Decoder, sequences: Sequence[Sequence[int]]) -> list[CachedPrefix]:
+    """Keys and values of token sequences, from one pass over them as a batch."""
+    tokens, mask, positions = decoder.pad(sequences)
+    # Without the config, so that layers with a sliding window keep all positions too:
+    # how far the window reaches depends on what follows.
+    cache: Any = DynamicCache()
+    decoder(tokens, mask, positions, cache=cache)
+    found = []
+    for row, ids in enumerate(sequences):
+        own = slice(tokens.shape[1] - len(ids), None)
+        layers = tuple((layer.keys[row, :, own], layer.values[row, :, own]) for layer in cache.layers)
+        found.append(CachedPrefix(tuple(ids), layers))
+    return found
 
-    Args:
-        capacity: positions to make room for at first.
+
+@torch.inference_mode()
+def score_batch(
+    decoder: Decoder,
+    tokenizer: Any,
+    texts: Sequence[tuple[Prompt, Sequence[int]]],
+    needs: Needs,
+    prefix: CachedPrefix | None = None,
+) -> list[Generation]:
+    """Record given continuations, each at least one token, as generation would have recorded them.
+
+    ``prefix`` has keys and values of what all prompts begin with.
+
+    Raises:
+        RunError: a logit or a recorded state is NaN or infinite.
     """
-
-    def __init__(self, capacity: int) -> None:
-        super().__init__()
-        self._capacity = capacity
-        self._buffers: tuple[Tensor, Tensor] | None = None
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        """Append (batch, heads, length, width) keys and values; returns all there are."""
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-        start = self.get_seq_length()
-        end = start + key_states.shape[-2]
-        rows = len(key_states)
-        if self._buffers is None or end > self._buffers[0].shape[-2]:
-            self._make_room(key_states, value_states, end + _ROOM if start else end)
-        assert self._buffers is not None
-        for buffer, new in zip(self._buffers, (key_states, value_states), strict=True):
-            buffer[:rows, :, start:end] = new
-        self.keys, self.values = (buffer[:rows, :, :end] for buffer in self._buffers)
-        return self.keys, self.values
-
-    def reserve(self, rows: int, length: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Begin with ``length`` positions in each row, for the caller to fill.
-
-        Args:
-            keys, values: (heads, _, width) of one row, for their shape and kind.
-
-        Returns:
-            Keys and values (rows, heads, length, width) as the cache holds them.
-        """
-        self.lazy_initialization(keys, values)
-        self._buffers = empty(rows, max(length, self._capacity), keys, values)
-        self.keys, self.values = (buffer[:, :, :length] for buffer in self._buffers)
-        return self.keys, self.values
-
-    def _make_room(self, keys: Tensor, values: Tensor, capacity: int) -> None:
-        start, before = self.get_seq_length(), (self.keys, self.values)
-        self._buffers = empty(len(keys), max(capacity, self._capacity), keys[0], values[0])
-        if start:
-            for buffer, old in zip(self._buffers, before, strict=True):
-                assert old is not None  # there are positions already
-                buffer[:, :, :start] = old
-
-    def join(self, other: GrowingLayer, rows: int) -> None:
-        """Take the rows of another layer as well; the shorter ones begin with positions to be masked.
-
-        Args:
-            rows: to make room for.
-        """
-        if other.keys is None or other.values is None:
-            return
-        if self.keys is None or self.values is None:
-            self.lazy_initialization(other.keys, other.values)
-        assert self.keys is not None and self.values is not None
-        before, length = (0, 0) if self._buffers is None else (len(self.keys), self.get_seq_length())
-        after, total = before + len(other.keys), max(length, other.get_seq_length())
-        old = self._buffers
-        if old is None or after > len(old[0]) or total > old[0].shape[-2]:
-            self._buffers = empty(max(after, rows), total + _ROOM, other.keys[0], other.values[0])
-        assert self._buffers is not None
-        if before and (old is not self._buffers or total > length):
-            for buffer, own in zip(self._buffers, (self.keys, self.values), strict=True):
-                _align(buffer[:before, :, :total], own.clone())  # it may lie in the same buffer
-        for buffer, own in zip(self._buffers, (other.keys, other.values), strict=True):
-            _align(buffer[before:after, :, :total], own)
-        self.keys, self.values = (buffer[:after, :, :total] for buffer in self._buffers)
-
-    def trim(self, count: int) -> None:
-        """Forget the first ``count`` positions of every row."""
-        if self._buffers is None or self.keys is None:
-            return
-        rows, length = len(self.keys), self.get_seq_length() - count
-        for buffer in self._buffers:
-            buffer[:rows, :, :length] = buffer[:rows, :, count : count + length].clone()
-        self.keys, self.values = (buffer[:rows, :, :length] for buffer in self._buffers)
-
-    def drop(self, count: int) -> None:
-        """Take back the last ``count`` positions."""
-        if self._buffers is not None and self.keys is not None:
-            rows, length = len(self.keys), self.get_seq_length() - count
-            self.keys, self.values = (buffer[:rows, :, :length] for buffer in self._buffers)
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        """Keep some rows, and the room there was.
-
-        Where rows keep their place and the others come from behind them, as
-        :func:`probers.engine.decode.closed` orders them, only those are copied.
-        """
-        if self._buffers is None:
-            return
-        length, sources = self.get_seq_length(), indices.tolist()
-        moved = [(row, source) for row, source in enumerate(sources) if row != source]
-        if all(source >= len(sources) for _, source in moved):
-            for buffer in self._buffers:
-                for row, source in moved:
-                    buffer[row, :, :length] = buffer[source, :, :length]
-        else:
-            keys, values = (buffer.index_select(0, indices.to(buffer.device)) for buffer in self._buffers)
-            self._buffers = keys, values
-        self.keys, self.values = (buffer[: len(sources), :, :length] for buffer in self._buffers)
+    prompts, continuations = zip(*texts, strict=True)
+    lengths = [len(ids) for ids in continuations]
+    longest = max(lengths)
+    ids, mask, positions = decoder.pad([(*prompt.ids, *ids) for prompt, ids in texts])
+    columns, start, cache = ids, 0, None
+    if prefix is not None:
+        pads = [ids.shape[1] - len(p.ids) - n for p, n in zip(prompts, lengths, strict=True)]
+        cache = new_cache(decoder.model.config, ids.shape[1])
+        start = fill(cache, [prefix] * len(prompts), [p.ids for p in prompts], pads)
+        columns, positions = ids[:, start:], positions[:, start:]
+    count = torch.tensor(lengths, device=decoder.device)
+    scored = torch.arange(longest, 0, -1, device=decoder.device) <= count[:, None]  # (batch, longest)
+    prompted = torch.tensor([len(p.ids) for p in prompts], device=decoder.device)
+    features = [
+        (tap_of(decoder.model, feature), WholePool(feature.pool, scored)) for feature in needs.features
+    ]
+    with ExitStack() as taps:
+        for tap, pool in features:
+            taps.enter_context(tap)
+            if isinstance(tap, StateTap):  # pooled layer by layer: all positions of all layers are too many
+                tap.read(pool.layer)
+            else:
+                tap.read_last(longest + 1)
+        attention = None
+        if needs.attention:
+            attention = taps.enter_context(AttentionTap(decoder.model, needs.attention_layer))
+            attention.read(longest + 1)
+        logits = decoder(columns, mask, positions, keep=longest + 1, cache=cache)
+        layers = [_taken(tap, pool, prompted, count) for tap, pool in features]
+        attended = attention.take() if attention is not None else None
+    for feature, (_, pool) in zip(needs.features, features, strict=True):
+        _refuse_broken(prompts, feature, pool)
+    generations = []
+    for row, (prompt, length) in enumerate(zip(prompts, lengths, strict=True)):
+        found = token_scores(logits[row, -length - 1 : -1], ids[row, -length:], top=needs.top)
+        broken = (~found.isfinite().all(dim=0)).nonzero()
+        if len(broken):
+            raise broken_logits(f"token {int(broken[0])} of the continuation of {prompt.name}")
+        rows = None if attended is None else _rows(attended.weights(row)[0], len(prompt.ids), length)
+        read = zip(needs.features, features, layers, strict=True)
+        generations.append(
+            prompt.continued(
+                tokenizer, continuations[row], found.cpu().numpy(), stop="length", needs=needs,
+                states={each: pool.value(kept, row) for each, (_, pool), kept in read},
+                attention=rows,
+            )
+        )  # fmt: skip
+    return generations
 
 
-def _align(places: Tensor, values: Tensor) -> None:
-    """Put values (rows, heads, n, width) at the end of ``places`` (rows, heads, length, width)."""
-    start = places.shape[2] - values.shape[2]
-    places[:, :, :start] = 0  # never seen, but it must be a number
-    places[:, :, start:] = values
+@torch.inference_mode()
+def attend_alone(decoder: Decoder, sequences: Sequence[Sequence[int]]) -> list[AttentionRows]:
+    """Last-layer attention over ``sequences`` (each at least one token) with nothing before them.
 
-
-def empty(rows: int, length: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """Uninitialised (rows, heads, length, width) like keys and values (heads, _, width)."""
-    made = [one.new_empty(rows, one.shape[0], length, one.shape[2]) for one in (keys, values)]
-    return made[0], made[1]
-
-
-def new_cache(config: Any, capacity: int, *, whole: bool = False) -> DynamicCache:
-    """An empty cache for a model of ``config``; full attention has room for ``capacity`` positions.
-
-    Args:
-        whole: layers with a sliding window keep all positions too, which their masks hide: for texts
-            that begin at different places, whose windows end at different places.
+    Row 0 is zero, for no position predicts the first token.
     """
-    cache = DynamicCache(config=config)
-    # Else sliding windows stay as they are, they are short; so does whatever else a family brings.
-    grow = (DynamicLayer, DynamicSlidingWindowLayer) if whole else (DynamicLayer,)
-    cache.layers = [GrowingLayer(capacity) if type(c) in grow else c for c in cache.layers]
-    return cache
+    ids, mask, positions = decoder.pad(sequences)
+    with AttentionTap(decoder.model) as tap:
+        tap.read(ids.shape[1])
+        decoder(ids, mask, positions)
+        attended = tap.take()
+    lengths = [len(sequence) for sequence in sequences]
+    return [_rows(attended.weights(row)[0, :, -n:], 0, n) for row, n in enumerate(lengths)]
 
 
-def can_drop(cache: Any) -> bool:
-    """Tell whether positions can be taken back and rows handed on; sliding windows allow neither."""
-    return all(type(layer) is GrowingLayer for layer in cache.layers)
+def _taken(tap: StateTap | LookbackTap, pool: WholePool, prompts: Tensor, written: Tensor) -> Tensor:
+    if isinstance(tap, StateTap):
+        read = tap.take()
+    elif (read := tap.take_last(prompts, written)) is not None:
+        read = pool.layer(read[:, :, 0])[..., None, :]
+    assert read is not None  # every feature has a layer, and a pass reads all of it
+    return read
 
 
-def can_share(config: Any) -> bool:
-    """Tell whether texts of this family can share keys and values of a prefix."""
-    layers = DynamicCache(config=config).layers
-    return all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers)
+def _rows(weights: Tensor, prompt: int, length: int) -> AttentionRows:
+    """A text's rows from weights (heads, q, k); with a sliding window k is shorter than the text."""
+    weights = weights[:, -length - 1 :, -prompt - length :]
+    rows = np.zeros((length + 1, prompt + length), dtype=np.float32)
+    rows[-weights.shape[1] :, prompt + length - weights.shape[2] :] = weights.mean(dim=0).cpu()
+    best = weights[:, -length:, -length:].amax(dim=1).mean(dim=0)
+    return AttentionRows(rows, np.array(best.cpu()))
+
+
+def _refuse_broken(prompts: Sequence[Prompt], feature: Feature, pool: WholePool) -> None:
+    if (broken := pool.broken()) is not None:
+        row, token, place = broken
+        # Blocks run in ascending order.
+        ascending = replace(feature, layers=tuple(sorted(set(feature.layers))))
+        raise broken_state(ascending, place, f"token {token} of the continuation of {prompts[row].name}")

@@ -1,46 +1,172 @@
-"""Keys and values computed once and used again by texts that begin alike.
+"""Keys and values: grown in place, computed once and used again by texts that begin alike.
 
-Two stores share one value, :class:`CachedPrefix`, and one way to begin a batch with it, :func:`fill`.
+transformers' dynamic cache makes a new tensor of the whole context for every token and layer; here room for
+the whole text is allocated once and filled, which gives the same numbers.
 
 - :class:`PrefixCache` holds every token of the last text of a name, for calls that extend it (the loop).
   How many columns a batch begins with decides how its matrix products are cut and thus the last digits of
   scores: with whole blocks a resumed run would not repeat the digits of earlier ones. Drafts also look up
   the text of that name.
 - :class:`BlockCache` holds blocks of tokens by a hash of all tokens up to their end (Kwon et al. 2023,
-  section 4.4; automatic prefix caching of vLLM), for a server whose texts have no names: any later text
-  finds them, and what several texts share is held once.
-
-Prompts that other prompts of the same call begin with are computed inside these (:func:`read_nested`).
+  section 4.4; automatic prefix caching of vLLM), for a server whose texts have no names.
 """
 
 from __future__ import annotations
 
 import hashlib
-from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, groupby
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from .batch_size import Batches
-from .forward import Decoder, GrowingLayer, can_drop, can_share, empty
+_ROOM = 64  # positions added when a text outgrows its room
+
+
+class GrowingLayer(DynamicLayer):
+    """One layer's keys and values, views of buffers with room for ``capacity`` positions, or more."""
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__()
+        self._capacity = capacity
+        self._buffers: tuple[Tensor, Tensor] | None = None
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Append (batch, heads, length, width) keys and values; returns all there are."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        start = self.get_seq_length()
+        end = start + key_states.shape[-2]
+        rows = len(key_states)
+        if self._buffers is None or end > self._buffers[0].shape[-2]:
+            self._make_room(key_states, value_states, end + _ROOM if start else end)
+        assert self._buffers is not None
+        for buffer, new in zip(self._buffers, (key_states, value_states), strict=True):
+            buffer[:rows, :, start:end] = new
+        self.keys, self.values = (buffer[:rows, :, :end] for buffer in self._buffers)
+        return self.keys, self.values
+
+    def reserve(self, rows: int, length: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Begin with ``length`` positions for the caller to fill; both (rows, heads, length, width)."""
+        self.lazy_initialization(keys, values)
+        self._buffers = empty(rows, max(length, self._capacity), keys, values)
+        self.keys, self.values = (buffer[:, :, :length] for buffer in self._buffers)
+        return self.keys, self.values
+
+    def _make_room(self, keys: Tensor, values: Tensor, capacity: int) -> None:
+        start, before = self.get_seq_length(), (self.keys, self.values)
+        self._buffers = empty(len(keys), max(capacity, self._capacity), keys[0], values[0])
+        if start:
+            for buffer, old in zip(self._buffers, before, strict=True):
+                assert old is not None  # there are positions already
+                buffer[:, :, :start] = old
+
+    def join(self, other: GrowingLayer, rows: int) -> None:
+        """Take the rows of another layer as well, with room for ``rows``; shorter ones begin masked."""
+        if other.keys is None or other.values is None:
+            return
+        if self.keys is None or self.values is None:
+            self.lazy_initialization(other.keys, other.values)
+        assert self.keys is not None and self.values is not None
+        before, length = (0, 0) if self._buffers is None else (len(self.keys), self.get_seq_length())
+        after, total = before + len(other.keys), max(length, other.get_seq_length())
+        old = self._buffers
+        if old is None or after > len(old[0]) or total > old[0].shape[-2]:
+            self._buffers = empty(max(after, rows), total + _ROOM, other.keys[0], other.values[0])
+        assert self._buffers is not None
+        if before and (old is not self._buffers or total > length):
+            for buffer, own in zip(self._buffers, (self.keys, self.values), strict=True):
+                _align(buffer[:before, :, :total], own.clone())  # it may lie in the same buffer
+        for buffer, own in zip(self._buffers, (other.keys, other.values), strict=True):
+            _align(buffer[before:after, :, :total], own)
+        self.keys, self.values = (buffer[:after, :, :total] for buffer in self._buffers)
+
+    def trim(self, count: int) -> None:
+        """Forget the first ``count`` positions of every row."""
+        if self._buffers is None or self.keys is None:
+            return
+        rows, length = len(self.keys), self.get_seq_length() - count
+        for buffer in self._buffers:
+            buffer[:rows, :, :length] = buffer[:rows, :, count : count + length].clone()
+        self.keys, self.values = (buffer[:rows, :, :length] for buffer in self._buffers)
+
+    def drop(self, count: int) -> None:
+        """Take back the last ``count`` positions."""
+        if self._buffers is not None and self.keys is not None:
+            rows, length = len(self.keys), self.get_seq_length() - count
+            self.keys, self.values = (buffer[:rows, :, :length] for buffer in self._buffers)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keep some rows, and the room there was.
+
+        Where rows keep their place and the others come from behind them, as
+        :func:`probers.engine.decode.closed` orders them, only those are copied.
+        """
+        if self._buffers is None:
+            return
+        length, sources = self.get_seq_length(), indices.tolist()
+        moved = [(row, source) for row, source in enumerate(sources) if row != source]
+        if all(source >= len(sources) for _, source in moved):
+            for buffer in self._buffers:
+                for row, source in moved:
+                    buffer[row, :, :length] = buffer[source, :, :length]
+        else:
+            keys, values = (buffer.index_select(0, indices.to(buffer.device)) for buffer in self._buffers)
+            self._buffers = keys, values
+        self.keys, self.values = (buffer[: len(sources), :, :length] for buffer in self._buffers)
+
+
+def _align(places: Tensor, values: Tensor) -> None:
+    """Put values (rows, heads, n, width) at the end of ``places`` (rows, heads, length, width)."""
+    start = places.shape[2] - values.shape[2]
+    places[:, :, :start] = 0  # never seen, but it must be a number
+    places[:, :, start:] = values
+
+
+def empty(rows: int, length: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Uninitialised (rows, heads, length, width) like keys and values (heads, _, width)."""
+    made = [one.new_empty(rows, one.shape[0], length, one.shape[2]) for one in (keys, values)]
+    return made[0], made[1]
+
+
+def new_cache(config: Any, capacity: int, *, whole: bool = False) -> DynamicCache:
+    """An empty cache for a model of ``config``; full attention has room for ``capacity`` positions.
+
+    With ``whole`` sliding windows keep all positions too, hidden by their masks: for texts that begin at
+    different places, whose windows end at different places.
+    """
+    cache = DynamicCache(config=config)
+    # Else sliding windows stay as they are, they are short; so does whatever else a family brings.
+    grow = (DynamicLayer, DynamicSlidingWindowLayer) if whole else (DynamicLayer,)
+    cache.layers = [GrowingLayer(capacity) if type(c) in grow else c for c in cache.layers]
+    return cache
+
+
+def can_drop(cache: Any) -> bool:
+    """Tell whether positions can be taken back and rows handed on; sliding windows allow neither."""
+    return all(type(layer) is GrowingLayer for layer in cache.layers)
+
+
+def can_share(config: Any) -> bool:
+    """Tell whether texts of this family can share keys and values of a prefix."""
+    layers = DynamicCache(config=config).layers
+    return all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CachedPrefix:
     """Tokens that prompts may begin with, and their keys and values.
 
-    Attributes:
-        ids: the tokens.
-        layers: keys and values of each, both (heads, len(ids) - start, width), of the tokens from
-            ``start`` on.
-        before: has those of the first ``start`` tokens; None where start is 0.
+    Those from ``start`` on are in ``layers``, both (heads, len(ids) - start, width) of each, the others in
+    ``before``, which is None where start is 0.
     """
 
     ids: tuple[int, ...]
@@ -48,27 +174,8 @@ class CachedPrefix:
     before: CachedPrefix | None = None
     start: int = 0
 
-    @classmethod
-    @torch.inference_mode()
-    def compute(cls, decoder: Decoder, sequences: Sequence[Sequence[int]]) -> list[CachedPrefix]:
-        """Run the model once over a batch of token sequences."""
-        tokens, mask, positions = decoder.pad(sequences)
-        # Without the config, so that layers with a sliding window keep all positions too:
-        # how far the window reaches depends on what follows.
-        cache: Any = DynamicCache()
-        decoder(tokens, mask, positions, cache=cache)
-        found = []
-        for row, ids in enumerate(sequences):
-            own = slice(tokens.shape[1] - len(ids), None)
-            layers = tuple((layer.keys[row, :, own], layer.values[row, :, own]) for layer in cache.layers)
-            found.append(cls(tuple(ids), layers))
-        return found
-
     def common(self, ids: Sequence[int]) -> int:
-        """Number of leading tokens of ``ids`` that are known, its last one not counted.
-
-        The last token is left to be computed, since its logits are wanted.
-        """
+        """Number of leading tokens of ``ids`` that are known; its last is left to compute, for its logits."""
         least = min(len(ids) - 1, len(self.ids))
         pairs = enumerate(zip(self.ids[:least], ids, strict=False))
         return next((i for i, (mine, its) in pairs if mine != its), least)
@@ -85,18 +192,10 @@ class CachedPrefix:
 def fill(
     cache: Any, prefixes: Sequence[CachedPrefix], prompts: Sequence[Sequence[int]], pads: Sequence[int]
 ) -> int:
-    """Begin the empty cache of a left-padded batch with as many columns as are known in every row.
+    """Begin the empty cache of a left-padded batch with the columns known in every row; their number.
 
-    Row i begins with its padding, and then has as much of ``prefixes[i]`` as its prompt begins
-    with. What a row still lacks lies in the columns after these, and is computed with the rest
-    of its prompt: every row stands where it would without this, with the same positions and mask.
-
-    Args:
-        prompts: token ids of the rows.
-        pads: columns of padding before each.
-
-    Returns:
-        The number of columns.
+    Row i begins with its padding, ``pads[i]`` columns, and then has as much of ``prefixes[i]`` as its prompt
+    begins with. What it still lacks is computed with the rest of its prompt, at the same positions and mask.
     """
     length = min(pad + one.common(ids) for pad, one, ids in zip(pads, prefixes, prompts, strict=True))
     if not length:
@@ -120,12 +219,11 @@ def fill(
 
 
 class PrefixCache:
-    """The texts of late generations by name, for prompts that go on from them.
+    """Key/value caches of recent generations, keyed by request name, reused by prompts that extend them.
 
-    Given to one call of :meth:`probers.engine.model.CausalLM.generate` after another: each takes from it
-    what its prompts begin with, and leaves in it what it computed. Results do not depend on it.
-    Nothing is left by families whose keys and values cannot be handed on (sliding windows), nor
-    beyond ``megabytes``.
+    Each call of :meth:`probers.engine.model.CausalLM.generate` takes from it what its prompts begin with, and
+    leaves in it what it computed. Results do not depend on it. Nothing is left by families with sliding
+    windows, whose keys and values cannot be handed on, nor beyond ``megabytes``.
     """
 
     def __init__(self, *, megabytes: float = 1024) -> None:
@@ -137,7 +235,6 @@ class PrefixCache:
         return len(self._texts)
 
     def get(self, name: str) -> CachedPrefix | None:
-        """The last text of this name."""
         return self._texts.get(name)
 
     def keep(
@@ -145,10 +242,8 @@ class PrefixCache:
     ) -> None:
         """Copy what a batch's cache has of ``row``, in the place of the last text of that name.
 
-        Args:
-            pad: columns of padding that the row begins with.
-            ids: the tokens after them, as many as the cache has or more.
-            prefix: what the row began with, which is not copied again.
+        The row begins with ``pad`` columns of padding, then ``ids``, as many as the cache has or more. It
+        went on from ``prefix``, which is not copied again.
         """
         if prefix is None or prefix is not self._texts.get(name):
             self.forget(name)
@@ -167,7 +262,6 @@ class PrefixCache:
         self._texts[name] = CachedPrefix(ids, layers, prefix if start else None, start)
 
     def forget(self, name: str) -> None:
-        """Leave out a text."""
         self._texts.pop(name, None)
         self._room += self._taken.pop(name, 0)
 
@@ -177,12 +271,7 @@ Layers = Sequence[tuple[Tensor, Tensor]]
 
 
 class BlockCache:
-    """The blocks that were used last, up to a size.
-
-    Args:
-        megabytes: of keys and values kept at most; 0 keeps none.
-        size: tokens of a block.
-    """
+    """Blocks of ``size`` tokens that were used last, up to ``megabytes`` of keys and values; 0 keeps none."""
 
     def __init__(self, *, megabytes: float = 512, size: int = 32) -> None:
         self._size, self._room = size, megabytes * 1e6
@@ -209,11 +298,9 @@ class BlockCache:
         return CachedPrefix(tuple(ids[: len(found) * self._size]), layers)
 
     def keep(self, ids: Sequence[int], layers: Layers) -> None:
-        """Copy the whole blocks of a text that are not known yet.
+        """Copy the whole blocks, not known yet, of a text of n tokens or more.
 
-        Args:
-            ids: its tokens, n or more of them.
-            layers: keys and values (heads, n, width) of each layer.
+        ``layers`` are its keys and values (heads, n, width).
         """
         length = layers[0][0].shape[1]
         names = list(self._names(ids[:length]))
@@ -229,7 +316,6 @@ class BlockCache:
             self._room += _bytes(self._blocks.popitem(last=False)[1])
 
     def _names(self, ids: Sequence[int]) -> Iterator[bytes]:
-        """The hash of each whole block of ``ids``."""
         above = b""
         for start in range(0, len(ids) - self._size + 1, self._size):
             own = np.asarray(ids[start : start + self._size], dtype=np.int64).tobytes()
@@ -244,79 +330,3 @@ class BlockCache:
 
 def _bytes(block: Sequence[tuple[Tensor, Tensor]]) -> int:
     return sum(keys.nbytes + values.nbytes for keys, values in block)
-
-
-#: Tokens that must be saved: about what a further pass over one token of each row costs.
-_LEAST = 128
-
-
-def longest(sequences: Sequence[Sequence[int]]) -> list[int]:
-    """For each sequence the index of one that begins with it and that no other begins with."""
-    order = sorted(range(len(sequences)), key=lambda i: tuple(sequences[i]))
-    found = list(range(len(sequences)))
-    # Whatever begins some sequence begins its neighbour in alphabetical order.
-    for this, following in zip(order[-2::-1], order[:0:-1], strict=True):
-        if tuple(sequences[following][: len(sequences[this])]) == tuple(sequences[this]):
-            found[this] = found[following]
-    return found
-
-
-def nested(prompts: Sequence[Sequence[int]], config: Any) -> list[int] | None:
-    """For each prompt the longest that begins with all its tokens but the last.
-
-    The last token is left to be computed, since its logits are wanted, and may thus differ.
-
-    Args:
-        prompts: token ids; one without any is left out by its caller.
-        config: of the model.
-
-    Returns:
-        Indices; None where too little is nested, or the family's keys and values cannot be shared.
-    """
-    if any(len(ids) == 1 for ids in prompts) or not can_share(config):
-        return None
-    found = longest([ids[:-1] for ids in prompts])
-    saved = sum(len(prompts[i]) for i, own in enumerate(found) if i != own)
-    return found if saved >= _LEAST else None
-
-
-def read_nested(
-    decoder: Decoder,
-    batches: Batches,
-    prompts: Sequence[Sequence[int]],
-    whole: Sequence[int],
-    known: Container[int],
-) -> Iterator[dict[int, CachedPrefix]]:
-    """Keys and values of all but the last token of each prompt, of nested ones computed once.
-
-    Prompts come in groups that take as much memory as a batch of the longest of them would.
-
-    Args:
-        batches: says how many prompts are read at once.
-        prompts: token ids.
-        whole: of each the one that it is computed in, as :func:`nested` gives it.
-        known: prompts that nothing is wanted of; a group of them alone is left out.
-
-    Yields:
-        By the index of a prompt what it begins with.
-    """
-    parts: dict[int, list[int]] = {}
-    for index, own in enumerate(whole):
-        parts.setdefault(own, []).append(index)
-    waiting = sorted(parts, key=lambda i: -len(prompts[i]))
-    while waiting:
-        lengths = list(accumulate(len(prompts[i]) for i in waiting))
-        count = bisect_right(lengths, batches.size * lengths[0])
-        group, waiting = waiting[:count], waiting[count:]
-        if all(index in known for own in group for index in parts[own]):
-            continue
-        heads = [prompts[i][:-1] for i in group]
-
-        def compute(chosen: list[int], heads: list[Sequence[int]] = heads) -> list[CachedPrefix]:
-            return CachedPrefix.compute(decoder, [heads[i] for i in chosen])
-
-        read = batches.each([len(head) for head in heads], compute, price=_LEAST)
-        computed = {group[place]: one for made in read for place, one in made.items()}
-        found = {index: computed[own] for own in group for index in parts[own]}
-        del computed  # the caller alone holds them
-        yield found

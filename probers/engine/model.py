@@ -14,15 +14,13 @@ from ..capture.blocks import check_supported, decoder_layers
 from ..capture.hidden_states import check_needs
 from ..store.spec import ModelSpec
 from ..types import AttentionRows, Generation, Needs, UserError
-from .batch_size import IDLE, Batches
+from .batch_size import IDLE, Batches, nested, read_nested
 from .decode import Request, generate_batch
-from .forward import Decoder, can_share
-from .kv_cache import CachedPrefix, PrefixCache, nested, read_nested
+from .forward import Decoder, attend_alone, read_prefixes, score_batch
+from .kv_cache import CachedPrefix, PrefixCache, can_share
 from .language_model import Decoding, GenerationRequest, LanguageModel, ScoreRequest, Scoring, collected
 from .loading import Loading, context_length, fingerprint, load, model_source
-from .score import attend_alone, score_batch
-from .stopping import Stop, Stops
-from .tokens import Prompt, TooLong, encode_continuation, encode_prompts, fit_context
+from .tokens import Prompt, Stop, Stops, TooLong, encode_continuation, encode_prompts, fit_context
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -36,8 +34,6 @@ class CausalLM(LanguageModel):
     Attributes:
         model: the transformers model, in evaluation mode and otherwise untouched.
         tokenizer: its tokenizer; no padding token is needed.
-        device: where its input goes.
-        num_layers: decoder blocks.
         width: size d of the residual stream.
         decoder: its forward call.
         context: most tokens of a prompt and what follows it; None where the model knows no limit.
@@ -67,10 +63,9 @@ class CausalLM(LanguageModel):
     ) -> None:
         if on_too_long not in ("error", "skip", "truncate_left"):
             raise UserError(
-                f"on_too_long={on_too_long} is unknown: choose error, skip or truncate_left", "unknown-choice"
+                f"on_too_long={on_too_long} is not error, skip or truncate_left", "unknown-choice"
             )
-        self.model = model
-        self.tokenizer = tokenizer
+        self.model, self.tokenizer = model, tokenizer
         self.device: torch.device = model.device
         self.num_layers = len(decoder_layers(model))
         check_supported(model)
@@ -131,7 +126,6 @@ class CausalLM(LanguageModel):
 
     @cached_property
     def spec(self) -> ModelSpec:
-        """Specification of the model, for the features read from it."""
         dtype = str(self.model.dtype).removeprefix("torch.")
         return ModelSpec(self._name, self._revision, self.num_layers, self.width, dtype)
 
@@ -143,8 +137,9 @@ class CausalLM(LanguageModel):
         stops = self.stops(how.stop)
         encoded = self._encode(requests)
         shared = self._shared(how.prefix, encoded)
-        fitting = self._fit(encoded, [asked.max_new_tokens for asked in requests], "max_new_tokens={}")
-        if skipped := self._skipped(encoded, fitting, how.needs, known):
+        limits = [asked.max_new_tokens for asked in requests]
+        fitting, skipped = self._fit(encoded, limits, "max_new_tokens={}", how.needs, known)
+        if skipped:
             yield skipped
         ids = [prompt.ids for prompt in fitting]
         sampled = [] if how.sampling is None else how.sampling.streams([prompt.ids for prompt in encoded])
@@ -158,7 +153,7 @@ class CausalLM(LanguageModel):
             groups = read_nested(self.decoder, self._batches, ids, whole, known)
         for group in groups:
             batch = {
-                i: Request(fitting[i], requests[i].max_new_tokens, prefix, streams.get(i))
+                i: Request(fitting[i], limits[i], prefix, streams.get(i))
                 for i, prefix in group.items()
                 if ids[i]
             }
@@ -176,8 +171,9 @@ class CausalLM(LanguageModel):
         self.check(how.needs)
         encoded, texts = self._encode_texts(requests)
         shared = self._shared(how.prefix, encoded)
-        fitting = self._fit(encoded, [len(text) for text in texts], "its continuation of {}")
-        if skipped := self._skipped(encoded, fitting, how.needs, known):
+        more = [len(text) for text in texts]
+        fitting, skipped = self._fit(encoded, more, "its continuation of {}", how.needs, known)
+        if skipped:
             yield skipped
 
         def work(places: list[int]) -> list[Generation]:
@@ -231,11 +227,9 @@ class CausalLM(LanguageModel):
         if self._prefix is None or self._prefix[0] != prefix:
             (tokens,) = encode_prompts(self.tokenizer, [prefix])
             if self.context is not None and len(tokens.ids) > self.context:
-                raise UserError(
-                    f"the prefix has {len(tokens.ids)} tokens, the context only {self.context}", "too-long"
-                )
+                raise UserError(f"the prefix has {len(tokens.ids)} tokens, above {self.context}", "too-long")
             self._prefix = None  # its memory is free before the next one is made
-            self._prefix = (prefix, CachedPrefix.compute(self.decoder, [tokens.ids])[0])
+            self._prefix = (prefix, read_prefixes(self.decoder, [tokens.ids])[0])
         return self._prefix[1]
 
     def fits(self, prompts: Sequence[str], more: Sequence[int]) -> list[bool]:
@@ -250,40 +244,32 @@ class CausalLM(LanguageModel):
         return encode_prompts(self.tokenizer, [asked.prompt for asked in requests], names)
 
     def _encode_texts(self, requests: Sequence[ScoreRequest]) -> tuple[list[Prompt], list[tuple[int, ...]]]:
-        """Prompts, and the tokens of what stands behind each."""
         encoded = self._encode(requests)
         pairs = zip(encoded, requests, strict=True)
         return encoded, [encode_continuation(self.tokenizer, p, asked.continuation) for p, asked in pairs]
 
-    def _fit(self, encoded: Sequence[Prompt], more: Sequence[int], what: str) -> list[Prompt]:
-        """The prompts as they go into the context with ``more`` tokens; one to be left out has no tokens.
-
-        Args:
-            what: names ``more`` in messages, with a place for the number.
-        """
+    def _fit(
+        self, encoded: list[Prompt], more: Sequence[int], what: str, needs: Needs, known: Container[int]
+    ) -> tuple[list[Prompt], dict[int, Generation]]:
+        """The prompts as they go into the context with ``more``; left out ones have no tokens and a text."""
         if self.context is None:
-            return list(encoded)
+            return encoded, {}
         found = [
             fit_context(self.tokenizer, p, n, self.context, self.on_too_long, what.format(n))
             for p, n in zip(encoded, more, strict=True)
         ]
-        if left_out := [p.name for p in found if not p.ids]:
+        left_out = [i for i, prompt in enumerate(found) if not prompt.ids]
+        if left_out:
             others = f" and {len(left_out) - 5} more" if len(left_out) > 5 else ""
             log.warning(
                 f"left out, too long for the context of {self.context} tokens (on_too_long=skip): "
-                f"{', '.join(left_out[:5])}{others}"
+                f"{', '.join(found[i].name for i in left_out[:5])}{others}"
             )
-        return found
-
-    def _skipped(
-        self, encoded: Sequence[Prompt], fitting: Sequence[Prompt], needs: Needs, known: Container[int]
-    ) -> dict[int, Generation]:
-        """Empty texts for the prompts that do not fit."""
         nothing = np.zeros((2, 0), dtype=np.float32)
-        return {
+        return found, {
             i: encoded[i].continued(self.tokenizer, (), nothing, stop="skipped", needs=needs)
-            for i, prompt in enumerate(fitting)
-            if not prompt.ids and i not in known
+            for i in left_out
+            if i not in known
         }
 
     def _each(
@@ -294,11 +280,7 @@ class CausalLM(LanguageModel):
         *,
         read: bool = False,
     ) -> Iterator[dict[int, Generation]]:
-        """``work`` for the places of ``lengths``, batched by them.
-
-        Args:
-            read: keys and values of the prompts are at hand.
-        """
+        """``work`` for the places of ``lengths``, batched by them; ``read``: the prompts are read already."""
         places = list(lengths)
         batches = self._batches.each(
             list(lengths.values()),
@@ -314,7 +296,6 @@ class CausalLM(LanguageModel):
 def _longest_known(
     prompt: Prompt, shared: CachedPrefix | None, cache: PrefixCache | None
 ) -> CachedPrefix | None:
-    """The longest beginning of the prompt whose keys and values are at hand."""
     last = cache.get(prompt.name) if cache is not None else None
     found = [one for one in (shared, last) if one is not None]
     return max(found, key=lambda one: one.common(prompt.ids), default=None)

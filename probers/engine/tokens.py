@@ -1,19 +1,23 @@
-"""Prompts and continuations as tokens, and which characters of the text each token wrote.
+"""Prompts and continuations as tokens, which characters each token wrote, and ends before the length limit.
 
-Offsets come from decoding, never from a tokenizer's space marker, so that they hold
-for byte-level BPE (a character's bytes may be spread over several tokens),
-SentencePiece (the first token's space is dropped without context) and WordPiece
-(the decoder puts spaces in).
+Offsets come from decoding, never from a tokenizer's space marker, so that they hold for byte-level BPE (a
+character's bytes may be spread over several tokens), SentencePiece (the first token's space is dropped
+without context) and WordPiece (the decoder puts spaces in).
+
+A stop string or a sentence end is a place in the text, found as soon as it cannot move any more. Kept are the
+tokens that lie wholly before it. Callables see the text after each token, which is kept.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 
+from ..text import split_sentences
 from ..types import AttentionRows, Feature, Generation, Needs, StopReason, UserError
 
 Span = tuple[int, int]
@@ -27,12 +31,9 @@ _BROKEN = "�"  # what decoders print for bytes that are no character (yet)
 class TextStream:
     """Text of a growing token sequence, one token at a time.
 
-    Each step decodes a few tokens, not the whole sequence: those since the last place
-    where the text was known to be complete, and those just before it for context.
-
-    Args:
-        context: tokens before the first one; they decide whether a leading space
-            belongs to the text.
+    Each step decodes the tokens since the last place where the text was known to be complete, and those just
+    before it for context. ``context`` are tokens before the first one; they decide whether a leading space
+    belongs to the text.
 
     Attributes:
         text: the text of the tokens up to the last complete character.
@@ -52,7 +53,6 @@ class TextStream:
         self.clean = True
 
     def push(self, token: int) -> None:
-        """Read one more token."""
         self._ids.append(token)
         window = decode(self._tokenizer, self._ids[self._anchor :])
         goes_on = window.startswith(self._base)
@@ -84,7 +84,6 @@ class TextStream:
         return self.text + self._tail
 
     def offsets(self) -> tuple[Span, ...]:
-        """[start, end) in ``full`` of every token, as :func:`token_offsets` says."""
         return _spans(self._after, self.full)
 
     def settled(self, characters: int) -> int:
@@ -112,14 +111,9 @@ def token_offsets(
 ) -> tuple[str, tuple[Span, ...]]:
     """Text of ``ids`` and the [start, end) characters of each.
 
-    Tokens that share a character each span all of it; a token without text (a special
-    token) has an empty span at its place. Together the spans cover the text.
-
-    Args:
-        tokenizer: any tokenizer of transformers.
-        ids: the tokens.
-        context: tokens before ``ids`` (the prompt's); they decide whether a leading
-            space belongs to the text, and are not part of it.
+    Tokens that share a character each span all of it; a token without text (a special token) has an empty
+    span at its place. Together the spans cover the text. ``context`` are the tokens before (the prompt's);
+    they decide whether a leading space belongs to the text, and are not part of it.
     """
     stream = TextStream(tokenizer, context)
     for token in ids:
@@ -155,7 +149,6 @@ def _spans(read: Sequence[tuple[int, str]], text: str) -> tuple[Span, ...]:
 
 
 def _common(one: str, other: str) -> int:
-    """Length of the common beginning."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
 
@@ -185,9 +178,8 @@ class Prompt:
     ) -> Generation:
         """The generation of tokens ``ids`` (n,) after this prompt.
 
-        Args:
-            scores: (2, n) their log-probabilities and entropies, or (4, n) with the two highest
-                probabilities of their distributions.
+        ``scores`` are (2, n) their log-probabilities and entropies, or (4, n) with the two highest
+        probabilities of their distributions.
         """
         text, offsets = token_offsets(tokenizer, ids, self.ids)
         return Generation(
@@ -200,10 +192,7 @@ class Prompt:
 def encode_prompts(
     tokenizer: Any, prompts: Sequence[str], names: Sequence[str] | None = None
 ) -> list[Prompt]:
-    """Tokenize prompts as the tokenizer does by default, its BOS included.
-
-    Args:
-        names: what messages call each; by default its place in the list.
+    """Tokenize prompts as the tokenizer does by default, its BOS included; messages call them by ``names``.
 
     Raises:
         UserError: a prompt is empty or has no tokens.
@@ -229,12 +218,10 @@ def encode_prompts(
 def fit_context(
     tokenizer: Any, prompt: Prompt, more: int, context: int, policy: TooLong, what: str
 ) -> Prompt:
-    """The prompt as it goes into a context of ``context`` tokens together with ``more``.
+    """The prompt as it goes into a context of ``context`` tokens together with ``more``, called ``what``.
 
-    Args:
-        policy: of a prompt that is too long: "error", "skip" (it comes back without tokens)
-            or "truncate_left" (its first tokens go, but for special ones such as BOS).
-        what: names ``more`` in messages.
+    A prompt that is too long comes back without tokens by the policy "skip", and by "truncate_left" without
+    its first ones, but for special ones such as BOS.
 
     Raises:
         UserError: it does not fit and the policy is "error", or nothing of it would be left.
@@ -263,9 +250,8 @@ def fit_context(
 def encode_continuation(tokenizer: Any, prompt: Prompt, continuation: str | Sequence[int]) -> tuple[int, ...]:
     """The tokens of a continuation, such that they read as it when put after the prompt's.
 
-    Token ids are taken as they are. A text is tokenized on its own; where that does not
-    read as the text after the prompt, without its leading space (SentencePiece puts one
-    before any text by itself); then together with the prompt.
+    A text is tokenized on its own; where that does not read as the text after the prompt, without its leading
+    space (SentencePiece puts one before any text by itself); then together with the prompt.
 
     Raises:
         UserError: the continuation is empty, or no tokenization reproduces it.
@@ -290,3 +276,90 @@ def encode_continuation(tokenizer: Any, prompt: Prompt, continuation: str | Sequ
         f"the continuation of {prompt.name} cannot be written in the model's tokens after it: "
         f"{continuation!r}; pass token ids instead"
     )
+
+
+StopCallable = Callable[[str], bool]
+
+_OPEN = re.compile(r"\s*\S*$")
+
+
+@dataclass(frozen=True, slots=True)
+class SentenceEnd:
+    """Ends a text with its ``count``-th sentence, by the rules of :func:`probers.text.split_sentences`.
+
+    That a sentence has ended shows when the next one begins, so a token or two of that are decoded, and left
+    out.
+    """
+
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise UserError(f"SentenceEnd({self.count}): count must be at least 1")
+
+    def find(self, text: str) -> int | None:
+        """End of the sentence, once that is certain; None before."""
+        # "U.S. The" ends a sentence and "U.S. Theodore" does not: whether a word that is
+        # still growing begins a sentence is taken to be open, which a longer word shows.
+        known = text if not text or text[-1].isspace() else text + "x"
+        spans = split_sentences(known)
+        return spans[self.count - 1][1] if len(spans) > self.count else None
+
+
+Stop = str | SentenceEnd | StopCallable
+
+
+@dataclass(frozen=True, slots=True)
+class Stops:
+    """Everything that can end a text."""
+
+    eos: frozenset[int]
+    strings: tuple[str, ...] = ()
+    sentences: tuple[SentenceEnd, ...] = ()
+    callables: tuple[StopCallable, ...] = ()
+
+    @classmethod
+    def of(cls, eos: frozenset[int], stop: Sequence[Any]) -> Stops:
+        """Sort what a user gave (UserError: neither a text, a SentenceEnd nor callable)."""
+        if isinstance(stop, str):
+            raise UserError(f"stop={stop!r} must be a list, not one text: use stop=[{stop!r}]")
+        strings, sentences, callables = [], [], []
+        for each in stop:
+            if each == "":
+                raise UserError("a stop string is empty; leave it out or give its text")
+            if isinstance(each, str):
+                strings.append(each)
+            elif isinstance(each, SentenceEnd):
+                sentences.append(each)
+            elif callable(each):
+                callables.append(each)
+            else:
+                raise UserError(f"stop={each!r} is neither a text, a SentenceEnd nor a function of the text")
+        return cls(eos, tuple(strings), tuple(sentences), tuple(callables))
+
+    @property
+    def read_text(self) -> bool:
+        """The text must be decoded as it grows."""
+        return bool(self.strings or self.sentences or self.callables)
+
+    @property
+    def look_back(self) -> bool:
+        """A later token may cut off earlier ones."""
+        return bool(self.strings or self.sentences)
+
+    def find(self, text: str, known: int) -> int | None:
+        """End of the text, None while it runs; its first ``known`` characters hold none."""
+        places = [text.find(stop, max(0, known - len(stop) + 1)) for stop in self.strings]
+        found = [place for place in places if place >= 0]
+        ends = [sentence.find(text) for sentence in self.sentences]
+        found += [end for end in ends if end is not None]
+        return min(found, default=None)
+
+    def safe(self, text: str) -> int:
+        """Characters that stay whatever comes next: no stop can begin before them."""
+        reach = max((len(stop) for stop in self.strings), default=1) - 1
+        sure = len(text) - reach
+        if self.sentences:  # the border before the last word may still prove to be one
+            match = _OPEN.search(text)
+            sure = min(sure, match.start() if match else 0)
+        return sure

@@ -1,10 +1,8 @@
 """Judging a generated answer against gold answers, as question answering does it.
 
-Normalisation follows SQuAD's (Rajpurkar et al., EMNLP 2016): lower case, no ASCII
-punctuation, no English articles, single spaces. Every score is the maximum over the
-accepted answers; precision and recall are those of the answer with the highest F1. EM and
-F1 are those of SQuAD's evaluation script, but for the rule on yes, no and noanswer, which is
-that of HotpotQA's (Yang et al., EMNLP 2018).
+Normalisation, EM and F1 are those of SQuAD's evaluation script (Rajpurkar et al., EMNLP 2016), but for
+the rule on yes, no and noanswer, which is HotpotQA's (Yang et al., EMNLP 2018). Every score is the
+maximum over the accepted answers.
 """
 
 from __future__ import annotations
@@ -26,11 +24,11 @@ _VERDICTS = frozenset({"yes", "no", "noanswer"})
 #: Question sets all of whose answers are yes or no.
 _YES_OR_NO = frozenset({"strategyqa"})
 
-#: Whether an answer is right: ``(whole text, final answer, gold answers) -> bool``.
+#: Tells whether an answer is right: ``(whole text, final answer, gold answers) -> bool``.
 Rule = Callable[[str, str, Sequence[str]], bool]
 #: The figure that is 1 where an answer means the same as a gold one (:func:`same_meaning`).
 MATCH = "match"
-#: What :func:`right_by` knows, in words.
+#: Rules of :func:`right_by`, in words.
 RULES = "em, acc, acc_substring, match or f1>=0.8 (any bound from 0 to 1)"
 
 
@@ -43,15 +41,15 @@ class F1(NamedTuple):
 
 
 def normalize_answer(text: str) -> str:
-    """Lower case without punctuation, articles and extra spaces."""
+    """Lower the case; drop ASCII punctuation, English articles and extra spaces."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
 def exact_match(prediction: str, answers: Sequence[str]) -> float:
     """1.0 when the normalised prediction is one of the normalised answers.
 
-    As in SQuAD's script an answer of which normalisation leaves nothing equals an empty
-    prediction; :mod:`probers.data.questions` leaves such answers out when it reads them.
+    As in SQuAD's script, an answer that normalises to nothing equals an empty prediction;
+    :mod:`probers.data.questions` drops such answers.
     """
     return float(normalize_answer(prediction) in {normalize_answer(a) for a in answers})
 
@@ -67,8 +65,7 @@ def f1_score(prediction: str, answers: Sequence[str]) -> F1:
 def precision_recall_max(prediction: str, answers: Sequence[str]) -> tuple[float, float]:
     """Token precision and token recall, each its own maximum over the answers.
 
-    So DRAGIN's released code counts (Su et al., ACL 2024). With several answers the two may be
-    of different ones; those of :func:`f1_score` are of one.
+    As in DRAGIN's released code (Su et al., ACL 2024); those of :func:`f1_score` are of one answer.
     """
     scores = [_f1(normalize_answer(prediction), normalize_answer(a)) for a in answers]
     return max((s.precision for s in scores), default=0.0), max((s.recall for s in scores), default=0.0)
@@ -90,13 +87,11 @@ def _f1(prediction: str, answer: str) -> F1:
 def accuracy_contains(
     text: str, answers: Sequence[str], *, mode: Literal["tokens", "substring"] = "tokens"
 ) -> float:
-    """1.0 when an answer stands in the text (ACC of Probing-RAG), after normalisation.
+    """1.0 when an answer stands in the whole generated text, after normalisation (ACC of Probing-RAG).
 
-    Args:
-        text: the whole generated text, rationale included.
-        answers: accepted answers; one that normalises to nothing is never contained.
-        mode: "tokens" asks for whole words; "substring" is the rule of Probing-RAG's released
-            code (Baek et al., Findings of NAACL 2025), for which "no" stands in "know".
+    "tokens" asks for whole words; "substring" is the rule of Probing-RAG's released code (Baek et al.,
+    Findings of NAACL 2025), for which "no" stands in "know". An answer that normalises to nothing is
+    never contained.
     """
     if mode not in ("tokens", "substring"):
         raise ValueError(f"mode={mode!r} is unknown: choose tokens or substring")
@@ -107,12 +102,12 @@ def accuracy_contains(
 
 
 def right_by_em(text: str, answer: str, gold: Sequence[str]) -> bool:
-    """Tell whether the final answer is right by exact match, whatever the text; the rule without a choice."""
+    """Tell whether the final answer is right by exact match; the default rule."""
     return exact_match(answer, gold) == 1.0
 
 
 def same_meaning(prediction: str, answers: Sequence[str], matcher: EntityMatcher) -> float:
-    """1.0 when the prediction is a mention of the same as one of the answers; what is undecided is not."""
+    """1.0 when the prediction surely names the same entity as one of the answers."""
     if not prediction.strip():
         return 0.0
     found = (matcher.match(answer, prediction).verdict for answer in answers if answer.strip())
@@ -120,12 +115,11 @@ def same_meaning(prediction: str, answers: Sequence[str], matcher: EntityMatcher
 
 
 def right_by(rule: str, matcher: EntityMatcher | None = None) -> Rule | None:
-    """The rule of this name, None where there is none.
+    """Find the rule of this name; None for an unknown name.
 
-    Args:
-        rule: "em"; "acc" or "acc_substring", a gold answer stands in the text at token boundaries or
-            anywhere; "match", the final answer and a gold one mean the same; "f1>=x" with x from 0 to 1.
-        matcher: of "match"; None is one with its defaults.
+    "em"; "acc" or "acc_substring": a gold answer stands in the text at token boundaries or anywhere;
+    "match": the final answer and a gold one mean the same by ``matcher`` (None: its defaults); "f1>=x"
+    with x from 0 to 1.
     """
     if rule == "em":
         return right_by_em
@@ -144,34 +138,27 @@ def right_by(rule: str, matcher: EntityMatcher | None = None) -> Rule | None:
 
 
 def final_answer(text: str, cue: str, dataset: str = "") -> str:
-    """The final answer to a question of a set: :func:`extract_answer`, and for StrategyQA yes or no.
+    """Find the final answer to a question of a set: :func:`extract_answer`, and for StrategyQA yes or no.
 
     Where no words announce the answer (``cue`` is ""), it is the entity at the head of the text.
-    As DRAGIN's released code reads StrategyQA (Su et al., ACL 2024), an answer that begins with "yes"
-    is yes, and any other is no. One that was not given stays "".
+    As in DRAGIN's released code (Su et al., ACL 2024), an answer to StrategyQA that begins with "yes"
+    is yes, and any other is no. A missing answer stays "".
     """
-    answer = extract_answer(text, cue) if cue else _at_head(text)
+    if cue:
+        answer = extract_answer(text, cue)
+    else:
+        found = head_entity(text, partial(find_entities, fine=True))
+        answer = "" if found is None else found.text
     if dataset not in _YES_OR_NO or not answer:
         return answer
     return "yes" if answer.lower().startswith("yes") else "no"
 
 
-def _at_head(text: str) -> str:
-    """The entity at the head of a text, by the rules that find the one of a label; "" without one."""
-    found = head_entity(text, partial(find_entities, fine=True))
-    return found.text if found is not None else ""
-
-
 def extract_answer(text: str, cue: str) -> str:
-    """The final answer: the rest of the line after the last ``cue``.
+    """Extract the rest of the line after the last ``cue``, without quotes and final full stop.
 
-    Args:
-        text: generated text.
-        cue: the words that announce the answer, in any case, e.g. "the answer is" or "Answer:".
-
-    Returns:
-        The answer without surrounding spaces, quotes and final full stop; "" when the
-        cue is absent, so that an answer that was never given is never right.
+    The cue announces the answer, in any case, e.g. "the answer is"; "" when it is absent, so that an
+    answer that was never given is never right.
     """
     start = text.lower().rfind(cue.lower())
     if not cue or start < 0:

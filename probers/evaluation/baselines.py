@@ -1,23 +1,31 @@
-"""Detectors that read words, categories or numbers and never a hidden state.
+"""Controls without hidden states: detectors of words, categories and numbers, and AUROC within strata.
 
-Each learns from the training rows alone and scores every row. ``events`` (n,) are 1
-for what is to be detected and 0 otherwise, ``train`` are row numbers; the result (n,)
-is the log-odds of the event, above 0 where it is thought likelier than not.
+A baseline learns from the training rows alone and scores every row: ``events`` (n,) are 1 for what is
+to be detected and 0 otherwise, ``train`` are row numbers; the result (n,) is the log-odds of the event.
+
+Length or kind alone raises every figure that compares unlike texts. Within strata an event is compared
+with the others of its own stratum only, and the comparisons of all strata are counted together, so that
+large strata weigh more (the AROC of Janes and Pepe 2009, for strata, with pairs as weights).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from ..types import RunError
+
 #: Ranges a number is usefully cut into, so that "neither short nor long" is found too.
 RANGES = 8
+#: Tokens from which on entities count as equally long, and ranges of longer texts.
+_LONG, _LENGTHS = 5, 5
 
 
 def bag_of_words(texts: Sequence[str], events: np.ndarray, train: np.ndarray) -> np.ndarray:
-    """Logistic regression on the tf-idf of n texts' words, of those that two training texts have."""
+    """Score n texts by logistic regression on the tf-idf of words that two training texts have."""
     from sklearn.feature_extraction.text import TfidfVectorizer
 
     vectorizer = TfidfVectorizer(token_pattern=r"\w+", min_df=2, sublinear_tf=True)
@@ -29,7 +37,7 @@ def bag_of_words(texts: Sequence[str], events: np.ndarray, train: np.ndarray) ->
 
 
 def categories(values: np.ndarray, events: np.ndarray, train: np.ndarray) -> np.ndarray:
-    """Logistic regression on one-hot categories (n, columns); a category unseen in training is none."""
+    """Score one-hot categories (n, columns) by logistic regression; one unseen in training is none."""
     from sklearn.preprocessing import OneHotEncoder
 
     encoder = OneHotEncoder(handle_unknown="ignore").fit(values[train])
@@ -37,17 +45,13 @@ def categories(values: np.ndarray, events: np.ndarray, train: np.ndarray) -> np.
 
 
 def numbers(values: np.ndarray, events: np.ndarray, train: np.ndarray, *, bins: int = 0) -> np.ndarray:
-    """Logistic regression on standardised numbers (n, columns).
+    """Score standardised numbers (n, columns) by logistic regression.
 
-    Args:
-        values: of every row.
-        events: as above.
-        train: as above.
-        bins: how many indicators of equally filled ranges to add per column, so that a relation
-            need not be monotone; 0 has none.
+    ``bins`` adds indicators of so many equally filled ranges per column, for relations that are not monotone.
     """
     seen = values[train]
-    scale = np.where(seen.std(axis=0) > 0, seen.std(axis=0), 1.0)
+    deviation = seen.std(axis=0)
+    scale = np.where(deviation > 0, deviation, 1.0)
     inputs = [(values - seen.mean(axis=0)) / scale]
     for column in range(values.shape[1] if bins else 0):
         borders = np.unique(np.quantile(seen[:, column], np.linspace(0, 1, bins + 1)[1:-1]))
@@ -61,14 +65,84 @@ def _log_odds(inputs: Any, events: np.ndarray, train: np.ndarray) -> np.ndarray:
 
 
 def logistic_regression(inputs: Any, labels: np.ndarray, *, c: float = 1.0, steps: int = 1000) -> Any:
-    """scikit-learn's fitted model, with an L2 penalty: the one place where logistic regression is fitted.
-
-    Args:
-        inputs: (n, columns), dense or sparse.
-        labels: (n,) classes.
-        c: inverse strength of the penalty.
-        steps: iterations at most.
-    """
+    """Fit scikit-learn's model to dense or sparse inputs (n, columns); ``c`` is 1 / the L2 penalty."""
     from sklearn.linear_model import LogisticRegression
 
     return LogisticRegression(C=c, max_iter=steps).fit(inputs, labels)
+
+
+def pooled_auroc(
+    labels: np.ndarray, scores: np.ndarray, strata: np.ndarray, weights: np.ndarray | None = None
+) -> Any:
+    """P(score of an event > score of a non-event of its stratum), ties count half.
+
+    Mann-Whitney counts summed over strata, divided by the pairs there are: NaN where no stratum has
+    both classes, the AUROC with one stratum. ``strata`` (n,) are whole numbers from 0; everything
+    else is as in :mod:`probers.evaluation.metrics`.
+    """
+    if not len(labels) == len(scores) == len(strata) > 0:
+        raise ValueError(
+            f"{len(labels)} labels, {len(scores)} scores and {len(strata)} strata; all must be n"
+        )
+    if np.isnan(scores).any():
+        raise RunError(f"{int(np.isnan(scores).sum())} of {len(scores)} scores are not numbers")
+    order = np.lexsort((scores, strata))
+    stratum, ranked = strata[order], scores[order]
+    begins = np.r_[True, stratum[1:] != stratum[:-1]]
+    levels = np.flatnonzero(begins | np.r_[True, ranked[1:] != ranked[:-1]])
+    w = np.ones(len(labels)) if weights is None else np.asarray(weights)
+    w = w[order] if w.dtype.kind == "f" else w[order].astype(np.float64)
+    event = labels[order].astype(w.dtype).reshape(-1, *[1] * (w.ndim - 1))
+    events = w * event
+    others = w - events
+    if len(levels) < len(order):  # ties
+        events, others = (np.add.reduceat(x, levels, axis=0) for x in (events, others))
+    starts = np.flatnonzero(begins[levels])  # the first level of each stratum
+    below = np.cumsum(others, axis=0)
+    below -= others
+    below -= np.repeat(below[starts], np.diff(np.r_[starts, len(levels)]), axis=0)
+    below += others / 2
+    wins = (events * below).sum(axis=0)
+    pairs = (np.add.reduceat(events, starts, axis=0) * np.add.reduceat(others, starts, axis=0)).sum(axis=0)
+    out = np.full(np.shape(pairs), np.nan, dtype=w.dtype)
+    return np.divide(wins, pairs, out=out, where=pairs > 0)[()]
+
+
+@dataclass(frozen=True, slots=True)
+class Strata:
+    """Division of n texts into k named strata; ``of`` (n,) has the number of each text's, from 0."""
+
+    names: tuple[str, ...]
+    of: np.ndarray
+
+    @classmethod
+    def by(cls, values: Sequence[Any] | np.ndarray) -> Strata:
+        """Make a stratum of each value, in their order."""
+        names, of = np.unique(np.asarray(values).astype(str), return_inverse=True)
+        return cls(tuple(map(str, names)), of.reshape(-1))
+
+    @classmethod
+    def by_length(cls, lengths: np.ndarray, *, short: bool) -> Strata:
+        """Stratify by numbers of tokens (n,): names (``short``) by 1, 2, 3, 4, 5 and more.
+
+        Longer texts are cut into five ranges that hold about as many each.
+        """
+        if short:
+            return cls.by([f"{n}" if n < _LONG else f"{_LONG}+" for n in lengths])
+        borders = np.unique(np.quantile(lengths, np.arange(1, _LENGTHS) / _LENGTHS))
+        found, of = np.unique(np.searchsorted(borders, lengths, side="left"), return_inverse=True)
+        of = of.reshape(-1)
+        ends = [(int(x.min()), int(x.max())) for x in (lengths[of == k] for k in range(len(found)))]
+        return cls(tuple(f"{low}" if low == high else f"{low}-{high}" for low, high in ends), of)
+
+    def and_by(self, other: Strata) -> Strata:
+        """Cross two divisions of the same texts."""
+        pairs, of = np.unique(self.of * len(other.names) + other.of, return_inverse=True)
+        rows, columns = np.divmod(pairs, len(other.names))
+        names = (f"{self.names[a]} {other.names[b]}" for a, b in zip(rows, columns, strict=True))
+        return Strata(tuple(names), of.reshape(-1))
+
+    def counts(self, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Count (k,) the texts of each stratum, and the events among them."""
+        n = len(self.names)
+        return np.bincount(self.of, minlength=n), np.bincount(self.of[labels == 1], minlength=n)

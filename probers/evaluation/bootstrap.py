@@ -1,9 +1,8 @@
 """Bootstrap intervals and p-values for any metric that takes example weights.
 
-Examples of one group (two answers to one question, questions about one entity) are
-not independent, so whole groups are drawn with replacement. A resample is a column
-of integer weights, and a metric of all resamples is computed at once. The p-values come
-from the same resamples as the intervals; many of them at once are corrected by Holm's method.
+Examples of one group (two answers to one question, questions about one entity) are not
+independent, so whole groups are drawn with replacement. A resample is a column of integer weights,
+and a metric of all resamples is computed at once. P-values come from the resamples of the intervals.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ Metric = Callable[[np.ndarray, np.ndarray], Any]
 #: Called as ``figures(values, weights)``; gives k figures, each a number or (r,) for weights (n, r).
 Figures = Callable[[np.ndarray, np.ndarray], Sequence[Any]]
 
-#: What an interval of 95% leaves below and above it.
+#: Quantiles at the ends of an interval of 95%.
 _TAILS = ((1 - 0.95) / 2, 1 - (1 - 0.95) / 2)
 
 # Weights worked on at once; whole numbers, exact in single precision. A matrix product rounds its last digit
@@ -30,8 +29,7 @@ _OF_ONE = 4_000_000  # 16 MB
 _OF_SEVERAL = 1 << 17  # half a megabyte, so that a pass over them stays in cache
 _LEAST = 32  # columns, so that numpy's inner loops stay long
 
-
-# A figure of a resample that is this close to another is the same one, but for rounding.
+#: Figures of resamples this close to each other differ by rounding only.
 _SAME = 1e-9
 
 
@@ -58,17 +56,17 @@ UNDEFINED = Interval(np.nan, np.nan, np.nan)
 
 
 def number(value: float | None, form: str = ".2f", *, absent: str = "-") -> str:
-    """A figure as text, or what stands for an undefined one."""
+    """Format a figure, or what stands for an undefined one."""
     return absent if value is None else f"{value:{form}}"
 
 
 def bounds(ci: Sequence[float] | None, form: str = ".2f") -> str:
-    """``[low, high]`` as text; nothing where there is no interval."""
+    """Format ``[low, high]``; empty without an interval."""
     return "" if ci is None else f"[{ci[0]:{form}}, {ci[1]:{form}}]"
 
 
 def bounded(entry: Mapping[str, Any], key: str, form: str = ".2f", *, absent: str = "") -> str:
-    """A figure of an entry, as from :meth:`Interval.figures`, with its interval as text."""
+    """Format a figure of an entry, as from :meth:`Interval.figures`, with its interval."""
     return f"{number(entry.get(key), form, absent=absent)} {bounds(entry.get(f'{key}_ci'), form)}".strip()
 
 
@@ -79,7 +77,7 @@ class Sample(NamedTuple):
     drawn: np.ndarray
 
     def minus(self, other: Sample) -> Sample:
-        """The difference of two figures of the same resamples."""
+        """Subtract a figure of the same resamples."""
         return Sample(self.value - other.value, self.drawn - other.drawn)
 
     @property
@@ -87,7 +85,7 @@ class Sample(NamedTuple):
         """The figure with the 95% limits of its resamples."""
         found = self._found
         if np.isnan(self.value) or not found.size:
-            return Interval(self.value, float("nan"), float("nan"))
+            return Interval(self.value, np.nan, np.nan)
         low, high = np.quantile(found, _TAILS)
         return Interval(self.value, float(low), float(high))
 
@@ -95,8 +93,8 @@ class Sample(NamedTuple):
     def p(self) -> float:
         """Two-sided p-value of "the figure is 0"; NaN where the figure is undefined.
 
-        (1 + count) / (1 + resamples), where those resamples count that lie at least as far from the
-        figure as 0 does (Davison and Hinkley 1997, section 4.4).
+        (1 + count) / (1 + resamples), counting resamples at least as far from the figure as 0 is
+        (Davison and Hinkley 1997, section 4.4).
         """
         found = self._found
         if np.isnan(self.value) or not found.size:
@@ -106,14 +104,12 @@ class Sample(NamedTuple):
 
     @property
     def _found(self) -> np.ndarray:
-        """The resamples that did not leave one class only."""
+        """The resamples of both classes."""
         return self.drawn[~np.isnan(self.drawn)]
 
 
 def holm(p: Sequence[float]) -> list[float]:
-    """P-values of one family, adjusted by Holm (1979).
-
-    Whoever believes those below .05 errs once or more in at most 5% of all families.
+    """Adjust the p-values of one family (Holm 1979); of all families 5% have a false one below .05.
 
     The k-th smallest of m is multiplied by m - k + 1; none gets less than a smaller one, or more than 1.
     """
@@ -122,11 +118,11 @@ def holm(p: Sequence[float]) -> list[float]:
     left = np.arange(len(values), 0, -1)
     adjusted = np.empty(len(values))
     adjusted[order] = np.minimum(1.0, np.maximum.accumulate(values[order] * left))
-    return [float(value) for value in adjusted]
+    return list(map(float, adjusted))
 
 
 def mean(values: np.ndarray, weights: np.ndarray | None = None) -> Any:
-    """Weighted mean of (n,) values for weights (n,) or (n, r); the default metric."""
+    """Weighted mean of values (n,) for weights (n,) or (n, r); the default metric."""
     w = np.ones(len(values)) if weights is None else weights
     return values @ w / w.sum(axis=0)
 
@@ -134,10 +130,7 @@ def mean(values: np.ndarray, weights: np.ndarray | None = None) -> Any:
 class Bootstrap:
     """Resamples of one set of examples, drawn once and shared by every metric.
 
-    Args:
-        groups: (n,) group of each example, resampled together.
-        resamples: number of resamples.
-        seed: of the draws.
+    ``groups`` (n,) names the group of each example; a group is drawn as a whole.
     """
 
     def __init__(self, groups: Sequence[Any] | np.ndarray, *, resamples: int = 1000, seed: int = 0) -> None:
@@ -152,16 +145,16 @@ class Bootstrap:
             self._draws[:, column] = np.bincount(rng.integers(count, size=count), minlength=count)
 
     def interval(self, values: np.ndarray, metric: Metric = mean) -> Interval:
-        """The metric of ``values`` (n,) and its interval."""
+        """Compute a metric of ``values`` (n,) and its interval."""
         return self.sample(values, metric).interval
 
     def sample(self, values: np.ndarray, metric: Metric = mean) -> Sample:
-        """The metric of ``values`` (n,), and that of every resample."""
+        """Compute a metric of ``values`` (n,), and of every resample."""
         values = self._checked(values)
         return self._of_one(lambda w: metric(values, w))
 
     def difference(self, a: np.ndarray, b: np.ndarray, metric: Metric = mean) -> Interval:
-        """metric(a) - metric(b) on the same examples, every resample paired."""
+        """Compute metric(a) - metric(b) on the same examples, every resample paired."""
         a, b = self._checked(a), self._checked(b)
         return self._of_one(lambda w: metric(a, w) - metric(b, w)).interval
 
@@ -170,26 +163,21 @@ class Bootstrap:
         return Sample(value, np.concatenate([figure(w) for w in self._weights(_OF_ONE)]))
 
     def intervals(self, values: np.ndarray, figures: Figures) -> list[Interval]:
-        """Every one of several figures of ``values`` (n,), computed at once, with its interval."""
-        plain, drawn = self.samples(values, figures)
-        return [self.interval_of(value, column) for value, column in zip(plain, drawn, strict=True)]
+        """Compute several figures of ``values`` (n,) at once, with their intervals."""
+        return [sample.interval for sample in self.samples(values, figures)]
 
-    def samples(self, values: np.ndarray, figures: Figures) -> tuple[list[float], np.ndarray]:
-        """The k figures of ``values`` (n,), and those of every resample, (k, resamples)."""
+    def samples(self, values: np.ndarray, figures: Figures) -> list[Sample]:
+        """Compute several figures of ``values`` (n,) at once, and of every resample."""
         values = self._checked(values)
-        plain = [float(value) for value in figures(values, np.ones(len(values)))]
+        plain = map(float, figures(values, np.ones(len(values))))
         blocks = [np.stack(list(figures(values, w))) for w in self._weights(_OF_SEVERAL, _LEAST)]
-        return plain, np.concatenate(blocks, axis=1)
+        return [Sample(*each) for each in zip(plain, np.concatenate(blocks, axis=1), strict=True)]
 
     def _weights(self, size: int, least: int = 1) -> Iterator[np.ndarray]:
-        """(n, r) weights of some resamples at a time."""
+        """Weights (n, r) of some resamples at a time."""
         step = max(least, size // len(self._index))
         for start in range(0, self._draws.shape[1], step):
             yield self._draws[:, start : start + step].astype(np.float32)[self._index]
-
-    def interval_of(self, value: float, drawn: np.ndarray) -> Interval:
-        """A figure and its values in the resamples (resamples,) as an interval."""
-        return Sample(value, drawn).interval
 
     def _checked(self, values: np.ndarray) -> np.ndarray:
         values = np.asarray(values, dtype=np.float64)

@@ -42,7 +42,7 @@ class Ranking(NamedTuple):
 
 
 def ranking(labels: np.ndarray, scores: np.ndarray, weights: np.ndarray | None = None) -> Ranking:
-    """Every figure that needs the order of the scores only, for the cost of one sorting."""
+    """Compute every figure of the order of the scores, for the cost of one sorting."""
     levels = _levels(labels, scores, weights)
     return Ranking(_auroc(levels), _auprc(levels), _prr(levels), _recall_at_fpr(levels, 0.1))
 
@@ -53,10 +53,7 @@ def auroc(labels: np.ndarray, scores: np.ndarray, weights: np.ndarray | None = N
 
 
 def auprc(labels: np.ndarray, scores: np.ndarray, weights: np.ndarray | None = None) -> Any:
-    """Average precision, sum of (R_k - R_{k-1}) P_k over descending thresholds.
-
-    A score that knows nothing gets the base rate, ``labels.mean()``; report both.
-    """
+    """Average precision, sum of (R_k - R_{k-1}) P_k over descending thresholds; by chance the base rate."""
     return _auprc(_levels(labels, scores, weights))
 
 
@@ -81,8 +78,7 @@ def prr(labels: np.ndarray, scores: np.ndarray, weights: np.ndarray | None = Non
 def risk_coverage(labels: np.ndarray, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Coverage (k,) and selective risk (k,): the share of events among the lowest-scored part kept.
 
-    One point per example kept, ascending; tied examples are kept in expectation over their
-    orders. The last point is (1, base rate). See El-Yaniv and Wiener 2010.
+    One point per example kept, ascending, ties in expectation over their orders (El-Yaniv and Wiener 2010).
     """
     levels = _levels(labels, scores, None)
     width = levels.positive + levels.negative
@@ -119,9 +115,9 @@ def brier(labels: np.ndarray, probabilities: np.ndarray, weights: np.ndarray | N
 def ece(
     labels: np.ndarray, probabilities: np.ndarray, weights: np.ndarray | None = None, *, bins: int = 10
 ) -> Any:
-    """Expected calibration error over ``bins`` bins of equal width, 0 is perfect.
+    """Expected calibration error, 0 is perfect.
 
-    Sum over bins of share of examples times distance of mean probability and share of events.
+    Sum over bins of equal width of share of examples times |mean probability - share of events|.
     """
     labels, probabilities = _checked(labels, probabilities)
     w = np.ones(len(labels)) if weights is None else weights
@@ -139,9 +135,9 @@ def _bins(probabilities: np.ndarray, bins: int) -> np.ndarray:
 def ece_by_chance(probabilities: np.ndarray, *, draws: int = 1000, seed: int = 0) -> float:
     """The :func:`ece` that probabilities (n,) have on average where they are exactly right.
 
-    It is not 0, because the share of events in a bin of few examples is not the mean probability: what
-    lies near it is no evidence of miscalibration (Bröcker and Smith 2007, consistency resampling). Labels
-    are drawn independently, so that of texts of one group, which are alike, it says too little.
+    In a bin of few examples the share of events is not the mean probability: an ECE near this one is no
+    evidence of miscalibration (Bröcker and Smith 2007, consistency resampling). Labels are drawn
+    independently, so that it is too low for texts that come in groups.
     """
     labels = np.random.default_rng(seed).random((len(probabilities), draws)) < probabilities[:, None]
     members = _bins(probabilities, 10) @ (probabilities[:, None] - labels)
@@ -158,8 +154,8 @@ class _Levels(NamedTuple):
 
     def above(self) -> tuple[np.ndarray, np.ndarray]:
         """Weight of events and of non-events at or above each score."""
-        events, others = self.events, self.others
-        return events[-1] - events + self.positive, others[-1] - others + self.negative
+        of_events = self.events[-1] - self.events + self.positive
+        return of_events, self.others[-1] - self.others + self.negative
 
 
 def _levels(labels: np.ndarray, scores: np.ndarray, weights: np.ndarray | None) -> _Levels:
@@ -222,9 +218,7 @@ def _confusion(
 def _checked(labels: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     labels, values = np.asarray(labels, dtype=np.float64), np.asarray(values, dtype=np.float64)
     if labels.ndim != 1 or labels.shape != values.shape or not labels.size:
-        raise ValueError(
-            f"labels have shape {labels.shape} and scores {values.shape}; both must be (n,), n > 0"
-        )
+        raise ValueError(f"labels {labels.shape} and scores {values.shape} must both be (n,), n > 0")
     if not np.isin(labels, (0.0, 1.0)).all():
         raise ValueError("labels must be 0 or 1")
     if np.isnan(values).any():

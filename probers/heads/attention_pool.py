@@ -16,10 +16,9 @@ from .base import Linear, ProbeHead, weight_generators
 class AttentionPoolHead(ProbeHead):
     """One learned query per head attends over the text's tokens; a linear map reads the result.
 
-    Each token's state is layer-normed without a gain (query and map are one already), the
-    weights are softmax(query . state / sqrt(d)) over the tokens there are, and their mean
-    so weighted goes through a linear map to the two logits. The query begins at zero, so
-    that training begins at mean pooling. Of one token the head is the linear map alone.
+    Each token's state is layer-normed without a gain (query and map are one already), weighted by
+    softmax(query . state / sqrt(d)) over the tokens, and the mean goes through a linear map to the two
+    logits. The query begins at zero: training begins at mean pooling.
     """
 
     tokens: ClassVar[bool] = True
@@ -30,7 +29,7 @@ class AttentionPoolHead(ProbeHead):
         self.linear = Linear(weight_generators(streams), width, 2)
 
     def weights(self, states: Tensor, mask: Tensor) -> Tensor:
-        """What each token counts, (n, T, H), for states (n, T, H, d) and mask (n, T); sums to 1 over T."""
+        """Compute weights (n, T, H) of tokens, which sum to 1 over T; states (n, T, H, d), mask (n, T)."""
         return self._weights(_normed(states, mask), mask).permute(1, 2, 0)
 
     def _token_logits(self, x: Tensor, mask: Tensor) -> Tensor:
@@ -44,7 +43,7 @@ class AttentionPoolHead(ProbeHead):
 
 
 def _normed(states: Tensor, mask: Tensor) -> Tensor:
-    """Layer-normed states (H, n, T, d), zero where there is no token: what stands there is not read."""
+    """Layer-normed states (H, n, T, d), zero where there is no token."""
     if not bool(mask.any(dim=1).all()):
         raise ValueError("a text without tokens has nothing to pool")
     x = states.permute(2, 0, 1, 3).clone(memory_format=torch.contiguous_format)

@@ -1,9 +1,8 @@
-"""What every prober head is (states of one layer to "wrong" against "correct"), and what it is made of.
+"""Base class and building blocks of prober heads, from states of one layer to "wrong" against "correct".
 
-All layers' heads are one module whose parameters carry a leading head axis, so that
-they train and run as batched matrix products. They share nothing: each head's initial
-weights and dropout masks come from a random stream of its own, so that a head trained
-among others equals one trained alone.
+All layers' heads are one module whose parameters carry a leading head axis, so that they train and run as
+batched matrix products. Each head's initial weights and dropout masks come from a random stream of its
+own, so that a head trained among others equals one trained alone.
 """
 
 from __future__ import annotations
@@ -28,11 +27,9 @@ WRONG, CORRECT = 0, 1
 
 @dataclass(frozen=True, slots=True)
 class Moments:
-    """Statistics of each head's training states, float64.
+    """Float64 statistics of each head's training states: (H, d), class means (H, 2, d) by class number.
 
-    Attributes:
-        mean, deviation: (H, d) of all of them; the population's standard deviation.
-        class_mean: (H, 2, d), of the wrong and of the correct ones.
+    The deviation is the population's standard deviation.
     """
 
     mean: Tensor
@@ -43,19 +40,15 @@ class Moments:
 class ProbeHead(nn.Module):
     """H independent heads on states of width d; subclasses define :meth:`_logits`.
 
-    Every entry of the state dict has the head axis first. Parameters are saved in half
-    precision, buffers (what :meth:`prepare` fills) as they are.
-
-    Args:
-        streams: one name per head for its random stream, e.g. seed and layer; H of them.
-        width: d.
+    ``streams`` names each head's random stream, e.g. by seed and layer. Every entry of the state dict has
+    the head axis first. Parameters are saved in half precision, buffers (filled by :meth:`prepare`) as
+    they are.
 
     Attributes:
-        tokens: reads all tokens' states and pools them itself; such a class defines
-            :meth:`_token_logits` instead.
+        tokens: reads all tokens' states and pools them itself, by :meth:`_token_logits` instead.
         learns: is trained by gradient; otherwise :meth:`prepare` alone fits it.
-        step: training passes so far. With the stream's name it decides every random draw
-            of the next one, so that setting it is all that a resumed training needs.
+        step: training passes so far. With the stream's name it decides every random draw of the next
+            one, so that a resumed training needs nothing else.
     """
 
     tokens: ClassVar[bool] = False
@@ -69,35 +62,27 @@ class ProbeHead(nn.Module):
 
     @property
     def options(self) -> dict[str, Any]:
-        """Keyword arguments that rebuild this kind of head, beside streams and width.
-
-        Those of its constructor, each of which it keeps under its name.
-        """
+        """Arguments of the constructor beside streams and width, each kept under its name."""
         return {name: getattr(self, name) for name in [*inspect.signature(type(self)).parameters][2:]}
 
     @property
     def needs_moments(self) -> bool:
-        """Whether :meth:`prepare` makes use of the moments."""
+        """True if :meth:`prepare` uses the moments."""
         return type(self).prepare is not ProbeHead.prepare
 
     @property
     def device(self) -> torch.device:
-        """Where the heads are."""
+        """Device of the heads."""
         return next(chain(self.parameters(), self.buffers())).device
 
     def prepare(self, moments: Moments) -> None:
         """Fit what is not learned by gradient; nothing by default."""
 
     def forward(self, states: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Logits (n, H, 2), [wrong, correct], every head on its own slice.
+        """Compute logits (n, H, 2), [wrong, correct], every head on its own slice.
 
-        Args:
-            states: (n, H, d), or (n, T, H, d) where the class reads tokens.
-            mask: (n, T) bool, true where there is a token; given if and only if the class
-                reads tokens.
-
-        Raises:
-            ValueError: another number of heads or width, or a mask that does not fit.
+        ``states`` are (n, H, d); for a class that reads tokens (n, T, H, d), with a ``mask`` (n, T), true
+        where there is a token. ValueError for other shapes.
         """
         expected = (len(self.streams), self.width)
         if states.ndim != 3 + self.tokens or states.shape[-2:] != expected:
@@ -110,9 +95,8 @@ class ProbeHead(nn.Module):
             logits = self._logits(states.transpose(0, 1))
         elif mask is None or not self.tokens or mask.shape != states.shape[:2]:
             found = None if mask is None else tuple(mask.shape)
-            raise ValueError(
-                f"mask {found} does not fit {type(self).__name__}'s states {tuple(states.shape)}"
-            )
+            what = f"{type(self).__name__}'s states {tuple(states.shape)}"
+            raise ValueError(f"mask {found} does not fit {what}")
         else:
             logits = self._token_logits(states, mask)
         if self.training:
@@ -128,7 +112,7 @@ class ProbeHead(nn.Module):
         raise NotImplementedError
 
     def select(self, heads: Sequence[int]) -> ProbeHead:
-        """A copy on the CPU with some of the heads, by position."""
+        """Copy some of the heads, by position, to the CPU."""
         index = torch.as_tensor(list(heads), dtype=torch.long)
         chosen = self._untrained([self.streams[i] for i in heads])
         with torch.no_grad():
@@ -142,7 +126,7 @@ class ProbeHead(nn.Module):
 
 
 def weight_generators(streams: Sequence[str]) -> list[torch.Generator]:
-    """One generator of initial weights per head."""
+    """Seed a generator of initial weights per head."""
     return [torch.Generator().manual_seed(draw_key("weights", 0, stream)) for stream in streams]
 
 
@@ -176,10 +160,7 @@ class Norm(nn.Module):
 
 
 class Standardise(nn.Module):
-    """Zero mean and unit deviation per head and dimension, by the training states' moments.
-
-    Until :meth:`fit` is called the states pass unchanged.
-    """
+    """Zero mean and unit deviation per head and dimension; before :meth:`fit` the identity."""
 
     mean: Tensor
     scale: Tensor
@@ -203,16 +184,11 @@ class Standardise(nn.Module):
 class Dropout(nn.Module):
     """Dropout whose masks follow from stream, place and step alone.
 
-    They depend neither on which other heads there are nor on the device, and there is no
-    state to save. Each number is a hash of its position: the output function of
-    SplitMix64 (Steele, Lea and Flood 2014) on a counter, four 16-bit draws per value.
-    Drawn for all heads at once, that takes less time than a generator per head, and on a
-    GPU nothing waits for the CPU.
-
-    Args:
-        streams: names of the heads' random streams.
-        p: share to drop, a multiple of 2**-16 after rounding.
-        place: tells the dropouts of one head apart.
+    They depend neither on the other heads nor on the device, and there is no state to save. Each number
+    is a hash of its position: the output function of SplitMix64 (Steele, Lea and Flood 2014) on a counter,
+    four 16-bit draws per value. Drawn for all heads at once, that takes less time than a generator per
+    head, and on a GPU nothing waits for the CPU. ``p`` is rounded to a multiple of 2**-16; ``place`` tells
+    the dropouts of one head apart.
     """
 
     _keys: Tensor
@@ -226,7 +202,7 @@ class Dropout(nn.Module):
         self.register_buffer("_keys", torch.tensor(keys)[:, None], persistent=False)
 
     def forward(self, x: Tensor, step: int) -> Tensor:
-        """Activations (H, n, d), some of them zero while training; another ``step``, other ones."""
+        """Drop some of the activations (H, n, d) while training; other ones at another ``step``."""
         if not self.training or self.p == 0:
             return x
         size = x[0].numel()
@@ -238,7 +214,7 @@ class Dropout(nn.Module):
 
 
 def _signed(number: int) -> int:
-    """The 64 bits of a number as torch's integers have them, which know no unsigned arithmetic."""
+    """Reinterpret 64 bits as a signed integer; torch has no unsigned arithmetic."""
     return number - 2**64 if number >= 2**63 else number
 
 
@@ -247,7 +223,7 @@ _ROUNDS = ((30, _signed(0xBF58476D1CE4E5B9)), (27, _signed(0x94D049BB133111EB)))
 
 
 def _mix(z: Tensor) -> Tensor:
-    """SplitMix64's finaliser of int64, in place: every bit of the input reaches every bit."""
+    """SplitMix64's finaliser of int64, in place."""
     for shift, factor in _ROUNDS:
         # torch shifts in the sign, hence the mask.
         z.bitwise_xor_((z >> shift).bitwise_and_(2 ** (64 - shift) - 1)).mul_(factor)

@@ -21,16 +21,13 @@ from .base import ProbeHead
 class ForeignHead(ProbeHead):
     """H copies of a module, each as if it were alone.
 
-    Their parameters and buffers are kept in one module of that class, stacked along a
-    leading head axis, and are put into it head by head when it runs. That is a loop over
-    heads, hence slower than the heads of this package.
+    Their parameters and buffers are kept in one module of that class, stacked along a leading head axis,
+    and are put into it head by head when it runs: slower than the heads of this package. A copy is built,
+    and its dropout drawn, with torch's generators seeded by its stream and restored afterwards.
 
     Args:
-        streams: see :class:`ProbeHead`. A copy is built, and its dropout drawn, with torch's
-            generators seeded by its stream, and these are put back afterwards.
-        width: d.
-        module_class: built as ``module_class(width, **options)``; maps float32 states (n, d)
-            to logits (n, 2), [wrong, correct], or to one logit (n,) or (n, 1) of "correct".
+        module_class: built as ``module_class(width, **options)``; maps float32 states (n, d) to logits
+            (n, 2), [wrong, correct], or to one logit (n,) or (n, 1) of "correct".
         module_options: its other arguments; plain values, for they are saved as JSON.
 
     Raises:
@@ -73,19 +70,14 @@ class ForeignHead(ProbeHead):
                     found = module.eval()(torch.zeros(3, width))
             except Exception as error:
                 reason = f"{type(error).__name__}: {first_line(error)}"
-                raise UserError(
-                    f"head._target_={name} fails as {name.rpartition('.')[2]}({call}) on states of shape "
-                    f"(3, {width}) ({reason}): it must take the width first and map "
-                    "(n, width) to logits",
-                    code="own-class",
-                ) from error
+                tried = f"{name.rpartition('.')[2]}({call}) on states of shape (3, {width})"
+                fix = "it must take the width first and map (n, width) to logits"
+                what = f"head._target_={name} fails as {tried} ({reason}): {fix}"
+                raise UserError(what, code="own-class") from error
         shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
         if shape not in ((3, 2), (3, 1), (3,)):
-            raise UserError(
-                f"head._target_={name} maps 3 states to {shape}: return logits (n, 2), wrong and correct, "
-                'or one logit (n,) of "correct"',
-                code="own-class",
-            )
+            fix = 'return logits (n, 2), wrong and correct, or one logit (n,) of "correct"'
+            raise UserError(f"head._target_={name} maps 3 states to {shape}: {fix}", code="own-class")
         if not any(p.requires_grad for p in module.parameters()):
             raise UserError(f"head._target_={name} has no parameters to train", code="own-class")
         return module.train()
@@ -108,12 +100,10 @@ class ForeignHead(ProbeHead):
 
 
 def factory(make: Callable[..., nn.Module]) -> Callable[[Sequence[str], int], ProbeHead]:
-    """What makes heads from stream names and width.
+    """Make a constructor of heads from stream names and width.
 
-    Args:
-        make: a class with its options, as Hydra's ``instantiate(..., _partial_=True)`` gives
-            it. A :class:`ProbeHead` is used as it is, any other module through
-            :class:`ForeignHead`.
+    ``make`` is a class with its options, as Hydra's ``instantiate(..., _partial_=True)`` gives it: a
+    :class:`ProbeHead`, or any other module, which :class:`ForeignHead` holds.
 
     Raises:
         UserError: it is no module class, or does not take its options.
@@ -121,24 +111,20 @@ def factory(make: Callable[..., nn.Module]) -> Callable[[Sequence[str], int], Pr
     partial = make if isinstance(make, functools.partial) else functools.partial(make)
     cls, options = partial.func, {key: _plain(value) for key, value in partial.keywords.items()}
     if not (isinstance(cls, type) and issubclass(cls, nn.Module)) or partial.args:
-        raise UserError(
-            f"head._target_={_dotted(cls)} is no class derived from torch.nn.Module", code="own-class"
-        )
+        what = f"head._target_={_dotted(cls)} is no class derived from torch.nn.Module"
+        raise UserError(what, code="own-class")
     for key, value in options.items():
         try:
             json.dumps(value)
         except (TypeError, ValueError):
-            raise UserError(
-                f"head.{key}={value!r} cannot be saved with the prober: give a number, a string or a list",
-                code="own-class",
-            ) from None
+            why = "cannot be saved with the prober: give a number, a string or a list"
+            raise UserError(f"head.{key}={value!r} {why}", code="own-class") from None
     arguments = ((), 1) if issubclass(cls, ProbeHead) else (1,)
     try:
         inspect.signature(cls).bind(*arguments, **options)
     except TypeError as error:
-        raise UserError(
-            f"head._target_={_dotted(cls)} does not take these options: {error}", code="own-class"
-        ) from None
+        what = f"head._target_={_dotted(cls)} does not take these options: {error}"
+        raise UserError(what, code="own-class") from None
     if issubclass(cls, ProbeHead):
         return functools.partial(cls, **options)
     return functools.partial(ForeignHead, module_class=cls, module_options=options)
@@ -181,7 +167,7 @@ def _restore_tied(head: nn.Module, state: dict[str, Any], prefix: str, *_: Any) 
 
 @contextmanager
 def _seeded(seed: int, device: torch.device | None = None, *, wanted: bool = True) -> Iterator[None]:
-    """Torch's generator, and that of a CUDA device, seeded inside and as they were afterwards."""
+    """Seed torch's generator, and that of a CUDA device; restore them afterwards."""
     cuda = [device.index or 0] if device is not None and device.type == "cuda" else []
     with torch.random.fork_rng(cuda, enabled=wanted):
         if wanted:

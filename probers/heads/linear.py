@@ -33,18 +33,12 @@ class LinearHead(ProbeHead):
 class MeanDifferenceHead(ProbeHead):
     """The mass-mean direction (Marks and Tegmark 2023, section 5): nothing is learned by gradient.
 
-    With theta = mean of the wrong minus mean of the correct training states and m the
-    point midway between the two means, the margin is ``2 theta.(x - m) / |theta|^2``: 1 at the
-    mean of the wrong states, -1 at that of the correct ones, 0 midway, whatever the
-    states' scale. As log-odds these units mean nothing until a temperature is fitted, which
-    the prober does on validation data. The paper's other form, theta rotated by the inverse
-    of the covariance, needs more than means and deviations and is not offered.
-
-    Args:
-        streams: see :class:`ProbeHead`.
-        width: d.
-        standardise: divide each dimension by its deviation over all training states first,
-            so that a dimension counts by how far its classes lie apart in deviations.
+    With theta = mean of the wrong minus mean of the correct training states and m the point midway
+    between the two means, the margin is ``2 theta.(x - m) / |theta|^2``: 1 at the mean of the wrong
+    states, -1 at that of the correct ones, whatever their scale. As log-odds these units mean nothing
+    until the prober fits a temperature on validation data. The paper's other form, theta rotated by the
+    inverse of the covariance, is not offered. ``standardise`` divides each dimension by its deviation
+    over all training states first.
     """
 
     learns: ClassVar[bool] = False
@@ -61,8 +55,8 @@ class MeanDifferenceHead(ProbeHead):
     def prepare(self, moments: Moments) -> None:
         """Take direction and midpoint from the classes' means.
 
-        Where the means are the same to six digits (an embedding layer of always the same
-        token) there is no direction: all margins are 0.
+        Without a direction (means equal to six digits, as of an embedding layer of always the same token)
+        all margins are 0.
         """
         theta = moments.class_mean[:, WRONG] - moments.class_mean[:, CORRECT]
         midpoint = moments.class_mean.mean(dim=1)

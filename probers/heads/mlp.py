@@ -11,7 +11,7 @@ from .base import Dropout, Linear, Moments, Norm, ProbeHead, Standardise, weight
 
 
 class _MlpHead(ProbeHead):
-    """Linear maps with ReLU between them; the hidden layers' sizes are a constant of the kind."""
+    """Linear maps with ReLU between them."""
 
     def __init__(
         self, streams: Sequence[str], width: int, hidden: Sequence[int], dropout: float, standardise: bool
@@ -38,16 +38,8 @@ class _MlpHead(ProbeHead):
 class RadioHead(_MlpHead):
     """RaDIO's detector (Zhu et al., AAAI 2025): Linear -> ReLU -> Linear on a token's last-layer state.
 
-    The paper says "MLP" and binary cross-entropy and leaves open its depth, width,
-    activation, dropout and normalisation; these are choices made here. Cross-entropy of two
-    logits is binary cross-entropy of their difference.
-
-    Args:
-        streams: see :class:`ProbeHead`.
-        width: d.
-        hidden: units of the one hidden layer.
-        dropout: probability of dropping a hidden unit while training.
-        standardise: whether states are standardised by the training states' moments.
+    The paper says "MLP" and binary cross-entropy (here of the difference of two logits); depth, width,
+    activation, dropout of hidden units and standardised inputs are choices made here.
     """
 
     def __init__(
@@ -66,14 +58,8 @@ class RadioHead(_MlpHead):
 class MindHead(_MlpHead):
     """MIND's detector (Su et al., Findings of ACL 2024): Dropout -> 256 -> 128 -> 64 -> 2 with ReLU.
 
-    It is made for ``pool=mind``, whose states are two joined vectors: the last token
-    averaged over layers, and the mean over tokens of the last layer.
-
-    Args:
-        streams: see :class:`ProbeHead`.
-        width: d.
-        dropout: probability of dropping an input dimension while training.
-        standardise: whether states are standardised first; the published detector has none of it.
+    It is made for ``pool=mind``, whose states are two joined vectors: the last token averaged over layers,
+    and the mean over tokens of the last layer. The published detector does not standardise its inputs.
     """
 
     def __init__(
@@ -91,15 +77,8 @@ class MindHead(_MlpHead):
 class ProbingRagHead(ProbeHead):
     """Probing-RAG's prober, as its size and released code have it.
 
-    LayerNorm(d) -> Linear -> SiLU -> LayerNorm -> Dropout -> Linear -> SiLU ->
-    LayerNorm -> Dropout -> Linear 2. With d = 2048 and 512 hidden units a head has 1.32
-    million parameters, 2.6 MB in the half precision it is saved in.
-
-    Args:
-        streams: see :class:`ProbeHead`.
-        width: d.
-        hidden: units of both hidden layers.
-        dropout: probability of dropping a hidden unit while training.
+    LayerNorm(d) -> Linear -> SiLU -> LayerNorm -> Dropout -> Linear -> SiLU -> LayerNorm -> Dropout ->
+    Linear 2. With d = 2048 and 512 hidden units a head has 1.32 million parameters, 2.6 MB as saved.
     """
 
     def __init__(

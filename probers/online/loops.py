@@ -3,21 +3,15 @@
 Hooks listen to a plain transformers model. They never change, delay or break off a generation; a loop that
 cannot be followed leaves its problem on the batch, for whoever asks for a score.
 
-- ``generate`` forwards the prompt in one pass and each generated token in a pass of its own. A
-  token's states are read in its own pass; a prompt's are not read.
-- The last generated token is sampled but not forwarded, so it is not read;
-  :meth:`probers.online.watch.Scores.finish` forwards it.
+- A token's states are read in its own pass; a prompt's are not, nor is the last generated token, which is
+  not forwarded (:meth:`probers.online.watch.Scores.finish` does). A pass without earlier keys and values
+  begins a new text.
 - A row that has ended is still fed until all rows have. End-of-sequence and padding tokens do not count,
   nor does anything after an end of sequence. Their ids come from model.generation_config, and from the
   tokenizer where one is given.
-- A pass without earlier keys and values begins a new text: a second call starts afresh.
-- Beam search, assisted decoding, chunked prefill, a cache filled beforehand, a static
-  cache and ``use_cache=False`` are refused when a score is asked for. One case looks like decoding to
-  ``Scores``, and only the stopping criterion notices it: a prompt prefilled in two chunks, the second
-  of one token, which then counts as generated.
-- Heads of single tokens score each token, and the text so far as the span of its tokens.
-- Heads of ``pool=predicting`` score the state before each token, beginning with the prompt's last;
-  :mod:`.entities` finds the tokens where an entity begins.
+- Beam search, assisted decoding, chunked prefill, a cache filled beforehand, a static cache and
+  ``use_cache=False`` are refused when a score is asked for. A prompt prefilled in two chunks, the second
+  of one token, looks like decoding: only the stopping criterion notices it.
 - Heads that pool a span's tokens themselves need all of its states, which are not kept: refused.
 """
 
@@ -61,34 +55,13 @@ _NO_CACHE = "passes without keys and values cannot be followed: call generate wi
 _BLOCK = 32
 
 
-def _check(bank: Prober, model: Any) -> None:
-    """Refuse heads that cannot follow a text, and a model they were not trained on (UserError).
-
-    Depth and width are always compared, and the weights where the model knows the hub id
-    or folder it came from. A change after loading goes unnoticed.
-    """
-    check_growing(bank)
-    name = str(getattr(model, "name_or_path", "") or "")
-    spec = ModelSpec(
-        id=name or bank.spec.model.id,
-        revision=fingerprint(name, model) if name else "",
-        layers=len(decoder_layers(model)),
-        width=int(model.config.get_text_config().hidden_size),
-        dtype=str(model.dtype).removeprefix("torch."),
-    )
-    bank.check_model(spec)
-    check_needs(bank.spec.needs, model)
-
-
 class WatchedBatch:
     """Forwarded tokens of one batch's rows, and their scores.
 
     Attributes:
-        rows: number of rows.
         prompt: ids (rows, columns) of the prompt in what ``generate`` returns; no columns for embeddings.
         tokens: (rows,) ids of each pass after the first.
         predicting: the heads read the state before a token, beginning with the prompt's last.
-        eos: ids that end a row.
         stopped: (rows,) rows that a caller has stopped; none of their further tokens count.
         problem: why the loop could not be followed or scored.
 
@@ -126,11 +99,10 @@ class WatchedBatch:
         return self._added > 0
 
     def refuse(self, why: str) -> None:
-        """Read no more: the loop cannot be followed."""
         self.problem = self.problem or UserError(why, code="unsupported")
 
     def expects(self, rows: int, length: int, past: int, cache: Any) -> bool:
-        """Whether a pass over (rows, length) after ``past`` positions is one more token of each row."""
+        """Tell whether a pass over (rows, length) after ``past`` positions is one more token of each row."""
         same = self._keys is None or self._keys() is _first_keys(cache)
         return same and (rows, length, past) == (self.rows, 1, self._length + len(self.tokens))
 
@@ -143,8 +115,7 @@ class WatchedBatch:
     def lengths(self, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """(rows,) tokens of the prompts without padding, and tokens forwarded after them.
 
-        Args:
-            mask: (rows, columns) of the newest pass, or one of another form.
+        ``mask`` (rows, columns) is the newest pass's; one of another form is ignored.
         """
         written = len(self.tokens) + self.begun if self.predicting else len(self.tokens) + 1
         prompts = torch.full((self.rows,), self._length)
@@ -153,17 +124,12 @@ class WatchedBatch:
         return prompts, torch.full_like(prompts, written)
 
     def counted(self, tokens: Tensor) -> Tensor:
-        """(rows,) true where ``tokens`` (rows,) would be part of the rows' texts."""
+        """Tell (rows,) where ``tokens`` (rows,) would be part of the rows' texts."""
         over = self._ended.to(tokens.device) | self.stopped.to(tokens.device)
         return ~(torch.isin(tokens, self._special.to(tokens.device)) | over)
 
     def add(self, tokens: Tensor | None, states: Tensor) -> None:
-        """Take one forwarded token of each row.
-
-        Args:
-            tokens: (rows,); None for the prompt's last.
-            states: (rows, layers read, d), as :class:`StateTap` stacks them.
-        """
+        """Take a forwarded token (rows,) per row, None for the prompt's last; states (rows, layers, d)."""
         if tokens is None:
             live = torch.ones(self.rows, dtype=torch.bool, device=states.device)
         else:
@@ -206,22 +172,14 @@ class WatchedBatch:
             before.append(score)
 
     def scores(self) -> list[list[float]]:
-        """The scores of each row, one after each token that counts; after its prompt when ``predicting``.
-
-        Raises:
-            UserError, RunError: the batch's problem.
-        """
+        """Scores of each row, after each token that counts (and its prompt when ``predicting``)."""
         self._score_waiting()
         if self.problem is not None:
             raise self.problem
         return self._scores
 
     def ask(self, ids: Tensor) -> None:
-        """Compare with a caller's ids (rows, columns): of all tokens read, and of one sampled since.
-
-        Raises:
-            UserError: other ids.
-        """
+        """Compare ids (rows, columns) with all tokens read and one sampled since (UserError: others)."""
         read = len(self.tokens)
         same = read == self._asked and tuple(ids.shape) == (self.rows, self.prompt.shape[1] + read + 1)
         if not same or (read and not torch.equal(ids[:, -2], self.tokens[-1].to(ids.device))):
@@ -246,8 +204,7 @@ class WatchedBatch:
         mask, positions = self._mask, self._positions
         if cache is None or (mask is not None and mask.dim() != 2):
             raise UserError(
-                "the last token cannot be read: finish needs a loop whose passes return the cache and "
-                "have an attention mask of 2 dimensions, or none",
+                "finish needs passes that return the cache, and a mask of 2 dimensions or none",
                 code="unsupported",
             )
         decoder = Decoder(model)
@@ -266,17 +223,10 @@ class WatchedBatch:
 
 
 class GenerationWatcher(ExitStack):
-    """Listener on a model's passes, with a :class:`WatchedBatch` of the batch being written.
+    """Listener on a model's passes, with the newest :class:`WatchedBatch`; None before the first pass.
 
-    Hooks are on the model while it is entered; they hold the model, keys and values.
-
-    Attributes:
-        bank, model, tokenizer: as given.
-        batch: the newest; None before the first pass.
-        cache: keys and values of its last pass, with ``keep_cache``.
-
-    Args:
-        keep_cache: keep keys and values, so that one more token can be forwarded.
+    Hooks are on the model while it is entered; they hold the model. With ``keep_cache`` keys and values of
+    the last pass are kept, so that one more token can be forwarded.
 
     Raises:
         UserError: heads that cannot follow a text, or a model they were not trained on.
@@ -286,7 +236,18 @@ class GenerationWatcher(ExitStack):
         self, bank: Prober, model: Any, tokenizer: Any, *, per: Per = "sequence", keep_cache: bool = False
     ) -> None:
         super().__init__()
-        _check(bank, model)
+        check_growing(bank)
+        # Depth and width are always compared, the weights where the model knows where it is from.
+        name = str(getattr(model, "name_or_path", "") or "")
+        spec = ModelSpec(
+            id=name or bank.spec.model.id,
+            revision=fingerprint(name, model) if name else "",
+            layers=len(decoder_layers(model)),
+            width=int(model.config.get_text_config().hidden_size),
+            dtype=str(model.dtype).removeprefix("torch."),
+        )
+        bank.check_model(spec)
+        check_needs(bank.spec.needs, model)
         self.bank, self.model, self.tokenizer = bank, model, tokenizer
         self.batch: WatchedBatch | None = None
         self.cache: Any = None
@@ -305,14 +266,11 @@ class GenerationWatcher(ExitStack):
         self.callback(setattr, self, "cache", None)
         return self
 
-    def _given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        return {**dict(zip(self._names, args, strict=False)), **kwargs}
-
     def _before(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Tell a prompt's pass from one generated token of each row, and from anything else."""
         self._tap.read_last(0)
         self.cache = None
-        given = self._given(args, kwargs)
+        given = dict(zip(self._names, args, strict=False)) | kwargs
         ids, cache = given.get("input_ids"), given.get("past_key_values")
         inputs = given.get("inputs_embeds") if ids is None else ids
         if inputs is None:  # the model raises its own error
@@ -334,17 +292,12 @@ class GenerationWatcher(ExitStack):
             else:
                 self.batch.refuse(_UNREADABLE)
 
-    def _taken(self, batch: WatchedBatch | None, given: dict[str, Any]) -> Tensor | None:
-        """States read in this pass, (rows, layers, d)."""
-        if batch is None:
-            return None
-        states = self._tap.take_last(*batch.lengths(given.get("attention_mask")))
-        return None if states is None else states[:, -1]
-
     def _after(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        batch, given = self.batch, self._given(args, kwargs)
-        states = self._taken(batch, given)
-        if batch is None or batch.problem is not None:
+        batch, given = self.batch, dict(zip(self._names, args, strict=False)) | kwargs
+        if batch is None:
+            return
+        states = self._tap.take_last(*batch.lengths(given.get("attention_mask")))
+        if batch.problem is not None:
             return
         cache = getattr(output, "past_key_values", given.get("past_key_values"))
         if cache is None and not isinstance(output, tuple):
@@ -354,7 +307,7 @@ class GenerationWatcher(ExitStack):
         self.cache = cache if self._keep_cache else None
         if states is not None:
             begins = batch.predicting and not batch.begun
-            batch.add(None if begins else given["input_ids"][:, 0], states)
+            batch.add(None if begins else given["input_ids"][:, 0], states[:, -1])
 
 
 def _first_keys(cache: Any) -> Tensor | None:

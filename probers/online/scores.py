@@ -75,30 +75,27 @@ class GrowingVectors:
     def add(self, keys: Sequence[Hashable], vectors: Tensor) -> Tensor:
         """Take one more token of some texts; the vector of each text after it.
 
-        Args:
-            keys: of the texts, each at most once.
-            vectors: (texts, heads, width) of the tokens, from :func:`probers.capture.pooling.token_vectors`.
+        ``keys``, each at most once, name the texts of ``vectors`` (texts, heads, width), of
+        ``token_vectors``.
         """
         if self._pool in PER_TOKEN or not len(vectors):
             return vectors
-        return torch.cat([self._pooled(key, vector) for key, vector in zip(keys, vectors, strict=True)])
+        so_far = []
+        for key, vector in zip(keys, vectors, strict=True):
+            pool, count = self._pools.get(key) or (StreamingPool(self._pool, 1), 0)
+            pool.add(vector[None], slice(None))
+            self._pools[key] = pool, count + 1
+            so_far.append(pool.value(slice(None), count + 1))
+        return torch.cat(so_far)
 
     def forget(self, key: Hashable) -> None:
-        """Drop a text that has ended."""
         self._pools.pop(key, None)
-
-    def _pooled(self, key: Hashable, vector: Tensor) -> Tensor:
-        pool, count = self._pools.get(key) or (StreamingPool(self._pool, 1), 0)
-        pool.add(vector[None], slice(None))
-        self._pools[key] = pool, count + 1
-        return pool.value(slice(None), count + 1)
 
 
 class GrowingScores:
     """Scores of the newest tokens of texts that grow side by side, each under its own key.
 
-    Attributes:
-        before: heads read the state before a token; a text's first is the prompt's last.
+    ``before`` says that heads read the state before a token; a text's first is then the prompt's last.
 
     Raises:
         UserError: heads that pool a span's tokens themselves.
@@ -112,11 +109,9 @@ class GrowingScores:
         self._distances: dict[Hashable, list[float]] = {}
 
     def add(self, keys: Sequence[Hashable], states: Tensor) -> list[float]:
-        """Take one more token of some texts; the score of each text after it.
+        """Take one more token of some texts, each under its key; the score of each text after it.
 
-        Args:
-            keys: of the texts, each at most once.
-            states: (texts, layers read, d) of the token, or of the position before it for heads of that.
+        ``states`` (texts, layers read, d) are of the token, or of the position before it for heads of that.
 
         Raises:
             RunError: a NaN or infinite state; names the layer.
@@ -152,16 +147,9 @@ def text_needs(bank: Prober) -> Needs:
 
 
 def text_scores(bank: Prober, vectors: np.ndarray) -> tuple[list[float], list[float] | None]:
-    """Score a text that was read whole, token by token as :class:`GrowingScores` does.
+    """Scores (n,) and distances (n,) of a text that was read whole, as of :func:`score_vectors`.
 
-    Args:
-        vectors: (n, heads, width) of its n tokens, recorded with :func:`text_needs`.
-
-    Returns:
-        Scores (n,) and distances (n,); None for the distances of a prober without a domain.
-
-    Raises:
-        UserError: heads that pool a span's tokens themselves.
+    ``vectors`` (n, heads, width) are of its n tokens, recorded with :func:`text_needs`.
     """
     check_growing(bank)
     growing, tokens = GrowingVectors(bank.spec.pool), torch.from_numpy(vectors)
@@ -173,9 +161,7 @@ def text_scores(bank: Prober, vectors: np.ndarray) -> tuple[list[float], list[fl
 def check_aggregate(how: str) -> None:
     """Refuse an unknown way to make a span's score of its tokens' scores (UserError)."""
     if how not in AGGREGATES:
-        raise UserError(
-            f"aggregate={how} is unknown: choose one of {', '.join(AGGREGATES)}", code="unknown-choice"
-        )
+        raise UserError(f"aggregate={how} is not one of {', '.join(AGGREGATES)}", code="unknown-choice")
 
 
 def check_spans(spans: Any, tokens: int) -> np.ndarray:
@@ -189,19 +175,9 @@ def check_spans(spans: Any, tokens: int) -> np.ndarray:
 
 
 def aggregate(values: np.ndarray, spans: Any, how: Aggregate) -> np.ndarray:
-    """Values of spans from values of tokens.
+    """Values of spans, (n, ...) float64, from ``values`` (t, ...) of tokens.
 
-    Args:
-        values: (t, ...) one row per token.
-        spans: (n, 2) first token and the one after the last; spans may overlap.
-        how: "max", "mean" or "last" of a span's tokens.
-
-    Returns:
-        (n, ...) float64.
-
-    Raises:
-        UserError: an unknown ``how``.
-        ValueError: a span that is empty or not among the tokens.
+    ``spans`` (n, 2) are first token and the one after the last; one that is empty or outside is a ValueError.
     """
     check_aggregate(how)
     values, bounds = np.asarray(values, dtype=np.float64), check_spans(spans, len(values))
@@ -214,14 +190,7 @@ def aggregate(values: np.ndarray, spans: Any, how: Aggregate) -> np.ndarray:
 
 
 def extend(before: float, tokens: int, score: float, how: Aggregate) -> float:
-    """The value of a span that grows by one token: ``aggregate`` without keeping the tokens.
-
-    Args:
-        before: value of the span so far; ignored where ``tokens`` is 0.
-        tokens: of the span so far.
-        score: of the new token.
-        how: as in :func:`aggregate`.
-    """
+    """The value of a span of ``tokens`` that grows by one: ``aggregate`` without keeping the tokens."""
     if not tokens or how == "last":
         return score
     return max(before, score) if how == "max" else before + (score - before) / (tokens + 1)

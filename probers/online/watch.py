@@ -1,13 +1,9 @@
 """Scores while ``model.generate`` of transformers runs, and a stopping criterion made of them.
 
 :mod:`probers.online.loops` says which loops can be followed. Heads of ``pool=predicting`` score the state
-from which a token is about to be written:
-
-- before a token is written, its score says how likely an entity beginning with it would be wrong. It says
-  nothing of any other token, nor whether an entity will begin there;
-- once its first word is whole, an entity is known to have begun. Its score was known before that word;
-- once the text is over, the ends of the entities are known, and which spans were none: the end of "New" shows
-  only with "York", and a later word may show that an apparent entity begins elsewhere.
+from which a token is about to be written: how likely an entity beginning with it would be wrong, which says
+nothing of any other token, nor whether one will begin there. Once its first word is whole, an entity is known
+to have begun; where it ends, and whether an apparent entity begins elsewhere, later words may show.
 """
 
 from __future__ import annotations
@@ -40,8 +36,8 @@ _WHOLE_WORDS = re.compile(r".*[\s,;:!?)\]”\"]", re.DOTALL)
 class Scores(AbstractContextManager["Scores"]):
     """Scores of the tokens that a model writes inside a ``with`` block: :meth:`.ProbeBank.watch`.
 
-    They belong to the newest call of ``generate``, row by row of its batch, and can be
-    read inside the block and after it. Higher is more likely wrong.
+    They belong to the newest call of ``generate``, row by row of its batch, and can be read inside the block
+    and after it. Higher is more likely wrong.
     """
 
     def __init__(self, bank: Prober, model: Any, *, per: Per = "sequence", tokenizer: Any = None) -> None:
@@ -52,9 +48,7 @@ class Scores(AbstractContextManager["Scores"]):
 
     def __enter__(self) -> Self:
         if self._attached:
-            raise UserError(
-                "these scores are being gathered already: make others with bank.watch(model)", code="busy"
-            )
+            raise UserError("these scores are in use: make others with bank.watch(model)", code="busy")
         self._watcher.__enter__()
         self._attached = True
         return self
@@ -67,12 +61,11 @@ class Scores(AbstractContextManager["Scores"]):
     def tokens(self) -> list[np.ndarray]:
         """Scores of each row (n,) float64, one for each generated token that was read.
 
-        With ``per="sequence"`` a score covers all tokens up to its own, pooled as the
-        prober's training features were, or joined by the prober's ``aggregate``; with ``per="token"`` it
-        covers the token's own states. Heads of ``pool=predicting`` score the state before a token and give
-        (n + 1,) scores, from before the first token to before the one to come. Each says how likely an
-        entity that begins there is wrong (``bank.probability`` of it), and nothing where none
-        begins: :attr:`entities`.
+        With ``per="sequence"`` a score covers all tokens up to its own, pooled as the prober's training
+        features were, or joined by the prober's ``aggregate``; with ``per="token"`` its own states. Heads of
+        ``pool=predicting`` give (n + 1,) scores, from before the first token to before the one to come. Each
+        says how likely an entity that begins there is wrong (``bank.probability`` of it), and nothing where
+        none begins: :attr:`entities`.
 
         Raises:
             UserError: nothing was generated, or by a loop that cannot be followed.
@@ -90,11 +83,7 @@ class Scores(AbstractContextManager["Scores"]):
         tokens = self.tokens
         empty = [row for row, scores in enumerate(tokens) if not len(scores)]
         if empty:
-            raise UserError(
-                f"row {empty[0]} has no score because none of its tokens was read: "
-                "only scores.finish(sequences) reads the last token of a text",
-                code="empty",
-            )
+            raise UserError(f"row {empty[0]} has no score yet: call scores.finish(sequences)", code="empty")
         return np.array([scores[-1] for scores in tokens], dtype=np.float64)
 
     @property
@@ -106,9 +95,8 @@ class Scores(AbstractContextManager["Scores"]):
     def entities(self) -> list[list[WrittenEntity]]:
         """Entities of each row's text so far, each with the score of the state before it.
 
-        They are found by the recogniser that made the prober's labels. The last word, and what a further
-        word would change, show once more was read. Entities that begin a sentence are left out, as in
-        the labels.
+        They are found by the recogniser that made the prober's labels; those that begin a sentence are left
+        out, as there. The last word, and what a further word would change, show once more was read.
 
         Raises:
             UserError: as :attr:`tokens`; heads that do not read the state before an entity; no tokenizer.
@@ -127,20 +115,15 @@ class Scores(AbstractContextManager["Scores"]):
     def finish(self, sequences: Any) -> None:
         """Forward and read each row's last token as well; call it inside the block.
 
-        ``per="sequence"`` then gives the scores of whole texts, equal to those of
-        :meth:`.CausalLM.generate`'s records. It costs one pass of one token per row on a copy of the keys
-        and values, so that the caller's own stay unchanged. A second call does nothing.
-
-        Args:
-            sequences: what ``generate`` returned: ids (batch, length), or its output object.
+        Takes what ``generate`` returned: ids (batch, length), or its output object. ``per="sequence"`` then
+        gives the scores of whole texts, equal to those of :meth:`.CausalLM.generate`'s records. It costs one
+        pass of one token per row on a copy of the keys and values. A second call does nothing.
 
         Raises:
             UserError: outside the block, or other sequences than those just generated.
         """
         if not self._attached:
-            raise UserError(
-                "scores.finish(sequences) forwards a token: call it inside the with block", code="conflict"
-            )
+            raise UserError("call scores.finish(sequences) inside the with block", code="conflict")
         batch = self._batch()
         batch.scores()
         ids: Tensor = getattr(sequences, "sequences", sequences)
@@ -152,9 +135,7 @@ class Scores(AbstractContextManager["Scores"]):
             same = torch.equal(ids[:, columns : columns + read], seen)
         if not same:
             raise UserError(
-                "these sequences are not what the model has just generated: pass what generate returned, "
-                f"unchanged ({read} generated tokens were read in each of {batch.rows} rows)",
-                code="mismatch",
+                "finish needs the sequences that generate has just returned, unchanged", code="mismatch"
             )
         last = ids[:, columns + read :]
         if last.shape[1] and bool(batch.counted(last[:, 0]).any()):
@@ -163,31 +144,20 @@ class Scores(AbstractContextManager["Scores"]):
 
     def _batch(self) -> WatchedBatch:
         if self._watcher.batch is None:
-            raise UserError(
-                "nothing was watched: call model.generate inside `with bank.watch(model)`", code="empty"
-            )
+            raise UserError("nothing was generated inside `with bank.watch(model)`", code="empty")
         return self._watcher.batch
 
 
 class StopOnScore(StoppingCriteria):
     """Stopping criterion that ends a row above a threshold: :meth:`.ProbeBank.stopping_criteria`.
 
-    The hooks are on the model until the object is collected or :meth:`close` is called. It may serve any
-    number of ``generate`` calls.
-
-    With heads of ``pool=predicting`` a row ends as soon as an entity has begun whose score was above
-    the threshold. The score was known before the entity, its beginning only with its first word; the text
-    to keep ends before it, see :attr:`entities`.
+    The hooks are on the model until the object is collected or :meth:`close` is called. With heads of
+    ``pool=predicting`` a row ends as soon as an entity has begun whose score was above the threshold; the
+    text to keep ends before it, see :attr:`entities`.
     """
 
     def __init__(
-        self,
-        bank: Prober,
-        model: Any,
-        tokenizer: Any,
-        threshold: float | None = None,
-        *,
-        min_tokens: int = 1,
+        self, bank: Prober, model: Any, tokenizer: Any, threshold: float | None = None, *, min_tokens: int = 1
     ) -> None:
         if min_tokens < 1:
             raise UserError(f"min_tokens={min_tokens} must be at least 1")
@@ -200,7 +170,7 @@ class StopOnScore(StoppingCriteria):
         if bank.spec.pool == "predicting":
             _tokenizer(self._watcher)
             self._recognise = Recogniser(bank.recogniser or "rules", quiet=True)
-        self._first: FirstEntities | None = None
+        self._texts: list[GrowingText] = []
         self._watcher.__enter__()
         # The hooks know the watcher only, so that this object is collected as soon as it is unused.
         self._finalizer = weakref.finalize(self, self._watcher.close)
@@ -219,7 +189,7 @@ class StopOnScore(StoppingCriteria):
         Keep ``sequences[row, : prompt + entity.tokens[0]]`` of what ``generate`` returned, or the text up to
         ``entity.entity.start`` where a token holds the end of one word and the beginning of the entity.
         """
-        return [] if self._first is None else list(self._first.found)
+        return [text.found for text in self._texts]
 
     def close(self) -> None:
         """Remove the hooks from the model; the criterion cannot be used afterwards."""
@@ -236,26 +206,27 @@ class StopOnScore(StoppingCriteria):
         """
         if not self._finalizer.alive:
             raise UserError(
-                "this stopping criterion was closed: make another with bank.stopping_criteria",
-                code="conflict",
+                "this criterion was closed: make another by bank.stopping_criteria", code="conflict"
             )
         batch = self._watcher.batch
         if batch is None:
-            raise UserError(
-                "this stopping criterion watches another model than the one that generates", code="mismatch"
-            )
+            raise UserError("this criterion watches another model than the one that runs", code="mismatch")
         if batch.problem is not None:
             raise batch.problem
         batch.ask(input_ids)
         scores = batch.scores()
         enough = len(batch.tokens) >= self.min_tokens
         if self._recognise is not None:
-            if not batch.tokens or self._first is None:
-                prompts = batch.prompt.tolist()
-                self._first = FirstEntities(self._watcher.tokenizer, prompts, batch.eos, self._recognise)
-            last = input_ids[:, -1]
-            fired = self._first.push(last, batch.counted(last), scores, self.threshold, ask=enough)
-            batch.stopped |= torch.tensor(fired)
+            tokenizer, recognise, last = self._watcher.tokenizer, self._recognise, input_ids[:, -1]
+            if not batch.tokens or not self._texts:
+                self._texts = [GrowingText(tokenizer, ids, recognise) for ids in batch.prompt.tolist()]
+            ends, counts = torch.isin(last, batch.eos.to(last.device)).tolist(), batch.counted(last).tolist()
+            for row, (text, token) in enumerate(zip(self._texts, last.tolist(), strict=True)):
+                if counts[row]:
+                    text.push(token)
+                if enough and text.found is None and (counts[row] or ends[row]):
+                    text.found = text.first_above(self.threshold, scores[row], over=ends[row])
+            batch.stopped |= torch.tensor([text.found is not None for text in self._texts])
         elif enough:
             batch.stop_above(self.threshold)
         return batch.stopped.to(input_ids.device)  # type: ignore[return-value]
@@ -270,35 +241,27 @@ def _tokenizer(watcher: GenerationWatcher) -> Any:
             code="unsupported",
         )
     if watcher.tokenizer is None:
-        raise UserError(
-            "entities are found in the text: pass the model's tokenizer, tokenizer=..", code="missing-value"
-        )
+        raise UserError("finding entities needs the model's tokenizer: pass tokenizer=", code="missing-value")
     return watcher.tokenizer
 
 
 class GrowingText:
-    """A row's text, searched token by token for the first entity with too high a score.
-
-    Args:
-        prompt: ids before its first token.
-        recognise: finds entities; called whenever another word is whole.
-    """
+    """A row's text, searched for the first entity with too high a score whenever another word is whole."""
 
     def __init__(self, tokenizer: Any, prompt: Sequence[int], recognise: Recognise) -> None:
         self._stream = TextStream(tokenizer, prompt)
         self._prompt, self._recognise = decode(tokenizer, prompt), recognise
         self._read = ""
+        self.found: WrittenEntity | None = None
 
     def push(self, token: int) -> None:
-        """Take one more token."""
         self._stream.push(token)
 
     def first_above(self, threshold: float, scores: Sequence[float], *, over: bool) -> WrittenEntity | None:
-        """Find the first entity that has begun with a score above a threshold.
+        """The first entity that has begun with a score above a threshold.
 
-        Args:
-            scores: of the state before each token pushed so far.
-            over: the text ends here: its last word is whole.
+        ``scores`` are of the state before each token pushed so far; ``over`` says that the last word is
+        whole.
         """
         text = self._stream.visible
         if not over:
@@ -310,47 +273,3 @@ class GrowingText:
         entities = written_entities(text, self._recognise, prompt=self._prompt)
         begun = with_scores(entities, self._stream.offsets(), scores)
         return next((each for each in begun if each.score > threshold), None)
-
-
-class FirstEntities:
-    """The first entity above a threshold in each row of a batch.
-
-    Attributes:
-        found: of each row; None while it has none.
-
-    Args:
-        prompts: ids of each row's prompt.
-        eos: ids that end a row.
-    """
-
-    def __init__(
-        self, tokenizer: Any, prompts: Sequence[Sequence[int]], eos: Tensor, recognise: Recognise
-    ) -> None:
-        self.found: list[WrittenEntity | None] = [None] * len(prompts)
-        self._texts = [GrowingText(tokenizer, prompt, recognise) for prompt in prompts]
-        self._eos = set(eos.tolist())
-
-    def push(
-        self,
-        tokens: Tensor,
-        counted: Tensor,
-        scores: Sequence[Sequence[float]],
-        threshold: float,
-        *,
-        ask: bool,
-    ) -> list[bool]:
-        """Take one sampled token of each row; true for each row that has an entity above the threshold.
-
-        Args:
-            tokens: (rows,).
-            counted: (rows,) true for a token of the row's text.
-            scores: of each row, of the state before each token of its text.
-            ask: look for entities; otherwise only take the tokens.
-        """
-        for row, (token, part) in enumerate(zip(tokens.tolist(), counted.tolist(), strict=True)):
-            if part:
-                self._texts[row].push(token)
-            over = token in self._eos
-            if ask and self.found[row] is None and (part or over):
-                self.found[row] = self._texts[row].first_above(threshold, scores[row], over=over)
-        return [entity is not None for entity in self.found]

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from probers.engine.stopping import SentenceEnd, Stop
+from probers.engine.tokens import SentenceEnd, Stop
 from probers.types import Feature, Generation, Needs, Question
 
 from ..loop import RAG, Ended

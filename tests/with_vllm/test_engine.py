@@ -17,7 +17,7 @@ from probers.commands import main as cli
 from probers.datagen import filling
 from probers.engine.language_model import Decoding, GenerationRequest
 from probers.engine.model import CausalLM
-from probers.engine.stopping import SentenceEnd
+from probers.engine.tokens import SentenceEnd
 from probers.engine.vllm import lm as vllm_lm
 from probers.engine.vllm.lm import VllmLM
 from probers.store.store import FeatureStore

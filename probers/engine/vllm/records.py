@@ -1,4 +1,4 @@
-"""Scores and states of one text while vLLM writes or reads it, pooled as they settle.
+"""Scores and states of texts while vLLM writes or reads them: its models made readable, and their records.
 
 Place 0 is the position that predicts the text's first token, place i + 1 that of its token i. A place is
 recorded once, whatever vLLM computes again.
@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...capture.hidden_states import StateTap
-from ...capture.pooling import BEFORE, PER_TOKEN, StreamingPool, all_finite, token_vectors
-from ...types import Feature, Needs
+from ...capture.pooling import BEFORE, GrowingPool
+from ...types import Feature, Needs, UserError
+from ..forward import token_scores
+from . import KEY
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,52 +36,6 @@ class Recorded:
     broken: tuple[Feature, int, int] | None
 
 
-class _FeatureRecord:
-    """One feature of a text, of its places as far as they are known."""
-
-    def __init__(self, feature: Feature) -> None:
-        self.layers = StateTap.layers_of(feature)
-        self._pool = feature.pool
-        self._skip = 0 if feature.pool in BEFORE else 1
-        self._waiting: list[Tensor] = []  # (layers, d) of places that are not pooled
-        self._pooled = StreamingPool(feature.pool, 1)
-        self._count = 0  # places that are
-        self.broken: tuple[int, int] | None = None
-
-    def add(self, place: int, states: Tensor) -> None:
-        """The states (n, layers, d) of the next places, of which ``place`` is the first."""
-        self._waiting += states[max(0, self._skip - place) :].unbind()
-
-    def commit(self, tokens: int) -> None:
-        """The text keeps its first ``tokens`` tokens, whatever comes next."""
-        ready = self._waiting[: max(0, tokens - self._count)]
-        if self._pool in PER_TOKEN or not ready:
-            return
-        for vector in self._checked(ready, self._count):
-            self._pooled.add(vector[None], slice(None))
-        self._count += len(ready)
-        del self._waiting[: len(ready)]
-
-    def value(self, kept: int) -> np.ndarray | None:
-        """The states of a text that keeps so many tokens, all of whose places are recorded."""
-        if not kept:
-            return None
-        if self._pool in PER_TOKEN:
-            places = kept + (self._pool == "positions")
-            return self._checked(self._waiting[:places], 0).cpu().numpy()
-        self.commit(kept)
-        return self._pooled.value(0, kept).cpu().numpy()
-
-    def _checked(self, states: Sequence[Tensor], first: int) -> Tensor:
-        """(n, heads, width) what places contribute from ``first`` on."""
-        stacked = torch.stack(list(states)).float()
-        good = all_finite(stacked)
-        if self.broken is None and not bool(good.all()):
-            place, layer = (~good).nonzero()[0].tolist()
-            self.broken = max(0, first + place - (self._pool == "positions")), layer
-        return token_vectors(stacked, self._pool)
-
-
 class TextRecord:
     """Recorder of one text.
 
@@ -86,26 +43,23 @@ class TextRecord:
         start: the position that predicts its first token.
         tokens: its tokens, where it is only read; None where it is being written.
         count: places recorded.
-
-    Args:
-        needs: of what is to be kept; attention is none of it.
+        layers: those that each of its features reads.
     """
 
     def __init__(self, needs: Needs, start: int, tokens: Sequence[int] | None = None) -> None:
         self.start, self.tokens = start, tokens
         self.count = 0
-        self._features = {feature: _FeatureRecord(feature) for feature in needs.features}
+        self._row = torch.zeros(1, dtype=torch.long)
+        self._features = {each: GrowingPool(each.pool, 1) for each in needs.features}
+        self.layers = {StateTap.layers_of(feature) for feature in needs.features}
         self._scores: list[Tensor] = []
-
-    @property
-    def layers(self) -> set[tuple[int, ...]]:
-        """The layers that each of its features reads."""
-        return {feature.layers for feature in self._features.values()}
 
     def add(self, states: Mapping[tuple[int, ...], Tensor], count: int) -> None:
         """The next ``count`` places: their states (count, layers, d) for each of :attr:`layers`."""
-        for feature in self._features.values():
-            feature.add(self.count, states[feature.layers])
+        for feature, pool in self._features.items():
+            skip = int(feature.pool not in BEFORE)  # place 0 is before the first token
+            own = states[StateTap.layers_of(feature)][max(0, skip - self.count) :]
+            pool.add(max(0, self.count - skip), self._row, own[None])
         self.count += count
 
     def score(self, scores: Tensor) -> None:
@@ -114,13 +68,81 @@ class TextRecord:
 
     def commit(self, tokens: int) -> None:
         """The text keeps its first ``tokens`` tokens, whatever comes next."""
-        for feature in self._features.values():
-            feature.commit(tokens)
+        for pool in self._features.values():
+            pool.commit(tokens, {})
 
     def recorded(self, kept: int) -> Recorded:
         """All of a text that keeps so many tokens."""
-        found = {feature: record.value(kept) for feature, record in self._features.items()}
+        if kept:
+            self.commit(kept)
+        found = {feature: pool.value(0, kept) for feature, pool in self._features.items()}
         states = {feature: each for feature, each in found.items() if each is not None}
-        broken = ((each, *record.broken) for each, record in self._features.items() if record.broken)
+        broken = ((feature, *bad[1:]) for feature, pool in self._features.items() if (bad := pool.broken()))
         scores = torch.cat([torch.zeros(4, 0), *(each.cpu() for each in self._scores)], dim=1)
         return Recorded(states, scores[:, :kept].numpy(), next(broken, None))
+
+
+def readable(stock: type[nn.Module], *, scores: bool = False) -> type[nn.Module]:
+    """A subclass of a model class of vLLM that keeps the states of each step's tokens.
+
+    They are vLLM's auxiliary hidden states (``SupportsEagle3``, made for EAGLE-3, Li et al. 2025, arXiv
+    2503.01840): layer 0 is the embedding output, k the residual stream after block k, before the final norm,
+    as everywhere in this package. They are copied into a buffer that stays where it is, so that the inner
+    model may be compiled and the copy captured by a CUDA graph.
+
+    Its instances have ``probers_states``, (tokens of a step at most, layers, d) in the model's number format,
+    the layers those that ``additional_config`` names under :data:`KEY`, ascending; rows are the step's tokens
+    in the order in which they were scheduled. The layer after the last is the final norm's output. With
+    ``scores`` they also keep ``probers_scores``, (4, requests of the step), what
+    :func:`probers.engine.forward.token_scores` says of each request's likeliest next token.
+
+    Raises:
+        UserError: a class without the interface; names it.
+    """
+    from vllm.model_executor.models.interfaces import supports_eagle3
+
+    if not supports_eagle3(stock):
+        raise UserError(
+            f"vLLM's {stock.__name__} lacks SupportsEagle3, which hands out states: run it without vLLM",
+            "model",
+        )
+
+    class Readable(stock):  # type: ignore[misc, valid-type]
+        probers_states: Tensor
+        probers_scores: Tensor
+
+        def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
+            super().__init__(vllm_config=vllm_config, prefix=prefix)
+            layers = vllm_config.additional_config[KEY]["layers"]
+            text = vllm_config.model_config.hf_text_config
+            self._aux = tuple(k for k in layers if k <= text.num_hidden_layers)
+            self._normed = len(self._aux) < len(layers)
+            self.set_aux_hidden_state_layers(self._aux)
+            rows = vllm_config.scheduler_config.max_num_batched_tokens
+            states = torch.zeros(rows, len(layers), text.hidden_size, dtype=vllm_config.model_config.dtype)
+            self.register_buffer("probers_states", states, persistent=False)
+
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            hidden, states = super().forward(*args, **kwargs)
+            if len(states) != len(self._aux):
+                raise UserError(
+                    f"vLLM's {stock.__name__} lacks some of the layers {list(self._aux)}: use others",
+                    "layers",
+                )
+            for place, state in enumerate([*states, hidden] if self._normed else states):
+                self.probers_states[: len(state), place].copy_(state)
+            return hidden
+
+        def compute_logits(self, *args: Any, **kwargs: Any) -> Any:
+            logits = super().compute_logits(*args, **kwargs)
+            if scores and logits is not None:
+                # Here, because vLLM may change the logits before it draws.
+                self.probers_scores = token_scores(logits, logits.argmax(dim=-1), top=True)
+            return logits
+
+        def probers_read(self, hidden: Tensor, tokens: Tensor) -> Tensor:
+            """(4, n) as ``probers_scores``, of given tokens (n,) by the normed states before them (n, d)."""
+            return token_scores(super().compute_logits(hidden), tokens, top=True)
+
+    Readable.__name__ = Readable.__qualname__ = stock.__name__
+    return Readable

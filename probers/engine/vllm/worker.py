@@ -21,8 +21,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 
 from ...types import RunError, UserError
 from . import KEY
-from .model import readable
-from .records import Recorded, TextRecord
+from .records import Recorded, TextRecord, readable
 
 
 def _stock() -> Any:
@@ -33,10 +32,7 @@ def _stock() -> Any:
 
 
 class ReadingWorker(_stock()):  # type: ignore[misc]
-    """vLLM's worker with a model whose states can be read (:func:`.model.readable`).
-
-    Attributes:
-        scores: the model also tells the scores of likeliest tokens.
+    """vLLM's worker with a model whose states, and with ``scores`` these, can be read (:func:`.readable`).
 
     Raises:
         UserError: a model that does not hand out its states; pipeline parallelism, speculation, or data
@@ -90,7 +86,6 @@ class ReadingWorker(_stock()):  # type: ignore[misc]
             yield request, positions[request], range(start, end)
 
     def _order(self) -> Sequence[str]:
-        """The ids of the step's requests in the order of their tokens."""
         state = self.model_runner.execute_model_state
         batch = getattr(state, "input_batch", None) or self.model_runner.input_batch
         ids: Sequence[str] = batch.req_ids
@@ -125,11 +120,7 @@ class RecordingWorker(ReadingWorker):
 
     @torch.inference_mode()
     def probers_take(self, ended: Mapping[str, int | None]) -> dict[str, Recorded]:
-        """Hand out what was recorded of texts that have ended, and forget it.
-
-        Args:
-            ended: how many tokens each keeps; nothing is wanted of one that has None.
-        """
+        """Hand out what was recorded of texts that end and keep so many tokens; of None forget it."""
         taken = {request: self._records.pop(request, None) for request in ended}
         return {
             request: record.recorded(kept)

@@ -1,4 +1,4 @@
-"""Drawing: the look shared by all pictures, and curves of how well scores detect wrong texts.
+"""Pictures of a prober, as PNG files without a display.
 
 In the functions that draw curves ``path`` is the PNG's and ``wrong`` (n,) is 1 where a text is wrong;
 everything else is of the same n texts, and higher scores mean more likely wrong.
@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from probers.bank.calibration import sigmoid
 from probers.evaluation.metrics import auprc, auroc, ece, risk_coverage
+
+from .assemble import ENSEMBLE, WITH_ENTROPY, Trained
+from .evaluate import Evaluator
+from .fit import EMBEDDING, SHUFFLED
+from .report import layer_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,7 +30,7 @@ GREY = "#666666"
 
 
 class Style(NamedTuple):
-    """How a series is drawn; markers and lines differ too, for pictures printed in grey."""
+    """Look of a series; markers and lines differ too, for pictures printed in grey."""
 
     colour: str
     marker: str
@@ -32,11 +38,11 @@ class Style(NamedTuple):
 
     @property
     def curve(self) -> dict[str, Any]:
-        """The options of a curve without markers."""
+        """Options of a curve without markers."""
         return {"color": self.colour, "linestyle": self.line, "linewidth": 1.4}
 
 
-#: The same in every picture: the prober, the prober with entropy, and what they are compared with.
+#: The same in every picture: the prober, the prober with entropy, and other detectors.
 PROBER, ENTROPY = Style(BLUE, "o"), Style(GREEN, "^")
 OTHERS = (Style(ORANGE, "s", "--"), Style(PURPLE, "D", "-."), Style(SKY, "v", ":"))
 
@@ -44,7 +50,7 @@ _FONT = 8.5
 
 
 class Series(NamedTuple):
-    """Scores or probabilities (n,) of one detector, and how they are drawn."""
+    """Scores or probabilities (n,) of one detector."""
 
     name: str
     values: np.ndarray
@@ -52,7 +58,7 @@ class Series(NamedTuple):
 
 
 class Level(NamedTuple):
-    """A horizontal line that is named beside the axes."""
+    """Horizontal line, named beside the axes."""
 
     value: float
     name: str
@@ -61,7 +67,7 @@ class Level(NamedTuple):
 
 
 def canvas(width: float, height: float, *, columns: int = 1, rows: int = 1, **options: Any) -> Any:
-    """A figure of so many inches and its axes as an array (rows, columns)."""
+    """Make a figure of so many inches and its axes as an array (rows, columns)."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -76,13 +82,8 @@ def canvas(width: float, height: float, *, columns: int = 1, rows: int = 1, **op
     return figure, axes
 
 
-def title(ax: Axes, text: str) -> None:
-    """What a panel shows."""
-    ax.set_title(text, fontsize=_FONT + 1)
-
-
 def legend(ax: Axes, where: str, **options: Any) -> None:
-    """A legend without a frame in one corner, or "above" or "beside" the axes."""
+    """Draw a legend without a frame in one corner, or "above" or "beside" the axes."""
     if where == "above":
         options |= {"loc": "lower left", "bbox_to_anchor": (0.0, 1.0), "ncols": 4}
     elif where == "beside":
@@ -93,7 +94,7 @@ def legend(ax: Axes, where: str, **options: Any) -> None:
 
 
 def levels(panels: Sequence[tuple[Axes, Sequence[Level]]]) -> None:
-    """Level lines with their names and values right of the axes, moved apart where they would overlap."""
+    """Draw level lines, with names and values right of the axes, moved apart where they would overlap."""
     panels = [(ax, sorted(entries)) for ax, entries in panels if entries]
     for ax, entries in panels:
         low, high = ax.get_ylim()
@@ -128,16 +129,10 @@ def _names(ax: Axes, entries: Sequence[Level]) -> None:
 
 
 def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Places for labels near where they are wanted, in order, at least ``gap`` apart.
+    """Place labels near where they are wanted (ascending), in order, at least ``gap`` apart.
 
-    Labels that would overlap form a stack around the mean of where they are wanted, moved
-    inside ``low`` to ``high`` where there is room.
-
-    Args:
-        wanted: ascending.
-        gap: least distance of two labels.
-        low: lowest place.
-        high: highest place.
+    Labels that would overlap form a stack around the mean of the places wanted, moved inside ``low`` to
+    ``high`` where there is room.
     """
     stacks: list[list[float]] = []  # of places wanted
     starts: list[float] = []
@@ -153,7 +148,7 @@ def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list
 
 
 def _start(stack: Sequence[float], gap: float, low: float, high: float) -> float:
-    """Where the lowest label of a stack goes."""
+    """Place of the lowest label of a stack."""
     height = gap * (len(stack) - 1)
     return max(low, min(float(np.mean(stack)) - height / 2, high - height))
 
@@ -167,7 +162,7 @@ _DOTTED: dict[str, Any] = {"color": GREY, "linewidth": 0.9, "linestyle": ":"}
 
 
 def roc_pr(path: Path, wrong: np.ndarray, scores: Sequence[Series]) -> None:
-    """Both curves with their areas; the dotted lines are what a score that knows nothing gets."""
+    """Draw both curves with their areas; dotted lines are a score by chance."""
     from sklearn.metrics import precision_recall_curve, roc_curve
 
     figure, axes = canvas(9.6, 5.0, columns=2)
@@ -186,7 +181,7 @@ def roc_pr(path: Path, wrong: np.ndarray, scores: Sequence[Series]) -> None:
     right.set(xlabel="wrong texts that fire (recall)", ylabel="share wrong of those that fire (precision)")
     for ax, text in ((left, "ROC"), (right, "precision-recall")):
         ax.set(xlim=(0, 1), ylim=(0, 1.005))
-        title(ax, text)
+        ax.set_title(text, fontsize=_FONT + 1)
     beyond, edge = (0.01, "bottom") if rate < 0.1 else (-0.015, "top")
     right.annotate(f"base rate {rate:.2f}", xy=(0.02, rate + beyond), va=edge, color=GREY, fontsize=8)
     legend(left, "lower right", title="AUROC (test)")
@@ -194,15 +189,15 @@ def roc_pr(path: Path, wrong: np.ndarray, scores: Sequence[Series]) -> None:
     save(figure, path)
 
 
-#: Texts kept at least: of fewer, the share of wrong ones jumps about and hides the rest.
+#: Fewest texts kept: of fewer, the share of wrong ones jumps about and hides the rest.
 _KEPT = 10
 
 
 def coverage_risk(path: Path, wrong: np.ndarray, scores: Sequence[Series]) -> None:
-    """Share of wrong texts among those kept, by the share kept, lowest score first.
+    """Draw the share of wrong texts among those kept, by the share kept, lowest score first.
 
-    Between an oracle, which rejects all wrong texts first, and a random order. The number in
-    the legend is the mean risk over all coverages, of which PRR is a rescaling.
+    It lies between an oracle, which rejects all wrong texts first, and a random order. The legend has
+    the mean risk over all coverages, of which PRR is a rescaling.
     """
     figure, axes = canvas(7.6, 4.8)
     ax = axes[0, 0]
@@ -222,7 +217,7 @@ def coverage_risk(path: Path, wrong: np.ndarray, scores: Sequence[Series]) -> No
 
 
 def reliability(path: Path, wrong: np.ndarray, probabilities: Sequence[Series]) -> None:
-    """One line per set of probabilities P(wrong), with its ECE."""
+    """Draw a line per set of probabilities P(wrong), with its ECE."""
     figure, axes = canvas(5.8, 5.6)
     ax = axes[0, 0]
     ax.plot([0, 1], [0, 1], **_DOTTED)
@@ -238,21 +233,15 @@ def reliability(path: Path, wrong: np.ndarray, probabilities: Sequence[Series]) 
 
 
 def tenths(wrong: np.ndarray, probability: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean probability and share wrong of each tenth of the texts, by probability.
-
-    Tenths of the texts, not of the scale: every dot then rests on equally many.
-    """
+    """Mean probability and share wrong of each tenth of the texts (not of the scale), by probability."""
     order = np.argsort(probability, kind="stable")
     parts = [part for part in np.array_split(order, 10) if len(part)]
     return np.array([probability[p].mean() for p in parts]), np.array([wrong[p].mean() for p in parts])
 
 
-_BINS = (10, 32)  # at least and at most
-
-
 def logit_density(path: Path, wrong: np.ndarray, margins: Mapping[str, np.ndarray]) -> None:
-    """One panel per head, by its name: histograms of both classes' margins (n,), each of area 1."""
-    bins = int(np.clip(np.sqrt(len(wrong)), *_BINS))
+    """Draw a panel per head, by its name: histograms of both classes' margins (n,), each of area 1."""
+    bins = int(np.clip(np.sqrt(len(wrong)), 10, 32))
     figure, axes = canvas(4.8 * len(margins), 4.0, columns=len(margins))
     for ax, (name, values) in zip(axes[0], margins.items(), strict=True):
         # A few far outliers would squeeze everything else into a bar; they are counted at the edge.
@@ -268,8 +257,141 @@ def logit_density(path: Path, wrong: np.ndarray, margins: Mapping[str, np.ndarra
         ax.axvline(0.0, **_DOTTED)
         ax.set_xlabel("margin: logit of wrong minus logit of correct")
         ax.set_xlim(edges[0], edges[-1])
-        title(ax, f"{name} (AUROC {auroc(wrong, values):.2f})")
+        ax.set_title(f"{name} (AUROC {auroc(wrong, values):.2f})", fontsize=_FONT + 1)
     axes[0, 0].set_ylabel("density (test)")
     axes[0, 0].margins(y=0.12)
     legend(axes[0, 0], "best")
     save(figure, path)
+
+
+#: Controls with curves beside the prober's.
+_BESIDE = ("mean entropy", "bag of words, text")
+#: Controls that are level lines; few on the learning curve, for the sake of the curve.
+_BY_LAYER = (
+    "entropies combined", "mean entropy", "max entropy", "min probability", "sequence log-prob",
+    "RIND maximum", "bag of words, text", "length", "question type", EMBEDDING, SHUFFLED,
+)  # fmt: skip
+_ON_CURVE = ("entropies combined", "mean entropy", "bag of words, text", "question type", EMBEDDING)
+_PANELS = (("auroc", "AUROC, finding wrong texts (test)"), ("accuracy", "accuracy (test)"))
+
+
+def write_plots(folder: Path, figures: Mapping[str, Any], trained: Trained, evaluator: Evaluator) -> None:
+    """Write the pictures of one training run.
+
+    ``auroc_by_layer.png``, ``roc_pr.png``, ``reliability.png``, ``logit_density.png``,
+    ``coverage_risk.png``, and ``learning_curve.png`` where there is one; ``figures`` are those of
+    ``metrics.json``.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    rows, wrong = evaluator.test, evaluator.wrong
+    names = dict(zip(trained.layers, (layer_name(figures, e) for e in figures["layers"]), strict=True))
+    saved = trained.saved.scores[rows]
+    scores = [Series(ENSEMBLE if len(names) > 1 else names[trained.best], saved, PROBER)]
+    probabilities = [
+        Series("before calibration", sigmoid(saved), OTHERS[0]),
+        Series(f"after ({figures['calibration']['method']})", trained.bank.calibration(saved), PROBER),
+    ]
+    if trained.with_entropy is not None:
+        detector = evaluator.calibrated(trained.with_entropy)
+        assert detector.probability is not None
+        name, values = _with_entropy(figures), detector.scores[rows]
+        scores.append(Series(name, values, ENTROPY))
+        probabilities.append(Series(name, detector.probability(values), ENTROPY))
+    beside = [d for name in _BESIDE for d in trained.controls if d.name == name]
+    scores += [Series(d.name, d.scores[rows], style) for d, style in zip(beside, OTHERS, strict=False)]
+
+    _by_layer(folder / "auroc_by_layer.png", figures)
+    roc_pr(folder / "roc_pr.png", wrong, scores)
+    coverage_risk(folder / "coverage_risk.png", wrong, scores)
+    reliability(folder / "reliability.png", wrong, probabilities)
+    best = sorted(names, key=lambda column: -trained.validation[column]["auroc"])[:2]
+    margins = {names[column]: trained.layers[column].scores[rows] for column in best}
+    logit_density(folder / "logit_density.png", wrong, margins)
+    if figures["learning_curve"]:
+        _learning_curve(folder / "learning_curve.png", figures)
+
+
+def _by_layer(path: Path, figures: Mapping[str, Any]) -> None:
+    """Draw AUROC and accuracy of every layer's head, by site; level lines are the other detectors."""
+    from matplotlib.ticker import MaxNLocator
+
+    figure, axes = canvas(9.0, 7.6, rows=2, sharex=True)
+    sites = figures["sites"]
+    together = figures["ensemble"] if len(figures["layers"]) > 1 else None
+    panels = []
+    for ax, (key, label) in zip(axes[:, 0], _PANELS, strict=True):
+        for number, site in enumerate(sites):
+            entries = [entry for entry in figures["layers"] if entry["site"] == site]
+            aside = 0.16 * (number - (len(sites) - 1) / 2)  # so that two sites' bars do not hide each other
+            places = [entry["layer"] + aside for entry in entries]
+            name = f"{site}, head of each layer"
+            _errorbars(ax, places, entries, key, name, (PROBER, *OTHERS)[number % (1 + len(OTHERS))])
+        ax.set_ylabel(label)
+        panels.append((ax, [
+            *_level(together, key, ENSEMBLE, BLUE, strong=True),
+            *_level(figures["with_entropy"], key, _with_entropy(figures), GREEN, strong=True),
+            *_controls(figures, _BY_LAYER, key),
+        ]))  # fmt: skip
+    layers = sorted({entry["layer"] for entry in figures["layers"]})
+    bottom = axes[1, 0]
+    bottom.set_xlim(layers[0] - 0.6, layers[-1] + 0.6)
+    bottom.set_xlabel("layer (after this block)")
+    bottom.xaxis.set_major_locator(MaxNLocator(nbins=20, integer=True, min_n_ticks=1))
+    legend(axes[0, 0], "above")
+    levels(panels)
+    save(figure, path)
+
+
+def _learning_curve(path: Path, figures: Mapping[str, Any]) -> None:
+    """Draw AUROC and accuracy over training groups; level lines are the baselines."""
+    points = figures["learning_curve"]
+    groups = np.array([point["groups"] for point in points], dtype=float)
+    figure, axes = canvas(11.0, 4.4, columns=2)
+    shown = [("layer", f"layer {figures['best_layer']}", PROBER, 1.0)]
+    if len(figures["layers"]) > 1:
+        best = f"best layer on validation ({figures['best_layer']})"
+        shown = [("ensemble", ENSEMBLE, PROBER, 0.985), ("layer", best, OTHERS[0], 1.015)]
+    panels = []
+    for ax, (key, label) in zip(axes[0], _PANELS, strict=True):
+        for which, name, style, aside in shown:
+            _errorbars(ax, groups * aside, [point[which] for point in points], key, name, style)
+        ax.set(xscale="log", xlabel="training groups (texts)", ylabel=label)
+        ax.set_xticks(groups, [f"{point['groups']}\n({point['n']})" for point in points])
+        ax.minorticks_off()
+        panels.append((ax, _controls(figures, _ON_CURVE, key)))
+    legend(axes[0, 0], "above")
+    levels(panels)
+    save(figure, path)
+
+
+def _errorbars(
+    ax: Axes, places: Sequence[float] | np.ndarray, entries: Sequence[Mapping[str, Any]], key: str,
+    name: str, style: Style,
+) -> None:  # fmt: skip
+    """Draw the defined figures of several entries with their 95% intervals."""
+    known = [i for i, entry in enumerate(entries) if entry[key] is not None]
+    if not known:
+        return
+    values = np.array([entries[i][key] for i in known])
+    bounds = np.array([entries[i][f"{key}_ci"] or [entries[i][key]] * 2 for i in known]).T
+    ax.errorbar(
+        np.asarray(places)[known], values, yerr=np.abs(bounds - values), color=style.colour,
+        marker=style.marker, markersize=4.5, linewidth=1.3, elinewidth=0.9, capsize=2, label=name,
+    )  # fmt: skip
+
+
+def _level(
+    entry: Mapping[str, Any] | None, key: str, name: str, colour: str = GREY, *, strong: bool = False
+) -> list[Level]:
+    """A figure of an entry as a level line, if there is one."""
+    return [] if entry is None or entry[key] is None else [Level(entry[key], name, colour, strong)]
+
+
+def _controls(figures: Mapping[str, Any], names: Sequence[str], key: str) -> list[Level]:
+    if key == "accuracy":  # a constant decision has an accuracy worth comparing with, and no AUROC
+        names = ("majority", *(name for name in names if name != SHUFFLED))
+    return [level for name in names for level in _level(figures["controls"].get(name), key, name)]
+
+
+def _with_entropy(figures: Mapping[str, Any]) -> str:
+    return WITH_ENTROPY if len(figures["layers"]) > 1 else "with entropy"
