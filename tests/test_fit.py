@@ -96,9 +96,7 @@ def assert_same_head(found: Fitted, i: int, alone: Fitted) -> None:
 
 
 @pytest.mark.parametrize("head", [small_head, LinearHead, RadioHead, MindHead, MeanDifferenceHead])
-def test_the_signal_is_found_where_it_is_and_nowhere_else(
-    store: FeatureStore, examples: Examples, head: Any
-) -> None:
+def test_the_signal_is_found_only_where_it_is(store: FeatureStore, examples: Examples, head: Any) -> None:
     tasks = [Task(0), Task(1), Task(2), Task(3), Task(2, "shuffled"), Task(2, "person")]
     lr = {LinearHead: 3e-2, MindHead: 1e-2}.get(head, 3e-3)
     epochs = 8 if head is MindHead else 4
@@ -109,9 +107,7 @@ def test_the_signal_is_found_where_it_is_and_nowhere_else(
     assert 0.4 < found[Task(2, "shuffled")] < 0.6
 
 
-def test_a_layer_trained_among_others_equals_one_trained_alone(
-    store: FeatureStore, examples: Examples
-) -> None:
+def test_a_layer_among_others_equals_one_trained_alone(store: FeatureStore, examples: Examples) -> None:
     """Weights to float tolerance, with dropout on; converse: another seed gives another head."""
     together = train(store, examples, [Task(1), Task(2), Task(3), Task(2, "shuffled")], epochs=2)
     alone = train(store, examples, [Task(2)], epochs=2)
@@ -121,9 +117,7 @@ def test_a_layer_trained_among_others_equals_one_trained_alone(
 
 
 @pytest.mark.parametrize("balance", ["none", "weights", "sampling"])
-def test_seeds_side_by_side_equal_seeds_one_by_one(
-    store: FeatureStore, examples: Examples, balance: str
-) -> None:
+def test_seeds_side_by_side_equal_single_ones(store: FeatureStore, examples: Examples, balance: str) -> None:
     """Each seed has weights, dropout masks and an order of its own."""
     tasks = [Task(k, seed=s) for s in (0, 3, 7) for k in (1, 2)]
     together = train(store, examples, tasks, epochs=2, balance=balance)
@@ -432,9 +426,7 @@ def test_a_state_that_is_no_number_is_named(tmp_path: Path, row: int, split: str
         score_everything(fitted.head, tasks, dataset_of(store, examples, tasks), None)
 
 
-def test_ctrl_c_stays_a_keyboard_interrupt(
-    store: FeatureStore, examples: Examples, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_interrupts(store: FeatureStore, examples: Examples, monkeypatch: pytest.MonkeyPatch) -> None:
     stop_training(monkeypatch, 1)
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
@@ -474,9 +466,7 @@ def test_settings_that_cannot_be_are_named(key: str, value: Any, allowed: str) -
 
 
 @pytest.mark.parametrize("head", [small_head, LinearHead])
-def test_reading_from_the_store_gives_the_heads_that_a_tensor_gives(
-    store: FeatureStore, examples: Examples, head: Any
-) -> None:
+def test_a_store_gives_the_heads_of_a_tensor(store: FeatureStore, examples: Examples, head: Any) -> None:
     """Bit for bit: weights, validation figures, and what indexing gives."""
     tasks = [Task(0), Task(2), Task(3), Task(2, "person")]
     columns = columns_of(tasks)
@@ -523,9 +513,7 @@ def test_moments_in_chunks_are_those_of_the_whole() -> None:
             np.testing.assert_allclose(found.class_mean[head, label].numpy(), expected, rtol=1e-9, atol=1e-9)
 
 
-def test_a_head_of_ones_own_is_given_the_moments_of_its_training_states(
-    store: FeatureStore, examples: Examples
-) -> None:
+def test_ones_own_head_is_given_the_moments_of_its_states(store: FeatureStore, examples: Examples) -> None:
     given: list[Moments] = []
 
     class Own(ProbingRagHead):

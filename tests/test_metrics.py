@@ -50,9 +50,8 @@ def test_ranking_metrics_agree_with_scikit_learn_with_ties_and_weights(seed: int
         expected = sk.balanced_accuracy_score(labels, fired, sample_weight=w)
         assert m.balanced_accuracy(labels, fired, w) == pytest.approx(expected)
         assert m.f1_detection(labels, fired, w) == pytest.approx(sk.f1_score(labels, fired, sample_weight=w))
-        assert m.accuracy(labels, fired, w) == pytest.approx(
-            sk.accuracy_score(labels, fired, sample_weight=w)
-        )
+        expected = sk.accuracy_score(labels, fired, sample_weight=w)
+        assert m.accuracy(labels, fired, w) == pytest.approx(expected)
         probabilities = 1 / (1 + np.exp(-scores))
         expected = sk.brier_score_loss(labels, probabilities, sample_weight=w)
         assert m.brier(labels, probabilities, w) == pytest.approx(expected)
@@ -100,9 +99,8 @@ def test_what_ece_exact_probabilities_have_by_chance() -> None:
     assert m.ece_by_chance(p) == pytest.approx(np.mean(found), rel=0.05)
     assert m.ece_by_chance(np.tile(p, 16)) == pytest.approx(m.ece_by_chance(p) / 4, rel=0.1)
     # All in one bin of probability q: the mean distance of a share from q, by the normal distribution.
-    assert m.ece_by_chance(np.full(400, 0.75)) == pytest.approx(
-        (0.75 * 0.25 / 400 * 2 / np.pi) ** 0.5, rel=0.05
-    )
+    expected = (0.75 * 0.25 / 400 * 2 / np.pi) ** 0.5
+    assert m.ece_by_chance(np.full(400, 0.75)) == pytest.approx(expected, rel=0.05)
     assert m.ece_by_chance(np.ones(5)) == 0
 
 

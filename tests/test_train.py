@@ -65,9 +65,7 @@ def test_controls_know_what_they_can_and_no_more(examples: Examples) -> None:
         assert 0.38 < auroc[name] < 0.62, name
 
 
-OVERRIDES = [
-    "epochs=2", "batch_size=32", "lr=0.003", "head.hidden=24", "resamples=200", "device=cpu",
-]  # fmt: skip
+OVERRIDES = ["epochs=2", "batch_size=32", "lr=0.003", "head.hidden=24", "resamples=200", "device=cpu"]
 #: Without what takes time and is looked at elsewhere.
 PLAIN = ["batch_size=32", "lr=0.003", "resamples=200", "device=cpu", "learning_curve=false"]
 
@@ -155,14 +153,9 @@ def test_the_same_run_again_is_not_repeated_and_another_is_refused(
 
 def test_one_layer_linear_with_a_csv_log(store: FeatureStore, tmp_path: Path) -> None:
     out = tmp_path / "p"
-    cli.run(
-        "train",
-        [
-            f"data={store.path}", f"out={out}", "layer=2", "head=linear", "lr=0.03", "logger=csv",
-            "combine=probabilities", "threshold=budget=0.25", "loss=double_softmax",
-            "resamples=200", "device=cpu",
-        ],
-    )  # fmt: skip
+    options = ["layer=2", "head=linear", "lr=0.03", "logger=csv", "combine=probabilities"]
+    options += ["threshold=budget=0.25", "loss=double_softmax", "resamples=200", "device=cpu"]
+    cli.run("train", [f"data={store.path}", f"out={out}", *options])
     bank = ProbeBank.from_pretrained(out)
     assert bank.layers == (2,) and isinstance(bank.head, LinearHead) and bank.combine == "probabilities"
     assert bank.metrics["ensemble"]["auroc"] > 0.95
@@ -171,9 +164,7 @@ def test_one_layer_linear_with_a_csv_log(store: FeatureStore, tmp_path: Path) ->
     assert "validation_accuracy/0/layer2-correct" in header and len(lines) == 8
 
 
-def test_without_layer_0_and_signals_it_says_what_is_left_out(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_a_store_lacks_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     lost = (*SIGNALS, "rind_max", "answer_kind")
     make_store(tmp_path / "s", edit=lambda row: without(row, *lost), spec=SPEC.select((1, 2)))
     out = cli.run("train", [f"data={tmp_path / 's'}", f"out={tmp_path / 'p'}", "layer=[1,2]", *OVERRIDES])
@@ -184,9 +175,7 @@ def test_without_layer_0_and_signals_it_says_what_is_left_out(
     assert bank.metrics["positive_control"] is None and "embedding layer" not in bank.metrics["controls"]
 
 
-def test_requests_that_are_wrong_write_nothing(
-    store: FeatureStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wrong_requests(store: FeatureStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     FeatureStore.create(tmp_path / "half", [SPEC], config={}, shards=2)
     data = f"data={store.path}"
@@ -399,11 +388,8 @@ def test_token_states_make_probers_of_spans(
     """What the saved prober says of spans is what ``metrics.json`` was computed from."""
     store = make_token_store(tmp_path / "t", 600)
     options = [f"aggregate={aggregate}"] if aggregate else []
-    out = cli.run(
-        "train",
-        [f"data={store.path}", "layer=[2,3]", f"head={head}", "epochs=8", f"out={tmp_path / 'p'}",
-         *PLAIN, "lr=0.01", *options],
-    )  # fmt: skip
+    options += [*PLAIN, "lr=0.01", "layer=[2,3]", f"head={head}", "epochs=8"]
+    out = cli.run("train", [f"data={store.path}", f"out={tmp_path / 'p'}", *options])
     command = f'probers-rag question="..." trigger=radio query=cioqf prober={out}'
     last = caplog.messages[-1]
     if aggregate:  # heads of single tokens are what a trigger takes
@@ -435,9 +421,7 @@ class OwnHead(nn.Module):
         return self.layers(states)
 
 
-def test_a_module_of_ones_own_by_dotted_path(
-    store: FeatureStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_head_of_ones_own(store: FeatureStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Trained, saved and, with its class given, loaded; what is no such module is one sentence."""
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     arguments = [f"data={store.path}", "layer=[1,2]", f"out={tmp_path / 'p'}", *PLAIN, "lr=0.01"]

@@ -229,10 +229,8 @@ def test_tenths_of_calibrated_probabilities_lie_on_the_diagonal() -> None:
 
 def test_figures_within_a_condition_are_those_of_its_texts(examples: Examples) -> None:
     evaluator = evaluator_of(examples)
-    scores = noisy(examples, 1.0, 0)
-    scores += 5.0 * (
-        examples.table["condition"].to_numpy() == "with_passages"
-    )  # ranks well only within a condition
+    # Ranks well only within a condition.
+    scores = noisy(examples, 1.0, 0) + 5.0 * (examples.table["condition"] == "with_passages").to_numpy()
     detector = Detector("x", scores, "")
     overall = {"x": evaluator.figures(detector)}
     found = evaluator.by("condition", [detector], overall)
@@ -242,9 +240,7 @@ def test_figures_within_a_condition_are_those_of_its_texts(examples: Examples) -
         wrong, inside = examples.wrong[rows], entry["detectors"]["x"]
         assert entry["n"] == len(rows) and entry["base_rate"] == wrong.mean()
         assert entry["groups"] == examples.table["group"].iloc[rows].nunique()
-        assert (
-            inside["auroc"] == pytest.approx(sk.roc_auc_score(wrong, scores[rows])) and inside["auroc"] > 0.7
-        )
+        assert 0.7 < inside["auroc"] == pytest.approx(sk.roc_auc_score(wrong, scores[rows]))
         # The threshold is that of all texts: no condition is calibrated for itself.
         assert inside["threshold"] == overall["x"]["threshold"]
         assert inside["accuracy"] == pytest.approx(np.mean((scores[rows] > inside["threshold"]) == wrong))
@@ -530,14 +526,11 @@ def of_model(bank: Any, name: str) -> Any:
     ("name", "base", "shown"),
     [
         ("HuggingFaceTB/SmolLM2-135M", "HuggingFaceTB/SmolLM2-135M", "HuggingFaceTB/SmolLM2-135M"),
-        ("/home/me/models/SmolLM2", None, "SmolLM2"),
-        ("./models/SmolLM2", None, "SmolLM2"),
-        ("~/models/SmolLM2", None, "SmolLM2"),
-        ("a/b/c", None, "c"),
-        ("testbed", None, "testbed"),
+        ("/home/me/models/SmolLM2", None, "SmolLM2"), ("./models/SmolLM2", None, "SmolLM2"),
+        ("~/models/SmolLM2", None, "SmolLM2"), ("a/b/c", None, "c"), ("testbed", None, "testbed"),
         ("me/x: [y]", None, "x: [y]"),
     ],
-)
+)  # fmt: skip
 def test_the_card_names_the_model_and_not_where_it_lay(
     run: Any, tmp_path: Path, name: str, base: str | None, shown: str
 ) -> None:
@@ -569,12 +562,7 @@ def test_markup_in_names_is_text_in_the_card(run: Any) -> None:
     assert len(parts) == 2 and yaml.safe_load(parts[0]) == yaml.safe_load(
         card_of(run.trained, plain).split("---\n")[1]
     )
-    assert (
-        "\n# Heading" not in card
-        and "license" not in parts[0]
-        and "\x1b" not in card
-        and "\u202e" not in card
-    )
+    assert not any(mark in card for mark in ("\n# Heading", "\x1b", "\u202e")) and "license" not in parts[0]
     assert 'from_pretrained("PROBER")' in card and "Feature store `STORE`" in card
     outside = re.sub("`[^`\n]*`", "", card.replace("\\`", ""))  # what is not within code
     assert not re.search(r"(?<!\\)<img|(?<!\\)\]\(http|(?<!\\)\]\[", outside)

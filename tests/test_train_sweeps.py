@@ -92,9 +92,7 @@ def test_the_prober_of_all_texts_is_the_trainings_own(swept: Path) -> None:
     )
 
 
-def test_a_size_is_what_a_store_of_these_texts_alone_gives(
-    swept: Path, examples: Examples, tmp_path: Path
-) -> None:
+def test_a_size_is_a_store_of_these_texts(swept: Path, examples: Examples, tmp_path: Path) -> None:
     """Trained by a command of its own on a store where the other training texts are of no split."""
     kept = set(examples.training_part(200, 0).groups("train"))
 
