@@ -78,17 +78,7 @@ class FakeLM:
         self.prefixes: set[str] = set()
 
     def generate(
-        self,
-        prompts,
-        *,
-        max_new_tokens,
-        needs=NONE,
-        stop=(),
-        prefix="",
-        names=None,
-        cache=None,
-        draft=0,
-        progress=None,
+        self, prompts, *, max_new_tokens, needs=NONE, stop=(), prefix="", names=None, **ignored: object
     ):
         assert all(prompt.startswith(prefix) for prompt in prompts)
         assert names is None or len(names) == len(prompts)
@@ -137,20 +127,13 @@ class FakeLM:
         entropies = np.array([self.entropy(p.strip()) for p in parts], dtype=np.float32)
         text = "".join(parts)
         return Generation(
-            prompt=prompt,
-            prompt_ids=tuple(range(len(before))),
-            prompt_offsets=offsets(before),
-            token_ids=tuple(range(len(parts))),
-            text=text,
-            offsets=offsets(parts),
-            logprobs=-entropies,
-            entropies=entropies,
-            stop=reason,
-            needs=needs,
+            prompt, tuple(range(len(before))), offsets(before),
+            tuple(range(len(parts))), text, offsets(parts),
+            logprobs=-entropies, entropies=entropies, stop=reason, needs=needs,
             states={each: self._states(text, each, len(parts)) for each in needs.features if parts},
             attention=self._attention(len(before), len(parts)) if needs.attention else None,
             top=np.exp(-entropies) * np.float32([[1], [0.5]]) if needs.top else None,
-        )
+        )  # fmt: skip
 
     def _states(self, text: str, feature: Feature, n: int) -> np.ndarray:
         pooled = np.tile(self.state(text), (len(feature.layers), 1))

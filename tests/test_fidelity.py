@@ -236,10 +236,8 @@ class Both:
 
 @pytest.fixture(scope="module", params=[40, pytest.param(200, marks=pytest.mark.slow)])
 def both(request) -> Both:
-    lm, released = (
-        CausalLM.from_pretrained("testbed", device="cpu", dtype="float32"),
-        Released.load(model_path()),
-    )
+    lm = CausalLM.from_pretrained("testbed", device="cpu", dtype="float32")
+    released = Released.load(model_path())
     asked = load_questions()[: request.param]
     prompts = [TESTBED_PROMPT.question(q.question) for q in asked]
     made = lm.generate(prompts, max_new_tokens=48, needs=Needs(attention=True), stop=TESTBED_PROMPT.stop)
@@ -309,23 +307,17 @@ LENGTH = 64
 LOOPS = {
     "dragin": (
         lambda t: (Rind(t, "released"), QFS("released", top_n=5)),
-        lambda plain, t: plain.rind_and_qfs(t, 5),
-        False,
-        (1.0, 0.6, 1.4),
+        lambda plain, t: plain.rind_and_qfs(t, 5), False, (1.0, 0.6, 1.4),
     ),
     "flare": (
         lambda t: (Flare(t, "paper"), FlareQuery(beta=0)),
-        lambda plain, t: plain.doubtful(t, max),
-        False,
-        (0.5, 0.2, 0.05),
+        lambda plain, t: plain.doubtful(t, max), False, (0.5, 0.2, 0.05),
     ),
     "flare of dragin": (
         lambda t: (Flare(t, "dragin"), FlareQuery(beta=0)),
-        lambda plain, t: plain.doubtful(t, np.mean),
-        True,
-        (0.08, 0.03, 0.15),
+        lambda plain, t: plain.doubtful(t, np.mean), True, (0.08, 0.03, 0.15),
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.long

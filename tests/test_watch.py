@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import runpy
 import sys
+import weakref
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -24,7 +25,7 @@ from probers.engine.model import CausalLM
 from probers.heads import AttentionPoolHead, LinearHead, ProbingRagHead
 from probers.online.watch import Scores, StopOnScore
 from probers.store.spec import FeatureSpec, ModelSpec
-from probers.types import Feature, Needs, RunError, UserError
+from probers.types import Feature, Needs, RunError
 
 CLOSE: dict[str, Any] = {"rtol": 0, "atol": 1e-4}
 EXAMPLE = Path(__file__).parents[1] / "examples" / "own_loop.py"
@@ -83,9 +84,11 @@ def ends_early(model: Any, tokenizer: Any) -> list[list[int]]:
     return [row[: row.index(end)] if end in row else row for row in written]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_finished_scores_are_those_of_our_own_generation(family: str) -> None:
-    (model, tokenizer), lm, bank = plain(family), tiny_lm(family), make_bank(family)
+@pytest.mark.parametrize(
+    ("family", "feature"), [*((name, None) for name in FAMILIES), ("llama", Feature((3,), pool="mind"))]
+)
+def test_finished_scores_are_those_of_our_own_generation(family: str, feature: Feature | None) -> None:
+    (model, tokenizer), lm, bank = plain(family), tiny_lm(family), make_bank(family, feature)
     ours = lm.generate(PROMPTS, max_new_tokens=14, needs=bank.needs)
     with bank.watch(model) as scores:
         sequences = model.generate(**batch(tokenizer), max_new_tokens=14, do_sample=False, use_cache=True)
@@ -115,19 +118,14 @@ def test_rows_that_end_earlier_are_scored_up_to_their_end(family: str) -> None:
     np.testing.assert_allclose(scores.sequence, expected, **CLOSE)
 
 
-SITES = [
-    Feature((0, 2), "resid_post"),
-    Feature((1, 3), "resid_mid"),
-    Feature((2,), "attn_out"),
-    Feature((3,), "mlp_out"),
-]
+SITES = [((0, 2), "resid_post"), ((1, 3), "resid_mid"), ((2,), "attn_out"), ((3,), "mlp_out")]
 
 
-@pytest.mark.parametrize("feature", SITES, ids=lambda n: n.site)
+@pytest.mark.parametrize(("layers", "site"), SITES)
 @pytest.mark.parametrize("pool", ["mean", "last", "tokens"])
-def test_each_score_is_of_the_tokens_up_to_it_or_of_its_own(feature: Feature, pool: Any) -> None:
+def test_each_score_is_of_the_tokens_up_to_it_or_of_its_own(layers: Any, site: Any, pool: Any) -> None:
     (model, tokenizer), lm = plain(), tiny_lm()
-    bank = make_bank(feature=Feature(feature.layers, feature.site, pool))
+    bank = make_bank(feature=Feature(layers, site, pool))
     with bank.watch(model) as along, bank.watch(model, per="token") as alone:
         sequences = model.generate(**batch(tokenizer), max_new_tokens=9, do_sample=False)
         for scores in (along, alone):
@@ -191,15 +189,6 @@ def test_heads_that_pool_tokens_themselves_are_refused() -> None:
         with fails("unsupported", "score_spans"):
             ask(model)
     assert hooks(model) == before
-
-
-def test_minds_vector_is_followed_too() -> None:
-    (model, tokenizer), lm = plain(), tiny_lm()
-    bank = make_bank(feature=Feature((3,), pool="mind"))
-    ours = lm.generate(PROMPTS, max_new_tokens=7, needs=bank.needs)
-    with bank.watch(model) as scores:
-        scores.finish(model.generate(**batch(tokenizer), max_new_tokens=7, do_sample=False))
-    np.testing.assert_allclose(scores.sequence, bank.score(np.stack([g.state for g in ours])), **CLOSE)
 
 
 def test_scores_do_not_depend_on_the_block_they_are_computed_in() -> None:
@@ -447,55 +436,44 @@ def test_a_criterion_takes_its_hooks_along() -> None:
         model.generate(**batch(tokenizer), max_new_tokens=3, stopping_criteria=[stop])
 
 
-def refusals() -> dict[str, Any]:
-    """Ways of generating that cannot be followed, by name."""
-
-    def chunked(model: Any, given: Any, **options: Any) -> Any:
-        return model.generate(**given, **options, prefill_chunk_size=5)
-
-    def beams(model: Any, given: Any, **options: Any) -> Any:
-        return model.generate(**given, **options, num_beams=3)
-
-    def without_cache(model: Any, given: Any, **options: Any) -> Any:
-        return model.generate(**given, **options, use_cache=False)
-
-    def static(model: Any, given: Any, **options: Any) -> Any:
-        return model.generate(**given, **options, cache_implementation="static")
-
-    def assisted(model: Any, given: Any, **options: Any) -> Any:
-        one = {name: value[2:3] for name, value in given.items()}
-        return model.generate(**one, **options, prompt_lookup_num_tokens=3)
-
-    def filled(model: Any, given: Any, **options: Any) -> Any:
-        ids = given["input_ids"][2:3]
-        cache = DynamicCache(config=model.config)
-        with torch.no_grad():
-            model(ids[:, :6], past_key_values=cache)
-        return model.generate(ids, **options, past_key_values=cache)
-
-    return {f.__name__: f for f in (chunked, beams, without_cache, static, assisted, filled)}
+def filled(model: Any, given: Any, **options: Any) -> Any:
+    ids, cache = given["input_ids"][2:3], DynamicCache(config=model.config)
+    with torch.no_grad():
+        model(ids[:, :6], past_key_values=cache)
+    return model.generate(ids, **options, past_key_values=cache)
 
 
-WHY = {"static": "a static cache", "without_cache": "use_cache=True"}
+def assisted(model: Any, given: Any, **options: Any) -> Any:
+    one = {name: value[2:3] for name, value in given.items()}
+    return model.generate(**one, **options, prompt_lookup_num_tokens=3)
 
 
-@pytest.mark.parametrize("name", refusals())
-def test_what_cannot_be_followed_is_refused_and_not_broken_off(name: str) -> None:
+#: Options of generate, or a function in its place, that cannot be followed, and what the error names.
+REFUSED: list[tuple[Any, str]] = [
+    ({"prefill_chunk_size": 5}, "chunked prefill"), ({"num_beams": 3}, "num_beams=1"),
+    ({"use_cache": False}, "use_cache=True"), ({"cache_implementation": "static"}, "static cache"),
+    (assisted, "assisted"), (filled, "cache"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("way", "named"), REFUSED)
+def test_what_cannot_be_followed_is_refused_and_not_broken_off(way: Any, named: str) -> None:
     (model, tokenizer), bank = plain(), make_bank()
-    generate = partial(refusals()[name], model, batch(tokenizer), max_new_tokens=6, do_sample=False)
-    why = WHY.get(name, "cannot be followed .beam search, assisted decoding, chunked prefill or a cache")
+    options = {"max_new_tokens": 6, "do_sample": False}
+    if isinstance(way, dict):
+        generate = partial(model.generate, **batch(tokenizer), **options, **way)
+    else:
+        generate = partial(way, model, batch(tokenizer), **options)
     expected = generate()
     with bank.watch(model) as scores:
         assert torch.equal(generate(), expected)
         for ask in (lambda: scores.tokens, lambda: scores.sequence, lambda: scores.finish(expected)):
-            with pytest.raises(UserError, match=why):
+            with fails("unsupported", named):
                 ask()
-        scores.finish(
-            model.generate(**batch(tokenizer), max_new_tokens=4)
-        )  # an ordinary call is none the worse
+        scores.finish(model.generate(**batch(tokenizer), max_new_tokens=4))  # none the worse
         assert [len(s) for s in scores.tokens] == [4] * 5
     stop = bank.stopping_criteria(model, tokenizer, threshold=np.inf)
-    with pytest.raises(UserError, match=why):
+    with fails("unsupported", named):
         generate(stopping_criteria=[stop])
 
 
@@ -582,24 +560,22 @@ def test_broken_states_are_an_error_that_names_layer_and_token(value: float) -> 
         return output
 
     handle = decoder_layers(model)[2].register_forward_hook(spoil)
-    message = "the state of layer 3 is NaN or infinite at generated token 2 of row 1"
+    broken = partial(fails, "model", "layer 3", "generated token 2 of row 1", kind=RunError)
     with bank.watch(model) as scores:
         sequences = model.generate(**given, max_new_tokens=6)
-        with pytest.raises(RunError, match=message):
+        with broken():
             scores.sequence  # noqa: B018
-        with pytest.raises(RunError, match=message):
+        with broken():
             scores.finish(sequences)
     passes = 0
     stop = bank.stopping_criteria(model, tokenizer, threshold=np.inf)
-    with pytest.raises(RunError, match=message):
+    with broken():
         model.generate(**given, max_new_tokens=6, stopping_criteria=[stop])
     handle.remove()
     model.generate(**given, max_new_tokens=6, stopping_criteria=[stop])
 
 
 def test_keys_and_values_are_not_held_longer_than_needed() -> None:
-    import weakref
-
     (model, tokenizer), bank = plain(), make_bank()
     stop = bank.stopping_criteria(model, tokenizer, threshold=np.inf)
     given = batch(tokenizer)

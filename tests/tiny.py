@@ -9,24 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-from transformers import (
-    AutoModelForCausalLM,
-    FalconConfig,
-    Gemma2Config,
-    Gemma3TextConfig,
-    GemmaConfig,
-    GPT2Config,
-    GPTNeoXConfig,
-    LlamaConfig,
-    MistralConfig,
-    MptConfig,
-    OPTConfig,
-    PhiConfig,
-    PreTrainedTokenizerFast,
-    Qwen2Config,
-    Qwen3Config,
-)
+from transformers import AutoModelForCausalLM, MptConfig, PreTrainedTokenizerFast
 
 from probers.engine.model import CausalLM
 
@@ -35,25 +20,27 @@ CONTEXT = 256
 
 #: Windows are short and Llama has a BOS, so that sliding attention and special tokens are always covered.
 FAMILIES: dict[str, dict[str, Any]] = {
-    "llama": {"config": LlamaConfig, "num_key_value_heads": 2, "bos": True},
-    "mistral": {"config": MistralConfig, "num_key_value_heads": 1, "sliding_window": 8},
-    "qwen2": {"config": Qwen2Config, "num_key_value_heads": 2},
-    "qwen3": {"config": Qwen3Config, "num_key_value_heads": 2, "head_dim": 8},
-    "gemma": {"config": GemmaConfig, "num_key_value_heads": 1, "head_dim": 16},
+    "llama": {"config": transformers.LlamaConfig, "num_key_value_heads": 2, "bos": True},
+    "mistral": {"config": transformers.MistralConfig, "num_key_value_heads": 1, "sliding_window": 8},
+    "qwen2": {"config": transformers.Qwen2Config, "num_key_value_heads": 2},
+    "qwen3": {"config": transformers.Qwen3Config, "num_key_value_heads": 2, "head_dim": 8},
+    "gemma": {"config": transformers.GemmaConfig, "num_key_value_heads": 1, "head_dim": 16},
     "gemma2": {
-        "config": Gemma2Config, "num_key_value_heads": 2, "head_dim": 8, "sliding_window": 8,
+        "config": transformers.Gemma2Config, "num_key_value_heads": 2, "head_dim": 8, "sliding_window": 8,
         "query_pre_attn_scalar": 8, "attn_logit_softcapping": 5.0,
     },
     "gemma3": {
-        "config": Gemma3TextConfig, "num_key_value_heads": 1, "head_dim": 8, "sliding_window": 8,
+        "config": transformers.Gemma3TextConfig, "num_key_value_heads": 1, "head_dim": 8, "sliding_window": 8,
         "query_pre_attn_scalar": 8, "sliding_window_pattern": 2,
     },
-    "phi": {"config": PhiConfig, "partial_rotary_factor": 0.5},
-    "gpt2": {"config": GPT2Config},
-    "gpt_neox": {"config": GPTNeoXConfig, "rotary_pct": 0.5},
-    "opt": {"config": OPTConfig, "word_embed_proj_dim": 32, "ffn_dim": 48, "init_std": 0.3},
-    "falcon": {"config": FalconConfig},
-    "falcon_alibi": {"config": FalconConfig, "alibi": True, "parallel_attn": False, "multi_query": False},
+    "phi": {"config": transformers.PhiConfig, "partial_rotary_factor": 0.5},
+    "gpt2": {"config": transformers.GPT2Config},
+    "gpt_neox": {"config": transformers.GPTNeoXConfig, "rotary_pct": 0.5},
+    "opt": {"config": transformers.OPTConfig, "word_embed_proj_dim": 32, "ffn_dim": 48, "init_std": 0.3},
+    "falcon": {"config": transformers.FalconConfig},
+    "falcon_alibi": {
+        "config": transformers.FalconConfig, "alibi": True, "parallel_attn": False, "multi_query": False,
+    },
     "mpt": {"config": MptConfig},
 }  # fmt: skip
 

@@ -110,7 +110,8 @@ class AttentionTap(ExitStack):
 
     def __enter__(self) -> Self:
         attention = self._attention
-        if attention is not None and not _asks_for_its_function(attention):
+        family = None if attention is None else sys.modules[type(attention).__module__]
+        if attention is not None and not hasattr(family, "ALL_ATTENTION_FUNCTIONS"):
             # The tap's own eager computation must not be bypassed by a fused kernel.
             ask = attention.register_forward_pre_hook(self._ask_for_weights, with_kwargs=True)
             self.callback(ask.remove)
@@ -205,10 +206,6 @@ def _attention_module(block: nn.Module) -> nn.Module | None:
 
 def _implementation(module: nn.Module) -> str:
     return str(getattr(getattr(module, "config", None), "_attn_implementation", None) or "eager")
-
-
-def _asks_for_its_function(attention: nn.Module) -> bool:
-    return hasattr(sys.modules[type(attention).__module__], "ALL_ATTENTION_FUNCTIONS")
 
 
 def _for_eager(module: nn.Module, given: dict[str, Any]) -> Tensor:

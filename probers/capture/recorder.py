@@ -98,13 +98,9 @@ class AttentionRecorder:
 class CaptureSession(ExitStack):
     """Reads the last positions of a batch's passes, and pools those of the tokens that are kept.
 
-    Before a pass :meth:`read_last` says how many positions to read, and after it :meth:`take` takes them; of
-    the prompts' pass the last is read where it is needed. ``reads`` tells whether anything is read but
+    Before a pass :meth:`read_last` says how many positions to read, and after it :meth:`take` takes them.
+    Rows have ``prompts`` tokens and write at most ``limit``. ``reads`` tells whether anything is read but
     logits.
-
-    Args:
-        prompts: tokens of each prompt of the batch, which are padded to the longest.
-        limit: most tokens that may be generated for a row.
     """
 
     def __init__(self, model: Any, needs: Needs, prompts: Sequence[int], limit: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 from bisect import bisect_right
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, TypeVar
 
@@ -47,14 +47,14 @@ class Batches:
 
     def each(
         self,
-        lengths: Sequence[int],
+        lengths: Sequence[int] | Mapping[int, int],
         work: Callable[[list[int]], list[T]],
         *,
         known: Container[int] = (),
         price: int | None = None,
         read: bool = False,
     ) -> Iterator[dict[int, T]]:
-        """``work`` for the indices of ``lengths``, batch by batch.
+        """``work`` for the indices or keys of ``lengths``, batch by batch.
 
         Batches hold texts of like length, and the longest come first: if memory runs out, it does so at once.
         What is ``known`` is left out of the batches that were made with it, so that the others are the same.
@@ -68,7 +68,8 @@ class Batches:
         Raises:
             RunError: memory ran out for a single text, or for a batch of a size that was given.
         """
-        waiting = sorted(range(len(lengths)), key=lambda i: -lengths[i])
+        places: Iterable[int] = lengths if isinstance(lengths, Mapping) else range(len(lengths))
+        waiting = sorted(places, key=lambda i: -lengths[i])
         plan: list[int] = []
         while waiting:
             most = min(MOST, self.size * self._beside) if read else self.size

@@ -76,8 +76,8 @@ class LiveText:
     @property
     def over(self) -> bool:
         """The text has ended and everything asked of it has been read, or it was given up."""
-        gone = self.cancelled or self.error is not None
-        return gone or (self.written and self.read >= self.row.kept)
+        ended = self.written and self.read >= self.row.kept
+        return ended or self.cancelled or self.error is not None
 
     @property
     def ready(self) -> int:

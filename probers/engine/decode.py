@@ -37,8 +37,7 @@ from .tokens import Prompt, Stops, TextStream
 class Request:
     """One prompt of a batch, to write at most ``limit`` >= 1 tokens after.
 
-    ``prefix`` has keys and values of what it may begin with, used where every request has some; ``stream`` is
-    of :meth:`Sampling.streams`, where tokens are drawn.
+    ``prefix`` has keys and values of what it may begin with, used where every request has some.
     """
 
     prompt: Prompt

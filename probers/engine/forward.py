@@ -28,9 +28,8 @@ from .tokens import Prompt
 class Decoder:
     """A causal language model as a function from tokens to the logits of the last positions.
 
-    Families differ in what their forward accepts; the ones without ``position_ids`` derive positions from the
-    mask, the ones without ``logits_to_keep`` compute all logits. ``use_cache=False`` does without keys and
-    values, for models whose cache is broken.
+    Families without ``position_ids`` derive positions from the mask, those without ``logits_to_keep`` compute
+    all logits. ``use_cache=False`` does without keys and values, for models whose cache is broken.
     """
 
     def __init__(self, model: Any, *, use_cache: bool = True) -> None:
@@ -88,7 +87,7 @@ class Decoder:
                 )
 
     def pad(self, sequences: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor | None, Tensor]:
-        """Left-padded ids, mask (None when nothing had to be padded) and positions, each (batch, length).
+        """Left-padded ids, mask (None without padding) and positions, each (batch, length).
 
         Padding is masked and may be any token; 0 exists in every vocabulary, a tokenizer's padding token may
         not.
@@ -204,10 +203,7 @@ def score_batch(
 
 @torch.inference_mode()
 def attend_alone(decoder: Decoder, sequences: Sequence[Sequence[int]]) -> list[AttentionRows]:
-    """Last-layer attention over ``sequences`` (each at least one token) with nothing before them.
-
-    Row 0 is zero, for no position predicts the first token.
-    """
+    """Last-layer attention over ``sequences``, none empty, with nothing before them; row 0 is zero."""
     ids, mask, positions = decoder.pad(sequences)
     with AttentionTap(decoder.model) as tap:
         tap.read(ids.shape[1])

@@ -47,19 +47,25 @@ class GrowingLayer(DynamicLayer):
         end = start + key_states.shape[-2]
         rows = len(key_states)
         if self._buffers is None or end > self._buffers[0].shape[-2]:
-            self._make_room(key_states, value_states, end + _ROOM if start else end)
-        assert self._buffers is not None
+            room, before = max(end + _ROOM if start else end, self._capacity), (self.keys, self.values)
+            self._buffers = empty(rows, room, key_states[0], value_states[0])
+            for buffer, old in zip(self._buffers, before, strict=True):
+                if start and old is not None:
+                    buffer[:, :, :start] = old
         for buffer, new in zip(self._buffers, (key_states, value_states), strict=True):
             buffer[:rows, :, start:end] = new
-        self.keys, self.values = (buffer[:rows, :, :end] for buffer in self._buffers)
+        return self._view(rows, end)
+
+    def _view(self, rows: int, length: int) -> tuple[Tensor, Tensor]:
+        assert self._buffers is not None
+        self.keys, self.values = (buffer[:rows, :, :length] for buffer in self._buffers)
         return self.keys, self.values
 
     def reserve(self, rows: int, length: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Begin with ``length`` positions for the caller to fill; both (rows, heads, length, width)."""
         self.lazy_initialization(keys, values)
         self._buffers = empty(rows, max(length, self._capacity), keys, values)
-        self.keys, self.values = (buffer[:, :, :length] for buffer in self._buffers)
-        return self.keys, self.values
+        return self._view(rows, length)
 
     def _make_room(self, keys: Tensor, values: Tensor, capacity: int) -> None:
         start, before = self.get_seq_length(), (self.keys, self.values)
@@ -87,29 +93,23 @@ class GrowingLayer(DynamicLayer):
                 _align(buffer[:before, :, :total], own.clone())  # it may lie in the same buffer
         for buffer, own in zip(self._buffers, (other.keys, other.values), strict=True):
             _align(buffer[before:after, :, :total], own)
-        self.keys, self.values = (buffer[:after, :, :total] for buffer in self._buffers)
+        self._view(after, total)
 
     def trim(self, count: int) -> None:
         """Forget the first ``count`` positions of every row."""
-        if self._buffers is None or self.keys is None:
-            return
-        rows, length = len(self.keys), self.get_seq_length() - count
-        for buffer in self._buffers:
-            buffer[:rows, :, :length] = buffer[:rows, :, count : count + length].clone()
-        self.keys, self.values = (buffer[:rows, :, :length] for buffer in self._buffers)
+        if self._buffers is not None and self.keys is not None:
+            rows, length = len(self.keys), self.get_seq_length() - count
+            for buffer in self._buffers:
+                buffer[:rows, :, :length] = buffer[:rows, :, count : count + length].clone()
+            self._view(rows, length)
 
     def drop(self, count: int) -> None:
         """Take back the last ``count`` positions."""
         if self._buffers is not None and self.keys is not None:
-            rows, length = len(self.keys), self.get_seq_length() - count
-            self.keys, self.values = (buffer[:rows, :, :length] for buffer in self._buffers)
+            self._view(len(self.keys), self.get_seq_length() - count)
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        """Keep some rows, and the room there was.
-
-        Where rows keep their place and the others come from behind them, as
-        :func:`probers.engine.decode.closed` orders them, only those are copied.
-        """
+        """Keep some rows, and the room there was; where :func:`.decode.closed` orders them few are copied."""
         if self._buffers is None:
             return
         length, sources = self.get_seq_length(), indices.tolist()
@@ -121,7 +121,7 @@ class GrowingLayer(DynamicLayer):
         else:
             keys, values = (buffer.index_select(0, indices.to(buffer.device)) for buffer in self._buffers)
             self._buffers = keys, values
-        self.keys, self.values = (buffer[: len(sources), :, :length] for buffer in self._buffers)
+        self._view(len(sources), length)
 
 
 def _align(places: Tensor, values: Tensor) -> None:
@@ -140,8 +140,7 @@ def empty(rows: int, length: int, keys: Tensor, values: Tensor) -> tuple[Tensor,
 def new_cache(config: Any, capacity: int, *, whole: bool = False) -> DynamicCache:
     """An empty cache for a model of ``config``; full attention has room for ``capacity`` positions.
 
-    With ``whole`` sliding windows keep all positions too, hidden by their masks: for texts that begin at
-    different places, whose windows end at different places.
+    With ``whole`` sliding windows keep all positions too, hidden by masks: texts begin at different places.
     """
     cache = DynamicCache(config=config)
     # Else sliding windows stay as they are, they are short; so does whatever else a family brings.
@@ -266,10 +265,6 @@ class PrefixCache:
         self._room += self._taken.pop(name, 0)
 
 
-#: Keys and values (heads, tokens, width) of each layer.
-Layers = Sequence[tuple[Tensor, Tensor]]
-
-
 class BlockCache:
     """Blocks of ``size`` tokens that were used last, up to ``megabytes`` of keys and values; 0 keeps none."""
 
@@ -297,11 +292,8 @@ class BlockCache:
         )
         return CachedPrefix(tuple(ids[: len(found) * self._size]), layers)
 
-    def keep(self, ids: Sequence[int], layers: Layers) -> None:
-        """Copy the whole blocks, not known yet, of a text of n tokens or more.
-
-        ``layers`` are its keys and values (heads, n, width).
-        """
+    def keep(self, ids: Sequence[int], layers: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """Copy the whole blocks, not known yet, of a text; ``layers`` are its (heads, n, width) of each."""
         length = layers[0][0].shape[1]
         names = list(self._names(ids[:length]))
         for number, name in enumerate(names):

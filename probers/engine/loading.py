@@ -218,9 +218,7 @@ def _telling(source: str, use_safetensors: bool) -> Iterator[None]:
                 "it has no weights as safetensors; others are pickled and can run code: convert them, or "
                 "trust them with model.use_safetensors=false"
             )
-        raise UserError(
-            f"model={source} cannot be loaded as a causal language model: {reason}", "model"
-        ) from error
+        raise UserError(f"model={source} cannot be loaded as a causal LM: {reason}", "model") from error
 
 
 def _quantization(config: Mapping[str, Any]) -> Any:
@@ -230,9 +228,7 @@ def _quantization(config: Mapping[str, Any]) -> Any:
         return AutoQuantizationConfig.from_dict(dict(config))
     except (ValueError, TypeError, ImportError, AttributeError) as error:
         reason = first_line(error)
-        raise UserError(
-            f"quantization={dict(config)} is none that transformers offers: {reason}", "unknown-choice"
-        ) from error
+        raise UserError(f"quantization={dict(config)} is invalid: {reason}", "unknown-choice") from error
 
 
 def context_length(config: Any) -> int | None:

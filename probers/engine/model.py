@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -163,7 +163,8 @@ class CausalLM(LanguageModel):
             def work(places: list[int], batch: dict[int, Request] = batch) -> list[Generation]:
                 return generate_batch(self.decoder, self.tokenizer, [batch[i] for i in places], how, stops)
 
-            yield from self._each({i: len(ids[i]) for i in batch}, work, known, read=whole is not None)
+            lengths, read = {i: len(ids[i]) for i in batch}, whole is not None
+            yield from self._batches.each(lengths, work, known=known, price=IDLE if read else None, read=read)
 
     def score_each(
         self, requests: Sequence[ScoreRequest], how: Scoring, *, known: Container[int] = ()
@@ -182,7 +183,7 @@ class CausalLM(LanguageModel):
             return score_batch(self.decoder, self.tokenizer, batch, how.needs, shared)
 
         lengths = {i: len(p.ids) + len(texts[i]) for i, p in enumerate(fitting) if p.ids}
-        yield from self._each(lengths, work, known)
+        yield from self._batches.each(lengths, work, known=known)
 
     def attention_alone(
         self, generations: Sequence[Generation], *, progress: str | None = None
@@ -272,26 +273,6 @@ class CausalLM(LanguageModel):
             for i in left_out
             if i not in known
         }
-
-    def _each(
-        self,
-        lengths: Mapping[int, int],
-        work: Callable[[list[int]], list[Generation]],
-        known: Container[int],
-        *,
-        read: bool = False,
-    ) -> Iterator[dict[int, Generation]]:
-        """``work`` for the places of ``lengths``, batched by them; ``read``: the prompts are read already."""
-        places = list(lengths)
-        batches = self._batches.each(
-            list(lengths.values()),
-            lambda chosen: work([places[n] for n in chosen]),
-            known={n for n, place in enumerate(places) if place in known},
-            price=IDLE if read else None,
-            read=read,
-        )
-        for made in batches:
-            yield {places[n]: generation for n, generation in made.items()}
 
 
 def _longest_known(

@@ -141,11 +141,11 @@ def token_text(tokenizer: Any, token: int) -> str:
 def token_offsets(
     tokenizer: Any, ids: Sequence[int], context: Sequence[int] = ()
 ) -> tuple[str, tuple[Span, ...]]:
-    """Text of ``ids`` and the [start, end) characters of each.
+    """Text of ``ids`` and the [start, end) characters of each, which together cover it.
 
     Tokens that share a character each span all of it; a token without text (a special token) has an empty
-    span at its place. Together the spans cover the text. ``context`` are the tokens before (the prompt's);
-    they decide whether a leading space belongs to the text, and are not part of it.
+    span. ``context`` are the tokens before (the prompt's), which decide whether a leading space belongs to
+    the text.
     """
     stream = TextStream(tokenizer, context)
     for token in ids:
@@ -210,8 +210,7 @@ class Prompt:
     ) -> Generation:
         """The generation of tokens ``ids`` (n,) after this prompt.
 
-        ``scores`` are (2, n) their log-probabilities and entropies, or (4, n) with the two highest
-        probabilities of their distributions.
+        ``scores`` are (2, n) log-probabilities and entropies, or (4, n) with the two highest probabilities.
         """
         text, offsets = token_offsets(tokenizer, ids, self.ids)
         return Generation(
@@ -319,7 +318,7 @@ _OPEN = re.compile(r"\s*\S*$")
 class SentenceEnd:
     """Ends a text with its ``count``-th sentence, by the rules of :func:`probers.text.split_sentences`.
 
-    That a sentence has ended shows when the next one begins, so a token or two of that are decoded, and left
+    That a sentence has ended shows when the next one begins, a token or two of which are decoded and left
     out.
     """
 

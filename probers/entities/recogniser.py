@@ -194,7 +194,7 @@ class Recogniser:
         if method == "spacy":
             if not pipeline:
                 raise UserError(
-                    "recogniser=spacy needs the name of a pipeline, as in recogniser=spacy:en_core_web_sm "
+                    "recogniser=spacy needs an English spaCy pipeline, as in recogniser=spacy:en_core_web_sm "
                     "after python -m spacy download en_core_web_sm; or give recogniser=rules",
                     "missing-extra",
                 )

@@ -82,8 +82,7 @@ class WatchedBatch:
         self._bank, self._per, self._length = bank, per, length
         self.eos, self._special = special[0], torch.cat(special)
         self._ended = torch.zeros(rows, dtype=torch.bool)
-        self._live = torch.zeros(rows, dtype=torch.bool)  # whether the last token counts
-        self._lives: list[Tensor] = []  # the same of every token
+        self._lives: list[Tensor] = []  # (rows,) of every token, whether it counts
         self._added = 0
         self._vectors = GrowingVectors(bank.spec.pool)
         self._waiting: list[tuple[list[int], Tensor, Tensor]] = []  # of a token: live rows, vectors, finite
@@ -113,10 +112,7 @@ class WatchedBatch:
         self._mask, self._positions = given.get("attention_mask"), given.get("position_ids")
 
     def lengths(self, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """(rows,) tokens of the prompts without padding, and tokens forwarded after them.
-
-        ``mask`` (rows, columns) is the newest pass's; one of another form is ignored.
-        """
+        """(rows,) tokens of the prompts without padding, and tokens forwarded after them."""
         written = len(self.tokens) + self.begun if self.predicting else len(self.tokens) + 1
         prompts = torch.full((self.rows,), self._length)
         if mask is not None and mask.dim() == 2:
@@ -133,7 +129,7 @@ class WatchedBatch:
         if tokens is None:
             live = torch.ones(self.rows, dtype=torch.bool, device=states.device)
         else:
-            self._live = live = self.counted(tokens).to(states.device)
+            live = self.counted(tokens).to(states.device)
             self._ended = self._ended.to(tokens.device) | torch.isin(tokens, self.eos.to(tokens.device))
             self._lives.append(live)
             self.tokens.append(tokens)
@@ -191,7 +187,7 @@ class WatchedBatch:
 
     def stop_above(self, threshold: float) -> None:
         """Stop the rows whose last token counts and raised the score above ``threshold``."""
-        for row in self._live.nonzero()[:, 0].tolist():
+        for row in self._lives[-1].nonzero()[:, 0].tolist() if self._lives else ():
             self.stopped[row] = self._scores[row][-1] > threshold
 
     def written(self, row: int) -> list[int]:
@@ -225,11 +221,9 @@ class WatchedBatch:
 class GenerationWatcher(ExitStack):
     """Listener on a model's passes, with the newest :class:`WatchedBatch`; None before the first pass.
 
-    Hooks are on the model while it is entered; they hold the model. With ``keep_cache`` keys and values of
-    the last pass are kept, so that one more token can be forwarded.
-
-    Raises:
-        UserError: heads that cannot follow a text, or a model they were not trained on.
+    Hooks are on the model while it is entered. With ``keep_cache`` keys and values of the last pass are kept,
+    so that one more token can be forwarded. Heads that cannot follow a text are refused (UserError), and a
+    model they were not trained on.
     """
 
     def __init__(

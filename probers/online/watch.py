@@ -196,9 +196,7 @@ class StopOnScore(StoppingCriteria):
         self._finalizer()
 
     def __call__(self, input_ids: torch.LongTensor, scores: Any, **kwargs: Any) -> torch.BoolTensor:
-        """Decide which rows to stop, (batch,); ``generate`` asks after each token it has sampled.
-
-        That token was not forwarded yet: the decision rests on the tokens before it.
+        """Decide which rows to stop, (batch,), by the tokens before the newest, which was not forwarded yet.
 
         Raises:
             UserError: a call that cannot be followed, or of another model than the watched one.

@@ -131,9 +131,9 @@ class FeatureSpec:
         """The same feature with some of its layers; UserError lists those it has."""
         if absent := [k for k in layers if k not in self.layers]:
             raise UserError(
-                f"layer={absent[0] if len(absent) == 1 else absent} is not in the features: choose among "
+                f"layer={absent[0] if len(absent) == 1 else absent} is not in the features: they hold "
                 f"layers {_ranges(self.layers)} of {self.model.id}, which has {self.model.layers} layers "
-                "(0 is the embedding output)",
+                "(0 is the embedding output); choose among these",
                 "layers",
             )
         return replace(self, layers=tuple(sorted(set(layers))))

@@ -47,12 +47,8 @@ def test_every_pool_also_when_texts_are_computed_again(
     lm = CausalLM.from_pretrained("testbed", dtype="float32")
     bank = make_bank(lm, tmp_path, pool, (0, 6, 12))
     written, counters = write(
-        "testbed",
-        str(tmp_path),
-        PROMPTS[::3],
-        num_gpu_blocks_override=28,
-        enforce_eager=True,
+        "testbed", str(tmp_path), PROMPTS[::3], num_gpu_blocks_override=28, enforce_eager=True,
         scheduler_cls=scheduler,
-    )
+    )  # fmt: skip
     assert counters["vllm:num_preemptions"] > 0
     check(written[::4], ours(lm, bank, written[::4]), unread)

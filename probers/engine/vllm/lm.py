@@ -47,11 +47,8 @@ class VllmLM(CausalLM):
 
     Of the options of :meth:`CausalLM.from_pretrained`, ``batch_size`` counts the texts that run side by side
     ("auto" is 64), ``device`` is "auto" or the kind of device that the installed vLLM is made for, and
-    ``device_map``, ``quantization`` and ``attn`` must be None.
-
-    Attributes:
-        model: the model of transformers without its weights, which says how it is built.
-        context: one token less than the model's, for the step that reads a text's last token.
+    ``device_map``, ``quantization`` and ``attn`` must be None. ``model`` is that of transformers without its
+    weights; ``context`` one token less than the model's, for the step that reads a text's last token.
 
     Args:
         empty, tokenizer: of :func:`probers.engine.loading.load_empty`.
@@ -118,7 +115,7 @@ class VllmLM(CausalLM):
         """Continue prompts and yield texts as they end; see :meth:`LanguageModel.generate_each`.
 
         ``how.sampling`` must be None. Prefix, cache and draft are ignored: vLLM's own cache finds known
-        beginnings of prompts.
+        beginnings.
         """
         self.check(how.needs)
         if how.sampling is not None:

@@ -37,13 +37,10 @@ class Recorded:
 
 
 class TextRecord:
-    """Recorder of one text.
+    """Recorder of one text: ``start`` predicts its first token, ``count`` places are recorded.
 
-    Attributes:
-        start: the position that predicts its first token.
-        tokens: its tokens, where it is only read; None where it is being written.
-        count: places recorded.
-        layers: those that each of its features reads.
+    ``tokens`` are its own where it is only read, None while it is written; ``layers`` those that each of its
+    features reads.
     """
 
     def __init__(self, needs: Needs, start: int, tokens: Sequence[int] | None = None) -> None:
