@@ -70,7 +70,7 @@ def words(text: str, offsets: Sequence[tuple[int, int]]) -> list[Part]:
     found = parts((match.span() for match in re.finditer(r"\S+", text)), offsets)
     for word in found:
         if not word.tokens:
-            raise RunError(f"no token wrote {_of(text, word)!r} in {text!r}: text and tokens do not align")
+            raise RunError(f"no token wrote {_of(text, word)!r} in {text[:80]!r}: they do not align")
     return found
 
 

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from refusals import fails
 from tiny import tiny_lm
 
+from probers import CausalLM
+from probers.data.corpus import load_corpus
 from probers.prompts import TESTBED_PROMPT
 from probers.rag.loop import RAG
 from probers.rag.queries import (
@@ -26,6 +28,7 @@ from probers.rag.queries import (
     QuestionQuery,
 )
 from probers.rag.queries.cioqf import tf_idf
+from probers.rag.retrievers.bm25 import BM25
 from probers.rag.retrievers.lexical import tokenize
 from probers.rag.triggers import (
     Always,
@@ -678,3 +681,11 @@ def test_query_words_are_unique_places_of_the_text_in_its_order(seed, variant, t
     place = 0
     for word in words:  # a subsequence of the text: every place is used at most once, in order
         place = text.index(word, place) + 1
+
+
+@pytest.mark.parametrize("query", [CIOQF(), QFS(variant="paper")])
+def test_a_prompt_that_was_truncated_is_asked_about_by_what_is_left(query):
+    lm = CausalLM.from_pretrained("testbed", on_too_long="truncate_left")
+    rag = RAG(lm, BM25(load_corpus("testbed")), Rind(threshold=0.01), query, max_retrievals=1)
+    answer = rag("The river is wide and long. " * 400 + "Who does Lena Zaser work for?")
+    assert answer.retrievals == 1 and answer.rounds[0].query

@@ -25,6 +25,8 @@ from probers.data.questions import (
     open_questions,
     source_class,
 )
+from probers.data.questions.musique import MuSiQue
+from probers.data.questions.twowikimultihopqa import TwoWikiMultihopQA
 from probers.data.splits import Splits
 from probers.equivalence.names import load_aliases
 from probers.evaluation.answers import normalize_answer
@@ -784,7 +786,7 @@ def test_the_default_copies_are_named_and_can_be_replaced(monkeypatch, name):
     monkeypatch.setattr(datasets, "load_dataset", load)
     open_questions(name)
     open_questions(name, hub="a/b", config="c", hub_split="d", revision="e")
-    (default, options), replaced = calls
+    (default, options), replaced = calls[0], calls[-1]  # MuSiQue is read twice
     assert default.count("/") == 1 and options["streaming"] and options["revision"] is None
     assert options["split"] in ("validation", "test")
     expected = {"name": "c", "split": "d", "revision": "e", "streaming": True}
@@ -939,3 +941,27 @@ def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path, array):
     path = tmp_path / "q.jsonl"
     path.write_text(text, encoding="utf-8-sig")
     assert [question.id for question in load_questions(str(path))] == ["0", "1"]
+
+
+def test_musique_groups_questions_that_share_a_single_question(tmp_path):
+    record = records_of("musique_full.jsonl")[0]
+    ids = ["2hop__1_2", "3hop1__2_3_4", "2hop__5_6", "2hop__4_7", "plain"]
+    path = tmp_path / "musique.jsonl"
+    groups = []
+    for order in (ids, ids[::-1]):
+        path.write_text("".join(json.dumps(record | {"id": id}) + "\n" for id in order))
+        groups.append({q.id: q.group for q in load_questions(MuSiQue(path=str(path)))})
+    assert groups[0] == groups[1]
+    assert groups[0]["2hop__1_2"] == groups[0]["3hop1__2_3_4"] == groups[0]["2hop__4_7"]
+    assert len(set(groups[0].values())) == 3
+
+
+def test_evidences_of_2wiki_are_read_in_every_layout():
+    record = records_of("twowiki.json")[0]
+    triples = record["evidences"]
+    assert triples
+    parts = dict(zip(("fact", "relation", "entity"), map(list, zip(*triples, strict=True)), strict=True))
+    each = [dict(zip(("fact", "relation", "entity"), triple, strict=True)) for triple in triples]
+    source = TwoWikiMultihopQA()
+    told = {source.question(record | {"evidences": given}).rationale for given in (triples, parts, each)}
+    assert len(told) == 1 and "" not in told

@@ -157,15 +157,20 @@ def _seen_by(word: Part, rows: np.ndarray) -> np.ndarray:
 def context_words(generation: Generation, state: State) -> list[ContextWord]:
     """Words of the question, the accepted text and the generation, in this order.
 
-    Leaves out exemplars and passages of the prompt, words without a letter or digit,
-    and quotes and commas around words.
+    Leaves out exemplars and passages of the prompt, what was truncated of it, words without a
+    letter or digit, and quotes and commas around words.
     """
     text, offsets = whole_text(generation)
+    # A prompt that was truncated on the left has no tokens of its beginning.
+    begins = min((a for a, b in offsets if a < b), default=0)
+    while 0 < begins < len(text) and not text[begins - 1].isspace():
+        begins += 1
     found = []
     for asked, (start, end) in (
         (True, state.question_span),
         (False, (len(generation.prompt) - len(state.partial), len(text))),
     ):
+        start = min(max(start, begins), end)
         part = text[start:end]
         for word in words(part, [(a - start, b - start) for a, b in offsets]):
             stripped = bare(part[word.start : word.end])

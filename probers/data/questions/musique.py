@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar, Literal
+
+from scipy.cluster.hierarchy import DisjointSet
 
 from ...options import Name
 from ...types import Question
@@ -50,8 +53,26 @@ class MuSiQue(QuestionSource):
             rationale=_chain(record) if answerable else "",
             dataset=self.name,
             passages=tuple(p for p in passages if p is not None),
-            group=id,
+            group=self._groups.get(id, id),
         )
+
+    @cached_property
+    def _groups(self) -> dict[str, str]:
+        """Id of each question -> its group: questions that share a single question, directly or not, are one.
+
+        An id lists the single questions that it is made of: 2hop__482757_12019.
+        """
+        rows = (row.record for row in self.rows() if isinstance(row.record, Mapping))
+        ids = [id for record in rows if "__" in (id := str(record.get("id")))]
+        parts = {id: id.partition("__")[2].split("_") for id in ids}
+        joined = DisjointSet(sorted({part for own in parts.values() for part in own}))
+        for first, *others in parts.values():
+            for other in others:
+                joined.merge(first, other)
+        least: dict[str, str] = {}  # names a group alike in any order of the file
+        for part in joined:
+            least.setdefault(joined[part], part)
+        return {id: f"musique:{least[joined[own[0]]]}" for id, own in parts.items()}
 
 
 def _chain(record: Record) -> str:

@@ -81,6 +81,8 @@ class TwoWikiMultihopQA(QuestionSource):
 
 def _triples(record: Record) -> str:
     evidences = record.get("evidences")
+    if isinstance(evidences, dict):  # one list per part
+        evidences = [list(triple) for triple in zip(*evidences.values(), strict=True)]
     if not isinstance(evidences, list):
         return ""
     triples = [list(t.values()) if isinstance(t, dict) else t for t in evidences]
