@@ -129,7 +129,7 @@ class AttentionTap(ExitStack):
             tapped = copy.copy(config)
             tapped._attn_implementation = _TAP
             module.config = tapped
-            _ARMED[module] = [self]
+            _ARMED[module], _PLAIN[module] = [self], config
             self.callback(_ARMED.pop, module, None)
         return self
 
@@ -149,7 +149,9 @@ class AttentionTap(ExitStack):
         self._read = Attended(
             query=query[:, :, -self._queries :],
             key=key,
-            mask=_additive(mask, length, key.shape[2], self._queries, query.device),
+            mask=_additive(
+                mask, (length, key.shape[2]), self._queries, options.get("sliding_window"), key.device
+            ),
             scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
             softcap=options.get("softcap"),
             sinks=options.get("s_aux"),
@@ -193,6 +195,8 @@ class AttentionTap(ExitStack):
 
 #: The taps of a block's modules, the first of which was there first and leaves last.
 _ARMED: WeakKeyDictionary[nn.Module, list[AttentionTap]] = WeakKeyDictionary()
+#: Their own configurations.
+_PLAIN: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
 
 
 def _attention_module(block: nn.Module) -> nn.Module | None:
@@ -223,22 +227,29 @@ def _for_eager(module: nn.Module, given: dict[str, Any]) -> Tensor:
 
 
 def _additive(
-    mask: Tensor | None, length: int, keys: int, queries: int, device: torch.device
+    mask: Tensor | None, shape: tuple[int, int], queries: int, window: int | None, device: torch.device
 ) -> Tensor | None:
-    """Any mask transformers hands to an attention function, as additive rows of the last queries."""
+    """Any mask transformers hands to an attention function, as additive rows of the last queries.
+
+    ``shape`` are the pass's positions and keys; a kernel without a mask of its own applies ``window`` itself.
+    """
+    length, keys = shape
     hidden = torch.finfo(torch.float32).min
     if mask is not None and mask.dim() == 4:
         mask = mask[:, :, -queries:, :keys]
         if mask.dtype != torch.bool:
             return mask.float()
         return torch.zeros_like(mask, dtype=torch.float32).masked_fill(~mask, hidden)
-    # No mask, or one of the padding only (flash): causality is implied.
-    visible = torch.ones(length, keys, dtype=torch.bool, device=device).tril(keys - length)[-queries:]
-    visible = visible[None, None]
+    # No mask, or one of the padding only (flash): causality and the window are implied.
+    windowed = window is not None and window < keys
+    if mask is None and queries == 1 and not windowed:
+        return None
+    visible = torch.ones(length, keys, dtype=torch.bool, device=device).tril(keys - length)
+    if window is not None and windowed:
+        visible = visible.triu(keys - length - window + 1)
+    visible = visible[None, None, -queries:]
     if mask is not None:
         visible = visible & mask[:, None, None, -keys:].bool()
-    elif queries == 1:
-        return None
     return torch.zeros_like(visible, dtype=torch.float32).masked_fill(~visible, hidden)
 
 
@@ -258,7 +269,11 @@ def _tapped_attention(
     # Families define their own eager function; it is in the file of the attention class.
     eager: Any = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
     attend = ALL_ATTENTION_FUNCTIONS.get_interface(taps[0].implementation, eager)
-    return attend(module, query, key, value, attention_mask, scaling=scaling, **options)
+    tapped, module.config = module.config, _PLAIN[module]  # flash loads its kernel by the name in it
+    try:
+        return attend(module, query, key, value, attention_mask, scaling=scaling, **options)  # type: ignore[no-any-return]
+    finally:
+        module.config = tapped
 
 
 AttentionInterface.register(_TAP, _tapped_attention)
