@@ -149,6 +149,13 @@ def new_cache(config: Any, capacity: int, *, whole: bool = False) -> DynamicCach
     return cache
 
 
+def select_rows(cache: Any, rows: Tensor) -> None:
+    """Keep some rows of a cache, whose layers may lie on several devices."""
+    for layer in cache.layers:
+        if layer.keys is not None:
+            layer.batch_select_indices(rows.to(layer.keys.device))
+
+
 def can_drop(cache: Any) -> bool:
     """Tell whether positions can be taken back and rows handed on; sliding windows allow neither."""
     return all(type(layer) is GrowingLayer for layer in cache.layers)
