@@ -39,6 +39,10 @@ class MeanDifferenceHead(ProbeHead):
     until the prober fits a temperature on validation data. The paper's other form, theta rotated by the
     inverse of the covariance, is not offered. ``standardise`` divides each dimension by its deviation
     over all training states first.
+
+    Args:
+        standardise: divide each dimension by its deviation over all training states first,
+            so that a dimension counts by how far its classes lie apart in deviations.
     """
 
     learns: ClassVar[bool] = False

@@ -40,6 +40,11 @@ class RadioHead(_MlpHead):
 
     The paper says "MLP" and binary cross-entropy (here of the difference of two logits); depth, width,
     activation, dropout of hidden units and standardised inputs are choices made here.
+
+    Args:
+        hidden: units of the one hidden layer.
+        dropout: probability of dropping a hidden unit while training.
+        standardise: whether states are standardised by the training states' moments.
     """
 
     def __init__(
@@ -60,6 +65,10 @@ class MindHead(_MlpHead):
 
     It is made for ``pool=mind``, whose states are two joined vectors: the last token averaged over layers,
     and the mean over tokens of the last layer. The published detector does not standardise its inputs.
+
+    Args:
+        dropout: probability of dropping an input dimension while training.
+        standardise: whether states are standardised first; the published detector has none of it.
     """
 
     def __init__(
@@ -79,6 +88,10 @@ class ProbingRagHead(ProbeHead):
 
     LayerNorm(d) -> Linear -> SiLU -> LayerNorm -> Dropout -> Linear -> SiLU -> LayerNorm -> Dropout ->
     Linear 2. With d = 2048 and 512 hidden units a head has 1.32 million parameters, 2.6 MB as saved.
+
+    Args:
+        hidden: units of both hidden layers.
+        dropout: probability of dropping a hidden unit while training.
     """
 
     def __init__(
