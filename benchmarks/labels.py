@@ -27,8 +27,8 @@ from timing import by_turns, ratios, spread, verdict
 from probers import CausalLM, FeatureStore
 from probers.data.articles import open_articles
 from probers.data.articles.cuts import Cut, CutPlan
-from probers.datagen.filling import fill
 from probers.datagen.labels.wiki import WikiBuilder
+from probers.datagen.writer import fill
 from probers.entities import Recogniser
 from probers.equivalence import EntityMatcher
 from probers.prompts import TESTBED_PROMPT

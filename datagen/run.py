@@ -262,7 +262,7 @@ def run(settings: Datagen, parts: PartRuns | None = None) -> Path:
     folder = RunFolder(out if part is None else part.folder(out), "datagen", config)
     made = None
     if parts is not None:
-        from .labelled_parts import LabelledParts
+        from .writer import LabelledParts
 
         made = LabelledParts(parts)
     if not (folder.begin() if parts is None else parts.begin(folder)):
@@ -271,7 +271,7 @@ def run(settings: Datagen, parts: PartRuns | None = None) -> Path:
     from probers.store.store import FeatureStore
 
     from .audit import audit, draw, draw_undecided, sample_html
-    from .filling import fill
+    from .writer import fill
 
     if made is None:
         builder, features = _with_model(settings, folder, make)

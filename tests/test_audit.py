@@ -18,8 +18,8 @@ from sklearn.preprocessing import StandardScaler
 
 from probers.datagen.audit import Audit, audit
 from probers.datagen.audit import labels as audit_module
-from probers.datagen.audit.drawn import draw_rows, stored_columns
 from probers.datagen.audit.leaks import depths
+from probers.datagen.audit.sampling import draw_rows, stored_columns
 from probers.evaluation import baselines, bootstrap
 from probers.store.spec import FeatureSpec, ModelSpec
 from probers.store.store import FeatureStore

@@ -243,11 +243,11 @@ def test_a_run_that_was_stopped_in_a_shard_ends_in_the_same_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The parts of the shard are stored in 8 bits too, and read again."""
-    from probers.datagen import filling
+    from probers.datagen import writer
 
     arguments = ["source=cot", "limit=12", "shard_size=12", "layers=[6,12]", "batch_size=4", "dtype=fp8"]
     cli.run("datagen", [*arguments, f"out={tmp_path}/whole"])
-    monkeypatch.setattr(filling, "PART", 0.0)  # a part after every batch
+    monkeypatch.setattr(writer, "PART", 0.0)  # a part after every batch
     write, parts = FeatureStore.write_shard, []
 
     def stopping(self: FeatureStore, *given: Any, **named: Any) -> None:

@@ -16,7 +16,7 @@ import pandas as pd
 import pytest
 
 from probers.datagen.audit import draw, draw_undecided, sample_html
-from probers.datagen.audit.sample import MOST_UNDECIDED
+from probers.datagen.audit.labels import MOST_UNDECIDED
 from probers.equivalence import EntityMatcher
 from probers.store.spec import FeatureSpec, ModelSpec
 from probers.store.store import FeatureStore

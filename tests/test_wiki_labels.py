@@ -20,9 +20,9 @@ from probers import CausalLM, FeatureStore
 from probers.commands import main as cli
 from probers.data.articles import open_articles
 from probers.data.articles.cuts import CutPlan
-from probers.datagen.filling import fill
 from probers.datagen.labels.base import balance
 from probers.datagen.labels.wiki import WikiBuilder, may_go_on
+from probers.datagen.writer import fill
 from probers.entities import Recogniser, head_entity
 from probers.equivalence import EntityMatcher
 from probers.equivalence.vectors import train_vectors, trained

@@ -7,8 +7,8 @@ import pytest
 
 from probers.data import load_corpus, load_questions
 from probers.testbed import assets
+from probers.testbed.assets import article, ask, chains_of, corpus, knowledge
 from probers.testbed.relations import BY_KEY, REGISTERS, RELATIONS
-from probers.testbed.text import article, ask, chains_of, corpus, knowledge
 from probers.testbed.world import SPLITS, World, WorldConfig
 
 SIZES = (("person", 120), ("town", 50), ("company", 50), ("film", 40), ("river", 12))

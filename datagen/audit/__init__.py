@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from .drawn import draw, draw_undecided
-from .labels import Audit, audit
-from .sample import sample_html
+from .labels import Audit, audit, sample_html
+from .sampling import draw, draw_undecided
 
 __all__ = ["Audit", "audit", "draw", "draw_undecided", "sample_html"]

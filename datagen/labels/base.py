@@ -18,7 +18,7 @@ from probers.store.store import FeatureStore
 from probers.types import SPLITS, Generation, Needs, UserError
 from probers.uncertainty import rind_scores, signals, signals_before
 
-from ..audit.drawn import stored_columns
+from ..audit.sampling import stored_columns
 
 
 @dataclass(slots=True)

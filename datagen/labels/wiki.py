@@ -7,6 +7,7 @@ the entity, from the pass that wrote it.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,18 +21,29 @@ from probers.data.articles.cuts import Cut, CutPlan, shortened
 from probers.engine.language_model import Decoding, GenerationRequest
 from probers.engine.model import CausalLM
 from probers.engine.tokens import encode_continuation, encode_prompts
-from probers.entities import Entity, Recognise, Recogniser, head_entity, tokens_of
+from probers.entities import Entity, Recognise, Recogniser, head_entity, same_kind, tokens_of
 from probers.equivalence import EntityMatcher, Match
+from probers.equivalence.names import words
+from probers.equivalence.numbers import read_number
+from probers.equivalence.persons import DIRECTIONS
+from probers.equivalence.units import same_unit
 from probers.prompts import PromptTemplate
 from probers.store.store import FeatureStore
-from probers.text import split_sentences
+from probers.text import is_stop_word, split_sentences
 from probers.types import Feature, Generation, Needs, Pool, UserError
 
 from .base import TOO_LONG, Examples, LabelBuilder, recorded, recorded_needs
-from .doubt import doubt
 
 #: Whole words after an entity beyond which nothing was seen to make it longer ("Duke of the ..").
 _TAIL = 3
+#: Words that say nothing yet when a sentence begins with them.
+_OPENING = frozenset(
+    """a about after an and around as at before between both but by during early for from if in late mid of
+    on over since that the then these this those through throughout to under until when where while
+    with""".split()
+)
+_AS_OF = re.compile(r"\b[Aa]s of$")
+_NOUN = re.compile(r"[\s-]([a-z]+)")
 
 
 def one_sentence(text: str) -> bool:
@@ -41,13 +53,7 @@ def one_sentence(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """Stop rule: a second sentence has begun, or more text cannot change the entity at the head.
-
-    It saves the rest of the sentence, which no label rests on.
-
-    Attributes:
-        recognise: finds entities; called a few times per text.
-    """
+    """Stop rule: a second sentence has begun, or more text cannot change the entity at the head."""
 
     recognise: Recognise
 
@@ -63,10 +69,7 @@ class Settled:
 
 
 def may_go_on(generation: Generation, entity: Entity, recognise: Recognise) -> bool:
-    """Tell whether ``max_new_tokens`` may have cut off the entity at the head of a continuation.
-
-    It has not where what follows the entity ends it, whatever would have been written next.
-    """
+    """Tell whether ``max_new_tokens`` may have cut off the entity at the head of a continuation."""
     if generation.stop != "length":
         return False
     after = generation.text[entity.end :].strip()
@@ -80,11 +83,7 @@ def stop_rule(recognise: Recognise, *, cheap: bool) -> Callable[[str], bool]:
 
 
 def span_needs(needs: Needs, *, attention: bool = True) -> Needs:
-    """Needs of a generation from which the features of the same needs can be computed for any span.
-
-    Args:
-        attention: as of :func:`.base.recorded_needs`.
-    """
+    """Needs of a generation from which the features of the same needs can be computed for any span."""
     features = tuple(dict.fromkeys(_kept(needs).values()))
     return recorded_needs(replace(needs, features=features), attention=attention)
 
@@ -104,17 +103,11 @@ def _kept(needs: Needs) -> dict[Feature, Feature]:
 def span_rows(
     generation: Generation, tokens: list[int], needs: Needs
 ) -> Iterator[tuple[int, dict[str, Any], list[np.ndarray]]]:
-    """One row for the span, or with pool "tokens" one for each of its tokens.
+    """Yield one row for contiguous ``tokens``, or with pool "tokens" (of all features or none) one for each.
 
-    Args:
-        generation: recorded with :func:`span_needs`.
-        tokens: the span's, contiguous.
-        needs: the features wanted, of pool "tokens" all or none.
-
-    Yields:
-        The token's index in the span (-1 when pooled), the columns that describe it with ``n_tokens``
-        and what was known before it of the whole span, and of each feature states (layers, d), or
-        (1, 2 d) for "mind".
+    A row is the token's index in the span (-1 when pooled), its columns with ``n_tokens`` and the signals
+    before it of the whole span, and of each feature states (layers, d), or (1, 2 d) for "mind". The
+    generation was recorded with :func:`span_needs`.
     """
     spans = [
         (feature.pool, span_of(generation.states[kept], tokens, kept.pool, feature.pool))
@@ -126,6 +119,72 @@ def span_rows(
     for index, token in enumerate(tokens):
         columns = recorded(generation, [token], first=tokens[0]) | {"n_tokens": len(tokens)}
         yield index, columns, [span[index] for _, span in spans]
+
+
+def abstain(
+    cut: Cut, written: Entity, text: str, match: Match, recognise: Recognise, matcher: EntityMatcher
+) -> Match:
+    """Return the verdict, or "undecided" where a difference may be true or an equality false.
+
+    Stage "type": a name, a time or a number in place of one of the other two ("during the | 1930s"
+    for "Great Depression"). Stage "opening": nothing but a preposition and the like stands before it in
+    its sentence, so that the model is free to say something else ("In | 2014, he ..."). Stage "order":
+    the article has it later in the same sentence ("born in | Dublin" for "Ballinteer, Dublin").
+    Stage "modifier": one word before a noun in place of a name that stands for itself ("by a | Finnish
+    company" for "Acme"). Stage "region": the whole that the article names a part of by a direction
+    ("in | Somerset" for "North Somerset"). Stage "counted": a number of something else, be it the same
+    ("third | album" for "third wife") or another ("over | 100 years" for "30,000"). Stage "both": WordNet
+    equates the two, and the article names both.
+    """
+    article = " ".join(cut.article.sentences)
+    if match.stage == "number" and cut.entity.type == written.type == "number":
+        units = [
+            number.unit if number else "" for number in map(read_number, (cut.entity.text, written.text))
+        ]
+        counted = [
+            unit or _noun(*at)
+            for unit, at in zip(units, ((article, cut.entity.end), (text, written.end)), strict=True)
+        ]
+        known = all(counted) or (match.verdict == "different" and any(units))
+        if match.verdict != "undecided" and known and not same_unit(*counted):
+            return Match("undecided", "counted", " / ".join(counted))
+    if (
+        match.stage == "wordnet"
+        and match.verdict == "equivalent"
+        and _names_both(article, cut.entity.text, written.text)
+    ):
+        return Match("undecided", "both", f"{cut.entity.text} / {written.text}")
+    if match.verdict != "different":
+        return match
+    if match.stage != "date" and not same_kind(cut.entity.type, written.type):
+        return Match("undecided", "type", f"{cut.entity.type} / {written.type}")
+    modifies = "" if " " in written.text else _noun(text, written.end)
+    if same_kind(written.type, "name") and modifies and not _noun(article, cut.entity.end):
+        return Match("undecided", "modifier", f"{written.text} {modifies}")
+    part, whole = words(cut.entity.text), words(written.text)
+    if whole == part[1:] and part[0] in DIRECTIONS - {"new"}:
+        return Match("undecided", "region", f"{written.text} / {cut.entity.text}")
+    start, end = split_sentences(article)[cut.sentence]
+    opening = article[start : cut.entity.start].split()
+    if _OPENING.issuperset(word.lower() for word in opening) or _AS_OF.search(cut.before):
+        return Match("undecided", "opening", " ".join([*opening[-3:], "|"]))
+    for entity in recognise(article[start:end]):
+        if start + entity.start > cut.entity.start:
+            found = matcher.match(entity.text, written.text)
+            if found.verdict == "equivalent":
+                return Match("undecided", "order", f"{entity.text} after {cut.entity.text}")
+    return match
+
+
+def _names_both(article: str, a: str, b: str) -> bool:
+    """Tell whether an article has both of two names as words of their own."""
+    return all(re.search(rf"(?<!\w){re.escape(name)}(?!\w)", article) for name in (a, b))
+
+
+def _noun(text: str, end: int) -> str:
+    """The lower-case word with content behind what ends at ``end``, or ""."""
+    found = _NOUN.match(text, end)
+    return found.group(1) if found and not is_stop_word(found.group(1)) else ""
 
 
 def _token_starts(lm: CausalLM, text: str) -> list[int]:
@@ -140,19 +199,15 @@ def _untouched(cut: Cut) -> str:
 
 @dataclass
 class WikiBuilder(LabelBuilder):
-    """Continues cut articles and labels the entities written.
+    """Continues cut articles and labels the entities written; features are pooled over their tokens.
 
     Attributes:
-        plan: the cuts.
-        needs: the features to read; the pooling is applied to the entity's tokens.
-        recognise: finds the entity at the head of a continuation.
-        prompt: how an article is put to the model.
         negatives: what faithful examples are made of. "generated": entities the model wrote
             that mean the same as the article's. "untouched": the article itself, read by
             the model (MIND): every hallucinated entity is paired with the one the article has.
-        doubtful: "undecided" leaves out what the comparison of two entities cannot tell
-            (:func:`~.doubt.doubt`), "compared" labels it all the same (RaDIO).
-        context: tokens of the article that the model is shown before a cut at most; None is all.
+        doubtful: "undecided" leaves out what the comparison cannot tell (:func:`abstain`), "compared"
+            labels it all the same (RaDIO).
+        context: most tokens of the article before a cut that the model is shown; None is all.
     """
 
     lm: CausalLM | None
@@ -231,7 +286,7 @@ class WikiBuilder(LabelBuilder):
             return
         match = self.matcher.match(cut.entity.text, written.text)
         if self.doubtful == "undecided":
-            match = doubt(cut, written, generation.text, match, self.recognise, self.matcher)
+            match = abstain(cut, written, generation.text, match, self.recognise, self.matcher)
         why = ""
         if match.verdict == "undecided":
             why = "undecided"

@@ -15,7 +15,7 @@ from written import PROMPTS
 
 from probers.capture.hidden_states import StateTap
 from probers.commands import main as cli
-from probers.datagen import filling
+from probers.datagen import writer
 from probers.engine.language_model import Decoding, GenerationRequest
 from probers.engine.model import CausalLM
 from probers.engine.tokens import SentenceEnd
@@ -231,8 +231,8 @@ def test_a_run_that_was_cut_off_goes_on_and_ends_the_same(
 ) -> None:
     given = [*COT, "model.dtype=float32", "shard_size=8", "batch_size=4"]
     whole = make(tmp_path / "whole", "vllm", *given)
-    monkeypatch.setattr(filling, "PART", 0.0)
-    add, left = filling._Progress.add, [6]
+    monkeypatch.setattr(writer, "PART", 0.0)
+    add, left = writer._Progress.add, [6]
 
     def counted(self: Any, examples: Any) -> None:
         add(self, examples)
@@ -240,7 +240,7 @@ def test_a_run_that_was_cut_off_goes_on_and_ends_the_same(
         if not left[0]:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(filling._Progress, "add", counted)
+    monkeypatch.setattr(writer._Progress, "add", counted)
     for _ in range(2):
         left[0] = 6
         with pytest.raises(KeyboardInterrupt):

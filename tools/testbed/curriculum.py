@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from probers.prompts import TESTBED_PROMPT
+from probers.testbed.assets import Asked, article, ask, chains_of
 from probers.testbed.relations import BY_KEY
-from probers.testbed.text import Asked, article, ask, chains_of
 from probers.testbed.world import Entity, World, WorldConfig
 
 #: The kinds of document, named like the shares of a Curriculum.

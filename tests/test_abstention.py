@@ -3,7 +3,7 @@
 import pytest
 
 from probers.data.articles.cuts import cut_article
-from probers.datagen.labels.doubt import doubt
+from probers.datagen.labels.wiki import abstain
 from probers.entities import find_entities, head_entity, same_kind
 from probers.equivalence import EntityMatcher, Match
 from probers.types import Article
@@ -22,7 +22,7 @@ def verdict(sentence, gold, continuation):
     cut = next(c for c in cuts if c.entity.text == gold and c.sentence == 1)
     written = head_entity(continuation, fine)
     match = MATCHER.match(gold, written.text)
-    found = doubt(cut, written, continuation, match, fine, MATCHER)
+    found = abstain(cut, written, continuation, match, fine, MATCHER)
     if found != match:
         assert found.verdict == "undecided" and found.evidence
     return found.verdict, found.stage
@@ -79,7 +79,7 @@ def verdict(sentence, gold, continuation):
         ("They are Anna Berg, Ida Dahl and Ola Moe.", "Ida Dahl", " Per Lie.", ("different", "string")),
     ],
 )
-def test_doubt(sentence, gold, continuation, expected):
+def test_abstention(sentence, gold, continuation, expected):
     assert verdict(sentence, gold, continuation) == expected
 
 
@@ -88,7 +88,7 @@ def test_what_comes_in_another_sentence_is_no_excuse():
     cut = next(c for c in cut_article(article, fine, per_article=9, within=1, seed=0))
     written = head_entity(" Dublin.", fine)
     match = MATCHER.match("Bergen", "Dublin")
-    assert doubt(cut, written, " Dublin.", match, fine, MATCHER) is match
+    assert abstain(cut, written, " Dublin.", match, fine, MATCHER) is match
 
 
 @pytest.mark.parametrize("settled", ["equivalent", "undecided"])
@@ -96,7 +96,7 @@ def test_of_names_only_what_differs_is_doubted(settled):
     article = Article("a", "Nothing", ("He was born in Bergen today.",))
     (cut,) = cut_article(article, fine, per_article=9, within=None, seed=0)
     match = Match(settled, "string", "as told")
-    assert doubt(cut, head_entity(" 1930s.", fine), " 1930s.", match, fine, MATCHER) is match
+    assert abstain(cut, head_entity(" 1930s.", fine), " 1930s.", match, fine, MATCHER) is match
 
 
 @pytest.mark.parametrize(("other", "verdict"), [("Taiwan", "undecided"), ("Formosa", "equivalent")])
@@ -106,7 +106,7 @@ def test_wordnet_does_not_join_two_names_that_the_article_tells_apart(other, ver
         c for c in cut_article(article, fine, per_article=99, within=None, seed=0) if c.entity.text == "China"
     )
     written = head_entity(f" {other} and", fine)
-    found = doubt(cut, written, f" {other} and", Match("equivalent", "wordnet", "synset"), fine, MATCHER)
+    found = abstain(cut, written, f" {other} and", Match("equivalent", "wordnet", "synset"), fine, MATCHER)
     assert found.verdict == verdict
 
 

@@ -15,11 +15,11 @@ from probers.commands import main as cli
 from probers.data.articles import open_articles
 from probers.data.articles.cuts import CutPlan
 from probers.data.questions import Excluded, QuestionSet
-from probers.datagen import filling
-from probers.datagen.filling import PART, fill
+from probers.datagen import writer
 from probers.datagen.labels.base import balance
 from probers.datagen.labels.cot import CotBuilder
 from probers.datagen.labels.wiki import WikiBuilder
+from probers.datagen.writer import PART, fill
 from probers.engine.batch_size import Batches
 from probers.entities import Recogniser
 from probers.equivalence import EntityMatcher
@@ -189,7 +189,7 @@ def test_of_the_real_model_too(tmp_path, monkeypatch, arguments):
     """Interrupted after every part and every shard, in batches whose numbers depend on who is in them."""
     arguments = [*arguments, "limit=9", "shard_size=10", "batch_size=4", "layers=[6,12]"]
     cli.run("datagen", [*arguments, f"out={tmp_path}/whole"])
-    monkeypatch.setattr(filling, "PART", 0.0)
+    monkeypatch.setattr(writer, "PART", 0.0)
     write, runs = FeatureStore.write_shard, 0
     for _ in range(60):
         written = []
@@ -215,7 +215,7 @@ def test_of_the_real_model_too(tmp_path, monkeypatch, arguments):
     assert chosen[0] == chosen[1] and set(whole) == set(killed)
 
 
-class Bar(filling.tqdm):
+class Bar(writer.tqdm):
     """A bar that remembers how it moved."""
 
     made: ClassVar[list["Bar"]] = []
@@ -262,7 +262,7 @@ def test_balance_drops_the_rows_of_every_feature(tmp_path, make):
 @pytest.mark.parametrize("make", [wiki, cot])
 def test_the_bar_moves_with_every_batch_and_ends_at_its_total(tmp_path, make, monkeypatch):
     monkeypatch.setattr(Bar, "made", [])
-    monkeypatch.setattr(filling, "tqdm", Bar)
+    monkeypatch.setattr(writer, "tqdm", Bar)
     with pytest.raises(Killed):
         filled(tmp_path, "s", make, Scripted(3 if make is cot else 2), ALWAYS)
     store = filled(tmp_path, "s", make, Scripted(), ALWAYS)
