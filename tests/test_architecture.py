@@ -14,8 +14,8 @@ from probers.types import Code
 ROOT = Path(__file__).parents[1]
 #: Ratchet: what is there now, which nothing may exceed. Lower a number when it falls; the goal stands behind.
 LIMITS = {
-    "modules": 218,  # goal 205
-    "lines": 42300,  # goal 37,000; without tests, benchmarks, tools, examples and docs
+    "modules": 214,  # goal 205
+    "lines": 42200,  # goal 37,000; without tests, benchmarks, tools, examples and docs
     "lines of tests": 33800,  # goal 28,000
     "modules of a folder": 16,  # goal 16
     "modules on the route of a question": 57,  # goal 46
