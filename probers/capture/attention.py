@@ -106,6 +106,7 @@ class AttentionTap(ExitStack):
         self._modules = [m for m in block.modules() if hasattr(m, "config")]
         self._read: Attended | Returned | None = None
         self.implementation = ""
+        self.config: Any = None
         self._queries = 0
 
     def __enter__(self) -> Self:
@@ -119,11 +120,13 @@ class AttentionTap(ExitStack):
             return self
         for module in self._modules:
             if module in _ARMED:  # another tap reads the same block
-                self.implementation = _ARMED[module][0].implementation
+                first = _ARMED[module][0]
+                self.implementation, self.config = first.implementation, first.config
                 _ARMED[module].append(self)
                 self.callback(_ARMED[module].remove, self)
                 continue
             config: Any = module.config
+            self.config = config
             self.implementation = _implementation(module)
             self.callback(setattr, module, "config", config)
             tapped = copy.copy(config)
@@ -149,7 +152,9 @@ class AttentionTap(ExitStack):
         self._read = Attended(
             query=query[:, :, -self._queries :],
             key=key,
-            mask=_additive(mask, length, key.shape[2], self._queries, query.device),
+            mask=_additive(
+                mask, length, key.shape[2], self._queries, query.device, options.get("sliding_window")
+            ),
             scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
             softcap=options.get("softcap"),
             sinks=options.get("s_aux"),
@@ -223,9 +228,12 @@ def _for_eager(module: nn.Module, given: dict[str, Any]) -> Tensor:
 
 
 def _additive(
-    mask: Tensor | None, length: int, keys: int, queries: int, device: torch.device
+    mask: Tensor | None, length: int, keys: int, queries: int, device: torch.device, window: int | None
 ) -> Tensor | None:
-    """Any mask transformers hands to an attention function, as additive rows of the last queries."""
+    """Any mask transformers hands to an attention function, as additive rows of the last queries.
+
+    Of a sliding ``window`` only masks that hide padding alone, or nothing, lack what it hides.
+    """
     hidden = torch.finfo(torch.float32).min
     if mask is not None and mask.dim() == 4:
         mask = mask[:, :, -queries:, :keys]
@@ -234,10 +242,13 @@ def _additive(
         return torch.zeros_like(mask, dtype=torch.float32).masked_fill(~mask, hidden)
     # No mask, or one of the padding only (flash): causality is implied.
     visible = torch.ones(length, keys, dtype=torch.bool, device=device).tril(keys - length)[-queries:]
+    outside = window is not None and keys > window
+    if window is not None and outside:
+        visible = visible.triu(keys - queries + 1 - window)
     visible = visible[None, None]
     if mask is not None:
         visible = visible & mask[:, None, None, -keys:].bool()
-    elif queries == 1:
+    elif queries == 1 and not outside:
         return None
     return torch.zeros_like(visible, dtype=torch.float32).masked_fill(~visible, hidden)
 
@@ -258,7 +269,13 @@ def _tapped_attention(
     # Families define their own eager function; it is in the file of the attention class.
     eager: Any = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
     attend = ALL_ATTENTION_FUNCTIONS.get_interface(taps[0].implementation, eager)
-    return attend(module, query, key, value, attention_mask, scaling=scaling, **options)
+    # Kernels are loaded by the name in the module's config: for the call it is the model's own again.
+    armed: Any = module.config
+    module.config = taps[0].config
+    try:
+        return attend(module, query, key, value, attention_mask, scaling=scaling, **options)
+    finally:
+        module.config = armed
 
 
 AttentionInterface.register(_TAP, _tapped_attention)

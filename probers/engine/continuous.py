@@ -23,7 +23,7 @@ from ..capture.pooling import BEFORE
 from ..types import Feature, Generation, Needs, RunError, UserError
 from .decode import Request, Row, closed
 from .forward import broken_logits, token_scores
-from .kv_cache import BlockCache, CachedPrefix, GrowingLayer, can_share, fill, new_cache
+from .kv_cache import BlockCache, CachedPrefix, GrowingLayer, can_share, fill, new_cache, select_rows
 from .language_model import Sampling
 from .tokens import Stops
 
@@ -254,7 +254,7 @@ class ContinuousBatch:
                 self._blocks.keep(ids, _row(reading.cache, row, width - len(ids)))
         which = torch.tensor(reading.places, device=self._decoder.device)
         if states is not None and self._reader is not None:
-            self._reader(reading.texts, states[which, -1])
+            self._reader(reading.texts, states[which.to(states.device), -1])
         tokens = self._draw(reading.texts, logits[which, -1])
         self._join(reading, which, tokens)
         return reading.texts
@@ -263,7 +263,7 @@ class ContinuousBatch:
         """Put the texts whose prompts were read beside those that are written."""
         width = reading.ids.shape[1]
         if len(set(reading.places)) < len(reading.places):
-            reading.cache.batch_select_indices(which)
+            select_rows(reading.cache, reading.places)
         if self._cache is None:
             self._cache = new_cache(self._config, 0, whole=True)
         for layer, other in zip(self._cache.layers, reading.cache.layers, strict=True):
@@ -363,7 +363,7 @@ class ContinuousBatch:
     def _select(self, slots: list[int]) -> None:
         chosen = torch.tensor(slots, dtype=torch.long)
         if slots:
-            self._cache.batch_select_indices(chosen.to(self._decoder.device))
+            select_rows(self._cache, slots)
         else:
             self._cache, self._length = None, 0
         self._own = self._own[chosen]

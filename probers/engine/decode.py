@@ -28,7 +28,7 @@ from ..capture.hidden_states import broken_state
 from ..capture.recorder import CaptureSession
 from ..types import Generation, StopReason
 from .forward import Decoder, broken_logits, token_scores
-from .kv_cache import CachedPrefix, PrefixCache, can_drop, fill, new_cache
+from .kv_cache import CachedPrefix, PrefixCache, can_drop, fill, new_cache, select_rows
 from .language_model import Decoding
 from .tokens import Prompt, Stops, TextStream
 
@@ -148,7 +148,7 @@ class Batch:
         """Keep only some of the batch's rows, in the order that :func:`closed` gives them."""
         chosen = torch.tensor(slots, device=self._decoder.device)
         if self._cache is not None:
-            self._cache.batch_select_indices(chosen)
+            select_rows(self._cache, slots)
         if self._ids is not None:
             self._ids = self._ids[chosen]
         self.rows, self._positions = self.rows[chosen], self._positions[chosen]
