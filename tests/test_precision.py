@@ -16,7 +16,6 @@ from probers.commands.compose import request
 from probers.commands.inputs import load_model
 from probers.commands.runs import RunFolder
 from probers.engine import loading
-from probers.engine.kv_cache import select_rows
 from probers.types import Needs
 
 CPU = torch.device("cpu")
@@ -125,17 +124,3 @@ def test_in_bfloat16_all_that_is_recorded_is_near_plain_transformers(family: str
                 np.testing.assert_allclose(found.state, states, rtol=0, atol=room)
                 np.testing.assert_allclose(found.logprobs, expected, rtol=0, atol=of_logprobs)
                 np.testing.assert_allclose(found.entropies, entropies, rtol=0, atol=of_logprobs)
-
-
-def test_rows_of_a_cache_are_chosen_on_each_layers_own_device():
-    asked = []
-
-    class Layer:
-        def __init__(self, device):
-            self.keys = None if device is None else torch.empty(2, 1, 1, 1, device=device)
-
-        def batch_select_indices(self, rows):
-            asked.append(rows.device.type)
-
-    select_rows(SimpleNamespace(layers=[Layer("cpu"), Layer("meta"), Layer(None)]), torch.tensor([1]))
-    assert asked == ["cpu", "meta"]

@@ -106,6 +106,7 @@ class AttentionTap(ExitStack):
         self._modules = [m for m in block.modules() if hasattr(m, "config")]
         self._read: Attended | Returned | None = None
         self.implementation = ""
+        self.config: Any = None
         self._queries = 0
 
     def __enter__(self) -> Self:
@@ -119,17 +120,19 @@ class AttentionTap(ExitStack):
             return self
         for module in self._modules:
             if module in _ARMED:  # another tap reads the same block
-                self.implementation = _ARMED[module][0].implementation
+                first = _ARMED[module][0]
+                self.implementation, self.config = first.implementation, first.config
                 _ARMED[module].append(self)
                 self.callback(_ARMED[module].remove, self)
                 continue
             config: Any = module.config
+            self.config = config
             self.implementation = _implementation(module)
             self.callback(setattr, module, "config", config)
             tapped = copy.copy(config)
             tapped._attn_implementation = _TAP
             module.config = tapped
-            _ARMED[module], _PLAIN[module] = [self], config
+            _ARMED[module] = [self]
             self.callback(_ARMED.pop, module, None)
         return self
 
@@ -150,7 +153,7 @@ class AttentionTap(ExitStack):
             query=query[:, :, -self._queries :],
             key=key,
             mask=_additive(
-                mask, (length, key.shape[2]), self._queries, options.get("sliding_window"), key.device
+                mask, length, key.shape[2], self._queries, query.device, options.get("sliding_window")
             ),
             scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
             softcap=options.get("softcap"),
@@ -195,8 +198,6 @@ class AttentionTap(ExitStack):
 
 #: The taps of a block's modules, the first of which was there first and leaves last.
 _ARMED: WeakKeyDictionary[nn.Module, list[AttentionTap]] = WeakKeyDictionary()
-#: Their own configurations.
-_PLAIN: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
 
 
 def _attention_module(block: nn.Module) -> nn.Module | None:
@@ -227,29 +228,28 @@ def _for_eager(module: nn.Module, given: dict[str, Any]) -> Tensor:
 
 
 def _additive(
-    mask: Tensor | None, shape: tuple[int, int], queries: int, window: int | None, device: torch.device
+    mask: Tensor | None, length: int, keys: int, queries: int, device: torch.device, window: int | None
 ) -> Tensor | None:
     """Any mask transformers hands to an attention function, as additive rows of the last queries.
 
-    ``shape`` are the pass's positions and keys; a kernel without a mask of its own applies ``window`` itself.
+    Of a sliding ``window`` only masks that hide padding alone, or nothing, lack what it hides.
     """
-    length, keys = shape
     hidden = torch.finfo(torch.float32).min
     if mask is not None and mask.dim() == 4:
         mask = mask[:, :, -queries:, :keys]
         if mask.dtype != torch.bool:
             return mask.float()
         return torch.zeros_like(mask, dtype=torch.float32).masked_fill(~mask, hidden)
-    # No mask, or one of the padding only (flash): causality and the window are implied.
-    windowed = window is not None and window < keys
-    if mask is None and queries == 1 and not windowed:
-        return None
-    visible = torch.ones(length, keys, dtype=torch.bool, device=device).tril(keys - length)
-    if window is not None and windowed:
-        visible = visible.triu(keys - length - window + 1)
-    visible = visible[None, None, -queries:]
+    # No mask, or one of the padding only (flash): causality is implied.
+    visible = torch.ones(length, keys, dtype=torch.bool, device=device).tril(keys - length)[-queries:]
+    outside = window is not None and keys > window
+    if window is not None and outside:
+        visible = visible.triu(keys - queries + 1 - window)
+    visible = visible[None, None]
     if mask is not None:
         visible = visible & mask[:, None, None, -keys:].bool()
+    elif queries == 1 and not outside:
+        return None
     return torch.zeros_like(visible, dtype=torch.float32).masked_fill(~visible, hidden)
 
 
@@ -269,11 +269,13 @@ def _tapped_attention(
     # Families define their own eager function; it is in the file of the attention class.
     eager: Any = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
     attend = ALL_ATTENTION_FUNCTIONS.get_interface(taps[0].implementation, eager)
-    tapped, module.config = module.config, _PLAIN[module]  # flash loads its kernel by the name in it
+    # Kernels are loaded by the name in the module's config: for the call it is the model's own again.
+    armed: Any = module.config
+    module.config = taps[0].config
     try:
-        return attend(module, query, key, value, attention_mask, scaling=scaling, **options)  # type: ignore[no-any-return]
+        return attend(module, query, key, value, attention_mask, scaling=scaling, **options)
     finally:
-        module.config = tapped
+        module.config = armed
 
 
 AttentionInterface.register(_TAP, _tapped_attention)

@@ -33,7 +33,7 @@ class Batches:
     """Runs work on batches of indices.
 
     ``size``, texts per batch, is a number or "auto", which begins with 32, doubles up to 256 while a batch
-    takes less than two fifths of an accelerator's memory, and halves when memory runs out.
+    takes less than two fifths of the memory that was free before, and halves when memory runs out.
     """
 
     def __init__(self, size: int | str, device: torch.device) -> None:
@@ -41,6 +41,7 @@ class Batches:
             raise UserError(f"batch_size={size} must be auto or a whole number above 0")
         self._auto = size == "auto"
         self._device = device
+        self._before = memory_share(device)  # taken already: the weights, other processes
         self._most = MOST
         self._beside = BESIDE if self._auto else 1
         self.size = FIRST if self._auto else int(size)
@@ -91,12 +92,17 @@ class Batches:
             else:
                 waiting = waiting[len(chosen) :]
                 full = self._auto and len(chosen) == most and 2 * self.size <= self._most
-                if full and memory_share(self._device) < _ROOMY:
+                if full and self._roomy():
                     self.size *= 2
             if (self.size, self._beside) != before:
                 plan = []
             if made:
                 yield made
+
+    def _roomy(self) -> bool:
+        """Tell whether what batches took is little of the memory that was free before them."""
+        free = 1 - self._before
+        return memory_share(self._device) - self._before < _ROOMY * free
 
     def _shrink(self, failed: int) -> None:
         """Halve the batch after ``failed`` texts did not fit in memory."""

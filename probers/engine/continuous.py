@@ -263,7 +263,7 @@ class ContinuousBatch:
         """Put the texts whose prompts were read beside those that are written."""
         width = reading.ids.shape[1]
         if len(set(reading.places)) < len(reading.places):
-            select_rows(reading.cache, which)
+            select_rows(reading.cache, reading.places)
         if self._cache is None:
             self._cache = new_cache(self._config, 0, whole=True)
         for layer, other in zip(self._cache.layers, reading.cache.layers, strict=True):
@@ -363,7 +363,7 @@ class ContinuousBatch:
     def _select(self, slots: list[int]) -> None:
         chosen = torch.tensor(slots, dtype=torch.long)
         if slots:
-            select_rows(self._cache, chosen)
+            select_rows(self._cache, slots)
         else:
             self._cache, self._length = None, 0
         self._own = self._own[chosen]

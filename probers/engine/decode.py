@@ -148,7 +148,7 @@ class Batch:
         """Keep only some of the batch's rows, in the order that :func:`closed` gives them."""
         chosen = torch.tensor(slots, device=self._decoder.device)
         if self._cache is not None:
-            select_rows(self._cache, chosen)
+            select_rows(self._cache, slots)
         if self._ids is not None:
             self._ids = self._ids[chosen]
         self.rows, self._positions = self.rows[chosen], self._positions[chosen]

@@ -110,18 +110,33 @@ class GrowingLayer(DynamicLayer):
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep some rows, and the room there was; where :func:`.decode.closed` orders them few are copied."""
+        self.select(indices.tolist())
+
+    def select(self, sources: Sequence[int]) -> None:
+        """Do the same for rows that are listed on the host, without a copy from the device."""
         if self._buffers is None:
             return
-        length, sources = self.get_seq_length(), indices.tolist()
+        length = self.get_seq_length()
         moved = [(row, source) for row, source in enumerate(sources) if row != source]
         if all(source >= len(sources) for _, source in moved):
             for buffer in self._buffers:
                 for row, source in moved:
                     buffer[row, :, :length] = buffer[source, :, :length]
         else:
-            keys, values = (buffer.index_select(0, indices.to(buffer.device)) for buffer in self._buffers)
+            chosen = torch.tensor(sources, device=self._buffers[0].device)
+            keys, values = (buffer.index_select(0, chosen) for buffer in self._buffers)
             self._buffers = keys, values
         self._view(len(sources), length)
+
+
+def select_rows(cache: Any, rows: Sequence[int]) -> None:
+    """Keep some rows of every layer, each on its own device."""
+    for layer in cache.layers:
+        if isinstance(layer, GrowingLayer):
+            layer.select(rows)
+        else:
+            held = next((one for one in vars(layer).values() if isinstance(one, Tensor) and one.dim()), None)
+            layer.batch_select_indices(torch.tensor(rows, device=None if held is None else held.device))
 
 
 def _align(places: Tensor, values: Tensor) -> None:
@@ -147,13 +162,6 @@ def new_cache(config: Any, capacity: int, *, whole: bool = False) -> DynamicCach
     grow = (DynamicLayer, DynamicSlidingWindowLayer) if whole else (DynamicLayer,)
     cache.layers = [GrowingLayer(capacity) if type(c) in grow else c for c in cache.layers]
     return cache
-
-
-def select_rows(cache: Any, rows: Tensor) -> None:
-    """Keep some rows of a cache, whose layers may lie on several devices."""
-    for layer in cache.layers:
-        if layer.keys is not None:
-            layer.batch_select_indices(rows.to(layer.keys.device))
 
 
 def can_drop(cache: Any) -> bool:

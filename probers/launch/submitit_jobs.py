@@ -60,7 +60,7 @@ class Submitit:
     cpus_per_worker: Count = 1
     """cores and threads of each task"""
     gpus_per_worker: Natural = 0
-    """GPUs of each task"""
+    """GPUs of each task; 0 is none, also on a cluster of GPUs"""
     timeout_min: Count = 1440
     """minutes; a task that needs more, or is preempted, is queued again and resumes"""
     slurm: Mapping[str, Any] | None = None
@@ -120,6 +120,11 @@ class Submitit:
         if self.workers is not None:
             given["array_parallelism"] = self.workers
         try:
+            if self.cluster == "slurm" and not self.gpus_per_worker and not _asks_for_gpus(given):
+                log.warning(
+                    "launch.gpus_per_worker=0: tasks run without a GPU; on a GPU cluster type "
+                    "launch.gpus_per_worker=1"
+                )
             executor = submitit.AutoExecutor(logs(parts.out) / "submitit", cluster=self.cluster)
             executor.update_parameters(
                 name=f"probers-{parts.command}", timeout_min=self.timeout_min, nodes=1, tasks_per_node=1,
@@ -153,6 +158,12 @@ class Submitit:
                 for job in running.values():
                     job.cancel()
         return told
+
+
+def _asks_for_gpus(slurm: Mapping[str, Any]) -> bool:
+    """Tell whether options of sbatch ask for GPUs themselves."""
+    named = ("gres", "additional_parameters")  # whose values say what they ask for
+    return any("gpu" in key or (key in named and "gpu" in str(value)) for key, value in slurm.items())
 
 
 def _result(job: Any) -> Sequence[str]:
