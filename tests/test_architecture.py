@@ -18,8 +18,8 @@ LIMITS = {
     "lines": 42200,  # goal 37,000; without tests, benchmarks, tools, examples and docs
     "lines of tests": 33800,  # goal 28,000
     "modules of a folder": 16,  # goal 16
-    "modules on the route of a question": 57,  # goal 46
-    "modules on the route of an article": 69,  # goal 52
+    "modules on the route of a question": 49,  # goal 46
+    "modules on the route of an article": 61,  # goal 52
     "modules on the route of a generation": 12,  # goal 12
     "prints": 0,  # goal 0
     "functions of more than seven arguments": 0,  # goal 0
