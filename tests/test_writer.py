@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
+import torch
 from fake_lm import SPEC, FakeLM, FakeRetriever, passage
 
 from probers import FeatureStore
@@ -291,7 +292,9 @@ def test_known_work_leaves_the_other_batches_as_they_are():
     lengths = [5, 9, 7, 3, 8, 6, 4]
 
     def batches(known):
-        made = Batches(2, "cpu").each(lengths, lambda chosen: [(i, *chosen) for i in chosen], known=known)
+        made = Batches(2, torch.device("cpu")).each(
+            lengths, lambda chosen: [(i, *chosen) for i in chosen], known=known
+        )
         return [list(batch) for batch in made]
 
     whole = batches(())
