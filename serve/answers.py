@@ -11,7 +11,7 @@ from typing import Any
 from pydantic_core import to_json
 
 from probers.bank.assessment import Assessor
-from probers.engine.tokens import TextStream, decode, token_bytes, token_offsets, token_text
+from probers.engine.tokens import TextStream, decode, shown_bytes, token_bytes, token_offsets
 
 from .scheduler import ScoredText
 
@@ -160,7 +160,7 @@ class Choice:
         for place in range(start, stop):
             token, tops = text.row.ids[place], text.tops[place] if text.tops else []
             # A text of SentencePiece begins without the space that its first token is spelled with.
-            bare = not place and token_text(tokenizer, token)[:1] == " " != text.text[:1]
+            bare = not place and token_bytes(tokenizer, token)[:1] == b" " and text.text[:1] != " "
             entry = _entry(tokenizer, token, text.logprobs[place], bare=bare)
             content.append(entry | {"top_logprobs": [_entry(tokenizer, *top, bare=bare) for top in tops]})
         if self._frame.chat:
@@ -180,10 +180,10 @@ class Choice:
 
 def _entry(tokenizer: Any, token: int, logprob: float, *, bare: bool) -> dict[str, Any]:
     """A token with its log-probability; ``bare`` without a space before it."""
-    shown, spelled = token_text(tokenizer, token), token_bytes(tokenizer, token)
+    spelled = token_bytes(tokenizer, token)
     if bare:
-        shown, spelled = shown.removeprefix(" "), spelled.removeprefix(b" ")
-    return {"token": shown, "logprob": logprob, "bytes": list(spelled)}
+        spelled = spelled.removeprefix(b" ")
+    return {"token": shown_bytes(spelled), "logprob": logprob, "bytes": list(spelled)}
 
 
 class ForeignChoice:

@@ -20,7 +20,7 @@ from probers import CausalLM
 from probers.bank.assessment import Assessor
 from probers.capture.blocks import decoder_layers
 from probers.engine.language_model import Sampling
-from probers.engine.tokens import token_bytes, token_text
+from probers.engine.tokens import shown_bytes, token_bytes
 from probers.online.scores import GrowingScores, text_needs, text_scores
 from probers.rag import RAG
 from probers.rag.triggers import Flare, Rind
@@ -268,7 +268,8 @@ def test_alternatives_are_true_bytes_in_the_form_of_their_place(lm: CausalLM, se
     for token, own, top in zip(logprobs.tokens, logprobs.token_logprobs, logprobs.top_logprobs, strict=True):
         assert top[token] == pytest.approx(own)
     for token in range(300):
-        spelled, told = token_bytes(lm.tokenizer, token), token_text(lm.tokenizer, token)
+        spelled = token_bytes(lm.tokenizer, token)
+        told = shown_bytes(spelled)
         if not told.startswith("bytes:"):
             assert told.encode() == spelled
 

@@ -62,8 +62,8 @@ def load_model(settings: Any, folder: RunFolder | None = None, *, engine: str = 
 def _begun_on(folder: RunFolder) -> str | None:
     """The day that a run's prompts say, of a part also that of the other parts; None before they say one."""
     others = folder.path.parent.iterdir() if folder.config.get("part") is not None else ()
-    found = [(read_state(path) or {}).get("chosen", {}).get(_DATE) for path in (folder.path, *others)]
-    return next((day for day in found if day), None)
+    found = ((read_state(path) or {}).get("chosen", {}).get(_DATE) for path in (folder.path, *others))
+    return next(filter(None, found), None)
 
 
 def keep_model() -> None:

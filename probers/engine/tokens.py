@@ -107,35 +107,34 @@ def decode(tokenizer: Any, ids: Sequence[int]) -> str:
     return str(tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
 
-@lru_cache(maxsize=1)
-def _byte_of() -> dict[str, int]:
-    """Byte that each character of a byte-level vocabulary stands for (GPT-2)."""
+@lru_cache(maxsize=4)
+def _spelling(tokenizer: Any) -> tuple[frozenset[int], dict[str, int]]:
+    """Special tokens, and the byte of each character of a byte-level vocabulary (GPT-2); none of another."""
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-    return {character: byte for byte, character in bytes_to_unicode().items()}
+    decoder = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", "")
+    byte_level = bytes_to_unicode() if "ByteLevel" in str(decoder) else {}
+    return frozenset(tokenizer.all_special_ids), {sign: byte for byte, sign in byte_level.items()}
 
 
 def token_bytes(tokenizer: Any, token: int) -> bytes:
     """The bytes of one token as its vocabulary spells them, a leading space included."""
-    piece = str(tokenizer.convert_ids_to_tokens(token))
-    if token in tokenizer.all_special_ids:
+    piece, (special, byte_of) = str(tokenizer.convert_ids_to_tokens(token)), _spelling(tokenizer)
+    if token in special:
         return piece.encode()
     if found := re.fullmatch(r"<0x([0-9A-F]{2})>", piece):  # SentencePiece's
         return bytes([int(found[1], 16)])
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    levels = _byte_of()
-    if "ByteLevel" in str(getattr(backend, "decoder", "")) and all(c in levels for c in piece):
-        return bytes(levels[c] for c in piece)
+    if byte_of and all(c in byte_of for c in piece):
+        return bytes(byte_of[c] for c in piece)
     return piece.replace("▁", " ").encode("utf-8", "surrogatepass")
 
 
-def token_text(tokenizer: Any, token: int) -> str:
-    r"""A token as text; one that is no whole character as ``bytes:\xf0\x9f``, as OpenAI writes it."""
-    found = token_bytes(tokenizer, token)
+def shown_bytes(spelled: bytes) -> str:
+    r"""A token's bytes as text; those of no whole character as ``bytes:\xf0\x9f``, as OpenAI writes them."""
     try:
-        return found.decode()
+        return spelled.decode()
     except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in found)
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in spelled)
 
 
 def token_offsets(

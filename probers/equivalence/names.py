@@ -14,7 +14,7 @@ from ..files import check_file
 from ..types import UserError
 from .numbers import CARDINALS, ORDINALS, roman
 
-#: Common given names: a middle name may be missing only after one of these, or after an initial.
+#: Common given names: a name that begins with one is a person's, and it has no plural.
 GIVEN = frozenset(
     """
     james john robert michael william david richard joseph thomas charles christopher daniel matthew anthony
@@ -97,6 +97,8 @@ _MARKS = (
     (re.compile(r"(?<=\w)[#♯]"), " sharp"),
     (re.compile(r"\b([A-Z]{1,2})[-−–](?!\w)"), r"\1 minus"),
 )
+#: The words written for them.
+SIGN_WORDS = frozenset(["plus", "sharp", "minus"])
 #: Scripts in which a mark above or below a letter may be left out.
 _UNMARKED = ("LATIN", "GREEK", "HEBREW", "ARABIC")
 

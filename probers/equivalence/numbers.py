@@ -197,11 +197,13 @@ def _conversions(a: str, b: str) -> list[tuple[Scale, Scale]]:
     """Scales on which two units can be compared, none where they measure different things."""
     x, y = meanings(a), meanings(b)
     if not a or not b:
-        shares = [s for s in x + y if s[0] == "share"]  # "half" / "50%"
+        shares = [s for s in x + y if s.quantity == "share"]  # "half" / "50%"
         return [(PLAIN, PLAIN), *((PLAIN, s) if y else (s, PLAIN) for s in shares)]
-    if {a, b} <= DOLLARS or not (x and y):
-        return [(PLAIN, PLAIN)] if {a, b} <= DOLLARS or singular(a) == singular(b) else []
-    return [(s, t) for s in x for t in y if s[0] == t[0]]
+    if {a, b} <= DOLLARS:
+        return [(PLAIN, PLAIN)]
+    if not (x and y):
+        return [(PLAIN, PLAIN)] if singular(a) == singular(b) else []
+    return [(s, t) for s in x for t in y if s.quantity == t.quantity]
 
 
 def _compare_ends(a: Number, b: Number, scales: tuple[Scale, Scale], tolerance: float) -> Relation:
@@ -266,7 +268,7 @@ def _in_digits(text: str) -> Number | None:
         second = _numeral(tail)
         if second is not None:
             end, rest, scaled_end = _scaled(second[0], second[1], money or money_of_end)
-            value = value * scaled_end / scaled if scaled == 1 else value  # "5 to 10 million"
+            value *= scaled_end if scaled == 1 else 1  # "5 to 10 million"
     bound = "over" if rest.startswith("+") else ""
     rest = rest.removeprefix("+")
     unit = read_unit(rest, money)

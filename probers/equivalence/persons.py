@@ -6,7 +6,7 @@ import re
 from itertools import takewhile
 from typing import Literal
 
-from .names import GIVEN, LANDFORMS, merge_letters, same_plural, words
+from .names import GIVEN, LANDFORMS, SIGN_WORDS, merge_letters, same_plural, words
 from .numbers import Relation
 
 TITLES = frozenset(
@@ -34,8 +34,6 @@ DIRECTIONS = frozenset(
     """new north south east west northern southern eastern western upper lower northeast northwest southeast
     southwest""".split()
 )
-#: Words that :func:`probers.equivalence.names.normalise` writes for the signs of "C++", "F#" and "AB−".
-SIGNS = frozenset(["plus", "sharp", "minus"])
 #: Words before a last word that is then no family name ("Hong Kong", "Red Cross").
 NOT_GIVEN = DIRECTIONS | frozenset(
     """saint san santa los las el fort port lake mount cape united royal national international air bank real
@@ -163,7 +161,7 @@ def _people(a: str, b: str) -> Finding | None:
         if suffix_a != suffix_b:
             return ("different" if suffix_a and suffix_b else "partial"), f"{shown} ({suffix_a}/{suffix_b})"
         return ("different" if title_a and title_b and title_a != title_b else "equivalent"), shown
-    if set(x) ^ set(y) <= SIGNS:
+    if set(x) ^ set(y) <= SIGN_WORDS:
         return "different", shown
     alone = min(len(x), len(y)) == 1 or _family(x) == y or _family(y) == x
     titled = bool(title_a or title_b)

@@ -70,7 +70,7 @@ _DIMENSION = re.compile(
 def same_unit(a: str, b: str) -> bool:
     """Tell whether two units, or nouns of counted things, measure one quantity; "" only matches itself."""
     x, y = meanings(a), meanings(b)
-    return bool({q for q, *_ in x} & {q for q, *_ in y}) if x and y else singular(a) == singular(b)
+    return bool({s.quantity for s in x} & {s.quantity for s in y}) if x and y else singular(a) == singular(b)
 
 
 def read_unit(written: str, money: str) -> str:

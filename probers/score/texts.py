@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ..data.questions.values import identifier, text
-from ..data.records import BadLine, LeftOut, check_object, file_rows, what_is_wrong
+from ..data.records import BadLine, LeftOut, bad_line, check_object, file_rows, what_is_wrong
 from ..engine.tokens import encode_continuation, encode_prompts
 from ..options import shown
 from ..prompts import chat_text
@@ -85,17 +85,11 @@ class Texts:
                 if one.id in places:
                     raise ValueError(f"the id {one.id!r} is already on {places[one.id]}")
             except (ValueError, KeyError) as error:
-                if on_bad_line == "error":
-                    told = f"{path} {row.where}: {what_is_wrong(error)}"
-                    raise UserError(f"{told}; mend it or pass on_bad_line=skip", "bad-line") from error
-                found.left_out.add(row.where, f"malformed: {what_is_wrong(error)}")
+                found._leave_out(path, row.where, what_is_wrong(error), on_bad_line)
                 continue
             places[one.id] = row.where
             found.texts.append(one)
-        if not found.texts:
-            why = found.left_out.summary() or "it is empty"
-            raise UserError(f"texts={path} holds no usable line: {why}", "empty")
-        return found
+        return found._checked(f"texts={path}")
 
     def in_tokens(self, tokenizer: Any, on_bad_line: BadLine, file: str) -> Texts:
         """The texts as the model can read them: without an end marker, and without those it cannot write.
@@ -113,15 +107,21 @@ class Texts:
                 (encoded,) = encode_prompts(tokenizer, [prompt], [one.id])
                 encode_continuation(tokenizer, encoded, answer)
             except UserError as error:
-                if on_bad_line == "error":
-                    told = f"{file} {one.where}: {error}; mend it or pass on_bad_line=skip"
-                    raise UserError(told, "bad-line") from error
-                found.left_out.add(one.where, f"malformed: {error}")
+                found._leave_out(file, one.where, str(error), on_bad_line)
                 continue
             found.texts.append(replace(one, answer=answer))
-        if not found.texts:
-            raise UserError(f"{file} holds no usable line: {found.left_out.summary()}", "empty")
-        return found
+        return found._checked(file)
+
+    def _leave_out(self, file: str, where: str, reason: str, on_bad_line: BadLine) -> None:
+        if on_bad_line == "error":
+            raise bad_line(f"{file} {where}: {reason}")
+        self.left_out.add(where, f"malformed: {reason}")
+
+    def _checked(self, file: str) -> Texts:
+        if not self.texts:
+            why = self.left_out.summary() or "it is empty"
+            raise UserError(f"{file} holds no usable line: {why}", "empty")
+        return self
 
 
 def without_end(tokenizer: Any, text: str) -> str:
