@@ -84,7 +84,8 @@ class Unfinished:
         self._all.extend(examples)
         self._new.extend(examples)
         if self._clock() - self._begun >= PART:
-            self._parts = self._parts or self._create()
+            if self._parts is None:  # an empty store has no truth value
+                self._parts = self._create()
             _write(self._parts, self._new, [])
             self._new, self._begun = Examples(), self._clock()
 
