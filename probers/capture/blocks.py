@@ -73,31 +73,6 @@ class BlockParts:
     middle: nn.Module | None
 
 
-def check_supported(model: Any) -> None:
-    """Refuse models that are no causal decoders, by name and reason (UserError)."""
-    family = type(model).__name__
-    if getattr(model.config, "is_encoder_decoder", False):
-        raise UserError(f"{family} is an encoder-decoder; only decoder-only models can be read", "model")
-    if getattr(model, "_is_stateful", False):
-        raise UserError(
-            f"{family} keeps a recurrent state; only attention over keys and values can be read", "model"
-        )
-    if model.device.type != "meta" and not _is_causal(model):  # one without weights runs elsewhere
-        raise UserError(f"{family} lets tokens see later ones; only causal decoders can be read", "model")
-
-
-@torch.inference_mode()
-def _is_causal(model: Any) -> bool:
-    """Tell whether the last token leaves the logits before it unchanged."""
-    ids = torch.tensor([[0, 1, 0, 0], [0, 1, 0, 1]], device=model.device)
-    seen = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False)
-    one, other = seen.logits[:, :-1].float()
-    if not bool(one.isfinite().all()):  # broken weights are reported where they are read
-        return True
-    close = 1e-4 if model.dtype == torch.float32 else 1e-2
-    return bool((one - other).abs().max() <= close * one.abs().max())
-
-
 _PARTS: WeakKeyDictionary[nn.Module, list[BlockParts]] = WeakKeyDictionary()
 
 

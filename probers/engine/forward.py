@@ -7,8 +7,9 @@ greedy decoding, so that what decoding recorded can be had again, or checked, fr
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -18,11 +19,14 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from ..capture.attention import AttentionTap, LookbackTap
+from ..capture.blocks import decoder_of
 from ..capture.hidden_states import StateTap, broken_state, tap_of
 from ..capture.pooling import WholePool
 from ..types import AttentionRows, Feature, Generation, Needs, RunError, UserError, first_line
 from .kv_cache import CachedPrefix, fill, new_cache
 from .tokens import Prompt
+
+_PIECE = 1 << 24  # logits at a time where those of whole texts would be read: 64 MiB in float32
 
 
 class Decoder:
@@ -59,27 +63,72 @@ class Decoder:
         logits: Tensor = self.model(input_ids=ids, attention_mask=mask, **options).logits
         return logits[:, -keep:]
 
+    def pieces(
+        self, ids: Tensor, mask: Tensor | None, positions: Tensor, *, keep: int, cache: Any = None
+    ) -> Iterator[Tensor]:
+        """The logits of a call, a few positions (batch, n, vocabulary) at a time.
+
+        The blocks run once, before the first piece is given. Then the model goes on from their last states,
+        piece by piece, so that what it does after its head (softcapping, a scale) is done as ever.
+        """
+        width = max(1, _PIECE // (len(ids) * self.model.config.get_text_config().vocab_size))
+        inner = decoder_of(self.model)
+        if keep <= width or inner is self.model:
+            yield self(ids, mask, positions, keep=keep, cache=cache)
+            return
+        read: list[Any] = []
+
+        def first(*args: Any, **kwargs: Any) -> Any:
+            read.append(run(*args, **kwargs))
+            return _cut(read[0], -1, None)
+
+        run, own = inner.forward, vars(inner).get("forward")
+        try:
+            inner.forward = first
+            self(ids, mask, positions, cache=cache)
+            for start in range(-keep, 0, width):
+                end = min(start + width, 0)
+                piece = _cut(read[0], start, end or None)
+                inner.forward = lambda *args, piece=piece, **kwargs: piece
+                yield self(ids, mask, positions, keep=end - start)
+        finally:
+            del inner.forward
+            if own is not None:
+                inner.forward = own
+
     @torch.inference_mode()
     def check(self) -> None:
-        """Refuse a model whose logits depend on padding, or whose cache cannot be extended (UserError)."""
+        """Refuse, by name and reason, a model that is no causal decoder for batches (UserError).
+
+        Told by numbers: its logits may not depend on later tokens, padding, or the use of its cache.
+        """
+        family, config = type(self.model).__name__, self.model.config
+        if getattr(config, "is_encoder_decoder", False):
+            raise UserError(f"{family} is an encoder-decoder; only decoder-only models can be read", "model")
+        if getattr(self.model, "_is_stateful", False):
+            raise UserError(
+                f"{family} keeps a recurrent state; only attention over keys and values can be read", "model"
+            )
         if self.device.type == "meta":  # without weights, which run elsewhere
             return
-        family, text, longer = type(self.model).__name__, [0, 1, 2, 1, 0], [1, 2, 0, 2, 1, 0, 2, 1]
-        ids, mask, positions = self.pad([text])
+        text, longer = [0, 1, 2, 1, 0], [1, 2, 0, 2, 1, 0, 2, 1]
+        ids, mask, positions = self.pad([text, [*text[:-1], 1]])
         try:
-            alone = self(ids, mask, positions)[0, -1].float()
-            if not bool(alone.isfinite().all()):  # broken weights are reported where they are read
+            logits, other = self(ids, mask, positions, keep=len(text)).float()
+            if not bool(logits.isfinite().all()):  # broken weights are reported where they are read
                 return
-            others = {"beside a longer text": self(*self.pad([text, longer]))[0, -1].float()}
+            read = {"beside a longer text": self(*self.pad([text, longer]))[0, -1].float()}
             if self.use_cache:
-                cache = new_cache(self.model.config, len(text))
-                self(ids[:, :3], None, positions[:, :3], cache=cache)
-                others["in two pieces"] = self(ids[:, 3:], None, positions[:, 3:], cache=cache)[0, -1].float()
+                cache = new_cache(config, len(text))
+                self(ids[:1, :3], None, positions[:1, :3], cache=cache)
+                read["in two pieces"] = self(ids[:1, 3:], None, positions[:1, 3:], cache=cache)[0, -1].float()
         except (TypeError, ValueError, AttributeError, IndexError, KeyError, RuntimeError) as error:
             raise UserError(f"{family} cannot be read: {first_line(error)}", "model") from error
-        close = (1e-3 if self.model.dtype == torch.float32 else 5e-2) * float(alone.abs().max())
-        for how, logits in others.items():
-            if float((logits - alone).abs().max()) > close:
+        close = (1e-3 if self.model.dtype == torch.float32 else 5e-2) * float(logits.abs().max())
+        if float((logits - other)[:-1].abs().max()) > close / 5:
+            raise UserError(f"{family} lets tokens see later ones; only causal decoders can be read", "model")
+        for how, last in read.items():
+            if float((last - logits[-1]).abs().max()) > close:
                 raise UserError(
                     f"{family} reads a text {how} as another one, so that what it writes would depend on the "
                     "batch: choose a decoder that takes position_ids or derives positions from the mask",
@@ -99,6 +148,13 @@ class Decoder:
         positions = torch.arange(width, device=self.device) - torch.tensor(pads, device=self.device)[:, None]
         mask = (positions >= 0).long() if any(pads) else None
         return ids, mask, positions.clamp_min(0)
+
+
+def _cut(output: Any, start: int, end: int | None) -> Any:
+    """A decoder's output with the last states of some positions alone."""
+    part = copy(output)
+    part.last_hidden_state = output.last_hidden_state[:, start:end]
+    return part
 
 
 def token_scores(logits: Tensor, tokens: Tensor, *, top: bool = False) -> Tensor:
@@ -178,22 +234,22 @@ def score_batch(
         if needs.attention:
             attention = taps.enter_context(AttentionTap(decoder.model, needs.attention_layer))
             attention.read(longest + 1)
-        logits = decoder(columns, mask, positions, keep=longest + 1, cache=cache)
+        logits = decoder.pieces(columns, mask, positions, keep=longest + 1, cache=cache)
+        scores = _scores(logits, ids, lengths, top=needs.top)
         layers = [_taken(tap, pool, prompted, count) for tap, pool in features]
         attended = attention.take() if attention is not None else None
     for feature, (_, pool) in zip(needs.features, features, strict=True):
         _refuse_broken(prompts, feature, pool)
     generations = []
     for row, (prompt, length) in enumerate(zip(prompts, lengths, strict=True)):
-        found = token_scores(logits[row, -length - 1 : -1], ids[row, -length:], top=needs.top)
-        broken = (~found.isfinite().all(dim=0)).nonzero()
+        broken = (~scores[row].isfinite().all(dim=0)).nonzero()
         if len(broken):
             raise broken_logits(f"token {int(broken[0])} of the continuation of {prompt.name}")
         rows = None if attended is None else _rows(attended.weights(row)[0], len(prompt.ids), length)
         read = zip(needs.features, features, layers, strict=True)
         generations.append(
             prompt.continued(
-                tokenizer, continuations[row], found.cpu().numpy(), stop="length", needs=needs,
+                tokenizer, continuations[row], scores[row].cpu().numpy(), stop="length", needs=needs,
                 states={each: pool.value(kept, row) for each, (_, pool), kept in read},
                 attention=rows,
             )
@@ -211,6 +267,21 @@ def attend_alone(decoder: Decoder, sequences: Sequence[Sequence[int]]) -> list[A
         attended = tap.take()
     lengths = [len(sequence) for sequence in sequences]
     return [_rows(attended.weights(row)[0, :, -n:], 0, n) for row, n in enumerate(lengths)]
+
+
+def _scores(pieces: Iterable[Tensor], ids: Tensor, lengths: Sequence[int], *, top: bool) -> list[Tensor]:
+    """:func:`token_scores` (.., length) of each row's last tokens, from the logits in front of them."""
+    found: list[list[Tensor]] = [[] for _ in lengths]
+    place = ids.shape[1] - max(lengths) - 1  # of the first logits
+    for logits in pieces:
+        for row, length in enumerate(lengths):
+            skipped = max(0, ids.shape[1] - length - 1 - place)
+            own = logits[row, skipped : ids.shape[1] - 1 - place]
+            if len(own):
+                tokens = ids[row, place + skipped + 1 :][: len(own)]
+                found[row].append(token_scores(own, tokens, top=top))
+        place += logits.shape[1]
+    return [torch.cat(row, dim=1) for row in found]
 
 
 def _taken(tap: StateTap | LookbackTap, pool: WholePool, prompts: Tensor, written: Tensor) -> Tensor:

@@ -285,7 +285,11 @@ class BlockCache:
 
     def __init__(self, *, megabytes: float = 512, size: int = 32) -> None:
         self._size, self._room = size, megabytes * 1e6
-        self._blocks: OrderedDict[bytes, list[tuple[Tensor, Tensor]]] = OrderedDict()
+        # Of each block, its keys and values in tensors (parts of one shape, heads, size, width).
+        self._blocks: OrderedDict[bytes, list[Tensor]] = OrderedDict()
+        self._places: list[
+            int
+        ] = []  # among the parts of a block, of layer 1's keys, its values, layer 2's ..
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -300,27 +304,34 @@ class BlockCache:
         self._touch(found)
         if not found:
             return None
-        blocks = [self._blocks[name] for name in found]
-        layers = tuple(
-            (torch.cat([keys for keys, _ in layer], dim=1), torch.cat([values for _, values in layer], dim=1))
-            for layer in zip(*blocks, strict=True)
-        )
+        blocks = zip(*(self._blocks[name] for name in found), strict=True)
+        joined = [part for parts in blocks for part in torch.cat(parts, dim=2)]
+        own = [joined[place] for place in self._places]
+        layers = tuple(zip(own[::2], own[1::2], strict=True))
         return CachedPrefix(tuple(ids[: len(found) * self._size]), layers)
 
     def keep(self, ids: Sequence[int], layers: Sequence[tuple[Tensor, Tensor]]) -> None:
         """Copy the whole blocks, not known yet, of a text; ``layers`` are its (heads, n, width) of each."""
         length = layers[0][0].shape[1]
+        alike: dict[Any, list[Tensor]] = {}  # one copy a block of all that have one shape and device
+        places: dict[Any, list[int]] = {}
+        for place, part in enumerate(part for layer in layers for part in layer):
+            kind = (part.device, part.dtype, part.shape)
+            alike.setdefault(kind, []).append(part)
+            places.setdefault(kind, []).append(place)
+        order = [place for group in places.values() for place in group]
+        self._places = sorted(range(len(order)), key=order.__getitem__)
         names = list(self._names(ids[:length]))
         for number, name in enumerate(names):
             if name in self._blocks:
                 continue
-            place = slice(number * self._size, (number + 1) * self._size)
-            block = [(keys[:, place].clone(), values[:, place].clone()) for keys, values in layers]
-            self._room -= _bytes(block)
+            cut = slice(number * self._size, (number + 1) * self._size)
+            block = [torch.stack([part[:, cut] for part in parts]) for parts in alike.values()]
+            self._room -= sum(parts.nbytes for parts in block)
             self._blocks[name] = block
         self._touch(names)
         while self._room < 0 and self._blocks:
-            self._room += _bytes(self._blocks.popitem(last=False)[1])
+            self._room += sum(parts.nbytes for parts in self._blocks.popitem(last=False)[1])
 
     def _names(self, ids: Sequence[int]) -> Iterator[bytes]:
         above = b""
@@ -333,7 +344,3 @@ class BlockCache:
         """Note a use; a text's first block stays longest, for without it the others are never found."""
         for name in reversed(names):
             self._blocks.move_to_end(name)
-
-
-def _bytes(block: Sequence[tuple[Tensor, Tensor]]) -> int:
-    return sum(keys.nbytes + values.nbytes for keys, values in block)

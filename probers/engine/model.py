@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ..capture.blocks import check_supported, decoder_layers
+from ..capture.blocks import decoder_layers
 from ..capture.hidden_states import check_needs
 from ..store.spec import ModelSpec
 from ..types import AttentionRows, Generation, Needs, UserError
@@ -67,14 +67,13 @@ class CausalLM(LanguageModel):
             )
         self.model, self.tokenizer = model, tokenizer
         self.device: torch.device = model.device
-        self.num_layers = len(decoder_layers(model))
-        check_supported(model)
         self.width = int(model.config.get_text_config().hidden_size)
         self.on_too_long: TooLong = on_too_long
         self._batch_size = batch_size
         self._name, self._revision = name or type(model).__name__, revision
         self.decoder = Decoder(model, use_cache=use_cache)
         self.decoder.check()
+        self.num_layers = len(decoder_layers(model))
         self.context = context_length(model.config)
         self._prefix: tuple[str, CachedPrefix] | None = None
         self._batches = Batches(batch_size, self.device)

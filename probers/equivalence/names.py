@@ -79,6 +79,7 @@ SPELLINGS = dict(
 )
 _LETTERS = str.maketrans(
     {"ø": "o", "Ø": "O", "ł": "l", "Ł": "L", "đ": "d", "Đ": "D", "ð": "d", "þ": "th", "æ": "ae", "Æ": "AE"}
+    | dict.fromkeys("ʻʼʹ", "")  # the okina and its like, which are often left out
     | {"œ": "oe", "Œ": "OE", "ı": "i", "İ": "I"}
 )
 _GERMAN = str.maketrans({"ä": "ae", "ö": "oe", "ü": "ue", "Ä": "Ae", "Ö": "Oe", "Ü": "Ue"})
