@@ -153,8 +153,8 @@ def find_names(text: str, cover: Cover) -> Iterator[Span]:
             run = run[1:]
             while run and not run[0].capital:
                 run = run[1:]
-        if not run or (len(run) == 1 and _is_plain(run[0])):
-            continue
+        if not run or (len(run) == 1 and _is_plain(run[0])) or run[-1].text.endswith("ʻ"):
+            continue  # an okina ends no name: a stray space cut "Oʻ ahu" in two
         ordinal = _ORDINAL.search(text, max(0, run[0].start - 6), run[0].start)
         ordered = any(token.text in ORDERED for token in takewhile(lambda t: t.capital, run))
         joins = ordinal and ordered and run[0].text not in ("A", "The") and cover.free(ordinal.span())
