@@ -90,7 +90,7 @@ def sample_results() -> dict[str, Any]:
         diff = METHODS[a][0] - METHODS[b][0]
         pairs[f"{a} vs {b}"] = {"em": {"diff": diff, "ci95": [diff - 0.027, diff + 0.027]}}
     pairs["entropy vs probing"] = pairs.pop("entropy vs probing")
-    pairs["entropy vs probing"]["auroc"] = {"diff": 0.021, "ci95": [0.004, 0.041]}
+    pairs["entropy vs probing"]["trigger.auroc"] = {"diff": 0.021, "ci95": [0.004, 0.041]}
     return {"schema": 1, "config": {}, "n": 800, "methods": methods, "pairs": pairs}
 
 
@@ -291,14 +291,14 @@ def test_summary_says_who_is_above_whoever_it_is(
     diff: float, ci: list[float], words: str, tmp_path: Path
 ) -> None:
     results = sample_results()
-    results["pairs"]["entropy vs probing"]["auroc"] = {"diff": diff, "ci95": ci}
+    results["pairs"]["entropy vs probing"]["trigger.auroc"] = {"diff": diff, "ci95": ci}
     first = summary_of(results, tmp_path)
     sentence = first.split("probing against entropy.")[1].split("Exact match")[0]
     assert sentence.strip().endswith(f"{words}." if "is" in words else "the interval contains zero.")
     assert num(-diff, 3, sign=True) in sentence
     # Filed the other way round, the same numbers give the same sentence.
-    del results["pairs"]["entropy vs probing"]["auroc"]
-    results["pairs"]["probing vs entropy"] = {"auroc": {"diff": -diff, "ci95": [-ci[1], -ci[0]]}}
+    del results["pairs"]["entropy vs probing"]["trigger.auroc"]
+    results["pairs"]["probing vs entropy"] = {"trigger.auroc": {"diff": -diff, "ci95": [-ci[1], -ci[0]]}}
     assert sentence in summary_of(results, tmp_path)
 
 
@@ -594,7 +594,7 @@ def test_statements_are_repeated_for_all_pairs_where_their_p_values_are_known(tm
     assert "Of all pairs" not in render(results, sample_data(), tmp_path)[1].text
     for entry in results["pairs"].values():
         entry["em"] |= {"p": 0.001, "p_holm": 0.2}
-    results["pairs"]["entropy vs probing"]["auroc"] |= {"p": 0.001, "p_holm": 0.004}
+    results["pairs"]["entropy vs probing"]["trigger.auroc"] |= {"p": 0.001, "p_holm": 0.004}
     pairs = len(results["pairs"])
     sentence = summary_of(results, tmp_path).split("probing against entropy.")[1].split("Exact match")[0]
     assert "entropy is above. Corrected for all 1 pairs (Holm), p = 0.004, it still is." in sentence
@@ -605,5 +605,5 @@ def test_statements_are_repeated_for_all_pairs_where_their_p_values_are_known(tm
     for entry in results["pairs"].values():
         entry["em"]["p_holm"] = 0.01
     assert f"Corrected for all {pairs} pairs (Holm), its lead over" not in summary_of(results, tmp_path)
-    results["pairs"]["entropy vs probing"]["auroc"]["p_holm"] = 0.3
+    results["pairs"]["entropy vs probing"]["trigger.auroc"]["p_holm"] = 0.3
     assert "p = 0.300, not settled." in summary_of(results, tmp_path)

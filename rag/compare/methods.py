@@ -323,8 +323,8 @@ def _available(settings: Compare, key: str) -> str | None:
     if key == "classifier":
         found = newest_classifier(model=model)
     else:
-        kind, pool = ("tokens", "tokens") if key == "token_prober" else ("entities", "predicting")
+        pool = "tokens" if key == "token_prober" else "predicting"
         if settings.prober is not None and ProbeBank.from_pretrained(settings.prober).spec.pool == pool:
             return settings.prober
-        found = newest_prober(kind, model=model)
+        found = newest_prober("tokens" if key == "token_prober" else "entities", model=model)
     return None if found is None else str(found)
