@@ -8,22 +8,31 @@ recorded so far that fire at one of the two only. The closed-book answers are on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from probers.types import Question, Retriever
+from probers.checksums import sealed, unsealed
+from probers.files import write_text
+from probers.types import Question, Retriever, RunError, first_line
 
 from ..loop import RAG
 from ..protocol import name_of
 from ..queries.text import LastTokensQuery
+from ..traces import own
 from .methods import Method, MethodRun
 from .outcomes import Comparison, Outcomes, correct
 from .trajectories import FIGURES, RetrievalTrajectory, record_once, together
+
+if TYPE_CHECKING:
+    from probers.commands.merge import PartRun, PartRuns
+
+#: Folder of recorded answers in a comparison, and a part's index of them.
+REPLAY, _INDEX = "replay", "index.json"
 
 
 @dataclass(frozen=True)
@@ -40,18 +49,14 @@ class QueryTrajectory:
     retriever: Retriever | None = None
 
 
-#: Writes a file of answers recorded earlier, if there are any, for the methods that ask with one query,
-#: triggers and questions.
-Made = Callable[[Path, Sequence[str], Sequence[str], Sequence[Question]], None]
-
-
 def record_all(
-    rag: RAG, runs: Iterable[MethodRun], out: Path, *, every: bool = False, made: Made | None = None
+    rag: RAG, runs: Iterable[MethodRun], out: Path, *, every: bool = False, parts: PartRuns | None = None
 ) -> list[QueryTrajectory]:
     """Record a trajectory for every query that an adaptive method asked with, into the folder ``out``.
 
     Triggers of whole answers are asked about each of its answers. With ``every``, methods are included that
-    did not retrieve, which they may for other questions.
+    did not retrieve, which they may for other questions. The recorded answers of the ``parts`` of a split
+    run are joined.
     """
     fired = [run for run in runs if run.method.adaptive and (every or run.cost("retrievals").any())]
     if not rag.max_retrievals or not fired or not len(fired[0].scored):
@@ -75,13 +80,50 @@ def record_all(
         others = sum(type(group[0].method.query) is type(method.query) for group in asked_alike[:i])
         name = name_of(method.query) + (f"_{others + 1}" if others else "")
         file = out / f"{name}.json"
-        if made is not None:
-            made(file, names, list(asked), answered)
+        if parts is not None and not file.exists():
+            _join(parts, file, {*names}, list(asked), answered)
         trajectory = record_once(
             file, method.loop(rag), asked, answered, progress=f"replay {name}", matcher=asking[0].matcher
         )
         found.append(QueryTrajectory(name, names, trajectory, method.retriever))
     return found
+
+
+def index(recorded: Sequence[QueryTrajectory], out: Path) -> None:
+    """Write a part's index of recorded answers."""
+    entries = [
+        {"file": f"{each.name}.json", "methods": list(each.methods), "triggers": each.trajectory.triggers}
+        for each in recorded
+    ]
+    write_text(out / _INDEX, sealed({"recorded": entries}))
+
+
+def _join(
+    parts: PartRuns, file: Path, methods: set[str], triggers: Sequence[str], questions: Sequence[Question]
+) -> None:
+    """Join the parts' answers with one query, unless a part did not ask all of the triggers."""
+    steps: dict[str, Any] = {}
+    for run in parts.runs:
+        mine = own(questions, run.part)
+        entry = next((e for e in _recorded(run, _INDEX)["recorded"] if methods & set(e["methods"])), None)
+        if not mine:
+            continue
+        if entry is None or not set(triggers) <= set(entry["triggers"]):
+            return
+        for each in _recorded(run, entry["file"])["questions"]:
+            steps[each["id"]] = [
+                {**step, "scores": {name: step["scores"][name] for name in triggers}}
+                for step in each["steps"]
+            ]
+    write_text(file, sealed({"questions": [{"id": q.id, "steps": steps[q.id]} for q in questions]}))
+
+
+def _recorded(run: PartRun, name: str) -> dict[str, Any]:
+    path = run.path / REPLAY / name
+    try:
+        return unsealed(path, older=False)
+    except (OSError, ValueError) as error:
+        raise RunError(f"{path} is damaged ({first_line(error)}): make the part again", "damaged") from error
 
 
 def _judges_whole_answers(run: MethodRun, untried: bool) -> bool:

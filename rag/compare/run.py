@@ -18,17 +18,18 @@ from probers.commands.inputs import (
     prompt_files,
     question_source,
 )
-from probers.commands.merge import PartRuns, part_of
+from probers.commands.merge import PartRun, PartRuns, part_of
 from probers.commands.runs import RunFolder
 from probers.data.questions import EmptySplitError, QuestionSet, QuestionSource, open_questions
 from probers.equivalence import EntityMatcher
 from probers.evaluation.answers import RULES, Rule, right_by
+from probers.files import write_bytes
 from probers.types import SPLITS, Needs, Question, UserError
 
 from ..build import Contamination, check_one_model, loop_options, named, remote
-from ..parts import REPLAY, RecordedParts, check_weights, index, own, take_answers
+from ..traces import join_traces, own
 from ..triggers.rules import Never
-from .curves import record_all, rerun_all
+from .curves import REPLAY, index, record_all, rerun_all
 from .findings import Findings, write
 from .methods import Method, MethodRun, build_methods, complete, parts_of, vary, with_retrievers
 from .shared_generations import GenerationCache, SharedRAG, joined
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from ..settings import Compare
 
 log = logging.getLogger(__name__)
+
+_THRESHOLDS = "thresholds.json"
 
 
 def run(settings: Compare, parts: PartRuns | None = None) -> Path:
@@ -100,7 +103,7 @@ def run(settings: Compare, parts: PartRuns | None = None) -> Path:
     if not begun:
         return folder.path
     if parts is not None:
-        take_answers(parts, questions, folder.path)
+        _take_answers(parts, questions, folder.path)
     log.info(
         "%d questions, %s (split %s), corpus %s with %d passages, model %s",
         len(questions), asked.spec, split, settings.corpus, len(corpus), settings.model.name,
@@ -113,7 +116,12 @@ def run(settings: Compare, parts: PartRuns | None = None) -> Path:
         cache=GenerationCache(megabytes=settings.memory),
     )
     methods = with_retrievers(methods, corpus)
-    check_weights(parts, rag.lm)
+    model = None if parts is None else parts.runs[0].state.get("chosen", {}).get("model")
+    if model is not None and model != str(rag.lm.spec):
+        raise UserError(
+            f"the parts were run with the model {model}, but it is {rag.lm.spec} here: give the same one",
+            "mismatch",
+        )
     for method in methods:  # a trigger that refuses the model does so before anything runs
         method.loop(rag)
     if split == "all":
@@ -145,13 +153,25 @@ def run(settings: Compare, parts: PartRuns | None = None) -> Path:
         )
         log.info("when every part is there: probers-merge %s/*", folder.path.parent)
         return folder.path
-    made = None if parts is None else RecordedParts(parts)
-    trajectories = record_all(rag, runs.values(), replay, made=made)
+    trajectories = record_all(rag, runs.values(), replay, parts=parts)
     reruns = rerun_all(rag, runs.values(), reference, trajectories, replay, points=settings.sweep)
     write(
         folder, settings, Findings(runs, reference, trajectories, reruns, corpus, banks, notes, bool(tuned))
     )
     return folder.path
+
+
+def _take_answers(parts: PartRuns, questions: Sequence[Question], out: Path) -> None:
+    """Write the parts' answers with every method, and their thresholds, as an undivided run does."""
+
+    def thresholds(run: PartRun) -> bytes | None:
+        path = run.path / _THRESHOLDS
+        return path.read_bytes() if path.exists() else None
+
+    if (found := parts.of_one("thresholds", thresholds)) is not None:
+        write_bytes(out / _THRESHOLDS, found)
+    for name in sorted({file.name for run in parts.runs for file in run.path.glob("traces/*.jsonl")}):
+        join_traces(parts, questions, f"traces/{name}", out)
 
 
 def _open(
@@ -198,7 +218,7 @@ def _tune(
         questions = asked()
     except EmptySplitError:  # a file that says of every question that it is of the test split
         questions = []
-    tuned = tune_once(out / "thresholds.json", rag, triggers, questions, right)
+    tuned = tune_once(out / _THRESHOLDS, rag, triggers, questions, right)
     if tuned and tunable:
         chosen = ", ".join(f"{name} {tuned[name].threshold:.3g}" for name in tunable)
         log.info("thresholds chosen on %d %s questions: %s", len(questions), split, chosen)

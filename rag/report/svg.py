@@ -1,8 +1,8 @@
 """Small plotting surface as inline SVG: axes, lines, bands, markers, labels that do not overlap.
 
 Colours, strokes and fonts come from classes of the page's style sheet, so that a chart follows the reader's
-light or dark setting; the page's content policy forbids style attributes. Matplotlib, which draws the pictures
-of a training run, took 138 kB instead of 58 for the demo's five charts, and 1.4 s instead of 0.05 s.
+light or dark setting; the page's content policy forbids style attributes. Matplotlib, which draws the
+pictures of a training run, took 138 kB instead of 58 for the demo's charts, and 1.4 s instead of 0.05 s.
 """
 
 from __future__ import annotations
