@@ -306,9 +306,11 @@ def test_summary_says_who_is_above_whoever_it_is(
 def test_summary_names_the_best_method_and_what_is_not_settled(tmp_path: Path) -> None:
     results = sample_results()
     text = summary_of(results, tmp_path)
-    for told in ("The highest exact match is that of probing_with_entropy: it reaches 0.724",
-                 "with 0.66 retrievals per question",
-                 "Its lead over probing, always and entropy is not settled", "The oracle, which is told the truth, reaches 0.764"):  # fmt: skip
+    for told in (
+        "The highest exact match is that of probing_with_entropy: it reaches 0.724",
+        "with 0.66 retrievals per question", "Its lead over probing, always and entropy is not settled",
+        "The oracle, which is told the truth, reaches 0.764",
+    ):  # fmt: skip
         assert told in text
     for entry in results["pairs"].values():
         entry["em"]["ci95"] = [entry["em"]["diff"] - 1e-3, entry["em"]["diff"] + 1e-3]

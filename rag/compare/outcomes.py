@@ -163,7 +163,13 @@ class Comparison:
                 right = run.right(self.rule)
                 found["consistency"] = self._scored.interval(right, partial(_share_of, 1.0 - self.wrong))
                 found["agreement"] = self._scored.interval((right != self.wrong).astype(float))
-                found |= self._trigger(run, self._scored, self.wrong)
+                found["trigger.base_rate"] = self._scored.interval(self.wrong)
+            if self.wrong is not None and run.scores is not None:
+                ranked = self._scored.intervals(run.scores[run.scored], partial(ranking, self.wrong))
+                found |= {f"trigger.{n}": i for n, i in zip(Ranking._fields, ranked, strict=True)}
+                if run.calibration is not None:
+                    chances = run.calibration(run.scores)[run.scored]
+                    found["trigger.ece"] = self._scored.interval(chances, partial(ece, self.wrong))
         retrievals = run.cost("retrievals")
         named = (*OUTCOMES, *(() if run.matcher is None else (MATCH,)), *COSTS, *_AGAINST)
         entry: dict[str, Any] = {name: _value(found.get(name)) for name in named}
@@ -176,30 +182,16 @@ class Comparison:
         entry["ci95"] = {name: i.limits for name, i in found.items() if i.limits is not None}
         return entry
 
-    @staticmethod
-    def _trigger(run: Outcomes, bootstrap: Bootstrap, wrong: np.ndarray) -> dict[str, Interval]:
-        """Figures of the scores as detectors of wrong closed-book answers."""
-        found = {"trigger.base_rate": bootstrap.interval(wrong)}
-        if run.scores is not None:
-            ranked = bootstrap.intervals(run.scores[run.scored], partial(ranking, wrong))
-            found |= {f"trigger.{n}": i for n, i in zip(Ranking._fields, ranked, strict=True)}
-            if run.calibration is not None:
-                chances = run.calibration(run.scores)[run.scored]
-                found["trigger.ece"] = bootstrap.interval(chances, partial(ece, wrong))
-        return found
-
     def pairs(self, runs: Mapping[str, Outcomes]) -> dict[str, dict[str, Any]]:
         """Each method minus each earlier one with paired intervals and p-values, for results.json.
 
         The pairs of each figure are one family for Holm's correction.
         """
-        names = list(runs)
         samples = {name: self._samples(run) for name, run in runs.items()}
         found: dict[str, dict[str, Any]] = {}
-        for i, later in enumerate(names):
-            for earlier in names[:i]:
-                other = samples[earlier]
-                tested = {f: _tested(one.minus(other[f])) for f, one in samples[later].items() if f in other}
+        for i, (later, ones) in enumerate(samples.items()):
+            for earlier, others in list(samples.items())[:i]:
+                tested = {f: _tested(one.minus(others[f])) for f, one in ones.items() if f in others}
                 known = {figure: entry for figure, entry in tested.items() if entry["diff"] is not None}
                 found[f"{later} vs {earlier}"] = known
         for figure in {figure for entry in found.values() for figure in entry}:

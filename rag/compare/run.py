@@ -136,7 +136,11 @@ def run(settings: Compare, parts: PartRuns | None = None) -> Path:
         ).questions  # fmt: skip
 
     tuned = _tune(others_asked, rag, methods, folder.path, notes, split=others, right=right)
-    recorded = _recorded_once(methods)
+    # The closed-book pass records what all methods need, as much as one pass can: states of tokens, which are
+    # large, come last.
+    needs = [part.needs for method in methods for part in (method.trigger, method.query)]
+    needs.sort(key=lambda each: any(feature.pool != "mean" for feature in each.features))
+    recorded = reduce(joined, needs, Needs())
     mine = own(questions, part)
     reference = _closed_book(replace(rag, also=recorded), methods, mine, folder.path, notes, matcher)
     # Attention is large and read in the middle of answers, which methods hardly ever share.
@@ -223,21 +227,13 @@ def _tune(
         chosen = ", ".join(f"{name} {tuned[name].threshold:.3g}" for name in tunable)
         log.info("thresholds chosen on %d %s questions: %s", len(questions), split, chosen)
     elif tunable:
-        notes.append(
-            f"The thresholds of {', '.join(tunable)} are those they came with: there are no {split} "
-            "questions with both right and wrong closed-book answers."
+        told = (
+            f"The thresholds of {', '.join(tunable)} are those they came with: there are no {split} questions"
         )
+        notes.append(f"{told} with both right and wrong closed-book answers.")
     elif not tuned and not questions:
         notes.append(f"No score is calibrated: there are no {split} questions.")
     return tuned
-
-
-def _recorded_once(methods: Sequence[Method]) -> Needs:
-    """Signals that the closed-book pass records for all methods: as many as one pass can."""
-    parts = [part.needs for m in methods for part in (m.trigger, m.query)]
-    # Vectors of every token are large.
-    parts.sort(key=lambda needs: any(feature.pool != "mean" for feature in needs.features))
-    return reduce(joined, parts, Needs())
 
 
 def _closed_book(

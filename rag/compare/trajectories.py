@@ -147,19 +147,13 @@ def record(
 
 
 def record_once(
-    file: Path,
-    rag: RAG,
-    triggers: Mapping[str, Trigger],
-    questions: Sequence[Question],
-    *,
-    progress: str,
+    file: Path, rag: RAG, triggers: Mapping[str, Trigger], questions: Sequence[Question], *, progress: str,
     matcher: EntityMatcher | None = None,
-) -> RetrievalTrajectory:
+) -> RetrievalTrajectory:  # fmt: skip
     """Call :func:`record`, or read its result from ``file`` where an earlier run wrote it."""
 
     def recorded() -> dict[str, list[dict[str, Any]]]:
-        found = record(rag, triggers, questions, progress=progress)
-        entries = zip(found.questions, found.steps, strict=True)
+        entries = zip(questions, record(rag, triggers, questions, progress=progress).steps, strict=True)
         return {"questions": [{"id": q.id, "steps": list(map(asdict, steps))} for q, steps in entries]}
 
     stored = made_once(file, recorded)["questions"]
@@ -184,9 +178,8 @@ class _Recorder(Trigger):
         asked = {name: decide(trigger, generations, states) for name, trigger in self.triggers.items()}
         for i, (generation, state) in enumerate(zip(generations, states, strict=True)):
             scores = {name: decisions[i].score for name, decisions in asked.items()}
-            self.seen.setdefault(state.question.id, []).append(
-                Step(state.completed(generation), state.answer or "", scores)
-            )
+            step = Step(state.completed(generation), state.answer or "", scores)
+            self.seen.setdefault(state.question.id, []).append(step)
         return [verdict(1.0, 0.5)] * len(generations)
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 
+import numpy as np
 from markupsafe import Markup
 
 from probers.pages import num, span
@@ -148,12 +148,8 @@ def roc_chart(found: Findings) -> Markup:
 
 def _falling_diagonal(points: Sequence[Point]) -> Point:
     """Intersection of a curve from (0, 0) to (1, 1) with fpr + tpr = 1."""
-    for (x0, y0), (x1, y1) in pairwise(points):
-        before, after = x0 + y0, x1 + y1
-        if before <= 1 <= after and after > before:
-            share = (1 - before) / (after - before)
-            return x0 + share * (x1 - x0), y0 + share * (y1 - y0)
-    return points[len(points) // 2]
+    x, y = np.transpose(points)
+    return float(np.interp(1.0, x + y, x)), float(np.interp(1.0, x + y, y))
 
 
 #: Of the chart of the headline.

@@ -214,7 +214,7 @@ def level_glyph(share: float | None) -> str:
     """A share between 0 and 1 as a number and a bar."""
     if share is None:
         return DASH
-    bar = f'<rect class="bar" width="{70 * min(1.0, max(0.0, share)):.1f}" height="6"/>'
+    bar = f'<rect class="bar" width="{70 * share:.1f}" height="6"/>'
     return num(share) + _glyph("0 0 70 6", f'<rect class="bar-back" width="70" height="6"/>{bar}')
 
 
@@ -223,13 +223,12 @@ def shares_glyph(shares: Json) -> str:
     tones = ("none", "single", "multi")
     if not shares.keys() >= set(tones):
         return DASH
-    values = [min(1.0, max(0.0, shares[tone])) for tone in tones]
-    widths = [90 * value for value in values]
-    bars = "".join(
-        f'<rect class="share {tone}" x="{start:.1f}" y="0.5" width="{width:.1f}" height="7"/>'
-        for tone, start, width in zip(tones, itertools.accumulate([0.0, *widths]), widths, strict=False)
-    )
-    return " / ".join(num(100 * value, 0) for value in values) + _glyph("-0.5 0 91 8", bars)
+    bars, start = "", 0.0
+    for tone in tones:
+        width = 90 * shares[tone]
+        bars += f'<rect class="share {tone}" x="{start:.1f}" y="0.5" width="{width:.1f}" height="7"/>'
+        start += width
+    return " / ".join(num(100 * shares[tone], 0) for tone in tones) + _glyph("-0.5 0 91 8", bars)
 
 
 def spread(wanted: Sequence[float], low: float, high: float, gap: float = FONT + 3) -> list[float]:
