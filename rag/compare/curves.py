@@ -253,14 +253,9 @@ class Setting:
 
 
 def rerun_all(
-    rag: RAG,
-    runs: Iterable[MethodRun],
-    reference: Outcomes,
-    recorded: Sequence[QueryTrajectory],
-    out: Path,
-    *,
-    points: int,
-) -> dict[str, dict[str, Any]]:
+    rag: RAG, runs: Iterable[MethodRun], reference: Outcomes, recorded: Sequence[QueryTrajectory], out: Path,
+    *, points: int,
+) -> dict[str, dict[str, Any]]:  # fmt: skip
     """Run the curve of every adaptive method that has none from recorded answers.
 
     Each has at most so many ``points`` besides the method's own run and the closed-book ``reference``. The

@@ -131,14 +131,9 @@ class Comparison:
     """
 
     def __init__(
-        self,
-        questions: Sequence[Question],
-        reference: Outcomes | None,
-        *,
-        wrong: str = "em",
-        resamples: int = 1000,
-        seed: int = 0,
-    ) -> None:
+        self, questions: Sequence[Question], reference: Outcomes | None, *, wrong: str = "em",
+        resamples: int = 1000, seed: int = 0,
+    ) -> None:  # fmt: skip
         groups = [q.group or q.id for q in questions]
         answered = [g for g, q in zip(groups, questions, strict=True) if q.answers]
         self.rule = wrong
@@ -248,10 +243,9 @@ def correct(family: Sequence[dict[str, Any]]) -> None:
 
 
 def table_lines(
-    methods: Mapping[str, Mapping[str, Any]],
-    at_random: Mapping[str, Mapping[str, Any]] | None = None,
+    methods: Mapping[str, Mapping[str, Any]], at_random: Mapping[str, Mapping[str, Any]] | None = None,
     headline: str = "em",
-) -> list[str]:
+) -> list[str]:  # fmt: skip
     """The main figures of the methods of results.json as lines of a text table.
 
     With ``random_at_budget`` of results.json the difference in the headline is a column.

@@ -118,10 +118,8 @@ def run(settings: Compare, parts: PartRuns | None = None) -> Path:
     methods = with_retrievers(methods, corpus)
     model = None if parts is None else parts.runs[0].state.get("chosen", {}).get("model")
     if model is not None and model != str(rag.lm.spec):
-        raise UserError(
-            f"the parts were run with the model {model}, but it is {rag.lm.spec} here: give the same one",
-            "mismatch",
-        )
+        told = f"the parts were run with the model {model}, but it is {rag.lm.spec} here"
+        raise UserError(f"{told}: give the same one", "mismatch")
     for method in methods:  # a trigger that refuses the model does so before anything runs
         method.loop(rag)
     if split == "all":
@@ -194,11 +192,8 @@ def _open(
     )  # fmt: skip
     if settings.split == "all":
         if chosen := [method.name for method in methods if method.tunable or method.calibrated]:
-            raise UserError(
-                f"split=all also asks the questions on which a threshold of {', '.join(chosen)} would be "
-                f"chosen: leave {'it' if len(chosen) == 1 else 'them'} out of triggers, or give split=test",
-                "conflict",
-            )
+            told = f"split=all also asks what thresholds of {', '.join(chosen)} would be chosen on"
+            raise UserError(f"{told}: leave them out of triggers, or give split=test", "conflict")
         return find(deal_splits=True), "all", "validation"
     try:
         return find(split="test", deal_splits=deal_splits), "test", "validation"

@@ -79,15 +79,9 @@ class SharedRAG(RAG):
     _saved: float = field(default=0.0, init=False, repr=False)  # seconds
 
     def generate(
-        self,
-        prompts: Sequence[str],
-        *,
-        max_new_tokens: int | Sequence[int],
-        needs: Needs = _NOTHING,
-        stop: Sequence[Stop] = (),
-        names: Sequence[str] | None = None,
-        **more: Any,
-    ) -> list[Generation]:
+        self, prompts: Sequence[str], *, max_new_tokens: int | Sequence[int], needs: Needs = _NOTHING,
+        stop: Sequence[Stop] = (), names: Sequence[str] | None = None, **more: Any,
+    ) -> list[Generation]:  # fmt: skip
         """As :meth:`RAG.generate`. Stops that are functions cannot be compared, and share nothing."""
         ends = tuple(s for s in stop if isinstance(s, (str, SentenceEnd)))
         if len(ends) < len(stop):

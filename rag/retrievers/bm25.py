@@ -63,13 +63,9 @@ class BM25(lexical.LexicalRetriever):
     """
 
     def __init__(
-        self,
-        passages: Sequence[Passage],
-        *,
-        k1: float = lexical.K1,
-        b: float = lexical.B,
+        self, passages: Sequence[Passage], *, k1: float = lexical.K1, b: float = lexical.B,
         cache: str | Path = "runs/cache/bm25",
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(passages if isinstance(passages, PassageStore) else list(passages), k1, b)
         self._index: Any
         if isinstance(passages, PassageStore):

@@ -220,11 +220,9 @@ class Elasticsearch:
         self._load()
         self._ask(indices.refresh, index=name)
         if (count := self._ask(self._client.count, index=name)["count"]) != total:
-            raise RunError(
-                f"the server acknowledged {total} passages but index {name} ({self._server}) holds {count}: "
-                "check its disk; the same command loads what is missing, with retriever.rebuild=true all",
-                "server",
-            )
+            told = f"the server acknowledged {total} passages but index {name} ({self._server}) holds {count}"
+            remedy = "the same command loads what is missing, with retriever.rebuild=true all"
+            raise RunError(f"{told}: check its disk; {remedy}", "server")
 
     def _create(self) -> None:
         """Create the index, without positions of words: no phrase is ever searched."""

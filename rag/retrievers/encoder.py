@@ -116,11 +116,9 @@ class Encoder(EncoderOptions):
         try:
             vectors = self._bracketed(texts, kind) if self.brackets else self._plain(texts, kind)
         except torch.OutOfMemoryError as error:
-            raise RunError(
-                f"{self.name} is out of memory with retriever.batch_size={self._batch_size}: "
-                "give a smaller one, or a smaller retriever.max_tokens; finished passages are kept",
-                "memory",
-            ) from error
+            told = f"{self.name} is out of memory with retriever.batch_size={self._batch_size}"
+            remedy = "give a smaller one, or a smaller retriever.max_tokens; finished passages are kept"
+            raise RunError(f"{told}: {remedy}", "memory") from error
         vectors = np.ascontiguousarray(vectors, dtype=np.float32)
         if self._compared == "cosine":
             lengths = np.linalg.norm(vectors, axis=1, keepdims=True)

@@ -175,7 +175,5 @@ def check_extra(retriever: str, extra: str, packages: Mapping[str, str]) -> None
     """Refuse to go on without the packages of an extra, given by their modules."""
     missing = [package for module, package in packages.items() if importlib.util.find_spec(module) is None]
     if missing:
-        raise UserError(
-            f"retriever={retriever} needs {' and '.join(missing)}: pip install 'probers[{extra}]'",
-            "missing-extra",
-        )
+        told = f"retriever={retriever} needs {' and '.join(missing)}"
+        raise UserError(f"{told}: pip install 'probers[{extra}]'", "missing-extra")
