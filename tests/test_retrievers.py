@@ -173,45 +173,31 @@ def test_an_index_is_made_once_for_its_corpus_and_parameters(tmp_path, monkeypat
     assert len([p for p in cache.iterdir() if p.is_dir()]) == 3
 
 
-@pytest.fixture
-def interrupted(tmp_path, monkeypatch):
-    """An index interrupted at its fourth shard: corpus, texts, queries, (number, first) of shards, folder."""
-    texts, queries = skewed(200)
-    store, begun, counted = stored(tmp_path, texts), [], bm25.count_shard
+@pytest.mark.parametrize("name", ["00003.terms", "00001.rows.npy", "00001.terms", "00001.json"])
+@pytest.mark.parametrize("damage", [lambda blob: blob[:-2] + b"00", lambda blob: blob[:-9]])
+def test_an_interrupted_index_goes_on_after_its_whole_shards(tmp_path, monkeypatch, caplog, name, damage):
+    """It is interrupted at its fourth shard, which may be cut off; others that are damaged are told."""
+    (texts, queries), begun, counted = skewed(200), [], bm25.count_shard
+    store = stored(tmp_path, texts)
 
     def count(folder, number, first, passages, tokens):
         begun.append((number, first))
         if len(begun) == 4:
+            (folder / "00003.terms").write_text("a shard that was cut off")
             raise KeyboardInterrupt
         return counted(folder, number, first, passages, 1000)
 
     monkeypatch.setattr(bm25, "count_shard", count)
     with pytest.raises(KeyboardInterrupt):
         BM25(store, cache=tmp_path / "bm25")
-    return store, texts, queries, begun, next((tmp_path / "bm25").glob("*.partial")) / "shards"
-
-
-def test_an_interrupted_index_goes_on_with_its_shards(tmp_path, interrupted):
-    store, texts, queries, begun, half = interrupted
-    assert begun[0] == (0, 0) and all(a < b for a, b in pairwise(begun))
-    (half / "00003.terms").write_text("a shard that was cut off")
-    done = sum(json.loads(p.read_bytes())["passages"] for p in half.glob("*.json"))
-    found = BM25(store, cache=tmp_path / "bm25").search(queries, 5)
-    assert begun[4] == (3, done) > begun[2]  # nothing is counted twice
-    assert found == BM25(corpus(*texts)).search(queries, 5)
-
-
-@pytest.mark.parametrize("name", ["00001.rows.npy", "00001.terms", "00001.json"])
-@pytest.mark.parametrize("damage", [lambda blob: blob[:-2] + b"00", lambda blob: blob[:-9]])
-def test_a_damaged_shard_of_an_interrupted_index_is_counted_again(
-    tmp_path, interrupted, caplog, name, damage
-):
-    store, texts, queries, begun, half = interrupted
-    file = half / name
+    file = next((tmp_path / "bm25").glob("*.partial")) / "shards" / name
     file.write_bytes(damage(file.read_bytes()))
     found = BM25(store, cache=tmp_path / "bm25").search(queries, 5)
-    assert [number for number, _ in begun[4:6]] == [1, 2] and found == BM25(corpus(*texts)).search(queries, 5)
-    assert "00001.json" in caplog.text
+    assert found == BM25(corpus(*texts)).search(queries, 5)
+    assert begun[0] == (0, 0) and all(a < b for a, b in pairwise(begun[:4]))
+    whole = int(name[4])
+    assert begun[4] == begun[whole]  # nothing that is whole is counted twice
+    assert ("00001.json" in caplog.text) == (whole == 1)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
