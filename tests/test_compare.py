@@ -149,32 +149,33 @@ def test_every_method_gets_the_figures_it_must_have(place, capsys):
     assert "probing" in shown
     assert "The budget of random is matched to probing: 0.600 retrievals per question." in shown
     assert "report.html" in shown.splitlines()[-1]
-
-
-def test_results_have_the_form_of_the_contract(place):
-    results = place.compare()
+    # The form of the contract.
     keys = {
         "em", "f1", "precision", "recall", "precision_max", "recall_max", "acc", "acc_substring",
         "retrievals", "retrieval_share", "generations", "alarms", "tokens", "kept_tokens", "sentences",
         "seconds", "consistency", "agreement", "trigger", "ci95",
     }  # fmt: skip
-    for name, entry in results["methods"].items():
+    for name, entry in methods.items():
         assert set(entry) == keys, name
         assert {"auroc", "auprc", "base_rate", "ece", "prr", "recall_at_fpr"} == set(entry["trigger"])
-        low, high = entry["ci95"]["em"]
-        assert low <= entry["em"] <= high
+        assert entry["ci95"]["em"][0] <= entry["em"] <= entry["ci95"]["em"][1]
     pair = results["pairs"]["probing vs never"]["em"]
     assert pair["diff"] == pytest.approx(0.6)
     assert 0 < pair["ci95"][0] <= 0.6 <= pair["ci95"][1]
-    for other in ("never", "always", "random", "entropy"):
-        assert f"probing vs {other}" in results["pairs"]
+    assert {f"probing vs {other}" for other in methods} - results["pairs"].keys() == {"probing vs probing"}
     assert results["pairs"]["entropy vs always"]["em"]["diff"] == 0.0
     assert results["config"]["limit"] is None
+    # The same questions with the same prompts.
+    for method in methods:
+        assert sorted(line["id"] for line in place.trace(method)) == sorted(f"q{i}" for i in TEST), method
+    closed = {p for p in place.models[0].prompts if not p.startswith("Context:") and p.endswith("Answer:")}
+    assert closed == {TESTBED_PROMPT.question(f"Where is town {i}?") for i in (*TEST, *VALIDATION)}
 
 
 def test_the_page_and_its_data_are_written(place):
-    place.compare("examples=3")
+    place.compare("examples=3", "resamples=100")
     data, page = place.data(), place.page()
+    assert any("resamples=100 are too few to settle any of 28 pairs" in note for note in data["notes"])
     assert "Which trigger knows when to retrieve?" in page
     assert [entry["layer"] for entry in data["layers"]] == [1, 2]
     assert set(data["controls"]) == {"mean entropy"}
@@ -196,13 +197,6 @@ def test_the_page_and_its_data_are_written(place):
     assert rind["rounds"][0]["tokens"][0]["score"] is not None
     fetched = [r for e in data["examples"] for m in e["methods"] for r in m["rounds"] if r["query"]]
     assert fetched[0]["passages"][0]["text"].startswith("Town ")
-
-
-def test_all_methods_answer_the_same_questions_with_the_same_prompts(place):
-    for method in place.compare()["methods"]:
-        assert sorted(line["id"] for line in place.trace(method)) == sorted(f"q{i}" for i in TEST), method
-    closed = {p for p in place.models[0].prompts if not p.startswith("Context:") and p.endswith("Answer:")}
-    assert closed == {TESTBED_PROMPT.question(f"Where is town {i}?") for i in (*TEST, *VALIDATION)}
 
 
 def test_what_methods_share_is_generated_once_and_changes_nothing(place):
@@ -429,7 +423,7 @@ def test_a_threshold_that_is_given_is_kept(place):
 
 def test_methods_of_ones_own_by_dotted_path(place):
     mine = "+methods.mine={trigger: {_target_: probers.rag.triggers.Always}, query: question}"
-    results = place.compare("triggers=[never,mine]", mine)
+    results = place.compare("triggers=[never,mine]", mine, "prober=null")  # none is needed
     assert results["methods"]["mine"]["em"] == 1.0
 
 
@@ -528,10 +522,6 @@ def test_a_triggers_own_name_is_a_method_with_its_default_variant(place):
     assert (trigger.trigger, trigger.query) == (Rind(), QFS())
 
 
-def test_no_prober_is_needed_where_none_is_read(place):
-    assert place.compare("prober=null", "triggers=[never,random]")["methods"]["random"]["em"] is not None
-
-
 def test_questions_without_answers_are_answered_and_their_figures_are_null(place):
     place.write("questions", [row | {"answers": []} for row in place.rows()])
     with fails("labels", "oracle", "40 of 40"):
@@ -560,15 +550,10 @@ def test_answers_that_are_all_wrong_are_said_to_tell_nothing(place, capsys):
     assert "highest exact match" in place.page("told")
 
 
-def test_the_page_names_corpus_and_model_that_are_not_the_testbeds(place):
-    place.compare("triggers=[never]")
-    assert place.data()["command"] == (
-        "probers-compare questions=questions.jsonl corpus=corpus.jsonl limit=null seed=0"
-    )
-
-
 def test_without_never_the_closed_book_run_is_made_and_named(place):
     results = place.compare("triggers=[always,probing]")
+    typed = "questions=questions.jsonl corpus=corpus.jsonl limit=null seed=0"
+    assert place.data()["command"] == f"probers-compare {typed}"
     assert list(results["methods"]) == ["always", "probing"]
     assert results["methods"]["probing"]["trigger"]["auroc"] == 1.0
     assert any("not in the table" in note for note in place.data()["notes"])
@@ -596,15 +581,14 @@ def answers(ems, retrievals, scores=None):
 
 
 def test_figures_by_hand_and_groups_widen_intervals():
-    single = [Question(f"q{i}", "?", ("yes",), group=f"g{i}") for i in range(40)]
-    paired = [Question(f"q{i}", "?", ("yes",), group=f"g{i // 10}") for i in range(40)]
     ems = [i // 10 % 2 for i in range(40)]
     widths = []
-    for questions in (single, paired):
-        reference = Outcomes(questions, answers([1] * 20 + [0] * 20, [0] * 40))
-        entry = Comparison(questions, reference).figures(Outcomes(questions, answers(ems, [2] * 40)))
-        assert (entry["em"], entry["retrievals"]) == (0.5, 2.0)
-        assert entry["consistency"] == 0.5
+    for size, unit in ((1, "question"), (10, "group")):
+        questions = [Question(f"q{i}", "?", ("yes",), group=f"g{i // size}") for i in range(40)]
+        comparison = Comparison(questions, Outcomes(questions, answers([1] * 20 + [0] * 20, [0] * 40)))
+        assert comparison.unit == {"unit": unit, "units": 40 // size, "resamples": 1000}
+        entry = comparison.figures(Outcomes(questions, answers(ems, [2] * 40)))
+        assert (entry["em"], entry["retrievals"], entry["consistency"]) == (0.5, 2.0, 0.5)
         assert entry["retrieval_share"] == {"none": 0.0, "single": 0.0, "multi": 1.0}
         widths.append(entry["ci95"]["em"][1] - entry["ci95"]["em"][0])
     assert widths[1] > 1.5 * widths[0]
@@ -685,19 +669,6 @@ def test_every_pair_has_its_p_value_and_that_of_all_pairs(place):
     for entry in results["random_at_budget"].values():
         told = entry.get("common", entry)["em"]
         assert told["p"] <= told["p_holm"] <= 1
-
-
-def test_resamples_that_cannot_settle_that_many_pairs_are_named(place):
-    place.compare("resamples=100")
-    assert any("resamples=100 are too few to settle any of 28 pairs" in n for n in place.data()["notes"])
-
-
-def test_groups_are_named_as_what_is_drawn():
-    questions = [Question(f"q{i}", "?", ("yes",), group=f"g{i // 4}") for i in range(8)]
-    reference = Outcomes(questions, answers([1] * 8, [0] * 8))
-    assert Comparison(questions, reference, resamples=100).unit == {
-        "unit": "group", "units": 2, "resamples": 100
-    }  # fmt: skip
 
 
 def test_what_is_wrong_may_be_judged_by_another_figure():

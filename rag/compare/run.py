@@ -88,8 +88,8 @@ def run(settings: Compare, parts: PartRuns | None = None) -> Path:
     if found.record["dealt"]:
         splits = found.record["splits"]
         dealt = ", ".join(f"{splits[name]} {name}" for name in SPLITS if name in splits)
-        tuning = f", for thresholds are chosen on {others} questions: asked are {split} questions"
-        asks = ": all are asked" if split == "all" else tuning
+        why = f", for thresholds are chosen on {others} questions: asked are {split} questions"
+        asks = ": all are asked" if split == "all" else why
         notes.append(f"The questions name no splits and were dealt ({dealt}){asks}.")
         log.info("%s", notes[-1])
     for method in methods:
@@ -127,13 +127,11 @@ def run(settings: Compare, parts: PartRuns | None = None) -> Path:
     elif split != "test":
         notes.append(f"There are no test questions: these are of the {split} split.")
 
-    def others_asked() -> list[Question]:
-        return open_questions(
-            asked, limit=settings.validation, split=others, deal_splits=deal_splits,
-            unfit=contamination.not_tuned_on, seed=settings.seed, on_bad_line=settings.on_bad_line,
-        ).questions  # fmt: skip
-
-    tuned = _tune(others_asked, rag, methods, folder.path, notes, split=others, right=right)
+    tuning = partial(
+        open_questions, asked, limit=settings.validation, split=others, deal_splits=deal_splits,
+        unfit=contamination.not_tuned_on, seed=settings.seed, on_bad_line=settings.on_bad_line,
+    )  # fmt: skip
+    tuned = _tune(tuning, rag, methods, folder.path, notes, split=others, right=right)
     # The closed-book pass records what all methods need, as much as one pass can: states of tokens, which are
     # large, come last.
     needs = [part.needs for method in methods for part in (method.trigger, method.query)]
@@ -205,8 +203,8 @@ def _open(
 
 
 def _tune(
-    asked: Callable[[], list[Question]], rag: SharedRAG, methods: Sequence[Method], out: Path,
-    notes: list[str], *, split: str, right: Rule,
+    asked: Callable[[], QuestionSet], rag: SharedRAG, methods: Sequence[Method], out: Path, notes: list[str],
+    *, split: str, right: Rule,
 ) -> dict[str, Tuned]:  # fmt: skip
     """Thresholds and calibration from questions of another split, for the triggers that bring none."""
     triggers = {m.name: m.trigger for m in methods if m.tunable or m.calibrated}
@@ -214,7 +212,7 @@ def _tune(
     if not triggers:
         return {}
     try:
-        questions = asked()
+        questions = asked().questions
     except EmptySplitError:  # a file that says of every question that it is of the test split
         questions = []
     tuned = tune_once(out / _THRESHOLDS, rag, triggers, questions, right)
