@@ -139,7 +139,7 @@ def test_what_a_server_does_not_hand_out_is_refused_by_name(
 ) -> None:
     for model, trigger, named in (
         (remote(server), Rind(), "trigger=rind"), (remote(server), Probing(bank_for(lm)), "trigger=probing"),
-        (remote(bare), ServedProbing(), "trigger=served_probing"), (lm, ServedProbing(), "no prober"),
+        (remote(bare), ServedProbing(), "trigger=probing"), (lm, ServedProbing(), "trigger=probing"),
     ):  # fmt: skip
         with fails("unsupported", named):
             RAG(model, corpus, trigger)
