@@ -389,36 +389,28 @@ def test_questions_without_splits_are_all_asked_unless_something_is_tuned_on_the
     assert results["n"] == len(rows)  # it is known what the prober was trained on
 
 
-def test_the_probers_threshold_is_chosen_as_the_others_unless_its_own_is_asked_for(place):
-    results = place.compare("triggers=[never,entropy,probing]")
+def test_thresholds_come_from_validation_questions_unless_they_are_given(place):
+    """The prober's as well, unless its own is asked for."""
+    results = place.compare("triggers=[never,entropy,rind_paper,probing]")
+    assert place.first_asked() == set(VALIDATION)
     stored = place.read("thresholds")
-    assert set(stored) == {"entropy", "probing", "sha256"}
-    assert results["options"]["probing"]["threshold"] == stored["probing"]["threshold"]
+    assert set(stored) == {"entropy", "rind_paper", "probing", "sha256"}
+    # Mean entropy of a wrong answer is (6 * .1 + 2 * 2) / 8 or so, of a right one .1: halfway between.
+    assert 0.1 < stored["entropy"]["threshold"] < 0.6
+    for name in ("entropy", "probing"):
+        assert results["options"][name]["threshold"] == stored[name]["threshold"]
     results = place.compare("triggers=[never,probing]", "methods.probing.tune=false", out="own")
     assert results["options"]["probing"]["threshold"] == 0.0  # the prober's
     assert not (place.path / "own" / "thresholds.json").exists()
     theta = "+methods.probing.trigger_options={theta: -1.5}"
-    place.compare("triggers=[never,probing]", theta, out="theta")
-    assert place.trace("probing", "theta")[0]["rounds"][0]["decision"]["threshold"] == 1.5
-
-
-def test_thresholds_come_from_validation_questions_only(place):
-    results = place.compare("triggers=[never,entropy,rind_paper]")
-    assert place.first_asked() == set(VALIDATION)
-    stored = place.read("thresholds")
-    assert set(stored) == {"entropy", "rind_paper", "sha256"}
-    # Mean entropy of a wrong answer is (6 * .1 + 2 * 2) / 8 or so, of a right one .1: halfway between.
-    assert 0.1 < stored["entropy"]["threshold"] < 0.6
-    assert results["options"]["entropy"]["threshold"] == stored["entropy"]["threshold"]
-
-
-def test_a_threshold_that_is_given_is_kept(place):
-    results = place.compare("triggers=[never,entropy]", "+methods.entropy.trigger_options={threshold: 99}")
+    given = "+methods.entropy.trigger_options={threshold: 99}"
+    results = place.compare("triggers=[never,entropy,probing]", theta, given, out="given")
+    assert place.trace("probing", "given")[0]["rounds"][0]["decision"]["threshold"] == 1.5
     assert results["options"]["entropy"]["threshold"] == 99
     assert results["methods"]["entropy"]["retrievals"] == 0
-    assert place.data()["flags"] == {"entropy": "never fired"}
+    assert place.data("given")["flags"]["entropy"] == "never fired"
     # Other thresholds are for its curve only, which is drawn although it never fired at its own.
-    assert place.data()["reruns"]["entropy"]["retrievals"][-1] > 0
+    assert place.data("given")["reruns"]["entropy"]["retrievals"][-1] > 0
 
 
 def test_methods_of_ones_own_by_dotted_path(place):
