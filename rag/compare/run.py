@@ -11,13 +11,7 @@ from typing import TYPE_CHECKING
 
 from probers.checksums import inputs
 from probers.commands.artifacts import find_prober
-from probers.commands.inputs import (
-    load_matcher,
-    load_model,
-    load_passages,
-    prompt_files,
-    question_source,
-)
+from probers.commands.inputs import load_matcher, load_model, load_passages, prompt_files, question_source
 from probers.commands.merge import PartRun, PartRuns, part_of
 from probers.commands.runs import RunFolder
 from probers.data.questions import EmptySplitError, QuestionSet, QuestionSource, open_questions
