@@ -87,9 +87,12 @@ class Place:
 
     def compare(self, *more, out="out"):
         names = "[never,always,random,oracle,entropy,rind_paper,rind_released,probing]"
-        base = ["questions=questions.jsonl", "corpus=corpus.jsonl", "prober=prober", f"out={out}"]
-        given = [m for m in more if m.startswith("triggers=")] or [f"triggers={names}"]
-        cli.run("compare", [*base, *given, "limit=null", *(m for m in more if not m.startswith("triggers="))])
+        base = {"questions": "questions.jsonl", "corpus": "corpus.jsonl", "triggers": names, "limit": "null"}
+        if not any(word.startswith("prober") for word in more):
+            base["prober"] = "prober"
+        known = {word.partition("=")[0] for word in more}
+        typed = [f"{key}={value}" for key, value in (base | {"out": out}).items() if key not in known]
+        cli.run("compare", [*typed, *more])
         return self.read("results", out)
 
     def read(self, name, out="out"):
