@@ -39,9 +39,8 @@ from .build import (
 )
 from .compare.outcomes import Comparison, Outcomes, table_lines
 from .loop import RAG
-from .parts import join_traces, own
 from .protocol import as_trigger, filter_of
-from .traces import Answer, TraceFile
+from .traces import Answer, TraceFile, join_traces, own
 
 if TYPE_CHECKING:
     from .settings import Rag

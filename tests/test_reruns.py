@@ -78,13 +78,11 @@ def curves(tmp_path, *methods, points=4, rag=None, questions=QUESTIONS):
 
 
 SENTENCE = Method("sentence", Entropy(0.55, "max", "sentence"), LastSentenceQuery())
-WITHIN = {
-    "sentence": SENTENCE,
-    "flare": Method("flare", Flare(0.4), LastSentenceQuery()),
-    "flare_mean": Method("flare_mean", Flare(0.05, "dragin"), LastSentenceQuery()),
-    "rind_paper": Method("rind_paper", Rind(0.05, "paper"), LastSentenceQuery()),
-    "rind_released": Method("rind_released", Rind(0.12), LastSentenceQuery()),
-}
+TRIGGERS = {
+    "flare": Flare(0.4), "flare_mean": Flare(0.05, "dragin"), "rind_paper": Rind(0.05, "paper"),
+    "rind_released": Rind(0.12),
+}  # fmt: skip
+WITHIN = {"sentence": SENTENCE} | {n: Method(n, t, LastSentenceQuery()) for n, t in TRIGGERS.items()}
 
 
 @pytest.mark.parametrize("name", WITHIN)
@@ -207,17 +205,18 @@ def test_no_points_no_retrievals_or_no_gold_answers_give_no_curves(tmp_path):
 
 
 class Dying(FakeLM):
-    """Writes so many times, then is interrupted."""
+    """Writes so many times, then is interrupted; remembers what each text was written from, and its stops."""
 
-    def __init__(self, calls):
+    def __init__(self, calls=10**9):
         super().__init__(write, entropy)
-        self.calls = calls
+        self.calls, self.asked = calls, []
 
-    def generate(self, *args, **kwargs):
+    def generate(self, prompts, *, stop=(), **options):
         self.calls -= 1
         if self.calls < 0:
             raise KeyboardInterrupt
-        return super().generate(*args, **kwargs)
+        self.asked += [(prompt, *map(str, stop)) for prompt in prompts]
+        return super().generate(prompts, stop=stop, **options)
 
 
 def test_a_killed_run_goes_on_and_gives_the_same(tmp_path):
@@ -238,23 +237,10 @@ def test_a_killed_run_goes_on_and_gives_the_same(tmp_path):
     assert rerun_all(loop(Dying(0)), runs, reference, [], out, points=4) == whole
 
 
-class Asked(FakeLM):
-    """Remembers what each text was to be written from, and what was to end it."""
-
-    def __init__(self):
-        super().__init__(write, entropy)
-        self.asked = []
-
-    def generate(self, prompts, *, stop=(), **options):
-        self.asked += [(prompt, *map(str, stop)) for prompt in prompts]
-        return super().generate(prompts, stop=stop, **options)
-
-
 def test_what_runs_share_is_generated_once(tmp_path):
-    lm, alone = Asked(), Asked()
+    lm, alone = Dying(), Dying()
     methods = [WITHIN["sentence"], WITHIN["flare"], WITHIN["flare_mean"]]
-    assert curves(tmp_path / "a", *methods, rag=loop(lm, SharedRAG)) == curves(
-        tmp_path / "b", *methods, rag=loop(alone)
-    )
+    shared = curves(tmp_path / "a", *methods, rag=loop(lm, SharedRAG))
+    assert shared == curves(tmp_path / "b", *methods, rag=loop(alone))
     assert set(lm.asked) == set(alone.asked)
     assert len(lm.asked) == len(set(lm.asked)) < len(alone.asked) / 4
