@@ -13,12 +13,12 @@ from refusals import fails, interrupted
 
 from probers.bank.bank import ProbeBank
 from probers.bank.fitting import ThresholdRule
+from probers.checksums import unsealed_lines
 from probers.commands import main as cli
 from probers.commands.components import choices
 from probers.commands.compose import request
-from probers.commands.console import Console
+from probers.commands.main import Console
 from probers.data.splits import Seen
-from probers.journal import unsealed_lines
 from probers.prompts import TESTBED_PROMPT
 from probers.rag.compare import findings as showcase
 from probers.rag.compare.methods import build_methods

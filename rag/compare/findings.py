@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from probers.checksums import sealed_lines
 from probers.commands.runs import RunFolder
 from probers.evaluation.metrics import auroc
 from probers.files import canonical_json, write_text
-from probers.journal import sealed_lines
 from probers.types import Passage, Round
 
 from ..protocol import name_of

@@ -9,8 +9,8 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from probers.commands.artifacts import newest_classifier, newest_prober
 from probers.commands.components import Component
+from probers.commands.inputs import newest_classifier, newest_prober
 from probers.equivalence import EntityMatcher
 from probers.types import Passage, Retriever, UserError
 

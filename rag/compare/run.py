@@ -10,9 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from probers.checksums import inputs
-from probers.commands.artifacts import find_prober
-from probers.commands.inputs import load_matcher, load_model, load_passages, prompt_files, question_source
-from probers.commands.merge import PartRun, PartRuns, part_of
+from probers.commands.inputs import (
+    find_prober,
+    load_matcher,
+    load_model,
+    load_passages,
+    prompt_files,
+    question_source,
+)
+from probers.commands.merge import PartRun, PartRuns
 from probers.commands.runs import RunFolder
 from probers.data.questions import EmptySplitError, QuestionSet, QuestionSource, open_questions
 from probers.equivalence import EntityMatcher
@@ -46,7 +52,7 @@ def run(settings: Compare, parts: PartRuns | None = None) -> Path:
     from probers.bank.bank import ProbeBank
 
     banks: dict[str, ProbeBank] = {}
-    part = part_of(settings)
+    part = settings.partition
     asked = question_source(settings)
     matcher = load_matcher(settings) if asked.mentions or settings.wrong == "match" else None
     right = right_by(settings.wrong, matcher)
