@@ -912,7 +912,7 @@ def test_stores_of_several_features_are_merged(tmp_path: Path) -> None:
     ("values", "kept"),
     [
         ([1, 2.7, None], [1.0, 2.7, None]), ([None, "a", "b"],) * 2, ([True, False, True],) * 2,
-        ([3, 4, 5],) * 2, ([1, "a", 2], None), ([True, 1, 2], None), ([None, None, None], None), ([[1], [2], [3]], None),
+        ([3, 4, 5],) * 2, ([1, "a", 2], None), ([True, 1, 2], None), ([None] * 3, None), ([[1]] * 3, None),
     ],
 )  # fmt: skip
 def test_a_further_column_keeps_its_values_or_is_refused(tmp_path: Path, values, kept) -> None:

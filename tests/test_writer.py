@@ -2,13 +2,13 @@
 
 import hashlib
 import itertools
-import json
 from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
 import pytest
 import torch
+from artefacts import contents, shard_by_shard, write_lines
 from fake_lm import SPEC, FakeLM, FakeRetriever, passage
 
 from probers import FeatureStore
@@ -32,11 +32,6 @@ RULES = Recogniser("rules", fine=True, quiet=True)
 TEXTS = (" Spain, a country.", " Lisbon, a city.", " Anna.", " a long time ago it was so.")
 ARTICLE = "It lies in Spain today. It is near Madrid today. It was led by Anna Berg then."
 NEVER, ALWAYS = 0.0, 2 * PART
-
-
-def contents(folder):
-    files = sorted(p for p in folder.rglob("*") if p.is_file())
-    return {str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
 
 
 class Killed(Exception):
@@ -72,12 +67,11 @@ SITE = Feature((1, 2), "mlp_out", "mean")
 
 
 def wiki(tmp_path, lm, pool="mean", more=()):
-    file = tmp_path / "articles.jsonl"
-    articles = (
+    articles = [
         {"title": f"T{i}", "sentences": f"{ARTICLE} It has {i} gates.".split(". ")} for i in range(11)
-    )
-    file.write_text("\n".join(map(json.dumps, articles)))
-    plan = CutPlan(open_articles(str(file)), RULES, per_article=2, within=None, seed=0)
+    ]
+    file = write_lines(tmp_path / "articles.jsonl", articles)
+    plan = CutPlan(open_articles(file), RULES, per_article=2, within=None, seed=0)
     needs = Needs((Feature((2,), pool=pool), *more), attention=True)
     prompt = PromptTemplate("radio", article="About {title}:")
     return WikiBuilder(lm, plan, needs, EntityMatcher(wordnet=""), RULES, prompt)
@@ -191,25 +185,7 @@ def test_of_the_real_model_too(tmp_path, monkeypatch, arguments):
     arguments = [*arguments, "limit=9", "shard_size=10", "batch_size=4", "layers=[6,12]"]
     cli.run("datagen", [*arguments, f"out={tmp_path}/whole"])
     monkeypatch.setattr(writer, "PART", 0.0)
-    write, runs = FeatureStore.write_shard, 0
-    for _ in range(60):
-        written = []
-
-        def once(self, *given, written=written, **named):
-            if written:
-                raise Killed
-            write(self, *given, **named)
-            written.append(1)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(FeatureStore, "write_shard", once)
-            try:
-                cli.run("datagen", [*arguments, f"out={tmp_path}/killed"])
-            except Killed:
-                runs += 1
-                continue
-        break
-    assert runs > 4
+    assert shard_by_shard(monkeypatch, [*arguments, f"out={tmp_path}/killed"]) > 4
     names = ("shards", "manifest.json")
     whole, killed = (contents(tmp_path / name) for name in ("whole", "killed"))
     chosen = [{k: v for k, v in found.items() if k.startswith(names)} for found in (whole, killed)]
