@@ -32,11 +32,11 @@ from probers.adaptive.classifiers import (
 from probers.adaptive.strategies import Labelled, joined, label, of_store, read, seen
 from probers.adaptive.t5 import Letters
 from probers.adaptive.training import measure, write_card
+from probers.checksums import sealed_lines
 from probers.commands import main as cli
-from probers.commands.artifacts import newest_classifier
+from probers.commands.inputs import newest_classifier
 from probers.commands.runs import RunFolder
 from probers.data.splits import Seen
-from probers.journal import sealed_lines
 from probers.prompts import TESTBED_PROMPT
 from probers.rag.triggers import Adaptive, State
 from probers.store.spec import FeatureSpec

@@ -147,7 +147,7 @@ def test_a_foreign_folder_is_left_alone(tmp_path):
 
 @pytest.mark.parametrize("bad", ["pipe", "link", "deep", "folder", "text", "bytes", "types", "closed"])
 def test_one_bad_run_is_noted_and_the_search_goes_on(tmp_path, caplog, bad):
-    from probers.commands.artifacts import newest_run
+    from probers.commands.inputs import newest_run
     from probers.commands.runs import RunFolder
 
     good = RunFolder(tmp_path / "runs/good", "train", {})
@@ -190,7 +190,7 @@ def test_one_bad_run_is_noted_and_the_search_goes_on(tmp_path, caplog, bad):
 def test_newest_takes_complete_runs_of_the_model(tmp_path):
     import os
 
-    from probers.commands.artifacts import newest_run
+    from probers.commands.inputs import newest_run
     from probers.commands.runs import RunFolder
 
     for index, (model, done) in enumerate([("a", True), ("b", True), ("b", False)]):

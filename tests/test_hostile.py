@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from probers import CausalLM
-from probers.commands.artifacts import newest_prober, newest_run
+from probers.commands.inputs import newest_prober, newest_run
 from probers.commands.runs import RunFolder, read_state, taking_back
 from probers.types import RunError, UserError
 

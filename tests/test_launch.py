@@ -24,9 +24,9 @@ from probers.commands import inputs as shared
 from probers.commands import main as cli
 from probers.commands.runs import read_state
 from probers.data.splits import Partition
-from probers.launch import ray_workers, submitit_jobs, worker
-from probers.launch.run import Parts, count_begun, logs
-from probers.launch.worker import PartsBar
+from probers.launch import ray_workers, submitit_jobs
+from probers.launch import run as launch
+from probers.launch.run import Parts, PartsBar, count_begun, logs
 from probers.types import RunError, UserError
 
 #: One prompt at a time: the arithmetic is then the same however the work is cut.
@@ -234,19 +234,19 @@ def test_a_part_is_written_by_one_process_and_left_alone_by_another(made, tmp_pa
     state = read_state(out / "parts/1of2")
     (out / "parts/1of2/run.json").write_text(json.dumps(state | {"complete": False}))
     with FileLock(out / "parts/1of2/.lock"):
-        became, told = worker.make_part(parts, part)
-    assert became == worker.BUSY and "is being written by" in told
-    assert worker.make_part(parts, part) == (worker.DONE, "")
+        became, told = launch.make_part(parts, part)
+    assert became == launch.BUSY and "is being written by" in told
+    assert launch.make_part(parts, part) == (launch.DONE, "")
     assert "already holds" not in parts.log(part).read_text()
-    assert worker.make_part(parts, part) == (worker.DONE, "")  # a second worker, by mistake
+    assert launch.make_part(parts, part) == (launch.DONE, "")  # a second worker, by mistake
     assert "already holds this run, complete" in parts.log(part).read_text()
 
 
 def test_a_worker_says_how_far_its_part_is(tmp_path, monkeypatch):
-    monkeypatch.setattr(worker, "_STATE_OFTEN", 0.0)
+    monkeypatch.setattr(launch, "_STATE_OFTEN", 0.0)
     parts, part = Parts("datagen", COT, str(tmp_path / "run"), 2), Partition(1, 2)
-    assert worker.make_part(parts, part) == (worker.DONE, "")
-    state = worker.read_progress(worker.state_file(parts, part))
+    assert launch.make_part(parts, part) == (launch.DONE, "")
+    state = launch.read_progress(parts.state(part))
     own = FeatureStore.open(part.folder(tmp_path / "run")).units
     assert state["unit"] == "questions" and state["done"] == len(own) > 0 and 0.5 < state["share"] <= 1
 
@@ -255,18 +255,18 @@ def test_the_failures_of_a_worker_are_sentences(tmp_path, monkeypatch):
     parts, part = Parts("datagen", COT, str(tmp_path), 2), Partition(1, 2)
     full = OSError(errno.ENOSPC, "No space left on device", "x")
     for error, expected in (
-        (full, (worker.FAILED, "No space left on device (x)")),
-        (UserError("seed is odd"), (worker.REFUSED, "seed is odd")),
-        (ZeroDivisionError("by zero"), (worker.FAILED, "ZeroDivisionError: by zero")),
+        (full, (launch.FAILED, "No space left on device (x)")),
+        (UserError("seed is odd"), (launch.REFUSED, "seed is odd")),
+        (ZeroDivisionError("by zero"), (launch.FAILED, "ZeroDivisionError: by zero")),
     ):
-        monkeypatch.setattr(worker.main, "run", lambda *_, error=error: (_ for _ in ()).throw(error))
-        assert worker.make_part(parts, part) == expected
+        monkeypatch.setattr(launch.main, "run", lambda *_, error=error: (_ for _ in ()).throw(error))
+        assert launch.make_part(parts, part) == expected
     assert "Traceback" in parts.log(part).read_text()
 
 
 def test_a_folder_that_a_machine_lacks_is_named(tmp_path):
     with pytest.raises(UserError, match="nowhere"):
-        worker.enter(str(tmp_path / "nowhere"), 1)
+        launch.enter(str(tmp_path / "nowhere"), 1)
 
 
 def test_the_model_is_kept_between_parts_as_if_loaded_anew(monkeypatch):
@@ -400,13 +400,13 @@ def test_the_bar_counts_parts_and_what_is_made_of_them(tmp_path):
     logs(str(tmp_path)).mkdir(parents=True)
     one, two = Partition(2, 4), Partition(3, 4)
     with PartsBar(parts, [one, two]) as bar:
-        worker.state_file(parts, one).write_text('{"done": 30, "unit": "cuts", "share": 0.5}')
-        worker.state_file(parts, two).write_text("{")
+        parts.state(one).write_text('{"done": 30, "unit": "cuts", "share": 0.5}')
+        parts.state(two).write_text("{")
         bar.look()
         assert bar._bar.n == 2.5 and "30 cuts" in bar._bar.postfix
-        worker.state_file(parts, one).write_text('{"done": 4, "unit": "cuts", "share": 0.1}')  # begun again
+        parts.state(one).write_text('{"done": 4, "unit": "cuts", "share": 0.1}')  # begun again
         bar.look()
-        worker.state_file(parts, one).write_text('{"done": 9, "unit": "cuts", "share": 0.2}')
+        parts.state(one).write_text('{"done": 9, "unit": "cuts", "share": 0.2}')
         bar.finished(one, "here")
         assert bar._bar.n == 3 and "35 cuts" in bar._bar.postfix
 

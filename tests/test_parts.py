@@ -13,7 +13,7 @@ from refusals import fails
 
 from probers import FeatureStore
 from probers.commands import main as cli
-from probers.commands.artifacts import newest_store
+from probers.commands.inputs import newest_store
 from probers.data.splits import Partition
 from probers.types import RunError, UserError
 

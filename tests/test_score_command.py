@@ -12,11 +12,11 @@ from tiny import CONTEXT, byte_level, save_tiny
 
 from probers.bank.bank import ProbeBank
 from probers.bank.calibration import Temperature
+from probers.checksums import Journal
 from probers.commands import main as cli
 from probers.engine.model import CausalLM
 from probers.evaluation.metrics import auroc
 from probers.heads import AttentionPoolHead, ProbingRagHead
-from probers.journal import Journal
 from probers.online.scores import GrowingScores, text_needs, text_scores
 from probers.score.texts import Texts, level, parts
 from probers.store.spec import FeatureSpec

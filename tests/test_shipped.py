@@ -9,8 +9,8 @@ import pytest
 
 from probers.bank.bank import ProbeBank
 from probers.bank.io import FILES, locate, shipped
-from probers.commands.artifacts import find_prober
 from probers.commands.compose import compose
+from probers.commands.inputs import find_prober
 from probers.rag.triggers import Probing
 from probers.types import UserError
 

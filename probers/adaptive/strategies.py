@@ -15,10 +15,9 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
-from ..checksums import sha256
+from ..checksums import sha256, unsealed_lines
 from ..commands.runs import read_state
 from ..data.splits import Seen
-from ..journal import unsealed_lines
 from ..store.files import fingerprint
 from ..store.store import FeatureStore
 from ..types import SPLITS, UserError, first_line

@@ -13,8 +13,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..checksums import inputs
-from ..commands.artifacts import newest_store
 from ..commands.components import Component
+from ..commands.inputs import newest_store
 from ..commands.runs import RunFolder
 from ..evaluation.bootstrap import UNDEFINED, Bootstrap, bounded, number
 from ..evaluation.metrics import auroc

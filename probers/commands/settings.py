@@ -69,6 +69,12 @@ class Settings:
         """Plain values of all keys for a run's folder; what comes from the environment stays unread."""
         return dict(plain(self) if self._record is None else self._record)
 
+    @property
+    def partition(self) -> Partition | None:
+        """The part that the command is to make; None for the whole run."""
+        part = getattr(self, "part", None)
+        return None if part is None else Partition.parse(part)
+
 
 def default_component(key: Field_[Any]) -> Component | None:
     """The component that a field of settings holds by default."""

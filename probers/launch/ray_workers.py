@@ -1,7 +1,7 @@
 """``launch=ray``: parts over the machines of a Ray cluster, one process per model.
 
-The driver holds the queue; each worker is an actor that makes one part after another into the part's folder.
-A lost worker is replaced, and its part resumes from its folder.
+The driver holds the queue; each worker is an actor that makes one part after another. A lost worker is
+replaced, and its part resumes from its folder.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from .. import __version__
 from ..data.splits import Partition
 from ..options import Count, Name, NotNegative
 from ..types import RunError, UserError, first_line
-from .run import Parts, count_begun, logs
-from .worker import BUSY, DONE, REFUSED, PartsBar, enter, make_part
+from .run import BUSY, DONE, REFUSED, Parts, PartsBar, count_begun, enter, logs, make_part
 
 _LOOK = 0.5  # seconds between two looks at the parts' progress
 _AGAIN = 2.0  # seconds before retrying a part that another process writes
@@ -39,7 +38,7 @@ class Worker:
         self._folder, self._threads = folder, threads
 
     def hello(self) -> list[str]:
-        """Prepare the process; returns the package's version, machine and process, and the problem or ""."""
+        """Prepare the process; returns the package's version, machine and process, and a problem or ""."""
         problem = ""
         try:
             enter(self._folder, self._threads)
@@ -48,7 +47,7 @@ class Worker:
         return [__version__, f"{os.uname().nodename}, process {os.getpid()}", problem]
 
     def make(self, command: str, typed: Sequence[str], out: str, part: str) -> list[str]:
-        """Make a part (:func:`.worker.make_part`)."""
+        """Make a part (:func:`.run.make_part`)."""
         one = Partition.parse(part)
         became, told = make_part(Parts(command, tuple(typed), out, one.count), one)
         if became == BUSY:
@@ -102,7 +101,6 @@ class Ray:
 
     @contextmanager
     def _cluster(self) -> Iterator[Any]:
-        """Connect Ray."""
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_worker_niceness", "0")  # the workers are the main load
         try:
@@ -132,18 +130,15 @@ class Ray:
             ray.shutdown()
 
     def _gpus(self, ray: Any) -> float:
-        """The number of GPUs of a worker."""
         there = float(ray.cluster_resources().get("GPU", 0))
         if self.gpus_per_worker is None:
             return min(1.0, there)
         if self.gpus_per_worker > there:
-            raise UserError(
-                f"launch.gpus_per_worker={self.gpus_per_worker:g}: the cluster has {there:g} GPUs"
-            )
+            asked = f"launch.gpus_per_worker={self.gpus_per_worker:g}"
+            raise UserError(f"{asked}: the cluster has {there:g} GPUs")
         return self.gpus_per_worker
 
     def _room(self, ray: Any, gpus: float) -> int:
-        """The number of workers."""
         there = ray.cluster_resources()
         room = int(there.get("CPU", 0) // self.cpus_per_worker)
         if gpus:
@@ -171,7 +166,7 @@ def _check_address(address: str) -> None:
 
 
 class _Crew:
-    """Workers of a run and the queue of its parts; ``actor`` makes a :class:`Worker`."""
+    """Workers of a run, made by ``actor``, and the queue of its parts."""
 
     def __init__(self, ray: Any, actor: Any, parts: Parts, options: Ray) -> None:
         self._ray, self._actor, self._parts, self._options = ray, actor, parts, options
@@ -182,7 +177,6 @@ class _Crew:
         self._waited: set[Partition] = set()
 
     def run(self, workers: int) -> None:
-        """Make all parts."""
         with PartsBar(self._parts, self._queue) as self._bar:
             try:
                 for _ in range(min(workers, len(self._queue))):
@@ -206,7 +200,6 @@ class _Crew:
         return self._where.pop(worker)
 
     def _take(self, call: Any) -> None:
-        """Handle a worker's answer."""
         worker, part = self._calls.pop(call)
         try:
             answer = self._ray.get(call)
@@ -216,10 +209,8 @@ class _Crew:
         if part is None:
             version, self._where[worker], problem = answer
             if version != __version__:
-                problem = (
-                    f"the package probers is {version} on {self._where[worker]} and {__version__} here: "
-                    "install the same version"
-                )
+                where = self._where[worker]
+                problem = f"probers is {version} on {where} and {__version__} here: install the same version"
             if problem:
                 raise UserError(problem, "worker")
         else:

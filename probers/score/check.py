@@ -17,8 +17,7 @@ import numpy as np
 import torch
 
 from ..bank.bank import ProbeBank
-from ..commands.artifacts import find_prober
-from ..commands.inputs import load_model
+from ..commands.inputs import find_prober, load_model
 from ..data.records import what_is_wrong
 from ..online.scores import check_growing, text_needs, text_scores
 from ..types import Feature, Generation, Needs, RunError, UserError, first_line

@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..checksums import inputs
-from ..commands.artifacts import find_prober
-from ..commands.inputs import load_model
+from ..checksums import Journal, inputs
+from ..commands.inputs import find_prober, load_model
 from ..commands.runs import RunFolder
 from ..files import canonical_json, write_text
-from ..journal import Journal
 from ..text import count
 from ..types import UserError
 from .texts import Text, Texts, scores_html
