@@ -12,7 +12,7 @@ from fake_lm import FakeLM, linear_bank
 from refusals import fails, interrupted
 
 from probers.bank.bank import ProbeBank
-from probers.bank.fitting import ThresholdRule
+from probers.bank.decision import ThresholdRule
 from probers.checksums import unsealed_lines
 from probers.commands import main as cli
 from probers.commands.components import choices
