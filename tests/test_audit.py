@@ -111,44 +111,36 @@ def test_data_without_a_leak_gives_no_warning_and_the_probe_finds_the_signal(tmp
     assert majority["auroc"] is None and 0.4 < majority["accuracy"] < 0.6
     assert figures["notes"] == []  # one condition is nothing to note
     text = "\n".join(found.lines)
-    one_type = audit(make_store(tmp_path / "t", edit=lambda row, _: row | {"question_type": "x"}), seed=0)
-    assert one_type.figures["notes"] == ["type left out: the same in all training examples"]
+    (note,) = audited(tmp_path / "t", leak("question_type", lambda *_: "x")).figures["notes"]
+    assert note.startswith("type left out")
     assert "600 examples" in text and "linear probe, layer 4" in text and "by entity type: " in text
     json.dumps(figures, allow_nan=False)
 
 
-def phrase(row: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-    return row | ({} if row["correct"] else {"text": row["text"] + " Namely this."})
-
-
-#: The columns that a leak changes in a row, and the baselines that see it.
-LEAKS: list[tuple[Edit, set[str]]] = [
-    (phrase, {"bag of words, text"}),
-    (
-        lambda row, _: row | ({} if row["correct"] else {"answer": f"the {row['answer']}"}),
-        {"bag of words, answer", "length"},
-    ),
-    (
-        lambda row, _: row | {"question": row["question"] + (" born in" if row["correct"] else " died in")},
-        {"bag of words, question"},
-    ),
+#: A column, what stands in it once it leaks, and the baselines that see it.
+LEAKS: list[tuple[str, Callable[[dict[str, Any], np.random.Generator], Any], set[str]]] = [
+    ("text", lambda row, _: row["text"] + " Namely." * (1 - row["correct"]), {"bag of words, text"}),
+    ("answer", lambda row, _: "the " * row["correct"] + row["answer"], {"bag of words, answer", "length"}),
+    ("question", lambda row, _: row["question"] + " born" * row["correct"], {"bag of words, question"}),
     # Neither the short nor the long ones are right: no straight line tells them apart.
-    (lambda row, rng: row | {"n_tokens": int(5 if row["correct"] else (2, 8)[rng.integers(2)])}, {"length"}),
-    (lambda row, rng: row | {"cut_at": int(rng.integers(50, 500) + 300 * row["correct"])}, {"position"}),
-    (
-        lambda row, rng: (
-            row | {"question_type": "date" if row["correct"] and rng.random() < 0.8 else "person"}
-        ),
-        {"type"},
-    ),
+    ("n_tokens", lambda row, rng: 5 if row["correct"] else int((2, 8)[rng.integers(2)]), {"length"}),
+    ("cut_at", lambda row, rng: int(rng.integers(50, 500) + 300 * row["correct"]), {"position"}),
+    ("question_type", lambda row, rng: "date" if row["correct"] * rng.random() > 0.2 else "person", {"type"}),
     # MIND's negatives: what is right was not generated.
-    (lambda row, _: row | {"condition": "untouched" if row["correct"] else "generated"}, {"condition"}),
-]
+    ("condition", lambda row, _: "untouched" if row["correct"] else "generated", {"condition"}),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("edit", "names"), LEAKS)
-def test_a_planted_leak_is_named_with_its_numbers_and_no_other(tmp_path: Path, edit, names) -> None:
-    found = audited(tmp_path / "s", edit)
+def leak(column: str, value: Callable[[dict[str, Any], np.random.Generator], Any]) -> Edit:
+    return lambda row, rng: row | {column: value(row, rng)}
+
+
+phrase = leak(*LEAKS[0][:2])
+
+
+@pytest.mark.parametrize(("column", "value", "names"), LEAKS)
+def test_a_planted_leak_is_named_with_its_numbers_and_no_other(tmp_path: Path, column, value, names) -> None:
+    found = audited(tmp_path / "s", leak(column, value))
     assert warned(found) == names
     for leaking in names:
         auroc = found.figures["detectors"][leaking]["auroc"]
@@ -159,20 +151,17 @@ def test_a_planted_leak_is_named_with_its_numbers_and_no_other(tmp_path: Path, e
 
 def test_words_of_training_articles_are_no_leak(tmp_path: Path) -> None:
     """Every article has its own word and one label: learned by heart, worth nothing on others."""
-
-    def own(row: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-        return row | {"question": f"about {row['group']}", "correct": int(row["group"][1:]) // 5 % 2}
-
-    found = audited(tmp_path / "s", own, strength=0)
+    found = audited(
+        tmp_path / "s", strength=0,
+        edit=lambda row, _: row | {"question": row["group"], "correct": int(row["group"][1:]) // 5 % 2},
+    )  # fmt: skip
     low, high = found.figures["detectors"]["bag of words, question"]["auroc_ci95"] or (0.5, 0.5)
     assert low <= 0.5 <= high and "bag of words, question" not in warned(found)
 
 
 def test_within_reach_of_a_weak_probe_and_states_that_tell_nothing(tmp_path: Path) -> None:
-    def mild(row: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-        word = "often" if rng.random() < 0.35 + 0.3 * row["correct"] else "seldom"
-        return row | {"answer": f"{row['answer']} {word}"}
-
+    words = ("seldom", "often")
+    mild = leak("answer", lambda row, rng: row["answer"] + words[rng.random() < 0.35 + 0.3 * row["correct"]])
     weak = audited(tmp_path / "w", mild, strength=0.15, articles=300)
     name = "bag of words, answer"
     assert 0.5 < weak.figures["detectors"][name]["auroc"] < audit_module.FAR  # not far above chance
@@ -191,7 +180,7 @@ def test_advice_is_what_is_not_in_force_and_would_change_something(tmp_path: Pat
         return phrase(row | ({"correct": 0} if rng.random() < 0.3 else {}), rng)
 
     def advice(name: str, edit: Edit, **config: Any) -> str:
-        return audit(make_store(tmp_path / name, edit=edit, config=config), seed=0).lines[-1]
+        return audited(tmp_path / name, edit, config=config).lines[-1]
 
     assert "balance=true" in advice("a", uneven, balance=False)
     assert "balance=true" not in advice("b", uneven, balance=True, negatives="untouched")
@@ -339,10 +328,7 @@ def test_the_draw_is_seeded_and_does_not_depend_on_shards_or_other_rows(tmp_path
 
 
 def test_memory_holds_one_shard_and_what_was_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def wordy(row: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-        return row | {"question": "x" * 50_000 + " end"}
-
-    store = make_store(tmp_path / "s", edit=wordy, shard=60)  # ten shards
+    store = make_store(tmp_path / "s", edit=leak("question", lambda *_: "x" * 50_000 + " end"), shard=60)
     alive: list[weakref.ref[pd.DataFrame]] = []
     most, columns = [0], []
     original = FeatureStore.tables

@@ -2,15 +2,18 @@
 
 import numpy as np
 import pytest
+import torch
 from artefacts import contents, shard_by_shard, write_lines
 from refusals import fails
 from test_kill import check
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from probers import FeatureStore
 from probers.commands import main as cli
 from probers.datagen.labels.cot import parse_label
 from probers.datagen.run import layers_to_read
 from probers.evaluation.answers import accuracy_contains, exact_match, f1_score
+from probers.testbed.assets import model_path
 
 
 @pytest.fixture(scope="module")
@@ -24,23 +27,14 @@ def test_every_question_has_both_conditions_in_one_split(cot):
     question = rows["id"].str.rsplit("/", n=1).str[0]
     assert (rows.groupby(question)["split"].nunique() == 1).all()
     assert (rows.groupby("group")["split"].nunique() == 1).all()
-
-
-def test_labels_agree_with_what_the_model_was_taught(cot):
-    rows = cot.table()
-    closed = rows[rows["condition"] == "closed_book"]
-    right = closed.groupby("knowledge")["correct"].mean()
+    # Labels agree with what the model was taught.
+    right = rows[rows["condition"] == "closed_book"].groupby("knowledge")["correct"].mean()
     assert right["known"] > 0.8 and right["unknown"] < 0.2 and right["stale"] < 0.2
     assert ((rows["answer"].str.lower() == rows["gold"].str.lower()) == (rows["correct"] == 1)).mean() > 0.97
 
 
 def test_states_are_those_of_a_fresh_forward_over_the_answer(cot):
     """Parity with plain transformers on one stored example."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    from probers.testbed.assets import model_path
-
     rows = cot.table()
     row = rows[rows["condition"] == "closed_book"].iloc[3]
     tokenizer = AutoTokenizer.from_pretrained(model_path())
@@ -141,10 +135,8 @@ def test_quotas_of_spans(tmp_path):
     cli.run("datagen", ["--source", "wiki", f"out={out}", *typed])
     store = FeatureStore.open(out)
     spans = store.table().drop_duplicates("span").groupby(["split", "correct"]).size()
-    assert spans.to_dict() == {
-        ("train", 0): 10, ("train", 1): 10, ("validation", 0): 2, ("validation", 1): 2,
-        ("test", 0): 3, ("test", 1): 3,
-    }  # fmt: skip
+    wanted = {"train": 10, "validation": 2, "test": 3}
+    assert spans.to_dict() == {(split, label): n for split, n in wanted.items() for label in (0, 1)}
     assert store.summary["articles"] < 100
 
 

@@ -115,10 +115,11 @@ def test_the_draw_has_both_labels_and_every_stage(tmp_path: Path) -> None:
 def test_the_draw_is_seeded_and_the_same_from_any_shards(tmp_path: Path) -> None:
     rows = make_rows()
     few, many = (make_store(tmp_path / f"s{size}", rows, size) for size in (400, 70))
-    ids = [row["id"] for row in draw(few, 40, 3)]
-    assert ids == [row["id"] for row in draw(many, 40, 3)]
-    assert ids == [row["id"] for row in draw([pd.DataFrame(rows)], 40, 3)]
-    assert set(ids) != {row["id"] for row in draw(few, 40, 4)}
+    ids, *same, other = (
+        [row["id"] for row in draw(source, 40, seed)]
+        for source, seed in ((few, 3), (many, 3), ([pd.DataFrame(rows)], 3), (few, 4))
+    )
+    assert same == [ids, ids] and set(ids) != set(other)
     assert ids != sorted(ids, key=[row["id"] for row in rows].index)  # mixed, not in the store's order
 
 
@@ -153,21 +154,17 @@ def test_every_case_shows_its_label_texts_and_marked_entity(tmp_path: Path) -> N
     assert page.within("dl", "facts")[0] == "Modeltestbed@1Labels123 spans"
 
 
-def test_the_counts_are_those_of_the_cases() -> None:
+def test_the_counts_are_those_of_the_cases_and_the_filter_needs_no_script() -> None:
     rows = make_rows(60)
-    page = page_of(rows)
-    table = page.within("tbody")[0]
+    page = sample_html(rows, about={})
+    parsed = Page(page)
+    table = parsed.within("tbody")[0]
     for kind in ("person", "place"):
         found = Counter(row["correct"] for row in rows if row["question_type"] == kind)
         assert f"{kind}{found[1]}{found[0]}{found[1] + found[0]}" in table
     right = sum(row["correct"] for row in rows)
     assert f"all{right}{60 - right}60" in table
-    assert page.within("label") == ["all 60", f"✓ {right} faithful", f"✗ {60 - right} hallucinated"]
-
-
-def test_the_filter_needs_no_script() -> None:
-    page = sample_html(make_rows(10), about={})
-    parsed = Page(page)
+    assert parsed.within("label") == ["all 60", f"✓ {right} faithful", f"✗ {60 - right} hallucinated"]
     inputs = [attrs for tag, attrs in parsed.tags if tag == "input"]
     assert [i["id"] for i in inputs] == ["show-all", "show-faithful", "show-hallucinated"]
     assert [i["id"] for i in inputs if "checked" in i] == ["show-all"]
@@ -194,10 +191,8 @@ def test_whatever_was_written_is_inert() -> None:
 
 
 def test_undecided_cases_are_shown_without_a_label_up_to_a_number() -> None:
-    cases = [
-        {"id": f"T{i}/9", "reason": "undecided", "gold": "Vienna", "written": f"Wien {i}", "stage": "vectors",
-         "evidence": "no vector for Wien"} for i in range(20)
-    ]  # fmt: skip
+    case = {"reason": "undecided", "gold": "Vienna", "stage": "vectors", "evidence": "no vector for Wien"}
+    cases = [case | {"id": f"T{i}/9", "written": f"Wien {i}"} for i in range(20)]
     cases[1] |= {"reason": "no entity at the head", "written": None, "stage": "", "evidence": None}
     page = page_of(make_rows(4), undecided=cases)
     left = page.of_class("undecided")

@@ -3,6 +3,7 @@
 import hashlib
 import itertools
 from dataclasses import replace
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -63,9 +64,6 @@ def hash_of(text):
     return hashlib.sha256(text.encode()).digest()[0]
 
 
-SITE = Feature((1, 2), "mlp_out", "mean")
-
-
 def wiki(tmp_path, lm, pool="mean", more=()):
     articles = [
         {"title": f"T{i}", "sentences": f"{ARTICLE} It has {i} gates.".split(". ")} for i in range(11)
@@ -77,12 +75,9 @@ def wiki(tmp_path, lm, pool="mean", more=()):
     return WikiBuilder(lm, plan, needs, EntityMatcher(wordnet=""), RULES, prompt)
 
 
-def tokens(tmp_path, lm):
-    return wiki(tmp_path, lm, "tokens")
-
-
-def several(tmp_path, lm):
-    return wiki(tmp_path, lm, "predicting", (Feature((2,), pool="mean"), SITE))
+SITE = Feature((1, 2), "mlp_out", "mean")
+tokens = partial(wiki, pool="tokens")
+several = partial(wiki, pool="predicting", more=(Feature((2,), pool="mean"), SITE))
 
 
 def cot(tmp_path, lm, more=()):
@@ -93,8 +88,7 @@ def cot(tmp_path, lm, more=()):
     )  # fmt: skip
 
 
-def cot_several(tmp_path, lm):
-    return cot(tmp_path, lm, (SITE, Feature((2,), pool="last")))
+cot_several = partial(cot, more=(SITE, Feature((2,), pool="last")))
 
 
 def filled(tmp_path, name, make, lm, step, *, size=7, balanced=False):
@@ -224,10 +218,7 @@ def test_of_several_features_each_is_what_it_is_alone(tmp_path, make):
         read = whole.feature(pool=spec.pool, site=spec.site)
         assert read.spec == alone.spec and read.table().equals(alone.table())
         np.testing.assert_array_equal(read.states(spec.layers), alone.states(spec.layers))
-
-
-@pytest.mark.parametrize("make", [several, cot_several])
-def test_balance_drops_the_rows_of_every_feature(tmp_path, make):
+    # Balancing drops the rows of every feature.
     store, after = (filled(tmp_path, f"b{b}", make, Scripted(), NEVER, balanced=b) for b in (False, True))
     kept = store.table()["id"].isin(after.table()["id"]).to_numpy()
     assert 0 < kept.sum() == len(after) < len(store)
