@@ -41,7 +41,7 @@ from probers.prompts import TESTBED_PROMPT
 from probers.rag.triggers import Adaptive, State
 from probers.store.spec import FeatureSpec
 from probers.store.store import FeatureStore
-from probers.types import Question, UserError
+from probers.types import Question
 
 KINDS = {
     "no": "What is the capital of town",
@@ -103,46 +103,41 @@ def test_what_cannot_be_learnt_or_read_is_said(tmp_path, trained):
         (["a b", "a c"], ["no", "twice"], {}, "'twice'"),
         (["a b", "a c"], ["no", "no"], {}, "'no'"),
         ([], [], {}, "there are none"),
-        (QUESTIONS, LABELS, {"c": 0}, "head.c=0"),
-        (QUESTIONS, LABELS, {"min_count": 0}, "head.min_count=0"),
         (["one", "two"], ["no", "multi"], {}, "no word in common"),
     ):
         with fails(None, named):
             AdaptiveClassifier.fit(questions, labels, **options)
-    with pytest.raises(UserError, match=r"no config.json\): 'probers-train head=adaptive' makes one"):
+    with fails("no-artifact", "no config.json"):
         AdaptiveClassifier.load(tmp_path)
     trained.save(tmp_path)
     tensors = load_file(tmp_path / "adaptive.safetensors")
     (tmp_path / "config.json").write_text(json.dumps(without_checksums(tmp_path)))
     for broken in ({"idf": tensors["idf"][1:]}, {"weights": tensors["weights"] * np.nan}):
         save_file(tensors | broken, tmp_path / "adaptive.safetensors")
-        with pytest.raises(UserError, match="is damaged"):
+        with fails("damaged"):
             AdaptiveClassifier.load(tmp_path)
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(UserError, match="is damaged"):
+    with fails("damaged"):
         load_classifier(str(tmp_path))
-    with pytest.raises(UserError, match=r"nowhere is no folder of .*no sequence-classification model either"):
+    with fails("model", "nowhere", "sequence-classification"):
         load_classifier(str(tmp_path / "nowhere"))
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "named"),
     [
-        ({"terms": ["a"] * 10**5}, "repeats a term"),
-        ({"terms": ["a", "b"]}, r"adaptive\.safetensors has idf of \[\d+\], not of \[2\]"),
-        ({"terms": [1]}, r"config\.json terms=\[1\] must be a list"),
-        ({"strategies": ["no", "no", "single"]}, "repeats a term or a strategy"),
-        ({"strategies": ["no", "twice"]}, "strategies=.* must be a list"),
-        ({"schema": "1"}, "schema=1 must be a whole number"),
-        ({"schema": 2}, "config.json is no probers-adaptive of schema 1"),
-        ({"more": 1}, "has the fields .*more"),
+        ({"terms": ["a"] * 10**5}, ("term",)), ({"terms": ["a", "b"]}, ("safetensors has idf", "[2]")),
+        ({"terms": [1]}, ("config.json", "terms=[1]")), ({"strategies": ["no", "no"]}, ("strategy",)),
+        ({"strategies": ["no", "twice"]}, ("strategies=",)), ({"schema": "1"}, ("schema=1",)),
+        ({"schema": 2}, ("config.json", "schema 1")), ({"more": 1}, ("more",)),
     ],
-)
-def test_the_files_of_another_are_checked_before_they_are_used(tmp_path, trained, change, message):
+    ids=range(8),
+)  # fmt: skip
+def test_the_files_of_another_are_checked_before_they_are_used(tmp_path, trained, change, named):
     trained.save(tmp_path / "c")
     file = tmp_path / "c/config.json"
     file.write_text(json.dumps(without_checksums(tmp_path / "c") | change))
-    with pytest.raises(UserError, match=message) as told:
+    with fails("damaged", *named) as told:
         load_classifier(str(tmp_path / "c"))
     assert len(str(told.value)) < 600
 
@@ -232,7 +227,7 @@ def test_a_model_of_transformers_may_classify_by_its_labels(tmp_path, labels, or
 
 def test_a_model_with_other_labels_is_refused(tmp_path):
     classifier_model(tmp_path, ("yes", "no", "maybe"))
-    with pytest.raises(UserError, match="has the labels yes, no, maybe: .* no, single and multi"):
+    with fails("model", "yes, no, maybe", "no, single and multi"):
         load_classifier(str(tmp_path))
 
 
@@ -242,7 +237,7 @@ def test_no_code_and_no_pickle_of_a_model_is_read_and_nobody_is_asked(tmp_path, 
     config, whole = tmp_path / "config.json", (tmp_path / "config.json").read_text()
     (tmp_path / "code.py").write_text("raise SystemExit('it ran')")
     remote = {"AutoConfig": "code.Config", "AutoModelForSequenceClassification": "code.Model"}
-    none = "no sequence-classification model either"
+    none = "sequence-classification"
     for change, named in (
         ({"model_type": "unheard_of", "auto_map": remote}, none),
         ({"id2label": {"0": "no", "1": "single", "7": "multi"}}, "has the labels no, single, multi"),
@@ -259,7 +254,7 @@ def test_no_code_and_no_pickle_of_a_model_is_read_and_nobody_is_asked(tmp_path, 
         load_classifier(str(tmp_path))
     weights.unlink()
     torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
-    with pytest.raises(UserError, match="no sequence-classification model either .*model.safetensors"):
+    with fails("model", none, "model.safetensors"):
         load_classifier(str(tmp_path))
 
 
@@ -392,23 +387,19 @@ def test_intervals_are_of_groups_not_of_questions():
 
 
 @pytest.mark.parametrize(
-    ("overrides", "message"),
+    ("overrides", "named"),
     [
-        (["epochs=3"], "epochs=3"),
-        (["split=[0.6,0.2,0.2]"], "split="),
-        (["data=[a,b]"], "a is no feature store"),
-        (["resamples=3"], "resamples=3 must be a whole number of 100 or more"),
-        ([], "there is none under runs/: 'probers-datagen --source cot' makes one"),
-        (["data=nowhere"], "nowhere"),
+        (["epochs=3"], "epochs=3"), (["split=[0.6,0.2,0.2]"], "split="), (["data=[a,b]"], "a is no feature"),
+        (["resamples=3"], "resamples=3"), ([], "probers-datagen --source cot"), (["data=nowhere"], "nowhere"),
         (["data=untested"], "untested has no test question"),
     ],
-)
+)  # fmt: skip
 def test_a_training_that_cannot_be_is_one_sentence_and_leaves_nothing(
-    tmp_path, monkeypatch, overrides, message
+    tmp_path, monkeypatch, overrides, named
 ):
     monkeypatch.chdir(tmp_path)
     cot_store(tmp_path / "untested", splits=("train", "validation"))
-    with pytest.raises(UserError, match=message):
+    with fails(None, named):
         cli.run("train", ["head=adaptive", *overrides])
     assert [p.name for p in tmp_path.iterdir()] == ["untested"]
 
@@ -466,7 +457,7 @@ def test_labels_by_trying_are_the_cheapest_and_then_the_bias_of_the_data_set(tmp
         file.write(json.dumps(unknown) + "\n")
     answers = read(asked)
     assert (answers.model, answers.rule, answers.strategies) == ("testbed", "em", STRATEGIES)
-    with pytest.raises(UserError, match=r"data set 'mine', and head.bias does not .*\+head.bias.mine=single"):
+    with fails("missing-value", "'mine'", "+head.bias.mine=single"):
         label(answers, {"nq": "single", "hotpotqa": "multi"})
     found, record = label(answers, {"nq": "single", "hotpotqa": "multi", "mine": "leave_out"})
     told = dict(zip(found["train"].questions, found["train"].strategies, strict=True))
@@ -495,34 +486,29 @@ def test_several_runs_are_one_where_they_fit(tmp_path):
     assert [row.id for row in joined([one, other]).rows] == [row.id for row in (*one.rows, *other.rows)]
     again = read(compared(tmp_path / "c", cases("nq")))
     moved = read(compared(tmp_path / "d", [(f"x{r[0]}", *r[1:3], "test", *r[4:]) for r in cases("nq")]))
-    for wrong, message in (
-        (again, "question 'nq0' is in data=.*a and data=.*c: give every question once"),
-        (moved, "group 'nq0' has questions of the train and of the test split"),
-        (read(compared(tmp_path / "e", cases("iirc"), model="gpt2")), "model is testbed in one and gpt2 in"),
-        (
-            read(compared(tmp_path / "f", cases("iirc"), wrong="acc")),
-            "rule is em in one and acc in the other",
-        ),
-        (of_store(cot_store(tmp_path / "g")), "cannot be joined"),
+    for wrong, code, *named in (
+        (again, "overlap", "'nq0'", one.path, tmp_path / "c"),
+        (moved, "overlap", "'nq0'", "train", "test", "one seed"),
+        (read(compared(tmp_path / "e", cases("iirc"), model="gpt2")), "mismatch", "model", "testbed", "gpt2"),
+        (read(compared(tmp_path / "f", cases("iirc"), wrong="acc")), "mismatch", "rule", "em", "acc"),
+        (of_store(cot_store(tmp_path / "g")), "mismatch", "data="),
     ):
-        with pytest.raises(UserError, match=message):
+        with fails(code, *named):
             joined([one, wrong])
 
 
 def test_a_comparison_that_cannot_be_learned_from_is_told(tmp_path):
-    for name, options, message in (
-        ("unfinished", {"complete": False}, "is not finished: run its command again"),
-        ("few", {"triggers": ("wo", "sr")}, "no method of trigger fixed_sentence: .*split=all"),
-    ):
-        rows = [(*row[:5], row[5][: len(options.get("triggers", "123"))]) for row in cases("nq")]
-        with pytest.raises(UserError, match=message):
-            read(compared(tmp_path / name, rows, **options))
+    few = [(*row[:5], row[5][:2]) for row in cases("nq")]
+    with fails("no-artifact", "unfinished"):
+        read(compared(tmp_path / "unfinished", cases("nq"), complete=False))
+    with fails("labels", "fixed_sentence", "split=all"):
+        read(compared(tmp_path / "few", few, triggers=("wo", "sr")))
     file = compared(tmp_path / "damaged", cases("nq")) / "outcomes.jsonl"
     file.write_text(file.read_text().replace('"wo": true', '"wo": false', 1))
-    with pytest.raises(UserError, match="damaged in line 1 .was altered.*overwrite=true"):
+    with fails("damaged", "line 1", "was altered", "overwrite=true"):
         read(tmp_path / "damaged")
     file.unlink()
-    with pytest.raises(UserError, match="outcomes.jsonl is missing or damaged"):
+    with fails("damaged", "outcomes.jsonl"):
         read(tmp_path / "damaged")
 
 
@@ -570,13 +556,13 @@ def test_a_model_without_three_letters_or_safe_weights_is_refused(tmp_path):
         tokenizer_object=Tokenizer(models.WordLevel({"<u>": 0, "A": 1, "<e>": 2}, unk_token="<u>")),
         unk_token="<u>", eos_token="<e>", pad_token="<e>",
     )  # fmt: skip
-    with pytest.raises(UserError, match="cannot classify questions: it has no token each for A, B and C"):
+    with fails("model", "A, B and C"):
         load_classifier(letters(tmp_path / "same", tokenizer=small))
     folder = Path(letters(tmp_path / "pickled"))
     weights = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
     torch.save({k: torch.from_numpy(v) for k, v in weights.items()}, folder / "pytorch_model.bin")
-    with pytest.raises(UserError, match="no sequence-to-sequence model either"):
+    with fails("model", "sequence-to-sequence"):
         load_classifier(str(folder))
 
 
@@ -649,12 +635,7 @@ def test_the_command_fine_tunes_a_t5_on_what_was_tried(tmp_path, monkeypatch, ca
     assert Seen.read(out).split_of(Question("new", rows[0][4])) == "train"
     assert fired(Adaptive(str(out))) == [False, True, True]
     assert newest_classifier(model="testbed") == out
-    for wrong, message in (
-        (["epochs=3"], "epochs=3"),
-        (["head.lr=0"], "head.lr=0 must be a number above 0"),
-        (["head.model=nowhere"], "head.model=nowhere is no folder"),
-        (["head.bias.nq=twice"], "head.bias=.* must be single, multi or leave_out for each data set"),
-    ):
-        with pytest.raises(UserError, match=message):
-            cli.run("train", ["head=adaptive_t5", "data=tried", *options, "out=other", *wrong])
+    for wrong in ("epochs=3", "head.lr=0", "head.model=nowhere", "head.bias.nq=twice"):
+        with fails(None, "head.bias=" if "bias" in wrong else wrong):
+            cli.run("train", ["head=adaptive_t5", "data=tried", *options, "out=other", wrong])
     assert not (tmp_path / "other").exists()

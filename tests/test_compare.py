@@ -9,10 +9,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from fake_lm import FakeLM, linear_bank
-from refusals import fails
+from refusals import fails, interrupted
 
 from probers.bank.bank import ProbeBank
-from probers.bank.fitting import ThresholdRule
+from probers.bank.decision import ThresholdRule
 from probers.checksums import unsealed_lines
 from probers.commands import main as cli
 from probers.commands.components import choices
@@ -87,9 +87,12 @@ class Place:
 
     def compare(self, *more, out="out"):
         names = "[never,always,random,oracle,entropy,rind_paper,rind_released,probing]"
-        base = ["questions=questions.jsonl", "corpus=corpus.jsonl", "prober=prober", f"out={out}"]
-        given = [m for m in more if m.startswith("triggers=")] or [f"triggers={names}"]
-        cli.run("compare", [*base, *given, "limit=null", *(m for m in more if not m.startswith("triggers="))])
+        base = {"questions": "questions.jsonl", "corpus": "corpus.jsonl", "triggers": names, "limit": "null"}
+        if not any(word.startswith("prober") for word in more):
+            base["prober"] = "prober"
+        known = {word.partition("=")[0] for word in more}
+        typed = [f"{key}={value}" for key, value in (base | {"out": out}).items() if key not in known]
+        cli.run("compare", [*typed, *more])
         return self.read("results", out)
 
     def read(self, name, out="out"):
@@ -389,36 +392,28 @@ def test_questions_without_splits_are_all_asked_unless_something_is_tuned_on_the
     assert results["n"] == len(rows)  # it is known what the prober was trained on
 
 
-def test_the_probers_threshold_is_chosen_as_the_others_unless_its_own_is_asked_for(place):
-    results = place.compare("triggers=[never,entropy,probing]")
+def test_thresholds_come_from_validation_questions_unless_they_are_given(place):
+    """The prober's as well, unless its own is asked for."""
+    results = place.compare("triggers=[never,entropy,rind_paper,probing]")
+    assert place.first_asked() == set(VALIDATION)
     stored = place.read("thresholds")
-    assert set(stored) == {"entropy", "probing", "sha256"}
-    assert results["options"]["probing"]["threshold"] == stored["probing"]["threshold"]
+    assert set(stored) == {"entropy", "rind_paper", "probing", "sha256"}
+    # Mean entropy of a wrong answer is (6 * .1 + 2 * 2) / 8 or so, of a right one .1: halfway between.
+    assert 0.1 < stored["entropy"]["threshold"] < 0.6
+    for name in ("entropy", "probing"):
+        assert results["options"][name]["threshold"] == stored[name]["threshold"]
     results = place.compare("triggers=[never,probing]", "methods.probing.tune=false", out="own")
     assert results["options"]["probing"]["threshold"] == 0.0  # the prober's
     assert not (place.path / "own" / "thresholds.json").exists()
     theta = "+methods.probing.trigger_options={theta: -1.5}"
-    place.compare("triggers=[never,probing]", theta, out="theta")
-    assert place.trace("probing", "theta")[0]["rounds"][0]["decision"]["threshold"] == 1.5
-
-
-def test_thresholds_come_from_validation_questions_only(place):
-    results = place.compare("triggers=[never,entropy,rind_paper]")
-    assert place.first_asked() == set(VALIDATION)
-    stored = place.read("thresholds")
-    assert set(stored) == {"entropy", "rind_paper", "sha256"}
-    # Mean entropy of a wrong answer is (6 * .1 + 2 * 2) / 8 or so, of a right one .1: halfway between.
-    assert 0.1 < stored["entropy"]["threshold"] < 0.6
-    assert results["options"]["entropy"]["threshold"] == stored["entropy"]["threshold"]
-
-
-def test_a_threshold_that_is_given_is_kept(place):
-    results = place.compare("triggers=[never,entropy]", "+methods.entropy.trigger_options={threshold: 99}")
+    given = "+methods.entropy.trigger_options={threshold: 99}"
+    results = place.compare("triggers=[never,entropy,probing]", theta, given, out="given")
+    assert place.trace("probing", "given")[0]["rounds"][0]["decision"]["threshold"] == 1.5
     assert results["options"]["entropy"]["threshold"] == 99
     assert results["methods"]["entropy"]["retrievals"] == 0
-    assert place.data()["flags"] == {"entropy": "never fired"}
+    assert place.data("given")["flags"]["entropy"] == "never fired"
     # Other thresholds are for its curve only, which is drawn although it never fired at its own.
-    assert place.data()["reruns"]["entropy"]["retrievals"][-1] > 0
+    assert place.data("given")["reruns"]["entropy"]["retrievals"][-1] > 0
 
 
 def test_methods_of_ones_own_by_dotted_path(place):
@@ -436,25 +431,12 @@ def stable(results):
     return text
 
 
-def test_an_interrupted_comparison_goes_on_and_gives_the_same(place, monkeypatch):
+def test_an_interrupted_comparison_goes_on_and_gives_the_same(place):
     whole = stable(place.compare(out="whole"))
-    calls = 0
-    original = FakeLM.generate
-
-    def limited(self, *args, **kwargs):
-        nonlocal calls
-        calls += 1
-        if calls > 2:
-            raise KeyboardInterrupt
-        return original(self, *args, **kwargs)
-
-    monkeypatch.setattr(FakeLM, "generate", limited)
-    with pytest.raises(KeyboardInterrupt):
+    with interrupted(FakeLM, "generate", 2):
         place.compare()
     assert not (place.path / "out" / "results.json").exists()
-    monkeypatch.setattr(FakeLM, "generate", original)
-    before = len(list((place.path / "out" / "traces").iterdir()))
-    assert before > 0
+    assert list((place.path / "out" / "traces").iterdir())
     again = stable(place.compare())
     again["config"]["out"] = whole["config"]["out"]
     assert again == whole

@@ -249,11 +249,8 @@ def test_a_bar_is_shown_for_many_passages(elastic, capsys):
 
 # --- failures ---------------------------------------------------------------------------------------
 
-BUSY = (
-    429,
-    {"Retry-After": "0"},
-    {"error": {"type": "es_rejected_execution_exception", "reason": "queue is full"}},
-)
+ERROR = {"type": "es_rejected_execution_exception", "reason": "queue is full"}
+BUSY = (429, {"Retry-After": "0"}, {"error": ERROR})
 GONE = (503, {"Content-Type": "text/html"}, b"<html>no backend</html>")
 ENDPOINTS = ["root", "mapping", "create", "bulk", "refresh", "count", "search"]
 
@@ -411,7 +408,7 @@ def test_a_document_that_is_not_of_the_corpus_is_never_returned_as_one(server):
         del index.docs[name]
 
 
-ERROR = {"root_cause": [{"type": "query_shard_exception", "reason": "bad field"}], "reason": "all failed"}
+FAILED = {"root_cause": [{"type": "query_shard_exception", "reason": "bad field"}], "reason": "all failed"}
 WHOLE = {"timed_out": False, "_shards": {"failed": 0}, "hits": {"hits": []}}
 
 
@@ -419,7 +416,7 @@ WHOLE = {"timed_out": False, "_shards": {"failed": 0}, "hits": {"hits": []}}
     ("answer", "said", "kind"),
     [((200, {}, WHOLE | {"timed_out": True}), "'basil'", RunError),
      ((200, {}, WHOLE | {"_shards": {"failed": 1}}), "'basil'", RunError),
-     ((400, {}, {"error": ERROR, "status": 400}), "HTTP 400 query_shard_exception: bad field", UserError)],
+     ((400, {}, {"error": FAILED, "status": 400}), "HTTP 400 query_shard_exception: bad field", UserError)],
     ids=["late", "shard", "error"],
 )  # fmt: skip
 def test_an_answer_in_part_or_none_is_refused(server, answer, said, kind):

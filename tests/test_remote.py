@@ -220,14 +220,14 @@ def test_a_comparison_leaves_out_what_cannot_be_had(
 
 
 @contextmanager
-def lying(answer: Callable[[str, dict[str, Any]], tuple[int, Any, dict[str, str]]]) -> Iterator[str]:
-    """A server that answers (path, body) by a function with status, body and headers."""
+def lying(answer: Callable[[Any], tuple[int, Any, dict[str, str]]], models: Any = None) -> Iterator[str]:
+    """A server that answers a body by a function with status, body and headers; it may list models."""
 
     class Handler(BaseHTTPRequestHandler):
         def _answer(self) -> None:
-            length = int(self.headers.get("Content-Length") or 0)
-            body = json.loads(self.rfile.read(length)) if length else {}
-            status, told, headers = answer(self.path, body)
+            status, told, headers = 200 if models else 404, models, {}
+            if length := int(self.headers.get("Content-Length") or 0):
+                status, told, headers = answer(json.loads(self.rfile.read(length)))
             data = json.dumps(told).encode()
             self.send_response(status)
             for key, value in {"Content-Type": "application/json", **headers}.items():
@@ -273,8 +273,7 @@ def test_what_a_server_says_wrong_is_one_sentence(
 ) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     listed = {"object": "list", "data": [{"id": "m"}]}
-    answer = lambda path, asked: (200, listed, {}) if path.endswith("models") else (status, body, {})  # noqa: E731
-    with lying(answer) as url, fails(None, url, *told, kind=kind):
+    with lying(lambda asked: (status, body, {}), listed) as url, fails(None, url, *told, kind=kind):
         RemoteLM(url, "m")
 
 
@@ -284,31 +283,26 @@ def test_a_server_that_is_not_there() -> None:
 
 
 def test_a_busy_server_is_asked_again_when_it_says() -> None:
-    seen: list[str] = []
+    seen: list[Any] = []
 
-    def answer(path: str, body: dict[str, Any]) -> Any:
-        seen.append(path)
-        if path.endswith("models"):
-            return 404, {}, {}
-        if len(seen) in (2, 4, 5):
+    def answer(body: Any) -> Any:
+        seen.append(body)
+        if len(seen) in (1, 3, 4):
             return 429, {"error": {"message": "busy"}}, {"Retry-After-Ms": "10"}
         assert body["logprobs"] == 20 and body["temperature"] == 0
         return 200, said(), {}
 
     with lying(answer) as url:
         (made,) = RemoteLM(url, "m").generate(["x"], max_new_tokens=4, stop=["\n"])
-    assert made.text == " a" and made.token_ids == (-1,) and len(seen) == 6
+    assert made.text == " a" and made.token_ids == (-1,) and len(seen) == 5
     left = 1 - math.exp(-0.1) - math.exp(-3)
     assert made.entropies[0] == pytest.approx(entropy([math.exp(-0.1), math.exp(-3), left]), abs=1e-6)
 
 
 def test_fewer_likeliest_tokens_are_asked_for_where_twenty_are_too_many() -> None:
-    def answer(path: str, body: dict[str, Any]) -> Any:
-        if path.endswith("models"):
-            return 404, {}, {}
-        if body["logprobs"] > 5:
-            return 400, {"error": {"message": "at most 5 logprobs"}}, {}
-        return 200, said(), {}
+    def answer(body: Any) -> Any:
+        few = body["logprobs"] <= 5
+        return (200, said(), {}) if few else (400, {"error": {"message": "at most 5 logprobs"}}, {})
 
     with lying(answer) as url:
         lm = RemoteLM(url, "m")

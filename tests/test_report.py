@@ -332,9 +332,12 @@ def test_methods_are_ranked_by_the_headline(tmp_path: Path) -> None:
 
 
 def test_flags_and_notes_are_shown(tmp_path: Path) -> None:
-    data = sample_data() | {"flags": {"rind_paper": "never fired", "never": "never fired"}}
+    flags = dict.fromkeys(("rind_paper", "never"), "never fired")
+    flags |= dict.fromkeys(("entropy", "probing"), "always fired")
+    data = sample_data() | {"flags": flags}
     _, page = render(sample_results(), data, tmp_path)
     assert "rind_paper never fired on these questions." in page.text
+    assert "entropy and probing always fired on these questions." in page.text
     assert "never never fired" not in page.text  # true by definition
     assert data["notes"][0] in page.text
 
@@ -444,19 +447,15 @@ def test_accuracy_has_a_chart_of_its_own_and_many_methods_no_whiskers(tmp_path: 
     assert chart.count('class="line thin') == 6 and chart.count('class="whisker') == len(METHODS)
     assert "probing: ACC 0.81 at 0.71 retrievals" in chart
     more = {f"method{i}": {"retrievals": i / 9, "em": 0.5, "em_ci": [0.4, 0.6]} for i in range(9)}
-    data["points"] |= more
-    text, _ = render(sample_results(), data, tmp_path)
+    text, _ = render(sample_results(), data | {"points": data["points"] | more}, tmp_path)
     assert "whisker" not in chart_of(text, "tradeoff")
 
 
 def test_curves_that_were_run_have_a_dot_for_each_run_and_all_are_in_the_legend(tmp_path: Path) -> None:
     data = sample_data()
     at = {"retrievals": [0.0, 0.4, 0.83, 1.9], "em": [0.462, 0.6, 0.651, 0.7], "value": [9.0, 2.0, 1.2, 0.0]}
-    data["reruns"] = {
-        "rind_paper": at | {"option": "threshold", "own": 1.2},
-        "fixed": at | {"option": "n", "own": 1.2},
-        "rule": at | {"option": "max_retrievals", "own": 1.2},
-    }
+    options = {"rind_paper": "threshold", "fixed": "n", "rule": "max_retrievals"}
+    data["reruns"] = {name: at | {"option": option, "own": 1.2} for name, option in options.items()}
     text, _ = render(sample_results(), data, tmp_path)
     plain, _ = render(sample_results(), sample_data(), tmp_path)
     chart, before = chart_of(text, "tradeoff"), chart_of(plain, "tradeoff")
@@ -481,9 +480,6 @@ def test_many_methods_are_not_all_named_and_equal_ones_not_ranked(tmp_path: Path
     text = summary_of(results, tmp_path)
     assert "always, random, entropy, rind_paper and 3 more share the highest exact match, 0.500" in text
     assert "probing against entropy" in text
-    data = sample_data() | {"flags": {"entropy": "always fired", "probing": "always fired"}}
-    _, page = render(results, data, tmp_path)
-    assert "entropy and probing always fired on these questions." in page.text
 
 
 def test_an_axis_of_one_value_has_round_ticks() -> None:
@@ -574,8 +570,7 @@ def test_colours_are_readable(theme: int, sample: tuple[str, Page]) -> None:
 
 
 def test_same_input_same_bytes_and_nothing_else_in_the_folder(tmp_path: Path) -> None:
-    first, _ = render(sample_results(), sample_data(), tmp_path)
-    second, _ = render(sample_results(), sample_data(), tmp_path)
+    first, second = (render(sample_results(), sample_data(), tmp_path)[0] for _ in range(2))
     assert first == second
     assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
 

@@ -18,8 +18,7 @@ from probers.engine.model import CausalLM
 from probers.evaluation.metrics import auroc
 from probers.heads import AttentionPoolHead, ProbingRagHead
 from probers.online.scores import GrowingScores, text_needs, text_scores
-from probers.score.page import level, parts
-from probers.score.texts import Texts
+from probers.score.texts import Texts, level, parts
 from probers.store.spec import FeatureSpec
 from probers.types import UserError
 

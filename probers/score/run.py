@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from ..commands.runs import RunFolder
 from ..files import canonical_json, write_text
 from ..text import count
 from ..types import UserError
-from .texts import Text, Texts
+from .texts import Text, Texts, scores_html
 
 if TYPE_CHECKING:
     from ..bank.assessment import Assessor
@@ -32,16 +33,10 @@ log = logging.getLogger(__name__)
 
 
 def run(settings: Score) -> Path:
-    """Score the texts of a file; returns the folder written.
-
-    Raises:
-        UserError: the request is wrong; raised before anything is scored.
-    """
+    """Score the texts of a file; returns the folder written. UserErrors come before anything is scored."""
     if settings.texts is None:
-        raise UserError(
-            "probers-score needs a file with a prompt and an answer on each line: probers-score FILE.jsonl",
-            "missing-value",
-        )
+        told = "probers-score needs a file with a prompt and an answer on each line: probers-score FILE.jsonl"
+        raise UserError(told, "missing-value")
     read = Texts.read(settings.texts, settings.on_bad_line)
     name = find_prober(settings, asks="probers-score")
     from ..bank.assessment import Assessor
@@ -72,14 +67,13 @@ def run(settings: Score) -> Path:
     write_text(out / _SCORES, "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in records))
     results = _results(read.texts, records, assessor.threshold, settings.seed)
     write_text(out / _RESULTS, canonical_json(results))
-    from .page import scores_html
-
+    limit = float(bank.probability(np.array([assessor.threshold]))[0])
     about = {"texts": settings.texts, "model": str(lm.spec), "prober": name}
-    page = scores_html(read.texts, records, about=about, results=results, bank=bank, most=settings.shown)
+    page = scores_html(read.texts, records, about=about, results=results, limit=limit, most=settings.shown)
     write_text(out / _PAGE, page)
     (out / _UNFINISHED).unlink(missing_ok=True)
     folder.finish({"model": settings.model.name, "n": len(records), "fires": results["fires"]})
-    for line in _summary(records, results, bank):
+    for line in _summary(records, results, limit):
         log.info("%s", line)
     log.info("wrote %s to %s and a page to %s", count(len(records), "line"), out / _SCORES, out / _PAGE)
     return out
@@ -94,9 +88,8 @@ def score(
 ) -> list[dict[str, Any]]:
     """Score texts; returns their lines with ``id``, ``text`` and ``hallucination`` (None if too long).
 
-    Args:
-        file: name of the file in messages.
-        unfinished: file of finished lines, written batch by batch and read by a run that resumes.
+    ``file`` is the file's name in messages; finished lines are written to ``unfinished`` batch by batch, and
+    read there by a run that resumes.
     """
     from ..engine.language_model import ScoreRequest, Scoring
     from ..online.scores import text_needs, text_scores
@@ -107,8 +100,7 @@ def score(
         ScoreRequest(one.prompt_for(lm.tokenizer, file), one.answer, f"of {file} {one.where}")
         for one in texts
     ]
-    batches = lm.score_each(requests, Scoring(text_needs(bank)), known=made)
-    for batch in batches:
+    for batch in lm.score_each(requests, Scoring(text_needs(bank)), known=made):
         new = {}
         for place, written in batch.items():
             told = None
@@ -116,8 +108,8 @@ def score(
                 assert written.state is not None
                 scores, distances = text_scores(bank, written.state)
                 told = assessor.of_generation(written, scores, distances)
-            ours = {"id": texts[place].id, "text": texts[place].answer, "hallucination": told}
-            new[place] = {**texts[place].record, **ours}
+            one = texts[place]
+            new[place] = {**one.record, "id": one.id, "text": one.answer, "hallucination": told}
         journal.append(_kept(new))
         made |= new
     return [made[place] for place in range(len(texts))]
@@ -147,12 +139,13 @@ def _results(
     """Count texts and hits; with labels in the file, measure how well scores predict them."""
     told = [(one, r["hallucination"]) for one, r in zip(texts, records, strict=True) if r["hallucination"]]
     judged = [(one, h) for one, h in told if h["score"] is not None]
-    results = {
+    results: dict[str, Any] = {
         "n": len(texts), "too_long": len(texts) - len(told), "judged": len(judged),
         "fires": sum(h["fires"] for _, h in judged), "threshold": threshold,
     }  # fmt: skip
-    known = [(one, h) for one, h in judged if one.wrong is not None]
-    return results | ({"labelled": _quality(known, seed)} if known else {})
+    if known := [(one, h) for one, h in judged if one.wrong is not None]:
+        results["labelled"] = _quality(known, seed)
+    return results
 
 
 def _quality(known: Sequence[tuple[Text, Mapping[str, Any]]], seed: int) -> dict[str, Any]:
@@ -163,16 +156,13 @@ def _quality(known: Sequence[tuple[Text, Mapping[str, Any]]], seed: int) -> dict
     bootstrap = Bootstrap([one.prompt or json.dumps(one.messages) for one, _ in known], seed=seed)
     figures: dict[str, Any] = {"n": len(known), "wrong": float(wrong.mean())}
     for name, key, metric in (("auroc", "score", auroc), ("ece", "p_wrong", ece)):
-        values = np.array([h[key] for _, h in known])
-        found = bootstrap.interval(values, lambda v, w, of=metric: of(wrong, v, w))  # type: ignore[misc]
-        value = None if np.isnan(found.value) else found.value
-        figures[name] = {"value": value, "ci95": found.limits}
+        found = bootstrap.interval(np.array([h[key] for _, h in known]), partial(metric, wrong))
+        figures[name] = {"value": None if np.isnan(found.value) else found.value, "ci95": found.limits}
     return figures
 
 
-def _summary(records: Sequence[Mapping[str, Any]], results: Mapping[str, Any], bank: ProbeBank) -> list[str]:
+def _summary(records: Sequence[Mapping[str, Any]], results: Mapping[str, Any], limit: float) -> list[str]:
     """Summarise hits, the worst spans and the fit to labels, as lines for the terminal."""
-    limit = float(bank.probability(np.array([results["threshold"]]))[0])
     lines = [
         f"{results['fires']} of {count(results['n'], 'text')} fire: score above {results['threshold']:.3g}, "
         f"P(wrong) above {limit:.0%}"

@@ -37,12 +37,8 @@ log = logging.getLogger(__name__)
 class Findings:
     """Runs of a comparison by name of the method, and everything the report needs beside them.
 
-    Attributes:
-        reference: the closed-book run.
-        recorded: answers from which thresholds and random retrieval are replayed.
-        reruns: curves of methods that were run at other settings as well.
-        banks: the probers of the methods, by folder or hub id.
-        tuned: thresholds were chosen on questions of another split.
+    ``reference`` is the closed-book run, ``banks`` the probers by folder or hub id. Of ``recorded`` answers
+    thresholds and random retrieval are replayed; ``reruns`` are curves of methods that were run again.
     """
 
     runs: Mapping[str, MethodRun]

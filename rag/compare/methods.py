@@ -258,10 +258,7 @@ def complete(settings: Compare) -> tuple[Compare, list[str]]:
     """Fill in the available parts of :data:`TRAINED`, and leave out the methods without theirs.
 
     Methods that read signals which ``settings.engine`` does not hand out are left out first. Returns the
-    settings and notes on the methods left out.
-
-    Raises:
-        UserError: no method is left.
+    settings and notes on the methods left out; that none is left is a UserError.
     """
     names, notes = _of_engine(settings)
     keys = {name: settings.methods[name].get("if_given") for name in names if name in settings.methods}

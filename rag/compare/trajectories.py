@@ -22,7 +22,7 @@ import numpy as np
 from tqdm import tqdm
 
 from probers.bank.calibration import Platt, fit_platt
-from probers.bank.fitting import ThresholdRule
+from probers.bank.decision import ThresholdRule
 from probers.checksums import made_once
 from probers.equivalence import EntityMatcher
 from probers.evaluation.answers import MATCH, Rule, right_by_em

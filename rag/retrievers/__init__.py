@@ -15,6 +15,5 @@ if TYPE_CHECKING:
 __all__ = ["BM25", "Dense", "Elasticsearch", "RankBM25"]
 
 __getattr__ = lazily(
-    __name__,
-    {"bm25": "BM25", "dense": "Dense", "elasticsearch": "Elasticsearch", "lexical": "RankBM25"},
+    __name__, {"bm25": "BM25", "dense": "Dense", "elasticsearch": "Elasticsearch", "lexical": "RankBM25"}
 )

@@ -230,11 +230,7 @@ def _open_index(passages: PassageStore, k1: float, b: float, cache: Path) -> tup
 def build_index(
     passages: PassageStore, folder: Path, k1: float, b: float, *, shard: int = SHARD, block: int = BLOCK
 ) -> dict[str, Any]:
-    """Fill a folder with the index; shards that an interrupted call left there are used.
-
-    Raises:
-        UserError: no passage holds a word.
-    """
+    """Fill a folder with the index of a corpus with a word; shards that an interrupted call left are used."""
     work = folder / "shards"
     work.mkdir(exist_ok=True)
     shards = _count(passages, work, shard)

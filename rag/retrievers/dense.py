@@ -8,7 +8,7 @@ import math
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -24,7 +24,7 @@ from probers.types import Passage, RunError, UserError, first_line
 
 from ..protocol import at_least, one_of
 from . import lexical
-from .encoder import Encoder, EncoderOptions
+from .encoder import Encoder
 
 log = logging.getLogger(__name__)
 
@@ -213,7 +213,7 @@ def _written(folder: Path) -> tuple[int, int, hashlib._Hash]:
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class Dense(EncoderOptions):
+class Dense(Encoder):
     """Similarity of vectors by any sentence-transformers model, searched with FAISS (extra "dense").
 
     The vectors are made once and kept under ``cache`` by corpus, model and options; a killed run
@@ -224,7 +224,7 @@ class Dense(EncoderOptions):
         index: "flat" (exact), "hnsw", "ivfpq", or "auto" by the size of the corpus.
         cache: folder for vectors and indexes.
 
-    The other options are those of :class:`probers.rag.retrievers.encoder.EncoderOptions`.
+    The other options are those of :class:`probers.rag.retrievers.encoder.Encoder`.
 
     Raises:
         UserError: the extra "dense" is not installed, a model that cannot be loaded, options that do not fit.
@@ -238,13 +238,13 @@ class Dense(EncoderOptions):
     def __post_init__(self) -> None:
         lexical.check_corpus(self.passages)
         method = choose(self.index, len(self.passages))
-        self._encoder = Encoder(**{each.name: getattr(self, each.name) for each in fields(EncoderOptions)})
-        identity = f"1 {fingerprint(self.passages)} {self._encoder.fingerprint}"  # 1: the format of files
+        super().__post_init__()
+        identity = f"1 {fingerprint(self.passages)} {self.fingerprint}"  # 1: the format of files
         folder = Path(self.cache) / digest(identity, 20)
         made = build_once(
             folder,
-            f"vectors of {len(self.passages):,} passages by {self._encoder.name}",
-            lambda folder: encode_corpus(self.passages, self._encoder, folder),
+            f"vectors of {len(self.passages):,} passages by {self.name}",
+            lambda folder: encode_corpus(self.passages, self, folder),
             self._estimate,
         )
         shape = made["passages"], made["width"]
@@ -270,8 +270,8 @@ class Dense(EncoderOptions):
         if not asked:
             return found
         texts = [queries[i] for i in asked]
-        vectors = self._encoder.encode(texts, "query")
-        check_finite(vectors, self._encoder, [f"the query {text!r:.60}" for text in texts])
+        vectors = self.encode(texts, "query")
+        check_finite(vectors, self, [f"the query {text!r:.60}" for text in texts])
         for i, rows in zip(asked, self._neighbours.search(vectors, k), strict=True):
             found[i] = [replace(self.passages[row], score=score) for row, score in rows]
         return found
@@ -281,8 +281,8 @@ class Dense(EncoderOptions):
         if count < _ANNOUNCED:
             return None
         sample = [passage_text(self.passages[i * count // _SAMPLE]) for i in range(_SAMPLE)]
-        width = self._encoder.encode(sample[:1], "passage").shape[1]  # also warms the model up
+        width = self.encode(sample[:1], "passage").shape[1]  # also warms the model up
         start = time.perf_counter()
-        self._encoder.encode(sample, "passage")
+        self.encode(sample, "passage")
         seconds = (time.perf_counter() - start) / _SAMPLE * count
         return Estimate(seconds, 4.0 * count * width, _MEMORY)

@@ -29,8 +29,8 @@ _BRACKETS: dict[Kind, tuple[str, str]] = {"query": ("[", "]"), "passage": ("{", 
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class EncoderOptions:
-    """Options of a sentence-transformers model.
+class Encoder:
+    """A sentence-transformers model that gives every text one vector; inner products measure similarity.
 
     Attributes:
         model: id or folder of a sentence-transformers model; None is all-MiniLM-L6-v2, from the package
@@ -58,11 +58,6 @@ class EncoderOptions:
     device: str | None = None
     dtype: Literal["float32", "float16", "bfloat16"] | None = None
     batch_size: int | None = None
-
-
-@dataclass(eq=False, repr=False, kw_only=True)
-class Encoder(EncoderOptions):
-    """A model that gives every text one vector; inner products measure similarity."""
 
     def __post_init__(self) -> None:
         packages = {"sentence_transformers": "sentence-transformers", "faiss": "faiss"}
