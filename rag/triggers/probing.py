@@ -17,7 +17,7 @@ from probers.types import Decision, Generation, Needs, RunError, UserError
 from probers.uncertainty import signals, words
 
 from ..protocol import UNANSWERED, State, Trigger, verdict
-from ..served import ServedGeneration
+from ..remote import ServedGeneration
 
 if TYPE_CHECKING:
     from probers.bank.bank import ProbeBank
