@@ -143,11 +143,8 @@ def _release(path: Path, now: Path | None = None) -> None:
 class RunFolder:
     """The folder of one run, written by one process at a time.
 
-    Attributes:
-        path: the folder.
-        command: name of the command without "probers-".
-        config: resolved configuration as plain containers; ``overwrite`` sets an earlier run of the
-            same command aside, ``wait`` waits for another process that writes here.
+    In the resolved configuration ``overwrite`` sets an earlier run of the same command aside, and ``wait``
+    waits for another process that writes here.
     """
 
     path: Path
@@ -227,11 +224,8 @@ class RunFolder:
             there = os.path.lexists(self.path)
             allowed = {PARTS, *_BEGUN}  # parts of a split run come before the whole
             if there and (not self.path.is_dir() or {p.name for p in self.path.iterdir()} - allowed):
-                raise UserError(
-                    f"out={self.path} exists and is not a run of probers-{self.command}: "
-                    "choose another out or remove it",
-                    "out-taken",
-                )
+                told = f"out={self.path} exists and is not a run of probers-{self.command}"
+                raise UserError(f"{told}: choose another out or remove it", "out-taken")
         elif self._replaces and state["command"] != self.command:
             raise UserError(
                 f"out={self.path} holds a run of probers-{state['command']}, and overwrite=true replaces "
@@ -242,11 +236,9 @@ class RunFolder:
             other = f"of probers-{state['command']}"
             if state["command"] == self.command:
                 other = told_apart(identity(self.config), state["identity"])
-            raise UserError(
-                f"out={self.path} holds a different run ({other}): "
-                "choose another out, remove the folder, or pass overwrite=true",
-                "out-taken",
-            )
+            told = f"out={self.path} holds a different run ({other})"
+            choose = "choose another out, remove the folder, or pass overwrite=true"
+            raise UserError(f"{told}: {choose}", "out-taken")
         return state
 
     def _lock(self) -> None:

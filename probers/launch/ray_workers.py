@@ -85,8 +85,7 @@ class Ray:
         if count is not None and not Parts(command, typed, out, count).left:
             return Parts(command, typed, out, count)
         with self._cluster() as ray:
-            gpus = self._gpus(ray)
-            room = self._room(ray, gpus)
+            gpus, room = self._room(ray)
             parts = Parts(command, typed, out, count or room)
             left = len(parts.left)
             log.info(
@@ -106,10 +105,8 @@ class Ray:
         try:
             import ray
         except ImportError as error:
-            raise UserError(
-                'launch=ray needs Ray: pip install "probers[ray]", or type part=i/n for each part',
-                "missing-extra",
-            ) from error
+            told = 'launch=ray needs Ray: pip install "probers[ray]", or type part=i/n for each part'
+            raise UserError(told, "missing-extra") from error
         if self.address is not None:
             _check_address(self.address)
         given: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
@@ -129,25 +126,18 @@ class Ray:
         finally:
             ray.shutdown()
 
-    def _gpus(self, ray: Any) -> float:
-        there = float(ray.cluster_resources().get("GPU", 0))
-        if self.gpus_per_worker is None:
-            return min(1.0, there)
-        if self.gpus_per_worker > there:
-            asked = f"launch.gpus_per_worker={self.gpus_per_worker:g}"
-            raise UserError(f"{asked}: the cluster has {there:g} GPUs")
-        return self.gpus_per_worker
-
-    def _room(self, ray: Any, gpus: float) -> int:
-        there = ray.cluster_resources()
-        room = int(there.get("CPU", 0) // self.cpus_per_worker)
-        if gpus:
-            room = min(room, int(there["GPU"] / gpus + 1e-6))
+    def _room(self, ray: Any) -> tuple[float, int]:
+        """GPUs of each worker, and how many workers there is room for."""
+        cpus, gpus = (float(ray.cluster_resources().get(kind, 0)) for kind in ("CPU", "GPU"))
+        each = min(1.0, gpus) if self.gpus_per_worker is None else self.gpus_per_worker
+        if each > gpus:
+            raise UserError(f"launch.gpus_per_worker={each:g}: the cluster has {gpus:g} GPUs")
+        room = int(cpus // self.cpus_per_worker)
+        if each:
+            room = min(room, int(gpus / each + 1e-6))
         if not room:
-            raise UserError(
-                f"launch.cpus_per_worker={self.cpus_per_worker}: the cluster has {there.get('CPU', 0):g} CPUs"
-            )
-        return min(room, self.workers or room)
+            raise UserError(f"launch.cpus_per_worker={self.cpus_per_worker}: the cluster has {cpus:g} CPUs")
+        return each, min(room, self.workers or room)
 
 
 def _check_address(address: str) -> None:
@@ -158,11 +148,8 @@ def _check_address(address: str) -> None:
     try:
         socket.create_connection((host.strip("[]"), int(port)), _PATIENCE).close()
     except (OSError, ValueError, OverflowError) as error:
-        raise UserError(
-            f"no Ray cluster answers at launch.address={address} ({first_line(error)}): give HOST:PORT, or "
-            "auto on a machine of the cluster",
-            "network",
-        ) from error
+        told = f"no Ray cluster answers at launch.address={address} ({first_line(error)})"
+        raise UserError(f"{told}: give HOST:PORT, or auto on a machine of the cluster", "network") from error
 
 
 class _Crew:
@@ -219,7 +206,6 @@ class _Crew:
             self._next(worker)
 
     def _next(self, worker: Any) -> None:
-        """Give a worker the next part, or let it go."""
         if not self._queue:
             self._end(worker)
             return
@@ -243,19 +229,14 @@ class _Crew:
                 self._bar.say(f"no more parts for {self._end(worker)}")
 
     def _lost(self, worker: Any, part: Partition | None, error: Exception) -> None:
-        """Replace a lost worker."""
         where = self._end(worker)
         if _NO_IMPORT in str(error):
-            raise UserError(
-                f"the workers of the cluster lack the package probers {__version__} "
-                f"({str(error).splitlines()[-1]}): install it in the environment that Ray runs in",
-                "worker",
-            ) from error
+            told = f"the workers lack the package probers {__version__} ({str(error).splitlines()[-1]})"
+            raise UserError(f"{told}: install it where Ray runs", "worker") from error
         self._again(part, f"{where} was lost ({first_line(error).rstrip('.')})")
         self._begin()
 
     def _again(self, part: Partition | None, told: str) -> None:
-        """Put a failed part back into the queue."""
         self._tries[part] += 1
         what = "a worker" if part is None else f"part {part}"
         if self._tries[part] >= self._options.tries:

@@ -44,14 +44,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Parts:
-    """A run split into parts.
-
-    Attributes:
-        command: name of the command without "probers-".
-        typed: its options, without the folder and the launcher.
-        out: folder of the run, on a disk that every worker sees.
-        count: number of parts.
-    """
+    """A run of a command split into parts: its options without folder and launcher, and its folder."""
 
     command: str
     typed: tuple[str, ...]
@@ -120,21 +113,15 @@ def run(command: str, settings: Any) -> Any:
     """
     name = next(option.partition("=")[2] for option in settings.record["typed"] if key_of(option) == "launch")
     if settings.part is not None:
-        raise UserError(
-            f"part={settings.part} is one part, but launch={name} makes all: leave one out", "conflict"
-        )
+        raise UserError(f"launch={name} makes all parts: leave part={settings.part} out", "conflict")
     if getattr(settings, "question", None) is not None:
         raise UserError(f"launch={name} splits many questions: leave question= out", "conflict")
     if settings.overwrite:
-        raise UserError(
-            f"overwrite=true would repeat finished parts, but launch={name} resumes them: choose another "
-            "out, or remove the folder",
-            "conflict",
-        )
+        told = f"launch={name} resumes finished parts, which overwrite=true would repeat: choose another out"
+        raise UserError(told, "conflict")
     if settings.out is None:
-        raise UserError(
-            f"launch={name} needs a folder on a disk that all workers see: add out=FOLDER", "missing-value"
-        )
+        told = f"launch={name} needs a folder on a disk that all workers see: add out=FOLDER"
+        raise UserError(told, "missing-value")
     typed, out = plain_options(settings.record["typed"]), str(settings.out)
     state = read_state(Path(out))
     if state is not None and state["complete"]:  # the command refuses another run
@@ -156,11 +143,8 @@ def enter(folder: str, threads: int) -> None:
     try:
         os.chdir(folder)
     except OSError as error:
-        raise UserError(
-            f"{folder} cannot be entered on {os.uname().nodename} ({error.strerror}): start the run in a "
-            "folder that every machine sees",
-            "no-file",
-        ) from error
+        told = f"{folder} cannot be entered on {os.uname().nodename} ({error.strerror})"
+        raise UserError(f"{told}: start in a folder that every machine sees", "no-file") from error
     keep_model()
 
 

@@ -108,11 +108,8 @@ class Submitit:
         try:
             import submitit
         except ImportError as error:
-            raise UserError(
-                'launch=submitit needs submitit: pip install "probers[submitit]", or type part=i/n for each '
-                "part",
-                "missing-extra",
-            ) from error
+            told = 'launch=submitit needs submitit: pip install "probers[submitit]", or type part=i/n'
+            raise UserError(told, "missing-extra") from error
         given = dict(self.slurm or {})
         if self.workers is not None:
             given["array_parallelism"] = self.workers
