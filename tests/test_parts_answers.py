@@ -45,9 +45,7 @@ def test_a_merged_comparison_is_that_of_one_piece(place, count, monkeypatch):  #
 
 
 def test_what_parts_recorded_is_not_recorded_again_by_the_merge(place, monkeypatch):  # noqa: F811
-    # vary makes methods of values, which a merge must not make again of what was made.
-    varied = "vary={entropy: {threshold: [0.5, 1.5]}}"
-    typed = [*ASKED, "triggers=[never,entropy,probing]", varied, "resamples=200", "sweep=0"]
+    typed = [*ASKED, "triggers=[never,entropy,probing]", "resamples=200", "sweep=0"]
     cli.run("compare", [*typed, "out=whole"])
     folders = in_parts("compare", typed, Path("run"), 2)
     made = len(place.models)
@@ -126,6 +124,14 @@ def test_parts_of_two_commands_or_of_one_question_are_refused(place):  # noqa: F
         cli.run("rag", ["question=Where is town 3?", "trigger=never", "part=1/2"])
     with fails(None, "out=FOLDER"):
         cli.run("merge", [str(rag), str(cli.run("rag", [*ASKED, "trigger=never", "out=d", "part=2/2"]))])
+
+
+def test_options_that_expand_are_typed_once(place):  # noqa: F811
+    """vary makes methods of values, which a merge must not make again of what was made."""
+    typed = [*ASKED, "triggers=[never,entropy]", "vary={entropy: {threshold: [0.5, 1.5]}}", "resamples=100"]
+    cli.run("compare", [*typed, "out=whole"])
+    out = merged(in_parts("compare", typed, Path("run"), 2), Path("run"))
+    assert computed(out) == computed(Path("whole"))
 
 
 @pytest.mark.long
