@@ -424,7 +424,7 @@ def test_one_that_waits_without_a_stream_and_goes_frees_its_row(
 
 
 def test_a_client_that_does_not_read_is_given_up(lm: CausalLM) -> None:
-    with running(lm, None, limits={"send": 0.3}) as server:
+    with running(lm, None, patience=0.3) as server:
         port = int(server.url.rpartition(":")[2])
         body = json.dumps({
             "model": "testbed", "prompt": ["The"] * 8, "max_tokens": 200, "temperature": 1, "stream": True,
