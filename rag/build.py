@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from probers.bank.io import CONFIG, locate
-from probers.commands.artifacts import ProberKind
 from probers.commands.components import Component
+from probers.commands.inputs import ProberKind
 from probers.commands.runs import RunFolder
 from probers.data.splits import Seen
 from probers.types import Question, UserError

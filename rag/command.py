@@ -10,15 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from probers.checksums import inputs
-from probers.commands.artifacts import find_classifier, find_prober
 from probers.commands.inputs import (
+    find_classifier,
+    find_prober,
     load_matcher,
     load_model,
     load_passages,
     prompt_files,
     question_source,
 )
-from probers.commands.merge import PartRuns, part_of
+from probers.commands.merge import PartRuns
 from probers.commands.runs import RunFolder
 from probers.data.questions import QuestionSource, open_questions
 from probers.evaluation.metrics import exact_match
@@ -38,9 +39,8 @@ from .build import (
 )
 from .compare.outcomes import Comparison, Outcomes, table_lines
 from .loop import RAG
-from .parts import join_traces, own
 from .protocol import as_trigger, filter_of
-from .traces import Answer, TraceFile
+from .traces import Answer, TraceFile, join_traces, own
 
 if TYPE_CHECKING:
     from .settings import Rag
@@ -230,7 +230,7 @@ def run(settings: Rag, parts: PartRuns | None = None) -> Path | None:
     """
     if settings.question is not None and not settings.question.strip():
         raise UserError("question is empty: write a question in words", "empty")
-    one, part = settings.question is not None, part_of(settings)
+    one, part = settings.question is not None, settings.partition
     if one and part is not None:
         raise UserError(
             f"part={part} splits many questions, but question= gives one: leave part out", "conflict"

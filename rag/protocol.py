@@ -18,7 +18,7 @@ from probers.types import Decision, Generation, Needs, Passage, Question, RunErr
 from probers.uncertainty import Variant
 
 if TYPE_CHECKING:
-    from probers.commands.artifacts import ProberKind
+    from probers.commands.inputs import ProberKind
     from probers.engine.model import CausalLM
     from probers.store.spec import ModelSpec
 

@@ -6,13 +6,17 @@ import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from probers.checksums import Journal
 from probers.evaluation.answers import final_answer
-from probers.journal import Journal
 from probers.prompts import PromptTemplate
 from probers.text import split_sentences
 from probers.types import Decision, Generation, Passage, Question, Round, UserError
+
+if TYPE_CHECKING:
+    from probers.commands.merge import PartRuns
+    from probers.data.splits import Partition
 
 log = logging.getLogger(__name__)
 
@@ -365,3 +369,23 @@ class TraceFile:
 
 def _answers(answer: Answer, question: Question) -> bool:
     return (answer.id, answer.question) == (question.id, question.question)
+
+
+def own(questions: Sequence[Question], part: Partition | None) -> list[Question]:
+    """The questions of one part, which has all questions of a group or none; None is the whole."""
+    return [q for q in questions if part is None or part.owns(q.group or q.id)]
+
+
+def join_traces(parts: PartRuns, questions: Sequence[Question], file: str, out: Path) -> list[Answer]:
+    """Write the answers of all parts, in ``file`` of their folders, into that file of the whole in ``out``.
+
+    Raises:
+        UserError: a part has other questions, or lacks an answer.
+        RunError: the file cannot be written.
+    """
+    found: dict[str, Answer] = {}
+    for run in parts.runs:
+        found |= {a.id: a for a in TraceFile(run.path / file).answers(own(questions, run.part))}
+    answers = [found[question.id] for question in questions]
+    TraceFile(out / file).rewrite(answers)
+    return answers

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from refusals import fails
 
 from probers.bank.calibration import EntropyModel
-from probers.bank.ensemble import Ensemble
+from probers.bank.decision import Ensemble
 from probers.prompts import TESTBED_PROMPT
 from probers.rag.build import named_part
 from probers.rag.protocol import UNANSWERED, Trigger, decide, name_of

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from probers.bank.calibration import sigmoid
-from probers.bank.ensemble import Ensemble
+from probers.bank.decision import Ensemble
 from probers.entities import Recogniser, tokens_of, written_entities
 from probers.types import Decision, Generation, Needs, RunError, UserError
 from probers.uncertainty import signals, words
 
 from ..protocol import UNANSWERED, State, Trigger, verdict
-from ..served import ServedGeneration
+from ..remote import ServedGeneration
 
 if TYPE_CHECKING:
     from probers.bank.bank import ProbeBank
