@@ -113,7 +113,7 @@ class Answering:
     ) -> None:
         self._rag, self._lm, self._question, self._frame = rag, lm, question, frame
         self._gone = gone
-        self._tell: Callable[[str | dict[str, Any]], None]
+        self._tell: Callable[[str | dict[str, Any]], object]
         self._accepted = ""
         self._passages: Sequence[Passage] = ()
 
