@@ -57,18 +57,11 @@ def file_digest(path: Path, cache: Path = CACHE) -> str:
 
 
 def inputs(*sources: str | Path, ends: bool = False) -> dict[str, str]:
-    """Name the content of every file or folder that a run reads, by the path it was given.
+    """Name the content of every file or folder that a run reads by 16 hexadecimal digits.
 
-    A run whose inputs have changed is another run, also under the same paths. A folder stands for the
-    files directly in it, without hidden ones.
-
-    Args:
-        sources: paths; the name of one that does not exist (such as "testbed") is "".
-        ends: read only the first and last MiB of each file, as earlier versions named inputs; up to 2 MiB
-            that is the whole file, and both names are equal.
-
-    Returns:
-        source -> 16 hexadecimal digits.
+    A folder stands for the files directly in it, without hidden ones; what does not exist (such as "testbed")
+    is "". ``ends`` reads only the first and last MiB of each file, as earlier versions named inputs; up to 2
+    MiB that is the whole file, and both names are equal.
     """
     found = {}
     for source in map(str, sources):
@@ -141,16 +134,10 @@ def _remembered(memory: Path) -> dict[str, list[Any]]:
 
 
 def sampled(files: Iterable[Path], *, about: bytes = b"", named: bool = True) -> str:
-    """Fingerprint weights by size and by samples spread over each file, header and end included.
+    """Fingerprint weights by size and by samples spread over each file, in 12 hexadecimal digits.
 
-    Another training run of the same shape has another fingerprint, without reading large weights whole.
-
-    Args:
-        about: further content that counts.
-        named: include the files' names.
-
-    Returns:
-        12 hexadecimal digits.
+    Another training run of the same shape has another one. ``about`` is further content that counts, and
+    ``named`` includes the files' names.
     """
     found = hashlib.sha256(about)
     for path in files:
@@ -192,12 +179,7 @@ def sealed(value: Mapping[str, Any]) -> str:
 
 
 def unsealed(path: Path, *, older: bool = True) -> dict[str, Any]:
-    """Read a file written with :func:`sealed`; ``older`` as for :func:`unseal`.
-
-    Raises:
-        OSError: the file is missing or unreadable.
-        ValueError: it is damaged.
-    """
+    """Read a file written with :func:`sealed`: OSError if unreadable, else as :func:`unseal`."""
     return unseal(read_json(path), older=older)
 
 

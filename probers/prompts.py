@@ -137,10 +137,8 @@ def _check_form(name: str, form: str, fields: Sequence[str]) -> None:
         parts = [("", None, "", "")]
     if any(field not in fields or spec or conversion for _, field, spec, conversion in parts):
         names = " and ".join(f"{{{field}}}" for field in fields)
-        raise UserError(
-            f"prompt.{name}={form!r} cannot be filled in: braces may hold {names} alone; write {{{{ and }}}} "
-            "for braces that are text"
-        )
+        told = f"prompt.{name}={form!r} cannot be filled in: braces may hold {names} alone"
+        raise UserError(f"{told}; write {{{{ and }}}} for braces that are text")
 
 
 def _text_of(exemplars_file: str) -> str:

@@ -227,11 +227,9 @@ class RunFolder:
                 told = f"out={self.path} exists and is not a run of probers-{self.command}"
                 raise UserError(f"{told}: choose another out or remove it", "out-taken")
         elif self._replaces and state["command"] != self.command:
-            raise UserError(
-                f"out={self.path} holds a run of probers-{state['command']}, and overwrite=true replaces "
-                f"only one of probers-{self.command}: choose another out",
-                "out-taken",
-            )
+            told = f"out={self.path} holds a run of probers-{state['command']}"
+            only = f"overwrite=true replaces only one of probers-{self.command}: choose another out"
+            raise UserError(f"{told}, and {only}", "out-taken")
         elif not self._replaces and state["fingerprint"] != self.fingerprint:
             other = f"of probers-{state['command']}"
             if state["command"] == self.command:

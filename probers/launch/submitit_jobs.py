@@ -99,9 +99,8 @@ class Submitit:
             told = self._watch(parts, jobs)
         if left := parts.left:
             part, how = left[0], told.get(left[0], "it ended")
-            raise RunError(
-                f"part {part} failed {self.tries} times; the last time {how}; see {parts.log(part)}", "worker"
-            )
+            told = f"part {part} failed {self.tries} times; the last time {how}; see {parts.log(part)}"
+            raise RunError(told, "worker")
         return parts
 
     def _submit(self, parts: Parts, left: Sequence[Partition]) -> list[Any]:
