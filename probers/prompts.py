@@ -79,13 +79,9 @@ class PromptTemplate:
 
     def question(self, question: str, passages: Sequence[str] = (), *, partial: str = "") -> str:
         """Format a question with passage texts, best first; the model goes on from the answer ``partial``."""
-        parts = [self.exemplars]
-        if passages:
-            parts.append(self.context)
-            parts += [self.passage.format(i=i, text=t) for i, t in enumerate(passages, 1)]
-            parts.append(self.task)
-        parts.append(self.question_form.format(question=question))
-        return self._framed("".join(parts), partial)
+        shown = "".join(self.passage.format(i=i, text=text) for i, text in enumerate(passages, 1))
+        context = self.context + shown + self.task if passages else ""
+        return self._framed(self.exemplars + context + self.question_form.format(question=question), partial)
 
     def question_span(self, prompt: str, question: str, partial: str = "") -> tuple[int, int]:
         """Locate ``question`` in the ``prompt`` that :meth:`question` made, [start, end)."""

@@ -186,8 +186,7 @@ def request(command: str, overrides: Sequence[str]) -> Settings:
 def _resolved(config: DictConfig) -> dict[str, Any]:
     from omegaconf import OmegaConf
 
-    found = OmegaConf.to_container(config, resolve=True)
-    assert isinstance(found, dict)
+    found: Any = OmegaConf.to_container(config, resolve=True)
     return {str(key): value for key, value in found.items() if key != "commands"}
 
 
@@ -377,7 +376,7 @@ def _unknown(command: str, key: str, choosing: Sequence[str]) -> str:
     while block and not OmegaConf.is_dict(OmegaConf.select(config, block)):
         block = block.rpartition(".")[0]
     beside = config if not block else OmegaConf.select(config, block)
-    keys = sorted(f"{block}.{k!s}" if block else str(k) for k in beside if k != "_target_")
+    keys = sorted(f"{block}.{k}".lstrip(".") for k in beside if k != "_target_")
     if not block:
         keys += [f"model.{k}" for k in config.get("model", {})]
     near = difflib.get_close_matches(key, keys, n=1)

@@ -60,6 +60,10 @@ def run(settings: Demo) -> Path:
     return out / "report.html"
 
 
+def _counts(settings: Demo, cot: int, wiki: int, compare: int) -> tuple[int, int, int]:
+    return settings.cot or cot, settings.wiki or wiki, settings.compare or compare
+
+
 def _shared(settings: Demo) -> tuple[list[str], list[str], list[str], list[str]]:
     """Options of all steps, of those that generate, of those that train, and of the comparison."""
     common = [f"seed={settings.seed}"]
@@ -69,14 +73,9 @@ def _shared(settings: Demo) -> tuple[list[str], list[str], list[str], list[str]]
     return common, generating, training, [*curves, *generating]
 
 
-def _counts(settings: Demo, usual: tuple[int, int, int]) -> list[int]:
-    given = (settings.cot, settings.wiki, settings.compare)
-    return [number or default for number, default in zip(given, usual, strict=True)]
-
-
 def on_testbed(settings: Demo) -> Iterator[Step]:
     """Yield the steps on the testbed; a step may read the results of those before it."""
-    out, (cot, wiki, asked) = Path(settings.out), _counts(settings, _TESTBED)
+    out, (cot, wiki, asked) = Path(settings.out), _counts(settings, *_TESTBED)
     common, generating, training, comparing = _shared(settings)
     yield ("labels: questions with and without passages", "datagen",
            ["source=cot", f"limit={cot}", f"out={out}/cot", *generating])  # fmt: skip
@@ -106,7 +105,7 @@ def on_articles(settings: Demo) -> Iterator[Step]:
     The comparison asks about articles of the test split. With ``full=true`` probers of the attention heads'
     lookback ratios are trained as well.
     """
-    out, (cot, wiki, asked) = Path(settings.out), _counts(settings, _FULL if settings.full else _QUICK)
+    out, (cot, wiki, asked) = Path(settings.out), _counts(settings, *(_FULL if settings.full else _QUICK))
     _, generating, training, comparing = _shared(settings)
     completing = [
         "questions=completion", f"questions.articles={settings.articles}", f"corpus={settings.articles}",
