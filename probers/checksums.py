@@ -156,12 +156,9 @@ def seal(value: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unseal(value: Any, *, older: bool = True) -> dict[str, Any]:
-    """Check and remove the checksum that :func:`seal` added to parsed JSON.
+    """Check and remove the checksum that :func:`seal` added to parsed JSON; ValueError where it is damaged.
 
     ``older`` accepts a value without one, as older versions wrote them.
-
-    Raises:
-        ValueError: it is damaged.
     """
     if not isinstance(value, dict):
         raise ValueError("holds no JSON object")
@@ -213,11 +210,8 @@ def check(
     A file is read again only after its times have changed. Digests are remembered in
     ``.<folder>.checked.json`` beside the folder, or not at all where that cannot be written.
 
-    Args:
-        folder: the files' folder.
-        files: size and checksum by name, from :func:`take`.
-        contents: False compares sizes alone.
-        anew: read every file, whatever is remembered.
+    ``files`` are from :func:`take`; without ``contents`` sizes alone are compared, and ``anew`` reads every
+    file, whatever is remembered.
     """
     for name, file in files.items():
         try:
@@ -263,11 +257,7 @@ class Journal:
     path: Path
 
     def read(self) -> Lines:
-        """Read all sound lines; none where there is no file.
-
-        Raises:
-            UserError: the path is a link, folder, pipe or device.
-        """
+        """Read all sound lines; none where there is no file, UserError where it is a link, folder or pipe."""
         try:
             regular(self.path)
         except FileNotFoundError:
@@ -300,12 +290,7 @@ def sealed_lines(records: Iterable[Mapping[str, Any]]) -> str:
 
 
 def unsealed_lines(path: Path) -> list[dict[str, Any]]:
-    """Read a whole file of :func:`sealed_lines`, in which every line must be sound.
-
-    Raises:
-        OSError: the file is missing or unreadable.
-        ValueError: a line is damaged; names it.
-    """
+    """Read a whole file of :func:`sealed_lines`; ValueError names a damaged line, OSError as for any file."""
     found = []
     for number, line in enumerate(read_text(path).removesuffix("\n").split("\n"), 1):
         try:

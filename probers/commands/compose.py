@@ -222,11 +222,7 @@ def fill_store(command: str) -> None:
 
 
 def compose(command: str, overrides: Sequence[str]) -> DictConfig:
-    """Compose the resolved configuration of a command.
-
-    Raises:
-        UserError: an unknown key or choice (the choices are listed), or an argument that is no ``key=value``.
-    """
+    """Compose the resolved configuration of a command; UserError lists the keys or choices there are."""
     from hydra import compose as hydra_compose
     from hydra import initialize_config_module
     from hydra.errors import HydraException

@@ -122,9 +122,8 @@ class PartRuns:
 def gather(paths: Sequence[str | Path]) -> PartRuns:
     """Read the parts of one run; two copies of a part count once.
 
-    Raises:
-        UserError: a folder without a part, parts of several runs or models, or a part that is missing,
-            unfinished, or given twice with different contents.
+    Parts of several runs or models are refused, and a part that is missing, unfinished, or given twice with
+    different contents.
     """
     if not paths:
         raise UserError("give the folders of the parts to merge, as runs/x/parts/*", "missing-value")
