@@ -141,7 +141,8 @@ def _text_of(exemplars_file: str) -> str:
     """The text of a file as it stands, ends of lines included."""
     path = Path(exemplars_file)
     if not path.is_file():
-        raise UserError(f"prompt.exemplars_file={exemplars_file} is not a file with exemplars", "no-file")
+        told = f"prompt.exemplars_file={exemplars_file} is not a file: give a text with the exemplars"
+        raise UserError(told, "no-file")
     try:
         return path.read_bytes().decode("utf-8")
     except UnicodeDecodeError as error:

@@ -372,7 +372,7 @@ def _unknown(command: str, key: str, choosing: Sequence[str]) -> str:
     while block and not OmegaConf.is_dict(OmegaConf.select(config, block)):
         block = block.rpartition(".")[0]
     beside = config if not block else OmegaConf.select(config, block)
-    keys = sorted(f"{block}.{k}".lstrip(".") for k in beside if k != "_target_")
+    keys = sorted(f"{block}.{k!s}".lstrip(".") for k in beside if k != "_target_")
     if not block:
         keys += [f"model.{k}" for k in config.get("model", {})]
     near = difflib.get_close_matches(key, keys, n=1)
