@@ -92,6 +92,16 @@ def margins(generation: Generation) -> np.ndarray:
     return np.asarray(highest - second)
 
 
+def entropy_of_top(chances: Sequence[float]) -> float:
+    """Entropy in nats of a distribution whose highest probabilities are known.
+
+    The remaining probability r counts as one further token: H = -sum p ln p - r ln r. The true entropy is no
+    lower, and higher by at most r ln(V - k), with k of V tokens known.
+    """
+    left = max(0.0, 1.0 - math.fsum(chances))
+    return -math.fsum(p * math.log(p) for p in (*chances, left) if p > 0) + 0.0
+
+
 def signals_before(generation: Generation, token: int = 0) -> dict[str, float]:
     """Measure the model's confidence right before a token, recorded with ``Needs(top=True)``.
 

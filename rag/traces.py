@@ -26,15 +26,13 @@ class Counters:
     """What answering one question took.
 
     Attributes:
-        retrievals: searches, also those that found nothing.
         empty_retrievals: searches that found nothing; the answer went on without passages.
         passages_cut: passages that were found and not shown, for want of room in the context.
         generations: calls of the model, a forced final answer and what a trigger asked it included.
         alarms: how often the trigger fired for what it read in a text, also where no retrieval was left;
             rules and chance, which read nothing, raise none (RaDIO's Hc).
-        tokens: tokens generated, also those that were discarded.
-        kept_tokens: those of them that stand in the final text.
-        sentences: sentences generated, also those that were discarded.
+        tokens, sentences: all that was generated, also what was discarded.
+        kept_tokens: tokens that stand in the final text.
         forced: whether the words that announce the answer had to be put in.
         seconds: wall time, shared evenly by the questions answered together; a text that is taken again
             (:attr:`OpenQuestion.again`) is a generation and takes none.
@@ -81,7 +79,6 @@ class Answer:
 
     @property
     def retrievals(self) -> int:
-        """Number of searches made."""
         return self.counters.retrievals
 
     @property
@@ -111,23 +108,11 @@ class Listener(Protocol):
         """The text of the running generation has grown to ``text``."""
 
     def round(self, question: Question, done: Round, passages: Sequence[Passage], left_out: int) -> None:
-        """A round is over.
-
-        Args:
-            question: whose round it was.
-            done: what was written, decided and asked.
-            passages: those that were fetched and are shown from now on.
-            left_out: how many more were found, for which the context has no room.
-        """
+        """A round is over; ``passages`` are shown from now on, for ``left_out`` more there is no room."""
 
 
 class Accepted(NamedTuple):
-    """Answer text that stays, with which the next prompt ends.
-
-    Attributes:
-        tokens: how many generated tokens that is.
-        fresh: the passages at hand were fetched for the place where it ends.
-    """
+    """Answer text that stays; ``fresh`` if the passages were fetched for the place where it ends."""
 
     text: str = ""
     tokens: int = 0
@@ -139,14 +124,10 @@ class OpenQuestion:
     """A question that is being answered, and what has come of the round that is running.
 
     Attributes:
-        listener: told of every round.
-        accepted: the answer so far.
-        passages: what the next prompt shows.
         written: this round's generation, from :meth:`write` to the round's end.
         cut: it was ended where the trigger had seen enough, and would have gone on.
         ending: announcing words and final answer that had to be appended, or "".
         ending_tokens: how many tokens of it the model wrote.
-        decision: the trigger's on this generation.
         before_hit: the answer if the trigger fires: what is before the hit, or nothing where the
             whole answer is discarded.
         verdict: the trigger's from before anything was written.
@@ -210,11 +191,7 @@ class OpenQuestion:
         self.counters.add(generation, forced=True)
 
     def decide(self, decision: Decision, *, alarms: bool) -> None:
-        """Take the trigger's decision on this round's text.
-
-        Args:
-            alarms: it comes of the text; otherwise of a rule, of chance or of the question alone.
-        """
+        """Take the trigger's decision; one that comes of the text ``alarms``."""
         self.decision = decision
         self.counters.alarms += alarms and decision.fire
         if decision.position is not None:
@@ -252,9 +229,7 @@ class OpenQuestion:
     def truncate(self, *, reading: bool = False, again: bool = False) -> None:
         """End the round: the text before the hit stays, and the question goes on from there.
 
-        Args:
-            reading: what follows is taken unjudged.
-            again: what follows is what was written in this round.
+        With ``reading`` what follows is taken unjudged, with ``again`` it is what this round wrote.
         """
         self.reading, self.again = reading, self.written if again else None
         self._go_on(self.before_hit.text[len(self.accepted.text) :], self.before_hit)
@@ -291,10 +266,7 @@ class OpenQuestion:
 
 
 class TraceFile:
-    """Answers as JSON lines in the order of the questions, so that a run can go on where it stopped.
-
-    Every line carries its own checksum.
-    """
+    """Answers as JSON lines with checksums in the order of the questions, from which a run goes on."""
 
     def __init__(self, path: Path) -> None:
         self.path, self._journal = path, Journal(path)
@@ -309,9 +281,8 @@ class TraceFile:
         """
         answers, damaged, cut = self._read(questions)
         if damaged:
-            listed = ", ".join(map(str, damaged[:5])) + (
-                f" and {len(damaged) - 5} more" if len(damaged) > 5 else ""
-            )
+            more = f" and {len(damaged) - 5} more" if len(damaged) > 5 else ""
+            listed = ", ".join(map(str, damaged[:5])) + more
             log.info("%s is damaged in line %s: answering those questions again", self.path, listed)
         if damaged or cut:
             self.rewrite(answers)
@@ -324,13 +295,13 @@ class TraceFile:
             UserError: an answer is missing or damaged; the file answers other questions, or is not a file.
         """
         found, *_ = self._read(questions)
-        for question, answer in zip(questions, found, strict=True):
-            if answer is None:
-                raise UserError(
-                    f"{self.path} lacks question {question.id!r}, or is damaged there: run it again",
-                    "damaged",
-                )
-        return [answer for answer in found if answer is not None]
+        answers = [answer for answer in found if answer is not None]
+        if len(answers) < len(found):
+            lost = questions[found.index(None)].id
+            raise UserError(
+                f"{self.path} lacks question {lost!r}, or is damaged there: run it again", "damaged"
+            )
+        return answers
 
     def _read(self, questions: Sequence[Question]) -> tuple[list[Answer | None], list[int], bool]:
         """The answers, the numbers of damaged lines, and whether a last line was truncated."""
@@ -355,11 +326,7 @@ class TraceFile:
         return answers, sorted(damaged), lines.cut
 
     def append(self, answers: Iterable[Answer]) -> None:
-        """Add answers and have them on disk before returning.
-
-        Raises:
-            RunError: they cannot be written.
-        """
+        """Add answers and have them on disk before returning (RunError: they cannot be written)."""
         self._journal.append(answer.trace for answer in answers)
 
     def rewrite(self, answers: Iterable[Answer | None]) -> None:

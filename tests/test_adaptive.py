@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +11,7 @@ from refusals import fails
 from safetensors.numpy import load_file, save_file
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
+from test_bank import without_checksums
 from tiny import byte_level
 from tokenizers import Tokenizer, models
 from transformers import (
@@ -58,14 +58,17 @@ def trained():
     return AdaptiveClassifier.fit(QUESTIONS, LABELS)
 
 
+def by_scikit_learn(questions, labels):
+    """Probabilities of FRESH, in the order of STRATEGIES."""
+    features = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, min_df=2)
+    plain = LogisticRegression(max_iter=1000).fit(features.fit_transform(questions), labels)
+    there = [list(plain.classes_).index(s) for s in STRATEGIES if s in labels]
+    return plain.predict_proba(features.transform(FRESH))[:, there]
+
+
 def test_it_learns_what_the_words_say_and_agrees_with_scikit_learn(trained):
     assert trained.predict(FRESH) == ["no", "single", "multi"]
-    features = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, min_df=2)
-    plain = LogisticRegression(max_iter=1000).fit(features.fit_transform(QUESTIONS), LABELS)
-    expected = plain.predict_proba(features.transform(FRESH))[
-        :, [list(plain.classes_).index(s) for s in STRATEGIES]
-    ]
-    np.testing.assert_allclose(trained.probabilities(FRESH), expected, atol=1e-6)
+    np.testing.assert_allclose(trained.probabilities(FRESH), by_scikit_learn(QUESTIONS, LABELS), atol=1e-6)
     np.testing.assert_allclose(trained.probabilities(FRESH).sum(axis=1), 1.0)
     # Without words it knows, only the intercepts speak.
     np.testing.assert_allclose(
@@ -78,11 +81,8 @@ def test_a_strategy_without_examples_has_no_probability():
     trained = AdaptiveClassifier.fit(*map(list, zip(*two, strict=True)))
     found = trained.probabilities(FRESH)
     assert (found[:, 1] == 0).all()
-    features = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, min_df=2)
-    plain = LogisticRegression(max_iter=1000).fit(
-        features.fit_transform([q for q, _ in two]), [s == "multi" for _, s in two]
-    )
-    np.testing.assert_allclose(found[:, 2], plain.predict_proba(features.transform(FRESH))[:, 1], atol=1e-6)
+    expected = by_scikit_learn(*map(list, zip(*two, strict=True)))
+    np.testing.assert_allclose(found[:, [0, 2]], expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("strategies", [STRATEGIES, ("no", "multi")])
@@ -140,13 +140,6 @@ def test_the_files_of_another_are_checked_before_they_are_used(tmp_path, trained
     with fails("damaged", *named) as told:
         load_classifier(str(tmp_path / "c"))
     assert len(str(told.value)) < 600
-
-
-def without_checksums(folder: Path) -> dict[str, Any]:
-    """What ``config.json`` says, as earlier versions wrote it."""
-    config = json.loads((folder / "config.json").read_text())
-    del config["sha256"], config["weights"]
-    return config
 
 
 @pytest.mark.parametrize("name", ["config.json", "adaptive.safetensors"])
@@ -277,8 +270,7 @@ def test_the_trigger_takes_the_cheapest_of_equals_and_a_folder(tmp_path, trained
     assert [d.score for d in trigger.decide_before(states(asked))] == pytest.approx([0.0, 0.2, 0.1])
     assert [trigger.look_ahead(q) is not None for q in asked] == [False, False, True]
     trained.save(tmp_path)
-    trigger = Adaptive(str(tmp_path))
-    assert fired(trigger) == [False, True, True]
+    assert fired(Adaptive(str(tmp_path))) == [False, True, True]
 
 
 RIGHT = {"no": (1, 1), "single": (0, 1), "multi": (0, 0)}
@@ -318,16 +310,14 @@ def test_the_command_trains_measures_and_writes_what_the_trigger_takes(tmp_path,
     assert figures["splits"]["train"]["groups"] == 30
     trained = figures["detectors"]["classifier"]
     assert (trained["accuracy"], trained["auroc"]) == (1.0, 1.0)
-    assert (
-        figures["confusion"] == np.diag(np.bincount([STRATEGIES.index(s) for s in test.strategies])).tolist()
-    )
+    counts = [test.strategies.count(s) for s in STRATEGIES]
+    assert figures["confusion"] == np.diag(counts).tolist()
     assert figures["detectors"]["majority"]["accuracy"] == pytest.approx(1 / 3, abs=0.1)
     assert figures["detectors"]["shuffled labels"]["accuracy"] < 0.8
     assert figures["pairs"]["classifier vs majority"]["accuracy"]["ci95"][0] > 0
     assert "wrote a classifier of questions" in shown and "majority" in shown and "note:" not in shown
     assert "trigger=adaptive" in (out / "README.md").read_text()
-    trigger = Adaptive(str(out))
-    assert fired(trigger) == [False, True, True]
+    assert fired(Adaptive(str(out))) == [False, True, True]
     assert cli.run("train", ["head=adaptive", "resamples=200"]) == out
     assert "complete" in caplog.text
 
@@ -597,14 +587,12 @@ def test_the_best_epoch_on_validation_is_kept(tmp_path):
     wrong = parts["validation"].questions
     unlearned = [STRATEGIES[i] for i in (start.probabilities(wrong).argmax(axis=1))]
     last = how.fit({"train": parts["train"]}, seed=0, device="cpu")
-    chosen = how.fit(
-        parts | {"validation": Labelled(wrong, unlearned, wrong)}, seed=0, device="cpu"
-    )  # fmt: skip
+    parts["validation"] = Labelled(wrong, unlearned, wrong)
+    chosen = how.fit(parts, seed=0, device="cpu")
 
     def right(classifier):
-        return np.mean(
-            [STRATEGIES[i] for i in classifier.probabilities(wrong).argmax(axis=1)] == np.array(unlearned)
-        )
+        said = [STRATEGIES[i] for i in classifier.probabilities(wrong).argmax(axis=1)]
+        return np.mean(np.array(said) == unlearned)
 
     assert right(chosen) >= right(last)
     assert not np.array_equal(chosen.probabilities(FRESH), last.probabilities(FRESH))

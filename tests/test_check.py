@@ -81,7 +81,7 @@ def test_something_else_is_different_and_nothing_to_compare_with_is_an_error(sta
     (broken,) = told(states, {1: np.full_like(ours[1], np.nan)})
     assert not broken.same and broken.told.startswith("different")
     for theirs in ({9: ours[1]}, {1: ours[1][:-1]}):
-        with pytest.raises(ValueError, match="is not among ours"):
+        with pytest.raises(ValueError):
             told(states, theirs)
 
 

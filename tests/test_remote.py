@@ -27,9 +27,15 @@ from probers.commands import main as cli
 from probers.data import load_corpus
 from probers.engine.tokens import SentenceEnd, Stops
 from probers.rag import RAG
-from probers.rag.remote import RemoteLM
+from probers.rag.remote import (
+    Choice,
+    Logprobs,
+    RemoteLM,
+    ServedGeneration,
+    entropy_of_top,
+    generation,
+)
 from probers.rag.retrievers.bm25 import BM25
-from probers.rag.served import Choice, Logprobs, ServedGeneration, entropy_of_top, generation
 from probers.rag.triggers import (
     EntitySignal,
     Entropy,

@@ -20,7 +20,6 @@ from probers.heads import AttentionPoolHead, ProbingRagHead
 from probers.online.scores import GrowingScores, text_needs, text_scores
 from probers.score.texts import Texts, level, parts
 from probers.store.spec import FeatureSpec
-from probers.types import UserError
 
 WRITTEN = [
     {"id": "one", "prompt": "Ada Lovelace was born in", "answer": " London, Great Britain.", "wrong": False},
@@ -71,16 +70,6 @@ def write(lines, file="texts.jsonl"):
 def score(*overrides):
     return cli.run("score", ["texts.jsonl", "model=./model", "prober=prober", "model.device=cpu",
                              "model.dtype=float32", *overrides])  # fmt: skip
-
-
-def refused(capsys, *overrides):
-    """The one sentence that a wrong request ends in."""
-    with pytest.raises(SystemExit) as exit_:
-        cli.main("score", ["texts.jsonl", "model=./model", "prober=prober", *overrides])
-    lines = capsys.readouterr().err.strip().splitlines()
-    error = "\n".join(line for line in lines if line and "Loading weights" not in line)
-    assert exit_.value.code == 2 and len(error.splitlines()) == 1 and "Traceback" not in error, error
-    return error
 
 
 def lines_of(folder):
@@ -211,7 +200,7 @@ def test_a_chat_is_put_as_the_tokenizer_puts_it(place, monkeypatch):
     (one,) = Texts.read("texts.jsonl").texts
     assert one.prompt_for(lm.tokenizer, "f") == "[system] Be short.\n[user] Who?\n[assistant]"
     lm.tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
-    with pytest.raises(UserError, match="f line 1 .* roles must alternate"):
+    with fails("model", "f line 1", "roles must alternate"):
         one.prompt_for(lm.tokenizer, "f")
 
 
@@ -243,21 +232,27 @@ def test_a_malformed_line_is_named_or_left_out(place, line, named):
     assert [one.id for one in Texts.read("texts.jsonl", "skip").texts] == ["one", "two"]
 
 
-def test_what_else_is_wrong_with_a_request_is_one_sentence(place, capsys, caplog):
+def test_what_else_is_wrong_with_a_request_is_named(place, caplog):
     write([WRITTEN[0], {"prompt": "so " * CONTEXT, "answer": " long"}])
     assert lines_of(score())[1]["hallucination"] is None
     assert "1 text left out, too long" in caplog.text
     write([{"messages": CHAT, "answer": "x"}])
-    capsys.readouterr()
-    assert "texts.jsonl line 1" in refused(capsys, "out=b")
+    with fails(None, "texts.jsonl line 1"):
+        score("out=b")
     write([])
-    assert "texts=texts.jsonl" in (error := refused(capsys)) and "[empty]" in error
-    assert "texts=nowhere" in (error := refused(capsys, "texts=nowhere")) and "[no-file]" in error
-    write(WRITTEN)
-    assert "nowhere" in refused(capsys, "prober=nowhere")
-    assert "threshold" in refused(capsys, "threshold=high")
     make_bank(loaded(place / "model"), head=AttentionPoolHead).save_pretrained(place / "pooling")
-    assert "heads" in refused(capsys, "prober=pooling")
+    for option, code, named in (
+        ("seed=0", "empty", "texts=texts.jsonl"), ("texts=nowhere", "no-file", "texts=nowhere"),
+        ("threshold=high", "bad-value", "threshold"),
+    ):  # fmt: skip
+        with fails(code, named):
+            score(option)
+    write(WRITTEN)
+    for option, code, named in (
+        ("prober=nowhere", "no-artifact", "nowhere"), ("prober=pooling", "unsupported", "heads"),
+    ):  # fmt: skip
+        with fails(code, named):
+            score(option)
     for arguments, code in ((["texts.jsonl"], "no-artifact"), ([], "missing-value")):
         with fails(code, "probers-score"):
             cli.run("score", arguments)

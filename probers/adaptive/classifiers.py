@@ -210,11 +210,8 @@ class LetterClassifier(_Transformer):
 
     A strategy's probability is the softmax over the logits of the three letters at the first written
     place, as in the released code, whose ``max_tokens`` cuts a longer question. ``name`` is a path or hub id,
-    given as ``option``.
-
-    Raises:
-        UserError: no such model, one that cannot be loaded without running its own code or a pickle, a
-            tokenizer that does not tell the letters apart, or an altered folder of ours.
+    given as ``option``. UserError for a model that cannot be loaded without running its own code or a pickle,
+    a tokenizer that does not tell the letters apart, or an altered folder of ours.
     """
 
     def __init__(self, name: str, *, max_tokens: int = 384, option: str = "trigger.classifier") -> None:
@@ -303,21 +300,16 @@ def load_classifier(name: str) -> Classifier:
     """Load the classifier in a folder of ours, or a model of transformers by path or hub id (UserError)."""
     if (Path(name) / _WEIGHTS).exists():
         return AdaptiveClassifier.load(name)
-    return LetterClassifier(name) if _writes_letters(name) else ModelClassifier(name)
-
-
-def _writes_letters(name: str) -> bool:
-    """Tell a sequence-to-sequence model from a sequence classifier."""
     from transformers import AutoConfig
 
     if (Path(name) / MODEL_FILE).exists():
-        return True
+        return LetterClassifier(name)
     try:
         config = AutoConfig.from_pretrained(name, trust_remote_code=False)
     except Exception:  # loading it raises the full error
-        return False
+        return ModelClassifier(name)
     classifies = any(kind.endswith("ForSequenceClassification") for kind in config.architectures or ())
-    return bool(config.is_encoder_decoder) and not classifies
+    return LetterClassifier(name) if config.is_encoder_decoder and not classifies else ModelClassifier(name)
 
 
 def _vectorizer(**options: Any) -> TfidfVectorizer:

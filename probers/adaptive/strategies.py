@@ -8,7 +8,7 @@ every question that neither answers counts as "multi".
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -26,8 +26,7 @@ from .classifiers import STRATEGIES
 #: Label of the questions of a data set that no strategy answers right; "leave_out" gives them none.
 Label = Literal["single", "multi", "leave_out"]
 Bias = Annotated[
-    Mapping[str, Label],
-    Field(description="single, multi or leave_out for each data set, as {nq: single}"),
+    Mapping[str, Label], Field(description="single, multi or leave_out for each data set, as {nq: single}")
 ]
 #: Labels for the known question sets; those of several hops need several retrievals (Adaptive-RAG, 3.2).
 BIAS: dict[str, Label] = {
@@ -83,8 +82,7 @@ class Labelled(NamedTuple):
 def read(path: Path, *, checksums: bool = True) -> Answers:
     """Read the answers of a comparison's folder, or of a feature store.
 
-    Raises:
-        UserError: neither is there, or it is unfinished or damaged or lacks a strategy.
+    UserError where neither is there, or it is unfinished or damaged or lacks a strategy.
     """
     state = read_state(path)
     if state is None or state["command"] != "compare":
@@ -129,8 +127,7 @@ def of_store(store: FeatureStore) -> Answers:
 def joined(parts: Sequence[Answers]) -> Answers:
     """Join the answers of several runs.
 
-    Raises:
-        UserError: other models, rules or strategies; a question in two of them, a group in two splits.
+    UserError for other models, rules or strategies, a question in two of them, or a group in two splits.
     """
     first, sides, where = parts[0], dict[tuple[str, str], str](), dict[tuple[str, str], Path]()
     for part in parts:
@@ -185,9 +182,7 @@ def label(answers: Answers, bias: Bias) -> tuple[dict[str, Labelled], dict[str, 
     return found, {"tried": list(answers.strategies), "rule": answers.rule, "unanswered": sources}
 
 
-def seen(rows: Iterable[Tried]) -> Seen:
+def seen(rows: Sequence[Tried]) -> Seen:
     """The groups and questions of each split."""
-    found: dict[str, list[tuple[str, str, str]]] = {split: [] for split in SPLITS}
-    for row in rows:
-        found[row.split].append((row.dataset, row.group, row.question))
+    found = {s: [(row.dataset, row.group, row.question) for row in rows if row.split == s] for s in SPLITS}
     return Seen.of(found)

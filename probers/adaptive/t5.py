@@ -92,11 +92,11 @@ class Letters:
     @torch.inference_mode()
     def _accuracy(self, classifier: LetterClassifier, rows: Sequence[tuple[str, int]]) -> float:
         classifier.model.eval()
-        said: list[int] = []
+        right = 0
         for start in range(0, len(rows), self.batch_size):
-            questions = [question for question, _ in rows[start : start + self.batch_size]]
-            said += classifier.logits(questions).argmax(dim=1).tolist()
-        return sum(place == gold for place, (_, gold) in zip(said, rows, strict=True)) / len(rows)
+            questions, gold = zip(*rows[start : start + self.batch_size], strict=True)
+            right += int((classifier.logits(questions).argmax(dim=1).cpu() == torch.tensor(gold)).sum())
+        return right / len(rows)
 
 
 def _rows(labelled: Labelled) -> list[tuple[str, int]]:

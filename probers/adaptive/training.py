@@ -79,11 +79,7 @@ class Request(Protocol):
 
 
 def run(request: Request) -> Path:
-    """Train the classifier, measure it on test questions and write its folder, which is returned.
-
-    Raises:
-        UserError: the request cannot be met; raised before anything is written.
-    """
+    """Train and measure the classifier; returns its folder. UserErrors come before anything is written."""
     _refuse_unused(request)
     settings, seed, device = request.head.make(), request.seed, request.device
     paths = _data(request.data)
@@ -111,10 +107,8 @@ def run(request: Request) -> Path:
         drawn = np.random.default_rng(seed).permutation(train.strategies).tolist()
         shuffled = {"train": train._replace(strategies=drawn)}
         control, name = words.fit(shuffled, seed=seed, device=device), SHUFFLED
-    chances = {
-        c: each.probabilities(test.questions) for c, each in ((CLASSIFIER, classifier), (name, control))
-    }
-    majority = Counter(train.strategies).most_common(1)[0][0]
+    asked, majority = test.questions, Counter(train.strategies).most_common(1)[0][0]
+    chances = {CLASSIFIER: classifier.probabilities(asked), name: control.probabilities(asked)}
     figures = measure(test, chances, majority, resamples=request.resamples, seed=seed)
     figures["splits"] = {name: _split(part) for name, part in sorted(labelled.items())}
     figures["labels"] = record
@@ -123,8 +117,7 @@ def run(request: Request) -> Path:
     classifier.save(out)
     write_text(out / "metrics.json", canonical_json(figures))
     write_text(out / "README.md", write_card(figures, model=answers.model, data=paths, out=out))
-    accuracy = figures["detectors"][CLASSIFIER]["accuracy"]
-    folder.finish({"model": answers.model, "accuracy": accuracy})
+    folder.finish({"model": answers.model, "accuracy": figures["detectors"][CLASSIFIER]["accuracy"]})
     log.info("%s", table(figures))
     size = f"{len(by_words.terms)} terms" if of_words else f"a fine-tuned {figures['base']}"
     log.info("wrote a classifier of questions with %s to %s", size, out)
@@ -227,9 +220,9 @@ def _ratio(part: int, whole: int) -> float | None:
 def table(figures: Mapping[str, Any]) -> str:
     """The figures as text for the terminal."""
     test, names = figures["splits"]["test"], figures["strategies"]
+    told = "cheapest strategy that answers right, told from the question alone"
     lines = [
-        f"test: {test['n']} questions, {test['groups']} groups; cheapest strategy that answers right, told "
-        "from the question alone",
+        f"test: {test['n']} questions, {test['groups']} groups; {told}",
         f"labels: {_told(figures['labels'])}",
         f"  {'':20}{'accuracy':22}AUROC, no or some retrieval",
     ]
@@ -273,10 +266,8 @@ def _percent(value: float | None) -> str:
 def _notes(figures: Mapping[str, Any]) -> list[str]:
     """Figures that speak against the classifier, one sentence each."""
     found: list[str] = []
-    low = figures["pairs"][f"{CLASSIFIER} vs {MAJORITY}"]["accuracy"]["ci95"][0]
-    if not low > 0:
+    if not figures["pairs"][f"{CLASSIFIER} vs {MAJORITY}"]["accuracy"]["ci95"][0] > 0:
         found.append(f"it is not shown to be better than saying {figures['majority']!r} of every question")
-    silent = [n for n, e in figures["by_strategy"].items() if e["n"] and not e["predicted_share"]]
-    if silent:
+    if silent := [n for n, e in figures["by_strategy"].items() if e["n"] and not e["predicted_share"]]:
         found.append(f"it never says {' or '.join(map(repr, silent))}")
     return found

@@ -160,8 +160,7 @@ class ProbeBank(ModelHubMixin):
 
         Raises:
             RunError: states that are not finite; a signal that is absent or no number.
-            UserError: signals, and the prober was trained without.
-            ValueError: another shape.
+            UserError: signals, and the prober was trained without. ValueError is for another shape.
         """
         score = self.ensemble(self.margins(states, mask))
         return score if signals is None else self._with_entropy(score, signals)
@@ -176,11 +175,8 @@ class ProbeBank(ModelHubMixin):
         Args:
             states: (t, layers, d) of a text's tokens.
             spans: (n, 2) first token and the one after the last; they may overlap. ValueError for one that
-                is empty or not among the tokens.
+                is empty or not among the tokens, UserError for heads of pooled states.
             signals: entropy signals (n,) each of the spans, as in :meth:`score`.
-
-        Raises:
-            UserError: heads of pooled states.
         """
         bounds = check_spans(spans, len(states))
         if self.aggregate is not None:
@@ -286,12 +282,10 @@ class ProbeBank(ModelHubMixin):
         path, and hand the fields of ``config.json`` on before anything has checked them.
 
         Args:
-            pretrained_model_name_or_path: folder, or ``owner/name`` on the Hub.
+            pretrained_model_name_or_path: folder, or ``owner/name`` on the Hub; UserError where there is no
+                prober, or a damaged one.
             head_class: the class of the heads, where it is not one of this package's.
             **hub: options of the download, as keywords: :class:`.io.HubOptions`.
-
-        Raises:
-            UserError: no prober there, or a damaged one.
         """
         folder = locate(pretrained_model_name_or_path, **hub)
         config, papers = read(folder, str(pretrained_model_name_or_path))

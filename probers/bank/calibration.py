@@ -204,12 +204,9 @@ def fit_calibration(kind: str, wrong: np.ndarray, scores: np.ndarray) -> Calibra
 
 @dataclass(frozen=True, slots=True)
 class EntropyModel:
-    """A logistic model over the heads' score and the entropy signals.
+    """A logistic model over the heads' score and the entropy signals, in the order of score, then SIGNALS.
 
-    Attributes:
-        mean, scale: per input, in the order of score, then SIGNALS.
-        weights: of the standardised inputs; the result is the log-odds of "wrong".
-        threshold: fires when the log-odds exceed it.
+    ``mean`` and ``scale`` standardise the inputs; log-odds of "wrong" above ``threshold`` fire.
     """
 
     mean: tuple[float, ...]

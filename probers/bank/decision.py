@@ -26,13 +26,8 @@ CHUNK = 1024
 def run_heads(head: ProbeHead, states: Any, mask: Any = None) -> np.ndarray:
     """Float32 logits (n, H, 2), [wrong, correct], of H heads.
 
-    Args:
-        states: (n, H, d); (n, T, H, d) for heads that pool tokens themselves.
-        mask: (n, T) bool, which tokens there are, for those heads; None is all.
-
-    Raises:
-        RunError: states or logits that are not finite.
-        ValueError: another shape.
+    ``states`` are (n, H, d), or (n, T, H, d) for heads that pool tokens; their ``mask`` (n, T) says which
+    tokens there are, None is all. RunError for states that are not finite, ValueError for another shape.
     """
     inputs = [torch.as_tensor(states)]
     if mask is not None:
@@ -99,8 +94,7 @@ class Ensemble:
         weights: one per layer; empty is 1 for every layer.
         intercept: added to the weighted sum; of "stacked".
 
-    Raises:
-        ValueError: weights or an intercept that are no numbers, or none for a kind that needs them.
+    ValueError for weights or an intercept that are no numbers, or absent where the kind needs them.
     """
 
     kind: Kind = "logits"
@@ -167,9 +161,7 @@ def fit_ensemble(kind: str, margins: np.ndarray, wrong: np.ndarray, *, k: int = 
 
 #: Threshold rules, and what the number after the name means where there is one.
 RULES: dict[str, str | None] = {
-    "balanced_accuracy": None,
-    "f1": None,
-    "accuracy": None,
+    **dict.fromkeys(("balanced_accuracy", "f1", "accuracy")),
     "budget": "the share of texts that fire, from 0 to 1, as in budget=0.4",
     "recall_at_fpr": "the highest share of right texts that may fire, from 0 to 1, as in recall_at_fpr=0.1",
     "cost": "the price of a missed wrong text where a false alarm costs 1, above 0, as in cost=5",

@@ -52,8 +52,7 @@ class Domain:
             state, or the mean over its tokens.
         rate: share of validation texts that lie beyond it.
 
-    Raises:
-        ValueError: other shapes, variances that are not positive, numbers that are not finite.
+    ValueError for other shapes, variances that are not positive, or numbers that are not finite.
     """
 
     mean: Tensor

@@ -19,16 +19,7 @@ from torch import nn
 
 from ..checksums import sealed, sha256, unseal
 from ..data.splits import SEEN, Seen
-from ..files import (
-    canonical_json,
-    digest,
-    read_bytes,
-    read_json,
-    read_text,
-    regular,
-    write_bytes,
-    write_text,
-)
+from ..files import canonical_json, digest, read_bytes, read_json, read_text, regular, write_bytes, write_text
 from ..heads import HEADS, ProbeHead, factory, head_name
 from ..options import Name, check_component, check_record, shown
 from ..types import UserError, first_line
@@ -121,8 +112,7 @@ def save(folder: Path, head: ProbeHead, config: Mapping[str, Any], papers: Mappi
 def read(folder: Path, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Configuration and papers of the prober in a folder; ``name`` is what the user called it.
 
-    Raises:
-        UserError: no prober there, a damaged one, or one of another version of this package.
+    UserError where there is none, a damaged one, or one of another version of this package.
     """
     config = _read(read_json, folder / CONFIG, name)
     if not isinstance(config, dict) or config.get("format") != _FORMAT:
@@ -172,9 +162,7 @@ def shipped(model: str) -> str | None:
 def locate(path: str | Path, **hub: Unpack[HubOptions]) -> Path:
     """Find a prober: a folder, ``smollm2`` that comes with this package, or ``owner/name`` on the Hub.
 
-    Raises:
-        TypeError: an unknown keyword.
-        UserError: neither a folder nor on the Hub.
+    TypeError for an unknown keyword, UserError for what is neither a folder nor on the Hub.
     """
     if unknown := sorted(hub.keys() - HubOptions.__annotations__.keys()):
         raise TypeError(f"from_pretrained has no keyword {unknown[0]!r}")
@@ -201,11 +189,8 @@ def load_head(
     """The heads of some layers, of this width; ``config`` as of :func:`read`.
 
     ``head_class`` is their class where it is none of this package's. Nothing is made of a size that the
-    weights do not have.
-
-    Raises:
-        UserError: an unknown class, options that are none of its or not those of the weights, or
-            weights that are missing or damaged.
+    weights do not have. UserError for an unknown class, options that are none of its or not those of the
+    weights, or weights that are missing or damaged.
     """
     file, name, options = folder / _HEADS, config["head"]["name"], config["head"]["options"]
     cls = HEADS.get(name, head_class)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import httpx
 import numpy as np
@@ -116,12 +116,7 @@ def compare_states(
 
 
 def run(settings: Check) -> None:
-    """Check an engine and log the result.
-
-    Raises:
-        RunError: its states or scores differ from ours, or it cannot be reached.
-        UserError: the request is wrong; raised before anything is compared.
-    """
+    """Check an engine and log the result; RunError where it differs from ours or cannot be reached."""
     engine = settings.engine
     url = engine if engine.startswith(("http://", "https://")) else None
     if url is None and engine not in ("transformers", "vllm"):
@@ -199,29 +194,37 @@ def _check_server(
 ) -> None:
     """Compare the scores of a server with ours of the same tokens."""
     check_growing(bank)
-    answers = [_asked(url, prompt, length) for prompt in prompts]
-    known = [(p, a) for p, a in zip(prompts, answers, strict=True) if a["text"]]
-    read = lm.score([p for p, _ in known], [a["text"] for _, a in known], needs=_neighbours(lm, bank))
-    pairs = zip(read, (a for _, a in known), strict=True)
-    alike = [(g, a["scores"]) for g, a in pairs if list(g.offsets) == a["offsets"]]
+    # The prober's layers, and the ones above and below each.
+    moved = {by: [min(max(k + by, 0), lm.num_layers) for k in bank.layers] for by in (0, 1, -1)}
+    layers = sorted({*moved[0], *moved[1], *moved[-1]})
+    (feature,) = text_needs(bank).features
+    answers = [(p, *found) for p in prompts if (found := _asked(url, p, length))[0]]
+    needs = Needs((replace(feature, layers=tuple(layers)),))
+    read = lm.score([answer[0] for answer in answers], [answer[1] for answer in answers], needs=needs)
+    alike = [
+        (states, scores)
+        for text, (_, _, offsets, scores) in zip(read, answers, strict=True)
+        if list(text.offsets) == offsets and (states := text.state) is not None
+    ]
     if not alike:
         raise RunError(f"engine={url} splits no text as our tokenizer: give other prompts", "mismatch")
     theirs = np.concatenate([scores for _, scores in alike])
-    ours = {place: np.concatenate([_scores(g, bank, place) for g, _ in alike]) for place in (0, 1, -1)}
+    ours = {}
+    for by, near in moved.items():
+        columns = [layers.index(k) for k in near]
+        ours[by] = np.concatenate([text_scores(bank, states[:, columns])[0] for states, _ in alike])
     usual = relative_difference(ours[0], theirs)
     largest = float(np.abs(theirs - ours[0]).max())
-    log.info(
-        "%d tokens of %d texts, %s: largest difference of a score %.3g, relative %.2g",
-        len(theirs), len(alike), lm.spec, largest, usual,
-    )  # fmt: skip
+    told = "%d tokens of %d texts, %s: largest difference of a score %.3g, relative %.2g"
+    log.info(told, len(theirs), len(alike), lm.spec, largest, usual)
     if usual <= tolerance:
         log.info("engine=%s gives the scores that this prober gives here", url)
         return
-    near = {
+    mistakes = {
         "layers one too high": ours[1], "layers one too low": ours[-1],
         "the token after": np.roll(ours[0], -1), "the token before": np.roll(ours[0], 1),
     }  # fmt: skip
-    distances = {name: relative_difference(scores, theirs) for name, scores in near.items()}
+    distances = {name: relative_difference(scores, theirs) for name, scores in mistakes.items()}
     name = min(distances, key=lambda key: distances[key])
     clear = distances[name] < _CLEARLY * usual
     what = "another prober, other weights, or states after the final norm"
@@ -232,23 +235,8 @@ def _check_server(
     )
 
 
-def _neighbours(lm: CausalLM, bank: ProbeBank) -> Needs:
-    """Ask for the prober's layers and the ones above and below each."""
-    (feature,) = text_needs(bank).features
-    moved = [tuple(min(max(k + by, 0), lm.num_layers) for k in bank.layers) for by in (1, -1)]
-    return Needs((replace(feature, layers=tuple(sorted({*bank.layers, *moved[0], *moved[1]}))),))
-
-
-def _scores(read: Generation, bank: ProbeBank, by: int) -> np.ndarray:
-    """Score a text (n,) by the states of layers ``by`` too high."""
-    ((feature, states),) = read.states.items()
-    first, *_, last = feature.layers
-    layers = [feature.layers.index(min(max(k + by, first), last)) for k in bank.layers]
-    return np.array(text_scores(bank, states[:, layers])[0])
-
-
-def _asked(url: str, prompt: str, length: int) -> dict[str, Any]:
-    """Have a server continue a prompt greedily; returns text, offsets and scores (RunError)."""
+def _asked(url: str, prompt: str, length: int) -> tuple[str, list[tuple[int, int]], np.ndarray]:
+    """Have a server continue a prompt greedily: text, offsets and scores of its tokens (RunError)."""
     address = url.rstrip("/").removesuffix("/v1")
     try:
         with httpx.Client(timeout=120, follow_redirects=False) as client:
@@ -268,4 +256,4 @@ def _asked(url: str, prompt: str, length: int) -> dict[str, Any]:
     except (ValueError, LookupError, TypeError) as error:
         told = f"engine={url} does not answer as a server with a prober does ({what_is_wrong(error)})"
         raise RunError(told, "server") from error
-    return {"text": text, "offsets": offsets, "scores": scores}
+    return text, offsets, scores

@@ -12,17 +12,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..bank.assessment import Assessor
+from ..bank.bank import ProbeBank
 from ..checksums import Journal, inputs
 from ..commands.inputs import find_prober, load_model
 from ..commands.runs import RunFolder
+from ..engine.language_model import ScoreRequest, Scoring
+from ..evaluation.metrics import Bootstrap, auroc, ece
 from ..files import canonical_json, write_text
+from ..online.scores import check_growing, text_needs, text_scores
 from ..text import count
 from ..types import UserError
 from .texts import Text, Texts, scores_html
 
 if TYPE_CHECKING:
-    from ..bank.assessment import Assessor
-    from ..bank.bank import ProbeBank
     from ..engine.model import CausalLM
     from .settings import Score
 
@@ -39,31 +42,26 @@ def run(settings: Score) -> Path:
         raise UserError(told, "missing-value")
     read = Texts.read(settings.texts, settings.on_bad_line)
     name = find_prober(settings, asks="probers-score")
-    from ..bank.assessment import Assessor
-    from ..bank.bank import ProbeBank
-    from ..online.scores import check_growing
-
     bank = ProbeBank.from_pretrained(name, allow_other=settings.allow_other)
     check_growing(bank)
-    out = Path(settings.out or f"runs/score/{Path(settings.texts).name.partition('.')[0]}")
-    config = settings.record | {"inputs": inputs(settings.texts, name)}
-    folder = RunFolder(out, "score", config)
+    file = Path(settings.texts).name
+    out = Path(settings.out or f"runs/score/{file.partition('.')[0]}")
+    folder = RunFolder(out, "score", settings.record | {"inputs": inputs(settings.texts, name)})
     if not folder.begin():
         return out
     lm = load_model(settings, folder)
     if lm.on_too_long == "error":  # of many texts the one is left out
         lm.on_too_long = "skip"
     bank.check_model(lm.spec)
-    read = read.in_tokens(lm.tokenizer, settings.on_bad_line, Path(settings.texts).name)
-    if glued := sum(_glued(one) for one in read.texts):
-        log.info(
-            "note: %d of %d answers continue the prompt's last word: begin a new word with a space", glued,
-            len(read.texts),
-        )  # fmt: skip
+    read = read.in_tokens(lm.tokenizer, settings.on_bad_line, file)
+    edges = ((one.prompt or "")[-1:] + one.answer[:1] for one in read.texts)
+    if glued := sum(len(edge) == 2 and edge[0].isalnum() and edge[1].isalnum() for edge in edges):
+        told = "note: %d of %d answers continue the prompt's last word: begin a new word with a space"
+        log.info(told, glued, len(read.texts))
     for line in read.left_out.lines():
         log.info("%s", line)
     assessor = Assessor(bank, settings.threshold)
-    records = score(lm, bank, assessor, read.texts, Path(settings.texts).name, out / _UNFINISHED)
+    records = score(lm, bank, assessor, read.texts, file, out / _UNFINISHED)
     write_text(out / _SCORES, "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in records))
     results = _results(read.texts, records, assessor.threshold, settings.seed)
     write_text(out / _RESULTS, canonical_json(results))
@@ -79,10 +77,6 @@ def run(settings: Score) -> Path:
     return out
 
 
-def _glued(one: Text) -> bool:
-    return one.prompt is not None and one.prompt[-1:].isalnum() and one.answer[:1].isalnum()
-
-
 def score(
     lm: CausalLM, bank: ProbeBank, assessor: Assessor, texts: Sequence[Text], file: str, unfinished: Path
 ) -> list[dict[str, Any]]:
@@ -91,15 +85,11 @@ def score(
     ``file`` is the file's name in messages; finished lines are written to ``unfinished`` batch by batch, and
     read there by a run that resumes.
     """
-    from ..engine.language_model import ScoreRequest, Scoring
-    from ..online.scores import text_needs, text_scores
-
     journal = Journal(unfinished)
     made = _resumed(journal, texts)
-    requests = [
-        ScoreRequest(one.prompt_for(lm.tokenizer, file), one.answer, f"of {file} {one.where}")
-        for one in texts
-    ]
+    prompts = [one.prompt_for(lm.tokenizer, file) for one in texts]
+    named = zip(prompts, texts, strict=True)
+    requests = [ScoreRequest(prompt, one.answer, f"of {file} {one.where}") for prompt, one in named]
     for batch in lm.score_each(requests, Scoring(text_needs(bank)), known=made):
         new = {}
         for place, written in batch.items():
@@ -150,8 +140,6 @@ def _results(
 
 def _quality(known: Sequence[tuple[Text, Mapping[str, Any]]], seed: int) -> dict[str, Any]:
     """Measure AUROC and ECE with 95% intervals over prompts; null without both right and wrong texts."""
-    from ..evaluation.metrics import Bootstrap, auroc, ece
-
     wrong = np.array([float(bool(one.wrong)) for one, _ in known])
     bootstrap = Bootstrap([one.prompt or json.dumps(one.messages) for one, _ in known], seed=seed)
     figures: dict[str, Any] = {"n": len(known), "wrong": float(wrong.mean())}

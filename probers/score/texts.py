@@ -180,8 +180,8 @@ def scores_html(
     return render(
         "probers.score/scores.html.j2",
         shown=[(one, told, list(parts(one.answer, told, limit))) for one, told in scored[:most]],
-        rest=len(scored) - min(most, len(scored)), about=about, results=results, limit=limit,
-        levels=LEVELS, above=ABOVE, tail=_tail,
+        rest=max(0, len(scored) - most), about=about, results=results, limit=limit,
+        levels=LEVELS, above=ABOVE, tail=lambda text: text if len(text) <= _PROMPT else f"…{text[-_PROMPT:]}",
     )  # fmt: skip
 
 
@@ -199,10 +199,8 @@ def parts(
     """Cut a text at the borders of tokens and spans, from left to right.
 
     A span over the whole text is not marked: the text's own score says the same. ``told`` is the text's
-    ``hallucination``, ``limit`` the threshold as a probability.
-
-    Yields:
-        A span, or None between spans, and its pieces.
+    ``hallucination``, ``limit`` the threshold as a probability. Yields a span, or None between spans, and its
+    pieces.
     """
     offsets = told["token_offsets"]
     spans = [span for span in told["spans"] if (span["start"], span["end"]) != (0, len(text))]
@@ -224,7 +222,3 @@ def _piece(text: str, told: Mapping[str, Any], token: int | None, limit: float) 
     p, logprob = told["token_p_wrong"][token], told["token_logprobs"][token]
     figures = f"P(wrong) {p:.0%}, score {num(score)}, log-probability {num(logprob)}"
     return Piece(text, level(p, limit), figures)
-
-
-def _tail(text: str) -> str:
-    return text if len(text) <= _PROMPT else f"…{text[-_PROMPT:]}"

@@ -56,11 +56,7 @@ class AttentionQuery(LimitedQuery):
         return " ".join(words[i] for i in sorted(ranked[: self.top_n]))
 
     def rows(self, generation: Generation) -> np.ndarray:
-        """The generation's attention, (n + 1, p + n): see :class:`~probers.types.AttentionRows`.
-
-        Raises:
-            RunError: none was recorded.
-        """
+        """The recorded attention (n + 1, p + n), see :class:`~probers.types.AttentionRows`."""
         if generation.attention is None:
             raise RunError(
                 f"query={name_of(self)} needs attention, but the generation has none recorded", "mismatch"
@@ -143,8 +139,7 @@ def _sentence(generation: Generation, token: int) -> tuple[int, int]:
 def _seen_by(word: Part, rows: np.ndarray) -> np.ndarray:
     """(n,) mean attention to the text before a word at the positions that predicted its tokens.
 
-    Args:
-        rows: (n + 1, n) of the whole text; row i is of the position before token i.
+    Row i of ``rows`` (n + 1, n) is of the position before token i.
     """
     first = word.tokens[0]
     weights = np.zeros(rows.shape[1])

@@ -64,12 +64,7 @@ class CIOQF(AttentionQuery):
     def rate(
         self, rows: np.ndarray, hits: Sequence[int], generation: Generation, state: State
     ) -> tuple[list[ContextWord], np.ndarray]:
-        """The words before the first token that fired, and Tok of each.
-
-        Args:
-            rows: (n + 1, p + n), see :class:`~probers.types.AttentionRows`.
-            hits: the tokens that fired.
-        """
+        """The words before the first token that fired, and Tok of each; ``rows`` is (n + 1, p + n)."""
         hit, found = hits[0], context_words(generation, state)
         words, row = before(found, len(generation.prompt_ids) + hit), own_row(rows, hit)
         if not words:

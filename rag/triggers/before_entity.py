@@ -46,12 +46,10 @@ class _AtEntities(Trigger):
         """(n,) scores of each generation, of the position before each of its n tokens; 0 or more."""
 
     def decide(self, generations: Sequence[Generation], states: Sequence[State]) -> list[Decision]:
-        """The decision on every generation; the heads run once for all of their tokens."""
         each = zip(self.scores(generations), generations, states, strict=True)
         return [self._decide(*one) for one in each]
 
     def _decide(self, scores: np.ndarray, generation: Generation, state: State) -> Decision:
-        """The decision by the scores (n,) of the positions before the tokens."""
         entities = written_entities(
             generation.text, self._recognise,
             prompt=generation.prompt, accepted=state.partial, openings=self.openings,

@@ -17,7 +17,7 @@ from probers.types import Decision, Generation, Needs, RunError, UserError
 from probers.uncertainty import signals, words
 
 from ..protocol import UNANSWERED, State, Trigger, verdict
-from ..served import ServedGeneration
+from ..remote import ServedGeneration
 
 if TYPE_CHECKING:
     from probers.bank.bank import ProbeBank
@@ -35,11 +35,7 @@ def load_bank(bank: ProbeBank | str) -> ProbeBank:
 def states_for(bank: ProbeBank, generation: Generation, trigger: Trigger) -> np.ndarray:
     """The states that a bank reads from a generation, rounded as its training features were.
 
-    Returns:
-        (layers of the bank, d) float32, or (n, layers, d) where every token's states are kept.
-
-    Raises:
-        RunError: no states were recorded; names the trigger.
+    (layers of the bank, d) float32, or (n, layers, d) where every token's states are kept. RunError: none.
     """
     from probers.capture.pooling import as_stored  # loads torch
 
@@ -88,18 +84,17 @@ def _threshold(threshold: float | None, theta: float | None) -> float | None:
 class Probing(ReadsBank):
     """Fires on the whole answer, and on the new answer after every retrieval (algorithm 1).
 
-    In the paper's terms it retrieves when sum of logit[wrong] + theta > sum of
-    logit[correct] over the bank's layers, which is score > -theta.
+    In the paper's terms it retrieves when sum of logit[wrong] + theta > sum of logit[correct] over the bank's
+    layers, which is score > -theta.
 
     Attributes:
         bank: trained heads, or folder or hub id of a prober; in commands, null is the one of prober=.
-        threshold: fires when the score is above it; None takes the one that the
-            bank chose on its validation questions.
-        theta: the paper's form of the threshold, with the opposite sign; higher
-            retrieves more. Not together with ``threshold``.
-        combine: sum "logits" (paper) or "probabilities" (released code) over layers;
-            None is as the bank was fitted. Any other value has a scale of its own:
-            the threshold is then 0 unless one is given.
+        threshold: fires when the score is above it; None takes the one that the bank chose on its validation
+            questions.
+        theta: the paper's form of the threshold, with the opposite sign; higher retrieves more. Not together
+            with ``threshold``.
+        combine: sum "logits" (paper) or "probabilities" (released code) over layers; None is as the bank was
+            fitted. Any other value has a scale of its own: the threshold is then 0 unless one is given.
         with_entropy: score by the bank's logistic model over heads and entropies.
 
     A prober of entity tokens (``pool=tokens``) scores an answer by the worst entity
@@ -180,7 +175,6 @@ class Probing(ReadsBank):
         return super().record | ({"threshold": self._threshold} if self.threshold is None else {})
 
     def decide(self, generations: Sequence[Generation], states: Sequence[State]) -> list[Decision]:
-        """The decision on every generation; the heads run once for all of them."""
         decisions = [verdict(UNANSWERED, self._threshold)] * len(generations)
         written = [i for i, g in enumerate(generations) if g.token_ids]
         if not written:
@@ -203,7 +197,6 @@ class Probing(ReadsBank):
         return {name: np.array([s[name] for s in each]) for name in each[0]}
 
     def _worst(self, generation: Generation, state: State) -> Decision:
-        """The decision by the entities of an answer."""
         assert self._recognise is not None
         found = written_entities(
             generation.text, self._recognise,
@@ -310,12 +303,10 @@ class Radio(ReadsBank):
         self._bank = bank
 
     def decide(self, generations: Sequence[Generation], states: Sequence[State]) -> list[Decision]:
-        """The decision on every generation; the heads run once for all of their tokens."""
         parts = self.by_token(generations, lambda states: sigmoid(self._bank.margins(states)).mean(axis=1))
         return [self._decide(*each) for each in zip(parts, generations, states, strict=True)]
 
     def _decide(self, chances: np.ndarray, generation: Generation, state: State) -> Decision:
-        """The decision by s (n,)."""
         found = words(generation.text, generation.offsets)
         # A token of white space only belongs to no word, and there is nothing to look up.
         home = {token: word.start for word in reversed(found) for token in word.tokens}
