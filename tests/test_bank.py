@@ -106,6 +106,14 @@ def test_entropies_join_the_score() -> None:
         bank.score(states, signals)
 
 
+def back(bank: ProbeBank, folder: Path, states: Any, **how: Any) -> ProbeBank:
+    """The prober after a save, with the same logits."""
+    bank.save_pretrained(folder)
+    again = ProbeBank.from_pretrained(folder, **how)
+    np.testing.assert_array_equal(again.logits(states), bank.logits(states))
+    return again
+
+
 WAYS: dict[str, dict[str, object]] = {
     "sum": {"entropy_model": ENTROPY},
     "stacked": {"ensemble": Ensemble("stacked", (0.5, -2.0), 0.25), "calibration": Isotonic((0.1,), (0.3,))},
@@ -116,10 +124,8 @@ WAYS: dict[str, dict[str, object]] = {
 
 @pytest.mark.parametrize("way", WAYS)
 def test_saved_and_loaded_it_is_the_same(tmp_path: Path, way: str) -> None:
-    bank, states = make_bank(**WAYS[way]), make_states()
-    bank.save_pretrained(tmp_path / "a")
-    again = ProbeBank.from_pretrained(tmp_path / "a")
-    np.testing.assert_array_equal(again.logits(states), bank.logits(states))
+    bank = make_bank(**WAYS[way])
+    again = back(bank, tmp_path / "a", make_states())
     for name in bank.__dataclass_fields__:
         assert name == "head" or getattr(again, name) == getattr(bank, name), name
     assert again.needs == Needs.of((2, 5), site="resid_post", pool=bank.spec.pool)
@@ -136,9 +142,7 @@ def test_linear_heads_keep_their_standardisation(tmp_path: Path) -> None:
     x = states.double()
     moments = Moments(x.mean(dim=0), x.std(dim=0, correction=0), torch.zeros(2, 2, 8).double())
     head.prepare(moments)
-    bank = ProbeBank(SPEC, half_precision(head))
-    bank.save_pretrained(tmp_path)
-    np.testing.assert_array_equal(ProbeBank.from_pretrained(tmp_path).logits(states), bank.logits(states))
+    back(ProbeBank(SPEC, half_precision(head)), tmp_path, states)
 
 
 def test_a_bank_cannot_be_trained_by_accident() -> None:
@@ -229,10 +233,7 @@ class OwnNeedingNumbers(OwnModule):
     ],
 )
 def test_a_users_own_head_loads_when_its_class_is_passed(tmp_path: Path, make: Any, own: Any) -> None:
-    bank = ProbeBank(SPEC, half_precision(make(["a", "b"], 8)))
-    bank.save_pretrained(tmp_path)
-    again = ProbeBank.from_pretrained(tmp_path, head_class=own)
-    np.testing.assert_array_equal(again.logits(make_states()), bank.logits(make_states()))
+    back(ProbeBank(SPEC, half_precision(make(["a", "b"], 8))), tmp_path, make_states(), head_class=own)
     with fails("own-class", "probing_rag", "head_class"):
         ProbeBank.from_pretrained(tmp_path)
     with fails("own-class" if own is OwnModule else "damaged"):
@@ -244,11 +245,8 @@ def test_every_kind_of_head_comes_back(tmp_path: Path, name: str) -> None:
     heads = HEADS[name](["a", "b"], 8)
     pool = "tokens" if heads.tokens else "mean"
     bank = ProbeBank(replace(SPEC, pool=pool), half_precision(heads))
-    bank.save_pretrained(tmp_path)
-    states = make_states()[None] if heads.tokens else make_states()
-    again = ProbeBank.from_pretrained(tmp_path)
+    again = back(bank, tmp_path, make_states()[None] if heads.tokens else make_states())
     assert type(again.head) is HEADS[name] and again.head.options == heads.options
-    np.testing.assert_array_equal(again.logits(states), bank.logits(states))
 
 
 def test_the_hub_is_asked_only_where_no_folder_is_meant(

@@ -201,9 +201,8 @@ def page(browser: Any, server: FakeServer) -> Iterator[Page]:
     page = Page(browser, server)
     yield page
     told = [entry["message"] for entry in browser.get_log("browser")]
-    assert [
-        each for each in told if "status of 4" not in each
-    ] == []  # errors of scripts and of the content policy
+    # no errors of scripts and of the content policy
+    assert [each for each in told if "status of 4" not in each] == []
 
 
 def test_tokens_appear_while_they_are_written(page: Page) -> None:
@@ -267,12 +266,6 @@ def test_model_line_and_what_it_cannot(page: Page) -> None:
     page.open()
     assert not page.find("#retrieve").is_enabled() and not page.find("[value=chat]").is_enabled()
     assert "corpus=FILE" in page.text("#no-retrieval") and "no passages" in page.text("#about")
-
-
-def test_queries_are_those_of_the_configuration(page: Page) -> None:
-    assert page.texts("#query option")[1:] == sorted(
-        path.stem for path in (ROOT / "configs/query").glob("*.yaml")
-    )
 
 
 def test_replay_follows_the_threshold_both_ways_and_asks_nothing(page: Page) -> None:
@@ -560,7 +553,9 @@ def test_replayed_probing_fires_above_the_threshold_only(page: Page) -> None:
     assert page.js(code, cases) == [True, False, True, False, True]
 
 
-def test_defaults_are_those_of_the_configuration(page: Page) -> None:
+def test_queries_and_defaults_are_those_of_the_configuration(page: Page) -> None:
+    queries = sorted(path.stem for path in (ROOT / "configs/query").glob("*.yaml"))
+    assert page.texts("#query option")[1:] == queries
     defaults = page.js("return import('/page/replay.js').then(m => ['entropy', 'flare'].map(m.defaults))")
     for found in defaults:
         options = yaml.safe_load((ROOT / f"configs/trigger/{found['trigger']}.yaml").read_text())

@@ -8,8 +8,7 @@ from probers.types import lazily
 
 if TYPE_CHECKING:
     from ..protocol import QueryFormulator
-    from .attention import QFS
-    from .cioqf import CIOQF
+    from .attention import CIOQF, QFS
     from .text import (
         AnswerQuery,
         FlareQuery,
@@ -26,8 +25,7 @@ __all__ = [
 
 __getattr__ = lazily("probers.rag", {
     "protocol": "QueryFormulator",
-    "queries.attention": "QFS",
-    "queries.cioqf": "CIOQF",
+    "queries.attention": "CIOQF QFS",
     "queries.text": (
         "AnswerQuery FlareQuery FullContextQuery LastSentenceQuery LastTokensQuery QuestionQuery"
     ),

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import InitVar, dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
@@ -25,38 +25,46 @@ if TYPE_CHECKING:
     from probers.store.spec import ModelSpec
 
 
-def load_bank(bank: ProbeBank | str) -> ProbeBank:
-    """Return a prober unchanged, or load the one in a folder."""
-    from probers.bank.bank import ProbeBank
-
-    return bank if isinstance(bank, ProbeBank) else ProbeBank.from_pretrained(bank)
-
-
-def states_for(bank: ProbeBank, generation: Generation, trigger: Trigger) -> np.ndarray:
-    """The states that a bank reads from a generation, rounded as its training features were.
-
-    (layers of the bank, d) float32, or (n, layers, d) where every token's states are kept. RunError: none.
-    """
-    from probers.capture.pooling import as_stored  # loads torch
-
-    if generation.state is None:
-        raise RunError(
-            f"trigger={trigger.name} needs hidden states, but the generation has none recorded", "mismatch"
-        )
-    (feature,) = generation.needs.features
-    place = {layer: i for i, layer in enumerate(feature.layers)}
-    chosen = generation.state[..., [place[layer] for layer in bank.layers], :]
-    return as_stored(chosen, bank.spec.dtype).numpy()
-
-
 class ReadsBank(Trigger):
-    """Base of triggers that read states with trained heads of their model."""
+    """Base of triggers that read states with trained heads; ``make`` says how to get a prober."""
 
+    bank: ProbeBank | str | None
+    make: ClassVar[str]
     _bank: ProbeBank
 
     @property
     def needs(self) -> Needs:
         return self._bank.needs
+
+    def load(self) -> ProbeBank:
+        """The prober in ``bank``, loaded if that is a folder (UserError: there is none)."""
+        from probers.bank.bank import ProbeBank
+
+        if self.bank is None:
+            raise UserError(f"trigger={self.name} needs a prober: {self.make}", "no-artifact")
+        return self.bank if isinstance(self.bank, ProbeBank) else ProbeBank.from_pretrained(self.bank)
+
+    def unfit(self, scores: str, reads: str) -> UserError:
+        """The error for a prober that reads something else than the trigger scores."""
+        named = f" {self.bank}" if isinstance(self.bank, str) else ""
+        return UserError(
+            f"trigger={self.name} scores {scores}, but the prober{named} reads {reads}: {self.make}",
+            "mismatch",
+        )
+
+    def states(self, generation: Generation) -> np.ndarray:
+        """The states that the bank reads, rounded as its training features were.
+
+        (layers of the bank, d) float32, or (n, layers, d) where every token's states are kept.
+        """
+        from probers.capture.pooling import as_stored  # loads torch
+
+        if generation.state is None:
+            raise RunError(f"trigger={self.name} needs hidden states, but none were recorded", "mismatch")
+        (feature,) = generation.needs.features
+        place = {layer: i for i, layer in enumerate(feature.layers)}
+        chosen = generation.state[..., [place[layer] for layer in self._bank.layers], :]
+        return as_stored(chosen, self._bank.spec.dtype).numpy()
 
     def check(self, model: ModelSpec, prompt: PromptTemplate) -> None:
         """Refuse another model than the bank's features were read from; it serves any prompt."""
@@ -66,7 +74,7 @@ class ReadsBank(Trigger):
         self, generations: Sequence[Generation], chances: Callable[[np.ndarray], np.ndarray]
     ) -> list[np.ndarray]:
         """``chances`` (n,) of the states of each generation's n tokens; the heads run once for all."""
-        found = [states_for(self._bank, g, self) for g in generations if g.token_ids]
+        found = [self.states(g) for g in generations if g.token_ids]
         scored = chances(np.concatenate(found)) if found else np.zeros(0)
         return np.split(scored, np.cumsum([len(g.token_ids) for g in generations])[:-1])
 
@@ -112,24 +120,16 @@ class Probing(ReadsBank):
     _recognise: Recogniser | None = field(init=False, repr=False)
 
     prober = "answers"
+    make = (
+        "make one with 'probers-datagen --source cot' (or --source wiki pool=tokens) and 'probers-train', "
+        "and pass its folder as prober="
+    )
 
     def __post_init__(self, theta: float | None) -> None:
-        if self.bank is None:
-            raise UserError(
-                "trigger=probing needs a prober: make one with probers-train, or pass prober=PATH",
-                "no-artifact",
-            )
-        given = _threshold(self.threshold, theta)
-        bank = load_bank(self.bank)
+        bank, given = self.load(), _threshold(self.threshold, theta)
         of_tokens = bank.spec.pool == "tokens"
         if bank.spec.pool == "predicting" or (bank.spec.position != "generated" and not of_tokens):
-            named = f" {self.bank}" if isinstance(self.bank, str) else ""
-            raise UserError(
-                f"trigger=probing scores generated text, but the prober{named} reads {bank.spec.pool} "
-                f"states of {bank.spec.position} tokens: train one on a store of 'probers-datagen --source "
-                "cot' (or of --source wiki with pool=tokens), and pass its folder as prober=",
-                "mismatch",
-            )
+            raise self.unfit("generated text", f"{bank.spec.pool} states of {bank.spec.position} tokens")
         recombined = False
         if self.combine is not None and self.combine != bank.combine:
             if self.combine not in ("logits", "probabilities"):
@@ -183,7 +183,7 @@ class Probing(ReadsBank):
             for i in written:
                 decisions[i] = self._worst(generations[i], states[i])
             return decisions
-        vectors = np.stack([states_for(self._bank, generations[i], self) for i in written])
+        vectors = np.stack([self.states(generations[i]) for i in written])
         given = self._signals([generations[i] for i in written])
         for index, score in zip(written, self._bank.score(vectors, given), strict=True):
             decisions[index] = verdict(float(score), self._threshold)
@@ -205,7 +205,7 @@ class Probing(ReadsBank):
         tokens = [tokens_of(generation.offsets, entity.start, entity.end) for entity in found]
         spans = [(own[0], own[-1] + 1) for own in tokens if own] or [(0, len(generation.token_ids))]
         given = self._signals([_part(generation, *span) for span in spans])
-        scores = self._bank.score_spans(states_for(self._bank, generation, self), np.array(spans), given)
+        scores = self._bank.score_spans(self.states(generation), np.array(spans), given)
         return verdict(float(np.max(scores)), self._threshold)
 
 
@@ -254,9 +254,6 @@ class ServedProbing(Trigger):
         return verdict(generation.score, threshold, token_scores=generation.token_scores)
 
 
-_GIVE = "pass its folder as prober= (probers-compare: token_prober=)"
-
-
 @dataclass
 class Radio(ReadsBank):
     """Fires at the first token whose P(hallucination) is above 0.5 and above the text's mean (RaDIO).
@@ -283,23 +280,16 @@ class Radio(ReadsBank):
     _bank: ProbeBank = field(init=False, repr=False)
 
     prober = "tokens"
+    make = (
+        "make one of single tokens with 'probers-datagen --source wiki pool=tokens' and 'probers-train "
+        "head=radio', and pass its folder as prober= (probers-compare: token_prober=)"
+    )
 
     def __post_init__(self) -> None:
-        if self.bank is None:
-            raise UserError(
-                "trigger=radio needs a prober of single tokens: make one with 'probers-datagen --source wiki "
-                f"pool=tokens' and 'probers-train head=radio', and {_GIVE}",
-                "no-artifact",
-            )
-        bank = load_bank(self.bank)
+        bank = self.load()
         if bank.spec.pool != "tokens" or bank.head.tokens:
             read = "whole texts of tokens" if bank.spec.pool == "tokens" else f"{bank.spec.pool} states"
-            named = f" {self.bank}" if isinstance(self.bank, str) else ""
-            raise UserError(
-                f"trigger=radio scores single tokens, but the prober{named} reads {read}: train one on a "
-                f"store of 'probers-datagen --source wiki pool=tokens', and {_GIVE}",
-                "mismatch",
-            )
+            raise self.unfit("single tokens", read)
         self._bank = bank
 
     def decide(self, generations: Sequence[Generation], states: Sequence[State]) -> list[Decision]:
