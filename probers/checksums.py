@@ -57,18 +57,11 @@ def file_digest(path: Path, cache: Path = CACHE) -> str:
 
 
 def inputs(*sources: str | Path, ends: bool = False) -> dict[str, str]:
-    """Name the content of every file or folder that a run reads, by the path it was given.
+    """Name the content of every file or folder that a run reads by 16 hexadecimal digits.
 
-    A run whose inputs have changed is another run, also under the same paths. A folder stands for the
-    files directly in it, without hidden ones.
-
-    Args:
-        sources: paths; the name of one that does not exist (such as "testbed") is "".
-        ends: read only the first and last MiB of each file, as earlier versions named inputs; up to 2 MiB
-            that is the whole file, and both names are equal.
-
-    Returns:
-        source -> 16 hexadecimal digits.
+    A folder stands for the files directly in it, without hidden ones; what does not exist (such as "testbed")
+    is "". ``ends`` reads only the first and last MiB of each file, as earlier versions named inputs; up to 2
+    MiB that is the whole file, and both names are equal.
     """
     found = {}
     for source in map(str, sources):
@@ -141,16 +134,10 @@ def _remembered(memory: Path) -> dict[str, list[Any]]:
 
 
 def sampled(files: Iterable[Path], *, about: bytes = b"", named: bool = True) -> str:
-    """Fingerprint weights by size and by samples spread over each file, header and end included.
+    """Fingerprint weights by size and by samples spread over each file, in 12 hexadecimal digits.
 
-    Another training run of the same shape has another fingerprint, without reading large weights whole.
-
-    Args:
-        about: further content that counts.
-        named: include the files' names.
-
-    Returns:
-        12 hexadecimal digits.
+    Another training run of the same shape has another one. ``about`` is further content that counts, and
+    ``named`` includes the files' names.
     """
     found = hashlib.sha256(about)
     for path in files:
@@ -169,12 +156,9 @@ def seal(value: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unseal(value: Any, *, older: bool = True) -> dict[str, Any]:
-    """Check and remove the checksum that :func:`seal` added to parsed JSON.
+    """Check and remove the checksum that :func:`seal` added to parsed JSON; ValueError where it is damaged.
 
     ``older`` accepts a value without one, as older versions wrote them.
-
-    Raises:
-        ValueError: it is damaged.
     """
     if not isinstance(value, dict):
         raise ValueError("holds no JSON object")
@@ -192,12 +176,7 @@ def sealed(value: Mapping[str, Any]) -> str:
 
 
 def unsealed(path: Path, *, older: bool = True) -> dict[str, Any]:
-    """Read a file written with :func:`sealed`; ``older`` as for :func:`unseal`.
-
-    Raises:
-        OSError: the file is missing or unreadable.
-        ValueError: it is damaged.
-    """
+    """Read a file written with :func:`sealed`: OSError if unreadable, else as :func:`unseal`."""
     return unseal(read_json(path), older=older)
 
 
@@ -231,11 +210,8 @@ def check(
     A file is read again only after its times have changed. Digests are remembered in
     ``.<folder>.checked.json`` beside the folder, or not at all where that cannot be written.
 
-    Args:
-        folder: the files' folder.
-        files: size and checksum by name, from :func:`take`.
-        contents: False compares sizes alone.
-        anew: read every file, whatever is remembered.
+    ``files`` are from :func:`take`; without ``contents`` sizes alone are compared, and ``anew`` reads every
+    file, whatever is remembered.
     """
     for name, file in files.items():
         try:
@@ -281,11 +257,7 @@ class Journal:
     path: Path
 
     def read(self) -> Lines:
-        """Read all sound lines; none where there is no file.
-
-        Raises:
-            UserError: the path is a link, folder, pipe or device.
-        """
+        """Read all sound lines; none where there is no file, UserError where it is a link, folder or pipe."""
         try:
             regular(self.path)
         except FileNotFoundError:
@@ -318,12 +290,7 @@ def sealed_lines(records: Iterable[Mapping[str, Any]]) -> str:
 
 
 def unsealed_lines(path: Path) -> list[dict[str, Any]]:
-    """Read a whole file of :func:`sealed_lines`, in which every line must be sound.
-
-    Raises:
-        OSError: the file is missing or unreadable.
-        ValueError: a line is damaged; names it.
-    """
+    """Read a whole file of :func:`sealed_lines`; ValueError names a damaged line, OSError as for any file."""
     found = []
     for number, line in enumerate(read_text(path).removesuffix("\n").split("\n"), 1):
         try:

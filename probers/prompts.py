@@ -79,13 +79,9 @@ class PromptTemplate:
 
     def question(self, question: str, passages: Sequence[str] = (), *, partial: str = "") -> str:
         """Format a question with passage texts, best first; the model goes on from the answer ``partial``."""
-        parts = [self.exemplars]
-        if passages:
-            parts.append(self.context)
-            parts += [self.passage.format(i=i, text=t) for i, t in enumerate(passages, 1)]
-            parts.append(self.task)
-        parts.append(self.question_form.format(question=question))
-        return self._framed("".join(parts), partial)
+        shown = "".join(self.passage.format(i=i, text=text) for i, text in enumerate(passages, 1))
+        context = self.context + shown + self.task if passages else ""
+        return self._framed(self.exemplars + context + self.question_form.format(question=question), partial)
 
     def question_span(self, prompt: str, question: str, partial: str = "") -> tuple[int, int]:
         """Locate ``question`` in the ``prompt`` that :meth:`question` made, [start, end)."""
@@ -137,17 +133,16 @@ def _check_form(name: str, form: str, fields: Sequence[str]) -> None:
         parts = [("", None, "", "")]
     if any(field not in fields or spec or conversion for _, field, spec, conversion in parts):
         names = " and ".join(f"{{{field}}}" for field in fields)
-        raise UserError(
-            f"prompt.{name}={form!r} cannot be filled in: braces may hold {names} alone; write {{{{ and }}}} "
-            "for braces that are text"
-        )
+        told = f"prompt.{name}={form!r} cannot be filled in: braces may hold {names} alone"
+        raise UserError(f"{told}; write {{{{ and }}}} for braces that are text")
 
 
 def _text_of(exemplars_file: str) -> str:
     """The text of a file as it stands, ends of lines included."""
     path = Path(exemplars_file)
     if not path.is_file():
-        raise UserError(f"prompt.exemplars_file={exemplars_file} is not a file with exemplars", "no-file")
+        told = f"prompt.exemplars_file={exemplars_file} is not a file: give a text with the exemplars"
+        raise UserError(told, "no-file")
     try:
         return path.read_bytes().decode("utf-8")
     except UnicodeDecodeError as error:

@@ -166,10 +166,7 @@ def load_vectors(path: str) -> Any:
         binary = path.removesuffix(".gz").endswith(".bin")
         vectors = KeyedVectors.load_word2vec_format(path, binary=binary)
     except (ValueError, EOFError, UnicodeDecodeError, IndexError) as e:
-        raise UserError(
-            f"{path} is not in the word2vec format: a line with the number of words and their width, then "
-            "every word with its numbers",
-            "bad-file",
-        ) from e
+        form = "a line with the number of words and their width, then every word with its numbers"
+        raise UserError(f"{path} is not in the word2vec format: {form}", "bad-file") from e
     vectors.fill_norms()
     return vectors

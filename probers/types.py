@@ -69,9 +69,7 @@ def first_line(error: BaseException) -> str:
 def lazily(package: str, places: Mapping[str, str]) -> Callable[[str], Any]:
     """Make a package's ``__getattr__``: torch, pandas and the like are imported only by who needs them.
 
-    Args:
-        package: its ``__name__``.
-        places: module below the package -> the public names it defines, with spaces between.
+    ``places`` maps a module below the package to the public names it defines, with spaces between.
     """
     modules = {name: module for module, names in places.items() for name in names.split()}
 

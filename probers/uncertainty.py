@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -193,7 +193,9 @@ def rind_scores(
     """
     if variant not in ("paper", "released"):
         raise UserError(f"variant={variant} is unknown; choose paper or released", "unknown-choice")
-    result = _paper(generation) if variant == "paper" else _released(generation, attention_alone)
+    made = _paper(generation) if variant == "paper" else _released(generation, attention_alone)
+    scores = np.where(made["content"], made["entropies"] * made["attention"], 0.0)
+    result = RindScores(variant, scores=scores, **made)
     if not np.isfinite(result.scores).all():
         unit = int(np.flatnonzero(~np.isfinite(result.scores))[0])
         start, end = result.spans[unit]
@@ -201,7 +203,7 @@ def rind_scores(
     return result
 
 
-def _paper(generation: Generation) -> RindScores:
+def _paper(generation: Generation) -> dict[str, Any]:
     if generation.attention is None:
         told = "variant=paper of RIND needs attention; generate with Needs(attention=True)"
         raise UserError(told, "missing-value")
@@ -212,20 +214,14 @@ def _paper(generation: Generation) -> RindScores:
     for word in words(generation.text, generation.offsets):
         if not is_stop_word(generation.text[word.start : word.end]):
             content[list(word.tokens)] = True
-    entropies = generation.entropies.astype(np.float64)
-    return RindScores(
-        variant="paper",
-        spans=generation.offsets,
-        tokens=tuple((i,) for i in range(count)),
-        scores=np.where(content, entropies * attention, 0.0),
-        entropies=entropies,
-        attention=attention,
-        content=content,
-        sentences=tuple(split_sentences(generation.text)),
-    )
+    return {
+        "spans": generation.offsets, "tokens": tuple((i,) for i in range(count)),
+        "entropies": generation.entropies.astype(np.float64), "attention": attention, "content": content,
+        "sentences": tuple(split_sentences(generation.text)),
+    }  # fmt: skip
 
 
-def _released(generation: Generation, alone: AttentionRows | None) -> RindScores:
+def _released(generation: Generation, alone: AttentionRows | None) -> dict[str, Any]:
     if alone is None:
         told = "variant=released of RIND needs attention_alone; see CausalLM.attention_alone"
         raise UserError(told, "missing-value")
@@ -243,16 +239,10 @@ def _released(generation: Generation, alone: AttentionRows | None) -> RindScores
         attention[inside] = sums / sums.sum() * len(inside)
         content[inside] = is_content(text[start:end], [_of(text, units[i]) for i in inside])
     entropies = np.array([generation.entropies[list(w.tokens)].mean(dtype=np.float64) for w in units])
-    return RindScores(
-        variant="released",
-        spans=tuple((w.start, w.end) for w in units),
-        tokens=tuple(w.tokens for w in units),
-        scores=np.where(content, entropies * attention, 0.0),
-        entropies=entropies,
-        attention=attention,
-        content=content,
-        sentences=tuple(sentences),
-    )
+    return {
+        "spans": tuple((w.start, w.end) for w in units), "tokens": tuple(w.tokens for w in units),
+        "entropies": entropies, "attention": attention, "content": content, "sentences": tuple(sentences),
+    }  # fmt: skip
 
 
 def _of(text: str, word: Part) -> str:

@@ -83,8 +83,6 @@ COMPONENTS: dict[str, dict[str, str]] = {
         "submitit": "launch.submitit_jobs.Submitit",
     },
 }  # fmt: skip
-#: Group -> class whose further choices are files of values.
-FILES = {"prompt": "probers.prompts.PromptTemplate"}
 #: Where a dotted path is still to be given.
 MISSING = "???"
 
@@ -99,9 +97,7 @@ def choices(group: str) -> list[str]:
 
 def target_of(group: str, name: str) -> str:
     """Look up the dotted path of the class behind a name; ``???`` where it is the user's to give."""
-    if group in FILES:
-        return FILES[group]
-    path = COMPONENTS[group][name]
+    path = COMPONENTS[group].get(name, "prompts.PromptTemplate")  # files of values are prompts
     return f"probers.{path}" if path else MISSING
 
 
@@ -162,11 +158,7 @@ class Component:
 
     @classmethod
     def read(cls, group: str, node: Mapping[str, Any], target: str | None = None) -> Component:
-        """Read a configuration's node, with the class as ``_target_`` where ``target`` is not given.
-
-        Raises:
-            UserError: a class that is not there, or an option or value that it does not take.
-        """
+        """Read a configuration's node, with the class as ``_target_`` where ``target`` is not given."""
         path = target or node.get("_target_")
         options = {str(key): value for key, value in node.items() if key != "_target_"}
         if not isinstance(path, str) or not re.fullmatch(r"\?\?\?|[A-Za-z_]\w*(\.\w+)+", path):

@@ -186,8 +186,7 @@ def request(command: str, overrides: Sequence[str]) -> Settings:
 def _resolved(config: DictConfig) -> dict[str, Any]:
     from omegaconf import OmegaConf
 
-    found = OmegaConf.to_container(config, resolve=True)
-    assert isinstance(found, dict)
+    found: Any = OmegaConf.to_container(config, resolve=True)
     return {str(key): value for key, value in found.items() if key != "commands"}
 
 
@@ -223,11 +222,7 @@ def fill_store(command: str) -> None:
 
 
 def compose(command: str, overrides: Sequence[str]) -> DictConfig:
-    """Compose the resolved configuration of a command.
-
-    Raises:
-        UserError: an unknown key or choice (the choices are listed), or an argument that is no ``key=value``.
-    """
+    """Compose the resolved configuration of a command; UserError lists the keys or choices there are."""
     from hydra import compose as hydra_compose
     from hydra import initialize_config_module
     from hydra.errors import HydraException
@@ -257,10 +252,8 @@ def compose(command: str, overrides: Sequence[str]) -> DictConfig:
     except (HydraException, OmegaConfBaseException) as error:
         raise _explain(command, overrides, error) from error
     except ValueError as error:  # of a key within a list
-        told = shown(" ".join(overrides))
-        raise UserError(
-            f"cannot read {told}: a list is given whole, as in key=[a,b], and has no options with names"
-        ) from error
+        told = f"cannot read {shown(' '.join(overrides))}: give a list whole, as in key=[a,b]"
+        raise UserError(told) from error
 
 
 def _depart(config: DictConfig, group: str, plain: DictConfig) -> None:
@@ -293,9 +286,7 @@ def _checked(override: str) -> Override:
     if not equals or override.startswith("-"):
         raise UserError(f"cannot read the argument {told!r}: write key=value (see --help)")
     if not _KEY.fullmatch(key):
-        raise UserError(
-            f"cannot read the key {shown(key)!r} of {told}: a key is a name such as seed or model.name"
-        )
+        raise UserError(f"cannot read the key {shown(key)!r} of {told}: give a name as seed or model.name")
     if max(itertools.accumulate((c in "[{(") - (c in "]})") for c in value), default=0) > _DEEPEST:
         raise UserError(f"{told} has more than {_DEEPEST} brackets within each other: give fewer")
     try:
@@ -312,10 +303,8 @@ def _check_kind(command: str, override: str, found: Override) -> None:
     """Refuse several values, and what is no name where a name chooses a file."""
     group, told = key_value(override)[0], shown(override)
     if found.is_sweep_override():
-        raise UserError(
-            f"{told} gives several values: add -m to run with each of them, or write a list as [a,b] and a "
-            f"text with a comma as \"{override.partition('=')[0]}='a,b'\""
-        )
+        text = f"\"{override.partition('=')[0]}='a,b'\""
+        raise UserError(f"{told} gives several values: add -m to run each, or write [a,b] or the text {text}")
     if group in _groups(command) and not isinstance(found.value(), str) and override not in _NONE:
         raise UserError(f"{told} is no name: give {group}=NAME, one of {', '.join(_names(command, group))}")
 
@@ -383,7 +372,7 @@ def _unknown(command: str, key: str, choosing: Sequence[str]) -> str:
     while block and not OmegaConf.is_dict(OmegaConf.select(config, block)):
         block = block.rpartition(".")[0]
     beside = config if not block else OmegaConf.select(config, block)
-    keys = sorted(f"{block}.{k!s}" if block else str(k) for k in beside if k != "_target_")
+    keys = sorted(f"{block}.{k!s}".lstrip(".") for k in beside if k != "_target_")
     if not block:
         keys += [f"model.{k}" for k in config.get("model", {})]
     near = difflib.get_close_matches(key, keys, n=1)

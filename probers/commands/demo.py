@@ -54,10 +54,13 @@ def run(settings: Demo) -> Path:
     folder.finish({"model": settings.model.name})
     minutes = (time.monotonic() - started) / 60
     log.info("\nwrote %s/report.html and %s/results.json in %.1f minutes", out, out, minutes)
-    log.info(
-        'next: open %s/report.html, or probers-rag prober=%s/prober trigger=probing question=".."', out, out
-    )
+    after = 'next: open %s/report.html, or probers-rag prober=%s/prober trigger=probing question=".."'
+    log.info(after, out, out)
     return out / "report.html"
+
+
+def _counts(settings: Demo, cot: int, wiki: int, compare: int) -> tuple[int, int, int]:
+    return settings.cot or cot, settings.wiki or wiki, settings.compare or compare
 
 
 def _shared(settings: Demo) -> tuple[list[str], list[str], list[str], list[str]]:
@@ -69,14 +72,9 @@ def _shared(settings: Demo) -> tuple[list[str], list[str], list[str], list[str]]
     return common, generating, training, [*curves, *generating]
 
 
-def _counts(settings: Demo, usual: tuple[int, int, int]) -> list[int]:
-    given = (settings.cot, settings.wiki, settings.compare)
-    return [number or default for number, default in zip(given, usual, strict=True)]
-
-
 def on_testbed(settings: Demo) -> Iterator[Step]:
     """Yield the steps on the testbed; a step may read the results of those before it."""
-    out, (cot, wiki, asked) = Path(settings.out), _counts(settings, _TESTBED)
+    out, (cot, wiki, asked) = Path(settings.out), _counts(settings, *_TESTBED)
     common, generating, training, comparing = _shared(settings)
     yield ("labels: questions with and without passages", "datagen",
            ["source=cot", f"limit={cot}", f"out={out}/cot", *generating])  # fmt: skip
@@ -91,13 +89,9 @@ def on_testbed(settings: Demo) -> Iterator[Step]:
            [*_RADIO, f"layer={last}", f"data={out}/wiki", f"out={out}/prober-tokens", *training])  # fmt: skip
     yield ("a classifier of questions", "train",
            ["head=adaptive", f"data={out}/cot", f"out={out}/classifier", *common])  # fmt: skip
-    yield (
-        "every trigger on the same questions", "compare",
-        [
-            f"limit={asked}", f"prober={out}/prober", f"token_prober={out}/prober-tokens",
-            f"classifier={out}/classifier", f"out={out}/compare", *comparing,
-        ],
-    )  # fmt: skip
+    yield ("every trigger on the same questions", "compare",
+           [f"limit={asked}", f"prober={out}/prober", f"token_prober={out}/prober-tokens",
+            f"classifier={out}/classifier", f"out={out}/compare", *comparing])  # fmt: skip
 
 
 def on_articles(settings: Demo) -> Iterator[Step]:
@@ -106,7 +100,7 @@ def on_articles(settings: Demo) -> Iterator[Step]:
     The comparison asks about articles of the test split. With ``full=true`` probers of the attention heads'
     lookback ratios are trained as well.
     """
-    out, (cot, wiki, asked) = Path(settings.out), _counts(settings, _FULL if settings.full else _QUICK)
+    out, (cot, wiki, asked) = Path(settings.out), _counts(settings, *(_FULL if settings.full else _QUICK))
     _, generating, training, comparing = _shared(settings)
     completing = [
         "questions=completion", f"questions.articles={settings.articles}", f"corpus={settings.articles}",
@@ -114,13 +108,10 @@ def on_articles(settings: Demo) -> Iterator[Step]:
     ]  # fmt: skip
     layers = ["layers=stride", *generating]
     sites = ["site=[resid_post,lookback]"] if settings.full else []
-    yield (
-        "labels: articles cut before an entity, with the states before it and of all of it", "datagen",
-        [
-            "source=wiki", f"articles={settings.articles}", "pool=[predicting,mean]", *sites, "prompt=mind",
-            "per_article=4", "within=null", "max_new_tokens=16", f"limit={wiki}", f"out={out}/wiki", *layers,
-        ],
-    )  # fmt: skip
+    yield ("labels: articles cut before an entity, with the states before it and of all of it", "datagen",
+           ["source=wiki", f"articles={settings.articles}", "pool=[predicting,mean]", *sites, "prompt=mind",
+            "per_article=4", "within=null", "max_new_tokens=16", f"limit={wiki}", f"out={out}/wiki",
+            *layers])  # fmt: skip
     yield ("labels: completions with and without a passage", "datagen",
            ["source=cot", *completing, "label=match", f"limit={cot}", f"out={out}/cot", *layers])  # fmt: skip
     for pool, when in (("predicting", "before"), ("mean", "after")):
@@ -132,10 +123,7 @@ def on_articles(settings: Demo) -> Iterator[Step]:
                    [*trained, "site=lookback", f"out={out}/{when}-lookback"])  # fmt: skip
     yield ("heads on the completions", "train",
            ["layer=all", "combine=best", f"data={out}/cot", f"out={out}/prober", *training])  # fmt: skip
-    yield (
-        "every trigger on the same completions", "compare",
-        [
-            *completing, "wrong=match", f"limit={asked}", f"validation={asked}", f"triggers=[{_TRIGGERS}]",
-            f"prober={out}/prober", f"entity_prober={out}/before", f"out={out}/compare", *comparing,
-        ],
-    )  # fmt: skip
+    yield ("every trigger on the same completions", "compare",
+           [*completing, "wrong=match", f"limit={asked}", f"validation={asked}", f"triggers=[{_TRIGGERS}]",
+            f"prober={out}/prober", f"entity_prober={out}/before", f"out={out}/compare",
+            *comparing])  # fmt: skip

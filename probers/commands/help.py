@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 from ..options import allowed, field_types
-from .components import COMPONENTS, FILES, choices, told_of
+from .components import COMPONENTS, choices, told_of
 from .compose import groups_of, settings_of
 from .presets import methods, presets
 from .settings import default_component
@@ -58,12 +58,12 @@ class Help:
 
 def help_of(command: str) -> Help:
     """Read the help of a command from the classes of its settings and components."""
-    kind, found = settings_of(command), presets(command)
+    kind = settings_of(command)
     groups = {
         group: {name: _choice(group, name) for name in choices(group)} for group in sorted(groups_of(kind))
     }
     about, keys = signature(_path(kind)).about, tuple(_keys(kind))
-    return Help(about, keys, groups, found, methods(command) if found else ())
+    return Help(about, keys, groups, presets(command), methods(command))
 
 
 def _path(kind: type) -> str:
@@ -93,7 +93,7 @@ def _keys(kind: type, prefix: str = "") -> Iterator[Key]:
 
 
 def _choice(group: str, name: str) -> Choice:
-    if group in FILES and name not in COMPONENTS[group]:
+    if name not in COMPONENTS[group]:
         return Choice("", ())  # a file of values for the keys of the others
     told = told_of(group, name)
     return Choice(_plain(told.about), tuple(_key(option, f"{group}.") for option in told.options))

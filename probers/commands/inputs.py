@@ -28,13 +28,7 @@ _DTYPE, _DATE = "model.dtype", "model.chat_date"
 
 
 def load_model(settings: Any, folder: RunFolder | None = None, *, engine: str = "transformers") -> CausalLM:
-    """Load the model of ``settings.model``.
-
-    Args:
-        settings: those of the command.
-        folder: the run, which keeps the number format and the day that it began with.
-        engine: "transformers" or "vllm".
-    """
+    """Load ``settings.model``; the run in ``folder`` keeps the number format and the day it began with."""
     from ..engine.model import CausalLM
     from ..engine.vllm.lm import VllmLM
 
@@ -55,8 +49,12 @@ def load_model(settings: Any, folder: RunFolder | None = None, *, engine: str = 
     said = getattr(lm.tokenizer, "chat_date", None)
     if said is not None and _DATE not in folder.chosen:
         folder.choose(_DATE, said)
-    if folder.config.get("part") is not None:
-        _check_weights(lm, folder)
+    if folder.config.get("part") is not None:  # merging compares the weights that parts began with
+        now = str(lm.spec)
+        if (begun := folder.chosen.get("model", now)) != now:
+            told = f"{folder.path} was begun with the model {begun}, not {now}"
+            raise UserError(f"{told}: give model.revision, or overwrite=true", "mismatch")
+        folder.choose("model", now)
     return lm
 
 
@@ -85,29 +83,14 @@ def _loaded(kind: type[CausalLM], options: dict[str, Any]) -> CausalLM:
     return _kept[key]
 
 
-def _check_weights(lm: CausalLM, folder: RunFolder) -> None:
-    """Record the weights that a part began with, which merging compares; refuse others."""
-    now = str(lm.spec)
-    begun = folder.chosen.get("model", now)
-    if begun != now:
-        raise UserError(
-            f"{folder.path} was begun with the model {begun}, not {now}: give model.revision, or "
-            "overwrite=true",
-            "mismatch",
-        )
-    folder.choose("model", begun)
-
-
 def load_passages(settings: Any) -> Sequence[Passage]:
     """Open the passages of ``settings.corpus``; those of large files are read on demand."""
     from ..data import load_corpus
 
     return load_corpus(
-        settings.corpus,
-        on_bad_line=settings.on_bad_line,
-        passage_words=settings.passage_words,
+        settings.corpus, on_bad_line=settings.on_bad_line, passage_words=settings.passage_words,
         cache=settings.corpus_cache,
-    )
+    )  # fmt: skip
 
 
 def load_matcher(settings: Any) -> EntityMatcher:
@@ -124,11 +107,10 @@ def load_matcher(settings: Any) -> EntityMatcher:
 def question_source(settings: Any) -> QuestionSource:
     """Make the source of questions; note if its questions are made for another prompt."""
     asked: QuestionSource = settings.questions.make()
-    if asked.prompt is not None and settings.prompt.name != asked.prompt:
-        log.info(
-            "note: questions=%s are made for prompt=%s, but the prompt is %s",
-            asked.name, asked.prompt, settings.prompt.name,
-        )  # fmt: skip
+    made_for, prompt = asked.prompt, settings.prompt.name
+    if made_for not in (None, prompt):
+        told = "note: questions=%s are made for prompt=%s, but the prompt is %s"
+        log.info(told, asked.name, made_for, prompt)
     return asked
 
 
@@ -160,13 +142,8 @@ _TRAINED: dict[ProberKind | Literal["questions"], tuple[str, str, str, str, str]
 def find_prober(settings: Any, *kinds: ProberKind, asks: str | None = None, level: int = logging.INFO) -> str:
     """Find the prober that the settings name, else the newest for their model, else the shipped one.
 
-    Args:
-        kinds: kinds that serve the purpose, the preferred one first; none means "answers".
-        asks: name of the command that needs it, for messages; None names the kind's trigger.
-        level: level of the log record that says which prober was found.
-
-    Raises:
-        UserError: there is none; the message names the commands that make one.
+    The preferred of ``kinds`` comes first; none means "answers". If there is none, the UserError names the
+    commands that make one, and the command that ``asks`` or the kind's trigger.
     """
     if settings.prober is not None:
         log.log(level, "prober: %s", settings.prober)
@@ -196,11 +173,9 @@ def find_classifier(settings: Any) -> str:
 
 def _none(model: str, kind: ProberKind | Literal["questions"], asks: str | None = None) -> NoReturn:
     trigger, what, data, training, given = _TRAINED[kind]
-    raise UserError(
-        f"{asks or f'trigger={trigger}'} needs a {what} for model={model} and there is none under "
-        f"runs/: make one with 'probers-datagen {data}' and 'probers-train {training}', or pass {given}",
-        "no-artifact",
-    )
+    told = f"{asks or f'trigger={trigger}'} needs a {what} for model={model} and there is none under runs/"
+    make = f"make one with 'probers-datagen {data}' and 'probers-train {training}', or pass {given}"
+    raise UserError(f"{told}: {make}", "no-artifact")
 
 
 def newest_prober(kind: ProberKind, *, model: str, root: Path = Path("runs")) -> Path | None:
@@ -238,11 +213,9 @@ def newest_run(
     command: str, fits: Callable[[Path, Mapping[str, Any]], bool] = lambda folder, summary: True, *,
     model: str | None = None, root: Path = Path("runs"),
 ) -> Path | None:  # fmt: skip
-    """Find the newest complete run of a command below ``root``; parts of split runs do not count.
+    """Find the newest complete run of a command below ``root`` whose folder and summary fit.
 
-    Args:
-        fits: filter of runs by their folder and summary.
-        model: only runs made with this model name.
+    Parts of split runs do not count, nor runs with another model than ``model``.
     """
     found = []
     for file in root.glob("**/run.json"):

@@ -51,9 +51,8 @@ class PartRun:
             typed = yaml.safe_load((path / CONFIG_FILE).read_text("utf-8"))["typed"]
             return cls(path, Partition.parse(part), state, tuple(map(str, typed)))
         except (OSError, ValueError, LookupError, TypeError, yaml.YAMLError) as error:
-            raise UserError(
-                f"{path / CONFIG_FILE} is damaged ({first_line(error)}): make the part again", "damaged"
-            ) from error
+            told = f"{path / CONFIG_FILE} is damaged ({first_line(error)}): make the part again"
+            raise UserError(told, "damaged") from error
 
     @property
     def whole(self) -> dict[str, Any]:
@@ -82,11 +81,8 @@ class PartRuns:
         first, found = self.runs[0], read(self.runs[0])
         for run in self.runs[1:]:
             if read(run) != found:
-                raise UserError(
-                    f"{first.path} and {run.path} differ in {what}: run one of them again where the other "
-                    "was run, with overwrite=true",
-                    "parts",
-                )
+                told = f"{first.path} and {run.path} differ in {what}: run one where the other was run"
+                raise UserError(f"{told}, with overwrite=true", "parts")
         return found
 
     def begin(self, folder: RunFolder, what: str = "run") -> bool:
@@ -94,11 +90,8 @@ class PartRuns:
         part = self.runs[0]
         apart = told_apart(identity(folder.config), part.whole, ("in the parts", "now"))
         if apart and told_apart(identity(as_before(folder.config)), part.whole):
-            raise UserError(
-                f"{part.path} is not a part of the run that its command asks for now ({apart}): merge where "
-                "the parts were run, with the same inputs",
-                "parts",
-            )
+            told = f"{part.path} is not a part of the run that its command asks for now ({apart})"
+            raise UserError(f"{told}: merge where the parts were run, with the same inputs", "parts")
         if not folder.begin(what):
             return False
         for key, value in part.state.get("chosen", {}).items():
@@ -129,9 +122,8 @@ class PartRuns:
 def gather(paths: Sequence[str | Path]) -> PartRuns:
     """Read the parts of one run; two copies of a part count once.
 
-    Raises:
-        UserError: a folder without a part, parts of several runs or models, or a part that is missing,
-            unfinished, or given twice with different contents.
+    Parts of several runs or models are refused, and a part that is missing, unfinished, or given twice with
+    different contents.
     """
     if not paths:
         raise UserError("give the folders of the parts to merge, as runs/x/parts/*", "missing-value")
@@ -146,9 +138,8 @@ def gather(paths: Sequence[str | Path]) -> PartRuns:
     for run in given.values():
         twin = found.setdefault(run.part.number, run)
         if twin is not run and contents(twin.path) != contents(run.path):
-            raise UserError(
-                f"{twin.path} and {run.path} are both part {run.part} but differ: give one of them", "parts"
-            )
+            told = f"{twin.path} and {run.path} are both part {run.part} but differ: give one of them"
+            raise UserError(told, "parts")
     count = first.part.count
     missing = [Partition(i, count) for i in range(1, count + 1) if i not in found]
     if missing:
@@ -169,10 +160,8 @@ def _check_alike(first: PartRun, other: PartRun) -> None:
     weights = [{"model": chosen.get("model", "")} for chosen in (ours, theirs)]  # before other choices
     for here, there in ((first.whole, other.whole), weights, (ours, theirs)):
         if apart := told_apart(here, there, at):
-            raise UserError(
-                f"{first.path} and {other.path} are parts of two runs ({apart}): make one of them again",
-                "parts",
-            )
+            told = f"{first.path} and {other.path} are parts of two runs ({apart})"
+            raise UserError(f"{told}: make one of them again", "parts")
 
 
 def contents(folder: Path) -> dict[str, str]:
@@ -192,10 +181,9 @@ def _untimed(traces: Path) -> str:
         for line in traces.read_text("utf-8").splitlines():
             trace = json.loads(line)
             trace.pop("sha256", None)
-            if isinstance(counters := trace.get("counters"), dict):
-                counters.pop("seconds", None)
+            trace.get("counters", {}).pop("seconds", None)
             found.append(json.dumps(trace, sort_keys=True))
-    except (ValueError, AttributeError) as error:
+    except (ValueError, AttributeError, TypeError) as error:
         told = f"{traces} is damaged ({first_line(error)}): make the part again"
         raise RunError(told, "damaged") from error
     return "\n".join(found)

@@ -40,25 +40,14 @@ def methods(command: str, preset: str | None = None) -> list[str]:
 
 
 def check_preset(command: str, typed: Mapping[str, str]) -> None:
-    """Refuse a preset or method that the command would not run, or would run as another.
-
-    Args:
-        command: the command.
-        typed: key -> value of the overrides.
-
-    Raises:
-        UserError: says what to choose instead.
-    """
+    """Refuse a preset or method, typed by key, that the command would not run, or would run as another."""
     preset, method = typed.get("experiment", "null"), typed.get("method")
     if not (known := presets(command)):
         return
     if preset == "null":
         if method is not None:
-            raise UserError(
-                f"method={method} takes its numbers from a published setting: "
-                f"add experiment=NAME, one of {', '.join(known)}",
-                "missing-value",
-            )
+            told = f"method={method} takes its numbers from a published setting"
+            raise UserError(f"{told}: add experiment=NAME, one of {', '.join(known)}", "missing-value")
         return
     if preset not in choices("experiment"):
         raise UserError(f"unknown experiment {preset!r}: choose one of {', '.join(known)}", "unknown-choice")
@@ -71,10 +60,8 @@ def check_preset(command: str, typed: Mapping[str, str]) -> None:
         if default is not None and command not in _commands("method", default):
             first, *others = fitting
             more = f" (or {', '.join(others)})" if others else ""
-            raise UserError(
-                f"experiment={preset} needs a method of probers-{command}: add method={first}{more}",
-                "missing-value",
-            )
+            told = f"experiment={preset} needs a method of probers-{command}: add method={first}{more}"
+            raise UserError(told, "missing-value")
     elif method not in fitting:
         if method not in choices("method"):
             problem = f"unknown method {method!r}"

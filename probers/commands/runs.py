@@ -158,9 +158,8 @@ class RunFolder:
     def claim(self) -> bool:
         """Claim the folder; True when this run is there already, finished or not.
 
-        Raises:
-            UserError: the folder holds a run of another command or configuration or files of no run
-                ("out-taken"), or another process writes to it ("busy").
+        UserError "out-taken" for a run of another command or configuration or files of no run, "busy" where
+        another process writes to it.
         """
         if self.complete and not self._replaces:
             return True  # nothing is written, so that a read-only folder will do
@@ -170,8 +169,10 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock()
         state, old = self._check(), None  # again: another process may have written meanwhile
-        if state is not None and self._replaces and not self._replacing(state):
-            state, old = None, self._set_aside()
+        if state is not None and self._replaces:
+            resumes = not state["complete"] and state["fingerprint"] == self.fingerprint
+            if not (resumes and "replaced" in state):
+                state, old = None, self._set_aside()
         if state is None:
             _MADE.append((self.path, new, old))
             self._write(complete=False, summary={}, replaced=old)
@@ -213,10 +214,6 @@ class RunFolder:
     def _replaces(self) -> bool:
         return self.config.get("overwrite") is True
 
-    def _replacing(self, state: Mapping[str, Any]) -> bool:
-        """Whether this run was begun here with overwrite=true; it resumes then."""
-        return not state["complete"] and state["fingerprint"] == self.fingerprint and "replaced" in state
-
     def _check(self) -> dict[str, Any] | None:
         """Read the state of the run in the folder, if any; refuse a folder of others."""
         state = read_state(self.path)
@@ -227,11 +224,9 @@ class RunFolder:
                 told = f"out={self.path} exists and is not a run of probers-{self.command}"
                 raise UserError(f"{told}: choose another out or remove it", "out-taken")
         elif self._replaces and state["command"] != self.command:
-            raise UserError(
-                f"out={self.path} holds a run of probers-{state['command']}, and overwrite=true replaces "
-                f"only one of probers-{self.command}: choose another out",
-                "out-taken",
-            )
+            told = f"out={self.path} holds a run of probers-{state['command']}"
+            only = f"overwrite=true replaces only one of probers-{self.command}: choose another out"
+            raise UserError(f"{told}, and {only}", "out-taken")
         elif not self._replaces and state["fingerprint"] != self.fingerprint:
             other = f"of probers-{state['command']}"
             if state["command"] == self.command:

@@ -77,9 +77,8 @@ class Ray:
     def make(self, command: str, typed: tuple[str, ...], out: str) -> Parts | None:
         """Make the missing parts; returns all parts.
 
-        Raises:
-            UserError: Ray is missing or has no room, or a worker refuses the request.
-            RunError: a part failed ``tries`` times.
+        UserError where Ray is missing or has no room, or a worker refuses the request; RunError where a part
+        failed ``tries`` times.
         """
         count = self.parts or count_begun(out)
         if count is not None and not Parts(command, typed, out, count).left:

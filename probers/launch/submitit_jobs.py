@@ -85,8 +85,8 @@ class Submitit:
             if not left:
                 return parts
             if turn:
-                failed = next(part for part in left if part in told)
-                log.info("%d parts are begun again; part %s: %s", len(left), failed, told[failed])
+                part = next(part for part in left if part in told)
+                log.info("%d parts are begun again; part %s: %s", len(left), part, told[part])
             jobs = dict(zip(left, self._submit(parts, left), strict=True))
             first, last = (jobs[part].job_id for part in (left[0], left[-1]))
             log.info(
@@ -99,9 +99,8 @@ class Submitit:
             told = self._watch(parts, jobs)
         if left := parts.left:
             part, how = left[0], told.get(left[0], "it ended")
-            raise RunError(
-                f"part {part} failed {self.tries} times; the last time {how}; see {parts.log(part)}", "worker"
-            )
+            failed = f"part {part} failed {self.tries} times; the last time {how}"
+            raise RunError(f"{failed}; see {parts.log(part)}", "worker")
         return parts
 
     def _submit(self, parts: Parts, left: Sequence[Partition]) -> list[Any]:

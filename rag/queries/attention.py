@@ -15,7 +15,7 @@ from probers.types import Decision, Generation, Needs, Question, RunError
 from probers.uncertainty import Part, Variant, words
 
 from ..protocol import PaperOrReleased, State, at_least, name_of, one_of
-from .text import LimitedQuery, whole_text
+from .text import LimitedQuery, sentence_at, whole_text
 
 if TYPE_CHECKING:
     from probers.engine.model import CausalLM
@@ -107,7 +107,9 @@ class QFS(PaperOrReleased, AttentionQuery):
     def _released(
         self, question: Question, generation: Generation, hits: tuple[int, ...], state: State
     ) -> str:
-        start, end = _sentence(generation, hits[0])
+        # The sentence that the token ends in.
+        place = max(generation.offsets[hits[0]][1] - 1, 0) if generation.offsets else 0
+        start, end = sentence_at(generation.text, place)
         written = words(generation.text, generation.offsets)
         current = [w for w in written if start <= w.start < end]
         if not current:
@@ -132,13 +134,6 @@ class QFS(PaperOrReleased, AttentionQuery):
             [text[found[i].start : found[i].end] for i in asked],
             [float(np.sum(seen[list(found[i].tokens)])) for i in asked],
         )
-
-
-def _sentence(generation: Generation, token: int) -> tuple[int, int]:
-    """[start, end) of the sentence that a token ends in; (0, 0) where nothing was written."""
-    place = max(generation.offsets[token][1] - 1, 0) if generation.offsets else 0
-    spans = split_sentences(generation.text)
-    return next((span for span in spans if span[1] > place), spans[-1] if spans else (0, 0))
 
 
 def _seen_by(word: Part, rows: np.ndarray) -> np.ndarray:
