@@ -12,6 +12,7 @@ from pydantic_core import to_json
 
 from probers.bank.assessment import Assessor
 from probers.engine.tokens import TextStream, decode, shown_bytes, token_bytes, token_offsets
+from probers.types import StopReason
 
 from .scheduler import ScoredText
 
@@ -26,9 +27,14 @@ def sse(value: Mapping[str, Any] | str) -> bytes:
     return b"data: %b\n\n" % (value.encode() if isinstance(value, str) else as_json(value))
 
 
+def finish_reason(stop: StopReason | None) -> str:
+    """OpenAI's reason why a text ended."""
+    return "length" if stop == "length" else "stop"
+
+
 @dataclass(slots=True)
 class Frame:
-    """The fields around the choices of a response or chunk.
+    """The fields around the choices of a response or chunk, and the form of a choice.
 
     Attributes:
         kind: "text_completion" or "chat.completion".
@@ -45,34 +51,32 @@ class Frame:
         return self.kind == "chat.completion"
 
     def whole(self, choices: Sequence[Mapping[str, Any]], usage: Mapping[str, Any]) -> dict[str, Any]:
-        """A response without streaming."""
-        return self._begin(self.kind) | {"choices": list(choices), "usage": usage}
+        """Make a response without streaming."""
+        return self._around(self.kind, choices) | {"usage": usage}
 
-    def chunk(
-        self, choices: Sequence[Mapping[str, Any]], usage: Mapping[str, Any] | None = None
-    ) -> dict[str, Any]:
-        """A chunk of a stream."""
+    def chunk(self, *choices: Mapping[str, Any], usage: Mapping[str, Any] | None = None) -> bytes:
+        """Make a chunk of a stream."""
         kind = "chat.completion.chunk" if self.chat else self.kind
-        return self._begin(kind) | {"choices": list(choices), **({} if usage is None else {"usage": usage})}
+        return sse(self._around(kind, choices) | ({} if usage is None else {"usage": usage}))
 
-    def _begin(self, kind: str) -> dict[str, Any]:
-        name = "chatcmpl" if self.chat else "cmpl"
-        return {"id": f"{name}-{self.id}", "object": kind, "created": self.created, "model": self.model}
+    def _around(self, kind: str, choices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        begun = {"id": f"{'chatcmpl' if self.chat else 'cmpl'}-{self.id}", "object": kind}
+        return begun | {"created": self.created, "model": self.model, "choices": list(choices)}
 
-    def opening(self, choices: int) -> list[dict[str, Any]]:
+    def opening(self, choices: int) -> list[bytes]:
         """The first chunk of a chat, which names the role; none for a completion."""
         begun = {"delta": {"role": "assistant", "content": ""}, "finish_reason": None, "logprobs": None}
-        return [self.chunk([{"index": i, **begun} for i in range(choices)])] if self.chat else []
+        return [self.chunk(*({"index": i, **begun} for i in range(choices)))] if self.chat else []
 
-    def piece(self, index: int, text: str, finish: str | None = None, **more: Any) -> dict[str, Any]:
-        """A choice of a chunk."""
-        content = {"delta": {"content": text} if text else {}} if self.chat else {"text": text}
-        return {"index": index, **content, "finish_reason": finish, "logprobs": None, **more}
-
-    def choice(self, index: int, text: str, finish: str, **more: Any) -> dict[str, Any]:
-        """A choice of a whole response."""
-        message = {"role": "assistant", "content": text, "refusal": None}
-        content: dict[str, Any] = {"message": message} if self.chat else {"text": text}
+    def choice(
+        self, index: int, text: str, finish: str | None = None, *, whole: bool = False, **more: Any
+    ) -> dict[str, Any]:
+        """Make a choice of a chunk, or of a ``whole`` response."""
+        content: dict[str, Any] = {"text": text}
+        if self.chat and whole:
+            content = {"message": {"role": "assistant", "content": text, "refusal": None}}
+        elif self.chat:
+            content = {"delta": {"content": text} if text else {}}
         return {"index": index, **content, "finish_reason": finish, "logprobs": None, **more}
 
 
@@ -82,19 +86,15 @@ def usage_of(texts: Iterable[ScoredText]) -> dict[str, Any]:
     prompts = {text.request.prompt.name: text for text in every}
     asked = sum(len(text.request.prompt.ids) for text in prompts.values())
     written = sum(len(text.row.ids) for text in every)
+    cached = sum(text.cached for text in prompts.values())
     return {
-        "prompt_tokens": asked,
-        "completion_tokens": written,
-        "total_tokens": asked + written,
-        "prompt_tokens_details": {"cached_tokens": sum(text.cached for text in prompts.values())},
-    }
+        "prompt_tokens": asked, "completion_tokens": written, "total_tokens": asked + written,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }  # fmt: skip
 
 
 class Choice:
-    """One text of a response while it grows.
-
-    Attributes:
-        finished: the last piece was returned.
+    """One text of a response while it grows; ``finished`` once the last piece was returned.
 
     Args:
         index: place among the response's choices.
@@ -103,100 +103,95 @@ class Choice:
     """
 
     def __init__(
-        self, frame: Frame, index: int, text: ScoredText, alternatives: int | None, assess: Assessor | None
+        self,
+        frame: Frame,
+        index: int,
+        text: ScoredText,
+        tokenizer: Any,
+        alternatives: int | None,
+        assess: Assessor | None,
     ) -> None:
         self.text = text
         self.finished = False
-        self._frame, self._index, self._alternatives, self._assess = frame, index, alternatives, assess
+        self._frame, self._index, self._tokenizer = frame, index, tokenizer
+        self._alternatives, self._assess = alternatives, assess
         self._tokens = self._characters = 0
 
-    def news(self, tokenizer: Any) -> dict[str, Any] | None:
+    def news(self) -> dict[str, Any] | None:
         """The next piece, or None where nothing is certain yet."""
-        text = self.text
+        text, start = self.text, self._tokens
         if text.over:
             self.finished = True
-            more = self._more(tokenizer, self._tokens, text.row.kept, whole=True)
-            return self._frame.piece(self._index, text.text[self._characters :], self.finish, **more)
-        start, stop = self._tokens, text.shown
-        if stop <= start:
+            return self._end(start, text.text[self._characters :])
+        if (stop := text.shown) <= start:
             return None
         end = max(self._characters, text.ends[stop - 1])
-        piece = text.text[self._characters : end]
+        piece, more = text.text[self._characters : end], self._logprobs(start, stop)
         self._tokens, self._characters = stop, end
-        return self._frame.piece(self._index, piece, **self._more(tokenizer, start, stop))
+        if self._assess is not None:
+            offsets = [self._offset(place) for place in range(start, stop)]
+            lists = (text.scores[start:stop], offsets, text.logprobs[start:stop], text.entropies[start:stop])
+            more["hallucination"] = self._assess.token_lists(*lists)
+        return self._frame.choice(self._index, piece, **more)
 
-    def whole(self, tokenizer: Any) -> dict[str, Any]:
+    def whole(self) -> dict[str, Any]:
         """The choice of a response without streaming."""
-        more = self._more(tokenizer, 0, self.text.row.kept, whole=True)
-        return self._frame.choice(self._index, self.text.text, self.finish, **more)
+        return self._end(0, self.text.text, whole=True)
 
-    @property
-    def finish(self) -> str:
-        """OpenAI's reason why the text ended."""
-        return "length" if self.text.row.stop == "length" else "stop"
-
-    def _more(self, tokenizer: Any, start: int, stop: int, whole: bool = False) -> dict[str, Any]:
-        """Fields besides the text: log-probabilities and scores of new tokens, the last scores of all."""
-        more: dict[str, Any] = {}
-        text, part, assess = self.text, slice(start, stop), self._assess
-        if self._alternatives is not None:
-            more["logprobs"] = self._logprobs(tokenizer, start, stop)
-        if assess is not None and whole:
-            far = None if text.distances is None else text.distances[:stop]
-            more["hallucination"] = assess.of_generation(text.recorded(tokenizer), text.scores[:stop], far)
-        elif assess is not None:
-            offsets = [self._offset(i) for i in range(start, stop)]
-            more["hallucination"] = assess.token_lists(
-                text.scores[part], offsets, text.logprobs[part], text.entropies[part]
-            )
-        return more
+    def _end(self, start: int, piece: str, *, whole: bool = False) -> dict[str, Any]:
+        """The choice of a text that is over, which assesses all of it."""
+        text, kept = self.text, self.text.row.kept
+        more = self._logprobs(start, kept)
+        if self._assess is not None:
+            far = None if text.distances is None else text.distances[:kept]
+            written = text.recorded(self._tokenizer)
+            more["hallucination"] = self._assess.of_generation(written, text.scores[:kept], far)
+        return self._frame.choice(self._index, piece, finish_reason(text.row.stop), whole=whole, **more)
 
     def _offset(self, token: int) -> tuple[int, int]:
         ends = self.text.ends
         return (ends[token - 1] if token else 0), ends[token]
 
-    def _logprobs(self, tokenizer: Any, start: int, stop: int) -> dict[str, Any]:
+    def _logprobs(self, start: int, stop: int) -> dict[str, Any]:
+        if self._alternatives is None:
+            return {}
         text, content = self.text, list[dict[str, Any]]()
         for place in range(start, stop):
             token, tops = text.row.ids[place], text.tops[place] if text.tops else []
             # A text of SentencePiece begins without the space that its first token is spelled with.
-            bare = not place and token_bytes(tokenizer, token)[:1] == b" " and text.text[:1] != " "
-            entry = _entry(tokenizer, token, text.logprobs[place], bare=bare)
-            content.append(entry | {"top_logprobs": [_entry(tokenizer, *top, bare=bare) for top in tops]})
+            bare = not place and token_bytes(self._tokenizer, token)[:1] == b" " and text.text[:1] != " "
+            entry = self._entry(token, text.logprobs[place], bare)
+            content.append(entry | {"top_logprobs": [self._entry(*top, bare) for top in tops]})
         if self._frame.chat:
-            return {"content": content, "refusal": None}
+            return {"logprobs": {"content": content, "refusal": None}}
         told = [
             # One reading for two tokens stays that of the token written, or else of the likeliest.
             {each["token"]: each["logprob"] for each in (*entry["top_logprobs"][::-1], entry)}
             for entry in content
         ]
-        return {
+        found = {
             "tokens": [entry["token"] for entry in content],
             "token_logprobs": text.logprobs[start:stop],
             "top_logprobs": told if self._alternatives else None,
             "text_offset": [self._offset(place)[0] for place in range(start, stop)],
         }
+        return {"logprobs": found}
 
-
-def _entry(tokenizer: Any, token: int, logprob: float, *, bare: bool) -> dict[str, Any]:
-    """A token with its log-probability; ``bare`` without a space before it."""
-    spelled = token_bytes(tokenizer, token)
-    if bare:
-        spelled = spelled.removeprefix(b" ")
-    return {"token": shown_bytes(spelled), "logprob": logprob, "bytes": list(spelled)}
+    def _entry(self, token: int, logprob: float, bare: bool) -> dict[str, Any]:
+        """A token with its log-probability; ``bare`` without a space before it."""
+        spelled = token_bytes(self._tokenizer, token)
+        if bare:
+            spelled = spelled.removeprefix(b" ")
+        return {"token": shown_bytes(spelled), "logprob": logprob, "bytes": list(spelled)}
 
 
 class ForeignChoice:
-    """One text of a response while another engine writes it; scores may be missing or come later.
+    """One text of a response while another engine writes it behind ``prompt``.
 
     Attributes:
-        ids: its tokens, an end of sequence included.
-        told: number of tokens in the chunks so far.
-        scores: scores of its tokens so far; None for a text that is not scored.
+        prompt, ids: tokens; of the text so far, an end of sequence included.
+        scores: of its tokens so far, which may come later; None for a text that is not scored.
         distances: of the same tokens from the prober's domain; None without a domain.
-
-    Args:
-        prompt: tokens of the prompt.
     """
 
     def __init__(self, assess: Assessor, tokenizer: Any, prompt: Sequence[int]) -> None:
@@ -205,7 +200,7 @@ class ForeignChoice:
         self.ids: list[int] = []
         self.scores: list[float | None] | None = None
         self.distances: list[float | None] | None = None
-        self.told = 0
+        self._told = 0  # tokens in the chunks so far
         self._text = ""
         self._logprobs: list[float | None] = []
         self._stream = TextStream(tokenizer, self.prompt)
@@ -225,7 +220,7 @@ class ForeignChoice:
 
     def chunk(self, end: int) -> dict[str, Any]:
         """The lists of the new tokens up to ``end``."""
-        start, self.told = self.told, end
+        start, self._told = self._told, end
         return self._lists(start, end, self._stream.offsets())
 
     def kept(self) -> int | None:
@@ -238,8 +233,7 @@ class ForeignChoice:
     def whole(self, kept: int) -> dict[str, Any]:
         """The field of the finished text, whose tokens :meth:`kept` has counted."""
         end = len(self._text)
-        offsets = [(start, min(stop, end)) for start, stop in self._offsets[:kept]]
-        lists = self._lists(0, kept, offsets)
+        lists = self._lists(0, kept, [(start, min(stop, end)) for start, stop in self._offsets[:kept]])
         return self._assess.response(decode(self._tokenizer, self.prompt), self._text, lists, self.distances)
 
     def _lists(self, start: int, end: int, offsets: Sequence[tuple[int, int]]) -> dict[str, Any]:

@@ -17,19 +17,21 @@ from fastapi import Request as HttpRequest
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 from fastapi.staticfiles import StaticFiles
+from prometheus_client import generate_latest
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from probers.types import ProbersError, UserError
+from probers.types import ProbersError
 
-from .endpoint import Endpoint, Limits, Served
-from .metrics import Metrics
-from .protocol import ApiError, ChatRequest, CompletionRequest, no_model
+from .endpoint import Endpoint, Served
+from .protocol import ApiError, ChatRequest, CompletionRequest
 
 #: The page loads only its own files and runs no inline script.
 _POLICY = (
     "default-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
+
+_BODY = 4_000_000  # bytes of a request
 
 
 def make_app(served: Served) -> FastAPI:
@@ -42,7 +44,7 @@ def make_app(served: Served) -> FastAPI:
         await asyncio.to_thread(served.scheduler.stop)
 
     app = FastAPI(title="probers-serve", lifespan=running, docs_url=None, redoc_url=None)
-    app.add_middleware(Guard, api_key=served.api_key, limits=served.limits, metrics=served.metrics)
+    app.add_middleware(Guard, served=served)
     _tell_errors(app)
     _add_listings(app, served)
     endpoint = Endpoint(served)
@@ -79,8 +81,7 @@ def _add_listings(app: FastAPI, served: Served) -> None:
 
     @app.get("/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
-        if name != served.name:
-            raise no_model(name, served.name)
+        served.check_name(name)
         return entry
 
     @app.get("/health")
@@ -91,7 +92,8 @@ def _add_listings(app: FastAPI, served: Served) -> None:
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
-        return Response(served.metrics.page(), media_type="text/plain; version=0.0.4")
+        page = generate_latest(served.scheduler.metrics.registry)
+        return Response(page, media_type="text/plain; version=0.0.4")
 
 
 def _tell_errors(app: FastAPI) -> None:
@@ -107,7 +109,7 @@ def _tell_errors(app: FastAPI) -> None:
 
     @app.exception_handler(ProbersError)
     async def failed(request: HttpRequest, error: ProbersError) -> Response:
-        return told(ApiError(400 if isinstance(error, UserError) else 500, str(error)))
+        return told(ApiError.of(error))
 
     @app.exception_handler(HTTPException)
     async def http(request: HttpRequest, error: HTTPException) -> Response:
@@ -126,17 +128,17 @@ def _of_validation(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     place = [str(part) for part in first["loc"] if part != "body"]
     param = ".".join(place) or None
     if first["type"] == "extra_forbidden":
-        return ApiError(400, f"Unrecognized request argument supplied: {param}", param=param)
+        return ApiError(400, f"Unrecognized request argument supplied: {param}", param)
     # With several forms the place names a form of ours after the user's field.
     named = place[0] if place else "the body"
-    return ApiError(400, f"{named}: {first['msg']}", param=param)
+    return ApiError(400, f"{named}: {first['msg']}", param)
 
 
 class Guard:
     """Refuses requests without the key and bodies too large or not JSON; drops clients that do not read."""
 
-    def __init__(self, app: ASGIApp, api_key: str | None, limits: Limits, metrics: Metrics) -> None:
-        self._app, self._key, self._limits, self._metrics = app, api_key, limits, metrics
+    def __init__(self, app: ASGIApp, served: Served) -> None:
+        self._app, self._served = app, served
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -144,15 +146,14 @@ class Guard:
             return
         path = str(scope["path"])
         counted = path if path.startswith("/v1/") and path.count("/") < 4 else "other"
-        metrics, limits = self._metrics, self._limits
-
+        requests = self._served.scheduler.metrics.requests
         # One scope for all pieces of a response: a timeout for each costs as much as the piece.
         reading = anyio.CancelScope()
 
         async def sending(event: Message) -> None:
             if event["type"] == "http.response.start":
-                metrics.requests.labels(counted, str(event["status"])).inc()
-            reading.deadline = anyio.current_time() + limits.send
+                requests.labels(counted, str(event["status"])).inc()
+            reading.deadline = anyio.current_time() + self._served.patience
             await send(event)
             reading.deadline = math.inf
 
@@ -162,30 +163,30 @@ class Guard:
             await JSONResponse(error.body(), error.status)(scope, receive, sending)
             return
         with reading:  # the status is sent already, so that it can only hang up
-            await self._app(scope, _limited(receive, limits.body), sending)
+            await self._app(scope, _limited(receive), sending)
 
     def _refused(self, path: str, method: str, headers: Mapping[bytes, bytes]) -> ApiError | None:
-        key, limits = self._key, self._limits
+        key = self._served.api_key
         if key is not None and (path.startswith("/v1/") or path in ("/metrics", "/openapi.json")):
             given = headers.get(b"authorization", b"")
             if not hmac.compare_digest(given, f"Bearer {key}".encode()):
-                return ApiError(401, "this server needs a key: send Authorization: Bearer KEY",
-                                code="invalid_api_key")  # fmt: skip
+                told = "this server needs a key: send Authorization: Bearer KEY"
+                return ApiError(401, told, code="invalid_api_key")
         if method == "POST":
             # Pages of other sites can make a browser send anything but JSON.
             if headers.get(b"content-type", b"").split(b";")[0].strip().lower() != b"application/json":
                 return ApiError(415, "send the body as Content-Type: application/json")
             length = headers.get(b"content-length", b"0")
-            if length.isdigit() and int(length) > limits.body:
-                return _too_large(limits.body)
+            if length.isdigit() and int(length) > _BODY:
+                return _too_large()
         return None
 
 
-def _too_large(most: int) -> ApiError:
-    return ApiError(413, f"the body has more than {most} bytes: send a shorter one")
+def _too_large() -> ApiError:
+    return ApiError(413, f"the body has more than {_BODY} bytes: send a shorter one")
 
 
-def _limited(receive: Receive, most: int) -> Receive:
+def _limited(receive: Receive) -> Receive:
     """Limit the bytes of a body that does not name its length."""
     read = 0
 
@@ -193,8 +194,8 @@ def _limited(receive: Receive, most: int) -> Receive:
         nonlocal read
         event = await receive()
         read += len(event.get("body", b""))
-        if read > most:
-            raise _too_large(most)
+        if read > _BODY:
+            raise _too_large()
         return event
 
     return counting

@@ -10,8 +10,7 @@ import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from probers.commands.artifacts import find_prober
-from probers.commands.inputs import load_model, load_passages
+from probers.commands.inputs import find_prober, load_model, load_passages
 from probers.types import UserError
 
 from .settings import Serve
@@ -102,8 +101,7 @@ def _serve(settings: Serve, key: str | None, listening: socket.socket) -> None:
     from probers.capture.blocks import decoder_layers
 
     from .app import make_app
-    from .endpoint import Limits, Served
-    from .metrics import Metrics
+    from .endpoint import Served
     from .scheduler import Scheduler
 
     bank = _bank(settings)
@@ -115,24 +113,20 @@ def _serve(settings: Serve, key: str | None, listening: socket.socket) -> None:
         bank.to(next(last.parameters()).device)
     # With torch on every core, requests would be read and answered only while its threads are idle.
     torch.set_num_threads(settings.threads or max(1, torch.get_num_threads() - 1))
-    metrics = Metrics()
     scheduler = Scheduler(
-        lm, bank, metrics,
-        rows=settings.rows, most_waiting=settings.queue, cache_megabytes=settings.cache_megabytes,
-    )  # fmt: skip
+        lm, bank, rows=settings.rows, most_waiting=settings.queue, cache_megabytes=settings.cache_megabytes
+    )
     served = Served(
-        scheduler, metrics, settings.served_name or settings.model.name,
+        scheduler, settings.served_name or settings.model.name,
         prober=None if bank is None else _entry(bank, settings),
         corpus=None if settings.corpus is None else Path(settings.corpus).name,  # its folder stays private
-        api_key=key, log_requests=settings.log_requests, limits=Limits(max_tokens=settings.max_tokens),
+        api_key=key, log_requests=settings.log_requests, max_tokens=settings.max_tokens,
     )  # fmt: skip
     if retriever is not None:
         from .retrieval import Retrieving
 
-        options = {
-            "k": settings.k, "max_new_tokens": settings.max_new_tokens,
-            "max_retrievals": settings.max_retrievals, "answer_tokens": settings.answer_tokens,
-        }  # fmt: skip
+        keys = ("k", "max_new_tokens", "max_retrievals", "answer_tokens")
+        options = {key: getattr(settings, key) for key in keys}
         served.retrieving = Retrieving(
             scheduler, retriever, settings.prompt.make(), options, settings.query.make()
         )

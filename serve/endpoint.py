@@ -6,9 +6,11 @@ import asyncio
 import json
 import logging
 import secrets
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -22,9 +24,8 @@ from probers.engine.tokens import Prompt, encode_prompts, token_offsets
 from probers.prompts import chat_text
 
 from .answers import Choice, Frame, as_json, sse, usage_of
-from .metrics import Clock, Metrics
-from .protocol import ApiError, ChatRequest, Request, busy, no_model
-from .scheduler import Busy, Scheduler, ScoredText
+from .protocol import ApiError, ChatRequest, Request
+from .scheduler import Scheduler, ScoredText
 
 if TYPE_CHECKING:
     from .retrieval import Retrieving
@@ -35,22 +36,6 @@ _MOST_TEXTS = 64  # texts of one request
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Limits of a request.
-
-    Attributes:
-        max_tokens: tokens per text; a request without its own limit gets 16 for a completion, as OpenAI's,
-            and all of them for a chat.
-        body: bytes of a request.
-        send: seconds that a client may take to read a piece before it is dropped.
-    """
-
-    max_tokens: int = 1024
-    body: int = 4_000_000
-    send: float = 60
-
-
 @dataclass(slots=True)
 class Served:
     """The parts and options of a server.
@@ -59,17 +44,26 @@ class Served:
         name: name of the model in requests.
         prober: entry of the prober in the list of models; None without one.
         retrieving: the loop of retrieval; None without a corpus.
+        max_tokens: tokens per text; a request without its own limit gets 16 for a completion, as OpenAI's,
+            and all of them for a chat.
+        patience: seconds that a client may take to read a piece before it is dropped.
     """
 
     scheduler: Scheduler
-    metrics: Metrics
     name: str
     prober: Mapping[str, Any] | None = None
     retrieving: Retrieving | None = None
     corpus: str | None = None
     api_key: str | None = None
     log_requests: bool = False
-    limits: Limits = field(default_factory=Limits)
+    max_tokens: int = 1024
+    patience: float = 60
+
+    def check_name(self, model: str) -> None:
+        """Refuse another model (ApiError)."""
+        if model != self.name:
+            told = f"the model {model!r} does not exist here: ask for {self.name!r}"
+            raise ApiError(404, told, "model", "model_not_found")
 
 
 class _Wakes:
@@ -100,48 +94,62 @@ class Endpoint:
         self._wakes = _Wakes()
 
     async def __call__(self, request: Request, http: HttpRequest) -> Response:
-        served = self._served
+        served, began = self._served, time.perf_counter()
         if served.log_requests:
             log.warning("%s", json.dumps(request.model_dump(exclude_none=True), ensure_ascii=True))
-        if request.model != served.name:
-            raise no_model(request.model, served.name)
-        clock = Clock(served.metrics, http.url.path)
+        served.check_name(request.model)
+        end = partial(self._ended, http.url.path, began)
+        frame = Frame(request.kind, served.name)
         if request.retrieval is not None:
             if served.retrieving is None:
-                raise ApiError(400, "this server has no corpus: start it with corpus=FILE", param="retrieval")
+                raise ApiError(400, "this server has no corpus: start it with corpus=FILE", "retrieval")
             self._limit(request)
-            frame = Frame(request.kind, served.name)
-            made = await served.retrieving.answer(request, frame, http.is_disconnected)
+            answering = await served.retrieving.answer(request, frame, http.is_disconnected)
             if request.stream:
-                return _stream(made.chunks(with_usage=request.with_usage), clock)
-            whole = await made.whole()
-            clock.end()
-            return _json(whole)
-        return await self._plain(request, http, clock)
+                return _stream(answering.chunks(with_usage=request.with_usage), end)
+            whole = await answering.whole()
+        else:
+            choices, changed = await self._begin(request, frame, began)
+            if request.stream:
+                return _stream(self._chunks(request, frame, choices, changed), end)
+            whole = await self._whole(frame, choices, changed, http)
+        end()
+        return Response(as_json(whole), media_type="application/json")
 
-    async def _plain(self, request: Request, http: HttpRequest, clock: Clock) -> Response:
-        served = self._served
+    def _ended(self, path: str, began: float) -> None:
+        self._served.scheduler.metrics.latency.labels(path).observe(time.perf_counter() - began)
+
+    async def _begin(
+        self, request: Request, frame: Frame, began: float
+    ) -> tuple[list[Choice], asyncio.Event]:
+        """Submit the texts of a request; the event is set when they have grown."""
+        scheduler, shown = self._served.scheduler, False
         changed, loop = asyncio.Event(), asyncio.get_running_loop()
 
         def tell() -> None:
-            if any(text.shown for text in texts):
-                clock.token()
+            nonlocal shown
+            if not shown and any(text.shown for text in texts):
+                shown = True
+                scheduler.metrics.first.observe(time.perf_counter() - began)
             if request.stream or all(text.over for text in texts):
                 self._wakes(loop, changed)
 
         # The tokenizer takes a while for long prompts.
         texts = await asyncio.to_thread(self._texts, request, tell)
-        frame = Frame(request.kind, served.name)
+        asked, assess = request.hallucination, None
+        if scheduler.bank is not None:
+            assess = Assessor(scheduler.bank, None if asked is None else asked.threshold)
         choices = [
-            Choice(frame, index, text, request.alternatives, self._assessor(request))
+            Choice(frame, index, text, self._lm.tokenizer, request.alternatives, assess)
             for index, text in enumerate(texts)
         ]
-        try:
-            served.scheduler.submit(texts)
-        except Busy:
-            raise busy() from None
-        if request.stream:
-            return _stream(self._chunks(request, frame, choices, changed), clock)
+        scheduler.submit(texts)
+        return choices, changed
+
+    async def _whole(
+        self, frame: Frame, choices: Sequence[Choice], changed: asyncio.Event, http: HttpRequest
+    ) -> dict[str, Any]:
+        texts = [choice.text for choice in choices]
         try:
             while not changed.is_set():
                 with anyio.move_on_after(_POLL):
@@ -151,34 +159,33 @@ class Endpoint:
         finally:
             for text in texts:
                 text.cancelled = True  # no effect on texts that are over
-        clock.end()
         for text in texts:
             if text.error is not None:
                 raise text.error
-        told = [choice.whole(self._lm.tokenizer) for choice in choices]
+        told = [choice.whole() for choice in choices]
         self._observe(told)
-        return _json(frame.whole(told, usage_of(texts)))
+        return frame.whole(told, usage_of(texts))
 
     async def _chunks(
         self, request: Request, frame: Frame, choices: Sequence[Choice], changed: asyncio.Event
     ) -> AsyncIterator[bytes]:
-        tokenizer, texts = self._lm.tokenizer, [choice.text for choice in choices]
+        texts = [choice.text for choice in choices]
         try:
             for chunk in frame.opening(request.choices):
-                yield sse(chunk)
+                yield chunk
             while not all(choice.finished for choice in choices):
                 await changed.wait()
                 changed.clear()
                 for choice in choices:
                     if choice.text.error is not None and not choice.finished:
-                        yield sse(ApiError(500, str(choice.text.error)).body())
+                        yield sse(ApiError.of(choice.text.error).body())
                         return
-                    told = None if choice.finished else choice.news(tokenizer)
+                    told = None if choice.finished else choice.news()
                     if told is not None:
                         self._observe([told] if choice.finished else [])
-                        yield sse(frame.chunk([told]))
+                        yield frame.chunk(told)
             if request.with_usage:
-                yield sse(frame.chunk([], usage_of(texts)))
+                yield frame.chunk(usage=usage_of(texts))
             yield sse("[DONE]")
         finally:
             for text in texts:
@@ -188,12 +195,7 @@ class Endpoint:
         for each in told:
             chance = each.get("hallucination", {}).get("p_wrong")
             if chance is not None:
-                self._served.metrics.scores.observe(chance)
-
-    def _assessor(self, request: Request) -> Assessor | None:
-        bank = self._served.scheduler.bank
-        asked = request.hallucination
-        return None if bank is None else Assessor(bank, None if asked is None else asked.threshold)
+                self._served.scheduler.metrics.scores.observe(chance)
 
     def _texts(self, request: Request, changed: Callable[[], None]) -> list[ScoredText]:
         """Make the texts of a request.
@@ -206,9 +208,8 @@ class Endpoint:
         sampling = self._sampling(request)
         wanted = [prompt for prompt in prompts for _ in range(request.choices)]
         if len(wanted) > _MOST_TEXTS:
-            raise ApiError(
-                400, f"the request is for {len(wanted)} texts: ask for {_MOST_TEXTS} or fewer", param="n"
-            )
+            told = f"the request is for {len(wanted)} texts: ask for {_MOST_TEXTS} or fewer"
+            raise ApiError(400, told, "n")
         streams = [None] * len(wanted) if sampling is None else sampling.streams([p.ids for p, _ in wanted])
         stops = self._lm.stops(request.stops)
         return [
@@ -220,23 +221,21 @@ class Endpoint:
         ]  # fmt: skip
 
     def _limit(self, request: Request) -> int:
-        most, asked = self._served.limits.max_tokens, request.most
-        usual = most if isinstance(request, ChatRequest) else 16
+        most, asked = self._served.max_tokens, request.most
         if asked is not None and asked > most:
-            raise ApiError(400, f"max_tokens={asked} is above this server's {most}", param="max_tokens")
-        return asked or usual
+            raise ApiError(400, f"max_tokens={asked} is above this server's {most}", "max_tokens")
+        return asked or (most if isinstance(request, ChatRequest) else 16)
 
     def _fitting(self, prompt: Prompt, limit: int, asked: int | None) -> tuple[Prompt, int]:
         """Check that the tokens asked for fit the context; by default take what the context leaves."""
         context = self._lm.context
         room = limit if context is None else context - len(prompt.ids)
         if room < 1 or (asked is not None and room < limit):
-            raise ApiError(
-                400,
+            told = (
                 f"This model's maximum context length is {context} tokens, but the prompt has "
-                f"{len(prompt.ids)} and {limit} are to be written: shorten the prompt or max_tokens",
-                param="prompt", code="context_length_exceeded",
-            )  # fmt: skip
+                f"{len(prompt.ids)} and {limit} are to be written: shorten the prompt or max_tokens"
+            )
+            raise ApiError(400, told, "prompt", "context_length_exceeded")
         return prompt, min(limit, room)
 
     def _prompts(self, request: Request) -> list[Prompt]:
@@ -258,7 +257,7 @@ class Endpoint:
     def _of_ids(self, ids: Sequence[int], number: int) -> Prompt:
         size = self._lm.model.get_input_embeddings().num_embeddings
         if max(ids) >= size:
-            raise ApiError(400, f"the token {max(ids)} is not one of the model's {size}", param="prompt")
+            raise ApiError(400, f"the token {max(ids)} is not one of the model's {size}", "prompt")
         text, offsets = token_offsets(self._lm.tokenizer, ids)
         return Prompt(f"prompt {number}", text, tuple(ids), offsets)
 
@@ -270,18 +269,14 @@ class Endpoint:
         return Sampling(max(temperature, 1e-3), 0, request.top_p or 1.0, seed)
 
 
-def _json(value: Mapping[str, Any]) -> Response:
-    return Response(as_json(value), media_type="application/json")
-
-
-def _stream(chunks: AsyncIterator[bytes], clock: Clock) -> Response:
+def _stream(chunks: AsyncIterator[bytes], end: Callable[[], None]) -> Response:
     async def timed() -> AsyncIterator[bytes]:
         try:
             async for chunk in chunks:
                 yield chunk
         finally:
             await chunks.aclose()  # type: ignore[attr-defined]
-            clock.end()
+            end()
 
     headers = {"Cache-Control": "no-store"}
     return StreamingResponse(timed(), media_type="text/event-stream", headers=headers)
@@ -292,4 +287,4 @@ def _check_text(text: str) -> None:
         text.encode("utf-8")
     except UnicodeEncodeError:
         told = "the prompt holds half a pair of surrogates: send valid Unicode"
-        raise ApiError(400, told, param="prompt") from None
+        raise ApiError(400, told, "prompt") from None

@@ -1,15 +1,17 @@
 """OpenAI's requests and errors.
 
-The fields follow OpenAI's API reference for ``/v1/completions`` and ``/v1/chat/completions``; docs/serving.md
-describes the additional ones.
+The fields follow OpenAI's API reference; docs/serving.md describes the additional ones.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from probers.types import ProbersError, UserError
 
 #: OpenAI's fields that are not offered, and their values without effect.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -20,39 +22,42 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "web_search_options": (), "verbosity": (), "service_tier": ("auto", "default"), "store": (False,),
     "metadata": ({},),
 }  # fmt: skip
-_RETRY = 2  # seconds after which a refused client may retry
 #: OpenAI's fields without effect on the answer.
 _IGNORED = ("user", "safety_identifier", "prompt_cache_key")
+#: Fields of a message that answers carry, and that ask for nothing where they are empty.
+_OF_ANSWERS = (
+    "refusal", "annotations", "audio", "function_call", "tool_calls", "reasoning_content", "reasoning",
+)  # fmt: skip
 
 Tokens = Annotated[list[Annotated[int, Field(ge=0, le=2**31 - 1)]], Field(min_length=1)]
 Stop = Annotated[str, Field(min_length=1)]
+PartName = Annotated[str, Field(min_length=1, max_length=100)]
+Threshold = Annotated[float, Field(allow_inf_nan=False)]
+Limit = Annotated[int, Field(ge=1)]
+UpTo20 = Annotated[int, Field(ge=0, le=20)]
 
 
+@dataclass(eq=False)
 class ApiError(Exception):
-    """An error in OpenAI's form.
+    """An error in OpenAI's form, with HTTP's ``status`` and the wrong field as ``param``.
 
-    Args:
-        status: status of HTTP.
-        param: the wrong field.
-        code: OpenAI's code of the error.
-        retry: seconds after which to retry.
+    A refused client may retry after ``retry`` seconds.
     """
 
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        *,
-        param: str | None = None,
-        code: str | None = None,
-        retry: int | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.status, self.message, self.param, self.code, self.retry = status, message, param, code, retry
+    status: int
+    message: str
+    param: str | None = None
+    code: str | None = None
+    retry: int | None = None
+
+    @classmethod
+    def of(cls, error: ProbersError) -> ApiError:
+        """Make the error of one of our own."""
+        return cls(400 if isinstance(error, UserError) else 500, str(error))
 
     def body(self) -> dict[str, Any]:
         """The body of the response."""
-        kinds = {401: "authentication_error", 404: "invalid_request_error", 429: "rate_limit_error"}
+        kinds = {401: "authentication_error", 429: "rate_limit_error"}
         kind = kinds.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
         error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
         return {"error": error}
@@ -71,7 +76,7 @@ class StreamOptions(_Strict):
 class Hallucination(_Strict):
     """``hallucination`` of a request: a threshold in place of the prober's."""
 
-    threshold: Annotated[float, Field(allow_inf_nan=False)] | None = None
+    threshold: Threshold | None = None
 
 
 class Retrieval(_Strict):
@@ -82,18 +87,18 @@ class Retrieval(_Strict):
         threshold: threshold of the trigger.
     """
 
-    trigger: Annotated[str, Field(min_length=1, max_length=100)]
-    query: Annotated[str, Field(min_length=1, max_length=100)] | None = None
-    threshold: Annotated[float, Field(allow_inf_nan=False)] | None = None
+    trigger: PartName
+    query: PartName | None = None
+    threshold: Threshold | None = None
     k: Annotated[int, Field(ge=1, le=20)] | None = None
-    max_retrievals: Annotated[int, Field(ge=0, le=20)] | None = None
+    max_retrievals: UpTo20 | None = None
 
 
 class _Asking(_Strict):
     """The fields of both requests."""
 
     model: str
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_tokens: Limit | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     n: Annotated[int, Field(ge=1, le=16)] | None = None
@@ -112,20 +117,12 @@ class _Asking(_Strict):
             return values
         stops = values.get("stop")
         if stops == "" or (isinstance(stops, list) and "" in stops):
-            raise ApiError(
-                400, "stop has an empty string, which would end every text: leave it out", param="stop"
-            )
-        left = {}
+            raise ApiError(400, "stop has an empty string, which would end every text: leave it out", "stop")
         for name, value in values.items():
-            neutral = _NEUTRAL.get(name)
-            if name in cls.model_fields or (neutral is None and name not in _IGNORED):
-                left[name] = value
-            elif neutral is not None and value is not None and value not in neutral:
-                raise ApiError(
-                    400, f"{name} is not supported by this server: leave it out", param=name,
-                    code="unsupported_parameter",
-                )  # fmt: skip
-        return left
+            if value is not None and value not in _NEUTRAL.get(name, (value,)):
+                told = f"{name} is not supported by this server: leave it out"
+                raise ApiError(400, told, name, "unsupported_parameter")
+        return {name: value for name, value in values.items() if name not in (*_NEUTRAL, *_IGNORED)}
 
     @property
     def most(self) -> int | None:
@@ -143,7 +140,7 @@ class _Asking(_Strict):
 
     @property
     def with_usage(self) -> bool:
-        """A stream ends with its usage."""
+        """Tell whether a stream ends with its usage."""
         return self.stream_options is not None and self.stream_options.include_usage
 
 
@@ -158,15 +155,13 @@ class CompletionRequest(_Asking):
         | Annotated[list[str], Field(min_length=1)]
         | Annotated[list[Tokens], Field(min_length=1)]
     )
-    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    logprobs: UpTo20 | None = None
 
     @property
     def prompts(self) -> list[str | list[int]]:
         """The prompts, each as text or ids."""
         given: Any = self.prompt
-        if isinstance(given, str) or isinstance(given[0], int):
-            return [given]
-        return list(given)
+        return [given] if isinstance(given, str) or isinstance(given[0], int) else list(given)
 
     @property
     def alternatives(self) -> int | None:
@@ -190,23 +185,8 @@ class Message(_Strict):
 
     @property
     def text(self) -> str:
-        return (
-            self.content
-            if isinstance(self.content, str)
-            else "".join(part.text for part in self.content or ())
-        )
-
-
-#: Fields of a message that answers carry, and that ask for nothing where they are empty.
-_OF_ANSWERS = (
-    "refusal",
-    "annotations",
-    "audio",
-    "function_call",
-    "tool_calls",
-    "reasoning_content",
-    "reasoning",
-)
+        content = self.content or ()
+        return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
 def _message(given: Any, at: str) -> Any:
@@ -215,17 +195,15 @@ def _message(given: Any, at: str) -> Any:
         return given
     for name in _OF_ANSWERS:
         if given.get(name):
-            raise ApiError(
-                400, f"{at}: {name} is not supported by this server: leave it out", param=f"{at}.{name}"
-            )
+            told = f"{at}: {name} is not supported by this server: leave it out"
+            raise ApiError(400, told, f"{at}.{name}")
     parts = given.get("content")
     for place, part in enumerate(parts if isinstance(parts, list) else ()):
         kind = part.get("type") if isinstance(part, Mapping) else None
         if kind != "text":
             where = f"{at}.content[{place}]"
-            raise ApiError(
-                400, f"{where}: a part of type {kind} is not read: send parts of type text", param=where
-            )
+            told = f"{where}: a part of type {kind} is not read: send parts of type text"
+            raise ApiError(400, told, where)
     return {name: value for name, value in given.items() if name not in _OF_ANSWERS}
 
 
@@ -235,38 +213,25 @@ class ChatRequest(_Asking):
     kind: ClassVar[Literal["chat.completion"]] = "chat.completion"
 
     messages: Annotated[list[Message], Field(min_length=1)]
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Limit | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-
-    @property
-    def most(self) -> int | None:
-        """The most tokens asked for; None leaves it to the server."""
-        return self.max_completion_tokens or self.max_tokens
+    top_logprobs: UpTo20 | None = None
 
     @field_validator("messages", mode="before")
     @classmethod
     def _read_messages(cls, given: Any) -> Any:
-        return (
-            [_message(m, f"messages[{i}]") for i, m in enumerate(given)] if isinstance(given, list) else given
-        )
+        if not isinstance(given, list):
+            return given
+        return [_message(message, f"messages[{place}]") for place, message in enumerate(given)]
+
+    @property
+    def most(self) -> int | None:
+        return self.max_completion_tokens or self.max_tokens
 
     @property
     def alternatives(self) -> int | None:
-        """Number of likeliest tokens per place; None leaves log-probabilities out."""
+        """As of completions."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
 Request = CompletionRequest | ChatRequest
-
-
-def busy() -> ApiError:
-    """Make the error of a full queue."""
-    told = "too many texts wait already: try again later"
-    return ApiError(429, told, code="rate_limit_exceeded", retry=_RETRY)
-
-
-def no_model(name: str, served: str) -> ApiError:
-    """Make the error of a request for another model."""
-    told = f"the model {name!r} does not exist here: ask for {served!r}"
-    return ApiError(404, told, param="model", code="model_not_found")

@@ -13,16 +13,12 @@ from probers.online.scores import text_needs, text_scores
 from probers.prompts import PromptTemplate
 from probers.rag.loop import RAG
 from probers.rag.protocol import QueryFormulator, Trigger, as_trigger
-from probers.rag.traces import Answer
-from probers.types import Passage, Question, Retriever, Round, RunError, UserError
+from probers.types import Passage, ProbersError, Question, Retriever, Round, RunError, UserError
 
-from .answers import Frame, sse
-from .protocol import ApiError, ChatRequest, Request, busy
+from .answers import Frame, finish_reason, sse
+from .protocol import ApiError, ChatRequest, Request
 from .protocol import Retrieval as Wanted
-from .scheduler import Busy, Cancelled, Scheduler, SharedLM
-
-#: Receives accepted text and events of the loop.
-Tell = Callable[[str | dict[str, Any]], None]
+from .scheduler import Cancelled, Scheduler, SharedLM
 
 
 @dataclass(frozen=True)
@@ -69,15 +65,13 @@ class Retrieving:
     def _trigger(self, wanted: Wanted) -> Trigger:
         options = {} if wanted.threshold is None else {"threshold": wanted.threshold}
         part = Component.of("trigger", wanted.trigger, **options)
-        given = {"bank": self._bank()} if part.options.get("bank", 0) is None else {}
-        return as_trigger(part.make(**given))
-
-    def _bank(self) -> Any:
+        if part.options.get("bank", 0) is not None:
+            return as_trigger(part.make())
         if self.scheduler.bank is None:
             raise UserError(
                 "this trigger needs a prober, but the server has none: choose another", "conflict"
             )
-        return self.scheduler.bank
+        return as_trigger(part.make(bank=self.scheduler.bank))
 
     def _loop(self, request: Request, lm: SharedLM) -> RAG:
         wanted = request.retrieval
@@ -98,7 +92,7 @@ def _refuse(request: Request) -> None:
     for name, wanted in asked.items():
         if wanted:
             told = f"{name} does not go with retrieval, which writes one greedy answer: leave {name} out"
-            raise ApiError(400, told, param=name)
+            raise ApiError(400, told, name)
 
 
 def _question(request: Request) -> str:
@@ -107,44 +101,41 @@ def _question(request: Request) -> str:
     else:
         asked = [text for text in request.prompts if isinstance(text, str)]
     if len(asked) != 1 or not asked[0].strip():
-        raise ApiError(400, "with retrieval the prompt must be one question in words", param="prompt")
+        raise ApiError(400, "with retrieval the prompt must be one question in words", "prompt")
     return " ".join(asked[0].split())
 
 
 class Answering:
-    """The answer to one question; the loop runs on a thread of its own."""
+    """The answer to one question: the loop runs on a thread of its own, and its steps become events."""
 
     def __init__(
-        self,
-        rag: RAG,
-        lm: SharedLM,
-        question: Question,
-        frame: Frame,
-        gone: Callable[[], Awaitable[bool]],
+        self, rag: RAG, lm: SharedLM, question: Question, frame: Frame, gone: Callable[[], Awaitable[bool]]
     ) -> None:
         self._rag, self._lm, self._question, self._frame = rag, lm, question, frame
         self._gone = gone
+        self._tell: Callable[[str | dict[str, Any]], object]
+        self._accepted = ""
+        self._passages: Sequence[Passage] = ()
 
     async def chunks(self, *, with_usage: bool) -> AsyncIterator[bytes]:
         """Stream the response."""
         frame, usage = self._frame, None
         for chunk in frame.opening(1):
-            yield sse(chunk)
-        told = self._told()
+            yield chunk
         try:
-            async for each in told:
+            async for each in self._told():
                 if isinstance(each, str):
-                    yield sse(frame.chunk([frame.piece(0, each)]))
+                    yield frame.chunk(frame.choice(0, each))
                 elif each["type"] == "end":
                     more, usage = {name: each[name] for name in ("hallucination", "retrieval")}, each["usage"]
-                    yield sse(frame.chunk([frame.piece(0, "", each["finish"], **more)]))
+                    yield frame.chunk(frame.choice(0, "", each["finish"], **more))
                 else:
-                    yield sse(frame.chunk([frame.piece(0, "", retrieval=each)]))
+                    yield frame.chunk(frame.choice(0, "", retrieval=each))
         except ApiError as error:
             yield sse(error.body())
             return
         if with_usage and usage is not None:
-            yield sse(frame.chunk([], usage))
+            yield frame.chunk(usage=usage)
         yield sse("[DONE]")
 
     async def whole(self) -> dict[str, Any]:
@@ -154,10 +145,9 @@ class Answering:
             if isinstance(each, str):
                 text += each
             elif each["type"] == "end":
-                retrieval = {**each["retrieval"], "events": events}
-                choice = self._frame.choice(
-                    0, text, each["finish"], hallucination=each["hallucination"], retrieval=retrieval
-                )
+                more = {"hallucination": each["hallucination"]}
+                more["retrieval"] = {**each["retrieval"], "events": events}
+                choice = self._frame.choice(0, text, each["finish"], whole=True, **more)
                 return self._frame.whole([choice], each["usage"])
             elif each["type"] != "draft" or "scores" in each:  # not every word of a draft
                 events.append(each)
@@ -166,12 +156,8 @@ class Answering:
     async def _told(self) -> AsyncIterator[str | dict[str, Any]]:
         """Relay text and events from the loop's thread; the last is an event of type "end"."""
         loop, queue = asyncio.get_running_loop(), asyncio.Queue[str | dict[str, Any] | None]()
-
-        def tell(what: str | dict[str, Any]) -> None:
-            loop.call_soon_threadsafe(queue.put_nowait, what)
-
-        listener = _Listener(self._lm, self._rag.trigger.name, tell)
-        running = asyncio.ensure_future(asyncio.to_thread(self._run, listener, tell))
+        self._tell = lambda what: loop.call_soon_threadsafe(queue.put_nowait, what)
+        running = asyncio.ensure_future(asyncio.to_thread(self._run))
         running.add_done_callback(lambda _: queue.put_nowait(None))
         try:
             while True:
@@ -186,30 +172,23 @@ class Answering:
                 yield found
             try:
                 running.result()
-            except Busy:
-                raise busy() from None
-            except UserError as error:
-                raise ApiError(400, str(error)) from None
-            except RunError as error:
-                raise ApiError(500, str(error)) from None
+            except ProbersError as error:
+                raise ApiError.of(error) from None
         finally:
             self._lm.gone.set()
             running.add_done_callback(lambda done: done.cancelled() or done.exception())
 
-    def _run(self, listener: _Listener, tell: Tell) -> None:
-        answer = self._rag(self._question, listener)
-        listener.end(answer)
-        counters = answer.counters
-        prompt = listener.prompt(self._rag.prompt, answer)
-        asked = len(self._lm.tokenizer(prompt)["input_ids"])
-        tell({
-            "type": "end",
-            "finish": "length" if self._lm.stop == "length" else "stop",
+    def _run(self) -> None:
+        answer = self._rag(self._question, self)
+        self._accept(answer.text)  # with words that were inserted
+        prompt = self._rag.prompt.question(answer.question, [p.text for p in self._passages])
+        asked, written = len(self._lm.tokenizer(prompt)["input_ids"]), answer.counters.tokens
+        self._tell({
+            "type": "end", "finish": finish_reason(self._lm.stop),
             "hallucination": self._assessed(prompt, answer.text),
-            "retrieval": {"answer": answer.answer, "retrievals": counters.retrievals},
+            "retrieval": {"answer": answer.answer, "retrievals": answer.counters.retrievals},
             "usage": {
-                "prompt_tokens": asked, "completion_tokens": counters.tokens,
-                "total_tokens": asked + counters.tokens,
+                "prompt_tokens": asked, "completion_tokens": written, "total_tokens": asked + written,
             },
         })  # fmt: skip
 
@@ -223,17 +202,7 @@ class Answering:
         except UserError:  # the text was joined from several, and no tokens of the model read as it
             return None
         assert made.state is not None
-        scores, distances = text_scores(bank, made.state)
-        return Assessor(bank).of_generation(made, scores, distances)
-
-
-class _Listener:
-    """Turns the steps of the loop into events."""
-
-    def __init__(self, lm: SharedLM, trigger: str, tell: Tell) -> None:
-        self._lm, self._trigger, self._tell = lm, trigger, tell
-        self._told = ""  # accepted text
-        self._passages: Sequence[Passage] = ()
+        return Assessor(bank).of_generation(made, *text_scores(bank, made.state))
 
     def text(self, question: Question, text: str) -> None:
         """Send the growing text; called on the scheduler's thread."""
@@ -245,15 +214,14 @@ class _Listener:
             raise Cancelled
         if done.text:
             self._tell(self._draft(done))
-        if done.decision is not None:
-            decision = done.decision
+        if (decision := done.decision) is not None:
             self._tell({
-                "type": "judged", "trigger": self._trigger, "score": decision.score,
+                "type": "judged", "trigger": self._rag.trigger.name, "score": decision.score,
                 "threshold": decision.threshold, "fire": decision.fire, "position": decision.position,
                 "token_scores": list(decision.token_scores),
             })  # fmt: skip
         if done.accepted:
-            self._accept((self._told + done.accepted).lstrip())  # as the answer's text begins
+            self._accept((self._accepted + done.accepted).lstrip())  # as the answer's text begins
         if done.query is not None:
             if len(done.text) > len(done.accepted):
                 self._tell({"type": "discarded", "text": done.text[len(done.accepted) :]})
@@ -262,18 +230,10 @@ class _Listener:
             self._tell({"type": "passages", "passages": shown, "left_out": left_out})
             self._passages = passages
 
-    def end(self, answer: Answer) -> None:
-        """Send the rest of the answer, such as words that were inserted."""
-        self._accept(answer.text)
-
-    def prompt(self, template: PromptTemplate, answer: Answer) -> str:
-        """Make the prompt with the passages shown last."""
-        return template.question(answer.question, [p.text for p in self._passages])
-
     def _accept(self, text: str) -> None:
-        if text.startswith(self._told) and len(text) > len(self._told):
-            self._tell(text[len(self._told) :])
-            self._told = text
+        if text.startswith(self._accepted) and len(text) > len(self._accepted):
+            self._tell(text[len(self._accepted) :])
+            self._accepted = text
 
     def _draft(self, done: Round) -> dict[str, Any]:
         """Describe the round's text with the records of its tokens."""

@@ -13,11 +13,13 @@ import queue
 import threading
 from collections.abc import Callable, Container, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from torch import Tensor
 
 from probers.capture.pooling import PER_TOKEN, pool_tokens, token_vectors
@@ -37,21 +39,55 @@ from probers.engine.tokens import Stops
 from probers.online.scores import GrowingScores
 from probers.types import AttentionRows, Feature, Generation, Needs, RunError, StopReason, first_line
 
-from .metrics import Metrics
+from .protocol import ApiError
 
 if TYPE_CHECKING:
     from probers.bank.bank import ProbeBank
 
 T = TypeVar("T")
+_SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
 log = logging.getLogger(__name__)
-
-
-class Busy(Exception):
-    """Too many texts wait already."""
 
 
 class Cancelled(Exception):
     """The client is gone."""
+
+
+class Metrics:
+    """Counts of one server for Prometheus, in a registry of its own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+
+        def counter(name: str, told: str, *labels: str) -> Counter:
+            return Counter(f"probers_{name}", told, labels, registry=self.registry)
+
+        def gauge(name: str, told: str) -> Gauge:
+            return Gauge(f"probers_{name}", told, registry=self.registry)
+
+        def histogram(name: str, told: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+            return Histogram(f"probers_{name}", told, labels, buckets=buckets, registry=self.registry)
+
+        self.requests = counter("requests_total", "Requests by path and status", "path", "status")
+        self.prompt_tokens = counter("prompt_tokens_total", "Tokens of prompts")
+        self.cached_tokens = counter("cached_tokens_total", "Tokens of prompts that were not read again")
+        self.tokens = counter("generated_tokens_total", "Tokens written")
+        self.texts = counter("texts_total", "Texts by how they ended", "stop")
+        self.rows = gauge("running_texts", "Texts that are being written")
+        self.queue = gauge("waiting_texts", "Texts whose prompts wait to be read")
+        self.batch = histogram("batch_rows", "Texts running at a pass of the model", (1, 2, 4, 8, 16, 32, 64))
+        shares = tuple(i / 10 for i in range(1, 11))
+        self.scores = histogram("p_wrong", "P(wrong) of answers", shares)
+        self.first = histogram("first_token_seconds", "From request to its first token", _SECONDS)
+        self.latency = histogram("request_seconds", "From request to its end", _SECONDS, "path")
+
+    def ended(self, text: LiveText) -> None:
+        """Count a text that is over."""
+        how = "error" if text.error else "cancelled" if text.cancelled else text.row.stop
+        self.texts.labels(how).inc()
+        self.tokens.inc(len(text.row.ids))
+        self.prompt_tokens.inc(len(text.request.prompt.ids))
+        self.cached_tokens.inc(text.cached)
 
 
 class ScoredText(LiveText):
@@ -74,7 +110,7 @@ class ScoredText(LiveText):
         *,
         alternatives: int = 0,
         keep: bool = False,
-        changed: Callable[[], None] = lambda: None,
+        changed: Callable[[], None],
     ) -> None:
         super().__init__(request, tokenizer, stops, sampling, alternatives=alternatives)
         self.scores: list[float] = []
@@ -102,24 +138,16 @@ class Scheduler:
     Args:
         lm: the model; nothing else may run it.
         bank: prober that scores every token, if any.
-        metrics: counts to update.
         rows: largest number of texts written at once.
         most_waiting: largest number of texts that wait.
         cache_megabytes: size of the cache of earlier texts' keys and values.
     """
 
     def __init__(
-        self,
-        lm: CausalLM,
-        bank: ProbeBank | None,
-        metrics: Metrics,
-        *,
-        rows: int = 16,
-        most_waiting: int = 64,
-        cache_megabytes: float = 512,
+        self, lm: CausalLM, bank: ProbeBank | None, *, rows: int, most_waiting: int, cache_megabytes: float
     ) -> None:
-        self.lm, self.bank = lm, bank
-        self._metrics, self._rows, self._most_waiting = metrics, rows, most_waiting
+        self.lm, self.bank, self.metrics = lm, bank, Metrics()
+        self._rows, self._most = rows, rows + most_waiting
         self._blocks = BlockCache(megabytes=cache_megabytes)
         self._running = None if bank is None else GrowingScores(bank)
         self._inbox: queue.SimpleQueue[Callable[[ContinuousBatch], None] | None] = queue.SimpleQueue()
@@ -155,14 +183,15 @@ class Scheduler:
         """Submit texts, all or none.
 
         Raises:
-            Busy: too many wait already.
+            ApiError: too many wait already.
             RunError: the thread is dead.
         """
         with self._lock:
             if self.error is not None:
                 raise self.error
-            if self._ending or len(self._open) + len(texts) > self._rows + self._most_waiting:
-                raise Busy
+            if self._ending or len(self._open) + len(texts) > self._most:
+                told = "too many texts wait already: try again later"
+                raise ApiError(429, told, code="rate_limit_exceeded", retry=2)
             self._open.update(texts)
         self._inbox.put(lambda batch: batch.add(texts))
 
@@ -211,30 +240,25 @@ class Scheduler:
                     call.set_exception(told)
 
     def _write(self) -> None:
-        batch = self._make()
-        batch.__enter__()
-        while True:
-            idle = not batch.texts and not self._ending
-            while idle or not self._inbox.empty():
-                work = self._inbox.get()
-                if work is not None:
-                    work(batch)
-                idle = False
-            if not batch.texts:
-                if self._ending:
-                    break
-                continue
-            try:
-                changed = batch.step()
-            except Exception as error:  # of the model or the machine, such as memory, not of one text
-                changed = batch.texts
-                for text in changed:
-                    text.error, text.left = RunError(first_line(error)), True
-                batch.__exit__()
-                batch = self._make()
-                batch.__enter__()
-            self._publish(batch, [text for text in changed if isinstance(text, ScoredText)])
-        batch.__exit__()
+        with ExitStack() as hooks:
+            batch = hooks.enter_context(self._make())
+            while batch.texts or not self._ending or not self._inbox.empty():
+                idle = not batch.texts
+                while idle or not self._inbox.empty():
+                    if (work := self._inbox.get()) is not None:
+                        work(batch)
+                    idle = False
+                if not batch.texts:
+                    continue
+                try:
+                    changed = batch.step()
+                except Exception as error:  # of the model or the machine, such as memory, not of one text
+                    changed = batch.texts
+                    for text in changed:
+                        text.error, text.left = RunError(first_line(error)), True
+                    hooks.close()
+                    batch = hooks.enter_context(self._make())
+                self._publish(batch, [text for text in changed if isinstance(text, ScoredText)])
 
     def _publish(self, batch: ContinuousBatch, changed: Sequence[ScoredText]) -> None:
         left = [text for text in changed if text.left]
@@ -243,8 +267,11 @@ class Scheduler:
         for text in left:
             if self._running is not None:
                 self._running.forget(text)
-            self._metrics.ended(text)
-        self._metrics.step(batch.running, batch.waiting)
+            self.metrics.ended(text)
+        self.metrics.rows.set(batch.running)
+        self.metrics.queue.set(batch.waiting)
+        if batch.running:
+            self.metrics.batch.observe(batch.running)
         for text in changed:
             text.shown = text.ready
             text.changed()
@@ -271,13 +298,12 @@ class SharedLM(CausalLM):
     states run between its steps, while the other texts wait.
 
     Attributes:
-        scheduler: the scheduler.
         last: the last text written; None where it was not written in the running batch.
         stop: why the last text ended.
         gone: event that has the next call end in :class:`Cancelled`.
 
     Raises:
-        Busy: by a call, when too many texts wait already.
+        ApiError: by a call, when too many texts wait already.
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
@@ -294,29 +320,35 @@ class SharedLM(CausalLM):
     ) -> Iterator[dict[int, Generation]]:
         """Generate as :meth:`LanguageModel.generate_each`, with the server's own cache of prefixes."""
         self.last = None
-        if not shares(self.scheduler.feature, how.needs):
+        needs, read = how.needs, self.scheduler.feature
+        if needs.attention or needs.top or needs.features not in ((), (read,)):
             alone = replace(how, prefix="", cache=None, draft=0)
             made = self._call(lambda: list(self.scheduler.lm.generate_each(requests, alone, known=known)))
             self.stop = next((text.stop for batch in made for text in batch.values()), self.stop)
             yield from made
             return
         limits = [asked.max_new_tokens for asked in requests]
-        fitting, _ = self._fit(self._encode(requests), limits, "max_new_tokens={}", how.needs, known)
-        changed = threading.Event()
+        fitting, _ = self._fit(self._encode(requests), limits, "max_new_tokens={}", needs, known)
+        changed, stops = threading.Event(), self.stops(how.stop)
         texts = [
             ScoredText(
-                Request(prompt, limit), self.tokenizer, self.stops(how.stop),
-                keep=bool(how.needs.features), changed=changed.set,
+                Request(prompt, limit), self.tokenizer, stops, keep=bool(needs.features), changed=changed.set
             )
             for prompt, limit in zip(fitting, limits, strict=True)
-        ]  # fmt: skip
+        ]
         self.scheduler.submit(texts)
-        self._wait(texts, changed)
+        while not all(text.over for text in texts):
+            changed.wait()
+            changed.clear()
+            if self.gone.is_set():
+                for text in texts:
+                    text.cancelled = True
+                raise Cancelled
         for text in texts:
             if text.error is not None:
                 raise text.error
         self.last, self.stop = texts[-1], texts[-1].row.stop
-        yield {i: text.recorded(self.tokenizer, how.needs) for i, text in enumerate(texts)}
+        yield {i: text.recorded(self.tokenizer, needs) for i, text in enumerate(texts)}
 
     def score_each(
         self, requests: Sequence[ScoreRequest], how: Scoring, *, known: Container[int] = ()
@@ -331,17 +363,3 @@ class SharedLM(CausalLM):
         if self.gone.is_set():
             raise Cancelled
         return self.scheduler.call(work)
-
-    def _wait(self, texts: Sequence[ScoredText], changed: threading.Event) -> None:
-        while not all(text.over for text in texts):
-            changed.wait()
-            changed.clear()
-            if self.gone.is_set():
-                for text in texts:
-                    text.cancelled = True
-                raise Cancelled
-
-
-def shares(feature: Feature | None, needs: Needs) -> bool:
-    """Test that a batch that reads ``feature`` records all of ``needs``."""
-    return not needs.attention and not needs.top and needs.features in ((), (feature,))

@@ -1,12 +1,17 @@
-"""Runs that many tests read: made once in a session, whatever the number of its workers."""
+"""Runs that many tests read, made once in a session, and the files of folders."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 import shutil
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import pytest
 from filelock import FileLock
 
 #: Name of a run -> its command and what is typed; {name} stands for the folder of another run.
@@ -43,3 +48,43 @@ class Artefacts:
     def copy(self, name: str, to: Path) -> Path:
         """A copy of a run that may be changed."""
         return Path(shutil.copytree(self(name), to))
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """Digests of the files below a folder, by name."""
+    files = sorted(file for file in folder.rglob("*") if file.is_file())
+    return {str(file.relative_to(folder)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+
+
+def write_lines(file: Path, records: Iterable[Any]) -> str:
+    """Write records as JSON lines and return the file's name."""
+    file.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    return str(file)
+
+
+def shard_by_shard(
+    patch: pytest.MonkeyPatch, typed: list[str], stopped: Callable[[], object] = lambda: None
+) -> int:
+    """Run probers-datagen to its end, interrupted before every second shard; return the interruptions."""
+    from probers.commands import main as cli
+    from probers.store.store import FeatureStore
+
+    write = FeatureStore.write_shard
+    for interruptions in range(60):
+        written = []
+
+        def once(self: FeatureStore, *given: Any, written: list[int] = written, **named: Any) -> None:
+            if written:
+                raise KeyboardInterrupt
+            write(self, *given, **named)
+            written.append(1)
+
+        with patch.context() as patched:
+            patched.setattr(FeatureStore, "write_shard", once)
+            try:
+                cli.run("datagen", typed)
+            except KeyboardInterrupt:
+                stopped()
+            else:
+                return interruptions
+    raise AssertionError("the run never ended")

@@ -244,13 +244,11 @@ def _gone(code: str) -> Iterator[str]:
     for node in ast.walk(ast.parse(code)):
         if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "probers":
             for alias in node.names:
+                name = f"{node.module}.{alias.name}"
                 try:
-                    pkgutil.resolve_name(f"{node.module}:{alias.name}")
+                    pkgutil.resolve_name(name)
                 except (ImportError, AttributeError):
-                    try:
-                        pkgutil.resolve_name(f"{node.module}.{alias.name}")
-                    except (ImportError, AttributeError):
-                        yield f"{node.module}.{alias.name}"
+                    yield name
 
 
 def _of_block(block: Block) -> Iterator[str]:

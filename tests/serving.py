@@ -20,8 +20,7 @@ from probers.prompts import TESTBED_PROMPT
 from probers.rag.queries import AnswerQuery
 from probers.rag.retrievers.bm25 import BM25
 from probers.serve.app import make_app
-from probers.serve.endpoint import Limits, Served
-from probers.serve.metrics import Metrics
+from probers.serve.endpoint import Served
 from probers.serve.retrieval import Retrieving
 from probers.serve.scheduler import Scheduler
 from probers.store.spec import FeatureSpec
@@ -77,16 +76,14 @@ def running(
 
     Args:
         corpus: offer retrieval over the testbed's passages.
-        options: of :class:`Served`; ``limits`` of :class:`Limits` among them.
+        options: of :class:`Served`.
     """
-    metrics = Metrics()
-    scheduler = Scheduler(lm, bank, metrics, rows=rows, most_waiting=waiting, cache_megabytes=16)
-    limits = Limits(**options.pop("limits", {}))
+    scheduler = Scheduler(lm, bank, rows=rows, most_waiting=waiting, cache_megabytes=16)
     told = (
         {} if bank is None else {"pool": bank.spec.pool, "layers": bank.layers, "threshold": bank.threshold}
     )
     prober = {"name": "random", **told} if bank is not None else None
-    served = Served(scheduler, metrics, "testbed", prober=prober, limits=limits, **options)
+    served = Served(scheduler, "testbed", prober=prober, **options)
     if corpus:
         loop = {"k": 2, "max_new_tokens": 48, "max_retrievals": 2, "answer_tokens": 16}
         served.retrieving = Retrieving(

@@ -120,13 +120,10 @@ def test_rows_that_leave_are_listed_on_the_host():
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({}, True),
-        ({"gpus_per_worker": 1}, False),
-        ({"slurm": {"gres": "gpu:1"}}, False),
-        ({"slurm": {"partition": "gpu"}}, True),
-        ({"cluster": "local"}, False),
+        ({}, True), ({"gpus_per_worker": 1}, False), ({"slurm": {"gres": "gpu:1"}}, False),
+        ({"slurm": {"partition": "gpu"}}, True), ({"cluster": "local"}, False),
     ],
-)
+)  # fmt: skip
 def test_tasks_without_a_gpu_are_told_of(options, told, caplog, monkeypatch, tmp_path):
     submitit = pytest.importorskip("submitit")
 
@@ -142,4 +139,4 @@ def test_tasks_without_a_gpu_are_told_of(options, told, caplog, monkeypatch, tmp
     caplog.set_level(logging.INFO)
     parts = type("P", (), {"out": str(tmp_path), "command": "datagen", "typed": ()})
     Submitit(**options)._submit(parts, [])
-    assert ("launch.gpus_per_worker=1" in caplog.text) is told
+    assert ("launch.gpus_per_worker" in caplog.text) is told

@@ -55,20 +55,10 @@ def phrase(rng: random.Random) -> str:
 
 def near(rng: random.Random, text: str) -> str:
     """A variation that often normalises to the same, so that both verdicts are frequent."""
-    change = rng.randrange(6)
-    if change == 0:
-        return text.upper()
-    if change == 1:
-        return f"the {text}."
-    if change == 2:
-        return "".join(c for c in text if c not in string.punctuation)
-    if change == 3:
-        words = text.split()
-        rng.shuffle(words)
-        return " ".join(words)
-    if change == 4:
-        return f"{text} {phrase(rng)}"
-    return phrase(rng)
+    words = rng.sample(text.split(), len(text.split()))
+    plain = "".join(c for c in text if c not in string.punctuation)
+    made = (text.upper(), f"the {text}.", plain, " ".join(words), f"{text} {phrase(rng)}", phrase(rng))
+    return rng.choice(made)
 
 
 def test_em_and_f1_agree_with_torchmetrics_on_thousands_of_pairs() -> None:
@@ -132,27 +122,18 @@ def test_more_aliases_never_cost_a_point() -> None:
 @pytest.mark.parametrize(
     ("text", "answer", "tokens", "substring"),
     [
-        ("I know it.", "no", 0, 1),
-        ("No, it is not.", "no", 1, 1),
-        ("It was in 1990s Rome", "1990", 0, 1),
-        ("It was in 1990, Rome.", "1990", 1, 1),
-        ("the United States of America", "United States", 1, 1),
-        ("the U.S. Army", "US army", 1, 1),
-        ("Unites States", "United States", 0, 0),
-        ("born in Röntgental", "Röntgen", 0, 1),
-        ("by Wilhelm Röntgen (1895)", "Röntgen", 1, 1),
-        ("He saw The Who\nlive", "Who live", 1, 1),
-        ("anything", "the", 0, 0),
-        ("", "x", 0, 0),
+        ("I know it.", "no", 0, 1), ("No, it is not.", "no", 1, 1), ("It was in 1990s Rome", "1990", 0, 1),
+        ("It was in 1990, Rome.", "1990", 1, 1), ("the United States of America", "United States", 1, 1),
+        ("the U.S. Army", "US army", 1, 1), ("Unites States", "United States", 0, 0),
+        ("born in Röntgental", "Röntgen", 0, 1), ("by Wilhelm Röntgen (1895)", "Röntgen", 1, 1),
+        ("He saw The Who\nlive", "Who live", 1, 1), ("anything", "the", 0, 0), ("", "x", 0, 0),
         ("", "", 0, 0),
     ],
-)
-def test_acc_at_token_boundaries_and_as_released(
-    text: str, answer: str, tokens: float, substring: float
-) -> None:
+)  # fmt: skip
+def test_acc_at_token_boundaries_and_as_released(text, answer, tokens, substring) -> None:
     assert accuracy_contains(text, [answer]) == tokens
     assert accuracy_contains(text, [answer], mode="substring") == substring
-    with pytest.raises(ValueError, match="choose tokens or substring"):
+    with pytest.raises(ValueError, match="substring"):
         accuracy_contains(text, [answer], mode="words")  # type: ignore[arg-type]
 
 
@@ -223,11 +204,8 @@ def test_strategyqa_is_read_from_the_first_word(said: str, read: str) -> None:
     # Elsewhere the answer stays as it stands.
     assert final_answer(text, "So the answer is", "hotpotqa") == said.removesuffix(".")
     assert final_answer(text, "So the answer is") == said.removesuffix(".")
-
-
-def test_an_answer_that_was_not_given_is_no_verdict() -> None:
-    assert final_answer("It floats.", "So the answer is", "strategyqa") == ""
-    assert final_answer("So the answer is", "So the answer is", "strategyqa") == ""
+    for nothing in ("It floats.", "So the answer is"):  # an answer that was not given is no verdict
+        assert final_answer(nothing, "So the answer is", "strategyqa") == ""
 
 
 def test_the_rules_by_which_an_answer_is_right() -> None:
@@ -251,19 +229,12 @@ def test_markup_around_an_answer_goes_before_it_is_read(written):
     text = f"So the answer is {written}"
     assert extract_answer(text, "the answer is").lower() == "yes"
     assert final_answer(text, "the answer is", "strategyqa") == "yes"
-    assert (
-        exact_match(written, ["yes"])
-        == f1_score(written, ["yes"]).f1
-        == accuracy_contains(text, ["yes"])
-        == 1
-    )
+    scores = exact_match(written, ["yes"]), f1_score(written, ["yes"]).f1, accuracy_contains(text, ["yes"])
+    assert scores == (1, 1, 1)
     assert final_answer(text.replace("Yes", "No").replace("yes", "no"), "the answer is", "strategyqa") == "no"
 
 
-@pytest.mark.parametrize("text", ["5 * 3 * 2 = 30", "a_b_c", "$5 to $10", "Paris (France)", "f(x)", "-40 °C"])
-def test_what_is_no_markup_stays(text):
-    assert unmarked(text) == text
-
-
-def test_a_letter_that_lower_case_makes_longer_shifts_nothing():
+def test_what_is_no_markup_stays_and_a_letter_that_lower_case_makes_longer_shifts_nothing():
+    for text in ("5 * 3 * 2 = 30", "a_b_c", "$5 to $10", "Paris (France)", "f(x)", "-40 °C"):
+        assert unmarked(text) == text
     assert extract_answer("İİİ so the answer is Paris.", "The Answer Is") == "Paris"

@@ -59,7 +59,9 @@ def test_a_wrong_option_is_one_sentence(command, typed, named, place, capsys):
 
 
 TRAINING = ["layer=[6]", "resamples=100", "learning_curve=false", "out=new"]
-PROBING = ["trigger=probing", "limit=2", "max_new_tokens=8", "out=new", "prober=prober"]
+ANSWERING = ["limit=2", "max_new_tokens=8", "out=new", "prober=prober"]
+PROBING = ["trigger=probing", *ANSWERING]
+ADAPTIVE = ["trigger=adaptive", "trigger.classifier=classifier", *ANSWERING]
 
 
 def cut(path: Path) -> None:
@@ -91,13 +93,7 @@ def other(path: Path) -> None:
         ("cot", "shards/00003.safetensors", cut, "train", ["data=cot", *TRAINING]),
         ("prober", "config.json", other, "rag", PROBING),
         ("prober", "heads.safetensors", cut, "rag", PROBING),
-        (
-            "classifier",
-            "config.json",
-            cut,
-            "rag",
-            [*PROBING[1:], "trigger=adaptive", "trigger.classifier=classifier"],
-        ),
+        ("classifier", "config.json", cut, "rag", ADAPTIVE),
     ],
 )
 def test_a_damaged_file_is_one_sentence(name, file, damage, command, typed, artefacts, place, capsys):

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from refusals import fails
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 from sklearn.preprocessing import StandardScaler
@@ -23,7 +24,6 @@ from probers.datagen.audit.sampling import draw_rows, stored_columns
 from probers.evaluation import baselines, bootstrap
 from probers.store.spec import FeatureSpec, ModelSpec
 from probers.store.store import FeatureStore
-from probers.types import UserError
 
 WIDTH, LAYERS = 8, (0, 2, 4, 6)
 SPEC = FeatureSpec(ModelSpec("testbed", "synthetic", 6, WIDTH, "float32"), LAYERS, WIDTH, prompt="p")
@@ -83,13 +83,17 @@ def write(
     return store  # not finished: the audit's figures go into the summary
 
 
+def audited(path: Path, edit: Edit | None = None, **options: Any) -> Audit:
+    return audit(make_store(path, edit=edit, **options), seed=0)
+
+
 def warned(found: Audit) -> set[str]:
     """Names of the baselines that are warned of."""
     return {w.split(": ")[1].split(" predicts")[0] for w in found.figures["warnings"] if " predicts " in w}
 
 
 def test_data_without_a_leak_gives_no_warning_and_the_probe_finds_the_signal(tmp_path: Path) -> None:
-    found = audit(make_store(tmp_path / "s"), seed=0)
+    found = audited(tmp_path / "s")
     figures = found.figures
     assert figures["warnings"] == [] and not [line for line in found.lines if "warning" in line]
     assert figures["probe"]["layer"] == 4 and figures["probe"]["tried"] == [2, 4, 6]
@@ -107,59 +111,36 @@ def test_data_without_a_leak_gives_no_warning_and_the_probe_finds_the_signal(tmp
     assert majority["auroc"] is None and 0.4 < majority["accuracy"] < 0.6
     assert figures["notes"] == []  # one condition is nothing to note
     text = "\n".join(found.lines)
-    one_type = audit(make_store(tmp_path / "t", edit=lambda row, _: row | {"question_type": "x"}), seed=0)
-    assert one_type.figures["notes"] == ["type left out: the same in all training examples"]
+    (note,) = audited(tmp_path / "t", leak("question_type", lambda *_: "x")).figures["notes"]
+    assert note.startswith("type left out")
     assert "600 examples" in text and "linear probe, layer 4" in text and "by entity type: " in text
     json.dumps(figures, allow_nan=False)
 
 
-def phrase(row: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-    return row | ({} if row["correct"] else {"text": row["text"] + " Namely this."})
+#: A column, what stands in it once it leaks, and the baselines that see it.
+LEAKS: list[tuple[str, Callable[[dict[str, Any], np.random.Generator], Any], set[str]]] = [
+    ("text", lambda row, _: row["text"] + " Namely." * (1 - row["correct"]), {"bag of words, text"}),
+    ("answer", lambda row, _: "the " * row["correct"] + row["answer"], {"bag of words, answer", "length"}),
+    ("question", lambda row, _: row["question"] + " born" * row["correct"], {"bag of words, question"}),
+    # Neither the short nor the long ones are right: no straight line tells them apart.
+    ("n_tokens", lambda row, rng: 5 if row["correct"] else int((2, 8)[rng.integers(2)]), {"length"}),
+    ("cut_at", lambda row, rng: int(rng.integers(50, 500) + 300 * row["correct"]), {"position"}),
+    ("question_type", lambda row, rng: "date" if row["correct"] * rng.random() > 0.2 else "person", {"type"}),
+    # MIND's negatives: what is right was not generated.
+    ("condition", lambda row, _: "untouched" if row["correct"] else "generated", {"condition"}),
+]  # fmt: skip
 
 
-def name(row: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-    written = row["answer"] if row["correct"] else f"the {row['answer']}"
-    return row | {"answer": written}
+def leak(column: str, value: Callable[[dict[str, Any], np.random.Generator], Any]) -> Edit:
+    return lambda row, rng: row | {column: value(row, rng)}
 
 
-def prompt(row: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-    return row | {"question": row["question"] + (" born in" if row["correct"] else " died in")}
+phrase = leak(*LEAKS[0][:2])
 
 
-def length(row: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-    """Neither the short nor the long ones are right: no straight line tells them apart."""
-    return row | {"n_tokens": int(5 if row["correct"] else (2, 8)[rng.integers(2)])}
-
-
-def position(row: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-    return row | {"cut_at": int(rng.integers(50, 500) + 300 * row["correct"])}
-
-
-def kind(row: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-    return row | {"question_type": "date" if row["correct"] and rng.random() < 0.8 else "person"}
-
-
-def untouched(row: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-    """MIND's negatives: what is right was not generated."""
-    return row | {"condition": "untouched" if row["correct"] else "generated"}
-
-
-@pytest.mark.parametrize(
-    ("edit", "names"),
-    [
-        (phrase, {"bag of words, text"}),
-        (name, {"bag of words, answer", "length"}),
-        (prompt, {"bag of words, question"}),
-        (length, {"length"}),
-        (position, {"position"}),
-        (kind, {"type"}),
-        (untouched, {"condition"}),
-    ],
-)
-def test_a_planted_leak_is_named_with_its_numbers_and_no_other(
-    tmp_path: Path, edit: Edit, names: set[str]
-) -> None:
-    found = audit(make_store(tmp_path / "s", edit=edit), seed=0)
+@pytest.mark.parametrize(("column", "value", "names"), LEAKS)
+def test_a_planted_leak_is_named_with_its_numbers_and_no_other(tmp_path: Path, column, value, names) -> None:
+    found = audited(tmp_path / "s", leak(column, value))
     assert warned(found) == names
     for leaking in names:
         auroc = found.figures["detectors"][leaking]["auroc"]
@@ -170,30 +151,27 @@ def test_a_planted_leak_is_named_with_its_numbers_and_no_other(
 
 def test_words_of_training_articles_are_no_leak(tmp_path: Path) -> None:
     """Every article has its own word and one label: learned by heart, worth nothing on others."""
-
-    def own(row: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-        return row | {"question": f"about {row['group']}", "correct": int(row["group"][1:]) // 5 % 2}
-
-    found = audit(make_store(tmp_path / "s", edit=own, strength=0), seed=0)
+    found = audited(
+        tmp_path / "s", strength=0,
+        edit=lambda row, _: row | {"question": row["group"], "correct": int(row["group"][1:]) // 5 % 2},
+    )  # fmt: skip
     low, high = found.figures["detectors"]["bag of words, question"]["auroc_ci95"] or (0.5, 0.5)
     assert low <= 0.5 <= high and "bag of words, question" not in warned(found)
 
 
 def test_within_reach_of_a_weak_probe_and_states_that_tell_nothing(tmp_path: Path) -> None:
-    def mild(row: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-        word = "often" if rng.random() < 0.35 + 0.3 * row["correct"] else "seldom"
-        return row | {"answer": f"{row['answer']} {word}"}
-
-    weak = audit(make_store(tmp_path / "w", edit=mild, strength=0.15, articles=300), seed=0)
+    words = ("seldom", "often")
+    mild = leak("answer", lambda row, rng: row["answer"] + words[rng.random() < 0.35 + 0.3 * row["correct"]])
+    weak = audited(tmp_path / "w", mild, strength=0.15, articles=300)
     name = "bag of words, answer"
     assert 0.5 < weak.figures["detectors"][name]["auroc"] < audit_module.FAR  # not far above chance
     (line,) = [w for w in weak.figures["warnings"] if f" {name} " in w]
     difference = weak.figures["differences"][name]
     assert "within reach" in line and f"{difference['auroc']:+.2f} (" in line
     assert difference["auroc_ci95"][0] <= 0
-    strong = audit(make_store(tmp_path / "s", edit=mild, articles=300), seed=0)
+    strong = audited(tmp_path / "s", mild, articles=300)
     assert warned(strong) == set()  # the same words, but the probe is clearly above them
-    blind = audit(make_store(tmp_path / "b", strength=0), seed=0)
+    blind = audited(tmp_path / "b", strength=0)
     assert any("not above chance" in w for w in blind.figures["warnings"]) and not warned(blind)
 
 
@@ -202,7 +180,7 @@ def test_advice_is_what_is_not_in_force_and_would_change_something(tmp_path: Pat
         return phrase(row | ({"correct": 0} if rng.random() < 0.3 else {}), rng)
 
     def advice(name: str, edit: Edit, **config: Any) -> str:
-        return audit(make_store(tmp_path / name, edit=edit, config=config), seed=0).lines[-1]
+        return audited(tmp_path / name, edit, config=config).lines[-1]
 
     assert "balance=true" in advice("a", uneven, balance=False)
     assert "balance=true" not in advice("b", uneven, balance=True, negatives="untouched")
@@ -221,13 +199,10 @@ def test_intervals_are_clustered_by_article(tmp_path: Path) -> None:
     many = [row | {"id": f"{row['id']}-{i}", "span": f"{row['span']}-{i}"} for row in rows for i in range(10)]
     once = audit(write(tmp_path / "o", rows, states), seed=0).figures["detectors"]["linear probe"]
     tenfold = audit(write(tmp_path / "t", many, np.repeat(states, 10, 0)), seed=0).figures
+    wrong = float(np.mean([1 - row["correct"] for row in rows if row["split"] == "test"]))
     width = np.ptp(tenfold["detectors"]["linear probe"]["auroc_ci95"])
     assert 0.6 < width / np.ptp(once["auroc_ci95"]) < 1.6  # and not 1 / sqrt(10)
-    assert tenfold["splits"]["test"] == {"n": 200, "groups": 20, "wrong": once_share(rows)}
-
-
-def once_share(rows: list[dict[str, Any]]) -> float:
-    return float(np.mean([1 - row["correct"] for row in rows if row["split"] == "test"]))
+    assert tenfold["splits"]["test"] == {"n": 200, "groups": 20, "wrong": wrong}
 
 
 def test_the_figures_are_those_of_scikit_learn_on_the_same_split(tmp_path: Path) -> None:
@@ -236,21 +211,14 @@ def test_the_figures_are_those_of_scikit_learn_on_the_same_split(tmp_path: Path)
     table = store.table()
     train, test = (np.flatnonzero(table["split"] == s) for s in ("train", "test"))
     wrong = 1 - table["correct"].to_numpy()
-    states = StandardScaler().fit(store.layer(found["probe"]["layer"])[train].astype(np.float32))
-    candidates = []
-    for strength in (1e-3, 1e-2, 1e-1):
-        model = LogisticRegression(C=strength).fit(
-            states.transform(store.layer(found["probe"]["layer"])[train].astype(np.float32)), wrong[train]
-        )
-        scores = model.decision_function(
-            states.transform(store.layer(found["probe"]["layer"])[test].astype(np.float32))
-        )
-        candidates.append(roc_auc_score(wrong[test], scores))
+    layer = store.layer(found["probe"]["layer"]).astype(np.float32)
+    scaled = StandardScaler().fit(layer[train]).transform(layer)
+    models = [LogisticRegression(C=c).fit(scaled[train], wrong[train]) for c in (1e-3, 1e-2, 1e-1)]
+    candidates = [roc_auc_score(wrong[test], model.decision_function(scaled[test])) for model in models]
     assert any(found["detectors"]["linear probe"]["auroc"] == pytest.approx(c, abs=1e-3) for c in candidates)
     share = wrong[test].mean()
-    assert found["detectors"]["majority"]["accuracy"] == pytest.approx(
-        share if wrong[train].mean() > 0.5 else 1 - share, abs=1e-4
-    )
+    majority = share if wrong[train].mean() > 0.5 else 1 - share
+    assert found["detectors"]["majority"]["accuracy"] == pytest.approx(majority, abs=1e-4)
     types = table.groupby("question_type")["correct"]
     assert found["labels"]["question_type"] == {
         str(k): {"n": len(part), "wrong": round(1 - part.mean(), 4)} for k, part in types
@@ -260,36 +228,41 @@ def test_the_figures_are_those_of_scikit_learn_on_the_same_split(tmp_path: Path)
 def test_the_share_undecided_is_counted_by_stage(tmp_path: Path) -> None:
     rows = make_rows(40, 2, 0)
     store = FeatureStore.create(tmp_path / "s", [SPEC], config={}, shards=1)
-    left_out = [
-        {"id": f"u{i}", "reason": "undecided", "stage": "vectors" if i else "partial"} for i in range(5)
-    ]
-    left_out += [{"id": "n", "reason": "no entity at the head", "gold": "x"}]
+    undecided = {"reason": "undecided", "stage": "vectors"}
+    left_out = [{"id": "n", "reason": "no entity at the head", "gold": "x"}]
+    left_out += [{"id": f"u{i}"} | undecided | ({} if i else {"stage": "partial"}) for i in range(5)]
     states = np.zeros((len(rows), 4, WIDTH), np.float32)
     units = [row["id"] for row in rows] + [case["id"] for case in left_out]
     store.write_shard(0, rows, states, units=units, left_out=left_out)
     found = audit(store, seed=0)
     share = round(5 / 86, 4)
     assert found.figures["undecided"] == {"n": 5, "share": share, "by_stage": {"partial": 1, "vectors": 4}}
-    assert "  undecided and left out: 5 (5.8% of all cuts): partial 1, vectors 4" in found.lines
-    plain = audit(make_store(tmp_path / "p", drop=("match_stage",)), seed=0)
+    (line,) = [line for line in found.lines if "undecided" in line]
+    assert "5 (5.8%" in line and "partial 1, vectors 4" in line
+    plain = audited(tmp_path / "p", drop=("match_stage",))
     assert plain.figures["undecided"] is None and not [x for x in plain.lines if "undecided" in x]
+
+
+def moved(row: dict[str, Any], **to: str) -> dict[str, Any]:
+    """A row with its split replaced by another."""
+    return row | {"split": to.get(row["split"], row["split"])}
 
 
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (lambda row, _: row | {"correct": 0}, "all 360 train examples are wrong"),
-        (lambda row, _: row | ({"correct": 1} if row["split"] == "test" else {}), "all 120 test .* right"),
-        (lambda row, _: row | ({"split": "train"} if row["split"] == "test" else {}), "there are no test"),
-        (lambda row, _: row | ({"split": "test"} if row["split"] == "train" else {}), "there are no train"),
+        (lambda row, _: row | {"correct": 0}, "360 train .* wrong"),
+        (lambda row, _: row | ({"correct": 1} if row["split"] == "test" else {}), "120 test .* right"),
+        (lambda row, _: moved(row, test="train"), "no test"),
+        (lambda row, _: moved(row, train="test"), "no train"),
         (
             lambda row, _: row | ({"split": "train"} if int(row["group"][1:]) > 19 else {}),
-            "12 test examples of 4 groups are too few",
+            "12 test examples of 4 groups",
         ),
     ],
 )
 def test_where_nothing_can_be_measured_a_line_says_so(tmp_path: Path, edit: Edit, message: str) -> None:
-    found = audit(make_store(tmp_path / "s", edit=edit), seed=0)
+    found = audited(tmp_path / "s", edit)
     (note,) = found.figures["notes"]
     assert re.search(message, note) and f"note: {note}" in found.lines
     assert found.figures["detectors"] == {} and found.figures["probe"] is None
@@ -297,37 +270,25 @@ def test_where_nothing_can_be_measured_a_line_says_so(tmp_path: Path, edit: Edit
     json.dumps(found.figures, allow_nan=False)
 
 
-def test_a_validation_split_of_one_label_leaves_the_probe_unchosen(tmp_path: Path) -> None:
-    def edit(row: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-        return row | ({"split": "train"} if row["split"] == "validation" else {})
-
-    found = audit(make_store(tmp_path / "s", edit=edit), seed=0)
+def test_a_split_without_both_labels_and_a_group_on_two_sides_are_told(tmp_path: Path) -> None:
+    found = audited(tmp_path / "s", lambda row, _: moved(row, validation="train"))
     assert found.figures["probe"] == {"layer": 4, "tried": [2, 4, 6], "validation_auroc": None}
-    assert any("validation has not both labels" in note for note in found.figures["notes"])
+    assert any("validation" in note for note in found.figures["notes"])
     assert found.figures["detectors"]["linear probe"]["auroc"] > 0.9
-
-
-def test_a_group_on_two_sides_of_the_split_is_warned_of(tmp_path: Path) -> None:
-    def edit(row: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-        return row | ({"split": "test"} if row["id"] == "a0/0" else {})
-
-    found = audit(make_store(tmp_path / "s", edit=edit), seed=0)
-    assert any("1 groups are on two sides of the split (such as 'a0')" in w for w in found.lines)
+    found = audited(tmp_path / "t", lambda row, _: row | ({"split": "test"} if row["id"] == "a0/0" else {}))
+    assert any("1 group" in w and "'a0'" in w for w in found.lines)
 
 
 def test_rows_of_other_sources_are_audited_by_what_they_have(tmp_path: Path) -> None:
     lacking = ("cut_at", "sentence", "span", "token", "match_stage", "match_evidence", "entity_start")
-    store = make_store(tmp_path / "s", drop=lacking, config={"source": "cot"})
-    found = audit(store, seed=0)
+    found = audited(tmp_path / "s", drop=lacking, config={"source": "cot"})
     assert "position left out: the store has no column cut_at or sentence" in found.figures["notes"]
     assert set(found.figures["labels"]) == {"question_type"} and "position" not in found.figures["detectors"]
     assert found.figures["detectors"]["linear probe"]["auroc"] > 0.95
-    bare = make_store(tmp_path / "b", drop=(*lacking, "text", "question", "answer", "question_type",
-                                            "n_tokens", "condition"))  # fmt: skip
-    figures = audit(bare, seed=0).figures
-    assert (
-        set(figures["detectors"]) == {"majority", "linear probe"} and len(figures["notes"]) == 7
-    )  # every baseline
+    more = ("text", "question", "answer", "question_type", "n_tokens", "condition")
+    figures = audited(tmp_path / "b", drop=(*lacking, *more)).figures
+    assert set(figures["detectors"]) == {"majority", "linear probe"}
+    assert len(figures["notes"]) == 7  # every baseline
 
 
 def test_a_span_with_a_row_per_token_counts_once_with_its_last_token(tmp_path: Path) -> None:
@@ -367,10 +328,7 @@ def test_the_draw_is_seeded_and_does_not_depend_on_shards_or_other_rows(tmp_path
 
 
 def test_memory_holds_one_shard_and_what_was_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def wordy(row: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-        return row | {"question": "x" * 50_000 + " end"}
-
-    store = make_store(tmp_path / "s", edit=wordy, shard=60)  # ten shards
+    store = make_store(tmp_path / "s", edit=leak("question", lambda *_: "x" * 50_000 + " end"), shard=60)
     alive: list[weakref.ref[pd.DataFrame]] = []
     most, columns = [0], []
     original = FeatureStore.tables
@@ -387,20 +345,18 @@ def test_memory_holds_one_shard_and_what_was_drawn(tmp_path: Path, monkeypatch: 
     assert len(columns) == 20 and most[0] <= 3
     assert all("question" not in names for names in columns[:10])  # the draw reads no text
     assert found.figures["drawn"] == 100
-    held = audit_module.read_drawn(
-        store, draw_rows(store, seed=0, most=100), ["question"], {"question": slice(-4, None)}
-    )
+    drawn, end = draw_rows(store, seed=0, most=100), {"question": slice(-4, None)}
+    held = audit_module.read_drawn(store, drawn, ["question"], end)
     assert held["question"].tolist() == [" end"] * 100
 
 
 def test_a_damaged_or_empty_store_is_named(tmp_path: Path) -> None:
     store = make_store(tmp_path / "s")
     (tmp_path / "s/shards/00000.parquet").write_bytes(b"no")
-    with pytest.raises(UserError, match=r"00000\.parquet cannot be read"):
+    with fails(None, "00000.parquet"):
         audit(store, seed=0)
-    empty = FeatureStore.create(tmp_path / "e", [SPEC], config={}, shards=1)
-    with pytest.raises(UserError, match="has no rows"):
-        stored_columns(empty)
+    with fails(None, tmp_path / "e"):
+        stored_columns(FeatureStore.create(tmp_path / "e", [SPEC], config={}, shards=1))
 
 
 def test_depths_are_a_third_two_thirds_and_the_end_of_what_is_stored() -> None:

@@ -15,6 +15,7 @@ from tiny import tiny_lm
 
 from probers.bank.bank import ProbeBank
 from probers.bank.calibration import Isotonic, Platt, Temperature, sigmoid
+from probers.capture.hidden_states import decoder_layers
 from probers.engine.tokens import decode, token_offsets
 from probers.entities import Recogniser, find_entities, tokens_of, with_scores, written_entities
 from probers.heads import CORRECT, WRONG, LinearHead
@@ -164,9 +165,8 @@ def test_an_entity_at_the_end_is_whole_when_the_text_is_over() -> None:
     assert text.first_above(0.5, scores, over=False) is None  # "Jomholm" may go on
     found = text.first_above(0.5, scores, over=True)
     assert found is not None and found.entity.text == "Jomholm"
-    assert tokens_of(token_offsets(tokenizer, ids)[1], found.entity.start, found.entity.end) == [
-        *found.tokens
-    ]
+    offsets = token_offsets(tokenizer, ids)[1]
+    assert tokens_of(offsets, found.entity.start, found.entity.end) == [*found.tokens]
 
 
 def test_what_cannot_be_asked_is_said() -> None:
@@ -183,42 +183,28 @@ def test_what_cannot_be_asked_is_said() -> None:
         model.generate(**batch(tokenizer), max_new_tokens=3, do_sample=False)
     with fails("unsupported"):
         _ = scores.entities
-    with fails("no-artifact", "pool=predicting"):
-        BeforeEntity(None)
-    with fails("mismatch"):
-        BeforeEntity(ProbeBank(spec, bank.head))
-    with fails("mismatch"):
-        BeforeEntity(bank).check(SPEC, TESTBED_PROMPT)
+    other = ProbeBank(spec, bank.head)
+    for code, named, ask in (
+        ("no-artifact", "pool=predicting", lambda: BeforeEntity(None)),
+        ("mismatch", "", lambda: BeforeEntity(other)),
+        ("mismatch", "", lambda: BeforeEntity(bank).check(SPEC, TESTBED_PROMPT)),
+        ("unknown-choice", "", lambda: EntitySignal("mood")),
+        (None, "recogniser=guess", lambda: EntitySignal(recogniser="guess")),
+    ):
+        with fails(code, named):
+            ask()
     with fails("mismatch", "hidden states", kind=RunError):
         BeforeEntity(bank)(drafted(), state())
-    with fails("unknown-choice"):
-        EntitySignal("mood")  # type: ignore[arg-type]
-    with fails(None, "recogniser=guess"):
-        EntitySignal(recogniser="guess")
-    broken = decoder_state(model)
-    with broken, bank.watch(model) as scores:
+
+    def broken(module, given, out):
+        return (out[0] * torch.nan, *out[1:]) if isinstance(out, tuple) else out * torch.nan
+
+    handle = decoder_layers(model)[0].register_forward_hook(broken)
+    with bank.watch(model) as scores:
         model.generate(**batch(tokenizer), max_new_tokens=3, do_sample=False)
+    handle.remove()
     with fails("model", "row 0", kind=RunError):
         _ = scores.tokens
-
-
-def decoder_state(model):
-    """A model whose states are NaN."""
-    from contextlib import contextmanager
-
-    from probers.capture.hidden_states import decoder_layers
-
-    @contextmanager
-    def hooked():
-        handle = decoder_layers(model)[0].register_forward_hook(
-            lambda module, given, out: (
-                (out[0] * torch.nan, *out[1:]) if isinstance(out, tuple) else out * torch.nan
-            )
-        )
-        yield
-        handle.remove()
-
-    return hooked()
 
 
 def test_the_signals_are_those_of_the_same_position() -> None:
@@ -259,10 +245,7 @@ def test_an_entity_at_the_very_beginning() -> None:
     # Only what begins at the place is taken.
     later = drafted(" a man named Ida Morrow.", entropies=[0, 0, 0, 2, 2])
     assert EntitySignal()(later, replace(behind, fresh=True)).tokens == (3, 4)
-
-
-def test_a_text_without_entities_never_fires() -> None:
-    for text in (" nothing is said of anyone.", ""):
+    for text in (" nothing is said of anyone.", ""):  # no entity
         decision = EntitySignal(threshold=0)(drafted(text), state())
         assert (decision.fire, decision.score) == (False, 0.0)
 

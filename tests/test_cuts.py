@@ -1,11 +1,11 @@
 """Where articles are cut, and what counts as the entity at the head of a continuation."""
 
-import json
 import re
 from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from artefacts import write_lines
 from refusals import fails
 
 from probers.data.articles import open_articles
@@ -32,9 +32,7 @@ def plan(path, **options):
 
 
 def write(path, *articles):
-    lines = [json.dumps({"title": title, "sentences": list(sentences)}) for title, sentences in articles]
-    path.write_text("\n".join(lines), encoding="utf-8")
-    return path
+    return write_lines(path, [{"title": title, "sentences": sentences} for title, sentences in articles])
 
 
 def test_cuts_are_inside_sentences_and_outside_the_title():
@@ -43,12 +41,9 @@ def test_cuts_are_inside_sentences_and_outside_the_title():
     assert found == [("Switzerland", "place", 0), ("1990", "year", 1)]
     assert (cuts[0].before, cuts[0].between, cuts[0].id) == ("Zurich lies in", " ", "a/15")
     assert cut(Article("a", "Zurich", ("Nothing here.",))) == []
-
-
-def test_a_cut_after_a_bracket_has_no_space_to_restore():
-    (found,) = cut(Article("a", "Anna", ("She left (in May) for good (1990).",)), per_article=1, seed=1)
-    joined = found.before + found.between + found.entity.text
-    assert "She left (in May) for good (1990).".startswith(joined)
+    sentence = "She left (in May) for good (1990)."  # after a bracket there is no space to restore
+    (found,) = cut(Article("a", "Anna", (sentence,)), per_article=1, seed=1)
+    assert sentence.startswith(found.before + found.between + found.entity.text)
 
 
 def test_the_choice_is_seeded_bounded_and_differs_between_seeds():
@@ -91,29 +86,24 @@ def test_odd_articles_do_no_harm(tmp_path):
     assert sum(found.source.problems.counts.values()) == 2
 
 
-def test_the_head_of_a_continuation():
-    assert head_entity(" Karsted. It lies in Spain.", fine).text == "Karsted"
-    assert head_entity(" the Amber Sea.", fine).text == "Amber Sea"
-    assert head_entity(" a small town near Karsted", fine) is None
-    assert head_entity("", fine) is None
+def test_the_head_of_a_continuation_and_when_it_is_settled():
+    for text, head in (
+        (" Karsted. It lies in Spain.", "Karsted"), (" the Amber Sea.", "Amber Sea"), (" 1990. More", "1990"),
+        (" a small town near Karsted", None), ("", None),
+    ):  # fmt: skip
+        assert getattr(head_entity(text, fine), "text", None) == head
     entity = head_entity(" 1990. More", fine)
-    assert (entity.text, entity.type, entity.start) == ("1990", "year", 1)
+    assert (entity.type, entity.start) == ("year", 1)
     assert one_sentence("Karsted. It") and not one_sentence("Karsted.")
-
-
-@pytest.mark.parametrize(
-    ("text", "settled"),
-    [
+    for text, settled in (
         (" Spain", False),
-        (" Spain and then it went", True),  # three whole words and the beginning of a fourth
         (" Spain and then it", False),
-        (" a small town near", True),  # no entity will come to stand at the head
+        (" Spain and then it went", True),  # three whole words and the beginning of a fourth
         (" a small town", False),
+        (" a small town near", True),  # no entity will come to stand at the head
         (" Duke of the Province of", False),  # may still grow
-    ],
-)
-def test_a_text_is_settled_when_its_head_is(text, settled):
-    assert Settled(fine)(text) == settled
+    ):
+        assert Settled(fine)(text) == settled, text
 
 
 def test_settling_changes_no_entity():

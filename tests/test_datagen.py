@@ -1,29 +1,19 @@
 """Both kinds of labels on the testbed's own model: right, seeded, resumable, never leaking."""
 
-import hashlib
-import json
-import os
-import random
-import shutil
-import signal
-import subprocess
-import sys
-import time
-
 import numpy as np
 import pytest
+import torch
+from artefacts import contents, shard_by_shard, write_lines
+from refusals import fails
+from test_kill import check
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from probers import FeatureStore
 from probers.commands import main as cli
 from probers.datagen.labels.cot import parse_label
 from probers.datagen.run import layers_to_read
 from probers.evaluation.answers import accuracy_contains, exact_match, f1_score
-from probers.types import UserError
-
-
-def digest(folder):
-    files = sorted(p for p in folder.rglob("*") if p.is_file())
-    return {str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
+from probers.testbed.assets import model_path
 
 
 @pytest.fixture(scope="module")
@@ -37,23 +27,14 @@ def test_every_question_has_both_conditions_in_one_split(cot):
     question = rows["id"].str.rsplit("/", n=1).str[0]
     assert (rows.groupby(question)["split"].nunique() == 1).all()
     assert (rows.groupby("group")["split"].nunique() == 1).all()
-
-
-def test_labels_agree_with_what_the_model_was_taught(cot):
-    rows = cot.table()
-    closed = rows[rows["condition"] == "closed_book"]
-    right = closed.groupby("knowledge")["correct"].mean()
+    # Labels agree with what the model was taught.
+    right = rows[rows["condition"] == "closed_book"].groupby("knowledge")["correct"].mean()
     assert right["known"] > 0.8 and right["unknown"] < 0.2 and right["stale"] < 0.2
     assert ((rows["answer"].str.lower() == rows["gold"].str.lower()) == (rows["correct"] == 1)).mean() > 0.97
 
 
 def test_states_are_those_of_a_fresh_forward_over_the_answer(cot):
     """Parity with plain transformers on one stored example."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    from probers.testbed.assets import model_path
-
     rows = cot.table()
     row = rows[rows["condition"] == "closed_book"].iloc[3]
     tokenizer = AutoTokenizer.from_pretrained(model_path())
@@ -69,30 +50,7 @@ def test_states_are_those_of_a_fresh_forward_over_the_answer(cot):
 
 @pytest.mark.long
 def test_a_killed_run_ends_in_the_same_bytes(tmp_path):
-    """SIGKILL at random moments, then the same command: byte-identical to an undisturbed run."""
-    arguments = ["source=cot", "limit=40", "shard_size=8", "layers=[12]", "batch_size=8"]
-    out = tmp_path / "store"
-    cli.run("datagen", [*arguments, f"out={out}"])
-    undisturbed = digest(out)
-    shutil.rmtree(out)
-    command = [sys.executable, "-c", "from probers.commands.main import datagen; datagen()", *arguments]
-    killed, rng = 0, random.Random(0)
-    for _ in range(2):
-        run = subprocess.Popen([*command, f"out={out}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        deadline = time.monotonic() + 120
-        shards, wanted = out / "shards", len(list(out.glob("shards/*.json"))) + 1
-        while run.poll() is None and time.monotonic() < deadline:
-            if len(list(shards.glob("*.json"))) >= wanted:
-                time.sleep(rng.random() * 0.3)
-                break
-            time.sleep(0.01)
-        if run.poll() is None:
-            os.kill(run.pid, signal.SIGKILL)
-            killed += 1
-        run.wait()
-    cli.run("datagen", [*arguments, f"out={out}"])
-    assert killed
-    assert digest(out) == undisturbed
+    check(tmp_path, limit=40, kills=3)
 
 
 QUOTAS = ["limit={train: null, validation: 200}", "balance_to={train: 40, validation: 12}", "layers=[12]"]
@@ -129,49 +87,32 @@ def test_quotas_are_met_by_the_same_examples_in_other_batches(quotas, tmp_path):
 @pytest.mark.long
 def test_a_run_with_quotas_that_was_interrupted_ends_in_the_same_bytes(quotas, tmp_path, monkeypatch):
     """Stopped after every shard, while it is balanced, and with a shard that was lost."""
+    lost = []
+
+    def lose_a_shard():
+        shards = sorted(tmp_path.glob("x/shards/*.json"))
+        if len(shards) == 2 and not lost:
+            shards[0].unlink()
+            lost.append(shards[0])
+
     arguments = [*QUOTAS, f"out={tmp_path}/x", "shard_size=24", "batch_size=16"]
-    write = FeatureStore.write_shard
-    lost = False
-    for _ in range(50):
-        written = []
-
-        def once(self, *given, written=written, **named):
-            if written:
-                raise KeyboardInterrupt
-            written.append(1)
-            write(self, *given, **named)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(FeatureStore, "write_shard", once)
-            try:
-                cli.run("datagen", arguments)
-            except KeyboardInterrupt:
-                shards = sorted(tmp_path.glob("x/shards/*.json"))
-                if len(shards) == 2 and not lost:
-                    shards[0].unlink()
-                    lost = True
-                continue
-        break
+    shard_by_shard(monkeypatch, arguments, lose_a_shard)
     assert FeatureStore.open(tmp_path / "x").table().equals(quotas.table())
-    mine, theirs = digest(tmp_path / "x" / "shards"), digest(quotas.path / "shards")
+    mine, theirs = contents(tmp_path / "x" / "shards"), contents(quotas.path / "shards")
     assert lost and mine == theirs
 
 
 def test_the_order_of_a_file_says_nothing_about_which_examples_meet_a_quota(tmp_path):
-    texts = [(f"q{i}", "Hull" if i % 2 else "e") for i in range(40)]
+    both = ("e", "Hull")
+    rows = [
+        {"id": f"q{i}", "question": f"Where is q{i} ?", "answers": [both[i % 2]], "split": "train"}
+        for i in range(40)
+    ]
+    typed = ["limit=null", "balance_to={train: 8}", "label=acc", "acc=substring", "layers=[12]"]
     stores = []
-    for name, order in (("a", texts), ("b", texts[::-1])):
-        file = tmp_path / f"{name}.jsonl"
-        rows = [
-            {"id": id, "question": f"Where is {id} ?", "answers": [gold], "split": "train"}
-            for id, gold in order
-        ]
-        file.write_text("".join(json.dumps(r) + "\n" for r in rows))
-        cli.run(
-            "datagen",
-            [f"questions={file}", "limit=null", "balance_to={train: 8}", f"out={tmp_path}/{name}",
-             "label=acc", "acc=substring", "layers=[12]", "shard_size=4"],
-        )  # fmt: skip
+    for name, order in (("a", rows), ("b", rows[::-1])):
+        file = write_lines(tmp_path / f"{name}.jsonl", order)
+        cli.run("datagen", [*typed, f"questions={file}", f"out={tmp_path}/{name}", "shard_size=4"])
         stores.append(FeatureStore.open(tmp_path / name))
     first, second = (set(store.table()["id"]) for store in stores)
     assert first == second and len(first) == 8
@@ -182,24 +123,20 @@ def test_the_order_of_a_file_says_nothing_about_which_examples_meet_a_quota(tmp_
 def test_quotas_that_cannot_be_met_are_told(tmp_path, caplog):
     out = tmp_path / "x"
     cli.run("datagen", [f"out={out}", "limit={train: 40}", "balance_to={train: 400}", "layers=[12]"])
-    assert "of each label and not 100: raise the limit" in caplog.text
+    assert "not 100" in caplog.text
     counts = FeatureStore.open(out).table().groupby(["condition", "correct"]).size()
     assert all(counts[condition][0] == counts[condition][1] for condition in counts.index.levels[0])
 
 
 def test_quotas_of_spans(tmp_path):
     out = tmp_path / "x"
-    cli.run(
-        "datagen",
-        ["--source", "wiki", f"out={out}", "limit=100", "balance_to={train: 20, validation: 4, test: 6}",
-         "layers=[12]", "pool=tokens", "shard_size=8"],
-    )  # fmt: skip
+    quotas = "balance_to={train: 20, validation: 4, test: 6}"
+    typed = ["limit=100", quotas, "layers=[12]", "pool=tokens", "shard_size=8"]
+    cli.run("datagen", ["--source", "wiki", f"out={out}", *typed])
     store = FeatureStore.open(out)
     spans = store.table().drop_duplicates("span").groupby(["split", "correct"]).size()
-    assert spans.to_dict() == {
-        ("train", 0): 10, ("train", 1): 10, ("validation", 0): 2, ("validation", 1): 2,
-        ("test", 0): 3, ("test", 1): 3,
-    }  # fmt: skip
+    wanted = {"train": 10, "validation": 2, "test": 3}
+    assert spans.to_dict() == {(split, label): n for split, n in wanted.items() for label in (0, 1)}
     assert store.summary["articles"] < 100
 
 
@@ -234,15 +171,10 @@ def test_passages_without_room_are_left_out_whole_and_counted(tmp_path):
         {"id": name, "question": f"Where is {name} ?", "answers": ["Hull"]} for name in ("abba", "odil")
     ]
     texts = {"a": "abba " * 1500, "o1": "odil odil odil in Hull", "o2": "odil " + "and so on " * 700}
-    (tmp_path / "q.jsonl").write_text("".join(json.dumps(q) + "\n" for q in questions))
-    rows = [{"id": k, "title": k, "text": t} for k, t in texts.items()]
-    (tmp_path / "c.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
-    out = tmp_path / "store"
-    cli.run(
-        "datagen",
-        [f"out={out}", f"questions={tmp_path}/q.jsonl", f"corpus={tmp_path}/c.jsonl", "layers=[6]", "k=2",
-         f"corpus_cache={tmp_path}/cache"],
-    )  # fmt: skip
+    asked = write_lines(tmp_path / "q.jsonl", questions)
+    corpus = write_lines(tmp_path / "c.jsonl", [{"id": k, "title": k, "text": t} for k, t in texts.items()])
+    out, cache = tmp_path / "store", f"corpus_cache={tmp_path}/cache"
+    cli.run("datagen", [f"out={out}", f"questions={asked}", f"corpus={corpus}", cache, "layers=[6]", "k=2"])
     store = FeatureStore.open(out)
     shown = dict(zip(store.table()["id"], store.table()["passages"], strict=True))
     assert shown == {"abba/closed_book": 0, "odil/closed_book": 0, "odil/with_passages": 1}
@@ -252,50 +184,35 @@ def test_passages_without_room_are_left_out_whole_and_counted(tmp_path):
     assert store.summary["fewer_passages"] == 1
 
 
-def test_an_out_folder_with_another_run_is_refused(cot, capsys):
-    with pytest.raises(UserError, match="different run .*limit: 60 there, 61 now"):
-        cli.run("datagen", [f"out={cot.path}", "limit=61", "shard_size=16", "layers=[0,6,12]"])
-
-
-def test_a_finished_run_is_not_repeated(cot, caplog):
-    before = digest(cot.path)
-    cli.run("datagen", [f"out={cot.path}", "limit=60", "shard_size=16", "layers=[0,6,12]"])
-    assert "already holds this run" in caplog.text
-    assert digest(cot.path) == before
+def test_a_finished_run_is_not_repeated_and_another_one_refused(cot, caplog):
+    before, typed = contents(cot.path), [f"out={cot.path}", "shard_size=16", "layers=[0,6,12]"]
+    cli.run("datagen", [*typed, "limit=60"])
+    assert str(cot.path) in caplog.text and contents(cot.path) == before
+    with fails("out-taken", "limit: 60 there, 61 now"):
+        cli.run("datagen", [*typed, "limit=61"])
 
 
 @pytest.mark.parametrize(
-    ("override", "message"),
+    ("override", "named"),
     [
-        ("source=web", "source=web must be cot or wiki"),
-        ("layers=[13]", r"layers=\[13\] is out of range"),
-        ("layers=some", "layers=some must be all, stride, a whole number"),
-        ("label=f2", "choose em, acc, match or f1>=0.8"),
-        ("questions=nowhere.jsonl", "questions=nowhere.jsonl is not a file"),
-        ("pool=max", "pool=max must be mean, last, mind, tokens, predicting or a list of these"),
-        ("pool=tokens", "source=cot has no pool=tokens"),
-        ("shard_size=0", "shard_size=0 must be a whole number of 1 or more"),
-        (["source=wiki", "per_article=0"], "per_article=0 must be a whole number of 1 or more"),
-        (["source=wiki", "within=0"], "within=0 must be a whole number of 1 or more, or null"),
-        (["source=wiki", "negatives=none"], "negatives=none must be generated or untouched"),
-        (["source=wiki", "recogniser=spacy"], "needs an English spaCy pipeline"),
-        (["source=wiki", "recogniser=spacy:en_none"], "no spaCy pipeline of that name is installed"),
-        (["source=wiki", "prompt=chat"], "prompt=chat is a chat prompt, and .* has no chat template"),
-        ("site=nowhere", "site=nowhere must be resid_post, "),
-        (["pool=mind", "layers=[3]"], r"leave layers out"),
-        (["site=attn_out", "layers=[0,3]"], "site=attn_out has no layer 0"),
-        ("model=/no/such/model", "/no/such/model"),
-        ("limit={train: 0}", "limit=.* must be a whole number of 1 or more, one for each split, as {train"),
-        ("limit={dev: 5}", "limit=.* must be a whole number of 1 or more, one for each split"),
-        (["source=wiki", "limit={train: 5}"], "give one number with source=wiki"),
-        ("balance_to={train: 10}", "balance_to.train=10 must be a multiple of 4"),
-        ("balance_to={train: null}", "balance_to=.* must be {train: 1000, ..}, a whole number"),
+        ("source=web", ["source=web", "cot", "wiki"]), ("layers=[13]", ["layers=[13]"]),
+        ("layers=some", ["layers=some", "all, stride"]), ("label=f2", ["em, acc, match", "f1>=0.8"]),
+        ("questions=nowhere.jsonl", ["questions=nowhere.jsonl"]), ("shard_size=0", ["shard_size=0"]),
+        ("pool=max", ["pool=max", "mean, last, mind"]), ("pool=tokens", ["source=cot", "pool=tokens"]),
+        ("source=wiki per_article=0", ["per_article=0"]), ("source=wiki within=0", ["within=0", "null"]),
+        ("source=wiki negatives=none", ["negatives=none", "generated", "untouched"]),
+        ("source=wiki recogniser=spacy", ["spaCy"]), ("site=nowhere", ["site=nowhere", "resid_post, "]),
+        ("source=wiki recogniser=spacy:en_none", ["spaCy"]), ("source=wiki prompt=chat", ["prompt=chat"]),
+        ("pool=mind layers=[3]", ["layers"]), ("site=attn_out layers=[0,3]", ["site=attn_out", "layer 0"]),
+        ("model=/no/such/model", ["/no/such/model"]), ("limit={train:0}", ["limit=", "{train"]),
+        ("limit={dev:5}", ["limit="]), ("source=wiki limit={train:5}", ["source=wiki"]),
+        ("balance_to={train:10}", ["balance_to.train=10", "4"]),
+        ("balance_to={train:null}", ["balance_to=", "{train: 1000"]),
     ],
-)
-def test_bad_requests(tmp_path, override, message):
-    with pytest.raises(UserError, match=message):
-        overrides = [override] if isinstance(override, str) else override
-        cli.run("datagen", [f"out={tmp_path}/x", "limit=4", *overrides])
+)  # fmt: skip
+def test_bad_requests(tmp_path, override, named):
+    with fails(None, *named):
+        cli.run("datagen", [f"out={tmp_path}/x", "limit=4", *override.split()])
 
 
 def test_layers():
@@ -325,6 +242,6 @@ def test_label_rules():
     assert parse_label("acc")(text, "Mill", gold) and not parse_label("em")(text, "Mill", gold)
     assert parse_label("acc", "substring")(" He knows it.", "", ("now",))
     assert not parse_label("acc")(" He knows it.", "", ("now",))
-    with pytest.raises(UserError, match="acc=words is unknown: choose tokens or substring"):
+    with fails(None, "acc=words", "tokens", "substring"):
         parse_label("acc", "words")
     assert parse_label("f1>=0.5")(text, "Mill", gold) and not parse_label("f1>=0.9")(text, "Mill", gold)

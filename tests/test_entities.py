@@ -17,10 +17,6 @@ from probers.entities import Recogniser, find_entities
 from probers.equivalence import EntityMatcher, parse_date, parse_number
 
 
-def spans(text):
-    return [(e.text, e.type) for e in find_entities(text)]
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -28,45 +24,26 @@ def spans(text):
         ("The Gatrar River is 580 km long.", [("Gatrar River", "name"), ("580 km", "number")]),
         ("He was born on 18 July 1995 in Berlin.", [("18 July 1995", "date"), ("Berlin", "name")]),
         ("It opened in 1884 and has 1,500,000 people.", [("1884", "year"), ("1,500,000 people", "number")]),
-        (
-            "She studied at the University of the Arts in London.",
-            [("University of the Arts", "name"), ("London", "name")],
-        ),
-        (
-            "In March 1912 they met Johann van der Berg.",
-            [("March 1912", "date"), ("Johann van der Berg", "name")],
-        ),
+        ("At the University of the Arts in Ard.", [("University of the Arts", "name"), ("Ard", "name")]),
+        ("In March 1912 Johann van der Berg", [("March 1912", "date"), ("Johann van der Berg", "name")]),
         ("They rose to 1.5 million in 1999.", [("1.5 million", "number"), ("1999", "year")]),
         ("Ana and Boris went home.", [("Ana", "name"), ("Boris", "name")]),
         ("Élodie Żak met Óscar.", [("Élodie Żak", "name"), ("Óscar", "name")]),
-        ("nothing here at all", []),
-        ("", []),
+        ("nothing here at all", []), ("", []),
+        ("He left. They stayed. When it rained, nobody came.", []),  # function words are no names
     ],
-)
+)  # fmt: skip
 def test_spans(text, expected):
-    assert spans(text) == expected
-
-
-def test_function_words_are_no_names_at_the_start_of_any_sentence():
-    assert spans("He left. They stayed. When it rained, nobody came.") == []
-
-
-def test_offsets_point_at_the_text():
-    text = "On 3 May 1808 the painter Francisco Goya saw 44 people near Madrid."
-    for entity in find_entities(text):
-        assert text[entity.start : entity.end] == entity.text
-
-
-def test_an_empty_mention_is_an_error():
-    with pytest.raises(ValueError, match="empty"):
-        EntityMatcher().match("Berlin", " ")
+    found = find_entities(text)
+    assert [(e.text, e.type) for e in found] == expected
+    assert all(text[e.start : e.end] == e.text for e in found)
 
 
 def test_parsers_refuse_what_they_cannot_read():
-    assert parse_date("May West") is None
-    assert parse_date("the 18th of July") == (None, 7, 18)
-    assert parse_number("about five") is None
-    assert parse_number("2 billion") == (2e9, "")
+    assert parse_date("May West") is None and parse_date("the 18th of July") == (None, 7, 18)
+    assert parse_number("about five") is None and parse_number("2 billion") == (2e9, "")
+    with pytest.raises(ValueError, match="empty"):
+        EntityMatcher().match("Berlin", " ")
 
 
 LETTERS = {kind[0]: kind for kind in ("name", "date", "year", "work", "organisation", "place")}
@@ -154,14 +131,10 @@ def score(cases):
 
 def test_the_rules_on_sentences_written_for_them():
     cases = list(_annotated())
-    assert len(cases) >= 40
     precision, recall, f1, types = score(cases)
-    assert min(precision, recall, f1) >= 0.85 and types >= 0.9, (precision, recall, f1, types)
-
-
-def test_the_score_can_fail():
-    """Spans one character off are misses."""
-    shifted = [(text, {(a + 1, b): kind for (a, b), kind in gold.items()}) for text, gold in _annotated()]
+    assert len(cases) >= 40 and min(precision, recall, f1) >= 0.85 and types >= 0.9
+    # Converse: spans one character off are misses.
+    shifted = [(text, {(a + 1, b): kind for (a, b), kind in gold.items()}) for text, gold in cases]
     assert score([*shifted, ("In 1999.", {(3, 7): "year"})])[2] < 0.1
 
 
@@ -246,12 +219,6 @@ def test_forms(text, expected):
     assert [e.text for e in find_entities(f"Here, {text}.")] == expected
 
 
-def test_fine_types_are_a_choice():
-    text = 'The song "Blue Door" by Acme Records sold in Norway Bay.'
-    assert {e.type for e in find_entities(text)} == {"name"}
-    assert [e.type for e in find_entities(text, fine=True)] == ["work", "organisation", "place"]
-
-
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
@@ -262,6 +229,9 @@ def test_fine_types_are_a_choice():
 )  # fmt: skip
 def test_what_is_named_after_a_place_is_no_place(name, kind):
     assert [(e.text, e.type) for e in find_entities(f"Here is the {name}.", fine=True)] == [(name, kind)]
+    text = 'The song "Blue Door" by Acme Records sold in Norway Bay.'
+    assert {e.type for e in find_entities(text)} == {"name"}
+    assert [e.type for e in find_entities(text, fine=True)] == ["work", "organisation", "place"]
 
 
 _PIECES = st.sampled_from(
@@ -278,15 +248,11 @@ def test_spans_are_in_order_apart_and_inside_the_text(text):
         last = entity.end
 
 
-@pytest.mark.parametrize("text", ["东京举办了奥运会。", "ولد في القاهرة", "\x00\x07", '"' * 50, "(" * 50])
-def test_text_without_english_entities(text):
-    assert find_entities(text) == []
-
-
-def test_a_megabyte_is_no_problem():
+def test_text_without_english_entities_and_a_megabyte():
+    for text in ("东京举办了奥运会。", "ولد في القاهرة", "\x00\x07", '"' * 50, "(" * 50):
+        assert find_entities(text) == []
     text = 'The mayor, Ida Morrow, met "The Long Road" in 1999. ' * 20_000
-    assert len(text) > 1_000_000
-    assert len(find_entities(text)) == 60_000
+    assert len(text) > 1_000_000 and len(find_entities(text)) == 60_000
 
 
 @pytest.fixture
@@ -304,17 +270,14 @@ def upload(tmp_path, monkeypatch):
     sys.modules.pop("en_core_web_trf", None)
 
 
-def test_auto_is_the_rules_whatever_package_has_the_name_of_a_pipeline(upload, caplog):
+def test_auto_is_the_rules_and_a_pipeline_is_one_that_is_named(upload, caplog):
+    """Whatever package has the name of a pipeline."""
     recogniser = Recogniser()
-    assert recogniser.name == "rules"
-    assert caplog.messages == ["entities: by rules"]
+    assert recogniser.name == "rules" and caplog.messages == ["entities: by rules"]
     assert recogniser("He met Ida Morrow.") == find_entities("He met Ida Morrow.")
     with fails("missing-extra", "spacy download en_core_web_sm", "recogniser=rules"):
         Recogniser("spacy")
     assert not upload()
-
-
-def test_a_pipeline_that_is_named_is_looked_for_and_must_be_one(upload):
     with fails("unknown-choice", "recogniser=spacy:en_core_web_trf"):
         Recogniser("spacy:en_core_web_trf")
     assert upload()

@@ -50,13 +50,19 @@ def make(name: str, attn: str) -> CausalLM:
     config = getattr(transformers, f"{name}Config")(
         vocab_size=len(tokenizer), bos_token_id=None, **special, **OTHERS[name]
     )
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation=attn).eval()
-    for parameter in model.parameters():
-        if parameter.dim() > 1:  # sharp distributions: differences would show
-            torch.nn.init.normal_(parameter, 0, 0.3)
+    model = sharp(AutoModelForCausalLM.from_config, config, attn_implementation=attn)
     without_specials(model, tokenizer)
     return CausalLM(model, tokenizer)
+
+
+def sharp(make: Any, *given: Any, **options: Any) -> Any:
+    """A random model of sharp distributions, so that differences would show."""
+    torch.manual_seed(0)
+    model = make(*given, **options).eval()
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, 0, 0.3)
+    return model
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -103,30 +109,18 @@ BERT = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "in
     ("name", "config", "options"),
     [
         ("BartForCausalLM", "BartConfig", LEARNED),
-        (
-            "MarianForCausalLM",
-            "MarianConfig",
-            {**LEARNED, "pad_token_id": 0},
-        ),
+        ("MarianForCausalLM", "MarianConfig", {**LEARNED, "pad_token_id": 0}),
         ("TrOCRForCausalLM", "TrOCRConfig", LEARNED),
         ("OpenAIGPTLMHeadModel", "OpenAIGPTConfig", OLD),
         ("MiniMaxForCausalLM", "MiniMaxConfig", {**BASE, "num_local_experts": 2, "head_dim": 8}),
         ("BertLMHeadModel", "BertConfig", BERT),
         ("XLNetLMHeadModel", "XLNetConfig", {"d_model": 32, "n_layer": 2, "n_head": 4}),
-        (
-            "T5ForConditionalGeneration",
-            "T5Config",
-            {"d_model": 32, "num_layers": 2, "num_heads": 4},
-        ),
+        ("T5ForConditionalGeneration", "T5Config", {"d_model": 32, "num_layers": 2, "num_heads": 4}),
     ],
 )
 def test_what_is_no_decoder_for_batches_is_refused_by_name(name, config, options):
     tokenizer = byte_level()
-    torch.manual_seed(0)
-    made = getattr(transformers, config)(vocab_size=len(tokenizer), **options)
-    model = getattr(transformers, name)(made).eval()
-    for parameter in model.parameters():
-        if parameter.dim() > 1:
-            torch.nn.init.normal_(parameter, 0, 0.3)
+    config = getattr(transformers, config)(vocab_size=len(tokenizer), **options)
+    model = sharp(getattr(transformers, name), config)
     with fails("model", name):
         CausalLM(model, tokenizer)

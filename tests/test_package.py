@@ -44,27 +44,11 @@ def environment(wheel: Path, folder: Path) -> Path:
 def test_the_wheel_holds_one_top_level_name_and_every_file(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     assert {n.split("/")[0] for n in names if ".dist-info" not in n} == {"probers"}
-    folders = {
-        "probers": "probers",
-        "datagen": "probers/datagen",
-        "train": "probers/train",
-        "rag": "probers/rag",
-        "serve": "probers/serve",
-    }
-    for folder, target in {**folders, "configs": "probers/configs"}.items():
+    kinds = (".py", ".yaml", ".css", ".js", ".html", ".j2", ".safetensors", ".json", ".typed")
+    for folder in ("probers", "datagen", "train", "rag", "serve", "configs"):
+        target = "probers" if folder == "probers" else f"probers/{folder}"
         for path in (ROOT / folder).rglob("*"):
-            if path.suffix in (
-                ".py",
-                ".yaml",
-                ".css",
-                ".js",
-                ".html",
-                ".j2",
-                ".safetensors",
-                ".json",
-                ".typed",
-            ):
-                assert f"{target}/{path.relative_to(ROOT / folder)}" in names
+            assert path.suffix not in kinds or f"{target}/{path.relative_to(ROOT / folder)}" in names
     model = sum(i.file_size for i in zipfile.ZipFile(wheel).infolist() if "testbed/model" in i.filename)
     assert 0 < model <= 12 * 2**20
 

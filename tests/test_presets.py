@@ -46,16 +46,13 @@ METHODS = {
         "compare": ["dragin_table", "dragin_when", "dragin_what", "dragin_theta", "dragin_where"],
     },
     "probing_rag": {
-        "rag": ["probing", "probing_released"],
-        "compare": ["probing_table", "probing_theta"],
+        "rag": ["probing", "probing_released"], "compare": ["probing_table", "probing_theta"],
         "datagen": ["probing_data"],
     },
     "radio": {
-        "rag": ["radio"],
-        "compare": ["radio_table", "radio_when", "radio_what"],
-        "datagen": ["radio_data"],
+        "rag": ["radio"], "compare": ["radio_table", "radio_when", "radio_what"], "datagen": ["radio_data"],
     },
-}
+}  # fmt: skip
 PRESETS = [name for name in choices("experiment") if "_train" not in name]
 TRAINING = [name for name in choices("experiment") if "_train" in name]
 DEPTHS = {"probing_rag_gemma_2b": 18, "probing_rag_mistral_7b": 32, "radio_llama2_7b": 32}
@@ -153,9 +150,8 @@ def tiny_bank(lm, trigger: str, prompt) -> ProbeBank:
     head = HEADS["linear"]([f"layer{k}" for k in layers], lm.width)
     spec = FeatureSpec(lm.spec, layers, lm.width, prompt=prompt.fingerprint)
     if trigger == "radio":
-        return ProbeBank(
-            replace(spec, pool="tokens", position="entity", prompt=""), head, 0.0, aggregate="max"
-        )
+        spec = replace(spec, pool="tokens", position="entity", prompt="")
+        return ProbeBank(spec, head, 0.0, aggregate="max")
     return ProbeBank(spec, head, 0.0)
 
 
@@ -277,11 +273,7 @@ def test_the_help_names_presets_and_methods_and_not_what_is_in_them():
     [
         ("compare", f"experiment={FIRST[0]}", ["probers-compare", "method=dragin_table "]),
         ("datagen", "experiment=radio_llama2_7b", ["probers-datagen", "method=radio_data "]),
-        (
-            "rag",
-            f"experiment={FIRST[0]} method=dragin_table",
-            ["probers-compare", "dragin, fl"],
-        ),
+        ("rag", f"experiment={FIRST[0]} method=dragin_table", ["probers-compare", "dragin, fl"]),
         (
             "compare",
             f"experiment={FIRST[0]} method=flare",
@@ -313,6 +305,7 @@ def test_another_choice_than_the_presets_comes_without_the_presets_options():
     # The same choice keeps them, with what was typed on top.
     cfg = cli.compose("rag", [preset, "trigger=rind", "query.top_n=7"])
     assert build(cfg.trigger) == Rind(1.0, "released") and build(cfg.query) == QFS("released", 7)
+    assert cli.compose("rag", ["experiment=null"]) == cli.compose("rag", [])  # no preset may be said
     # What still means something stays: the training questions of another set, not of a file.
     data = ["experiment=probing_rag_gemma_2b", "method=probing_data"]
     assert cli.compose("datagen", [*data, "questions=nq"]).questions.hub_split == "train"
@@ -320,21 +313,17 @@ def test_another_choice_than_the_presets_comes_without_the_presets_options():
     assert build(mine).path == "mine.jsonl"
 
 
-def test_no_preset_may_be_said():
-    assert cli.compose("rag", ["experiment=null"]) == cli.compose("rag", [])
-
-
 def test_dragins_tables_vary_one_thing():
-    when = build_methods(composed("compare", "dragin_llama2_7b_2wiki", "method=dragin_when")[0], None)
+    when, what, table = (
+        build_methods(composed("compare", FIRST[0], f"method=dragin_{name}")[0], None)
+        for name in ("when", "what", "table")
+    )
     assert len({repr(m.query) for m in when}) == 1
     assert len({type(m.trigger) for m in when}) == len(when)
-    what = build_methods(composed("compare", "dragin_llama2_7b_2wiki", "method=dragin_what")[0], None)
     assert len({repr(m.trigger) for m in what}) == 1
     assert len({type(m.query) for m in what}) == len(what)
-    table = build_methods(composed("compare", "dragin_llama2_7b_2wiki", "method=dragin_table")[0], None)
     made = {m.name: m for m in table}
-    assert isinstance(made["wo"].trigger, Never)
-    assert isinstance(made["sr"].trigger, Always)
+    assert isinstance(made["wo"].trigger, Never) and isinstance(made["sr"].trigger, Always)
     assert made["fl"].trigger == FixedLength(16)
     assert (made["flare"].trigger.variant, made["flare"].trigger.threshold) == ("dragin", 0.1)
     assert made["dragin"].trigger.threshold == 1.0
@@ -385,13 +374,14 @@ def test_radios_knobs_are_the_papers(lm):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("preset", PRESETS)
-def test_every_preset_composes_with_every_method_it_is_for(preset):
-    for command, methods in family(preset).items():
-        for method in methods:
-            cfg, choices = composed(command, preset, f"method={method}")
-            assert not unknown_keys(command, cfg, choices), (preset, method)
-            OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+@pytest.mark.parametrize(
+    ("preset", "command", "method"),
+    [(p, command, m) for p in PRESETS for command, methods in family(p).items() for m in methods],
+)
+def test_every_preset_composes_with_every_method_it_is_for(preset, command, method):
+    cfg, choices = composed(command, preset, f"method={method}")
+    assert not unknown_keys(command, cfg, choices)
+    OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
 
 
 # Runs: the commands themselves, with a tiny model, corpus and question file in place of the preset's.
@@ -399,11 +389,7 @@ def test_every_preset_composes_with_every_method_it_is_for(preset):
 
 @dataclass(frozen=True)
 class Place:
-    """A folder with what runs need.
-
-    Attributes:
-        overrides: they put the tiny model, its corpus and its questions in place of a preset's.
-    """
+    """A folder, and options that put the tiny model, its corpus and its questions in place of a preset's."""
 
     folder: Path
     overrides: tuple[str, ...]
@@ -554,9 +540,8 @@ def test_dragins_table_runs_from_its_preset(place):
 def test_probing_rags_table_runs_from_its_preset(place, tiny):
     here = place("hotpotqa")
     prober = save_prober(here, tiny, "probing_rag_gemma_2b", bias=100.0)
-    results, ran = here.compare(
-        "probing_rag_gemma_2b", "probing_table", f"prober={prober}", "max_new_tokens=36"
-    )
+    typed = (f"prober={prober}", "max_new_tokens=36")
+    results, ran = here.compare("probing_rag_gemma_2b", "probing_table", *typed)
     names = "always dragin fixed_sentence flare llm_judge never oracle probing random"
     assert " ".join(sorted(results["methods"])) == names
     assert {len(found) for found in ran.values()} == {results["n"]} and results["n"] >= 4
@@ -585,8 +570,8 @@ def test_radios_table_runs_from_its_preset(place, tiny):
     here = place("2wiki")
     prober = save_prober(here, tiny, "radio_llama2_7b")
     results, ran = here.compare("radio_llama2_7b", "radio_table", f"prober={prober}", "max_new_tokens=12")
-    names = ["never", "always", "random", "fixed_length", "fixed_sentence", "flare", "rind_released", "radio"]
-    assert sorted(results["methods"]) == sorted(names)
+    names = "always fixed_length fixed_sentence flare never radio random rind_released"
+    assert " ".join(sorted(results["methods"])) == names
     assert {len(found) for found in ran.values()} == {results["n"]} and results["n"] >= 4
     assert results["options"]["radio"].items() >= {"threshold": 0.5, "above_mean": True}.items()
     assert results["queries"]["radio"] == "cioqf"
@@ -678,14 +663,10 @@ def test_probing_rags_examples_are_made_trained_on_and_used(place):
     assert results["n"] == 3 and list(results["methods"]) == ["probing"]
 
 
-def test_probing_rags_layers_are_the_codes_or_the_papers():
-    released, paper = (
-        composed("datagen", "probing_rag_gemma_2b", "method=probing_data", *more)[0].layers
-        for more in ((), ("published.version=paper",))
-    )
-    # Counted from 0: the code ends at 16, the paper's table at 14.
-    assert [k - 1 for k in released] == [6, 8, 10, 12, 14, 16]
-    assert [k - 1 for k in paper] == [6, 8, 10, 12, 14]
+@pytest.mark.parametrize(("more", "last"), [((), 16), (("published.version=paper",), 14)])
+def test_probing_rags_layers_are_the_codes_or_the_papers(more, last):
+    cfg, _ = composed("datagen", "probing_rag_gemma_2b", "method=probing_data", *more)
+    assert [k - 1 for k in cfg.layers] == list(range(6, last + 1, 2))  # counted from 0
 
 
 def test_probing_rags_table_judges_answers_as_its_paper():
@@ -717,7 +698,7 @@ def test_the_papers_numbers_of_examples_come_out_of_three_sets():
     found = {"train": 0, "validation": 0}
     last = ["balance_to.train=8684", "balance_to.validation=164"]
     for questions, more in (("hotpotqa", []), ("nq", []), ("triviaqa", last)):
-        cfg = cli.request("datagen", cli.normalise("datagen", [*common, f"questions={questions}", *more]))
+        cfg = cli.request("datagen", [*common, f"questions={questions}", *more])
         assert set(cfg.limit) == set(cfg.balance_to) == {"train", "validation", "test"}
         for split in found:
             found[split] += cfg.balance_to[split]
@@ -740,9 +721,7 @@ def test_every_preset_of_datagen_runs_on_the_testbed(preset, method, tmp_path, m
         given += [limit, "balance_to={train: 8}", "model.on_too_long=skip"]
     else:
         given += ["articles=testbed", "limit=12"]
-    cli.run(
-        "datagen", cli.normalise("datagen", [f"experiment={preset}", f"method={method}", "out=store", *given])
-    )
+    cli.run("datagen", [f"experiment={preset}", f"method={method}", "out=store", *given])
     store = FeatureStore.open(tmp_path / "store")
     assert store.spec.layers == (4, 12) and len(store) > 0
     assert (tmp_path / "store" / "sample.html").is_file() and "examples to read" in caplog.text

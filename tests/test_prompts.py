@@ -2,6 +2,8 @@
 
 import dataclasses
 from datetime import date
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 from refusals import fails
@@ -11,9 +13,8 @@ from probers.commands.compose import request as settings
 from probers.commands.inputs import load_model
 from probers.commands.runs import RunFolder
 from probers.evaluation.answers import extract_answer
-from probers.prompts import TESTBED_PROMPT, PromptTemplate, chat_text
+from probers.prompts import PromptTemplate, chat_text
 from probers.text import split_sentences
-from probers.types import UserError
 
 TEMPLATE = (
     "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>{% endfor %}"
@@ -33,7 +34,9 @@ def tokenizer():
     found.chat_template = None
 
 
-def test_the_forms_of_an_article():
+def test_the_forms_of_an_article(tokenizer):
+    assert len({template(name).fingerprint for name in ("testbed", "mind", "radio", "chat")}) == 4
+    assert template("chat").bind(tokenizer).fingerprint == template("chat").fingerprint  # of no model
     assert template("testbed").continuation("T", "It lies in") == "It lies in"
     assert template("mind").continuation("T", "It lies in") == "It lies in"
     radio = template("radio").continuation("{T}", "It lies in")
@@ -51,12 +54,6 @@ def test_a_chat_prompt_goes_through_the_models_template(tokenizer):
     assert article == "<|user|>Tell me something about Spain.<|end|><|assistant|>Spain is in"
     shots = dataclasses.replace(template("chat"), exemplars="One example.\n").bind(tokenizer)
     assert shots.question("Who?").startswith(shots.prefix) and shots.prefix == "<|user|>One example.\n"
-
-
-def test_the_question_is_found_in_a_plain_prompt_too():
-    asked = TESTBED_PROMPT.question("Who?", ["A passage."], partial=" It was")
-    start, end = TESTBED_PROMPT.question_span(asked, "Who?", " It was")
-    assert asked[start:end] == "Who?" and TESTBED_PROMPT.bind(None) is TESTBED_PROMPT
 
 
 def test_a_bos_the_tokenizer_adds_itself_is_not_written_twice(tokenizer):
@@ -85,20 +82,14 @@ def test_a_model_without_a_chat_template_is_refused():
         template("chat").question("Who?")
 
 
-def test_the_fingerprint_tells_every_field_and_no_model(tokenizer):
-    prints = {template(name).fingerprint for name in ("testbed", "mind", "radio", "chat")}
-    assert len(prints) == 4
-    assert template("chat").bind(tokenizer).fingerprint == template("chat").fingerprint
-
-
 def test_the_forms_of_a_question_with_passages():
-    asked = {
-        name: template(name).question("Who?", ["P1.", "P2."], partial=" It") for name in ("dragin", "radio")
-    }
-    assert asked["dragin"].endswith(
+    def asked(name):
+        return template(name).question("Who?", ["P1.", "P2."], partial=" It")
+
+    assert asked("dragin").endswith(
         "\n\nContext:\n[1] P1.\n[2] P2.\nAnswer in the same format as before.\nQuestion: Who?\nAnswer: It"
     )
-    assert asked["radio"] == (
+    assert asked("radio") == (
         "External Knowledge: [1] P1. [2] P2. \nUsing the external knowledge provided above, please answer "
         "the following question:\nQuestion: Who?\nAnswer: It"
     )
@@ -158,8 +149,8 @@ def test_exemplars_may_come_from_a_file_as_it_stands(tmp_path):
     assert made.fingerprint == same.fingerprint != template("dragin_iirc").fingerprint
     assert dataclasses.replace(made, exemplars="").exemplars == ""
     file.write_bytes(b"\xff\xfe")
-    for given, words in ((file, "is no text in UTF-8"), (tmp_path / "no.txt", "is not a file: give a text")):
-        with pytest.raises(UserError, match=words):
+    for given in (file, tmp_path / "no.txt"):
+        with fails(None, given):
             settings("rag", [f"prompt.exemplars_file={given}"]).prompt.make()
 
 
@@ -178,7 +169,7 @@ def test_a_form_that_cannot_be_filled_in_is_refused_before_anything_runs(form):
 def test_every_form_begins_with_its_prefix_and_shows_where_the_question_is(name):
     prompt = template(name)
     asked = prompt.question("Who was it?", ["A passage."], partial=" It was")
-    assert asked.startswith(prompt.prefix)
+    assert asked.startswith(prompt.prefix) and prompt.bind(None) is prompt
     start, end = prompt.question_span(asked, "Who was it?", " It was")
     assert asked[start:end] == "Who was it?"
 
@@ -214,9 +205,8 @@ def test_a_run_says_one_day_however_long_it_takes(template, tmp_path, monkeypatc
     assert folder.begin()
     texts = []
     for day in ("2024-03-01", "2025-07-09"):
-        monkeypatch.setattr(
-            "probers.commands.inputs.date", type("Day", (), {"today": lambda d=day: date.fromisoformat(d)})
-        )
+        clock = SimpleNamespace(today=partial(date.fromisoformat, day))
+        monkeypatch.setattr("probers.commands.inputs.date", clock)
         tokenizer = load_model(settings("rag", given), folder).tokenizer
         texts.append(chat_text(tokenizer, [{"role": "user", "content": "Hi"}], "it"))
     assert texts[0] == texts[1] and "2024" in texts[0] and "01" in texts[0]

@@ -94,9 +94,8 @@ def make_store(path: Path, rows: list[dict[str, Any]], shard: int) -> FeatureSto
     return store
 
 
-def page_of(rows: Any, **more: Any) -> tuple[str, Page]:
-    page = sample_html(rows, about={"Model": "m"}, **more)
-    return page, Page(page)
+def page_of(rows: Any, **more: Any) -> Page:
+    return Page(sample_html(rows, about={"Model": "m"}, **more))
 
 
 def test_the_draw_has_both_labels_and_every_stage(tmp_path: Path) -> None:
@@ -116,25 +115,23 @@ def test_the_draw_has_both_labels_and_every_stage(tmp_path: Path) -> None:
 def test_the_draw_is_seeded_and_the_same_from_any_shards(tmp_path: Path) -> None:
     rows = make_rows()
     few, many = (make_store(tmp_path / f"s{size}", rows, size) for size in (400, 70))
-    ids = [row["id"] for row in draw(few, 40, 3)]
-    assert ids == [row["id"] for row in draw(many, 40, 3)]
-    assert ids == [row["id"] for row in draw([pd.DataFrame(rows)], 40, 3)]
-    assert set(ids) != {row["id"] for row in draw(few, 40, 4)}
+    ids, *same, other = (
+        [row["id"] for row in draw(source, 40, seed)]
+        for source, seed in ((few, 3), (many, 3), ([pd.DataFrame(rows)], 3), (few, 4))
+    )
+    assert same == [ids, ids] and set(ids) != set(other)
     assert ids != sorted(ids, key=[row["id"] for row in rows].index)  # mixed, not in the store's order
 
 
-def test_a_draw_from_few_rows_or_one_label_takes_what_there_is() -> None:
-    rows = make_rows(12)
-    assert len(draw([pd.DataFrame(rows)], 50, 0)) == 12
+def test_a_draw_from_few_rows_one_label_or_tokens_takes_what_there_is_once() -> None:
+    def labels(rows: list[dict[str, Any]], most: int) -> list[int]:
+        return [row["correct"] for row in draw([pd.DataFrame(rows)], most, 0)]
+
+    assert len(labels(make_rows(12), 50)) == 12 and draw([], 50, 0) == []
     wrong = [row for row in make_rows(80) if not row["correct"]]
-    assert len(draw([pd.DataFrame(wrong)], 20, 0)) == 20
     few = [row for row in make_rows(200) if row["correct"]][:3] + wrong
-    assert Counter(row["correct"] for row in draw([pd.DataFrame(few)], 20, 0)) == {1: 3, 0: 17}
-    assert draw([], 50, 0) == []
-    assert [row["correct"] for row in draw([pd.DataFrame(few)], 2, 0)].count(1) == 1
-
-
-def test_a_span_with_a_row_per_token_is_drawn_once() -> None:
+    assert len(labels(wrong, 20)) == 20 and Counter(labels(few, 20)) == {1: 3, 0: 17}
+    assert labels(few, 2).count(1) == 1
     rows = [row | {"id": f"{row['id']}/{i}", "token": i} for row in make_rows(30) for i in (2, 0, 1)]
     chosen = draw([pd.DataFrame(rows)], 90, 0)
     assert len(chosen) == 30 and {row["token"] for row in chosen} == {2}
@@ -145,10 +142,8 @@ def test_every_case_shows_its_label_texts_and_marked_entity(tmp_path: Path) -> N
     page = Page(sample_html(rows, about={"Model": "testbed@1", "Labels": "123 spans"}))
     cases = page.of_class("case")
     assert len(cases) == 50
-    labels = page.within("p", "label")
-    for row, case, label, mark, shown in zip(
-        rows, cases, labels, page.within("mark"), page.within("article"), strict=True
-    ):
+    parts = (cases, page.within("p", "label"), page.within("mark"), page.within("article"))
+    for row, case, label, mark, shown in zip(rows, *parts, strict=True):
         word, sign = (("hallucinated", "✗"), ("faithful", "✓"))[row["correct"]]
         assert label == f"{sign} {word}" and word in str(case["class"])
         assert mark == row["answer"]
@@ -159,20 +154,17 @@ def test_every_case_shows_its_label_texts_and_marked_entity(tmp_path: Path) -> N
     assert page.within("dl", "facts")[0] == "Modeltestbed@1Labels123 spans"
 
 
-def test_the_counts_are_those_of_the_cases() -> None:
+def test_the_counts_are_those_of_the_cases_and_the_filter_needs_no_script() -> None:
     rows = make_rows(60)
-    _, page = page_of(rows)
-    table = page.within("tbody")[0]
+    page = sample_html(rows, about={})
+    parsed = Page(page)
+    table = parsed.within("tbody")[0]
     for kind in ("person", "place"):
         found = Counter(row["correct"] for row in rows if row["question_type"] == kind)
         assert f"{kind}{found[1]}{found[0]}{found[1] + found[0]}" in table
     right = sum(row["correct"] for row in rows)
     assert f"all{right}{60 - right}60" in table
-    assert page.within("label") == ["all 60", f"✓ {right} faithful", f"✗ {60 - right} hallucinated"]
-
-
-def test_the_filter_needs_no_script() -> None:
-    page, parsed = page_of(make_rows(10))
+    assert parsed.within("label") == ["all 60", f"✓ {right} faithful", f"✗ {60 - right} hallucinated"]
     inputs = [attrs for tag, attrs in parsed.tags if tag == "input"]
     assert [i["id"] for i in inputs] == ["show-all", "show-faithful", "show-hallucinated"]
     assert [i["id"] for i in inputs if "checked" in i] == ["show-all"]
@@ -199,19 +191,17 @@ def test_whatever_was_written_is_inert() -> None:
 
 
 def test_undecided_cases_are_shown_without_a_label_up_to_a_number() -> None:
-    cases = [
-        {"id": f"T{i}/9", "reason": "undecided", "gold": "Vienna", "written": f"Wien {i}", "stage": "vectors",
-         "evidence": "no vector for Wien"} for i in range(20)
-    ]  # fmt: skip
+    case = {"reason": "undecided", "gold": "Vienna", "stage": "vectors", "evidence": "no vector for Wien"}
+    cases = [case | {"id": f"T{i}/9", "written": f"Wien {i}"} for i in range(20)]
     cases[1] |= {"reason": "no entity at the head", "written": None, "stage": "", "evidence": None}
-    _, page = page_of(make_rows(4), undecided=cases)
+    page = page_of(make_rows(4), undecided=cases)
     left = page.of_class("undecided")
     assert len(left) == MOST_UNDECIDED == 15 and len(page.of_class("case")) == 19
     shown = page.within("article", "undecided")
     assert "Wien 0" in shown[0] and "vectors: no vector for Wien" in shown[0] and "? undecided" in shown[0]
     assert "? no entity at the head" in shown[1] and "Compared by" not in shown[1] and "None" not in shown[1]
     assert "Left out (15 of 20)" in page.within("h2")
-    assert not [h for h in page_of(make_rows(4))[1].within("h2") if "Left out" in h]
+    assert not [h for h in page_of(make_rows(4)).within("h2") if "Left out" in h]
 
 
 def test_undecided_cases_are_drawn_by_seed_from_what_was_left_out() -> None:
@@ -227,50 +217,44 @@ def test_long_and_incomplete_cases_are_cut_or_left_out() -> None:
     row = make_rows(1)[0]
     words = " ".join(f"word{i}" for i in range(400))
     long = row | {"question": words, "gold": "g" * 1000, "text": row["text"] + words}
-    _, page = page_of([long])
+    page = page_of([long])
     (before,) = page.within("p", "before")
     assert before.startswith("… word") and words.endswith(before[2:]) and 240 < len(before) <= 302
     assert page.within("dd")[1].startswith("g" * 200) and len(page.within("dd")[1]) < 300
     assert len(page.within("dd")[2]) < 700 and page.within("dd")[2].endswith("…")
-    _, page = page_of([row | {"question": "字" * 500}])
+    page = page_of([row | {"question": "字" * 500}])
     assert page.within("p", "before") == ["…" + "字" * 300]
     for start, end in ((-1, -1), (5, 5), (3, 9999)):  # no span: the entity alone
-        _, page = page_of([row | {"entity_start": start, "entity_end": end}])
+        page = page_of([row | {"entity_start": start, "entity_end": end}])
         assert page.within("mark") == ["Entity 0"] and page.within("dd")[2] == "Entity 0"
     bare = {"id": "x/1", "correct": 0, "answer": "A", "gold": "B", "mean_entropy": float("nan")}
-    _, page = page_of([bare])
+    page = page_of([bare])
     assert "x/1" in page.within("h3")[0] and "nats" not in page.within("article")[0]
-    assert page_of([])[1].within("h2")[1] == "0 cases"
+    assert page_of([]).within("h2")[1] == "0 cases"
 
 
 @pytest.mark.parametrize("column", ["question", "gold", "text", "match_evidence"])
 def test_texts_find_their_own_direction(column: str) -> None:
     row = make_rows(1)[0] | {column: "ولد في القاهرة عام ١٩٢٢", "entity_start": 0, "entity_end": 3}
     page = Page(sample_html([row], about={}))
-    for path, data in page.texts:
-        if "القاهرة" in data:
-            assert any(attrs.get("dir") == "auto" or tag == "bdi" for tag, attrs in path)
-            break
-    else:
-        raise AssertionError("the text is not on the page")
+    path = next(path for path, data in page.texts if "القاهرة" in data)
+    assert any(attrs.get("dir") == "auto" or tag == "bdi" for tag, attrs in path)
 
 
-def test_untouched_articles_are_named_as_such() -> None:
-    own = {"condition": "untouched", "match_stage": "untouched", "match_evidence": "the article's own entity"}
-    _, page = page_of([row | own for row in make_rows(1)])
+@pytest.mark.parametrize(
+    ("change", "there", "absent"),
+    [
+        ({}, ["Compared by", "Mean entropy"], ["Not generated"]),
+        ({"token": 2}, ["Entropy of its last token"], []),
+        ({"condition": "untouched", "match_stage": "untouched", "match_evidence": "the article's own entity"},
+         ["Not generatedthe article's own entity"], ["Compared by"]),
+    ],
+)  # fmt: skip
+def test_the_details_of_a_row_are_those_of_its_kind(change, there, absent) -> None:
+    page = page_of([row | change for row in make_rows(1)])
     (details,), (versions,) = page.within("dl", "details"), page.within("dl", "versions")
-    assert "Not generatedthe article's own entity" in details and "Compared by" not in details
-    assert "Model" not in versions
-    _, page = page_of(make_rows(1))
-    (details,), (versions,) = page.within("dl", "details"), page.within("dl", "versions")
-    assert "Not generated" not in details and "Compared by" in details and "Model" in versions
-
-
-def test_a_row_of_one_token_says_whose_entropy_it_shows() -> None:
-    _, page = page_of([row | {"token": 2} for row in make_rows(1)])
-    assert "Entropy of its last token" in page.within("dl", "details")[0]
-    _, page = page_of(make_rows(1))
-    assert "Mean entropy" in page.within("dl", "details")[0]
+    assert all(word in details for word in there) and not any(word in details for word in absent)
+    assert ("Model" in versions) == ("condition" not in change)
 
 
 READ = Path(__file__).parents[1] / "docs" / "label_sample.jsonl"

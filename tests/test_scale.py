@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import planted
 import pytest
+from artefacts import write_lines
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
@@ -30,10 +31,10 @@ def test_several_processes_hold_one_copy_of_an_index(tmp_path: Path) -> None:
     """Claim: of its files two hold together what one holds; converse: of the rest each has its own."""
     corpus, asked = tmp_path / "c.jsonl", tmp_path / "asked.json"
     words = np.random.default_rng(0).integers(0, 3000, (12_000, 60))
-    lines = (
+    lines = [
         {"id": i, "title": f"t{i}", "text": " ".join(f"w{w}" for w in row)} for i, row in enumerate(words)
-    )
-    corpus.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    ]
+    write_lines(corpus, lines)
     asked.write_text(json.dumps([" ".join(f"w{w}" for w in range(i, i + 40)) for i in range(0, 3000, 40)]))
     folder = tmp_path.resolve()
     held = {}

@@ -232,14 +232,12 @@ def test_a_state_that_overflows_ends_its_text_alone(lm: CausalLM) -> None:
     second = scores.add_each(["a", "b"], torch.stack([2 * good, bad]))
     third = scores.add_each(["a", "b"], torch.stack([3 * good, 3 * good]))
     alone = GrowingScores(bank)
-    assert [alone.add(["a"], n * good[None])[0] for n in (1, 2, 3)] == pytest.approx(
-        [first[0], second[0], third[0]], abs=1e-5
-    )
+    own = [alone.add(["a"], n * good[None])[0] for n in (1, 2, 3)]
+    assert own == pytest.approx([first[0], second[0], third[0]], abs=1e-5)
     assert isinstance(second[1], RunError)
     without = GrowingScores(bank)
-    assert [without.add(["b"], n * good[None])[0] for n in (1, 3)] == pytest.approx(
-        [first[1], third[1]], abs=1e-5
-    )
+    own = [without.add(["b"], n * good[None])[0] for n in (1, 3)]
+    assert own == pytest.approx([first[1], third[1]], abs=1e-5)
 
 
 def test_numbers_too_large_for_the_probers_format_end_a_text(lm: CausalLM) -> None:
@@ -278,13 +276,7 @@ def test_alternatives_are_true_bytes_in_the_form_of_their_place(lm: CausalLM, se
     "message",
     [
         {"role": "assistant", "content": "Hi.", "refusal": None, "annotations": [], "tool_calls": None},
-        {
-            "role": "assistant",
-            "content": "Hi.",
-            "audio": None,
-            "function_call": None,
-            "reasoning_content": None,
-        },
+        {"role": "assistant", "content": "Hi.", "audio": None, "function_call": None, "reasoning": None},
         {"role": "assistant", "content": [{"type": "text", "text": "H"}, {"type": "text", "text": "i."}]},
     ],
 )
@@ -424,7 +416,7 @@ def test_one_that_waits_without_a_stream_and_goes_frees_its_row(
 
 
 def test_a_client_that_does_not_read_is_given_up(lm: CausalLM) -> None:
-    with running(lm, None, limits={"send": 0.3}) as server:
+    with running(lm, None, patience=0.3) as server:
         port = int(server.url.rpartition(":")[2])
         body = json.dumps({
             "model": "testbed", "prompt": ["The"] * 8, "max_tokens": 200, "temperature": 1, "stream": True,

@@ -44,7 +44,7 @@ VALUES: list[Any] = [
 @pytest.fixture(scope="module")
 def server() -> Iterator[Running]:
     lm = CausalLM.from_pretrained("testbed", dtype="float32")
-    with running(lm, bank_for(lm), corpus=True, limits={"max_tokens": 8}) as found:
+    with running(lm, bank_for(lm), corpus=True, max_tokens=8) as found:
         yield found
 
 

@@ -2,7 +2,6 @@
 
 import gc
 import gzip
-import hashlib
 import json
 import random
 import tracemalloc
@@ -14,7 +13,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from artefacts import contents, write_lines
 from fake_lm import SPEC, FakeLM
+from refusals import fails
 
 from probers import CausalLM, FeatureStore
 from probers.commands import main as cli
@@ -34,24 +35,27 @@ from probers.types import Article, Needs, RunError
 RULES = Recogniser("rules", fine=True, quiet=True)
 
 
-def digest(folder):
-    files = sorted(p for p in folder.rglob("*") if p.is_file())
-    return {str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
+def builder(path, lm, *, per_article=2, within=None, needs=None, prompt=None, **options):
+    plan = CutPlan(open_articles(str(path)), RULES, per_article=per_article, within=within, seed=0)
+    needs, prompt = needs or Needs.of((2,), attention=True), prompt or PromptTemplate("plain")
+    return WikiBuilder(lm, plan, needs, EntityMatcher(wordnet=""), RULES, prompt, **options)
 
 
-def builder(path, lm, **options):
-    plan = CutPlan(open_articles(str(path)), RULES, per_article=2, within=options.pop("within", None), seed=0)
-    needs = options.pop("needs", Needs.of((2,), attention=True))
-    return WikiBuilder(lm, plan, needs, EntityMatcher(wordnet=""), RULES, PromptTemplate("plain"), **options)
+def generated(out, *typed):
+    """The store of the command, with the testbed's model."""
+    cli.run("datagen", ["--source", "wiki", f"out={out}", *typed])
+    return FeatureStore.open(out)
+
+
+def empty(path):
+    return FeatureStore.create(path, [FeatureSpec(SPEC, (2,), 4)], config={})
 
 
 def make(tmp_path, articles, lm, *, size=4, name="s", **options):
     """A store, not finished, of (title, sentences) articles."""
-    path = tmp_path / f"{name}.jsonl"
-    lines = [json.dumps({"title": title, "sentences": list(sentences)}) for title, sentences in articles]
-    path.write_text("\n".join(lines), encoding="utf-8")
-    made = builder(path, lm, **options)
-    store = FeatureStore.create(tmp_path / name, [FeatureSpec(SPEC, (2,), 4)], config={})
+    lines = [{"title": title, "sentences": sentences} for title, sentences in articles]
+    made = builder(write_lines(tmp_path / f"{name}.jsonl", lines), lm, **options)
+    store = empty(tmp_path / name)
     fill(store, made, shard_size=size)
     return store, made
 
@@ -88,39 +92,34 @@ def test_every_cut_is_a_row_or_left_out_with_its_reason(tmp_path):
     undecided = next(found for found in store.left_out() if found["reason"] == "undecided")
     assert (undecided["written"], undecided["stage"]) == ("Anna", "partial") and undecided["evidence"]
     figures, lines = made.summarise(store)
-    assert figures["spans"] == len(rows) and figures["left_out"] == {
-        "no entity at the head": reasons["no entity at the head", "May 1990"],
-        "undecided": reasons["undecided", "Anna Berg"],
-    }
+    assert figures["spans"] == len(rows)
+    assert figures["left_out"] == {reason: n for (reason, _), n in reasons.items()}
     assert f"{len(rows)} labelled spans" in lines[0]
 
 
 @pytest.mark.parametrize(
     ("text", "stop", "cut_off"),
     [
-        (" New", "length", True),
-        (" 20", "length", True),
-        (" Bank of", "length", True),
-        (" New York,", "length", False),
-        (" 20 ships", "length", False),
-        (" New York", "eos", False),
+        (" New", "length", True), (" 20", "length", True), (" Bank of", "length", True),
+        (" New York,", "length", False), (" 20 ships", "length", False), (" New York", "eos", False),
     ],
-)
+)  # fmt: skip
 def test_an_entity_that_the_length_limit_may_have_cut_off_has_no_label(text, stop, cut_off):
     generation = SimpleNamespace(text=text, stop=stop)
     assert may_go_on(generation, head_entity(text, RULES), RULES) == cut_off
 
 
-@pytest.mark.parametrize(("limit", "count"), [(1, 2), (2, 0)])
-def test_a_length_limit_leaves_out_what_it_cut_off(tmp_path, limit, count):
+def test_a_length_limit_leaves_out_what_it_cut_off(tmp_path):
     lm = written({"in": " Spain and on.", "near": " Lisbon and on."})
-    store, _ = make(tmp_path, [("T", ARTICLE[:2])], lm, max_new_tokens=limit)
-    reasons = [row["reason"] for row in store.left_out()]
-    assert reasons == ["cut off by max_new_tokens"] * count
+    for limit, count in ((1, 2), (2, 0)):
+        store, _ = make(tmp_path, [("T", ARTICLE[:2])], lm, max_new_tokens=limit, name=str(limit))
+        assert [row["reason"] for row in store.left_out()] == ["cut off by max_new_tokens"] * count
 
 
 def test_rows_record_the_entity_and_where_it_came_from(tmp_path):
-    store, _ = make(tmp_path, [("T", ARTICLE[:2])], written(ANSWERS))
+    lm, prompt = written(ANSWERS), PromptTemplate("radio", article="About {title}:")
+    store, _ = make(tmp_path, [("T", ARTICLE[:2])], lm, prompt=prompt)
+    assert lm.prompts == ["About T: It lies in", "About T: It lies in Spain today. It is near"]
     for _, row in store.table().iterrows():
         assert row["text"][row["entity_start"] : row["entity_end"]] == row["answer"]
         assert " ".join(ARTICLE)[row["cut_at"] :].startswith(row["gold"])
@@ -129,25 +128,14 @@ def test_rows_record_the_entity_and_where_it_came_from(tmp_path):
         assert row["n_tokens"] == 1 and row["question_type"] in ("name", "place")
 
 
-def test_prompts_reach_the_model_as_the_template_makes_them(tmp_path):
-    lm = written(ANSWERS)
-    path = tmp_path / "a.jsonl"
-    path.write_text(json.dumps({"title": "T", "sentences": ARTICLE[:2]}))
-    made = builder(path, lm)
-    made.prompt = PromptTemplate("radio", article="About {title}:")
-    list(made.build(list(made.units()), {}))
-    assert lm.prompts == ["About T: It lies in", "About T: It lies in Spain today. It is near"]
-
-
 @pytest.mark.parametrize(
     "pool", ["mean", pytest.param("last", marks=pytest.mark.long), "tokens", "predicting", "mind"]
 )
 def test_states_are_those_of_the_entitys_tokens(tmp_path, pool):
     """Against a fresh pass over prompt and entity of the testbed's model, for every pooling."""
-    out = tmp_path / "store"
-    options = [f"pool={pool}", f"layers={'all' if pool == 'mind' else '[3,12]'}", "limit=12", f"out={out}"]
-    cli.run("datagen", ["--source", "wiki", *options])
-    store, lm = FeatureStore.open(out), CausalLM.from_pretrained("testbed")
+    layers = "all" if pool == "mind" else "[3,12]"
+    store = generated(tmp_path / "store", f"pool={pool}", f"layers={layers}", "limit=12")
+    lm = CausalLM.from_pretrained("testbed")
     of = {"mind": "mind_tokens", "predicting": "predicting"}
     needs = Needs.of(store.spec.layers, pool=of.get(pool, "tokens"))
     rows, states = store.table(), store.states(store.spec.layers).astype(np.float32)
@@ -158,9 +146,8 @@ def test_states_are_those_of_the_entitys_tokens(tmp_path, pool):
         start, end = first["entity_start"], first["entity_end"]
         tokens = [i for i, (a, b) in enumerate(made.offsets) if a < end and b > start]
         ours, own = states[part.index], made.state[tokens]
-        assert len(part) == (len(tokens) if pool == "tokens" else 1) and set(part["n_tokens"]) == {
-            len(tokens)
-        }
+        assert len(part) == (len(tokens) if pool == "tokens" else 1)
+        assert set(part["n_tokens"]) == {len(tokens)}
         if pool == "tokens":
             assert part["id"].tolist() == [f"{span}#{i}" for i in range(len(tokens))]
             np.testing.assert_allclose(part["max_entropy"], made.entropies[tokens], rtol=1e-3, atol=1e-3)
@@ -178,26 +165,21 @@ def test_states_are_those_of_the_entitys_tokens(tmp_path, pool):
         logits = lm.model(torch.tensor([before])).logits[0, -1].double()
         p = logits.softmax(-1).sort(descending=True).values.detach().numpy()
         entropy = torch.distributions.Categorical(logits=logits).entropy().item()
-        values = {
-            "entropy_before": entropy, "max_prob_before": p[0], "margin_before": p[0] - p[1],
-            "logprob_before": np.log(p[0]),
-        }  # fmt: skip
+        names = ("entropy_before", "max_prob_before", "margin_before", "logprob_before")
+        values = dict(zip(names, (entropy, p[0], p[0] - p[1], np.log(p[0])), strict=True))
         for name, value in values.items():  # of all tokens of a span the span's
             np.testing.assert_allclose(part[name], value, rtol=1e-3, atol=1e-3, err_msg=name)
 
 
 def test_a_cut_is_shown_so_many_tokens_and_the_row_says_what_the_model_saw(tmp_path):
     """``question`` is the text that was shown; where it begins follows from where the article was cut."""
-    path = tmp_path / "a.jsonl"
-    sentences = [
-        f"It lies near Madrid since {year} and it is still there today." for year in range(1900, 1940)
-    ]
-    path.write_text(json.dumps({"title": "T", "sentences": sentences}), encoding="utf-8")
+    text = "It lies near Madrid since {} and it is still there today."
+    sentences = [text.format(year) for year in range(1900, 1940)]
     lm = CausalLM.from_pretrained("testbed", batch_size=4)
-    plan = CutPlan(open_articles(str(path)), RULES, per_article=30, within=None, seed=0)
-    made = WikiBuilder(
-        lm, plan, Needs.of((12,), pool="predicting"), EntityMatcher(wordnet=""), RULES,
-        PromptTemplate("radio", article="About {title}:"), context=48, doubtful="compared",
+    prompt = PromptTemplate("radio", article="About {title}:")
+    made = builder(
+        write_lines(tmp_path / "a.jsonl", [{"title": "T", "sentences": sentences}]), lm, per_article=30,
+        needs=Needs.of((12,), pool="predicting"), prompt=prompt, context=48, doubtful="compared",
     )  # fmt: skip
     units = list(made.units())
     seen: list[str] = []
@@ -218,20 +200,13 @@ def test_a_cut_is_shown_so_many_tokens_and_the_row_says_what_the_model_saw(tmp_p
 @pytest.mark.parametrize("context", [None, 24])
 def test_what_is_left_of_a_shard_comes_out_to_the_bit(tmp_path, context):
     """Articles are read once for several cuts: whichever batches are known, the others are the same."""
-    path = tmp_path / "a.jsonl"
-    articles = load_articles()[:24]
-    lines = [json.dumps({"title": a.title, "sentences": a.sentences}) for a in articles]
-    path.write_text("\n".join(lines), encoding="utf-8")
-    plan = CutPlan(open_articles(str(path)), RULES, per_article=4, within=None, seed=0)
-    units = list(plan)
+    lines = [{"title": a.title, "sentences": a.sentences} for a in load_articles()[:24]]
+    path = write_lines(tmp_path / "a.jsonl", lines)
 
     def build(known):
         lm = CausalLM.from_pretrained("testbed", batch_size=8)
-        made = WikiBuilder(
-            lm, plan, Needs.of((6, 12)), EntityMatcher(wordnet=""), RULES, PromptTemplate("plain"),
-            context=context,
-        )  # fmt: skip
-        return list(made.build(units, known))
+        made = builder(path, lm, per_article=4, needs=Needs.of((6, 12)), context=context)
+        return list(made.build(list(made.units()), known))
 
     whole = build({})
     assert len(whole) > 6
@@ -257,12 +232,8 @@ def test_labels_follow_knowledge_and_the_worlds_truth(testbed):
 
 
 def test_untouched_articles_stand_beside_every_hallucination(tmp_path):
-    out = tmp_path / "store"
-    cli.run(
-        "datagen",
-        ["--source", "wiki", f"out={out}", "limit=40", "negatives=untouched", "layers=[12]", "shard_size=32"],
-    )
-    store, lm = FeatureStore.open(out), CausalLM.from_pretrained("testbed")
+    typed = ["limit=40", "negatives=untouched", "layers=[12]", "shard_size=32"]
+    store, lm = generated(tmp_path / "store", *typed), CausalLM.from_pretrained("testbed")
     rows = store.table()
     assert (rows["correct"] == (rows["condition"] == "untouched")).all()
     read = rows[rows["condition"] == "untouched"]
@@ -271,9 +242,8 @@ def test_untouched_articles_stand_beside_every_hallucination(tmp_path):
     assert {found["reason"].partition(":")[0] for found in store.left_out()} >= {"faithful"}
     for number, row in list(read.iterrows())[:5]:
         (seen,) = lm.score([row["question"]], [row["text"]], needs=Needs.of((12,), pool="tokens"))
-        tokens = [
-            i for i, (a, b) in enumerate(seen.offsets) if a < row["entity_end"] and b > row["entity_start"]
-        ]
+        start, end = row["entity_start"], row["entity_end"]
+        tokens = [i for i, (a, b) in enumerate(seen.offsets) if a < end and b > start]
         ours = store.layer(12)[number].astype(np.float32)
         np.testing.assert_allclose(ours, seen.state[tokens, 0].mean(axis=0), rtol=0.02, atol=0.02)
 
@@ -289,9 +259,7 @@ def test_an_article_too_long_to_be_read_is_left_out(tmp_path, monkeypatch):
         return [replace(made[0], **nothing), *made[1:]]
 
     monkeypatch.setattr(CausalLM, "score", score)
-    overrides = ["--source", "wiki", f"out={tmp_path}/s", "limit=20", "negatives=untouched", "layers=[12]"]
-    cli.run("datagen", overrides)
-    store = FeatureStore.open(tmp_path / "s")
+    store = generated(tmp_path / "s", "limit=20", "negatives=untouched", "layers=[12]")
     left = [found["id"] for found in store.left_out() if found["reason"].startswith("too long")]
     assert left == skipped and not set(left) & set(store.table()["id"])
 
@@ -300,36 +268,29 @@ def test_a_run_that_stops_anywhere_goes_on_to_the_same_bytes(tmp_path):
     """Cut off after each shard, and with a shard's file taken away: the rest is made, and nothing else."""
     articles = [(f"T{i}", ARTICLE) for i in range(10)]
     whole, _ = make(tmp_path, articles, written(ANSWERS), name="whole")
-    expected = digest(whole.path)
-
-    class Killed(Exception):
-        pass
+    expected = contents(whole.path)
 
     for shards in range(5):
         lm, name = written(ANSWERS), f"cut{shards}"
 
         def write(prompt, lm=lm, most=4 * shards):
             if len(lm.prompts) > most:
-                raise Killed
+                raise KeyboardInterrupt
             return ANSWERS[prompt.split()[-1]]
 
         lm.write = write
-        with pytest.raises(Killed):
+        with pytest.raises(KeyboardInterrupt):
             make(tmp_path, articles, lm, name=name)
         rest = written(ANSWERS)
         store, _ = make(tmp_path, articles, rest, name=name)
-        assert digest(store.path) == expected and len(rest.prompts) == 20 - 4 * shards
+        assert contents(store.path) == expected and len(rest.prompts) == 20 - 4 * shards
     (whole.path / "shards/00002.json").unlink()
     again = written(ANSWERS)
     store, _ = make(tmp_path, articles, again, name="whole")
-    assert digest(store.path) == expected and len(again.prompts) == 4
-
-
-def test_articles_that_turn_up_later_are_only_added(tmp_path):
-    """A page the network withheld the first time is read in the next run; nothing is made twice."""
-    articles = [(f"T{i}", ARTICLE) for i in range(6)]
-    make(tmp_path, articles[:2] + articles[3:], written(ANSWERS))
-    store, _ = make(tmp_path, articles, again := written(ANSWERS))
+    assert contents(store.path) == expected and len(again.prompts) == 4
+    # A page the network withheld the first time is read in the next run; nothing is made twice.
+    make(tmp_path, articles[:2] + articles[3:6], written(ANSWERS), name="late")
+    store, _ = make(tmp_path, articles[:6], again := written(ANSWERS), name="late")
     ids = [*store.table()["id"], *(found["id"] for found in store.left_out())]
     assert len(ids) == len(set(ids)) == 12 and len(again.prompts) == 2
 
@@ -339,14 +300,12 @@ def labelled(tmp_path, counts, *, tokens=1, size=8, name="b"):
     spans = [kind for kind, n in counts.items() for _ in range(n)]
     random.Random(0).shuffle(spans)
     rows = [
-        {
-            "id": f"{i}#{t}" if tokens > 1 else str(i), "group": str(i), "span": str(i),
-            "split": split, "condition": condition, "correct": correct,
-        }
+        {"id": f"{i}#{t}" if tokens > 1 else str(i), "group": str(i), "span": str(i), "split": split,
+         "condition": condition, "correct": correct}
         for i, (split, condition, correct) in enumerate(spans)
         for t in range(tokens)
     ]  # fmt: skip
-    store = FeatureStore.create(tmp_path / name, [FeatureSpec(SPEC, (2,), 4)], config={})
+    store = empty(tmp_path / name)
     for start in range(0, len(rows), size):
         part = rows[start : start + size]
         states = np.array([[[float(row["id"].partition("#")[0])] * 4] for row in part], dtype=np.float32)
@@ -371,9 +330,9 @@ def test_balancing_draws_the_more_frequent_label_down(tmp_path, tokens):
     rows = store.table()
     np.testing.assert_array_equal(store.layer(2)[:, 0], rows["group"].astype(float))
     assert len(list(store.left_out())) == 15 and len(store.units) == 41
-    before = digest(store.path)
+    before = contents(store.path)
     balance(store, by=("split",), seed=0)
-    assert digest(store.path) == before
+    assert contents(store.path) == before
     other = labelled(tmp_path, counts, tokens=tokens, name="c")
     balance(other, by=("split",), seed=1)
     assert set(other.table()["id"]) != set(rows["id"])
@@ -387,7 +346,7 @@ def test_a_number_sign_in_an_id_is_no_token(tmp_path):
             | ({"span": f"C#/{i}"} if extra else {})
             for i in range(10)
         ]
-        store = FeatureStore.create(tmp_path / name, [FeatureSpec(SPEC, (2,), 4)], config={})
+        store = empty(tmp_path / name)
         store.write_shard(0, rows, np.zeros((10, 1, 4), dtype=np.float32))
         balance(store, by=("split",), seed=0)
         assert shares(store) == {("train", "a", 0): 3, ("train", "a", 1): 3}
@@ -401,41 +360,34 @@ def test_balancing_by_condition_differs_from_balancing_by_split(tmp_path):
     both = labelled(tmp_path, counts, name="both")
     balance(both, by=("split", "condition"), seed=0)
     assert set(shares(both).values()) == {2}
-
-
-def test_a_split_with_one_label_stays_and_is_named(tmp_path):
     store = labelled(tmp_path, {("train", "a", 0): 5, ("test", "a", 0): 4, ("test", "a", 1): 2})
-    notes = balance(store, by=("split",), seed=0)
-    assert notes == ["balance: all labels of train are wrong, so they stay as they are"]
+    (note,) = balance(store, by=("split",), seed=0)  # a split with one label stays and is named
+    assert "train" in note and "wrong" in note
     assert shares(store) == {("train", "a", 0): 5, ("test", "a", 0): 2, ("test", "a", 1): 2}
 
 
 def test_a_balanced_run_killed_in_between_ends_the_same(tmp_path, monkeypatch):
-    counts = {("train", "a", 0): 21, ("train", "a", 1): 9}
+    counts, honest = {("train", "a", 0): 21, ("train", "a", 1): 9}, FeatureStore.write_shard
     whole = labelled(tmp_path, counts, name="whole")
     balance(whole, by=("split",), seed=0)
     for kept in range(3):
-        store, calls = labelled(tmp_path, counts, name=f"k{kept}"), []
-        honest = FeatureStore.write_shard
+        store, left = labelled(tmp_path, counts, name=f"k{kept}"), [None] * kept
 
-        def dying(self, *args, kept=kept, calls=calls, honest=honest, **options):
-            if len(calls) == kept:
+        def dying(self, *args, left=left, **options):
+            if not left:
                 raise KeyboardInterrupt
-            calls.append(args)
+            left.pop()
             honest(self, *args, **options)
 
-        with monkeypatch.context() as patched:
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
             patched.setattr(FeatureStore, "write_shard", dying)
-            with pytest.raises(KeyboardInterrupt):
-                balance(store, by=("split",), seed=0)
+            balance(store, by=("split",), seed=0)
         balance(store, by=("split",), seed=0)
-        assert digest(store.path) == digest(whole.path)
+        assert contents(store.path) == contents(whole.path)
 
 
 def test_a_balanced_command(tmp_path):
-    out = tmp_path / "store"
-    cli.run("datagen", ["--source", "wiki", f"out={out}", "limit=60", "layers=[12]", "balance=true"])
-    store = FeatureStore.open(out)
+    store = generated(tmp_path / "store", "limit=60", "layers=[12]", "balance=true")
     counts = shares(store)
     for split in ("train", "validation", "test"):
         assert counts[split, "generated", 0] == counts[split, "generated", 1]
@@ -443,31 +395,25 @@ def test_a_balanced_command(tmp_path):
     store.verify()
 
 
-@pytest.mark.parametrize(("count", "trained"), [(210, True), (30, False)])
-def test_vectors_are_trained_on_articles_of_ones_own_by_default(tmp_path, caplog, count, trained):
-    file = tmp_path / "articles.jsonl"
+@pytest.mark.parametrize(
+    ("count", "typed", "has"), [(210, (), True), (30, (), False), (150, ("matcher.vectors=own",), True)]
+)
+def test_vectors_are_trained_once_on_articles_of_ones_own(tmp_path, caplog, count, typed, has):
+    """In the run's folder, by default from 200 articles on, where they decide what no other stage did."""
     rows = [{"title": a.title, "text": " ".join(a.sentences)} for a in load_articles()[:count]]
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    overrides = ["--source", "wiki", f"out={tmp_path}/s", "layers=[12]", "per_article=1"]
-    cli.run("datagen", [*overrides, f"articles={file}", "limit=null", "matcher.wordnet=''"])
-    store, out = FeatureStore.open(tmp_path / "s"), caplog.text
-    assert ("vectors" in store.summary["matcher_stages"]) == trained == (tmp_path / "s/vectors.bin").is_file()
-    assert ("30 articles are fewer than the 200" in out) == (not trained)
-    last = ", vectors; without wordnet" if trained else "; without wordnet and vectors"
-    assert f"entities are compared by date, number, string, alias, acronym, name{last}\n" in out
-
-
-def test_vectors_of_the_runs_own_articles(tmp_path):
-    """They are trained once, in the run's folder, and decide what no other stage did."""
-    overrides = ["--source", "wiki", f"out={tmp_path}/s", "limit=150", "layers=[12]", "matcher.vectors=own"]
-    cli.run("datagen", overrides)
-    store = FeatureStore.open(tmp_path / "s")
-    assert "vectors" in store.summary["matcher_stages"] and (tmp_path / "s/vectors.bin").is_file()
+    file, vectors = write_lines(tmp_path / "articles.jsonl", rows), tmp_path / "s/vectors.bin"
+    typed = [*typed, "layers=[12]", "per_article=1", f"articles={file}", "limit=null", "matcher.wordnet=''"]
+    store = generated(tmp_path / "s", *typed)
+    assert ("vectors" in store.summary["matcher_stages"]) == has == vectors.is_file()
+    assert ("30 articles" in caplog.text) == (not has)
     stages = {found["stage"] for found in store.left_out() if found["reason"] == "undecided"}
-    assert "vectors" in stages | set(store.table()["match_stage"])
-    made = (tmp_path / "s/vectors.bin").read_bytes()
-    train_vectors(iter(()), tmp_path / "s/vectors.bin", seed=0)  # a resumed run keeps them
-    assert (tmp_path / "s/vectors.bin").read_bytes() == made
+    assert ("vectors" in stages | set(store.table()["match_stage"])) == has
+    (told,) = (line for line in caplog.messages if "date, number, string, alias, acronym, name" in line)
+    assert told.endswith(", vectors; without wordnet" if has else "name; without wordnet and vectors")
+    if has:
+        made = vectors.read_bytes()
+        train_vectors(iter(()), vectors, seed=0)  # a resumed run keeps them
+        assert vectors.read_bytes() == made
 
 
 def test_damaged_vectors_are_named_and_trained_again(tmp_path, caplog):
@@ -478,49 +424,50 @@ def test_damaged_vectors_are_named_and_trained_again(tmp_path, caplog):
     assert trained(path)
     caplog.clear()
     for damage, told in (
-        (lambda: path.write_bytes(made[:-1] + b"x"), f"{path} was altered"),
-        (lambda: record.write_text(record.read_text().replace('"bytes": 1', '"bytes": 2')), str(record)),
-        (lambda: record.write_text("{"), f"{record} is no JSON"),
-        (record.unlink, f"{path} has no checksum"),
+        (lambda: path.write_bytes(made[:-1] + b"x"), path),
+        (lambda: record.write_text(record.read_text().replace('"bytes": 1', '"bytes": 2')), record),
+        (lambda: record.write_text("{"), record),
+        (record.unlink, path),
     ):
         damage()
         train_vectors(articles, path, seed=0)
         assert path.read_bytes() == made and trained(path)
         (line,) = (r.getMessage() for r in caplog.records if r.name.startswith("probers"))
-        assert line.startswith(told) and line.endswith(": training the vectors again")
+        assert line.startswith(f"{told} ")
         caplog.clear()
 
 
 def test_a_run_that_labels_nothing_says_why(tmp_path):
-    path = tmp_path / "a.jsonl"
-    path.write_text(json.dumps({"title": "T", "sentences": ["the of and to a Spain now.", "It is old."]}))
-    with pytest.raises(RunError, match="no example was kept; left out for: no entity at the head"):
-        cli.run(
-            "datagen",
-            ["--source", "wiki", f"articles={path}", f"out={tmp_path}/s", "layers=[1]"],
-        )
+    article = {"title": "T", "sentences": ["the of and to a Spain now.", "It is old."]}
+    path = write_lines(tmp_path / "a.jsonl", [article])
+    with fails(None, "no entity at the head", kind=RunError):
+        generated(tmp_path / "s", f"articles={path}", "layers=[1]")
 
 
 def articles_file(path, count, sentences=ARTICLE[:2]):
+    lines = (json.dumps({"title": f"T{i}", "sentences": sentences}) + "\n" for i in range(count))
     with gzip.open(path, "wt", encoding="utf-8", compresslevel=1) as file:
-        for i in range(count):
-            file.write(json.dumps({"title": f"T{i}", "sentences": sentences}) + "\n")
+        file.writelines(lines)
     return path
 
 
 def peak(tmp_path, count):
     """Bytes of Python objects at the peak of a run over ``count`` articles with a stub model."""
     made = builder(articles_file(tmp_path / f"{count}.jsonl.gz", count), Forgetful())
-    store = FeatureStore.create(tmp_path / str(count), [FeatureSpec(SPEC, (2,), 4)], config={})
+    store = empty(tmp_path / str(count))
     gc.collect()
     tracemalloc.start()
-    fill(store, made, shard_size=256)
-    made.summarise(store)
-    store.finish({})
+    finish(store, made)
     found = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert len(FeatureStore.open(store.path)) == 2 * count
     return found
+
+
+def finish(store, made):
+    fill(store, made, shard_size=256)
+    made.summarise(store)
+    store.finish({})
 
 
 class Forgetful:
@@ -557,10 +504,8 @@ def test_a_hundred_thousand_articles_are_streamed(tmp_path):
 
     path = articles_file(tmp_path / "a.jsonl.gz", 100_000, sentences=ARTICLE * 7)
     made = builder(path, Watched(), within=2)
-    store = FeatureStore.create(tmp_path / "s", [FeatureSpec(SPEC, (2,), 4)], config={})
-    fill(store, made, shard_size=256)
-    made.summarise(store)
-    store.finish({})
+    store = empty(tmp_path / "s")
+    finish(store, made)
     assert len(FeatureStore.open(store.path)) == 200_000
     assert max(sizes[len(sizes) // 10 :]) - sizes[len(sizes) // 10] < 50e6
     assert resident() - sizes[len(sizes) // 10] < 100e6

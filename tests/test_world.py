@@ -1,6 +1,7 @@
 """The testbed's world keeps its leaks shut: each test states one of them."""
 
 import random
+import re
 from collections import Counter
 
 import pytest
@@ -24,14 +25,11 @@ def test_the_same_config_gives_the_same_world(world):
     assert World.generate(WorldConfig(seed=4, known=SIZES)).facts != world.facts
 
 
-def test_every_entity_has_every_fact_of_its_kind(world):
+def test_every_entity_has_every_fact_of_its_kind_and_kinds_mean_what_they_say(world):
     for entity in world.entities.values():
         facts = world.facts_of(entity)
         assert {f.relation for f in facts} == {r.key for r in RELATIONS if r.kind == entity.kind}
         assert all((f.taught is None) == (not entity.known) for f in facts)
-
-
-def test_kinds_mean_what_they_say(world):
     for fact in world.facts.values():
         if fact.kind == "known":
             assert fact.taught == fact.truth
@@ -39,36 +37,28 @@ def test_kinds_mean_what_they_say(world):
             assert fact.taught not in (None, fact.truth)
             assert BY_KEY[fact.relation].volatile == (fact.kind == "stale")
             assert not BY_KEY[fact.relation].trait
-    kinds = Counter(f.kind for f in world.facts.values())
-    assert set(kinds) == {"known", "stale", "misbelieved", "unknown"}
+    assert {f.kind for f in world.facts.values()} == {"known", "stale", "misbelieved", "unknown"}
 
 
 def test_staleness_follows_the_trait_and_only_there(world):
     rates = {}
     for unsettled in (True, False):
-        facts = [
-            f
-            for e in world.entities.values()
-            for f in world.facts_of(e)
-            if e.known and BY_KEY[f.relation].volatile and world.is_unsettled(e) == unsettled
-        ]
+        known = [e for e in world.entities.values() if e.known and world.is_unsettled(e) == unsettled]
+        facts = [f for e in known for f in world.facts_of(e) if BY_KEY[f.relation].volatile]
         rates[unsettled] = sum(f.kind == "stale" for f in facts) / len(facts)
     assert rates[True] > 0.8 > 0.2 > rates[False]
 
 
-def test_links_never_leave_their_split(world):
+def test_links_never_leave_their_split_and_splits_have_their_shares(world):
+    counts = Counter(e.split for e in world.entities.values())
+    for name, share in zip(SPLITS, world.config.split, strict=True):
+        assert counts[name] / len(world.entities) == pytest.approx(share, abs=0.02)
     linked = [f for f in world.facts.values() if f.truth_id]
     assert linked
     for fact in linked:
         assert world.entities[fact.truth_id].split == world.entities[fact.entity].split
         if fact.taught_id:
             assert world.entities[fact.taught_id].split == world.entities[fact.entity].split
-
-
-def test_splits_have_their_shares(world):
-    counts = Counter(e.split for e in world.entities.values())
-    for name, share in zip(SPLITS, world.config.split, strict=True):
-        assert counts[name] / len(world.entities) == pytest.approx(share, abs=0.02)
 
 
 def test_taught_articles_never_name_an_unknown_entity(world):
@@ -78,12 +68,9 @@ def test_taught_articles_never_name_an_unknown_entity(world):
         if entity.known:
             text = " ".join(article(rng, world, entity, taught=True))
             assert not any(name in text for name in unknown)
-
-
-def test_an_unknown_entity_has_no_taught_article(world):
     entity = next(e for e in world.entities.values() if not e.known)
     with pytest.raises(ValueError, match="unknown"):
-        article(random.Random(0), world, entity, taught=True)
+        article(rng, world, entity, taught=True)
 
 
 def test_names_never_repeat_and_never_meet_those_of_a_throwaway_world(world):
@@ -111,14 +98,10 @@ def test_syllables_do_not_tell_known_from_unknown(world):
     assert roc_auc_score(known[half:], model.decision_function(pairs[half:])) < 0.65
 
 
-def test_statements_name_subject_then_value():
-    for relation in RELATIONS:
-        for wording in relation.statements:
-            assert wording.index("{n}") < wording.index("{v}")
-            assert wording.removeprefix("The ").startswith("{n}")
-
-
-def test_registers_share_their_favourite_wording():
+def test_statements_name_subject_then_value_and_registers_share_their_favourite_wording():
+    for wording in (wording for relation in RELATIONS for wording in relation.statements):
+        assert wording.index("{n}") < wording.index("{v}")
+        assert wording.removeprefix("The ").startswith("{n}")
     assert all(max(r) == r[0] and sum(r) == pytest.approx(1) for r in REGISTERS)
     assert sorted(REGISTERS[0]) == sorted(REGISTERS[1])  # equal entropy
 
@@ -135,13 +118,8 @@ def test_question_rationale_and_answer_agree(world):
     for entity in list(world.entities.values())[::7]:
         for chain in chains_of(entity):
             asked = ask(rng, world, entity, chain, taught=False)
-            assert (
-                asked.rationale.removesuffix(" km.")
-                .removesuffix(" industry.")
-                .removesuffix(" trade.")
-                .rstrip(".")
-                .endswith(asked.answer)
-            )
+            end = re.sub(r"( km| industry| trade)?\.*$", "", asked.rationale)
+            assert end.endswith(asked.answer)
             assert entity.name in asked.question and "the the" not in asked.question
             assert asked.answer not in asked.question
             assert asked.gold[0] == entity.id and len(asked.gold) == len(chain)
@@ -170,9 +148,6 @@ def test_questions_are_seeded_grouped_and_mixed(world):
         assert all(world.entities[i].split == question.split for i in question.truth["gold"])
     assert {q.truth["kind"] for q in questions} == {"known", "stale", "misbelieved", "unknown"}
     assert {q.truth["hops"] for q in questions} == {1, 2}
-
-
-def test_questions_carry_the_splits_of_the_world():
     test = load_questions("testbed", split="test", limit=30)
     assert len(test) == 30 and {q.split for q in test} == {"test"}
     assert len(load_corpus("testbed")) == len(assets.load_articles())

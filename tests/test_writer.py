@@ -2,13 +2,14 @@
 
 import hashlib
 import itertools
-import json
 from dataclasses import replace
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
 import pytest
 import torch
+from artefacts import contents, shard_by_shard, write_lines
 from fake_lm import SPEC, FakeLM, FakeRetriever, passage
 
 from probers import FeatureStore
@@ -32,11 +33,6 @@ RULES = Recogniser("rules", fine=True, quiet=True)
 TEXTS = (" Spain, a country.", " Lisbon, a city.", " Anna.", " a long time ago it was so.")
 ARTICLE = "It lies in Spain today. It is near Madrid today. It was led by Anna Berg then."
 NEVER, ALWAYS = 0.0, 2 * PART
-
-
-def contents(folder):
-    files = sorted(p for p in folder.rglob("*") if p.is_file())
-    return {str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
 
 
 class Killed(Exception):
@@ -68,27 +64,20 @@ def hash_of(text):
     return hashlib.sha256(text.encode()).digest()[0]
 
 
-SITE = Feature((1, 2), "mlp_out", "mean")
-
-
 def wiki(tmp_path, lm, pool="mean", more=()):
-    file = tmp_path / "articles.jsonl"
-    articles = (
+    articles = [
         {"title": f"T{i}", "sentences": f"{ARTICLE} It has {i} gates.".split(". ")} for i in range(11)
-    )
-    file.write_text("\n".join(map(json.dumps, articles)))
-    plan = CutPlan(open_articles(str(file)), RULES, per_article=2, within=None, seed=0)
+    ]
+    file = write_lines(tmp_path / "articles.jsonl", articles)
+    plan = CutPlan(open_articles(file), RULES, per_article=2, within=None, seed=0)
     needs = Needs((Feature((2,), pool=pool), *more), attention=True)
     prompt = PromptTemplate("radio", article="About {title}:")
     return WikiBuilder(lm, plan, needs, EntityMatcher(wordnet=""), RULES, prompt)
 
 
-def tokens(tmp_path, lm):
-    return wiki(tmp_path, lm, "tokens")
-
-
-def several(tmp_path, lm):
-    return wiki(tmp_path, lm, "predicting", (Feature((2,), pool="mean"), SITE))
+SITE = Feature((1, 2), "mlp_out", "mean")
+tokens = partial(wiki, pool="tokens")
+several = partial(wiki, pool="predicting", more=(Feature((2,), pool="mean"), SITE))
 
 
 def cot(tmp_path, lm, more=()):
@@ -99,8 +88,7 @@ def cot(tmp_path, lm, more=()):
     )  # fmt: skip
 
 
-def cot_several(tmp_path, lm):
-    return cot(tmp_path, lm, (SITE, Feature((2,), pool="last")))
+cot_several = partial(cot, more=(SITE, Feature((2,), pool="last")))
 
 
 def filled(tmp_path, name, make, lm, step, *, size=7, balanced=False):
@@ -191,25 +179,7 @@ def test_of_the_real_model_too(tmp_path, monkeypatch, arguments):
     arguments = [*arguments, "limit=9", "shard_size=10", "batch_size=4", "layers=[6,12]"]
     cli.run("datagen", [*arguments, f"out={tmp_path}/whole"])
     monkeypatch.setattr(writer, "PART", 0.0)
-    write, runs = FeatureStore.write_shard, 0
-    for _ in range(60):
-        written = []
-
-        def once(self, *given, written=written, **named):
-            if written:
-                raise Killed
-            write(self, *given, **named)
-            written.append(1)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(FeatureStore, "write_shard", once)
-            try:
-                cli.run("datagen", [*arguments, f"out={tmp_path}/killed"])
-            except Killed:
-                runs += 1
-                continue
-        break
-    assert runs > 4
+    assert shard_by_shard(monkeypatch, [*arguments, f"out={tmp_path}/killed"]) > 4
     names = ("shards", "manifest.json")
     whole, killed = (contents(tmp_path / name) for name in ("whole", "killed"))
     chosen = [{k: v for k, v in found.items() if k.startswith(names)} for found in (whole, killed)]
@@ -248,10 +218,7 @@ def test_of_several_features_each_is_what_it_is_alone(tmp_path, make):
         read = whole.feature(pool=spec.pool, site=spec.site)
         assert read.spec == alone.spec and read.table().equals(alone.table())
         np.testing.assert_array_equal(read.states(spec.layers), alone.states(spec.layers))
-
-
-@pytest.mark.parametrize("make", [several, cot_several])
-def test_balance_drops_the_rows_of_every_feature(tmp_path, make):
+    # Balancing drops the rows of every feature.
     store, after = (filled(tmp_path, f"b{b}", make, Scripted(), NEVER, balanced=b) for b in (False, True))
     kept = store.table()["id"].isin(after.table()["id"]).to_numpy()
     assert 0 < kept.sum() == len(after) < len(store)

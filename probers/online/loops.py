@@ -92,11 +92,6 @@ class WatchedBatch:
         self._keys: weakref.ref[Tensor] | None = None
         self._asked = 0
 
-    @property
-    def begun(self) -> bool:
-        """Whether any states were read."""
-        return self._added > 0
-
     def refuse(self, why: str) -> None:
         self.problem = self.problem or UserError(why, code="unsupported")
 
@@ -113,7 +108,7 @@ class WatchedBatch:
 
     def lengths(self, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """(rows,) tokens of the prompts without padding, and tokens forwarded after them."""
-        written = len(self.tokens) + self.begun if self.predicting else len(self.tokens) + 1
+        written = len(self.tokens) + bool(self._added) if self.predicting else len(self.tokens) + 1
         prompts = torch.full((self.rows,), self._length)
         if mask is not None and mask.dim() == 2:
             prompts = mask[:, : self._length].sum(dim=1)
@@ -124,11 +119,12 @@ class WatchedBatch:
         over = self._ended.to(tokens.device) | self.stopped.to(tokens.device)
         return ~(torch.isin(tokens, self._special.to(tokens.device)) | over)
 
-    def add(self, tokens: Tensor | None, states: Tensor) -> None:
-        """Take a forwarded token (rows,) per row, None for the prompt's last; states (rows, layers, d)."""
-        if tokens is None:
+    def add(self, given: dict[str, Any], states: Tensor) -> None:
+        """Take the states (rows, layers, d) of a pass's token of each row, or of the prompt's last."""
+        if self.predicting and not self._added:
             live = torch.ones(self.rows, dtype=torch.bool, device=states.device)
         else:
+            tokens = given["input_ids"][:, 0]
             live = self.counted(tokens).to(states.device)
             self._ended = self._ended.to(tokens.device) | torch.isin(tokens, self.eos.to(tokens.device))
             self._lives.append(live)
@@ -300,8 +296,7 @@ class GenerationWatcher(ExitStack):
         batch.passed(cache, given)
         self.cache = cache if self._keep_cache else None
         if states is not None:
-            begins = batch.predicting and not batch.begun
-            batch.add(None if begins else given["input_ids"][:, 0], states[:, -1])
+            batch.add(given, states[:, -1])
 
 
 def _first_keys(cache: Any) -> Tensor | None:

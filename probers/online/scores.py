@@ -25,7 +25,7 @@ from ..capture.pooling import (
     as_stored,
     token_pool,
     token_vectors,
-)
+)  # fmt: skip
 from ..heads import ProbeHead
 from ..store.spec import FeatureSpec, ModelSpec
 from ..types import Needs, Pool, RunError, UserError
@@ -74,11 +74,7 @@ class GrowingVectors:
         self._pools: dict[Hashable, tuple[StreamingPool, int]] = {}
 
     def add(self, keys: Sequence[Hashable], vectors: Tensor) -> Tensor:
-        """Take one more token of some texts; the vector of each text after it.
-
-        ``keys``, each at most once, name the texts of ``vectors`` (texts, heads, width), of
-        ``token_vectors``.
-        """
+        """Take one more token of some texts, (texts, heads, width); the vector of each text after it."""
         if self._pool in PER_TOKEN or not len(vectors):
             return vectors
         so_far = []
@@ -117,21 +113,19 @@ class GrowingScores:
         Raises:
             RunError: a state that is not finite, also as the prober's number format has it; names the layer.
         """
-        found = self.add_each(keys, states)
-        for result in found:
-            if isinstance(result, RunError):
-                raise result
-        return [float(result) for result in found if not isinstance(result, RunError)]
+        scores: list[float] = []
+        for found in self.add_each(keys, states):
+            if isinstance(found, RunError):
+                raise found
+            scores.append(found)
+        return scores
 
     def add_each(
         self, keys: Sequence[Hashable], states: Tensor, names: Sequence[str] = ()
     ) -> list[float | RunError]:
         """Take one more token as :meth:`add`; a text whose state is not finite has an error for a score.
 
-        Such a state is no part of what is pooled, and the other texts' scores are those they have alone.
-
-        Args:
-            names: of the texts in their errors.
+        Such a state is not pooled. ``names`` are the texts' in their errors.
         """
         feature = self._bank.spec.feature
         stored = as_stored(token_vectors(states, feature.pool), self._bank.spec.dtype)
@@ -143,13 +137,11 @@ class GrowingScores:
             found[row] = broken_state(
                 feature, layer, f"a token of {names[row] if names else 'a growing text'}"
             )
-        kept = fine.nonzero().flatten()
-        if not len(kept):
+        if not (kept := fine.nonzero().flatten().tolist()):
             return found
-        some = [keys[i] for i in kept.tolist()]
-        vectors = self._vectors.add(some, token_vectors(states[kept], feature.pool))
-        scores, distances = score_vectors(self._bank, vectors)
-        for place, row in enumerate(kept.tolist()):
+        own = token_vectors(states[kept], feature.pool)
+        scores, distances = score_vectors(self._bank, self._vectors.add([keys[i] for i in kept], own))
+        for place, row in enumerate(kept):
             found[row] = scores[place]
             if distances is not None:
                 self._distances.setdefault(keys[row], []).append(distances[place])
@@ -205,10 +197,7 @@ def check_spans(spans: Any, tokens: int) -> np.ndarray:
 
 
 def aggregate(values: np.ndarray, spans: Any, how: Aggregate) -> np.ndarray:
-    """Values of spans, (n, ...) float64, from ``values`` (t, ...) of tokens.
-
-    ``spans`` (n, 2) are first token and the one after the last; one that is empty or outside is a ValueError.
-    """
+    """Values of spans, (n, ...) float64, from ``values`` (t, ...) of tokens; ``spans`` as of check_spans."""
     check_aggregate(how)
     values, bounds = np.asarray(values, dtype=np.float64), check_spans(spans, len(values))
     if how == "last":

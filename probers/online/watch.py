@@ -81,9 +81,9 @@ class Scores(AbstractContextManager["Scores"]):
             UserError: as :attr:`tokens`, or no token of a row was read.
         """
         tokens = self.tokens
-        empty = [row for row, scores in enumerate(tokens) if not len(scores)]
-        if empty:
-            raise UserError(f"row {empty[0]} has no score yet: call scores.finish(sequences)", code="empty")
+        for row, scores in enumerate(tokens):
+            if not len(scores):
+                raise UserError(f"row {row} has no score yet: call scores.finish(sequences)", code="empty")
         return np.array([scores[-1] for scores in tokens], dtype=np.float64)
 
     @property
@@ -127,15 +127,14 @@ class Scores(AbstractContextManager["Scores"]):
         batch = self._batch()
         batch.scores()
         ids: Tensor = getattr(sequences, "sequences", sequences)
-        read = len(batch.tokens)
-        columns = batch.prompt.shape[1]
+        read, columns = len(batch.tokens), batch.prompt.shape[1]
         same = ids.dim() == 2 and len(ids) == batch.rows and 0 <= ids.shape[1] - columns - read <= 1
         if same and read:
             seen = torch.stack(batch.tokens, dim=1).to(ids.device)
             same = torch.equal(ids[:, columns : columns + read], seen)
         if not same:
             raise UserError(
-                "finish needs the sequences that generate has just returned, unchanged", code="mismatch"
+                "finish needs the sequences that generate has just returned, unchanged", "mismatch"
             )
         last = ids[:, columns + read :]
         if last.shape[1] and bool(batch.counted(last[:, 0]).any()):
@@ -203,9 +202,7 @@ class StopOnScore(StoppingCriteria):
             RunError: NaN or infinite states; names layer and token.
         """
         if not self._finalizer.alive:
-            raise UserError(
-                "this criterion was closed: make another by bank.stopping_criteria", code="conflict"
-            )
+            raise UserError("this criterion is closed: call bank.stopping_criteria again", code="conflict")
         batch = self._watcher.batch
         if batch is None:
             raise UserError("this criterion watches another model than the one that runs", code="mismatch")
@@ -258,8 +255,7 @@ class GrowingText:
     def first_above(self, threshold: float, scores: Sequence[float], *, over: bool) -> WrittenEntity | None:
         """The first entity that has begun with a score above a threshold.
 
-        ``scores`` are of the state before each token pushed so far; ``over`` says that the last word is
-        whole.
+        ``scores`` are of the state before each token so far; ``over`` says that the last word is whole.
         """
         text = self._stream.visible
         if not over:

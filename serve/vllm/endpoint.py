@@ -52,11 +52,7 @@ class Scores:
         app.post("/v1/chat/completions", dependencies=checked)(chat_completions)
 
     async def init_state(self, engine_client: EngineClient | None, state: State, args: Namespace) -> None:
-        """Load the prober to assess whole texts.
-
-        Raises:
-            UserError: the server has none.
-        """
+        """Load the prober to assess whole texts (UserError: the server has none)."""
         if engine_client is not None:
             state.probers = _Assessing(engine_client)
 
@@ -118,10 +114,8 @@ async def _answered(request: _Asked, raw: Request, stock: Callable[..., Awaitabl
 def _threshold(request: _Asked) -> float | None:
     extra = request.model_extra or {}
     if extra.get("retrieval") is not None:
-        raise UserError(
-            "retrieval is not offered by backend=vllm: leave it out, or use backend=transformers",
-            "unsupported",
-        )
+        told = "retrieval is not offered by backend=vllm: leave it out, or use backend=transformers"
+        raise UserError(told, "unsupported")
     given = extra.get("hallucination") or {}
     threshold = given.get("threshold") if isinstance(given, dict) else given
     if threshold is not None and (isinstance(threshold, bool) or not isinstance(threshold, int | float)):

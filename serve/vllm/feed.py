@@ -73,11 +73,7 @@ class ScoreFeed:
         self._released.append(scored.key)
 
     async def until(self, ready: Callable[[], bool], *, certain: bool = False) -> None:
-        """Wait until ``ready``.
-
-        Args:
-            certain: stop waiting after one whole fetch, which has everything computed so far.
-        """
+        """Wait until ``ready``; ``certain``: or one whole fetch, which has all computed so far, is over."""
         before = self._begun
         loop = asyncio.get_running_loop()
         deadline = loop.time() + _LONGEST_WAIT
@@ -88,12 +84,7 @@ class ScoreFeed:
                 return
 
     async def close(self, scored: Scored, name: str, prompt: Sequence[int], text: Sequence[int]) -> None:
-        """Have the last token of an ended text scored, unless the text fills the context.
-
-        Args:
-            name: key of the text in ``scored.texts``.
-            prompt, text: tokens.
-        """
+        """Have the last token of an ended text scored, unless prompt and text fill the context."""
         if len(prompt) + len(text) >= self._engine.model_config.max_model_len:
             return
         params = SamplingParams(

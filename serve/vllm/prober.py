@@ -35,13 +35,10 @@ _SCHEDULER = "probers.serve.vllm.worker.ScoringScheduler"
 
 @dataclass(frozen=True, slots=True)
 class ServedProber:
-    """The prober that scores.
+    """The prober that scores: folder, hub id or name of a shipped one, and an option of :class:`ProbeBank`.
 
-    Attributes:
-        prober: folder or hub id, or the name of a shipped one.
-        allow_other: option of :class:`probers.bank.bank.ProbeBank`.
-        layers: layers read of every token, filled in by :meth:`with_layers`: a compiled graph that returns
-            other layers must have another key.
+    ``layers`` read of every token are filled in by :meth:`with_layers`: a compiled graph that returns other
+    layers must have another key.
     """
 
     prober: str
@@ -89,11 +86,7 @@ class ServedProber:
 def model_spec(name: str, source: str, config: Any, dtype: str) -> ModelSpec:
     """Describe a server's model for :meth:`ProbeBank.check_model`.
 
-    Args:
-        name: the user's name of it.
-        source: its folder or hub id.
-        config: its configuration, of transformers.
-        dtype: its number format.
+    ``name`` is the user's, ``source`` its folder or hub id, ``config`` of transformers.
     """
     text = config.get_text_config()
     folder = str(Path(source).expanduser())
@@ -103,11 +96,6 @@ def model_spec(name: str, source: str, config: Any, dtype: str) -> ModelSpec:
 
 def command(settings: Serve, prober: str) -> tuple[list[str], dict[str, str]]:
     """Make the command line and the additional environment of the server.
-
-    Args:
-        settings: model, allow_other, served_name, host, port and api_key are used (PROBERS_API_KEY in the
-            environment also sets the key).
-        prober: folder or hub id, or the name of a shipped one.
 
     Raises:
         UserError: an option that vLLM lacks, no such model, a prober of another model, or one that reads
