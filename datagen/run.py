@@ -13,7 +13,7 @@ import numpy as np
 
 from probers.checksums import inputs
 from probers.commands.inputs import load_matcher, load_model, load_passages, prompt_files, question_source
-from probers.commands.merge import PartRuns, part_of
+from probers.commands.merge import PartRuns
 from probers.commands.runs import RunFolder, identity
 from probers.commands.settings import plain
 from probers.data.questions import open_questions
@@ -240,7 +240,7 @@ def run(settings: Datagen, parts: PartRuns | None = None) -> Path:
         UserError: anything wrong with the request, before any model runs.
     """
     _check_pools(settings)
-    part = part_of(settings)
+    part = settings.partition
     quotas = _quotas(settings)
     make = {"cot": _cot, "wiki": _wiki}[settings.source](settings)
     named = (

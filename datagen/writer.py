@@ -24,8 +24,8 @@ from tqdm import tqdm
 
 from probers.checksums import sha256
 from probers.commands.merge import PartRuns
+from probers.commands.runs import tell
 from probers.files import writing
-from probers.progress import tell
 from probers.store.files import MANIFEST, read_rows, read_sidecar, shard_file, state_suffixes, written_shards
 from probers.store.reader import StateReader
 from probers.store.store import FeatureStore

@@ -1,21 +1,29 @@
-"""Digests that name content, and checksums that reveal damage; each file is hashed once until it changes."""
+"""Digests that name content, and checksums that reveal damage in files and journals.
+
+Each file is hashed once until it changes.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .files import canonical_json, digest, read_json, regular, write_text
-from .types import RunError, first_line
+from .files import canonical_json, digest, read_json, read_text, regular, write_bytes, write_text, writing
+from .types import RunError, UserError, first_line
 
 log = logging.getLogger(__name__)
 
 _BLOCK = 1 << 20  # bytes
+#: Bytes of the part of a file at each end that named an input in earlier versions.
+_END = 1 << 20
 #: Bytes read at each sampled place of a file, and the number of places.
 _SAMPLE, _PLACES = 4096, 64
 _RACY = 2_000_000_000  # nanoseconds: clocks of file systems may be this coarse
@@ -26,6 +34,12 @@ _MANY = 2_000_000_000  # bytes: reading more is announced
 CACHE = Path("runs/cache")
 
 
+def draw_key(purpose: str, seed: int, text: str) -> int:
+    """Draw a number below 2**64, the same on every machine and in every order; each purpose draws anew."""
+    blob = f"{purpose}:{seed}:{text}".encode("utf-8", "surrogatepass")
+    return int.from_bytes(hashlib.blake2b(blob, digest_size=8).digest(), "big")
+
+
 def sha256(path: Path) -> str:
     """Hash the whole file with SHA-256, in hexadecimal digits."""
     return _hashed(path, hashlib.sha256())
@@ -34,18 +48,12 @@ def sha256(path: Path) -> str:
 def file_digest(path: Path, cache: Path = CACHE) -> str:
     """Hash the whole file (BLAKE2b, 32 hexadecimal digits), reading it again only after it has changed.
 
-    Args:
-        path: the file.
-        cache: folder that remembers the digest by the file's path, size, times and inode.
+    ``cache`` remembers the digest by the file's path, size, times and inode.
     """
     stat = path.stat()
     memory = cache / "files" / f"{digest(str(path.resolve()), 24)}.json"
     name = f"{stat.st_size} {stat.st_ino}"
     return dict(_digests({name: path}, memory, lambda: hashlib.blake2b(digest_size=16)))[name]
-
-
-#: Bytes of the part of a file at each end that named an input in earlier versions.
-_END = 1 << 20
 
 
 def inputs(*sources: str | Path, ends: bool = False) -> dict[str, str]:
@@ -161,11 +169,9 @@ def seal(value: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unseal(value: Any, *, older: bool = True) -> dict[str, Any]:
-    """Check and remove the checksum that :func:`seal` added.
+    """Check and remove the checksum that :func:`seal` added to parsed JSON.
 
-    Args:
-        value: parsed JSON.
-        older: accept a value without a checksum, as older versions wrote them.
+    ``older`` accepts a value without one, as older versions wrote them.
 
     Raises:
         ValueError: it is damaged.
@@ -196,11 +202,9 @@ def unsealed(path: Path, *, older: bool = True) -> dict[str, Any]:
 
 
 def made_once(path: Path, make: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
-    """Read what ``make`` returned in an earlier run, or call it now and write the file.
+    """Read the plain containers that ``make`` returned in an earlier run, or make them and write the file.
 
-    Args:
-        path: a file with its own checksum; a damaged one is made again.
-        make: returns plain containers.
+    A damaged file is made again.
     """
     try:
         return unsealed(path, older=False)
@@ -213,7 +217,7 @@ def made_once(path: Path, make: Callable[[], Mapping[str, Any]]) -> dict[str, An
 
 
 def take(folder: Path, names: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Record size and checksum of files in a folder for :func:`check`: ``bytes`` and ``sha256``."""
+    """Record ``bytes`` and ``sha256`` of files in a folder for :func:`check`."""
     return {
         name: {"bytes": (folder / name).stat().st_size, "sha256": sha256(folder / name)} for name in names
     }
@@ -222,7 +226,7 @@ def take(folder: Path, names: Iterable[str]) -> dict[str, dict[str, Any]]:
 def check(
     folder: Path, files: Mapping[str, Mapping[str, Any]], *, contents: bool = True, anew: bool = False
 ) -> tuple[str, str] | None:
-    """Find the first file that is not as it was written.
+    """Find the first file that is not as it was written, with the problem; None where all are sound.
 
     A file is read again only after its times have changed. Digests are remembered in
     ``.<folder>.checked.json`` beside the folder, or not at all where that cannot be written.
@@ -232,9 +236,6 @@ def check(
         files: size and checksum by name, from :func:`take`.
         contents: False compares sizes alone.
         anew: read every file, whatever is remembered.
-
-    Returns:
-        Name and problem; None where all files are sound.
     """
     for name, file in files.items():
         try:
@@ -256,3 +257,77 @@ def check(
         if found != files[name]["sha256"]:
             return name, "was altered"
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """Content of a journal.
+
+    Attributes:
+        records: the sound lines by number, from 1.
+        damaged: numbers of the lines that are not as they were written.
+        cut: a last line without its end was left out.
+    """
+
+    records: dict[int, dict[str, Any]]
+    damaged: tuple[int, ...] = ()
+    cut: bool = False
+
+
+@dataclass(frozen=True)
+class Journal:
+    """Append-only JSON lines, each with its own checksum, which survive a kill at any byte."""
+
+    path: Path
+
+    def read(self) -> Lines:
+        """Read all sound lines; none where there is no file.
+
+        Raises:
+            UserError: the path is a link, folder, pipe or device.
+        """
+        try:
+            regular(self.path)
+        except FileNotFoundError:
+            return Lines({})
+        except ValueError as error:
+            raise UserError(f"{self.path} {error}: remove it", "bad-file") from error
+        *lines, rest = self.path.read_bytes().split(b"\n")
+        records: dict[int, dict[str, Any]] = {}
+        for number, line in enumerate(lines, 1):
+            with suppress(ValueError, RecursionError):
+                records[number] = unseal(json.loads(line), older=False)
+        damaged = tuple(n for n in range(1, len(lines) + 1) if n not in records)
+        return Lines(records, damaged, bool(rest))
+
+    def append(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """Add records and have them on disk before returning; a kill leaves all of them or none."""
+        with writing(self.path), self.path.open("ab") as file:
+            file.write(sealed_lines(records).encode())
+            file.flush()
+            os.fsync(file.fileno())
+
+    def rewrite(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """Replace the file, whole or not at all."""
+        write_bytes(self.path, sealed_lines(records).encode())
+
+
+def sealed_lines(records: Iterable[Mapping[str, Any]]) -> str:
+    """Format records as JSON lines, each with its own checksum."""
+    return "".join(f"{json.dumps(seal(r), ensure_ascii=False, allow_nan=False)}\n" for r in records)
+
+
+def unsealed_lines(path: Path) -> list[dict[str, Any]]:
+    """Read a whole file of :func:`sealed_lines`, in which every line must be sound.
+
+    Raises:
+        OSError: the file is missing or unreadable.
+        ValueError: a line is damaged; names it.
+    """
+    found = []
+    for number, line in enumerate(read_text(path).removesuffix("\n").split("\n"), 1):
+        try:
+            found.append(unseal(json.loads(line), older=False))
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"is damaged in line {number} ({first_line(error)})") from error
+    return found

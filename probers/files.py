@@ -20,13 +20,7 @@ RESUMES = "what was finished is kept, and the same command resumes once that is 
 
 
 def write_bytes(path: Path, blob: bytes, then: str = RESUMES) -> None:
-    """Write a file so that a reader sees all of it or none; a failure leaves nothing behind.
-
-    Folders that are not there are made.
-
-    Raises:
-        RunError: as :func:`writing`.
-    """
+    """Write a file, whole or not at all, and the folders above it; ``then`` as for :func:`writing`."""
     temporary = path.with_name(f".{path.name}.tmp")
     with writing(path, then):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -49,11 +43,7 @@ def write_text(path: Path, text: str) -> None:
 
 @contextmanager
 def writing(path: Path, then: str = RESUMES) -> Iterator[None]:
-    """Turn a failure to write ``path`` into one sentence that says what ``then`` is possible.
-
-    Raises:
-        RunError: a full disk, a used-up quota, a folder that may not be written to, ...
-    """
+    """Turn a failure to write ``path`` into a RunError that says what ``then`` is possible."""
     try:
         yield
     except OSError as error:
@@ -63,23 +53,23 @@ def writing(path: Path, then: str = RESUMES) -> Iterator[None]:
 
 
 def digest(content: str | bytes, length: int = 16) -> str:
-    """The first hexadecimal digits of the SHA-256 of bytes, or of a text in UTF-8."""
+    """Compute the first hexadecimal digits of the SHA-256 of bytes, or of a text in UTF-8."""
     blob = content.encode("utf-8", "surrogatepass") if isinstance(content, str) else content
     return hashlib.sha256(blob).hexdigest()[:length]
 
 
 def canonical_json(value: Any) -> str:
-    """JSON with sorted keys and a fixed layout: equal values give equal bytes."""
+    """Format as JSON with sorted keys and a fixed layout: equal values give equal bytes."""
     return json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def regular(path: Path) -> os.stat_result:
-    """Facts about a file that is one: no link out of its folder, pipe, socket or device.
+    """Read the facts of a file that is no link out of its folder, folder, pipe or device.
 
     A link within a download of the Hub, whose snapshots are links to its blobs, counts as a file.
 
     Raises:
-        OSError: it is not there, or cannot be reached.
+        OSError: it is missing or out of reach.
         ValueError: it is something else; says what.
     """
     found = path.lstat()
@@ -95,11 +85,7 @@ def regular(path: Path) -> os.stat_result:
 
 
 def check_file(path: str | Path) -> None:
-    """Refuse what is no file, also behind links: reading a pipe or a device may never end.
-
-    Raises:
-        OSError: it is not there, cannot be reached, or is something else; says what.
-    """
+    """Refuse a path that leads to no file (OSError): reading a pipe or a device may never end."""
     if not stat.S_ISREG(os.stat(path).st_mode):
         raise OSError(errno.EINVAL, "it is a folder, pipe or device, and no file", str(path))
 
@@ -113,10 +99,10 @@ DEEP = "has too many brackets within each other"
 
 
 def read_bytes(path: Path, most: int = _LARGEST) -> bytes:
-    """Read a regular file of at most so many bytes.
+    """Read a regular file of at most ``most`` bytes.
 
     Raises:
-        OSError: it is not there, or cannot be read.
+        OSError: it is missing, or cannot be read.
         ValueError: says what is wrong with it.
     """
     if (size := regular(path).st_size) > most:
@@ -133,11 +119,7 @@ def read_text(path: Path) -> str:
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file in which every number is finite.
-
-    Raises:
-        OSError, ValueError: as :func:`read_bytes`.
-    """
+    """:func:`read_bytes` for JSON in which every number is finite."""
     try:
         value = json.loads(read_text(path), parse_int=_whole, parse_float=_finite, parse_constant=_finite)
     except json.JSONDecodeError as error:

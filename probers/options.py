@@ -1,8 +1,7 @@
 """Types of option values: range and choices as annotations, checked by pydantic and told in words.
 
-An annotation of a dataclass's field or a constructor's parameter, such as ``Count`` or
-``Literal["mean", "max"] | None``, serves three times: a value is checked against it, the message about a
-wrong value lists what it allows, and ``--help`` shows it.
+An annotation such as ``Count`` or ``Literal["mean", "max"] | None`` serves three times: a value is checked
+against it, the message about a wrong value lists what it allows, and ``--help`` shows it.
 """
 
 from __future__ import annotations
@@ -40,16 +39,12 @@ _STRICT = ConfigDict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=T
 
 
 def check_options(kind: Any, values: Mapping[str, Any], prefix: str = "") -> None:
-    """Check values against the fields of a dataclass; fields that are dataclasses are blocks of options.
+    """Check the plain values of any fields of a dataclass; fields that are dataclasses are blocks of options.
 
-    Args:
-        kind: the dataclass.
-        values: plain values by field, any of which may be missing.
-        prefix: prefix of the keys in messages, e.g. "model.".
+    ``prefix`` stands before the keys in messages, as "model.".
 
     Raises:
-        UserError: an unknown key, or the first value that is not allowed; names the key and lists what is
-            allowed.
+        UserError: an unknown key, or the first value that is not allowed; lists what is.
     """
     hints = field_types(kind)
     _refuse_unknown(values, hints, prefix)
@@ -67,32 +62,18 @@ def check_options(kind: Any, values: Mapping[str, Any], prefix: str = "") -> Non
 
 
 def check_record(kind: Any, values: Any, prefix: str = "") -> None:
-    """Check values from a file against the fields of a dataclass, all of which must be there.
-
-    Args:
-        kind: the dataclass.
-        values: plain values by field.
-        prefix: as for :func:`check_options`.
-
-    Raises:
-        UserError: a missing or unknown field, or as :func:`check_options`.
-    """
+    """Check plain values from a file as :func:`check_options`; all fields must be there."""
     names = [field.name for field in fields(kind)]
     odd = sorted(set(values) ^ set(names)) if isinstance(values, Mapping) else [shown(values)]
     if odd:
         name = kind.__name__.lstrip("_")
-        raise UserError(
-            f"a {name} has the fields {sorted(names)}; missing or unknown: {shown(odd)}", "bad-file"
-        )
+        told = f"a {name} has the fields {sorted(names)}; missing or unknown: {shown(odd)}"
+        raise UserError(told, "bad-file")
     check_options(kind, values, prefix)
 
 
 def check_component(target: Callable[..., Any], values: Mapping[str, Any], prefix: str) -> None:
-    """Check values against the parameters of a class or function.
-
-    Raises:
-        UserError: as :func:`check_options`.
-    """
+    """Check values against the parameters of a class or function, as :func:`check_options`."""
     hints = field_types(target)
     _refuse_unknown(values, hints, prefix)
     for name, value in values.items():
@@ -106,11 +87,7 @@ def _refuse_unknown(names: Collection[str], known: Collection[str], prefix: str)
 
 
 def check_value(key: str, value: Any, annotation: Any) -> None:
-    """Check one plain value: null, true, a number, a text, or lists and mappings of these.
-
-    Raises:
-        UserError: the value is not allowed; lists what is.
-    """
+    """Check one plain value: null, true, a number, a text, or lists and mappings of these."""
     if (number := _too_large(value)) is not None:
         raise UserError(f"{key}={shown(value)} is too large: {number:,} is not below {_MOST:,}")
     try:
@@ -121,7 +98,6 @@ def check_value(key: str, value: Any, annotation: Any) -> None:
 
 
 def _too_large(value: Any) -> int | None:
-    """Find a whole number beyond the largest of any option."""
     if isinstance(value, (list, dict)):
         inner = value.values() if isinstance(value, dict) else value
         return next((n for each in inner if (n := _too_large(each)) is not None), None)

@@ -1,8 +1,7 @@
 """Text for HTML pages and Markdown cards: Jinja2 templates, escaping, numbers, intervals.
 
-Everything a model, a corpus or a user wrote passes through :func:`esc` or :func:`markdown`
-before it meets markup; every number passes through :func:`num`, so that a figure that does
-not apply is a dash everywhere.
+What a model, a corpus or a user wrote passes through :func:`esc` or :func:`markdown` before it meets markup,
+and every number through :func:`num`, so that a figure that does not apply is a dash everywhere.
 """
 
 from __future__ import annotations
@@ -39,16 +38,11 @@ _NAME = re.compile(r"[\w.,=+@/-]+")
 
 
 def render(template: str, **values: Any) -> str:
-    """Fill in a template.
+    """Fill in a template, by package and file, such as "probers.train/card.md.j2".
 
-    All that is not markup already is text: of HTML (:func:`esc`), where an indented line goes on where the
-    line before it ended, or of Markdown (:func:`markdown`), where the filter ``code`` is for what stands
-    within code.
-
-    Args:
-        template: its package and file, such as "probers.train/card.md.j2"; HTML ends in ".html.j2",
-            all else is Markdown.
-        values: the names it uses; one that is missing is an error.
+    All values that are no markup are text: of HTML (:func:`esc`) in a file ".html.j2", where an indented line
+    goes on where the line before it ended, else of Markdown (:func:`markdown`), where the filter ``code`` is
+    for what stands within code. A missing value is an error.
     """
     return _environment(template.endswith(".html.j2")).get_template(template).render(values)
 
@@ -79,7 +73,6 @@ def _source(name: str) -> str:
 
 
 def _style(name: str) -> Markup:
-    """A style sheet, by package and file."""
     return Markup(_source(name))
 
 
@@ -92,7 +85,7 @@ def _inert(value: Any) -> Markup:
 
 
 def markdown(value: object) -> Markup:
-    """Text as one line of inert Markdown, also in a table's cell; markup stays as it is."""
+    """Make text one line of inert Markdown, also in a table's cell; markup stays as it is."""
     if isinstance(value, Markup):
         return value
     return Markup(_MARKDOWN.sub(r"\\\g<0>", _line(value)))
@@ -108,41 +101,36 @@ def _line(value: object) -> str:
 
 
 def public_path(path: str | PurePath, instead: str) -> str:
-    """A path as a published card shows it: without where it lies on this machine.
-
-    Args:
-        path: of a file or folder.
-        instead: what stands for one that is no plain name.
-    """
+    """Show a path in a published card without where it lies here; ``instead`` if it is no plain name."""
     path = PurePath(path)
     shown = path.name if path.is_absolute() or path.parts[:1] in (("~",), ("..",)) else str(path)
     return shown if _NAME.fullmatch(shown) else instead
 
 
 def public_model(name: str) -> str:
-    """A model's name as a published card shows it: an id on the Hub, or the name of its folder."""
+    """Show a model's name in a published card: an id on the Hub, or the name of its folder."""
     return hub_id(name) or PurePath(name).name or name
 
 
 def hub_id(name: str) -> str | None:
-    """A model's name where it is an id on the Hub and no folder here; None otherwise."""
+    """Return a model's name where it is an id on the Hub and no folder here; None otherwise."""
     return name if _HUB_ID.fullmatch(name) and not Path(name).exists() else None
 
 
 def esc(value: object) -> str:
-    """Text as inert HTML, safe in element content and in double-quoted attributes."""
+    """Escape text for HTML: element content and double-quoted attributes."""
     return html.escape(_NOT_HTML.sub("\ufffd", str(value)), quote=True)
 
 
 def number(value: Any) -> float | None:
-    """The finite number in ``value``, or None for null, NaN, infinities and other types."""
+    """Read a finite number; None for null, NaN, infinities and other types."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     return float(value) if math.isfinite(value) else None
 
 
 def num(value: Any, digits: int = 2, *, sign: bool = False) -> str:
-    """A number with fixed digits and a true minus sign; a dash when there is none."""
+    """Format a number with fixed digits and a true minus sign; a dash when there is none."""
     found = number(value)
     if found is None:
         return DASH
@@ -153,5 +141,5 @@ def num(value: Any, digits: int = 2, *, sign: bool = False) -> str:
 
 
 def span(ends: Iterable[float], digits: int = 2, *, sign: bool = False) -> str:
-    """An interval in words, "0.51 to 0.57"."""
+    """Format an interval, "0.51 to 0.57"."""
     return " to ".join(num(end, digits, sign=sign) for end in ends)

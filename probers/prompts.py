@@ -1,7 +1,6 @@
 """Prompt templates: how a question, its passages, an answer so far or an article become text.
 
-One template serves datagen and the RAG loop, so that no method can differ from
-another by a typo, and its hash is part of the FeatureSpec.
+One template serves datagen and the RAG loop, and its hash is part of the FeatureSpec.
 """
 
 from __future__ import annotations
@@ -30,10 +29,9 @@ _PLACE = "\ue000"
 class PromptTemplate:
     """Few-shot question prompt with optional passages, and the prompt for continuing an article.
 
-    A question's prompt is ``exemplars``, then the passages (if any) under ``context``, one
-    ``passage`` line each, and ``task``, then ``question``; the model continues with a rationale
-    and ``answer_cue`` followed by the answer. An article's is ``article``, and then the
-    article up to where the model is to go on.
+    A question's prompt is ``exemplars``, then the passages (if any) under ``context``, one ``passage`` line
+    each, and ``task``, then ``question``; the model continues with a rationale and ``answer_cue`` followed by
+    the answer. An article's is ``article``, and then the article up to where the model is to go on.
 
     Attributes:
         name: its name, in records and messages.
@@ -46,13 +44,9 @@ class PromptTemplate:
         answer_cue: words that announce the final answer; "" where it is the entity that is written first.
         stop: strings that end an answer.
         article: instruction before an article, with ``{title}``; "" continues it as it stands.
-        chat: put it all through the chat template of the model's tokenizer: questions and
-            instructions as the user's message, what the model continues as the beginning of
-            its answer. The template must then be bound with :meth:`bind`.
-
-    Raises:
-        UserError: ``exemplars_file`` is not a file, or no text; braces in a form that hold anything but
-            the names it may have.
+        chat: put it all through the chat template of the model's tokenizer: questions and instructions as the
+            user's message, what the model continues as the beginning of its answer. The template must then be
+            bound with :meth:`bind`.
     """
 
     name: str = "testbed"
@@ -76,11 +70,7 @@ class PromptTemplate:
             _check_form(name, getattr(self, name), fields)
 
     def bind(self, tokenizer: Any) -> PromptTemplate:
-        """The template for one model; itself unless ``chat``.
-
-        Raises:
-            UserError: the tokenizer has no chat template.
-        """
+        """Bind to one model's chat template (UserError if it has none); itself unless ``chat``."""
         if not self.chat:
             return self
         bound = replace(self)
@@ -88,12 +78,7 @@ class PromptTemplate:
         return bound
 
     def question(self, question: str, passages: Sequence[str] = (), *, partial: str = "") -> str:
-        """The prompt for ``question``.
-
-        Args:
-            passages: passage texts, best first.
-            partial: answer text already accepted, from which the model goes on.
-        """
+        """Format a question with passage texts, best first; the model goes on from the answer ``partial``."""
         parts = [self.exemplars]
         if passages:
             parts.append(self.context)
@@ -109,14 +94,14 @@ class PromptTemplate:
         return end - len(question), end
 
     def continuation(self, title: str, text: str) -> str:
-        """The prompt for going on with ``text``, the beginning of the article ``title``."""
+        """Format the beginning ``text`` of the article ``title``, to go on with."""
         instruction = self.article.format(title=title)
         if self.chat:
             return self._framed(instruction, text)
         return f"{instruction} {text}" if instruction else text
 
     def answer(self, rationale: str, answer: str) -> str:
-        """The text of a full answer, without the leading space."""
+        """Format a full answer, without the leading space."""
         return f"{rationale} {self.answer_cue} {answer}."
 
     @property
@@ -145,7 +130,7 @@ class PromptTemplate:
 
 
 def _check_form(name: str, form: str, fields: Sequence[str]) -> None:
-    """Refuse a form whose braces hold anything but the names of ``fields`` (UserError)."""
+    """Refuse a form whose braces hold anything but the names of ``fields``."""
     try:
         parts = [part for part in Formatter().parse(form) if part[1] is not None]
     except ValueError:
@@ -162,15 +147,12 @@ def _text_of(exemplars_file: str) -> str:
     """The text of a file as it stands, ends of lines included."""
     path = Path(exemplars_file)
     if not path.is_file():
-        raise UserError(
-            f"prompt.exemplars_file={exemplars_file} is not a file: give a text with the exemplars", "no-file"
-        )
+        raise UserError(f"prompt.exemplars_file={exemplars_file} is not a file with exemplars", "no-file")
     try:
         return path.read_bytes().decode("utf-8")
     except UnicodeDecodeError as error:
-        raise UserError(
-            f"prompt.exemplars_file={exemplars_file} is no text in UTF-8: {error}", "bad-file"
-        ) from error
+        told = f"prompt.exemplars_file={exemplars_file} is no text in UTF-8: {error}"
+        raise UserError(told, "bad-file") from error
 
 
 def _chat_frame(tokenizer: Any, name: str) -> tuple[str, str]:
@@ -178,14 +160,12 @@ def _chat_frame(tokenizer: Any, name: str) -> tuple[str, str]:
     text = chat_text(tokenizer, [{"role": "user", "content": _PLACE}], f"prompt={name} is a chat prompt")
     before, found, between = text.partition(_PLACE)
     if not found:
-        raise UserError(
-            f"prompt={name}: the tokenizer's chat template leaves out the user's message", "model"
-        )
+        raise UserError(f"prompt={name}: the tokenizer's chat template leaves out the message", "model")
     return before, between
 
 
 def chat_text(tokenizer: Any, messages: Sequence[Mapping[str, str]], what: str) -> str:
-    """The text of a chat up to where the model answers, without the BOS that the tokenizer puts by itself.
+    """Format a chat up to where the model answers, without the BOS that the tokenizer puts by itself.
 
     Args:
         messages: each with ``role`` and ``content``.
@@ -195,11 +175,8 @@ def chat_text(tokenizer: Any, messages: Sequence[Mapping[str, str]], what: str) 
         UserError: the tokenizer has no chat template, or it refuses the messages.
     """
     if not getattr(tokenizer, "chat_template", None):
-        raise UserError(
-            f"{what}, and the model's tokenizer has no chat template: choose a "
-            "prompt without chat, or a model that was tuned for it",
-            "model",
-        )
+        choose = "choose a prompt without chat, or a model that was tuned for it"
+        raise UserError(f"{what}, and the model's tokenizer has no chat template: {choose}", "model")
     try:
         text = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
     except TemplateError as error:
@@ -215,7 +192,7 @@ _TODAY = re.compile(r"""strftime_now\(\s*(["'])(.*?)\1\s*\)""")
 
 
 def fix_date(tokenizer: Any, day: date) -> bool:
-    """Have a tokenizer's chat template say a day in place of today; tells whether it says one."""
+    """Fix the day that a tokenizer's chat template says in place of today; tells whether it says one."""
     template = getattr(tokenizer, "chat_template", None)
     if not isinstance(template, str) or not _TODAY.search(template):
         return False
@@ -233,11 +210,9 @@ def passages_that_fit(
     asked: Sequence[tuple[str, Sequence[str], str]],
     more: Sequence[int],
 ) -> list[int]:
-    """Count the passages that each question's prompt can show; the last ones are dropped first.
+    """Count the passages that each question's prompt can show; whole ones are dropped, the last first.
 
-    Cutting a passage in the middle would take the end of a sentence, and cutting the prompt
-    on its left would take the exemplars. A prompt that is too long without any passage is
-    left to the model's ``on_too_long``.
+    A prompt that is too long without any passage is left to the model's ``on_too_long``.
 
     Args:
         fits: whether each prompt and so many tokens behind it fit the model's context.

@@ -44,12 +44,11 @@ def count(n: int, noun: str) -> str:
 
 
 def split_sentences(text: str) -> list[tuple[int, int]]:
-    """[start, end) of every sentence, without the white space around it.
+    """Find [start, end) of every sentence, without the white space around it.
 
-    A sentence ends at ``.``, ``!``, ``?`` or an ellipsis before white space, at the marks of
-    Chinese, Japanese, Hindi, Arabic and Urdu, at a line break and at the end of the text; not
-    after titles, initials and abbreviations, and not before a lower-case word. Every visible
-    character lies in exactly one sentence.
+    A sentence ends at ``.``, ``!``, ``?`` or an ellipsis before white space, at the marks of Chinese,
+    Japanese, Hindi, Arabic and Urdu, at a line break and at the end of the text; not after titles, initials
+    and abbreviations, and not before a lower-case word. Every visible character lies in exactly one sentence.
     """
     spans: list[tuple[int, int]] = []
     start = 0
@@ -92,19 +91,14 @@ def _trim(text: str, start: int, end: int) -> tuple[int, int]:
 
 @lru_cache(maxsize=1)
 def stop_words() -> frozenset[str]:
-    """English stop words of spaCy, lower case, contractions included.
+    """Read spaCy's English stop words, lower case, contractions included.
 
-    Its list is a file of its own that is read without importing the rest of spaCy,
-    which would take seconds.
-
-    Raises:
-        UserError: spaCy is not installed.
+    Their file is read without importing the rest of spaCy, which would take seconds.
     """
     package = find_spec("spacy")
     if package is None or not package.submodule_search_locations:
-        raise UserError(
-            "the stop-word list is spaCy's, which is not installed: pip install spacy", "missing-extra"
-        )
+        told = "the stop-word list is spaCy's, which is not installed: pip install spacy"
+        raise UserError(told, "missing-extra")
     path = Path(next(iter(package.submodule_search_locations))) / "lang" / "en" / "stop_words.py"
     spec = spec_from_file_location("probers._spacy_stop_words", path)
     assert spec is not None and spec.loader is not None
@@ -114,10 +108,7 @@ def stop_words() -> frozenset[str]:
 
 
 def is_stop_word(word: str) -> bool:
-    """Tell whether a white-space separated word, its punctuation aside, is a stop word.
-
-    A contraction ("don't", "he's") is one when both of its parts are.
-    """
+    """Tell whether a word, its punctuation aside, is a stop word, or a contraction of two ("he's")."""
     bare = re.sub(r"^\W+|\W+$", "", word).lower().replace("’", "'")
     known = stop_words()
     if bare in known:
@@ -144,11 +135,11 @@ def content_filter() -> str:
 
 
 def is_content(text: str, words: list[str]) -> list[bool]:
-    """For each white-space separated word of a text, whether it carries content.
+    """Tell whether each white-space separated word of a text carries content.
 
-    With spaCy's ``en_core_web_sm`` installed: it contains a token tagged as noun,
-    adjective, verb, proper noun or number (as a substring, like DRAGIN's released code).
-    Without: it has a letter or digit and is no stop word.
+    With spaCy's ``en_core_web_sm`` installed: it contains a token tagged as noun, adjective, verb, proper
+    noun or number (as a substring, like DRAGIN's released code). Without: it has a letter or digit and is no
+    stop word.
     """
     tagger = _tagger()
     if tagger is None:
@@ -159,11 +150,7 @@ def is_content(text: str, words: list[str]) -> list[bool]:
 
 @lru_cache(maxsize=2)
 def load_vectors(path: str) -> Any:
-    """Gensim ``KeyedVectors`` from a word2vec file: text, or binary when it ends in ``.bin``.
-
-    Raises:
-        UserError: no such file, a pickled file, or one that is not in the word2vec format.
-    """
+    """Load gensim ``KeyedVectors`` from a word2vec file: text, or binary when it ends in ``.bin``."""
     try:
         check_file(path)
         with open(path, "rb") as file:
@@ -171,10 +158,8 @@ def load_vectors(path: str) -> Any:
     except OSError as e:
         raise UserError(f"the vector file {path} cannot be read: {e.strerror}", "bad-file") from e
     if start[:1] == b"\x80" or path.endswith((".kv", ".model", ".pkl", ".pickle")):
-        raise UserError(
-            f"{path} is a pickled gensim file, which is not opened: save it with save_word2vec_format",
-            "bad-file",
-        )
+        told = f"{path} is a pickled gensim file, which is not opened: save it with save_word2vec_format"
+        raise UserError(told, "bad-file")
     from gensim.models import KeyedVectors
 
     try:
@@ -182,8 +167,8 @@ def load_vectors(path: str) -> Any:
         vectors = KeyedVectors.load_word2vec_format(path, binary=binary)
     except (ValueError, EOFError, UnicodeDecodeError, IndexError) as e:
         raise UserError(
-            f"{path} is not a vector file in the word2vec format: its first line says how many words there "
-            "are and of what width, and then comes every word with its numbers",
+            f"{path} is not in the word2vec format: a line with the number of words and their width, then "
+            "every word with its numbers",
             "bad-file",
         ) from e
     vectors.fill_norms()

@@ -1,12 +1,10 @@
-"""Small frozen types that cross the borders between datagen, train and rag.
-
-This module imports neither torch nor transformers, so that everything may import it.
-"""
+"""Small frozen types shared by datagen, train and rag, errors, and lazy imports; torch is not imported."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 if TYPE_CHECKING:
@@ -22,11 +20,9 @@ POOLS: tuple[str, ...] = get_args(Pool)
 #: The sides of a split, in the order in which shares of them are given.
 SPLITS = ("train", "validation", "test")
 
-
 #: What steers a terminal or begins a line, as a regular expression has it within brackets: control and
 #: direction characters, and the separators of lines and paragraphs.
 STEERING = "\\x00-\\x1f\\x7f-\\x9f\\u2028-\\u202e\\u2066-\\u2069"
-
 
 #: Stable names of what went wrong, for programs and tests; messages may be reworded at any time.
 Code = Literal[
@@ -44,18 +40,13 @@ Code = Literal[
 
 
 class ProbersError(Exception):
-    """An error of this package, told in one sentence.
-
-    Attributes:
-        code: stable name of the kind of error.
-    """
+    """An error of this package, told in one sentence; ``code`` names its kind."""
 
     def __init__(self, message: str, code: Code = "failed") -> None:
         super().__init__(message)
         self.code = code
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Keep the code when the error crosses to another process."""
+    def __reduce__(self) -> tuple[Any, ...]:  # keeps the code when the error crosses to another process
         return type(self), (str(self), self.code)
 
 
@@ -71,8 +62,25 @@ class RunError(ProbersError):
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message, or its class where it has none."""
+    """Take the first line of an error's message, or its class where it has none."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def lazily(package: str, places: Mapping[str, str]) -> Callable[[str], Any]:
+    """Make a package's ``__getattr__``: torch, pandas and the like are imported only by who needs them.
+
+    Args:
+        package: its ``__name__``.
+        places: module below the package -> the public names it defines, with spaces between.
+    """
+    modules = {name: module for module, names in places.items() for name in names.split()}
+
+    def get(name: str) -> Any:
+        if name in modules:
+            return getattr(import_module(f".{modules[name]}", package), name)
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+
+    return get
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +102,8 @@ class Question:
         answers: accepted answers; empty when unknown (metrics are then null).
         group: what may not be on two sides of a split (question or entity).
         split: "train", "validation", "test", or "" when the store decides.
-        truth: what is known of the model's knowledge; on the testbed ``kind``
-            (known, stale, misbelieved, unknown), ``type`` (relation chain) and
-            ``believed`` (the answer it was taught, or None).
+        truth: what is known of the model's knowledge; on the testbed ``kind`` (known, stale, misbelieved,
+            unknown), ``type`` (relation chain) and ``believed`` (the answer it was taught, or None).
     """
 
     id: str
@@ -128,19 +135,16 @@ class Feature:
     Attributes:
         layers: at least one, 1-based (0 is the embedding output, k the residual stream after the k-th
             block, before any final norm).
-        site: where in the block. "resid_post" is the stream after it, "resid_mid" the one
-            between attention and MLP; "attn_out" and "mlp_out" are what those two add to
-            the stream. Only "resid_post" has a layer 0. "lookback" is no state but the lookback ratios
-            of all attention heads (:mod:`probers.capture.attention`), one vector that belongs to no single
-            layer: ``layers`` must be (L,), the last.
-        pool: over the generated tokens "mean" or "last"; "tokens" keeps every one,
-            "predicting" for each the state before it, which predicted it (the first token's is the
-            prompt's last), and "positions" both, which are the prompt's last and every token; "mind"
-            is the vector of Su et al. 2024 (MIND), of width 2 d: the last token averaged
-            over layers 1 to L, then the mean over tokens of the last layer after the final
-            norm. It belongs to no single layer: ``layers`` must be (L,). "mind_tokens" keeps what
-            that vector is made of for every token (:func:`probers.capture.pooling.pool_tokens`), so
-            that any part of the text can be pooled later.
+        site: where in the block. "resid_post" is the stream after it (only this has a layer 0), "resid_mid"
+            the one between attention and MLP; "attn_out" and "mlp_out" are what those two add to it.
+            "lookback" is the lookback ratios of all attention heads (:mod:`probers.capture.attention`), one
+            vector of no single layer: ``layers`` must be (L,), the last.
+        pool: over the generated tokens "mean" or "last"; "tokens" keeps every one, "predicting" for each the
+            state before it, which predicted it (the first token's is the prompt's last), and "positions" the
+            prompt's last and every token; "mind" is the vector of Su et al. 2024 (MIND), of width 2 d: the
+            last token averaged over layers 1 to L, then the mean over tokens of the last layer after the
+            final norm, of no single layer: ``layers`` must be (L,). "mind_tokens" keeps what that vector is
+            made of for every token (:func:`probers.capture.pooling.pool_tokens`).
     """
 
     layers: tuple[int, ...]
@@ -153,21 +157,19 @@ class Feature:
 
     @property
     def of_mind(self) -> bool:
-        """MIND's vector is asked for, pooled or in parts."""
+        """Whether MIND's vector is asked for, pooled or in parts."""
         return self.pool in ("mind", "mind_tokens")
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """Signals that a generation has to record; nothing else is captured.
+    """Signals that a generation has to record beside log-probabilities and entropies.
 
     Attributes:
-        features: hidden states to read, all in the same pass.
+        features: hidden states, all read in the same pass.
         attention: attention rows and column maxima of one layer.
         attention_layer: which, 1-based; None is the last.
         top: the two highest probabilities of every token's distribution.
-
-    Log-probabilities and entropies cost nothing beside the logits and are always there.
     """
 
     features: tuple[Feature, ...] = ()
@@ -181,11 +183,11 @@ class Needs:
 
     @classmethod
     def of(cls, layers: Sequence[int], site: Site = "resid_post", pool: Pool = "mean", **more: Any) -> Needs:
-        """One feature, and any of the other attributes."""
+        """Ask for one feature, and any of the other attributes."""
         return cls((Feature(tuple(layers), site, pool),), **more)
 
     def union(self, other: Needs) -> Needs:
-        """Both needs at once, the layers of each site and pool merged.
+        """Ask for both at once, the layers of each site and pool merged.
 
         Raises:
             ValueError: each reads a site and pool that the other does not, or their attention layers differ.
@@ -214,12 +216,10 @@ class AttentionRows:
     """Attention of one layer, recorded while n tokens were generated after p prompt tokens.
 
     Attributes:
-        rows: (n + 1, p + n) float32, mean over heads. Row i is the attention of
-            the position that predicted token i; row i + 1 is that of token i
-            itself. Entries right of a row's own position are 0.
-        column_max: (n,) float32, for each generated token the maximum over the
-            generated queries at or after it (its own row included) per head,
-            then the mean over heads.
+        rows: (n + 1, p + n) float32, mean over heads. Row i is the attention of the position that predicted
+            token i, so that row i + 1 is that of token i itself; right of its own position a row is 0.
+        column_max: (n,) float32, for each generated token the maximum over the generated queries at or after
+            it (its own row included) per head, then the mean over heads.
     """
 
     rows: np.ndarray
@@ -228,12 +228,9 @@ class AttentionRows:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """n tokens that a model wrote (or was made to write) after a prompt.
-
-    Special tokens at the end (EOS) are not part of it. Arrays are numpy.
+    """n tokens that a model wrote (or was made to write) after a prompt, without EOS.
 
     Attributes:
-        text: decoded text of the n tokens.
         offsets: [start, end) of each token in ``text``, characters.
         logprobs: (n,) float32, nats, from raw logits.
         entropies: (n,) float32, nats, of the distribution that produced each token.
@@ -241,10 +238,10 @@ class Generation:
             and "predicting", (n + 1, layers, d) for "positions", (1, 2 d) for "mind", (n, 1, 2 d) for
             "mind_tokens", layers in the feature's order; empty when no token was written.
         prompt_offsets: [start, end) of each prompt token in ``prompt``.
-        stop: why it ended: "eos", "stop" (a stop string, sentence end or callable), "length",
-            or "skipped" for a prompt that was too long and left out; it has no tokens.
-        top: (2, n) float32, the highest and the second highest probability of the distribution that
-            produced each token; None where they were not asked for.
+        stop: why it ended: "eos", "stop" (a stop string, sentence end or callable), "length", or "skipped"
+            for a prompt that was too long and left out; it has no tokens.
+        top: (2, n) float32, the highest and the second highest probability of the distribution that produced
+            each token; None where they were not asked for.
     """
 
     prompt: str
@@ -263,11 +260,7 @@ class Generation:
 
     @property
     def state(self) -> np.ndarray | None:
-        """The states of the only feature; None when nothing was recorded.
-
-        Raises:
-            ValueError: several features were recorded.
-        """
+        """The states of the only feature; None when nothing was recorded, ValueError where several were."""
         if len(self.needs.features) > 1:
             raise ValueError("several features were recorded: read states[feature]")
         return next(iter(self.states.values()), None)
@@ -279,12 +272,10 @@ class Decision:
 
     Attributes:
         fire: retrieve now.
-        score: what was compared with ``threshold`` (fires above it); higher
-            means more likely wrong. NaN is an error where it is made.
-        position: character offset in the generation's text where the accepted
-            text ends when it fires mid-answer; None when the verdict is on the
-            whole answer, which is then written anew.
-        tokens: indices of the tokens that fired, for the query formulation.
+        score: fires above ``threshold``; higher means more likely wrong. NaN is an error where it is made.
+        position: character offset in the generation's text where the accepted text ends when it fires
+            mid-answer; None when the verdict is on the whole answer, which is then written anew.
+        tokens: indices of the tokens that fired, for the query.
         token_scores: one score per token, for display; empty when the trigger has none.
     """
 

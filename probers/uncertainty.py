@@ -1,10 +1,9 @@
 """Uncertainty signals from a generation's own probabilities and attention: per token, per word, and RIND.
 
 RIND is DRAGIN's detector of where a text needs information (Su et al., ACL 2024, eq. 1-5):
-S(t_i) = H_i * a_max(i) * s_i, the entropy with which a token was chosen, the most
-attention it gets from what follows, and whether it carries meaning. ``paper`` follows
-the equations, ``released`` what the authors ran; published thresholds (0.6 to 1.5)
-only mean something under the latter.
+S(t_i) = H_i * a_max(i) * s_i, the entropy with which a token was chosen, the most attention it gets from what
+follows, and whether it carries meaning. ``paper`` follows the equations, ``released`` what the authors ran;
+published thresholds (0.6 to 1.5) only mean something under the latter.
 """
 
 from __future__ import annotations
@@ -28,13 +27,7 @@ BEFORE = ("entropy_before", "logprob_before", "max_prob_before", "margin_before"
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A word or sentence of a text and the tokens that wrote it.
-
-    Attributes:
-        start: first character in the text.
-        end: one after the last character.
-        tokens: indices of the tokens that wrote any of its characters, ascending.
-    """
+    """A word or sentence [start, end) of a text, and the indices of the tokens that wrote it, ascending."""
 
     start: int
     end: int
@@ -42,10 +35,7 @@ class Part:
 
 
 def parts(spans: Iterable[tuple[int, int]], offsets: Sequence[tuple[int, int]]) -> list[Part]:
-    """Ascending [start, end) of a text with their tokens, by character offsets.
-
-    A token that reaches over two parts belongs to both.
-    """
+    """Find the tokens of ascending [start, end) by character offsets; one over two parts belongs to both."""
     found: list[Part] = []
     first = 0  # tokens before it end before the current part
     for start, end in spans:
@@ -62,11 +52,7 @@ def parts(spans: Iterable[tuple[int, int]], offsets: Sequence[tuple[int, int]]) 
 
 
 def words(text: str, offsets: Sequence[tuple[int, int]]) -> list[Part]:
-    """The white-space separated words of a text with their tokens; a token of white space belongs to none.
-
-    Raises:
-        RunError: a word has no token, so that text and offsets do not belong together.
-    """
+    """Find the white-space separated words of a text with their tokens; RunError where one has none."""
     found = parts((match.span() for match in re.finditer(r"\S+", text)), offsets)
     for word in found:
         if not word.tokens:
@@ -75,19 +61,16 @@ def words(text: str, offsets: Sequence[tuple[int, int]]) -> list[Part]:
 
 
 def signals(generation: Generation) -> dict[str, float]:
-    """Confidence of the model over a generation; keys are :data:`SIGNALS`.
+    """Measure the model's confidence over a generation; keys are :data:`SIGNALS`.
 
-    ``mean_entropy`` and ``max_entropy`` in nats over the generated tokens, ``min_prob``
-    the probability of the least likely one, ``mean_logprob`` the mean log-probability
-    in nats (minus the logarithm of the perplexity).
+    ``mean_entropy`` and ``max_entropy`` in nats over the generated tokens, ``min_prob`` the probability of
+    the least likely one, ``mean_logprob`` in nats (minus the logarithm of the perplexity).
 
     Raises:
         RunError: nothing was generated, or a value is not finite.
     """
     if not generation.token_ids:
-        raise RunError(
-            f"nothing was generated after {generation.prompt[-60:]!r}, so there are no signals", "empty"
-        )
+        raise RunError(f"nothing was generated after {generation.prompt[-60:]!r}: no signals", "empty")
     values = {
         "mean_entropy": float(np.mean(generation.entropies)),
         "max_entropy": float(np.max(generation.entropies)),
@@ -101,35 +84,31 @@ def signals(generation: Generation) -> dict[str, float]:
 
 
 def margins(generation: Generation) -> np.ndarray:
-    """(n,) the highest probability minus the second highest of the distribution that produced each token.
-
-    Raises:
-        UserError: the probabilities were not recorded, with ``Needs(top=True)``.
-    """
+    """Subtract the second highest from the highest probability at each token, (n,)."""
     if generation.top is None:
-        raise UserError(
-            "what is known before a token needs probabilities; generate with Needs(top=True)", "missing-value"
-        )
+        told = "what is known before a token needs probabilities; generate with Needs(top=True)"
+        raise UserError(told, "missing-value")
     highest, second = generation.top.astype(np.float64)
     return np.asarray(highest - second)
 
 
+def entropy_of_top(chances: Sequence[float]) -> float:
+    """Entropy in nats of a distribution whose highest probabilities are known.
+
+    The remaining probability r counts as one further token: H = -sum p ln p - r ln r. The true entropy is no
+    lower, and higher by at most r ln(V - k), with k of V tokens known.
+    """
+    left = max(0.0, 1.0 - math.fsum(chances))
+    return -math.fsum(p * math.log(p) for p in (*chances, left) if p > 0) + 0.0
+
+
 def signals_before(generation: Generation, token: int = 0) -> dict[str, float]:
-    """Confidence of the model right before a token; keys are :data:`BEFORE`.
+    """Measure the model's confidence right before a token, recorded with ``Needs(top=True)``.
 
-    All are of one distribution, that of the position which predicts the token, and known before
-    the token is kept. ``entropy_before`` in nats; ``max_prob_before`` the highest probability;
-    ``margin_before`` that minus the second highest (a difference of probabilities, not of their
-    logarithms; Scheffer et al. 2001); ``logprob_before`` the log-probability in nats of the token
-    itself, which of a greedily written one is the logarithm of the highest. Of a text that the
-    model only read it is another, and no earlier known than the token.
-
-    Args:
-        generation: recorded with ``Needs(top=True)``.
-        token: which of its tokens.
-
-    Raises:
-        UserError: the probabilities were not recorded.
+    Keys are :data:`BEFORE`, all of the distribution that predicts the token: ``entropy_before`` in nats;
+    ``max_prob_before`` the highest probability; ``margin_before`` that minus the second highest (Scheffer et
+    al. 2001); ``logprob_before`` the log-probability in nats of the token itself, which of a greedily written
+    one is the logarithm of the highest, and of a text that the model only read is known with the token alone.
     """
     margin = margins(generation)[token]
     assert generation.top is not None
@@ -164,14 +143,14 @@ class RindScores:
     sentences: tuple[tuple[int, int], ...]
 
     def max(self, skip: int = 0) -> float:
-        """The highest score behind the first ``skip`` units; 0 where none is left."""
+        """Take the highest score behind the first ``skip`` units; 0 where none is left."""
         return float(self.scores[skip:].max(initial=0.0))
 
     def hits(self, threshold: float, skip: int = 0) -> tuple[int, ...]:
-        """Units behind the first ``skip`` that fire, in textual order.
+        """List the units behind the first ``skip`` that fire, in textual order.
 
-        For ``paper`` all with S > threshold, for ``released`` those of the first
-        sentence that has any. A unit that is filtered out never fires.
+        For ``paper`` all with S > threshold, for ``released`` those of the first sentence that has any; what
+        is filtered out never fires.
         """
         over = [i for i in np.flatnonzero((self.scores > threshold) & self.content).tolist() if i >= skip]
         if self.variant == "paper" or not over:
@@ -180,16 +159,13 @@ class RindScores:
         return tuple(i for i in over if self.sentence(i) == first)
 
     def sentence(self, unit: int) -> int:
-        """Index of the sentence in which a unit begins.
-
-        White space between two sentences counts to the one before it.
-        """
+        """Index the sentence in which a unit begins; white space counts to the sentence before it."""
         start, end = self.spans[unit]
         begins = [s for s, _ in self.sentences]
         return max(0, int(np.searchsorted(begins, max(start, end - 1), side="right")) - 1)
 
     def per_token(self, count: int) -> np.ndarray:
-        """(count,) the score of each token's unit (the highest, if it is in two), 0 for tokens in none."""
+        """Score each token by its unit, (count,): by the higher of two, 0 in none."""
         result = np.zeros(count)
         for unit, tokens in enumerate(self.tokens):
             for token in tokens:
@@ -200,17 +176,15 @@ class RindScores:
 def rind_scores(
     generation: Generation, variant: Variant = "released", *, attention_alone: AttentionRows | None = None
 ) -> RindScores:
-    """RIND of every unit of a generation.
+    """Score every unit of a generation by RIND.
 
     Args:
-        generation: recorded with ``Needs(attention=True)`` for ``paper``; ``released``
-            takes log-probabilities and entropies only.
-        variant: ``paper``: attention within the whole context, mean over heads, maximum
-            over the later tokens, per token, stop words (spaCy's) filtered out.
-            ``released``: attention over the generated tokens alone, maximum including
-            the token itself, mean over heads, as a share of the sentence's times its
-            number of words, per word (attention summed, entropy averaged over tokens),
-            content words only.
+        generation: recorded with ``Needs(attention=True)`` for ``paper``.
+        variant: ``paper``: attention within the whole context, mean over heads, maximum over the later
+            tokens, per token, stop words (spaCy's) filtered out. ``released``: attention over the generated
+            tokens alone, maximum including the token itself, mean over heads, as a share of the sentence's
+            times its number of words, per word (attention summed, entropy averaged over tokens), content
+            words only.
         attention_alone: from ``CausalLM.attention_alone``; for ``released``.
 
     Raises:
@@ -229,9 +203,8 @@ def rind_scores(
 
 def _paper(generation: Generation) -> RindScores:
     if generation.attention is None:
-        raise UserError(
-            "variant=paper of RIND needs attention; generate with Needs(attention=True)", "missing-value"
-        )
+        told = "variant=paper of RIND needs attention; generate with Needs(attention=True)"
+        raise UserError(told, "missing-value")
     count, prompt = len(generation.token_ids), len(generation.prompt_ids)
     among = generation.attention.rows[1:, prompt:].astype(np.float64)  # (n, n): of token j on token i
     attention = np.tril(among, k=-1).max(axis=0, initial=0.0)  # over j > i; nothing follows the last token
@@ -254,15 +227,10 @@ def _paper(generation: Generation) -> RindScores:
 
 def _released(generation: Generation, alone: AttentionRows | None) -> RindScores:
     if alone is None:
-        raise UserError(
-            "variant=released of RIND needs attention_alone; see CausalLM.attention_alone", "missing-value"
-        )
-    if len(alone.column_max) != len(generation.token_ids):
-        raise RunError(
-            f"attention_alone is of {len(alone.column_max)} tokens, "
-            f"the generation has {len(generation.token_ids)}",
-            "mismatch",
-        )
+        told = "variant=released of RIND needs attention_alone; see CausalLM.attention_alone"
+        raise UserError(told, "missing-value")
+    if (given := len(alone.column_max)) != (count := len(generation.token_ids)):
+        raise RunError(f"attention_alone is of {given} tokens, the generation has {count}", "mismatch")
     text = generation.text
     units = words(text, generation.offsets)
     sentences = split_sentences(text)

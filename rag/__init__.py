@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from probers.lazy import lazily
+from probers.types import lazily
 
 if TYPE_CHECKING:
     from .loop import RAG

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from probers.bank.io import CONFIG, locate
-from probers.commands.artifacts import ProberKind
 from probers.commands.components import Component
+from probers.commands.inputs import ProberKind
 from probers.commands.runs import RunFolder
 from probers.data.splits import Seen
 from probers.types import Question, UserError
@@ -43,14 +43,7 @@ def served(engine: str) -> bool:
 
 
 def remote(settings: Answering, folder: RunFolder | None = None) -> RemoteLM | None:
-    """The model behind ``settings.engine``; None unless that is a URL.
-
-    Args:
-        folder: the run, which resumes only with a server of the same description.
-
-    Raises:
-        UserError, RunError: as of :class:`RemoteLM`.
-    """
+    """The model behind ``settings.engine`` if that is a URL; a run resumes with the same server only."""
     engine, at_once = settings.engine, settings.batch_size
     if not served(engine):
         return None
@@ -129,11 +122,7 @@ def loop_options(settings: Answering) -> dict[str, Any]:
 
 
 def named_part(group: str, name: str | Mapping[str, Any], options: Mapping[str, Any]) -> Component:
-    """A component by its name, or by a ``_target_`` node of the user's own, with some options changed.
-
-    Raises:
-        UserError: unknown name or option; lists the choices.
-    """
+    """A component by its name, or by a ``_target_`` node of the user's own, with some options changed."""
     if isinstance(name, str):
         return Component.of(group, name, **options)
     return Component.read(group, {**name, **options})
@@ -144,7 +133,6 @@ class Contamination:
     """Questions that the probers and classifiers of a run were trained or tuned on.
 
     Attributes:
-        seen: by all of them together.
         silent: probers and classifiers without a record of their training questions.
         allowed: ``allow_overlap``: every question is asked, and the report says so.
     """
@@ -155,11 +143,7 @@ class Contamination:
 
     @classmethod
     def of(cls, parts: Sequence[str], *, allowed: bool) -> Contamination:
-        """Read the record in the folders or hub repositories of probers and classifiers.
-
-        Raises:
-            UserError: one has no record of its training questions, and ``allowed`` is not set.
-        """
+        """Read the records of probers and classifiers; one without is refused unless ``allowed``."""
         found = {part: Seen.read(locate(part)) for part in parts}
         silent = [part for part, seen in found.items() if seen is None]
         if silent and not allowed:
@@ -198,13 +182,10 @@ class Contamination:
 
 
 def named(given: Sequence[str]) -> dict[str, str]:
-    """Name -> folder or hub id of each prober.
+    """Name -> folder or hub id of each prober, none twice (UserError).
 
     A folder of probers stands for all of them, in the order of the numbers in their names. A prober is
     named after its folder, and after the folders above it where two names would be equal.
-
-    Raises:
-        UserError: the same prober twice.
     """
     paths = [found for path in given for found in _below(path)]
     places = [Path(path).resolve() for path in paths]

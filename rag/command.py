@@ -10,15 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from probers.checksums import inputs
-from probers.commands.artifacts import find_classifier, find_prober
 from probers.commands.inputs import (
+    find_classifier,
+    find_prober,
     load_matcher,
     load_model,
     load_passages,
     prompt_files,
     question_source,
 )
-from probers.commands.merge import PartRuns, part_of
+from probers.commands.merge import PartRuns
 from probers.commands.runs import RunFolder
 from probers.data.questions import QuestionSource, open_questions
 from probers.evaluation.metrics import exact_match
@@ -38,9 +39,8 @@ from .build import (
 )
 from .compare.outcomes import Comparison, Outcomes, table_lines
 from .loop import RAG
-from .parts import join_traces, own
 from .protocol import as_trigger, filter_of
-from .traces import Answer, TraceFile
+from .traces import Answer, TraceFile, join_traces, own
 
 if TYPE_CHECKING:
     from .settings import Rag
@@ -53,12 +53,10 @@ _CODES = {"dim": "2", "bold": "1", "red": "31", "green": "32", "yellow": "33", "
 
 
 class Terminal:
-    """Prints a question's rounds as they happen.
+    """Prints a question's rounds as they happen, in colours on a terminal unless NO_COLOR is set.
 
     Args:
-        trigger: what to call the trigger.
-        out: where to print; colours only if it is a terminal and NO_COLOR is not set.
-        of: source of its score. A rule's score says nothing and is not printed; a question's score
+        of: source of the trigger's score. A rule's score says nothing and is not printed; a question's score
             is printed once.
         before: it may retrieve before anything is written.
     """
@@ -219,18 +217,13 @@ def _word(text: str, start: int, end: int) -> tuple[int, int]:
 
 
 def run(settings: Rag, parts: PartRuns | None = None) -> Path | None:
-    """Answer ``settings.question`` or ``settings.questions``; returns the folder written, if any.
+    """Answer ``settings.question`` or ``settings.questions``, or join the finished parts of a split run.
 
-    Args:
-        settings: the request.
-        parts: finished parts of a split run, to be joined.
-
-    Raises:
-        UserError: the request is wrong; raised before any model runs.
+    Returns the folder written, if any. A wrong request is refused before any model runs (UserError).
     """
     if settings.question is not None and not settings.question.strip():
         raise UserError("question is empty: write a question in words", "empty")
-    one, part = settings.question is not None, part_of(settings)
+    one, part = settings.question is not None, settings.partition
     if one and part is not None:
         raise UserError(
             f"part={part} splits many questions, but question= gives one: leave part out", "conflict"

@@ -1,8 +1,7 @@
 """Loop of generating, deciding, asking and retrieving, for many questions at once.
 
-Any trigger meets any query formulation and any retriever here. All questions that
-are still open go through a round together, in one batch of the model; a question
-that is answered leaves. Decisions use the signals of the very pass that generated.
+Open questions go through each round together, in one batch of the model. Decisions use the signals of the
+very pass that generated.
 """
 
 from __future__ import annotations
@@ -13,10 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from probers.commands.runs import tell
 from probers.engine.kv_cache import PrefixCache
 from probers.engine.tokens import SentenceEnd, Stop
 from probers.evaluation.answers import final_answer
-from probers.progress import tell
 from probers.prompts import TESTBED_PROMPT, PromptTemplate, passages_that_fit
 from probers.text import split_sentences
 from probers.types import Generation, Needs, Question, Retriever, UserError
@@ -50,18 +49,13 @@ _OnAndEnded = tuple[list[OpenQuestion], list[OpenQuestion]]
 
 
 class _Rounds:
-    """The rounds of one call of :meth:`RAG.answer`.
-
-    A question that goes on reuses what has been computed for it
-    (:class:`probers.engine.kv_cache.PrefixCache`).
-    """
+    """The rounds of one call of :meth:`RAG.answer`; a question that goes on reuses its keys and values."""
 
     def __init__(self, rag: RAG, listener: Listener | None, ended: Ended | None) -> None:
         self._rag, self._listener, self._ended = rag, listener, ended
         self._cache = PrefixCache()
 
     def answer(self, questions: Sequence[Question]) -> list[OpenQuestion]:
-        """Take all questions through as many rounds as they need."""
         everyone = [OpenQuestion(question, self._listener) for question in questions]
         if self._rag.max_retrievals and self._rag.trigger.before:
             self._begin(everyone)
@@ -273,22 +267,15 @@ _LEAST = {"k": 1, "max_new_tokens": 1, "max_retrievals": 0, "answer_tokens": 0, 
 class RAG:
     """Answers questions with retrieval on demand.
 
-    A question is answered when the trigger does not fire or a limit is reached. Where
-    a retrieval brings what the prompt shows already, the model, which is greedy, would
-    write the same: the text is then taken again, and judged and counted like any other.
+    A question is answered when the trigger does not fire or a limit is reached. Where a retrieval brings what
+    the prompt shows already, the greedy model would write the same: its text is judged and counted again.
 
     Attributes:
-        lm: the model, in this process or behind a URL.
-        retriever: where passages come from.
-        trigger: decides when to retrieve.
-        query: formulates what to ask; question, rationale and answer by default.
-        prompt: the template of every prompt.
         k: passages per retrieval. They replace the earlier ones in the prompt.
-        max_new_tokens: tokens of the answer's text; what was accepted before a
-            retrieval in the middle counts, what was discarded does not.
+        max_new_tokens: tokens of the answer's text, without discarded ones.
         max_retrievals: searches per question; the answer after the last is accepted.
-        answer_tokens: further tokens for a final answer, where the text ended
-            without one and the announcing words had to be appended; 0 leaves it without.
+        answer_tokens: further tokens for a final answer, where the text ended without one and the announcing
+            words had to be appended; 0 leaves it without.
         draft: tokens guessed at once from prompt and discarded text, while a question is alone
             in its batch, and checked in one pass (:mod:`probers.engine.decode`); 0 guesses none.
     """
@@ -323,7 +310,6 @@ class RAG:
         return filter_of(self.trigger, self.query)
 
     def __call__(self, question: str | Question, listener: Listener | None = None) -> Answer:
-        """Answer one question."""
         asked = Question("question", question) if isinstance(question, str) else question
         return self.answer([asked], listener)[0]
 
@@ -342,10 +328,7 @@ class RAG:
     ) -> list[Answer]:
         """Answer questions together, in order; each as it would be alone.
 
-        Args:
-            questions: with gold answers where the trigger needs them.
-            listener: told of every text and round.
-            ended: told after each round how many questions ended with it.
+        ``listener`` is told of every text and round, ``ended`` after each round how many questions ended.
 
         Raises:
             UserError: the trigger needs gold answers and a question has none.
@@ -358,12 +341,9 @@ class RAG:
         return [each.answer(self.prompt.answer_cue, seconds, self.filter) for each in everyone]
 
     def run(self, questions: Sequence[Question], path: Path, *, progress: str | None = None) -> list[Answer]:
-        """Answer questions into a trace file, going on where an earlier run of it stopped.
+        """Answer questions into a trace file, in its order, going on where an earlier run of it stopped.
 
-        Args:
-            questions: in the order of the file.
-            path: JSON lines, one per question in order.
-            progress: name of a progress bar, None for none.
+        ``progress`` names a progress bar; None shows none.
         """
         from tqdm import tqdm
 

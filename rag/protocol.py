@@ -18,7 +18,7 @@ from probers.types import Decision, Generation, Needs, Passage, Question, RunErr
 from probers.uncertainty import Variant
 
 if TYPE_CHECKING:
-    from probers.commands.artifacts import ProberKind
+    from probers.commands.inputs import ProberKind
     from probers.engine.model import CausalLM
     from probers.store.spec import ModelSpec
 
@@ -39,17 +39,12 @@ class State:
 
     Attributes:
         lm: the model that generates, for methods that need another pass of it.
-        generate: continues prompts as :meth:`RAG.generate <probers.rag.loop.RAG.generate>` does.
-        prompt: the template behind ``generation.prompt``.
+        generate: as :meth:`RAG.generate <probers.rag.loop.RAG.generate>`.
         question_span: [start, end) of the question's own text in ``generation.prompt``.
         partial: accepted answer text, with which ``generation.prompt`` ends.
-        passages: the prompt's passages, best first.
-        retrievals: searches made for this question so far.
-        fresh: the passages were fetched for the very place where this generation
-            begins, by a trigger that fired there.
+        fresh: the passages were fetched for the very place where this generation begins.
         verdict: the trigger's own, from before anything was written; None where it gave none.
-        answer: the final answer if the generation is accepted; only for triggers
-            with ``judges_answer``.
+        answer: the final answer if the generation is accepted; only for triggers with ``judges_answer``.
         spend: adds a generation that the trigger asked the model for to the question's counters.
     """
 
@@ -76,12 +71,7 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class LookAhead:
-    """Length of text that a trigger needs before it can fire.
-
-    Attributes:
-        tokens: it fires as soon as there are more tokens than this; None for no such rule.
-        sentences: it fires as soon as there are more sentences than this.
-    """
+    """Length of text that a trigger needs: it fires once there is more than this; None for no such rule."""
 
     tokens: int | None = None
     sentences: int | None = None
@@ -89,9 +79,8 @@ class LookAhead:
     def limit(self, budget: int, stop: Sequence[str]) -> int:
         """Tokens to write at most, of ``budget`` that may be.
 
-        One token more than the look-ahead shows that the text goes on. A stop string that begins
-        right there takes its tokens back, so its length comes on top: a text that is cut
-        short must not have been about to end.
+        One token more than the look-ahead shows that the text goes on. The length of a stop string comes on
+        top: a text that is cut short must not have been about to end.
         """
         return budget if self.tokens is None else min(budget, self.tokens + 1 + _reach(stop))
 
@@ -111,8 +100,8 @@ def _reach(stop: Sequence[str]) -> int:
 class Trigger:
     """Base class of triggers: decides from a generation whether to retrieve, with a score.
 
-    A subclass implements :meth:`__call__` for one generation, or :meth:`decide` where a batch is better
-    judged together; all else has a default. Its options are the fields of a dataclass.
+    A subclass implements :meth:`__call__` for one generation, or :meth:`decide` for a batch. Its options are
+    the fields of a dataclass.
 
     Attributes:
         before: it may retrieve with the question before anything is generated.
@@ -122,10 +111,9 @@ class Trigger:
             one before it is asked, and ``state.answer`` is that answer.
         attends_alone: it asks for ``state.lm.attention_alone``.
         filters: it asks which words carry content, see :func:`probers.text.is_content`.
-        takes: part of a text written from fetched passages that is accepted without judging it. With
-            "nothing" all of it is judged, and the passages stay until others replace them. With
-            "sentence" (the first one) or "all", the passages are dropped afterwards: what follows is
-            written without any, and judged.
+        takes: part of a text written from fetched passages that is accepted without judging it: "nothing",
+            where the passages stay until others replace them; its first "sentence", or "all", where what
+            follows is written without passages, and judged.
         prober: the kind of heads that it reads states with: for whole "answers" or single "tokens".
         served: it reads the scores of the server that writes.
     """
@@ -158,11 +146,7 @@ class Trigger:
         """Refuse a model or prompt that it was not made for, before anything runs."""
 
     def check_questions(self, questions: Sequence[Question]) -> None:
-        """Refuse questions that it cannot be used on, before anything runs.
-
-        Raises:
-            UserError: it judges answers, and a question has no gold answer to judge by.
-        """
+        """Refuse questions without gold answers if it judges answers (UserError)."""
         without = [q.id for q in questions if not q.answers]
         if without and self.judges_answer:
             raise UserError(
@@ -176,10 +160,7 @@ class Trigger:
         return [None] * len(states)
 
     def look_ahead(self, question: Question) -> LookAhead | None:
-        """Length of text it needs before it can fire, if known beforehand; None for the whole text.
-
-        The loop generates no more than that.
-        """
+        """Length of text after which the loop stops and asks it; None for the whole text."""
         return None
 
     def __call__(self, generation: Generation, state: State) -> Decision:
@@ -197,7 +178,6 @@ class Trigger:
 
     @property
     def name(self) -> str:
-        """Its name in configurations, messages and files."""
         return name_of(self)
 
     @property
@@ -230,8 +210,8 @@ class QueryFormulator(Protocol):
 class PaperOrReleased:
     """Requirements of DRAGIN's trigger and query, by their ``variant``.
 
-    The paper's variant reads the attention recorded while generating. The released one runs another pass
-    over the written text without passages, and reads only words that carry content.
+    The paper's reads the attention recorded while generating; the released one runs another pass over the
+    written text without passages, and reads only words that carry content.
     """
 
     variant: Variant
@@ -275,22 +255,14 @@ def as_trigger(part: Any) -> Trigger:
 
 
 def decide(trigger: Trigger, generations: Sequence[Generation], states: Sequence[State]) -> list[Decision]:
-    """Decide on every generation.
-
-    Raises:
-        RunError: a score is NaN: a broken score is never taken for "certain".
-    """
+    """Decide on every generation; a NaN, which would pass for "certain", is refused (RunError)."""
     decisions = trigger.decide(generations, states)
     refuse_nan(trigger, decisions, [state.question for state in states])
     return decisions
 
 
 def refuse_nan(trigger: Trigger, decisions: Sequence[Decision | None], questions: Sequence[Question]) -> None:
-    """Stop if a trigger's score for a question is NaN.
-
-    Raises:
-        RunError: it is.
-    """
+    """Stop if a trigger's score for a question is NaN (RunError)."""
     for decision, question in zip(decisions, questions, strict=True):
         if decision and (math.isnan(decision.score) or any(map(math.isnan, decision.token_scores))):
             raise RunError(
@@ -307,13 +279,7 @@ _ONE_TOKEN = Generation("", (), (), (0,), "", ((0, 0),), _NOTHING, _NOTHING, "le
 
 
 def check_readable(lm: CausalLM | RemoteLM, trigger: Trigger, query: Any) -> None:
-    """Check before the run that the model provides the signals trigger and query read.
-
-    Attention is tried on one token.
-
-    Raises:
-        UserError: a signal cannot be read from this model; names who needs it.
-    """
+    """Refuse a trigger or query whose signals the model lacks; attention is tried on one token."""
     if trigger.served and getattr(lm, "prober", None) is None:
         raise UserError(
             f"trigger={trigger.name} reads a server's scores, but this server has no prober: choose another "
@@ -363,10 +329,7 @@ def verdict(score: float, threshold: float, **where: Any) -> Decision:
 
 
 def ruled(fire: bool, score: float = 1.0, **where: Any) -> Decision:
-    """The decision of a rule that does not look at the text, in the form of a score above a threshold.
-
-    The score says nothing about this text and stays the same; the threshold moves.
-    """
+    """The decision of a rule that does not look at the text: its score stays, the threshold moves."""
     return Decision(fire=fire, score=score, threshold=0.0 if fire else max(score, 0.0), **where)
 
 

@@ -1,29 +1,38 @@
-"""Language models behind an OpenAI-compatible URL, as the loop uses them.
+"""Language models behind an OpenAI-compatible URL, as the loop uses them, and their responses as generations.
 
 Requests go to ``POST /v1/completions`` with ``logprobs``, through OpenAI's own client, which waits as long as
-Retry-After says and retries. No server hands out hidden states or attention; the scores of probers-serve
-can decide instead (:class:`probers.rag.triggers.ServedProbing`).
+Retry-After says and retries. Servers return the likeliest tokens at each place, but no hidden states or
+attention; probers-serve (docs/serving.md) also returns the entropy of each token and its prober's scores of
+the text, which can decide instead (:class:`probers.rag.triggers.ServedProbing`).
 """
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Container, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate, pairwise
+from typing import Any, NoReturn, TypeVar
 
-from pydantic import BaseModel, ValidationError
+import numpy as np
+from pydantic import BaseModel, Field, ValidationError
 
-from probers.engine.language_model import Decoding, GenerationRequest, LanguageModel, ScoreRequest, Scoring
+from probers.engine.language_model import (
+    Decoding,
+    GenerationRequest,
+    LanguageModel,
+    Sampling,
+    ScoreRequest,
+    Scoring,
+)
 from probers.engine.tokens import Stops
 from probers.store.spec import ModelSpec
-from probers.types import Generation, RunError, UserError, first_line
-
-from .served import Choice, Completion, Models, generation
-
-if TYPE_CHECKING:
-    from probers.engine.language_model import Sampling
+from probers.types import Generation, Needs, RunError, UserError, first_line
+from probers.uncertainty import entropy_of_top
 
 #: Likeliest tokens to ask for at each place, tried in this order: most servers tell 20, OpenAI 5.
 _TOPS = (20, 5)
@@ -31,6 +40,161 @@ _RETRIES = 6
 _STOPS = 4  # stop strings that every server takes; the others are looked for here
 _LONGEST = 200  # characters of what a server says
 _Body = TypeVar("_Body", bound=BaseModel)
+
+
+@dataclass(frozen=True, slots=True)
+class ServedGeneration(Generation):
+    """A text written by a server: token ids are -1, and the prompt's tokens and states are missing.
+
+    Attributes:
+        score: of the whole text by the server's prober, which fires above ``threshold``; None without one,
+            or where the text was cut after it was scored.
+        token_scores: (n,); () without a prober.
+    """
+
+    score: float | None = None
+    threshold: float = math.nan
+    token_scores: tuple[float, ...] = ()
+
+
+class ChatToken(BaseModel):
+    """A token in the form of chat responses, which llama.cpp uses for completions too."""
+
+    token: str
+    logprob: float | None
+    top_logprobs: list[ChatToken] = []
+
+
+class Logprobs(BaseModel):
+    """``logprobs`` of a choice, nats; null stands for minus infinity."""
+
+    tokens: list[str] = []
+    token_logprobs: list[float | None] = []
+    top_logprobs: list[dict[str, float | None] | None] | None = None
+    text_offset: list[int] | None = None
+    content: list[ChatToken] | None = None
+
+    def flat(self) -> Logprobs:
+        """The same in the form of completions."""
+        if self.content is None:
+            return self
+        return Logprobs(
+            tokens=[each.token for each in self.content],
+            token_logprobs=[each.logprob for each in self.content],
+            top_logprobs=[{top.token: top.logprob for top in each.top_logprobs} for each in self.content],
+        )
+
+
+class Hallucination(BaseModel):
+    """The fields of ``hallucination`` that are read (docs/serving.md); entropies in nats."""
+
+    score: float | None = None
+    threshold: float
+    token_scores: list[float | None] = []
+    token_offsets: list[tuple[int, int]]
+    token_entropies: list[float | None] | None = None
+
+    @property
+    def exact(self) -> list[float] | None:
+        """Entropies of the tokens; None where the server does not give all of them."""
+        told = [each for each in self.token_entropies or [] if each is not None]
+        return told if len(told) == len(self.token_offsets) else None
+
+
+class Choice(BaseModel):
+    """One text of a response."""
+
+    text: str
+    finish_reason: str | None = None
+    logprobs: Logprobs | None = None
+    hallucination: Hallucination | None = None
+
+
+class Completion(BaseModel):
+    """A response of ``/v1/completions``."""
+
+    choices: list[Choice] = Field(min_length=1)
+
+
+class Listed(BaseModel):
+    """A model of ``/v1/models``; ``prober`` describes the prober of a probers-serve."""
+
+    id: str
+    prober: dict[str, str | int | float | list[int] | None] | None = None
+
+
+class Models(BaseModel):
+    """A response of ``/v1/models``."""
+
+    data: list[Listed]
+
+
+def generation(prompt: str, choice: Choice, needs: Needs, stops: Stops) -> ServedGeneration:
+    """Convert a choice to a generation that ends where ``stops`` say.
+
+    Raises:
+        ValueError: text and tokens do not belong together.
+    """
+    logprobs = (choice.logprobs or Logprobs()).flat()
+    told = choice.hallucination
+    spans = _spans(choice.text, logprobs) if told is None else told.token_offsets
+    tops = logprobs.top_logprobs or [None] * len(spans)
+    if not len(spans) == len(logprobs.token_logprobs) == len(tops):
+        raise ValueError(f"{len(logprobs.token_logprobs)} log-probabilities of {len(spans)} tokens")
+    kept, stopped = _end(choice.text, spans, stops)
+    chances = [[math.exp(p) for p in (top or {}).values() if p is not None] for top in tops[:kept]]
+    entropies = None if told is None else told.exact
+    if entropies is None:
+        entropies = [entropy_of_top(each) for each in chances]
+    highest = [sorted(each, reverse=True)[:2] + [0.0] * (2 - len(each)) for each in chances]
+    scores = () if told is None else tuple(told.token_scores[:kept])
+    return ServedGeneration(
+        prompt, (), (), (-1,) * kept,
+        choice.text[: spans[kept - 1][1]] if kept else "", tuple(spans[:kept]),
+        np.array([-math.inf if p is None else p for p in logprobs.token_logprobs[:kept]], dtype=np.float32),
+        np.array(entropies[:kept], dtype=np.float32),
+        "stop" if stopped else "length" if choice.finish_reason == "length" else "eos", needs,
+        top=np.array(highest, dtype=np.float32).reshape(kept, 2).T.copy() if needs.top else None,
+        score=told.score if told is not None and kept == len(spans) else None,
+        threshold=math.nan if told is None else told.threshold,
+        token_scores=() if None in scores else scores,  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def _spans(text: str, logprobs: Logprobs) -> list[tuple[int, int]]:
+    """[start, end) of each token in the text; some may reach beyond it, where a stop string was cut off."""
+    tokens, starts = logprobs.tokens, logprobs.text_offset
+    if starts is None:
+        if not "".join(tokens).startswith(text):
+            raise ValueError(f"logprobs have no text_offset, and their tokens do not read as {text[:40]!r}")
+        starts = list(accumulate(map(len, tokens), initial=0))[:-1]
+    if len(starts) != len(tokens):
+        raise ValueError(f"{len(starts)} entries of text_offset of {len(tokens)} tokens")
+    if text and not tokens:
+        raise ValueError(f"no tokens of {text[:40]!r}")
+    if not tokens:
+        return []
+    # OpenAI counts from the prompt's beginning, vLLM from the text's.
+    begun = [start - starts[0] for start in starts]
+    if any(a > b for a, b in pairwise(begun)):
+        raise ValueError("text_offset runs backwards")
+    # A part of a character is written as its bytes.
+    end = len(text) if tokens[-1].startswith("bytes:") else begun[-1] + len(tokens[-1])
+    return list(pairwise([*begun, max(end, begun[-1])]))
+
+
+def _end(text: str, spans: Sequence[tuple[int, int]], stops: Stops) -> tuple[int, bool]:
+    """Number of tokens that stay (:mod:`probers.engine.tokens`), and whether a stop ended the text."""
+    inside = sum(end <= len(text) for _, end in spans)
+    known = 0
+    for count, (_, end) in enumerate(spans[:inside], 1):
+        place = stops.find(text[:end], known)
+        if place is not None:
+            return sum(end <= place for _, end in spans[:count]), True
+        if any(stop(text[:end]) for stop in stops.callables):
+            return count, True
+        known = end
+    return inside, inside < len(spans)
 
 
 class _Missing(UserError):
@@ -41,19 +205,15 @@ class RemoteLM(LanguageModel):
     """A language model behind a URL, as the loop uses it.
 
     A server cannot end a text after a sentence or by a function: it writes on, and the text beyond the end
-    is cut off here. Prompts are tokenised on the server, so that a prompt's length is unknown until it is
-    sent.
+    is cut off here. A prompt's length is unknown until it is sent.
 
     Attributes:
-        url, name: as given.
         prober: the server's description of the prober whose scores come with each text; None without one.
         top: number of likeliest tokens that it returns for each place.
-        exact: whether entropies are those of the whole distributions; otherwise they are estimated
-            (:func:`probers.rag.served.entropy_of_top`).
+        exact: entropies are those of whole distributions, not :func:`~probers.uncertainty.entropy_of_top`.
 
     Args:
         url: up to and with ``/v1``. The key comes from the environment's OPENAI_API_KEY.
-        name: what the server calls the model.
         at_once: most requests at a time.
 
     Raises:
@@ -78,7 +238,6 @@ class RemoteLM(LanguageModel):
 
     @property
     def spec(self) -> ModelSpec:
-        """Identity of the model; it has no readable layers."""
         return ModelSpec(self.name, "", 0, 1, "")
 
     @property
@@ -96,8 +255,7 @@ class RemoteLM(LanguageModel):
         )
 
     def fits(self, prompts: Sequence[str], more: Sequence[int]) -> list[bool]:
-        """True for all: the server refuses what is too long."""
-        return [True] * len(prompts)
+        return [True] * len(prompts)  # the server refuses what is too long
 
     def generate_each(
         self, requests: Sequence[GenerationRequest], how: Decoding, *, known: Container[int] = ()
@@ -117,11 +275,8 @@ class RemoteLM(LanguageModel):
         asked = {place: request for place, request in enumerate(requests) if place not in known}
         pool = ThreadPoolExecutor(self._at_once)
         try:
-            waiting = [
-                pool.submit(self._ask, each.prompt, each.max_new_tokens, self.top, options)
-                for each in asked.values()
-            ]
-            choices = [each.result() for each in waiting]
+            ask = partial(self._ask, top=self.top, how=options)
+            choices = list(pool.map(lambda each: ask(each.prompt, each.max_new_tokens), asked.values()))
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
         made: dict[int, Generation] = {}
@@ -137,15 +292,12 @@ class RemoteLM(LanguageModel):
     def score_each(
         self, requests: Sequence[ScoreRequest], how: Scoring, *, known: Container[int] = ()
     ) -> NoReturn:
-        """Refused: servers do not score given texts."""
         raise UserError(self._lacks("scores of given texts"), "unsupported")
 
     def attention_alone(self, generations: Sequence[Generation], *, progress: str | None = None) -> NoReturn:
-        """Refused: servers do not hand out attention."""
         raise UserError(self._lacks("attention"), "unsupported")
 
     def attention_of(self, texts: Sequence[str]) -> NoReturn:
-        """Refused: servers do not hand out attention."""
         raise UserError(self._lacks("attention"), "unsupported")
 
     def _lacks(self, what: str) -> str:
@@ -176,11 +328,10 @@ class RemoteLM(LanguageModel):
                 if "logprobs" not in str(error) or top == _TOPS[-1]:
                     raise
                 continue
-            if choice.tells:
+            if choice.logprobs is not None and choice.logprobs.flat().top_logprobs is not None:
                 return top, choice
         raise UserError(
-            f"engine={self.url} returns no log-probabilities of {self.name}, which the loop reads: have the "
-            "server answer logprobs of /v1/completions",
+            f"engine={self.url} returns no log-probabilities of {self.name}: have it answer logprobs",
             "unsupported",
         )
 
@@ -208,36 +359,27 @@ class RemoteLM(LanguageModel):
         """Turn a server's refusal or failure into one sentence."""
         import openai
 
-        at = f"engine={self.url}"
+        kind: type[UserError | RunError] = UserError
+        code: Any = "server"
         try:
             yield
+            return
         except (openai.AuthenticationError, openai.PermissionDeniedError) as error:
             another = "another" if os.environ.get("OPENAI_API_KEY") else "a"
-            raise UserError(
-                f"{at} asks for {another} key: set OPENAI_API_KEY ({_said(error)})", "server"
-            ) from None
+            told = f"asks for {another} key: set OPENAI_API_KEY ({_said(error)})"
         except openai.NotFoundError as error:
-            raise _Missing(
-                f"{at} has no such model or address, which ends in /v1 ({_said(error)})", "server"
-            ) from None
+            kind, told = _Missing, f"has no such model or address, which ends in /v1 ({_said(error)})"
         except openai.RateLimitError as error:
-            raise RunError(
-                f"{at} is still too busy after {_RETRIES} retries: run the same command later, or with a "
-                f"smaller batch_size ({_said(error)})",
-                "server",
-            ) from None
+            kind, told = RunError, f"is too busy: run it later, or with a smaller batch_size ({_said(error)})"
         except openai.APIConnectionError as error:
-            why = first_line(error.__cause__ or error)
-            raise RunError(
-                f"{at} cannot be reached: start the server or correct the address ({why})", "network"
-            ) from None
+            kind, code, why = RunError, "network", first_line(error.__cause__ or error)
+            told = f"cannot be reached: start the server or correct the address ({why})"
         except openai.APIStatusError as error:
             kind = RunError if error.status_code >= 500 else UserError
-            raise kind(f"{at} answers with status {error.status_code}: {_said(error)}", "server") from None
+            told = f"answers with status {error.status_code}: {_said(error)}"
         except openai.APIError as error:
-            raise RunError(
-                f"{at} does not answer as OpenAI's API does: {first_line(error)}", "server"
-            ) from None
+            kind, told = RunError, f"does not answer as OpenAI's API does: {first_line(error)}"
+        raise kind(f"engine={self.url} {told}", code)
 
 
 def _said(error: Any) -> str:

@@ -6,13 +6,17 @@ import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from probers.checksums import Journal
 from probers.evaluation.answers import final_answer
-from probers.journal import Journal
 from probers.prompts import PromptTemplate
 from probers.text import split_sentences
 from probers.types import Decision, Generation, Passage, Question, Round, UserError
+
+if TYPE_CHECKING:
+    from probers.commands.merge import PartRuns
+    from probers.data.splits import Partition
 
 log = logging.getLogger(__name__)
 
@@ -22,15 +26,13 @@ class Counters:
     """What answering one question took.
 
     Attributes:
-        retrievals: searches, also those that found nothing.
         empty_retrievals: searches that found nothing; the answer went on without passages.
         passages_cut: passages that were found and not shown, for want of room in the context.
         generations: calls of the model, a forced final answer and what a trigger asked it included.
         alarms: how often the trigger fired for what it read in a text, also where no retrieval was left;
             rules and chance, which read nothing, raise none (RaDIO's Hc).
-        tokens: tokens generated, also those that were discarded.
-        kept_tokens: those of them that stand in the final text.
-        sentences: sentences generated, also those that were discarded.
+        tokens, sentences: all that was generated, also what was discarded.
+        kept_tokens: tokens that stand in the final text.
         forced: whether the words that announce the answer had to be put in.
         seconds: wall time, shared evenly by the questions answered together; a text that is taken again
             (:attr:`OpenQuestion.again`) is a generation and takes none.
@@ -77,7 +79,6 @@ class Answer:
 
     @property
     def retrievals(self) -> int:
-        """Number of searches made."""
         return self.counters.retrievals
 
     @property
@@ -107,23 +108,11 @@ class Listener(Protocol):
         """The text of the running generation has grown to ``text``."""
 
     def round(self, question: Question, done: Round, passages: Sequence[Passage], left_out: int) -> None:
-        """A round is over.
-
-        Args:
-            question: whose round it was.
-            done: what was written, decided and asked.
-            passages: those that were fetched and are shown from now on.
-            left_out: how many more were found, for which the context has no room.
-        """
+        """A round is over; ``passages`` are shown from now on, for ``left_out`` more there is no room."""
 
 
 class Accepted(NamedTuple):
-    """Answer text that stays, with which the next prompt ends.
-
-    Attributes:
-        tokens: how many generated tokens that is.
-        fresh: the passages at hand were fetched for the place where it ends.
-    """
+    """Answer text that stays; ``fresh`` if the passages were fetched for the place where it ends."""
 
     text: str = ""
     tokens: int = 0
@@ -135,14 +124,10 @@ class OpenQuestion:
     """A question that is being answered, and what has come of the round that is running.
 
     Attributes:
-        listener: told of every round.
-        accepted: the answer so far.
-        passages: what the next prompt shows.
         written: this round's generation, from :meth:`write` to the round's end.
         cut: it was ended where the trigger had seen enough, and would have gone on.
         ending: announcing words and final answer that had to be appended, or "".
         ending_tokens: how many tokens of it the model wrote.
-        decision: the trigger's on this generation.
         before_hit: the answer if the trigger fires: what is before the hit, or nothing where the
             whole answer is discarded.
         verdict: the trigger's from before anything was written.
@@ -206,11 +191,7 @@ class OpenQuestion:
         self.counters.add(generation, forced=True)
 
     def decide(self, decision: Decision, *, alarms: bool) -> None:
-        """Take the trigger's decision on this round's text.
-
-        Args:
-            alarms: it comes of the text; otherwise of a rule, of chance or of the question alone.
-        """
+        """Take the trigger's decision; one that comes of the text ``alarms``."""
         self.decision = decision
         self.counters.alarms += alarms and decision.fire
         if decision.position is not None:
@@ -248,9 +229,7 @@ class OpenQuestion:
     def truncate(self, *, reading: bool = False, again: bool = False) -> None:
         """End the round: the text before the hit stays, and the question goes on from there.
 
-        Args:
-            reading: what follows is taken unjudged.
-            again: what follows is what was written in this round.
+        With ``reading`` what follows is taken unjudged, with ``again`` it is what this round wrote.
         """
         self.reading, self.again = reading, self.written if again else None
         self._go_on(self.before_hit.text[len(self.accepted.text) :], self.before_hit)
@@ -287,10 +266,7 @@ class OpenQuestion:
 
 
 class TraceFile:
-    """Answers as JSON lines in the order of the questions, so that a run can go on where it stopped.
-
-    Every line carries its own checksum.
-    """
+    """Answers as JSON lines with checksums in the order of the questions, from which a run goes on."""
 
     def __init__(self, path: Path) -> None:
         self.path, self._journal = path, Journal(path)
@@ -305,9 +281,8 @@ class TraceFile:
         """
         answers, damaged, cut = self._read(questions)
         if damaged:
-            listed = ", ".join(map(str, damaged[:5])) + (
-                f" and {len(damaged) - 5} more" if len(damaged) > 5 else ""
-            )
+            more = f" and {len(damaged) - 5} more" if len(damaged) > 5 else ""
+            listed = ", ".join(map(str, damaged[:5])) + more
             log.info("%s is damaged in line %s: answering those questions again", self.path, listed)
         if damaged or cut:
             self.rewrite(answers)
@@ -320,13 +295,13 @@ class TraceFile:
             UserError: an answer is missing or damaged; the file answers other questions, or is not a file.
         """
         found, *_ = self._read(questions)
-        for question, answer in zip(questions, found, strict=True):
-            if answer is None:
-                raise UserError(
-                    f"{self.path} lacks question {question.id!r}, or is damaged there: run it again",
-                    "damaged",
-                )
-        return [answer for answer in found if answer is not None]
+        answers = [answer for answer in found if answer is not None]
+        if len(answers) < len(found):
+            lost = questions[found.index(None)].id
+            raise UserError(
+                f"{self.path} lacks question {lost!r}, or is damaged there: run it again", "damaged"
+            )
+        return answers
 
     def _read(self, questions: Sequence[Question]) -> tuple[list[Answer | None], list[int], bool]:
         """The answers, the numbers of damaged lines, and whether a last line was truncated."""
@@ -351,11 +326,7 @@ class TraceFile:
         return answers, sorted(damaged), lines.cut
 
     def append(self, answers: Iterable[Answer]) -> None:
-        """Add answers and have them on disk before returning.
-
-        Raises:
-            RunError: they cannot be written.
-        """
+        """Add answers and have them on disk before returning (RunError: they cannot be written)."""
         self._journal.append(answer.trace for answer in answers)
 
     def rewrite(self, answers: Iterable[Answer | None]) -> None:
@@ -365,3 +336,23 @@ class TraceFile:
 
 def _answers(answer: Answer, question: Question) -> bool:
     return (answer.id, answer.question) == (question.id, question.question)
+
+
+def own(questions: Sequence[Question], part: Partition | None) -> list[Question]:
+    """The questions of one part, which has all questions of a group or none; None is the whole."""
+    return [q for q in questions if part is None or part.owns(q.group or q.id)]
+
+
+def join_traces(parts: PartRuns, questions: Sequence[Question], file: str, out: Path) -> list[Answer]:
+    """Write the answers of all parts, in ``file`` of their folders, into that file of the whole in ``out``.
+
+    Raises:
+        UserError: a part has other questions, or lacks an answer.
+        RunError: the file cannot be written.
+    """
+    found: dict[str, Answer] = {}
+    for run in parts.runs:
+        found |= {a.id: a for a in TraceFile(run.path / file).answers(own(questions, run.part))}
+    answers = [found[question.id] for question in questions]
+    TraceFile(out / file).rewrite(answers)
+    return answers

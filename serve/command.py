@@ -10,8 +10,7 @@ import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from probers.commands.artifacts import find_prober
-from probers.commands.inputs import load_model, load_passages
+from probers.commands.inputs import find_prober, load_model, load_passages
 from probers.types import UserError
 
 from .settings import Serve

@@ -30,13 +30,8 @@ JSON = "application/json"
 class RefusedError(Exception):
     def __init__(self, status, kind, reason, **more):
         super().__init__(reason)
-        self.status = status
-        self.error = {
-            "root_cause": [{"type": kind, "reason": reason}],
-            "type": kind,
-            "reason": reason,
-            **more,
-        }
+        first = {"type": kind, "reason": reason}
+        self.status, self.error = status, {"root_cause": [first], **first, **more}
 
 
 def only(given, *allowed):
@@ -90,16 +85,12 @@ class FakeIndex:
     def create(self, name, source):
         """Status of the new document, with its error or None."""
         if name in self.docs:
-            error = {
-                "type": "version_conflict_engine_exception",
-                "reason": f"[{name}]: document already exists",
-            }
-            return 409, error
+            reason = f"[{name}]: document already exists"
+            return 409, {"type": "version_conflict_engine_exception", "reason": reason}
         only(source, *self.mappings["properties"])
-        for field, properties in self.mappings["properties"].items():
-            if properties.get("analyzer") and field in source:
-                long = [w for w in self.analyze(field, source[field]) if len(w.encode()) > 32766]
-                assert not long, "Document contains at least one immense term"
+        for field in self.searched:
+            long = [w for w in self.analyze(field, source[field]) if len(w.encode()) > 32766]
+            assert not long, "Document contains at least one immense term"
         self.docs[name] = source
         if self.settings.get("refresh_interval") != "-1":
             self.refresh()
@@ -118,17 +109,16 @@ class FakeIndex:
 
     def scores(self, query, most_clauses):
         """Document -> score for those that match."""
-        ((kind, body),) = query.items()
-        if kind == "multi_match":
-            only(body, "query", "type", "fields", "tie_breaker")
-            assert body["type"] == "best_fields"
-            parts = [self.bm25(f, body["query"], most_clauses) for f in body["fields"]]
-            found = {}
-            for name in set().union(*parts):
-                values = [part.get(name, 0.0) for part in parts]
-                found[name] = max(values) + body["tie_breaker"] * (sum(values) - max(values))
-            return found
-        raise RefusedError(400, "parsing_exception", f"unknown query [{kind}]")
+        only(query, "multi_match")
+        body = query["multi_match"]
+        only(body, "query", "type", "fields", "tie_breaker")
+        assert body["type"] == "best_fields"
+        parts = [self.bm25(f, body["query"], most_clauses) for f in body["fields"]]
+        found = {}
+        for name in set().union(*parts):
+            values = [part.get(name, 0.0) for part in parts]
+            found[name] = max(values) + body["tie_breaker"] * (sum(values) - max(values))
+        return found
 
     def bm25(self, field, text, most_clauses):
         tokens = self.analyze(field, text)
@@ -137,11 +127,9 @@ class FakeIndex:
             raise RefusedError(400, "query_shard_exception", "failed to create query", caused_by=inner)
         options = self.settings["similarity"][self.searched[field]["similarity"]]
         k1, b, lengths = options["k1"], options["b"], self.lengths.get(field, {})
-        if not lengths:
-            return {}
-        mean = sum(lengths.values()) / len(lengths)
+        mean = sum(lengths.values()) / max(1, len(lengths))
         total = defaultdict(float)
-        for token in tokens:
+        for token in tokens if lengths else ():
             holding = self.postings[field].get(token, {})
             idf = math.log(1 + (len(lengths) - len(holding) + 0.5) / (len(holding) + 0.5))
             for name, tf in holding.items():
@@ -196,14 +184,10 @@ class FakeElasticsearch:
         self._thread.join()
 
     def version(self, number, *, product="Elasticsearch"):
-        self.greeting = {"name": "node", "cluster_name": "fake", "version": {"number": number}}
-        if product == "Elasticsearch":
-            self.greeting["tagline"] = "You Know, for Search"
-        elif product == "OpenSearch":
-            self.greeting["version"]["distribution"] = "opensearch"
-            self.greeting["tagline"] = "The OpenSearch Project: https://opensearch.org/"
-        else:
-            self.greeting["tagline"] = product
+        known = {"Elasticsearch": "You Know, for Search", "OpenSearch": "The OpenSearch Project"}
+        version = {"number": number} | ({"distribution": "opensearch"} if product == "OpenSearch" else {})
+        tagline = known.get(product, product)
+        self.greeting = {"name": "node", "cluster_name": "fake", "version": version, "tagline": tagline}
 
     def asked(self, endpoint):
         """Bodies of the requests that reached an endpoint."""
@@ -269,9 +253,8 @@ class FakeElasticsearch:
             ((operation, target),) = action.items()
             assert operation == "create"
             status, error = self.one(index, target["_id"], source)
-            items.append({"create": {"_index": name, "_id": target["_id"], "status": status}})
-            if error:
-                items[-1]["create"]["error"] = error
+            item = {"_index": name, "_id": target["_id"], "status": status}
+            items.append({"create": item | ({"error": error} if error else {})})
         return {"took": 1, "errors": any("error" in i["create"] for i in items), "items": items}
 
     def one(self, index, name, source):
@@ -279,15 +262,10 @@ class FakeElasticsearch:
             return 429, {"type": "cluster_block_exception", "reason": FULL.format(index.name)}
         if self.put_off.get(name, 0):
             self.put_off[name] -= 1
-            return 429, {
-                "type": "es_rejected_execution_exception",
-                "reason": "rejected execution",
-            }
+            return 429, {"type": "es_rejected_execution_exception", "reason": "rejected execution"}
         if name in self.refuse:
-            return 400, {
-                "type": "mapper_parsing_exception", "reason": "failed to parse",
-                "caused_by": {"type": "illegal_argument_exception", "reason": self.refuse[name]},
-            }  # fmt: skip
+            cause = {"type": "illegal_argument_exception", "reason": self.refuse[name]}
+            return 400, {"type": "mapper_parsing_exception", "reason": "failed to parse", "caused_by": cause}
         if name in self.lose:
             return 201, None
         return index.create(name, source)
@@ -351,15 +329,13 @@ class FakeElasticsearch:
 
             def judged(self, endpoint, act, size):
                 sent = self.headers.get("Authorization")
-                if fake.authorization and sent != fake.authorization:
-                    reason = f"unable to authenticate with {sent}"  # some servers do say so much
-                    return 401, {}, {"error": {"type": "security_exception", "reason": reason}, "status": 401}
-                if endpoint in fake.forbidden:
-                    reason = f"action is unauthorized for {sent}"
-                    return 403, {}, {"error": {"type": "security_exception", "reason": reason}, "status": 403}
                 if size > fake.largest_body:
                     return 413, {"Content-Type": "text/html"}, b"<html>too large</html>"
-                try:
+                try:  # some servers do say so much
+                    if fake.authorization and sent != fake.authorization:
+                        raise RefusedError(401, "security_exception", f"unable to authenticate with {sent}")
+                    if endpoint in fake.forbidden:
+                        raise RefusedError(403, "security_exception", f"action is unauthorized for {sent}")
                     return 200, {}, act()
                 except RefusedError as error:
                     return error.status, {}, {"error": error.error, "status": error.status}

@@ -1,9 +1,10 @@
-"""Errors by their stable code, and by the options, files and values that the message names."""
+"""Errors by their stable code and the options, files and values that the message names; interruptions."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import count
 
 import pytest
 
@@ -22,3 +23,18 @@ def fails(
     assert "\n" not in message
     for each in named:
         assert str(each) in message, message
+
+
+@contextmanager
+def interrupted(owner: object, name: str, after: int) -> Iterator[None]:
+    """Interrupt a function of a module or class after so many calls, and with it the body."""
+    original, calls = getattr(owner, name), count()
+
+    def call(*given: object, **options: object) -> object:
+        if next(calls) == after:
+            raise KeyboardInterrupt
+        return original(*given, **options)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(owner, name, call)
+        yield

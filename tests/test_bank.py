@@ -22,11 +22,11 @@ from torch import nn
 
 from probers.bank.bank import ProbeBank
 from probers.bank.calibration import EntropyModel, Isotonic, Temperature
-from probers.bank.ensemble import Ensemble, half_precision
+from probers.bank.decision import Ensemble, half_precision
 from probers.bank.io import HubOptions
 from probers.heads import HEADS, LinearHead, Moments, ProbeHead, ProbingRagHead, factory
 from probers.store.spec import FeatureSpec, ModelSpec
-from probers.types import Needs, RunError, UserError
+from probers.types import Needs, RunError
 from probers.uncertainty import SIGNALS
 
 SPEC = FeatureSpec(ModelSpec("testbed", "abc", 6, 8, "float32"), layers=(2, 5), width=8, prompt="p1")
@@ -64,14 +64,6 @@ def test_score_is_the_papers_decision_rule() -> None:
     np.testing.assert_allclose(bank(states), score)
 
 
-def test_probabilities_variant_sums_softmaxes() -> None:
-    bank, states = make_bank(ensemble=Ensemble("probabilities")), make_states()
-    assert bank.combine == "probabilities" and make_bank().combine == "logits"
-    p = torch.from_numpy(bank.logits(states)).softmax(dim=-1).numpy()
-    np.testing.assert_allclose(bank.score(states), (p[..., 0] - p[..., 1]).sum(axis=1), atol=1e-6)
-    assert not np.allclose(bank.score(states), make_bank().score(states))
-
-
 def test_batches_and_number_formats_do_not_matter() -> None:
     bank, states = make_bank(), make_states(2500)
     parts = np.concatenate([bank.score(states[:7]), bank.score(torch.from_numpy(states[7:]))])
@@ -86,7 +78,8 @@ def test_layers_are_weighed_as_the_ensemble_says() -> None:
     stacked = make_bank(ensemble=Ensemble("stacked", (0.5, -2.0), 0.25))
     np.testing.assert_allclose(stacked.score(states), margins @ [0.5, -2.0] + 0.25)
     assert make_bank().ensemble == Ensemble("logits", (1.0, 1.0))
-    with pytest.raises(ValueError, match="ensemble of 3 layers does not fit a prober of 2"):
+    assert make_bank(ensemble=Ensemble("probabilities")).combine == "probabilities"
+    with pytest.raises(ValueError):
         make_bank(ensemble=Ensemble("best", (0.0, 1.0, 0.0)))
 
 
@@ -113,6 +106,14 @@ def test_entropies_join_the_score() -> None:
         bank.score(states, signals)
 
 
+def back(bank: ProbeBank, folder: Path, states: Any, **how: Any) -> ProbeBank:
+    """The prober after a save, with the same logits."""
+    bank.save_pretrained(folder)
+    again = ProbeBank.from_pretrained(folder, **how)
+    np.testing.assert_array_equal(again.logits(states), bank.logits(states))
+    return again
+
+
 WAYS: dict[str, dict[str, object]] = {
     "sum": {"entropy_model": ENTROPY},
     "stacked": {"ensemble": Ensemble("stacked", (0.5, -2.0), 0.25), "calibration": Isotonic((0.1,), (0.3,))},
@@ -123,10 +124,8 @@ WAYS: dict[str, dict[str, object]] = {
 
 @pytest.mark.parametrize("way", WAYS)
 def test_saved_and_loaded_it_is_the_same(tmp_path: Path, way: str) -> None:
-    bank, states = make_bank(**WAYS[way]), make_states()
-    bank.save_pretrained(tmp_path / "a")
-    again = ProbeBank.from_pretrained(tmp_path / "a")
-    np.testing.assert_array_equal(again.logits(states), bank.logits(states))
+    bank = make_bank(**WAYS[way])
+    again = back(bank, tmp_path / "a", make_states())
     for name in bank.__dataclass_fields__:
         assert name == "head" or getattr(again, name) == getattr(bank, name), name
     assert again.needs == Needs.of((2, 5), site="resid_post", pool=bank.spec.pool)
@@ -143,9 +142,7 @@ def test_linear_heads_keep_their_standardisation(tmp_path: Path) -> None:
     x = states.double()
     moments = Moments(x.mean(dim=0), x.std(dim=0, correction=0), torch.zeros(2, 2, 8).double())
     head.prepare(moments)
-    bank = ProbeBank(SPEC, half_precision(head))
-    bank.save_pretrained(tmp_path)
-    np.testing.assert_array_equal(ProbeBank.from_pretrained(tmp_path).logits(states), bank.logits(states))
+    back(ProbeBank(SPEC, half_precision(head)), tmp_path, states)
 
 
 def test_a_bank_cannot_be_trained_by_accident() -> None:
@@ -160,17 +157,10 @@ def test_broken_states_are_errors_and_never_certain() -> None:
     states[4, 1, 3] = np.nan
     with fails("failed", "not finite", kind=RunError):
         bank.score(states)
-    with pytest.raises(ValueError, match=r"expected \(n, 2, 8\)"):
+    with pytest.raises(ValueError):
         bank.score(make_states()[:, :1])
-    with pytest.raises(ValueError, match="mask .* does not fit"):
+    with pytest.raises(ValueError):
         bank.score(make_states(), mask=np.ones((9, 2)))
-
-
-def test_another_model_is_refused_and_both_are_named() -> None:
-    bank = make_bank()
-    bank.check_model(SPEC.model)
-    with fails("mismatch", "testbed@abc", "gemma@def"):
-        bank.check_model(ModelSpec("gemma", "def", 6, 8, "float32"))
 
 
 def test_another_quantization_is_taken_where_that_is_allowed_and_said(tmp_path: Path, caplog: Any) -> None:
@@ -185,55 +175,33 @@ def test_another_quantization_is_taken_where_that_is_allowed_and_said(tmp_path: 
     caplog.clear()
     bank.check_model(SPEC.model)
     assert not caplog.records
-    with fails("mismatch", "testbed@abc") as caught:
-        bank.check_model(ModelSpec("testbed", "abc", 6, 16, "float32"))  # another shape never is
-    assert "allow_other" not in str(caught.value)
+    for another in (
+        ModelSpec("testbed", "abc", 6, 16, "float32"),
+        ModelSpec("gemma", "def", 7, 8, "float32"),
+    ):
+        with fails("mismatch", "testbed@abc", another) as caught:  # another shape never is
+            bank.check_model(another)
+        assert "allow_other" not in str(caught.value)
     bank.save_pretrained(tmp_path / "again")
     assert not ProbeBank.from_pretrained(tmp_path / "again").allow_other
 
 
-def test_missing_and_damaged_files_are_named(tmp_path: Path) -> None:
+def test_missing_and_cut_files_are_named(tmp_path: Path) -> None:
     with fails("no-artifact", "config.json"):
         ProbeBank.from_pretrained(tmp_path)
-    make_bank().save_pretrained(tmp_path / "p")
-    weights = tmp_path / "p/heads.safetensors"
-    blob = weights.read_bytes()
-    weights.write_bytes(blob[:-10])
+    make_bank().save_pretrained(tmp_path)
+    weights = tmp_path / "heads.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-10])
     with fails("damaged", "heads.safetensors"):
-        ProbeBank.from_pretrained(tmp_path / "p")
-    weights.write_bytes(blob)
-    config = without_checksums(tmp_path / "p")
-    for change, message in [
-        ({"schema": 1}, "is of schema 1 .* reads schema 2: train it again with probers-train"),
-        ({"format": "other"}, "is no prober: its config.json is of something else"),
-        ({"head": {"name": "mine.Head", "options": {}}}, "pass .*head_class"),
-        ({"threshold": None}, "damaged"),
-        ({"calibration": {"method": "temperature", "value": 0}}, "damaged .*above 0"),
-        ({"calibration": {"method": "magic"}}, "damaged .*not temperature, platt or isotonic"),
-        ({"ensemble": {"kind": "best", "weights": [1], "intercept": 0}}, "damaged .*does not fit"),
-        ({"ensemble": {"kind": "mix", "weights": [1], "intercept": 0}}, "combine=mix is unknown"),
-        ({"ensemble": {}}, "damaged"),
-        ({"aggregate": "max"}, "aggregate=max is for heads of single tokens"),
-        ({"entropy_model": {"inputs": ["score"]}}, "entropy model"),
-    ]:
-        (tmp_path / "p/config.json").write_text(json.dumps(config | change))
-        with pytest.raises(UserError, match=message):
-            ProbeBank.from_pretrained(tmp_path / "p")
-    for text, message in [("{", "damaged"), ("[]", "is no prober"), ("3", "is no prober")]:
-        (tmp_path / "p/config.json").write_text(text)
-        with pytest.raises(UserError, match=message):
-            ProbeBank.from_pretrained(tmp_path / "p")
+        ProbeBank.from_pretrained(tmp_path)
+    for text, code in (("{", "damaged"), ("[]", "bad-file"), ("3", "bad-file")):
+        (tmp_path / "config.json").write_text(text)
+        with fails(code, tmp_path):
+            ProbeBank.from_pretrained(tmp_path)
 
 
 class OwnHead(LinearHead):
     """A head that this package does not know."""
-
-
-def test_a_users_own_head_class_loads_when_it_is_passed(tmp_path: Path) -> None:
-    bank = ProbeBank(SPEC, half_precision(OwnHead(["a", "b"], 8)))
-    bank.save_pretrained(tmp_path)
-    again = ProbeBank.from_pretrained(tmp_path, head_class=OwnHead)
-    np.testing.assert_array_equal(again.logits(make_states()), bank.logits(make_states()))
 
 
 class OwnModule(nn.Module):
@@ -248,15 +216,28 @@ class OwnModule(nn.Module):
         return self.layers(self.norm(x))[:, 0]
 
 
-def test_a_users_own_module_loads_when_it_is_passed(tmp_path: Path) -> None:
-    bank = ProbeBank(SPEC, half_precision(factory(partial(OwnModule, hidden=5))(["a", "b"], 8)))
-    bank.save_pretrained(tmp_path)
-    again = ProbeBank.from_pretrained(tmp_path, head_class=OwnModule)
-    np.testing.assert_array_equal(again.logits(make_states()), bank.logits(make_states()))
+class OwnNeedingNumbers(OwnModule):
+    """A module that cannot be built of shapes alone."""
+
+    def __init__(self, width: int, hidden: int = 3) -> None:
+        super().__init__(width, hidden)
+        self.scale = float(torch.ones(()).item())
+
+
+@pytest.mark.parametrize(
+    ("make", "own"),
+    [
+        (OwnHead, OwnHead),
+        (factory(partial(OwnModule, hidden=5)), OwnModule),
+        (factory(OwnNeedingNumbers), OwnNeedingNumbers),
+    ],
+)
+def test_a_users_own_head_loads_when_its_class_is_passed(tmp_path: Path, make: Any, own: Any) -> None:
+    back(ProbeBank(SPEC, half_precision(make(["a", "b"], 8))), tmp_path, make_states(), head_class=own)
     with fails("own-class", "probing_rag", "head_class"):
         ProbeBank.from_pretrained(tmp_path)
-    with fails("own-class"):
-        ProbeBank.from_pretrained(tmp_path, head_class=OwnHead)
+    with fails("own-class" if own is OwnModule else "damaged"):
+        ProbeBank.from_pretrained(tmp_path, head_class=OwnModule if own is OwnHead else OwnHead)
 
 
 @pytest.mark.parametrize("name", HEADS)
@@ -264,11 +245,8 @@ def test_every_kind_of_head_comes_back(tmp_path: Path, name: str) -> None:
     heads = HEADS[name](["a", "b"], 8)
     pool = "tokens" if heads.tokens else "mean"
     bank = ProbeBank(replace(SPEC, pool=pool), half_precision(heads))
-    bank.save_pretrained(tmp_path)
-    states = make_states()[None] if heads.tokens else make_states()
-    again = ProbeBank.from_pretrained(tmp_path)
+    again = back(bank, tmp_path, make_states()[None] if heads.tokens else make_states())
     assert type(again.head) is HEADS[name] and again.head.options == heads.options
-    np.testing.assert_array_equal(again.logits(states), bank.logits(states))
 
 
 def test_the_hub_is_asked_only_where_no_folder_is_meant(
@@ -294,7 +272,7 @@ def test_the_hub_is_asked_only_where_no_folder_is_meant(
     with fails("no-artifact", "prober=owner/nothing", "404"):
         ProbeBank.from_pretrained("owner/nothing")
     for path in ("runs/nothing", str(tmp_path / "nothing"), "./owner/x", "nothing"):
-        with pytest.raises(UserError, match=f"{path} is no prober"):
+        with fails("no-artifact", path):
             ProbeBank.from_pretrained(path)
     assert [repo for repo, _ in asked] == ["owner/prober", "owner/nothing"]
     patterns = [*FILES, "seen.json", "domain.safetensors", "plots/*.png"]
@@ -404,7 +382,7 @@ def test_a_span_is_scored_by_its_tokens(how: str) -> None:
 
 def test_spans_that_are_none_are_refused() -> None:
     for spans in ([(0, 10)], [(0, 2), (3, 3)], [(-1, 2)], [(4, 2)]):
-        with pytest.raises(ValueError, match="empty, or not among the 9 tokens"):
+        with pytest.raises(ValueError):
             token_bank().score_spans(make_states(), spans)
     with fails("unsupported", "pool=tokens"):
         make_bank().score_spans(make_states(), SPANS)
@@ -490,23 +468,15 @@ def test_a_prober_without_checksums_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["config.json", "heads.safetensors"])
 def test_an_altered_file_is_refused(tmp_path: Path, name: str) -> None:
     make_bank().save_pretrained(tmp_path)
-    blob = bytearray((tmp_path / name).read_bytes())
-    if name == "config.json":
-        blob = blob.replace(b'"threshold": 0', b'"threshold": 1')
-    else:
-        blob[-1] ^= 1
-    (tmp_path / name).write_bytes(blob)
-    with pytest.raises(UserError, match=rf"{name} is .*damaged \(was altered\): train the prober again"):
+    blob = (tmp_path / name).read_bytes()
+    other = blob.replace(b'"threshold": 0', b'"threshold": 1')
+    (tmp_path / name).write_bytes(other if other != blob else blob[:-1] + bytes([blob[-1] ^ 1]))
+    with fails("damaged", name, "was altered"):
         ProbeBank.from_pretrained(tmp_path)
 
 
 def edited(folder: Path, **changes: Any) -> Path:
-    """A saved prober of an earlier version, whose ``config.json`` says something else.
-
-    Args:
-        folder: of the prober.
-        **changes: ``a__b`` is the field b of a.
-    """
+    """A saved prober of an earlier version; ``a__b`` is the field b of a in ``config.json``."""
     make_bank(entropy_model=ENTROPY).save_pretrained(folder)
     config = without_checksums(folder)
     for path, value in changes.items():
@@ -520,51 +490,61 @@ def edited(folder: Path, **changes: Any) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "named"),
     [
-        ({"head__options__hidden": 10**9}, r"linear1\.weight is F16 of \[8, 16\], not of \[8, 1000000000\]"),
-        ({"head__options__hidden": 10**20}, "hidden.* is too large"),
-        ({"head__options__hidden": 10**40}, "config.json holds a number of 41 digits"),
-        ({"head__options__hidden": 2**32 - 1, "spec__width": 2**32 - 1}, "heads.safetensors is missing or"),
-        ({"head__options__hidden": "16"}, "head.hidden=16 must be a whole number"),
-        ({"head__options__hidden": 10**9, "head__options__dropout": 5.0}, "dropout=5.0 must be at least 0"),
-        ({"head__options__hidden": 0}, "a hidden layer of 0 units"),
-        ({"head__options__depth": 2}, "does not take these options"),
-        ({"head__options": []}, r"head.options=\[\] must be a mapping"),
-        ({"head__name": ["linear"]}, "head.name=.* must be a name on one line"),
-        ({"head__name": "attention_pool", "head__options": {}}, "lacks layer.2.query"),
-        ({"spec__width": 10**9}, r"heads\.safetensors .*not of \[1000000000"),
-        ({"spec__width": True}, "spec.width=true must be a whole number of 1 or more"),
-        ({"spec__layers": [2, 3]}, r"lacks layer\.3\.norm0"),
-        ({"spec__layers": [2, 3, 5]}, "ensemble of 2 layers does not fit a prober of 3"),
-        ({"spec__layers": list(range(10**6))}, "spec.layers=.* must be a list"),
-        ({"spec__layers": [5, 2]}, "layers must be ascending"),
-        ({"spec__model": "testbed"}, r"spec\.model=testbed must be a block of options"),
-        ({"spec__model__id": "a\nb: c"}, r"spec\.model\.id='a\\nb: c' must be a name on one line"),
-        ({"spec__model__id": "\x1b[2J"}, r"spec\.model\.id='\\x1b\[2J' must be a name on one line"),
-        ({"spec__site": "everywhere"}, r"spec\.site=everywhere must be resid_post"),
-        ({"spec__more": 1}, "a FeatureSpec has the fields .*more"),
-        ({"threshold": "0.3"}, "threshold=0.3 must be a number"),
-        ({"threshold": float("inf")}, "config.json holds Infinity, which is no finite number"),
-        ({"ensemble__weights": [1, float("nan")]}, "config.json holds NaN, which is no finite number"),
-        ({"ensemble__weights": [[1], [2]]}, r"ensemble\.weights=.* must be a list"),
-        ({"ensemble__kind": ["logits"]}, r"ensemble\.kind=.* must be logits"),
-        ({"aggregate": ["max"]}, "aggregate=.* must be text or null"),
-        ({"calibration__value": "much"}, r"calibration\.value=much must be a number"),
-        ({"calibration__slope": 1}, "a Temperature has the fields .*slope"),
-        ({"calibration__method": {}}, "calibration {} is not temperature"),
-        ({"entropy_model__weights": [1.0]}, "not one number for each of its 5 inputs"),
-        ({"entropy_model__scale": [0.0] * 5}, "not one number for each of its 5 inputs"),
-        ({"entropy_model__mean": None}, r"entropy_model\.mean=null must be a list"),
-        ({"more": 1}, "has the fields .*more"),
+        ({"head__options__hidden": 10**9}, ("linear1.weight", "[8, 16]", "[8, 1000000000]")),
+        ({"head__options__hidden": 10**20}, ("hidden",)),
+        ({"head__options__hidden": 10**40}, ("config.json", "41 digits")),
+        ({"head__options__hidden": 2**32 - 1, "spec__width": 2**32 - 1}, ("heads.safetensors",)),
+        ({"head__options__hidden": "16"}, ("head.hidden=16",)),
+        ({"head__options__hidden": 10**9, "head__options__dropout": 5.0}, ("dropout=5.0",)),
+        ({"head__options__hidden": 0}, ("0 units",)),
+        ({"head__options__depth": 2}, ("depth",)),
+        ({"head__options": []}, ("head.options=[]",)),
+        ({"head__name": ["linear"]}, ("head.name=",)),
+        ({"head__name": "mine.Head"}, ("mine.Head", "head_class")),
+        ({"head__name": "attention_pool", "head__options": {}}, ("layer.2.query",)),
+        ({"schema": 1}, ("schema 1", "schema 2")),
+        ({"format": "other"}, ("config.json",)),
+        ({"spec__width": 10**9}, ("heads.safetensors", "[1000000000")),
+        ({"spec__width": True}, ("spec.width=true",)),
+        ({"spec__layers": [2, 3]}, ("layer.3.norm0",)),
+        ({"spec__layers": [2, 3, 5]}, ("2 layers", "prober of 3")),
+        ({"spec__layers": list(range(10**6))}, ("spec.layers=",)),
+        ({"spec__layers": [5, 2]}, ("layers", "ascending")),
+        ({"spec__model": "testbed"}, ("spec.model=testbed",)),
+        ({"spec__model__id": "a\nb: c"}, (r"spec.model.id='a\nb: c'",)),
+        ({"spec__model__id": "\x1b[2J"}, (r"spec.model.id='\x1b[2J'",)),
+        ({"spec__site": "everywhere"}, ("spec.site=everywhere",)),
+        ({"spec__more": 1}, ("FeatureSpec", "more")),
+        ({"threshold": "0.3"}, ("threshold=0.3",)),
+        ({"threshold": None}, ("threshold=null",)),
+        ({"threshold": float("inf")}, ("config.json", "Infinity")),
+        ({"ensemble__weights": [1, float("nan")]}, ("config.json", "NaN")),
+        ({"ensemble__weights": [[1], [2]]}, ("ensemble.weights=",)),
+        ({"ensemble__kind": ["logits"]}, ("ensemble.kind=",)),
+        ({"ensemble__kind": "mix"}, ("ensemble.kind=mix",)),
+        ({"ensemble": {"kind": "best", "weights": [1], "intercept": 0}}, ("1 layers", "prober of 2")),
+        ({"ensemble": {}}, ("Ensemble",)),
+        ({"aggregate": ["max"]}, ("aggregate=",)),
+        ({"aggregate": "max"}, ("aggregate=max",)),
+        ({"calibration__value": "much"}, ("calibration.value=much",)),
+        ({"calibration__value": 0}, ("temperature", "above 0")),
+        ({"calibration__slope": 1}, ("Temperature", "slope")),
+        ({"calibration__method": {}}, ("calibration {}",)),
+        ({"calibration__method": "magic"}, ("calibration magic",)),
+        ({"entropy_model__inputs": ["score"]}, ("entropy model",)),
+        ({"entropy_model__weights": [1.0]}, ("entropy model", "5 inputs")),
+        ({"entropy_model__scale": [0.0] * 5}, ("entropy model", "5 inputs")),
+        ({"entropy_model__mean": None}, ("entropy_model.mean=null",)),
+        ({"more": 1}, ("more",)),
     ],
 )  # fmt: skip
 def test_a_foreign_config_is_held_against_the_weights_and_their_types(
-    tmp_path: Path, changes: dict[str, Any], message: str
+    tmp_path: Path, changes: dict[str, Any], named: tuple[str, ...]
 ) -> None:
-    folder = edited(tmp_path / "p", **changes)
-    with pytest.raises(UserError, match=message) as told:
-        ProbeBank.from_pretrained(folder)
+    with fails(None, *named) as told:
+        ProbeBank.from_pretrained(edited(tmp_path / "p", **changes))
     assert len(str(told.value)) < 1000 and str(told.value).isprintable()
 
 
@@ -577,60 +557,39 @@ def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
         ProbeBank.from_pretrained(folder)
 
 
-@pytest.mark.parametrize("name", [*FILES, "plots/a.png"])
-def test_links_and_pipes_are_no_files_of_a_prober(tmp_path: Path, name: str) -> None:
-    folder = edited(tmp_path / "p")
-    (folder / "plots").mkdir()
+def pictured(folder: Path, **changes: Any) -> Path:
+    """:func:`edited` with a picture."""
+    (edited(folder, **changes) / "plots").mkdir()
     (folder / "plots/a.png").write_bytes(b"png")
+    return folder
+
+
+@pytest.mark.parametrize("name", [*FILES, "plots/a.png", "plots"])
+def test_links_and_pipes_are_no_files_of_a_prober(tmp_path: Path, name: str) -> None:
+    folder = pictured(tmp_path / "p")
     assert ProbeBank.from_pretrained(folder).pictures == {"a.png": b"png"}
     file = folder / name
     file.rename(tmp_path / "elsewhere")
-    file.symlink_to(tmp_path / "elsewhere")
-    for replace_it in (lambda: None, lambda: file.symlink_to(file.name), lambda: os.mkfifo(file)):
-        replace_it()
+    for target in (tmp_path / "elsewhere", file.name, None):
+        if name == "plots" and target != tmp_path / "elsewhere":
+            break
+        os.mkfifo(file) if target is None else file.symlink_to(target)
         with fails("damaged", file.name):
             ProbeBank.from_pretrained(folder)
         file.unlink()
 
 
 def test_a_picture_is_of_bounded_size(tmp_path: Path) -> None:
-    folder = edited(tmp_path / "p")
-    (folder / "plots").mkdir()
-    with (folder / "plots/a.png").open("wb") as file:
-        file.truncate(8 << 20)
+    folder = pictured(tmp_path / "p")
+    os.truncate(folder / "plots/a.png", 8 << 20)
     ProbeBank.from_pretrained(folder)
     os.truncate(folder / "plots/a.png", 2**40)
     with fails("damaged", "a.png"):
         ProbeBank.from_pretrained(folder)
 
 
-class OwnNeedingNumbers(OwnModule):
-    """A module that cannot be built of shapes alone."""
-
-    def __init__(self, width: int, hidden: int = 3) -> None:
-        super().__init__(width, hidden)
-        self.scale = float(torch.ones(()).item())
-
-
-def test_a_users_own_module_may_need_numbers_to_be_built(tmp_path: Path) -> None:
-    bank = ProbeBank(SPEC, half_precision(factory(OwnNeedingNumbers)(["a", "b"], 8)))
-    bank.save_pretrained(tmp_path)
-    again = ProbeBank.from_pretrained(tmp_path, head_class=OwnNeedingNumbers)
-    np.testing.assert_array_equal(again.logits(make_states()), bank.logits(make_states()))
-
-
-def test_a_folder_of_pictures_that_is_a_link_is_refused(tmp_path: Path) -> None:
-    folder = edited(tmp_path / "p")
-    (tmp_path / "mine").mkdir()
-    (folder / "plots").symlink_to(tmp_path / "mine")
-    with fails("damaged", "plots"):
-        ProbeBank.from_pretrained(folder)
-
-
 def test_links_of_the_hubs_cache_to_its_blobs_are_files(tmp_path: Path) -> None:
-    made, snapshot = edited(tmp_path / "p"), tmp_path / "models--a--b/snapshots/abc"
-    (made / "plots").mkdir()
-    (made / "plots/a.png").write_bytes(b"png")
+    made, snapshot = pictured(tmp_path / "p"), tmp_path / "models--a--b/snapshots/abc"
     (tmp_path / "models--a--b/blobs").mkdir(parents=True)
     (snapshot / "plots").mkdir(parents=True)
     for i, name in enumerate([*FILES, "plots/a.png"]):
@@ -644,16 +603,18 @@ def test_links_of_the_hubs_cache_to_its_blobs_are_files(tmp_path: Path) -> None:
         ProbeBank.from_pretrained(snapshot)
 
 
-def test_json_that_is_deep_or_no_text_is_one_sentence(tmp_path: Path) -> None:
-    folder = edited(tmp_path / "p")
-    for blob, message in [
-        (b'{"a":' * 101 + b"1" + b"}" * 101, "too many brackets within each other"),
-        (b"[" * 100_000, "too many brackets within each other"),
-        (b'{"a": "\xff"}', "is not UTF-8 \\(byte 7\\)"),
-        (b'{"a": 1' + b"0" * 5000 + b"}", "a number of 5001 digits"),
-    ]:
-        (folder / "metrics.json").write_bytes(blob)
-        with pytest.raises(UserError, match=f"the prober .* is damaged .metrics.json .*{message}"):
-            ProbeBank.from_pretrained(folder)
-    (folder / "metrics.json").write_text("[" * 100 + "]" * 100)
-    ProbeBank.from_pretrained(folder)
+@pytest.mark.parametrize(
+    ("blob", "named"),
+    [
+        (b'{"a":' * 101 + b"1" + b"}" * 101, "brackets"), (b"[" * 100_000, "brackets"),
+        (b'{"a": "\xff"}', "byte 7"), (b'{"a": 1' + b"0" * 5000 + b"}", "5001 digits"),
+    ],
+    ids=range(4),
+)  # fmt: skip
+def test_json_that_is_deep_or_no_text_is_one_sentence(tmp_path: Path, blob: bytes, named: str) -> None:
+    file = edited(tmp_path / "p") / "metrics.json"
+    file.write_bytes(blob)
+    with fails("damaged", "metrics.json", named):
+        ProbeBank.from_pretrained(tmp_path / "p")
+    file.write_text("[" * 100 + "]" * 100)
+    ProbeBank.from_pretrained(tmp_path / "p")

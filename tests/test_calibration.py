@@ -3,30 +3,33 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 from refusals import fails
-from scipy.optimize import minimize
 from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 from sklearn.preprocessing import StandardScaler
 
-from probers.bank.calibration import SIGNALS, Isotonic, Platt, Temperature, calibration_from_dict, fit_platt
-from probers.bank.ensemble import Ensemble
-from probers.bank.fitting import (
-    ThresholdRule,
+from probers.bank.calibration import (
+    CALIBRATIONS,
+    SIGNALS,
+    Isotonic,
+    Platt,
+    Temperature,
+    calibration_from_dict,
     fit_calibration,
-    fit_ensemble,
     fit_entropy_model,
-    fit_temperature,
+    fit_platt,
 )
+from probers.bank.decision import Ensemble, ThresholdRule, fit_ensemble
 from probers.commands.main import compose, normalise
 from probers.evaluation import metrics as m
 from probers.online.scores import aggregate, extend
-from probers.types import RunError, UserError
+from probers.types import RunError
 
 TYPED = ["balanced_accuracy", "f1", "accuracy", "budget=0.3", "recall_at_fpr=0.1", "cost=5"]
 
@@ -55,9 +58,7 @@ def quality(typed: str, wrong: np.ndarray, fired: np.ndarray) -> float:
         return float(hits if alarms <= float(value) else -1)
     if name == "cost":
         return -float(float(value) * ((wrong == 1) & ~fired).sum() + ((wrong == 0) & fired).sum())
-    metric: Any = {"f1": m.f1_detection, "accuracy": m.accuracy, "balanced_accuracy": m.balanced_accuracy}[
-        name
-    ]
+    metric: Any = getattr(m, "f1_detection" if name == "f1" else name)
     return float(metric(wrong, fired.astype(float)))
 
 
@@ -108,34 +109,26 @@ def test_a_threshold_is_typed_as_one_word(typed: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("typed", "message"),
+    ("typed", "named"),
     [
-        ("best", r"threshold=best is unknown: choose one of balanced_accuracy, f1, accuracy, budget=\.\., "),
-        ("", "threshold= is unknown"),
-        ("best=0.4", "threshold=best=0.4 is unknown"),
-        ("budget", "threshold=budget: budget needs the share of texts that fire, .* budget=0.4"),
-        ("budget=", "'' is no number"),
-        ("budget=many", "'many' is no number"),
-        ("budget=1.5", "threshold=budget=1.5: budget needs the share"),
-        ("budget=nan", "budget needs the share"),
-        ("recall_at_fpr=-0.1", "recall_at_fpr needs the highest share of right texts"),
-        ("cost=0", "cost needs the price of a missed wrong text"),
-        ("cost=inf", "cost needs the price"),
-        ("f1=0.5", "threshold=f1=0.5: f1 takes no number, write threshold=f1"),
+        ("best", "budget=.."), ("", "threshold="), ("best=0.4", "threshold=best=0.4"),
+        ("budget", "budget=0.4"), ("budget=", "''"), ("budget=many", "'many'"), ("budget=1.5", "from 0 to 1"),
+        ("budget=nan", "from 0 to 1"), ("recall_at_fpr=-0.1", "from 0 to 1"), ("cost=0", "above 0"),
+        ("cost=inf", "above 0"), ("f1=0.5", "write threshold=f1"),
     ],
-)
-def test_a_threshold_that_is_none_is_refused(typed: str, message: str) -> None:
-    with pytest.raises(UserError, match=message):
+)  # fmt: skip
+def test_a_threshold_that_is_none_is_refused(typed: str, named: str) -> None:
+    with fails(
+        "unknown-choice" if "best" in typed or not typed else "bad-value", f"threshold={typed}", named
+    ):
         ThresholdRule.parse(typed)
 
 
 FITS: dict[str, Any] = {
     "threshold": ThresholdRule(),
-    "temperature": lambda wrong, scores: fit_calibration("temperature", wrong, scores),
-    "isotonic": lambda wrong, scores: fit_calibration("isotonic", wrong, scores),
+    **{kind: partial(fit_calibration, kind) for kind in CALIBRATIONS},
     "best": lambda wrong, scores: fit_ensemble("best", scores[:, None], wrong),
     "stacked": lambda wrong, scores: fit_ensemble("stacked", scores[:, None], wrong),
-    "platt": fit_platt,
     "entropy": lambda wrong, scores: fit_entropy_model(
         wrong, scores, {name: scores for name in SIGNALS}, ThresholdRule()
     ),
@@ -147,7 +140,7 @@ def test_nothing_is_fitted_to_one_class_or_to_broken_scores(name: str) -> None:
     wrong, scores = scored()
     FITS[name](wrong, scores)
     for value, kind in ((1, "only wrong"), (0, "only right")):
-        with pytest.raises(UserError, match=f"{kind} texts among the 60 validation examples: .* both kinds"):
+        with fails("labels", kind, 60):
             FITS[name](np.full(60, value), scores)
     with fails("labels"):
         FITS[name](wrong[:0], scores[:0])
@@ -158,8 +151,10 @@ def test_nothing_is_fitted_to_one_class_or_to_broken_scores(name: str) -> None:
 
 def test_temperature_recovers_the_scale_of_log_odds() -> None:
     wrong, log_odds = calibrated(20_000)
-    assert fit_temperature(wrong, 7 * log_odds) == pytest.approx(7, rel=0.05)
-    assert fit_temperature(wrong, -log_odds) > 100  # the wrong way round: "I do not know"
+    temperature = fit_calibration("temperature", wrong, 7 * log_odds)
+    assert temperature.value == pytest.approx(7, rel=0.05)  # type: ignore[union-attr]
+    reversed_ = fit_calibration("temperature", wrong, -log_odds)
+    assert reversed_.value > 100  # type: ignore[union-attr]  # "I do not know"
     probability = fit_platt(wrong, 3 * log_odds + 5)(3 * log_odds + 5)
     np.testing.assert_allclose(probability, 1 / (1 + np.exp(-log_odds)), atol=0.03)
 
@@ -183,14 +178,12 @@ def test_isotonic_mends_what_a_temperature_cannot() -> None:
     wrong, log_odds = calibrated(20_000)
     bent = np.sign(log_odds) * np.abs(log_odds) ** 3 + 4  # the order is right, the scale is not
     test_wrong, test = wrong[10_000:], bent[10_000:]
-    errors = {
-        kind: m.ece(test_wrong, fit_calibration(kind, wrong[:10_000], bent[:10_000])(test))
-        for kind in ("temperature", "isotonic")
-    }
-    assert errors["isotonic"] < 0.02 < 0.1 < errors["temperature"]
+    kinds = [fit_calibration(kind, wrong[:10_000], bent[:10_000]) for kind in ("isotonic", "temperature")]
+    isotonic, temperature = (m.ece(test_wrong, kind(test)) for kind in kinds)
+    assert isotonic < 0.02 < 0.1 < temperature
 
 
-@pytest.mark.parametrize("kind", ["platt", "temperature", "isotonic"])
+@pytest.mark.parametrize("kind", CALIBRATIONS)
 def test_calibration_lowers_the_error_of_scores_that_are_too_sure(kind: str) -> None:
     wrong, log_odds = calibrated(8000)
     fit, test = slice(0, 4000), slice(4000, None)
@@ -199,7 +192,7 @@ def test_calibration_lowers_the_error_of_scores_that_are_too_sure(kind: str) -> 
     assert after < 0.03 < 0.1 < before
 
 
-@pytest.mark.parametrize("kind", ["platt", "temperature", "isotonic"])
+@pytest.mark.parametrize("kind", CALIBRATIONS)
 @pytest.mark.parametrize("at", [0.0, 0.1, -3.0, 1e9])
 def test_constant_scores_are_never_sure(kind: str, at: float) -> None:
     wrong = np.array([0, 1, 1, 0, 1])
@@ -207,11 +200,6 @@ def test_constant_scores_are_never_sure(kind: str, at: float) -> None:
     assert ((probability > 0.3) & (probability < 0.7)).all()
     if kind != "temperature":
         np.testing.assert_allclose(probability, 0.6, atol=1e-3)
-
-
-def test_few_examples_are_not_taken_for_certainty() -> None:
-    wrong, scores = np.array([0, 0, 1, 1]), np.array([0.0, 1.0, 2.0, 3.0])
-    np.testing.assert_allclose(fit_calibration("isotonic", wrong, scores)([-9.0, 9.0]), [1 / 6, 5 / 6])
 
 
 @pytest.mark.parametrize(
@@ -223,24 +211,19 @@ def test_calibration_survives_json(made: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "make",
+    ("kind", "numbers"),
     [
-        lambda: Temperature(0.0),
-        lambda: Temperature(np.nan),
-        lambda: Isotonic((), ()),
-        lambda: Isotonic((1.0,), (0.1, 0.2)),
-        lambda: Isotonic((1.0, 1.0), (0.1, 0.2)),
-        lambda: Isotonic((1.0, 2.0), (0.2, 0.1)),
-        lambda: Isotonic((1.0, 2.0), (0.0, 0.1)),
-        lambda: Isotonic((1.0, 2.0), (0.5, 1.0)),
-        lambda: Isotonic((1.0, np.nan), (0.5, 0.6)),
-        lambda: Platt(np.inf, 0.0),
-        lambda: calibration_from_dict({"method": "beta"}),
+        (Temperature, (0.0,)), (Temperature, (np.nan,)), (Platt, (np.inf, 0.0)), (Isotonic, ((), ())),
+        *((Isotonic, knots) for knots in (
+            ((1.0,), (0.1, 0.2)), ((1.0, 1.0), (0.1, 0.2)), ((1.0, 2.0), (0.2, 0.1)),
+            ((1.0, 2.0), (0.0, 0.1)), ((1.0, 2.0), (0.5, 1.0)), ((1.0, np.nan), (0.5, 0.6)),
+        )),
+        (calibration_from_dict, ({"method": "beta"},)),
     ],
-)
-def test_calibration_that_is_none_is_refused(make: Any) -> None:
+)  # fmt: skip
+def test_calibration_that_is_none_is_refused(kind: Any, numbers: tuple[Any, ...]) -> None:
     with pytest.raises(ValueError):
-        make()
+        kind(*numbers)
 
 
 def test_platt_has_the_intercept_that_a_sum_over_layers_needs() -> None:
@@ -249,14 +232,11 @@ def test_platt_has_the_intercept_that_a_sum_over_layers_needs() -> None:
     wrong = (rng.random(8000) < 0.25).astype(int)
     evidence = 0.6 * (rng.standard_normal((8000, 12)) + 0.3 * (2 * wrong - 1)[:, None])  # log odds
     scores = (evidence + np.log(0.25 / 0.75)).sum(axis=1)
-    errors = {}
-    for kind in ("platt", "temperature"):
-        fitted = fit_calibration(kind, wrong[:4000], scores[:4000])
-        errors[kind] = m.ece(wrong[4000:], fitted(scores[4000:]))
-    assert errors["platt"] < 0.02 < 0.03 < errors["temperature"]
+    ours, temperature = (fit_calibration(k, wrong[:4000], scores[:4000]) for k in ("platt", "temperature"))
+    errors = [m.ece(wrong[4000:], fitted(scores[4000:])) for fitted in (ours, temperature)]
+    assert errors[0] < 0.02 < 0.03 < errors[1]
     scale = scores[:4000].std()
     theirs = LogisticRegression(max_iter=1000).fit(scores[:4000, None] / scale, wrong[:4000])
-    ours = fit_calibration("platt", wrong[:4000], scores[:4000])
     np.testing.assert_allclose(ours(scores), theirs.predict_proba(scores[:, None] / scale)[:, 1], atol=1e-3)
 
 
@@ -291,19 +271,6 @@ def test_stacked_is_scikit_learns_logistic_regression() -> None:
     np.testing.assert_allclose(found(margins), theirs.decision_function(scaler.transform(margins)), atol=1e-9)
 
 
-def test_stacked_is_the_penalised_optimum() -> None:
-    wrong, margins = layered(300)
-    z = (margins - margins.mean(axis=0)) / margins.std(axis=0)
-
-    def loss(w: np.ndarray) -> float:
-        return float(np.logaddexp(0, (1 - 2 * wrong) * (z @ w[1:] + w[0])).sum() + (w[1:] ** 2).sum() / 2)
-
-    best = minimize(loss, np.zeros(6), method="BFGS").x
-    found = fit_ensemble("stacked", margins, wrong)
-    weights = np.array(found.weights) * margins.std(axis=0)
-    np.testing.assert_allclose(weights, best[1:], atol=0.02)  # lbfgs stops early
-
-
 def test_stacked_weighs_layers_by_what_they_know() -> None:
     wrong, margins = layered()
     test_wrong, test = layered(seed=1)
@@ -324,22 +291,28 @@ def test_a_score_does_not_depend_on_the_others_beside_it() -> None:
         assert Ensemble.from_dict(json.loads(json.dumps(found.to_dict()))) == found
 
 
-def test_ensembles_that_are_none_are_refused() -> None:
-    wrong, margins = layered(50)
-    with fails("unknown-choice", "combine=mean"):
-        fit_ensemble("mean", margins, wrong)
-    with fails("unknown-choice", "combine=mean"):
-        Ensemble("mean")  # type: ignore[arg-type]
-    with fails("bad-value", "best_k=0"):
-        fit_ensemble("best", margins, wrong, k=0)
-    with fails("unknown-choice", "calibration=beta"):
-        fit_calibration("beta", wrong, margins[:, 0])
-    with pytest.raises(ValueError, match="needs one weight per layer"):
-        Ensemble("stacked")
-    with pytest.raises(ValueError, match="must be finite"):
-        Ensemble("stacked", (np.nan,))
-    with pytest.raises(ValueError, match="ensemble of 2 layers does not fit a prober of 5"):
-        Ensemble("best", (0.5, 0.5))(margins)
+@pytest.mark.parametrize(
+    ("code", "named", "make"),
+    [
+        ("unknown-choice", "combine=mean", lambda wrong, margins: fit_ensemble("mean", margins, wrong)),
+        ("unknown-choice", "combine=mean", lambda *_: Ensemble("mean")),  # type: ignore[arg-type]
+        ("bad-value", "best_k=0", lambda wrong, margins: fit_ensemble("best", margins, wrong, k=0)),
+        (
+            "unknown-choice",
+            "calibration=beta",
+            lambda wrong, margins: fit_calibration("beta", wrong, margins),
+        ),
+    ],
+)
+def test_unknown_ensembles_and_calibrations_are_refused(code: Any, named: str, make: Any) -> None:
+    with fails(code, named):
+        make(*layered(50))
+
+
+@pytest.mark.parametrize("given", [("stacked",), ("stacked", (np.nan,)), ("best", (0.5, 0.5))])
+def test_weights_that_do_not_fit_the_layers_are_refused(given: Any) -> None:
+    with pytest.raises(ValueError):
+        Ensemble(*given)(layered(50)[1])
 
 
 def test_spans_get_the_highest_the_mean_or_the_last_of_their_tokens() -> None:
@@ -356,7 +329,7 @@ def test_spans_get_the_highest_the_mean_or_the_last_of_their_tokens() -> None:
             so_far = extend(so_far, i, value, how)  # type: ignore[arg-type]
             assert so_far == pytest.approx(aggregate(values, [(0, i + 1)], how)[0])  # type: ignore[arg-type]
     for span in ((0, 5), (2, 2), (-1, 2)):
-        with pytest.raises(ValueError, match="empty, or not among the 4 tokens"):
+        with pytest.raises(ValueError):
             aggregate(values, [(0, 1), span], "max")
     with fails("unknown-choice", "aggregate=sum"):
         aggregate(values, spans, "sum")  # type: ignore[arg-type]

@@ -8,9 +8,8 @@ import pytest
 from refusals import fails
 
 from probers import checksums
-from probers.checksums import check, file_digest, inputs, take
+from probers.checksums import Journal, check, file_digest, inputs, take
 from probers.commands.runs import RunFolder
-from probers.journal import Journal
 
 KINDS = {
     "corpus": "corpus.jsonl", "articles": "articles.jsonl", "questions": "questions.jsonl",

@@ -9,16 +9,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from fake_lm import FakeLM, linear_bank
-from refusals import fails
+from refusals import fails, interrupted
 
 from probers.bank.bank import ProbeBank
-from probers.bank.fitting import ThresholdRule
+from probers.bank.decision import ThresholdRule
+from probers.checksums import unsealed_lines
 from probers.commands import main as cli
 from probers.commands.components import choices
 from probers.commands.compose import request
-from probers.commands.console import Console
+from probers.commands.main import Console
 from probers.data.splits import Seen
-from probers.journal import unsealed_lines
 from probers.prompts import TESTBED_PROMPT
 from probers.rag.compare import findings as showcase
 from probers.rag.compare.methods import build_methods
@@ -56,17 +56,18 @@ def place(tmp_path, monkeypatch):
     """A folder with questions, corpus and prober, and the scripted model in the commands' place of one."""
     monkeypatch.chdir(tmp_path)
     rows = [("test", i) for i in TEST] + [("validation", i) for i in VALIDATION]
-    lines = [
+    made = []
+    place = Place(tmp_path, made)
+    place.write("questions", (
         {"id": f"q{i}", "question": f"Where is town {i}?", "answers": [f"Land{i}"], "split": split}
         for split, i in rows
-    ]
-    (tmp_path / "questions.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
-    corpus = [{"id": f"p{i}", "title": f"Town {i}", "text": f"Town {i} is in Land{i}."} for _, i in rows]
-    (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(x) + "\n" for x in corpus))
+    ))  # fmt: skip
+    place.write("corpus", (
+        {"id": f"p{i}", "title": f"Town {i}", "text": f"Town {i} is in Land{i}."} for _, i in rows
+    ))  # fmt: skip
     layers = [{"layer": k, "accuracy": 0.9, "auroc": 0.95, "auroc_ci": [0.9, 1.0], "f1": 1} for k in (1, 2)]
     metrics = {"layers": layers, "ensemble": layers[0], "controls": {"mean entropy": layers[1]}}
     linear_bank(metrics=metrics, seen=Seen({})).save_pretrained(tmp_path / "prober")
-    made = []
 
     def load(cfg, folder, engine):
         made.append(model())
@@ -77,7 +78,7 @@ def place(tmp_path, monkeypatch):
     logger, console = logging.getLogger("probers"), Console()
     monkeypatch.setattr(logger, "handlers", [*logger.handlers, console])
     monkeypatch.setattr(logger, "level", logging.INFO)
-    return Place(tmp_path, made)
+    return place
 
 
 class Place:
@@ -86,23 +87,46 @@ class Place:
 
     def compare(self, *more, out="out"):
         names = "[never,always,random,oracle,entropy,rind_paper,rind_released,probing]"
-        base = ["questions=questions.jsonl", "corpus=corpus.jsonl", "prober=prober", f"out={out}"]
-        given = [m for m in more if m.startswith("triggers=")] or [f"triggers={names}"]
-        cli.run("compare", [*base, *given, "limit=null", *(m for m in more if not m.startswith("triggers="))])
-        return json.loads((self.path / out / "results.json").read_text())
+        base = {"questions": "questions.jsonl", "corpus": "corpus.jsonl", "triggers": names, "limit": "null"}
+        if not any(word.startswith("prober") for word in more):
+            base["prober"] = "prober"
+        known = {word.partition("=")[0] for word in more}
+        typed = [f"{key}={value}" for key, value in (base | {"out": out}).items() if key not in known]
+        cli.run("compare", [*typed, *more])
+        return self.read("results", out)
+
+    def read(self, name, out="out"):
+        return json.loads((self.path / out / f"{name}.json").read_text())
 
     def data(self, out="out"):
-        return json.loads((self.path / out / "report_data.json").read_text())
+        return self.read("report_data", out)
+
+    def page(self, out="out"):
+        return (self.path / out / "report.html").read_text()
+
+    def trace(self, method, out="out"):
+        file = self.path / out / "traces" / f"{method}.jsonl"
+        return [json.loads(line) for line in file.read_text().splitlines()]
+
+    def rows(self):
+        return [json.loads(line) for line in (self.path / "questions.jsonl").read_text().splitlines()]
+
+    def write(self, name, rows):
+        (self.path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def first_asked(self):
+        """The towns of the first questions, as many as there are for validation."""
+        return {int(re.findall(r"\d+", p)[0]) for p in self.models[0].prompts[: len(VALIDATION)]}
 
 
 def test_a_prober_of_another_quantization_is_compared_where_that_is_allowed(place):
     bank = ProbeBank.from_pretrained(place.path / "prober")
     spec = replace(bank.spec, model=replace(bank.spec.model, revision="r2"))
     replace(bank, spec=spec).save_pretrained(place.path / "prober")
-    given = ("triggers=[never,probing]", "sweep=0", "limit=4")
+    given = ("triggers=[never,probing]", "sweep=0")
     with fails(None, "fake@r2", "now is fake@r1", "allow_other=true"):
         place.compare(*given)
-    assert place.compare(*given, "allow_other=true")["n"] == 4
+    assert place.compare(*given, "allow_other=true")["n"] == 40
 
 
 def test_every_method_gets_the_figures_it_must_have(place, capsys):
@@ -128,33 +152,33 @@ def test_every_method_gets_the_figures_it_must_have(place, capsys):
     assert "probing" in shown
     assert "The budget of random is matched to probing: 0.600 retrievals per question." in shown
     assert "report.html" in shown.splitlines()[-1]
-
-
-def test_results_have_the_form_of_the_contract(place):
-    results = place.compare()
+    # The form of the contract.
     keys = {
         "em", "f1", "precision", "recall", "precision_max", "recall_max", "acc", "acc_substring",
         "retrievals", "retrieval_share", "generations", "alarms", "tokens", "kept_tokens", "sentences",
         "seconds", "consistency", "agreement", "trigger", "ci95",
     }  # fmt: skip
-    for name, entry in results["methods"].items():
+    for name, entry in methods.items():
         assert set(entry) == keys, name
         assert {"auroc", "auprc", "base_rate", "ece", "prr", "recall_at_fpr"} == set(entry["trigger"])
-        low, high = entry["ci95"]["em"]
-        assert low <= entry["em"] <= high
+        assert entry["ci95"]["em"][0] <= entry["em"] <= entry["ci95"]["em"][1]
     pair = results["pairs"]["probing vs never"]["em"]
     assert pair["diff"] == pytest.approx(0.6)
     assert 0 < pair["ci95"][0] <= 0.6 <= pair["ci95"][1]
-    for other in ("never", "always", "random", "entropy"):
-        assert f"probing vs {other}" in results["pairs"]
+    assert {f"probing vs {other}" for other in methods} - results["pairs"].keys() == {"probing vs probing"}
     assert results["pairs"]["entropy vs always"]["em"]["diff"] == 0.0
     assert results["config"]["limit"] is None
+    # The same questions with the same prompts.
+    for method in methods:
+        assert sorted(line["id"] for line in place.trace(method)) == sorted(f"q{i}" for i in TEST), method
+    closed = {p for p in place.models[0].prompts if not p.startswith("Context:") and p.endswith("Answer:")}
+    assert closed == {TESTBED_PROMPT.question(f"Where is town {i}?") for i in (*TEST, *VALIDATION)}
 
 
 def test_the_page_and_its_data_are_written(place):
-    place.compare("examples=3")
-    data = place.data()
-    page = (place.path / "out" / "report.html").read_text()
+    place.compare("examples=3", "resamples=100")
+    data, page = place.data(), place.page()
+    assert any("resamples=100 are too few to settle any of 28 pairs" in note for note in data["notes"])
     assert "Which trigger knows when to retrieve?" in page
     assert [entry["layer"] for entry in data["layers"]] == [1, 2]
     assert set(data["controls"]) == {"mean entropy"}
@@ -176,16 +200,6 @@ def test_the_page_and_its_data_are_written(place):
     assert rind["rounds"][0]["tokens"][0]["score"] is not None
     fetched = [r for e in data["examples"] for m in e["methods"] for r in m["rounds"] if r["query"]]
     assert fetched[0]["passages"][0]["text"].startswith("Town ")
-
-
-def test_all_methods_answer_the_same_questions_with_the_same_prompts(place):
-    place.compare()
-    ids = [f"q{i}" for i in TEST]
-    for file in (place.path / "out" / "traces").glob("*.jsonl"):
-        lines = [json.loads(line) for line in file.read_text().splitlines()]
-        assert sorted(line["id"] for line in lines) == sorted(ids), file
-    closed = {p for p in place.models[0].prompts if not p.startswith("Context:") and p.endswith("Answer:")}
-    assert closed == {TESTBED_PROMPT.question(f"Where is town {i}?") for i in (*TEST, *VALIDATION)}
 
 
 def test_what_methods_share_is_generated_once_and_changes_nothing(place):
@@ -211,7 +225,7 @@ def test_every_adaptive_method_is_set_against_random_retrieval_at_its_budget(pla
     assert entry["em"]["value"] == pytest.approx(0.4 + 0.6 * 0.6)
     assert entry["em"]["diff"] == pytest.approx(1 - 0.76)
     assert 0 < entry["em"]["ci95"][0] < 0.24 < entry["em"]["ci95"][1]
-    kept = json.loads((place.path / "out" / "replay" / "answer.json").read_text())["questions"]
+    kept = place.read("replay/answer")["questions"]
     assert len(kept) == 40 and len(kept[0]["steps"]) == 4
     assert set(kept[0]["steps"][0]["scores"]) == {"entropy", "probing"}
 
@@ -229,8 +243,7 @@ def test_methods_that_fire_within_an_answer_are_run_at_other_thresholds(place):
         assert len(curve["acc"]) == len(curve["f1"]) == len(curve["value"])
     files = {file.name.split("-")[0] for file in (place.path / "out" / "replay").glob("*.jsonl")}
     assert files == set(found)
-    chart = (place.path / "out" / "report.html").read_text().split('aria-labelledby="tradeoff-title')[1]
-    assert "run at each dot" in chart.split("</svg>")[0]
+    assert "run at each dot" in place.page().split('aria-labelledby="tradeoff-title')[1].split("</svg>")[0]
     lm = place.models[-1]
     closed = [p for p in lm.prompts if p == TESTBED_PROMPT.question("Where is town 3?")]
     assert len(closed) == 1  # however many runs began with it
@@ -238,11 +251,48 @@ def test_methods_that_fire_within_an_answer_are_run_at_other_thresholds(place):
     assert place.data("none")["reruns"] == {}
 
 
-@pytest.mark.parametrize("value", ["-1", "1.5", "null", "true", "many"])
-def test_a_sweep_that_is_no_number_of_runs_is_refused(place, value):
-    with fails("bad-value", f"sweep={value}"):
-        place.compare(f"sweep={value}")
-    assert not place.models
+def mine(options):
+    return "triggers=[never,mine]", f"+methods.mine={{trigger: always, query: question, {options}}}"
+
+
+def varied(options):
+    return "triggers=[never,entropy]", f"vary={{{options}}}"
+
+
+REFUSED = [
+    *(("bad-value", [f"sweep={value}"], f"sweep={value}") for value in ("-1", "1.5", "null", "true", "many")),
+    ("unknown-choice", ["'sometimes'", "never, always, always_answer, random"], "triggers=[never,sometimes]"),
+    ("conflict", ["never"], "triggers=[never,never]"),
+    ("empty", ["triggers=[]"], "triggers=[]"),
+    (None, ["budget"], "triggers=[random]", "+methods.random.trigger_options={budget: 1}"),
+    ("unknown-choice", ["'wavelet'"], "triggers=[mine]", "+methods.mine={trigger: wavelet, query: question}"),
+    ("missing-value", ["methods.mine", "retriever_options"], *mine("retriever_options: {k1: 2}")),
+    ("unknown-choice", ["retriever 'library'", "bm25, dense"], *mine("retriever: library")),
+    (None, ["nowhere"], "prober=nowhere"),
+    ("unknown-choice", ["query 'riddle'", "answer"], "queries=[riddle]"),
+    ("empty", ["queries=[]"], "queries=[]"),
+    ("unknown-choice", ["'riddle'", "never, entropy"], *varied("riddle: {threshold: [1]}")),
+    ("conflict", ["probing", "triggers"], *varied("probing: {theta: [1]}")),
+    ("empty", ["vary.entropy.threshold=[]"], *varied("entropy: {threshold: []}")),
+    ("conflict", ["entropy_threshold=1"], *varied("entropy: {threshold: [1, 1]}")),
+    (None, ["luck", "threshold"], *varied("entropy: {luck: [1]}")),
+    (None, ["luck", "question_first"], *varied("entropy: {query.luck: [1]}")),
+    (None, ["vary="], *varied("entropy: 3")),
+    ("unknown-choice", ["wrong=rouge", "em, acc,"], "wrong=rouge"),
+    ("no-artifact", ["head=adaptive", "classifier=PATH"], "triggers=[adaptive]"),
+    ("no-artifact", ["probers-datagen --source cot"], "prober=null"),
+    (None, ["prompt.exemplars_file=none.txt"], "triggers=[never]", "prompt.exemplars_file=none.txt"),
+    ("conflict", ["split=all", "entropy"], "triggers=[never,entropy]", "split=all"),
+    (None, ["split=train"], "triggers=[never]", "split=train"),
+]
+
+
+@pytest.mark.parametrize("refused", REFUSED, ids=lambda refused: " ".join(refused[2:]))
+def test_what_is_wrong_with_a_request_is_said_before_a_model_runs(place, refused):
+    code, named, *given = refused
+    with fails(code, *named):
+        place.compare(*given)
+    assert not place.models and not (place.path / "out").exists()
 
 
 def test_methods_whose_part_is_not_there_are_left_out_and_named(place, capsys):
@@ -251,8 +301,6 @@ def test_methods_whose_part_is_not_there_are_left_out_and_named(place, capsys):
     shown = capsys.readouterr().out
     assert re.search(r"note: radio is left out: .*pool=tokens.*token_prober=PATH", shown)
     assert re.search(r"note: adaptive is left out: .*head=adaptive.*classifier=PATH", shown)
-    with fails("no-artifact"):
-        place.compare("triggers=[adaptive]", out="other")
 
 
 def test_queries_take_the_place_of_the_methods_own(place):
@@ -266,10 +314,6 @@ def test_queries_take_the_place_of_the_methods_own(place):
     results = place.compare("triggers=[never,probing]", "queries=[question,answer]", out="what")
     assert list(results["methods"]) == ["never", "probing_answer", "probing_question"]
     assert results["queries"]["probing_answer"] == "answer"
-    with fails("unknown-choice", "unknown query 'riddle': choose one of answer"):
-        place.compare("queries=[riddle]", out="third")
-    with fails("empty", "queries=[]"):
-        place.compare("queries=[]", out="third")
 
 
 def test_a_method_is_compared_at_several_values_of_an_option(place):
@@ -296,24 +340,6 @@ def test_a_method_is_compared_at_several_values_of_an_option(place):
     ]
 
 
-@pytest.mark.parametrize(
-    ("asked", "named"),
-    [
-        ("vary={riddle: {threshold: [1]}}", ["'riddle'", "never, entropy"]),
-        ("vary={probing: {theta: [1]}}", ["probing", "triggers"]),
-        ("vary={entropy: {threshold: []}}", ["vary.entropy.threshold=[]"]),
-        ("vary={entropy: {threshold: [1, 1]}}", ["entropy_threshold=1"]),
-        ("vary={entropy: {luck: [1]}}", ["luck", "threshold"]),
-        ("vary={entropy: {query.luck: [1]}}", ["luck", "question_first"]),
-        ("vary={entropy: 3}", ["vary="]),
-    ],
-)
-def test_what_cannot_be_varied_is_said(place, asked, named):
-    with fails(None, *named):
-        place.compare("triggers=[never,entropy]", asked)
-    assert not place.models
-
-
 def test_a_method_may_have_a_retriever_of_its_own(place):
     """One that finds the passages of other towns: what is retrieved helps no longer."""
     other = "{_target_: test_compare.Elsewhere}"
@@ -325,12 +351,6 @@ def test_a_method_may_have_a_retriever_of_its_own(place):
     # Random retrieval at its budget is that of its own retriever.
     assert results["random_at_budget"]["elsewhere"]["em"]["value"] == 0.4
     assert results["random_at_budget"]["probing"]["em"]["value"] == pytest.approx(0.4 + 0.6 * 0.6)
-    with fails("missing-value", "methods.mine", "retriever_options"):
-        given = "+methods.mine={trigger: always, query: question, retriever_options: {k1: 2}}"
-        place.compare("triggers=[never,mine]", given, out="other")
-    with fails("unknown-choice", "unknown retriever 'library': choose one of bm25, dense"):
-        given = "+methods.mine={trigger: always, query: question, retriever: library}"
-        place.compare("triggers=[never,mine]", given, out="other")
 
 
 class Elsewhere:
@@ -344,86 +364,61 @@ class Elsewhere:
 
 
 def test_without_test_questions_the_validation_questions_are_asked(place):
-    text = (place.path / "questions.jsonl").read_text()
-    (place.path / "questions.jsonl").write_text(
-        text.replace('"validation"', '"train"').replace('"test"', '"validation"')
-    )
+    rows, later = place.rows(), {"validation": "train", "test": "validation"}
+    place.write("questions", (row | {"split": later[row["split"]]} for row in rows))
     results = place.compare("triggers=[never,entropy]")
     assert (results["n"], results["methods"]["never"]["em"]) == (40, 0.4)
-    assert "There are no test questions: these are of the validation split." in place.data()["notes"]
-    first = place.models[0].prompts[: len(VALIDATION)]
-    assert {int(re.findall(r"\d+", p)[0]) for p in first} == set(VALIDATION)  # thresholds from the others
-    (place.path / "questions.jsonl").write_text(
-        text.replace('"validation"', '"train"').replace('"test"', '"train"')
-    )
+    assert any("validation split" in note for note in place.data()["notes"])
+    assert place.first_asked() == set(VALIDATION)  # thresholds from the others
+    place.write("questions", (row | {"split": "train"} for row in rows))
     with fails(None):
         place.compare("triggers=[never]", out="none")
 
 
 def test_questions_without_splits_are_all_asked_unless_something_is_tuned_on_them(place, capsys):
-    file = place.path / "questions.jsonl"
-    rows = [json.loads(line) for line in file.read_text().splitlines()]
-    file.write_text(
-        "".join(json.dumps({k: v for k, v in row.items() if k != "split"}) + "\n" for row in rows)
-    )
-    results = place.compare("triggers=[never,always]", "limit=null")
-    assert results["n"] == len(rows) and "name no splits" not in capsys.readouterr().out
+    rows = place.rows()
+    place.write("questions", ({k: v for k, v in row.items() if k != "split"} for row in rows))
+    assert place.compare("triggers=[never,always]")["n"] == len(rows)
+    assert "name no splits" not in capsys.readouterr().out
     given = "+methods.entropy.trigger_options.threshold=0.5"
-    results = place.compare("triggers=[never,entropy]", given, "limit=null", out="given")
-    assert results["n"] == len(rows)
-    assert "No score is calibrated: there are no validation questions." in place.data(out="given")["notes"]
-    for number, triggers in enumerate(("never,entropy", "never,probing")):
-        results = place.compare(f"triggers=[{triggers}]", "limit=null", out=f"tuned{number}")
+    assert place.compare("triggers=[never,entropy]", given, out="given")["n"] == len(rows)
+    assert any("No score is calibrated" in note for note in place.data(out="given")["notes"])
+    for trigger in ("entropy", "probing"):
+        results = place.compare(f"triggers=[never,{trigger}]", out=f"tuned {trigger}")
         assert results["n"] == round(len(rows) / 4)
         shown = capsys.readouterr().out
-        assert (
-            "The questions name no splits and were dealt (" in shown and "asked are test questions" in shown
-        )
-    results = place.compare(
-        "triggers=[never,probing]", "methods.probing.tune=false", "limit=null", out="trained"
-    )
+        assert "name no splits and were dealt (" in shown and "asked are test questions" in shown
+    results = place.compare("triggers=[never,probing]", "methods.probing.tune=false", out="trained")
     assert results["n"] == len(rows)  # it is known what the prober was trained on
 
 
-def test_the_probers_threshold_is_chosen_as_the_others_unless_its_own_is_asked_for(place):
-    results = place.compare("triggers=[never,entropy,probing]")
-    stored = json.loads((place.path / "out" / "thresholds.json").read_text())
-    assert set(stored) == {"entropy", "probing", "sha256"}
-    assert results["options"]["probing"]["threshold"] == stored["probing"]["threshold"]
+def test_thresholds_come_from_validation_questions_unless_they_are_given(place):
+    """The prober's as well, unless its own is asked for."""
+    results = place.compare("triggers=[never,entropy,rind_paper,probing]")
+    assert place.first_asked() == set(VALIDATION)
+    stored = place.read("thresholds")
+    assert set(stored) == {"entropy", "rind_paper", "probing", "sha256"}
+    # Mean entropy of a wrong answer is (6 * .1 + 2 * 2) / 8 or so, of a right one .1: halfway between.
+    assert 0.1 < stored["entropy"]["threshold"] < 0.6
+    for name in ("entropy", "probing"):
+        assert results["options"][name]["threshold"] == stored[name]["threshold"]
     results = place.compare("triggers=[never,probing]", "methods.probing.tune=false", out="own")
     assert results["options"]["probing"]["threshold"] == 0.0  # the prober's
     assert not (place.path / "own" / "thresholds.json").exists()
     theta = "+methods.probing.trigger_options={theta: -1.5}"
-    place.compare("triggers=[never,probing]", theta, out="theta")
-    line = (place.path / "theta" / "traces" / "probing.jsonl").read_text().splitlines()[0]
-    assert json.loads(line)["rounds"][0]["decision"]["threshold"] == 1.5
-
-
-def test_thresholds_come_from_validation_questions_only(place):
-    place.compare("triggers=[never,entropy,rind_paper]")
-    lm = place.models[0]
-    first = lm.prompts[: len(VALIDATION)]
-    assert {int(re.findall(r"\d+", p)[0]) for p in first} == set(VALIDATION)
-    stored = json.loads((place.path / "out" / "thresholds.json").read_text())
-    assert set(stored) == {"entropy", "rind_paper", "sha256"}
-    # Mean entropy of a wrong answer is (6 * .1 + 2 * 2) / 8 or so, of a right one .1: halfway between.
-    assert 0.1 < stored["entropy"]["threshold"] < 0.6
-    options = json.loads((place.path / "out" / "results.json").read_text())["options"]
-    assert options["entropy"]["threshold"] == stored["entropy"]["threshold"]
-
-
-def test_a_threshold_that_is_given_is_kept(place):
-    results = place.compare("triggers=[never,entropy]", "+methods.entropy.trigger_options={threshold: 99}")
+    given = "+methods.entropy.trigger_options={threshold: 99}"
+    results = place.compare("triggers=[never,entropy,probing]", theta, given, out="given")
+    assert place.trace("probing", "given")[0]["rounds"][0]["decision"]["threshold"] == 1.5
     assert results["options"]["entropy"]["threshold"] == 99
     assert results["methods"]["entropy"]["retrievals"] == 0
-    assert place.data()["flags"] == {"entropy": "never fired"}
+    assert place.data("given")["flags"]["entropy"] == "never fired"
     # Other thresholds are for its curve only, which is drawn although it never fired at its own.
-    assert place.data()["reruns"]["entropy"]["retrievals"][-1] > 0
+    assert place.data("given")["reruns"]["entropy"]["retrievals"][-1] > 0
 
 
 def test_methods_of_ones_own_by_dotted_path(place):
     mine = "+methods.mine={trigger: {_target_: probers.rag.triggers.Always}, query: question}"
-    results = place.compare("triggers=[never,mine]", mine)
+    results = place.compare("triggers=[never,mine]", mine, "prober=null")  # none is needed
     assert results["methods"]["mine"]["em"] == 1.0
 
 
@@ -436,25 +431,12 @@ def stable(results):
     return text
 
 
-def test_an_interrupted_comparison_goes_on_and_gives_the_same(place, monkeypatch):
+def test_an_interrupted_comparison_goes_on_and_gives_the_same(place):
     whole = stable(place.compare(out="whole"))
-    calls = 0
-    original = FakeLM.generate
-
-    def limited(self, *args, **kwargs):
-        nonlocal calls
-        calls += 1
-        if calls > 2:
-            raise KeyboardInterrupt
-        return original(self, *args, **kwargs)
-
-    monkeypatch.setattr(FakeLM, "generate", limited)
-    with pytest.raises(KeyboardInterrupt):
+    with interrupted(FakeLM, "generate", 2):
         place.compare()
     assert not (place.path / "out" / "results.json").exists()
-    monkeypatch.setattr(FakeLM, "generate", original)
-    before = len(list((place.path / "out" / "traces").iterdir()))
-    assert before > 0
+    assert list((place.path / "out" / "traces").iterdir())
     again = stable(place.compare())
     again["config"]["out"] = whole["config"]["out"]
     assert again == whole
@@ -494,31 +476,14 @@ def test_damaged_thresholds_and_recorded_answers_are_named_and_made_again(place,
     assert unfinished({}) == [] and (out / "results.json").read_bytes() == figures
     assert place.models[count].prompts == []
     altered = {file: re.sub(rb"0\.\d", b"0.7", blob) for file, blob in kept.items()}
-    assert [line.split(" ", 1)[0] for line in unfinished(altered)] == [
-        str(f.relative_to(place.path)) for f in kept
-    ]
-    for damaged in zip(
-        *((blob[:-20], seal.sub(b'"other": 1', blob), b"[]", b"", b"\xff" + blob) for blob in kept.values()),
-        strict=True,
-    ):
-        assert len(unfinished(dict(zip(kept, damaged, strict=True)))) == 2
-
-
-def test_what_is_wrong_with_a_request_is_said_before_a_model_runs(place):
-    with fails("unknown-choice", "unknown method 'sometimes'", "never, always, always_answer, random"):
-        place.compare("triggers=[never,sometimes]")
-    with fails("conflict"):
-        place.compare("triggers=[never,never]")
-    with fails("empty"):
-        place.compare("triggers=[]")
-    with fails(None):
-        place.compare("triggers=[random]", "+methods.random.trigger_options={budget: 1}")
-    with fails("unknown-choice", "unknown trigger 'wavelet'"):
-        place.compare("triggers=[mine]", "+methods.mine={trigger: wavelet, query: question}")
-    with fails(None):
-        place.compare("prober=nowhere")
-    assert place.models == []
-    assert not (place.path / "out").exists()
+    named = [str(file.relative_to(place.path)) for file in kept]
+    assert [line.split(" ", 1)[0] for line in unfinished(altered)] == named
+    damages = (
+        lambda blob: blob[:-20], lambda blob: seal.sub(b'"other": 1', blob), lambda blob: b"[]",
+        lambda blob: b"", lambda blob: b"\xff" + blob,
+    )  # fmt: skip
+    for damage in damages:
+        assert len(unfinished({file: damage(blob) for file, blob in kept.items()})) == 2
 
 
 def test_a_triggers_own_name_is_a_method_with_its_default_variant(place):
@@ -527,10 +492,8 @@ def test_a_triggers_own_name_is_a_method_with_its_default_variant(place):
         "radio", "probing", "llm_judge", "adaptive", "before_entity", "entity_signal",
     ]  # fmt: skip
     assert sorted(names) == choices("trigger")
-    with fails("unknown-choice", "unknown method 'rinds' in triggers: choose from") as error:
+    with fails("unknown-choice", "'rinds'", *names):
         place.compare("triggers=[rinds]")
-    offered = str(error.value).partition("choose from ")[2].split(", ")
-    assert set(names) < set(offered)
     results = place.compare("triggers=[never,rind,rind_released,rind_paper]")
     own = results["options"]["rind"]
     assert own == results["options"]["rind_released"] != results["options"]["rind_paper"]
@@ -541,18 +504,9 @@ def test_a_triggers_own_name_is_a_method_with_its_default_variant(place):
     assert (trigger.trigger, trigger.query) == (Rind(), QFS())
 
 
-def test_no_prober_says_how_to_make_one(place):
-    with fails("no-artifact", "probers-datagen --source cot"):
-        place.compare("prober=null")
-    assert place.compare("prober=null", "triggers=[never,random]")["methods"]["random"]["em"] is not None
-
-
 def test_questions_without_answers_are_answered_and_their_figures_are_null(place):
-    rows = [json.loads(x) for x in (place.path / "questions.jsonl").read_text().splitlines()]
-    for row in rows:
-        row["answers"] = []
-    (place.path / "questions.jsonl").write_text("".join(json.dumps(x) + "\n" for x in rows))
-    with fails("labels", "oracle needs gold answers, but 40 of 40"):
+    place.write("questions", [row | {"answers": []} for row in place.rows()])
+    with fails("labels", "oracle", "40 of 40"):
         place.compare()
     results = place.compare("triggers=[never,entropy,probing]")
     entry = results["methods"]["probing"]
@@ -564,30 +518,24 @@ def test_questions_without_answers_are_answered_and_their_figures_are_null(place
 
 
 def test_answers_that_are_all_wrong_are_said_to_tell_nothing(place, capsys):
-    text = (place.path / "questions.jsonl").read_text()
-    (place.path / "questions.jsonl").write_text(re.sub(r'"Land\d+"', '"Utopia"', text))
-    results = place.compare("triggers=[never,oracle,entropy,probing]")
+    rows, given = place.rows(), "triggers=[never,oracle,entropy,probing]"
+    place.write("questions", (row | {"answers": ["Utopia"]} for row in rows))
+    results = place.compare(given)
     assert {entry["em"] for entry in results["methods"].values()} == {0.0}
-    shown = capsys.readouterr().out
-    assert "note: Every closed-book answer is wrong, so that there is nothing for a trigger to" in shown
+    assert "note: Every closed-book answer is wrong" in capsys.readouterr().out
     assert "oracle" not in place.data()["flags"]  # it is right to fire
-    page = (place.path / "out" / "report.html").read_text()
+    page = place.page()
     assert "None of them has a single answer right" in page and "highest exact match" not in page
-    (place.path / "questions.jsonl").write_text(text)
-    place.compare("triggers=[never,oracle,entropy,probing]", out="told")
+    place.write("questions", rows)
+    place.compare(given, out="told")
     assert "Every closed-book answer" not in capsys.readouterr().out
-    assert "highest exact match" in (place.path / "told" / "report.html").read_text()
-
-
-def test_the_page_names_corpus_and_model_that_are_not_the_testbeds(place):
-    place.compare("triggers=[never]")
-    assert place.data()["command"] == (
-        "probers-compare questions=questions.jsonl corpus=corpus.jsonl limit=null seed=0"
-    )
+    assert "highest exact match" in place.page("told")
 
 
 def test_without_never_the_closed_book_run_is_made_and_named(place):
     results = place.compare("triggers=[always,probing]")
+    typed = "questions=questions.jsonl corpus=corpus.jsonl limit=null seed=0"
+    assert place.data()["command"] == f"probers-compare {typed}"
     assert list(results["methods"]) == ["always", "probing"]
     assert results["methods"]["probing"]["trigger"]["auroc"] == 1.0
     assert any("not in the table" in note for note in place.data()["notes"])
@@ -615,15 +563,14 @@ def answers(ems, retrievals, scores=None):
 
 
 def test_figures_by_hand_and_groups_widen_intervals():
-    single = [Question(f"q{i}", "?", ("yes",), group=f"g{i}") for i in range(40)]
-    paired = [Question(f"q{i}", "?", ("yes",), group=f"g{i // 10}") for i in range(40)]
     ems = [i // 10 % 2 for i in range(40)]
     widths = []
-    for questions in (single, paired):
-        reference = Outcomes(questions, answers([1] * 20 + [0] * 20, [0] * 40))
-        entry = Comparison(questions, reference).figures(Outcomes(questions, answers(ems, [2] * 40)))
-        assert (entry["em"], entry["retrievals"]) == (0.5, 2.0)
-        assert entry["consistency"] == 0.5
+    for size, unit in ((1, "question"), (10, "group")):
+        questions = [Question(f"q{i}", "?", ("yes",), group=f"g{i // size}") for i in range(40)]
+        comparison = Comparison(questions, Outcomes(questions, answers([1] * 20 + [0] * 20, [0] * 40)))
+        assert comparison.unit == {"unit": unit, "units": 40 // size, "resamples": 1000}
+        entry = comparison.figures(Outcomes(questions, answers(ems, [2] * 40)))
+        assert (entry["em"], entry["retrievals"], entry["consistency"]) == (0.5, 2.0, 0.5)
         assert entry["retrieval_share"] == {"none": 0.0, "single": 0.0, "multi": 1.0}
         widths.append(entry["ci95"]["em"][1] - entry["ci95"]["em"][0])
     assert widths[1] > 1.5 * widths[0]
@@ -674,13 +621,12 @@ def test_questions_that_a_part_was_trained_on_are_not_asked(place, capsys):
     assert results["n"] == 37
     shown = capsys.readouterr().out
     assert "3 questions left out" in shown
-    traces = (place.path / "out/traces/never.jsonl").read_text()
-    assert not any(json.loads(line)["id"] in {f"q{i}" for i in trained} for line in traces.splitlines())
+    assert not {line["id"] for line in place.trace("never")} & {f"q{i}" for i in trained}
     assert f"chosen on {len(VALIDATION) - 4} validation questions" in shown
     allowed = place.compare("triggers=[never,probing]", "sweep=0", "allow_overlap=true", out="all")
     assert allowed["n"] == 40
-    assert "Overlap: 3 of the 40 questions" in capsys.readouterr().out
-    assert "Overlap: 3 of the 40 questions" in (place.path / "all/report.html").read_text()
+    for told in (capsys.readouterr().out, place.page("all")):
+        assert "Overlap: 3 of the 40 questions" in told
     (place.path / "prober/seen.json").unlink()
     with fails("overlap"):
         place.compare("triggers=[never,probing]", "sweep=0", out="older")
@@ -705,19 +651,6 @@ def test_every_pair_has_its_p_value_and_that_of_all_pairs(place):
     for entry in results["random_at_budget"].values():
         told = entry.get("common", entry)["em"]
         assert told["p"] <= told["p_holm"] <= 1
-
-
-def test_resamples_that_cannot_settle_that_many_pairs_are_named(place):
-    place.compare("resamples=100")
-    assert any("resamples=100 are too few to settle any of 28 pairs" in n for n in place.data()["notes"])
-
-
-def test_groups_are_named_as_what_is_drawn():
-    questions = [Question(f"q{i}", "?", ("yes",), group=f"g{i // 4}") for i in range(8)]
-    reference = Outcomes(questions, answers([1] * 8, [0] * 8))
-    assert Comparison(questions, reference, resamples=100).unit == {
-        "unit": "group", "units": 2, "resamples": 100
-    }  # fmt: skip
 
 
 def test_what_is_wrong_may_be_judged_by_another_figure():
@@ -753,19 +686,17 @@ def test_wrong_is_an_option_of_the_command(place, capsys):
     assert results["wrong"] == "f1>=0.5" and results["options"]["oracle"]["wrong"] == "f1>=0.5"
     assert results["methods"]["oracle"]["em"] == 1.0
     assert "note: Answers are wrong by f1>=0.5 here" in capsys.readouterr().out
-    assert "call an answer wrong by f1&gt;=0.5" in (place.path / "out" / "report.html").read_text()
-    with fails("unknown-choice", "wrong=rouge", "em, acc,"):
-        place.compare("wrong=rouge", out="other")
+    assert "call an answer wrong by f1&gt;=0.5" in place.page()
 
 
 def test_columns_that_say_nothing_new_are_not_shown(place, capsys):
     results = place.compare("triggers=[never,always]")
-    shown, page = capsys.readouterr().out, (place.path / "out" / "report.html").read_text()
+    shown, page = capsys.readouterr().out, place.page()
     assert "ACC chars" not in shown and "kept" not in shown.partition("\nalways")[0].rpartition("EM 95%")[2]
     assert "ACC, characters" not in page.partition("Differences between")[0] and "Kept" not in page
     assert all(entry["acc_substring"] == entry["acc"] for entry in results["methods"].values())
     results = place.compare("triggers=[never,entropy]", out="more")  # discards whole answers
-    shown, page = capsys.readouterr().out, (place.path / "more" / "report.html").read_text()
+    shown, page = capsys.readouterr().out, place.page("more")
     kept = results["methods"]["entropy"]
     assert kept["kept_tokens"] < kept["tokens"] and " kept " in shown and "Kept" in page
 
@@ -780,10 +711,6 @@ def test_the_exemplars_file_is_an_input_of_the_run(place):
     with fails("out-taken"):  # another run than the one in the folder
         place.compare(*given)
     assert place.compare(*given, out="other")["config"]["inputs"]["shots.txt"] != first
-    made = len(place.models)
-    with fails(None, "prompt.exemplars_file=none.txt"):
-        place.compare("triggers=[never]", "prompt.exemplars_file=none.txt", out="third")
-    assert len(place.models) == made and not (place.path / "third").exists()
 
 
 def test_split_all_asks_every_split_and_says_who_answered_each_question(place, capsys):
@@ -797,10 +724,3 @@ def test_split_all_asks_every_split_and_says_who_answered_each_question(place, c
         assert line["split"] == ("test" if town in TEST else "validation") and line["group"] == line["id"]
         assert line["right"] == {"never": knows(town), "always": True, "fixed_sentence": True}
     assert results["methods"]["never"]["em"] == np.mean([line["right"]["never"] for line in lines])
-
-
-def test_split_all_refuses_thresholds_that_would_be_chosen_on_what_is_asked(place):
-    with fails("conflict", "split=all", "a threshold of entropy would be chosen: leave it out"):
-        place.compare("triggers=[never,entropy]", "split=all")
-    with fails(None, "split=train"):
-        place.compare("triggers=[never]", "split=train")

@@ -15,8 +15,6 @@ from probers.commands import main as cli
 from probers.data.splits import Seen
 from probers.rag.build import named
 
-RUN = "triggers=[never,random,probing]"
-
 
 def make_prober(folder, layers=(1, 2), *, weight=1.0, texts=80, **changes):
     """A prober that finds what the scripted model does not know; with a negative weight, what it knows."""
@@ -37,14 +35,12 @@ def probers(place):  # noqa: F811
 
 
 def compared(place, *given, out):  # noqa: F811
-    base = ["questions=questions.jsonl", "corpus=corpus.jsonl", f"out={out}", "limit=null", "sweep=0"]
-    cli.run("compare", [*base, RUN, *given])
-    return json.loads((place.path / out / "results.json").read_text())
+    return place.compare("triggers=[never,random,probing]", "sweep=0", *given, out=out)
 
 
 def trace(place, out, method):  # noqa: F811
     """What a method wrote, found and decided; without its seconds."""
-    lines = [json.loads(x) for x in (place.path / out / f"traces/{method}.jsonl").read_text().splitlines()]
+    lines = place.trace(method, out)
     for line in lines:
         line.pop("sha256")
         line["counters"].pop("seconds")

@@ -1,7 +1,7 @@
 """Settings and components: every option is described, composes, and says the same as its class."""
 
 import inspect
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
 
 import pytest
 from refusals import fails
@@ -40,8 +40,6 @@ def test_the_options_read_from_the_source_are_those_of_the_class(group, name):
     given = {p.name: p.default for p in inspect.signature(kind).parameters.values()}
     for option in signature(target_of(group, name)).options:
         default = given[option.name]
-        if is_dataclass(kind) and default is not inspect.Parameter.empty and callable(default):
-            default = next(f.default_factory() for f in fields(kind) if f.name == option.name)
         if repr(default) == "<factory>":
             default = next(f.default_factory() for f in fields(kind) if f.name == option.name)
         assert (list(default) if isinstance(default, tuple) else default) == option.default, option.name
@@ -51,11 +49,8 @@ def test_the_options_read_from_the_source_are_those_of_the_class(group, name):
 @pytest.mark.parametrize("group, name", COMPONENT_NAMES)
 def test_every_option_that_a_configuration_can_hold_is_one(group, name):
     kind = Component.of(group, name).kind
-    optional = {
-        p.name
-        for p in inspect.signature(kind).parameters.values()
-        if p.default is not inspect.Parameter.empty
-    }
+    given = inspect.signature(kind).parameters.values()
+    optional = {p.name for p in given if p.default is not inspect.Parameter.empty}
     objects = {"matcher", "passages"}  # handed in by the commands
     assert optional - objects == set(node_of(group, name)) - {"_target_"}
 

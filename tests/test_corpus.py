@@ -10,7 +10,7 @@ import time
 import tracemalloc
 
 import pytest
-from refusals import fails
+from refusals import fails, interrupted
 
 from probers.data import cache as builds
 from probers.data import corpus, load_corpus
@@ -220,21 +220,11 @@ def test_a_store_is_made_once_and_again_when_the_file_changes(tmp_path, monkeypa
     assert load_corpus(renamed, cache=tmp_path / "cache", in_memory=0, passage_words=1)[0].id == "0#0"
 
 
-def test_a_store_whose_making_was_interrupted_or_damaged_is_made_again(tmp_path, monkeypatch, caplog):
+def test_a_store_whose_making_was_interrupted_or_damaged_is_made_again(tmp_path, caplog):
     path = jsonl(tmp_path / "c.jsonl", records(40))
-
-    def interrupted(*args, **kwargs):
-        for number, item in enumerate(read(*args, **kwargs)):
-            if number == 25:
-                raise KeyboardInterrupt
-            yield item
-
-    read = corpus.read_passages
-    monkeypatch.setattr(corpus, "read_passages", interrupted)
-    with pytest.raises(KeyboardInterrupt):
+    with interrupted(corpus, "encode", 25):
         load_corpus(path, cache=tmp_path / "cache", in_memory=0)
     assert [p.suffix for p in (tmp_path / "cache").glob("?" * 20 + "*") if p.is_dir()] == [".partial"]
-    monkeypatch.undo()
     whole = load_corpus(path, cache=tmp_path / "cache", in_memory=0)
     assert list(whole) == load_corpus(path)
     blob = (whole.path / "passages.jsonl").read_bytes()

@@ -10,9 +10,7 @@ from refusals import fails
 
 from probers.data.corpus import load_corpus
 from probers.rag.retrievers import BM25, Dense, encoder
-from probers.rag.retrievers import dense as dense_module
-from probers.rag.retrievers import dense as neighbours
-from probers.rag.retrievers import dense as vectors
+from probers.rag.retrievers import dense as module
 from probers.types import Passage, RunError
 
 for extra in ("sentence_transformers", "faiss"):
@@ -79,20 +77,19 @@ def test_k_blank_queries_and_wrong_options(dense, tiny, tmp_path):
     none, blank, five = retriever.search(["", " \n", "w1"], 9)
     assert none == blank == [] and sorted(p.id for p in five) == [f"p{i}" for i in range(5)]
     assert len(retriever.search(["unknownword"], 2)[0]) == 2 and retriever.search([], 3) == []
-    for make, message in [
-        (lambda: retriever.search(["w1"], 0), "k=0"),
-        (lambda: dense([]), "corpus"),
-        (lambda: dense(corpus(5), index="tree"), "retriever.index='tree'"),
-        (lambda: dense(corpus(5), index="ivfpq"), "1,000 passages"),
-        (lambda: dense(corpus(5), similarity="near"), "retriever.similarity='near'"),
-        (lambda: dense(corpus(5), batch_size=0), "retriever.batch_size=0"),
-        (lambda: dense(corpus(5), dtype="int8"), "retriever.dtype='int8'"),
-        (lambda: dense(corpus(5), max_tokens=0), "retriever.max_tokens=0"),
-        (lambda: dense(corpus(5), brackets=True, query_prefix="q"), "retriever.brackets=true"),
-        (lambda: dense(corpus(5), model=str(tmp_path)), f"retriever.model={tmp_path}"),
-    ]:
-        with fails(None, message):
-            make()
+    with fails("bad-value", "k=0"):
+        retriever.search(["w1"], 0)
+    for passages, options, named in (
+        (0, {}, "corpus"), (5, {"index": "tree"}, "retriever.index='tree'"),
+        (5, {"index": "ivfpq"}, "retriever.index=ivfpq"),
+        (5, {"similarity": "near"}, "retriever.similarity='near'"),
+        (5, {"batch_size": 0}, "retriever.batch_size=0"), (5, {"dtype": "int8"}, "retriever.dtype='int8'"),
+        (5, {"max_tokens": 0}, "retriever.max_tokens=0"),
+        (5, {"brackets": True, "query_prefix": "q"}, "retriever.brackets=true"),
+        (5, {"model": str(tmp_path)}, f"retriever.model={tmp_path}"),
+    ):  # fmt: skip
+        with fails(None, named):
+            dense(corpus(passages), **options)
 
 
 def test_a_missing_extra_is_one_sentence_with_the_line_that_installs_it(dense, monkeypatch):
@@ -130,9 +127,33 @@ def test_out_of_memory_is_one_sentence(dense, monkeypatch):
         dense(corpus(3))
 
 
-@pytest.fixture
-def interrupted(monkeypatch):
-    """The sizes of the pieces that are encoded, 16 texts at most; encoding the fourth is interrupted once."""
+def appended(blob):
+    return blob + b"half a piece"
+
+
+def flipped(blob):
+    return b"x" + blob[1:]
+
+
+def narrower(blob):
+    return blob.replace(b'"width": 8', b'"width": 4')
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "kept"),
+    [("vectors.f32", appended, 3), ("vectors.f32", flipped, 0), ("vectors.json", narrower, 0)],
+)
+@pytest.mark.parametrize("backing", ["list", "store"])
+def test_an_interrupted_encoding_goes_on_and_ends_in_the_same_bytes(
+    dense, tmp_path, monkeypatch, caplog, backing, name, damage, kept
+):
+    """Pieces that are whole are kept, and what was damaged is made anew."""
+    passages = corpus(100)
+    if backing == "store":
+        path = tmp_path / "c.jsonl"
+        path.write_text("".join(json.dumps({"id": p.id, "text": p.text}) + "\n" for p in passages))
+        passages = load_corpus(path, cache=tmp_path / "corpus", in_memory=0)
+    whole = dense(passages, cache=tmp_path / "whole")
     calls, real = [], encoder.Encoder.encode
 
     def encode(self, texts, kind):
@@ -141,48 +162,17 @@ def interrupted(monkeypatch):
             raise KeyboardInterrupt
         return real(self, texts, kind)
 
-    def begin():
-        monkeypatch.setattr(encoder.Encoder, "encode", encode)
-        monkeypatch.setattr(dense_module, "encode_corpus", functools.partial(vectors.encode_corpus, piece=16))
-        return calls
-
-    return begin
-
-
-@pytest.mark.parametrize("backing", ["list", "store"])
-def test_an_interrupted_encoding_goes_on_and_ends_in_the_same_bytes(dense, tmp_path, interrupted, backing):
-    passages = corpus(100)
-    if backing == "store":
-        path = tmp_path / "c.jsonl"
-        path.write_text("".join(json.dumps({"id": p.id, "text": p.text}) + "\n" for p in passages))
-        passages = load_corpus(path, cache=tmp_path / "corpus", in_memory=0)
-    whole = dense(passages, cache=tmp_path / "whole")
-    calls = interrupted()
-    with pytest.raises(KeyboardInterrupt):
-        dense(passages)
-    partial = next((tmp_path / "cache").glob("*.partial"))
-    with (partial / "vectors.f32").open("ab") as file:
-        file.write(b"half a piece")
-    resumed = dense(passages)
-    assert calls == [16, 16, 16, 16, 16, 16, 16, 4]  # none twice but the one that was interrupted
-    blobs = [next((tmp_path / c).glob("*/vectors.f32")).read_bytes() for c in ("whole", "cache")]
-    assert len(blobs[0]) == 100 * 8 * 4 and blobs[0] == blobs[1]
-    assert resumed.search(["w1 w2"], 5) == whole.search(["w1 w2"], 5)
-
-
-@pytest.mark.parametrize("name", ["vectors.f32", "vectors.json"])
-def test_damaged_vectors_of_an_interrupted_encoding_are_made_anew(dense, tmp_path, interrupted, caplog, name):
-    passages = corpus(100)
-    whole = dense(passages, cache=tmp_path / "whole")
-    calls = interrupted()
+    monkeypatch.setattr(encoder.Encoder, "encode", encode)
+    monkeypatch.setattr(module, "encode_corpus", functools.partial(module.encode_corpus, piece=16))
     with pytest.raises(KeyboardInterrupt):
         dense(passages)
     file = next((tmp_path / "cache").glob("*.partial")) / name
-    blob = file.read_bytes()
-    file.write_bytes(blob.replace(b'"width": 8', b'"width": 4') if name.endswith("json") else b"x" + blob[1:])
+    file.write_bytes(damage(file.read_bytes()))
     resumed = dense(passages)
-    assert calls[4:] == [16, 16, 16, 16, 16, 16, 4]
-    assert "vectors.json" in caplog.text
+    assert calls[4:] == [16] * (6 - kept) + [4]
+    assert ("vectors.json" in caplog.text) == (kept == 0)
+    blobs = [next((tmp_path / c).glob("*/vectors.f32")).read_bytes() for c in ("whole", "cache")]
+    assert len(blobs[0]) == 100 * 8 * 4 and blobs[0] == blobs[1]
     assert resumed.search(["w1 w2"], 5) == whole.search(["w1 w2"], 5)
 
 
@@ -191,7 +181,7 @@ def test_vectors_are_kept_for_their_corpus_model_and_passages_alone(dense, tmp_p
     made = lambda: {p.name for p in (tmp_path / "cache").iterdir() if p.is_dir()}  # noqa: E731
     dense(passages)
     first = made()
-    monkeypatch.setattr(dense_module, "encode_corpus", None)
+    monkeypatch.setattr(module, "encode_corpus", None)
     dense(passages, query_prefix="query : ", batch_size=3)  # no other vectors
     assert made() == first and len(first) == 1
     monkeypatch.undo()
@@ -235,9 +225,9 @@ def clusters(n, width, seed=0):
 def test_approximate_indexes_find_nearly_what_the_exact_one_finds(tmp_path, method):
     points = clusters(4000, 32)
     queries = points[::200] + 0.05 * clusters(20, 32, seed=1)
-    neighbours.build(method, points, tmp_path)
-    exact = neighbours.Neighbours("flat", points, tmp_path).search(queries, 10)
-    found = neighbours.Neighbours(method, points, tmp_path).search(queries, 10)
+    module.build(method, points, tmp_path)
+    exact = module.Neighbours("flat", points, tmp_path).search(queries, 10)
+    found = module.Neighbours(method, points, tmp_path).search(queries, 10)
     shared = [len({r for r, _ in a} & {r for r, _ in b}) for a, b in zip(exact, found, strict=True)]
     assert np.mean(shared) >= 9.5
     for row, query in zip(found, queries, strict=True):
@@ -246,9 +236,9 @@ def test_approximate_indexes_find_nearly_what_the_exact_one_finds(tmp_path, meth
 
 
 def test_the_method_follows_from_the_size():
-    assert [neighbours.choose("auto", n) for n in (10, 10**6, 21 * 10**6)] == ["flat", "hnsw", "ivfpq"]
-    assert neighbours.choose("hnsw", 10) == "hnsw"
-    sizes = [neighbours.estimate(m, 21_000_000, 768).memory for m in ("hnsw", "ivfpq")]
+    assert [module.choose("auto", n) for n in (10, 10**6, 21 * 10**6)] == ["flat", "hnsw", "ivfpq"]
+    assert module.choose("hnsw", 10) == "hnsw"
+    sizes = [module.estimate(m, 21_000_000, 768).memory for m in ("hnsw", "ivfpq")]
     assert sizes[0] > 60e9 > 3e9 > sizes[1]
 
 
@@ -257,9 +247,8 @@ def test_an_approximate_index_is_used_through_the_retriever(dense):
     flat = dense(passages).search(queries, 5)
     for method in ("hnsw", "ivfpq"):
         found = dense(passages, index=method).search(queries, 5)
-        assert (
-            np.mean([{p.id for p in a} == {p.id for p in b} for a, b in zip(flat, found, strict=True)]) >= 0.8
-        )
+        same = [{p.id for p in a} == {p.id for p in b} for a, b in zip(flat, found, strict=True)]
+        assert np.mean(same) >= 0.8
 
 
 def test_a_real_encoder_finds_by_meaning_what_no_word_shares(tmp_path):

@@ -28,21 +28,17 @@ def some_domain(layers=2, width=8, k=3, limit=1.5):
     directions = torch.linalg.qr(torch.randn(layers, width, k, generator=g)).Q.transpose(1, 2).half()
     variances = torch.rand(layers, k, generator=g) + 2
     mean, scale = torch.randn(layers, width, generator=g), torch.rand(layers, width, generator=g) + 0.5
-    return Domain(
-        mean, scale, directions.contiguous(), variances, torch.rand(layers, generator=g) + 0.1, limit, 0.05
-    )
+    residual = torch.rand(layers, generator=g) + 0.1
+    return Domain(mean, scale, directions.contiguous(), variances, residual, limit, 0.05)
 
 
 def test_the_distance_is_that_of_the_whole_covariance_matrix():
     domain, states = some_domain(), make_states(5).astype(np.float64)
     squared = np.zeros((5, 2))
     for layer in range(2):
-        u = domain.components[layer].double().numpy()
+        u, variances = domain.components[layer].double().numpy(), domain.variances[layer].double().numpy()
         scale = np.diag(domain.scale[layer].double().numpy())
-        rest = np.eye(8) - u.T @ u
-        inner = (
-            u.T @ np.diag(domain.variances[layer].double().numpy()) @ u + float(domain.residual[layer]) * rest
-        )
+        inner = u.T @ np.diag(variances) @ u + float(domain.residual[layer]) * (np.eye(8) - u.T @ u)
         inverse = np.linalg.inv(scale @ inner @ scale)
         away = states[:, layer] - domain.mean[layer].double().numpy()
         squared[:, layer] = np.einsum("nd,de,ne->n", away, inverse, away) / 8
@@ -91,16 +87,10 @@ def test_texts_unlike_the_training_texts_are_told_and_others_are_not(tmp_path):
     assert (domain(states) > domain.limit).float().mean() < 0.2
 
 
-@pytest.mark.parametrize(
-    ("n", "rate", "place"), [(100, 0.05, 96), (19, 0.05, 19), (5, 0.05, 5), (99, 0.5, 50)]
-)
-def test_the_limit_is_the_conformal_quantile(n, rate, place):
-    values = np.random.default_rng(0).permutation(n) + 1.0
-    assert limit_of(values, rate) == place
-
-
-def test_at_most_the_promised_share_of_further_texts_is_beyond_the_limit():
+def test_the_limit_is_the_conformal_quantile_and_keeps_its_promise():
     rng = np.random.default_rng(0)
+    for n, rate, place in ((100, 0.05, 96), (19, 0.05, 19), (5, 0.05, 5), (99, 0.5, 50)):
+        assert limit_of(rng.permutation(n) + 1.0, rate) == place
     beyond = [(rng.normal(size=200) > limit_of(rng.normal(size=39), 0.05)).mean() for _ in range(2000)]
     assert np.mean(beyond) == pytest.approx(0.05, abs=0.005)
 
@@ -115,7 +105,7 @@ def test_coordinates_that_never_vary_and_few_rows_give_finite_distances(tmp_path
     assert np.isfinite(distances).all() and domain.unlike(float(domain(states[:1, [1]] + 1000)))
     with fails("failed", kind=RunError):
         domain(np.full((1, 1, 12), np.nan, np.float32))
-    with pytest.raises(ValueError, match="are not"):
+    with pytest.raises(ValueError):
         domain(np.zeros((1, 2, 12), np.float32))
 
 
@@ -130,7 +120,7 @@ def test_it_is_saved_with_the_prober_and_a_prober_without_one_has_none(tmp_path)
     assert not (tmp_path / "without" / FILE).exists()
     assert ProbeBank.from_pretrained("smollm2").domain is None
     assert bank.to("cpu") is bank
-    with pytest.raises(ValueError, match="does not fit the heads"):
+    with pytest.raises(ValueError):
         make_bank(domain=some_domain(layers=3))
 
 
@@ -150,9 +140,9 @@ def test_no_domain_is_made_of_numbers_that_are_none(field):
     domain = some_domain()
     bad = getattr(domain, field).clone()
     bad.flatten()[0] = float("nan") if field == "mean" else 0.0
-    with pytest.raises(ValueError, match="it holds"):
+    with pytest.raises(ValueError):
         replace(domain, **{field: bad})
-    with pytest.raises(ValueError, match="do not fit each other"):
+    with pytest.raises(ValueError):
         replace(domain, mean=domain.mean[:1])
 
 

@@ -9,9 +9,11 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -24,9 +26,9 @@ from probers.commands import inputs as shared
 from probers.commands import main as cli
 from probers.commands.runs import read_state
 from probers.data.splits import Partition
-from probers.launch import ray_workers, submitit_jobs, worker
-from probers.launch.run import Parts, count_begun, logs
-from probers.launch.worker import PartsBar
+from probers.launch import ray_workers, submitit_jobs
+from probers.launch import run as launch
+from probers.launch.run import Parts, PartsBar, count_begun, logs
 from probers.types import RunError, UserError
 
 #: One prompt at a time: the arithmetic is then the same however the work is cut.
@@ -153,8 +155,8 @@ class LostError(Exception):
 
 
 class FakeWorker:
-    def __init__(self, ray: FakeRay, name: str) -> None:
-        self.hello = SimpleNamespace(remote=lambda: Answer([ray_workers.__version__, name, ""]))
+    def __init__(self, ray: FakeRay, name: str, version: str = ray_workers.__version__) -> None:
+        self.hello = SimpleNamespace(remote=lambda: Answer([version, name, ""]))
         self.make = SimpleNamespace(remote=self._make)
         self._ray = ray
 
@@ -163,9 +165,9 @@ class FakeWorker:
         return Answer(self._ray.answers.pop(0) if self._ray.answers else ["done", ""])
 
 
+@dataclass(eq=False)
 class Answer:
-    def __init__(self, value) -> None:
-        self.value = value
+    value: Any
 
 
 def test_a_part_whose_worker_is_lost_goes_to_another_and_not_for_ever(tmp_path, capsys):
@@ -175,9 +177,9 @@ def test_a_part_whose_worker_is_lost_goes_to_another_and_not_for_ever(tmp_path, 
     assert ray.asked == ["1/2", "2/2", "1/2"] and len(ray.begun) == 2 and set(ray.ended) == set(ray.begun)
     assert "part 1/2 is begun again: w1 was lost (it died)" in capsys.readouterr().out
     ray = FakeRay(parts, [lost, ["done", ""], lost])
-    with pytest.raises(RunError, match=r"part 1/2 .* 2 times.*\(it died\).*1of2.log") as caught:
+    with fails("worker", "part 1/2", "2 times", "(it died)", "1of2.log", kind=RunError):
         ray.run(1, tries=2)
-    assert caught.value.code == "worker" and set(ray.ended) == set(ray.begun)
+    assert set(ray.ended) == set(ray.begun)
 
 
 def test_a_worker_that_fails_gets_no_more_parts_while_there_are_others(tmp_path, capsys):
@@ -186,14 +188,14 @@ def test_a_worker_that_fails_gets_no_more_parts_while_there_are_others(tmp_path,
     ray.run(2)
     assert sorted(ray.asked) == ["1/3", "1/3", "2/3", "3/3"]
     assert "no more parts for w1" in capsys.readouterr().out
-    with pytest.raises(RunError, match=r"part 1/1 .* 3 times.*cannot write x"):
+    with fails("worker", "part 1/1", "3 times", "cannot write x", kind=RunError):
         FakeRay(Parts("datagen", COT, str(tmp_path), 1), [full] * 3).run(1)
 
 
 def test_a_refusal_ends_all_workers_and_a_part_that_another_writes_is_asked_for_again(tmp_path, capsys):
     parts = Parts("datagen", COT, str(tmp_path), 2)
     ray = FakeRay(parts, [["refused", "layers=[99] is out of range"]])
-    with pytest.raises(UserError, match=r"layers=\[99\]"):
+    with fails(None, "layers=[99]"):
         ray.run(2)
     assert set(ray.ended) == set(ray.begun)
     ray = FakeRay(parts, [["busy", "out=x is being written"]] * 5)
@@ -209,20 +211,13 @@ def test_a_worker_that_cannot_begin_is_told_of_as_such(tmp_path):
     with fails("worker", "No module named 'probers'"):
         ray.run(1)
     ray.get = lambda call: (_ for _ in ()).throw(LostError("no memory"))
-    with pytest.raises(RunError, match=r"a worker .* 3 times.*\(no memory\)$"):
+    with fails("worker", "a worker", "3 times", "(no memory)", kind=RunError):
         ray.run(1)
 
 
 def test_a_worker_of_another_version_is_refused(tmp_path, monkeypatch):
     ray = FakeRay(Parts("datagen", COT, str(tmp_path), 2), [])
-    begin = ray.remote
-
-    def other(*given):
-        made = begin(*given)
-        made.hello = SimpleNamespace(remote=lambda: Answer(["9.9", "w1", ""]))
-        return made
-
-    monkeypatch.setattr(ray, "remote", other)
+    monkeypatch.setattr(ray, "remote", lambda *_: FakeWorker(ray, "w1", "9.9"))
     with fails("worker", "9.9 on w1"):
         ray.run(1)
 
@@ -234,19 +229,19 @@ def test_a_part_is_written_by_one_process_and_left_alone_by_another(made, tmp_pa
     state = read_state(out / "parts/1of2")
     (out / "parts/1of2/run.json").write_text(json.dumps(state | {"complete": False}))
     with FileLock(out / "parts/1of2/.lock"):
-        became, told = worker.make_part(parts, part)
-    assert became == worker.BUSY and "is being written by" in told
-    assert worker.make_part(parts, part) == (worker.DONE, "")
+        became, told = launch.make_part(parts, part)
+    assert became == launch.BUSY and "is being written by" in told
+    assert launch.make_part(parts, part) == (launch.DONE, "")
     assert "already holds" not in parts.log(part).read_text()
-    assert worker.make_part(parts, part) == (worker.DONE, "")  # a second worker, by mistake
+    assert launch.make_part(parts, part) == (launch.DONE, "")  # a second worker, by mistake
     assert "already holds this run, complete" in parts.log(part).read_text()
 
 
 def test_a_worker_says_how_far_its_part_is(tmp_path, monkeypatch):
-    monkeypatch.setattr(worker, "_STATE_OFTEN", 0.0)
+    monkeypatch.setattr(launch, "_STATE_OFTEN", 0.0)
     parts, part = Parts("datagen", COT, str(tmp_path / "run"), 2), Partition(1, 2)
-    assert worker.make_part(parts, part) == (worker.DONE, "")
-    state = worker.read_progress(worker.state_file(parts, part))
+    assert launch.make_part(parts, part) == (launch.DONE, "")
+    state = launch.read_progress(parts.state(part))
     own = FeatureStore.open(part.folder(tmp_path / "run")).units
     assert state["unit"] == "questions" and state["done"] == len(own) > 0 and 0.5 < state["share"] <= 1
 
@@ -255,18 +250,18 @@ def test_the_failures_of_a_worker_are_sentences(tmp_path, monkeypatch):
     parts, part = Parts("datagen", COT, str(tmp_path), 2), Partition(1, 2)
     full = OSError(errno.ENOSPC, "No space left on device", "x")
     for error, expected in (
-        (full, (worker.FAILED, "No space left on device (x)")),
-        (UserError("seed is odd"), (worker.REFUSED, "seed is odd")),
-        (ZeroDivisionError("by zero"), (worker.FAILED, "ZeroDivisionError: by zero")),
+        (full, (launch.FAILED, "No space left on device (x)")),
+        (UserError("seed is odd"), (launch.REFUSED, "seed is odd")),
+        (ZeroDivisionError("by zero"), (launch.FAILED, "ZeroDivisionError: by zero")),
     ):
-        monkeypatch.setattr(worker.main, "run", lambda *_, error=error: (_ for _ in ()).throw(error))
-        assert worker.make_part(parts, part) == expected
+        monkeypatch.setattr(launch.main, "run", lambda *_, error=error: (_ for _ in ()).throw(error))
+        assert launch.make_part(parts, part) == expected
     assert "Traceback" in parts.log(part).read_text()
 
 
 def test_a_folder_that_a_machine_lacks_is_named(tmp_path):
-    with pytest.raises(UserError, match="nowhere"):
-        worker.enter(str(tmp_path / "nowhere"), 1)
+    with fails("no-file", "nowhere"):
+        launch.enter(str(tmp_path / "nowhere"), 1)
 
 
 def test_the_model_is_kept_between_parts_as_if_loaded_anew(monkeypatch):
@@ -306,7 +301,7 @@ def test_parts_of_another_request_or_model_are_not_taken_for_done(made, tmp_path
     state = read_state(out / "parts/2of2")
     state["chosen"]["model"] = "testbed@0123456789ab (12 layers of width 128)"
     (out / "parts/2of2/run.json").write_text(json.dumps(state))
-    with pytest.raises(UserError, match=r"two runs \(model: testbed@0123456789ab "):
+    with fails("parts", "(model: testbed@0123456789ab "):
         cli.run("datagen", [*COT, f"out={out}", "launch=ray"])
 
 
@@ -389,7 +384,7 @@ def test_a_task_that_is_lost_is_queued_again(tmp_path, monkeypatch):
 
     monkeypatch.setattr(submitit_jobs.Submitit, "_submit", submit)
     monkeypatch.setattr(submitit_jobs, "_LOOK", 0)
-    with pytest.raises(RunError, match=r"part 1/2 .* 2 times.* job 7 .*\(node fail\).*1of2"):
+    with fails("worker", "part 1/2", "2 times", "job 7 ", "(node fail)", "1of2", kind=RunError):
         submitit_jobs.Submitit(parts=2, tries=2).make("datagen", COT, str(tmp_path))
     assert asked == [["1/2", "2/2"]] * 2
     assert submitit_jobs.Submitit(parts=2, wait=False).make("datagen", COT, str(tmp_path)) is None
@@ -400,13 +395,13 @@ def test_the_bar_counts_parts_and_what_is_made_of_them(tmp_path):
     logs(str(tmp_path)).mkdir(parents=True)
     one, two = Partition(2, 4), Partition(3, 4)
     with PartsBar(parts, [one, two]) as bar:
-        worker.state_file(parts, one).write_text('{"done": 30, "unit": "cuts", "share": 0.5}')
-        worker.state_file(parts, two).write_text("{")
+        parts.state(one).write_text('{"done": 30, "unit": "cuts", "share": 0.5}')
+        parts.state(two).write_text("{")
         bar.look()
         assert bar._bar.n == 2.5 and "30 cuts" in bar._bar.postfix
-        worker.state_file(parts, one).write_text('{"done": 4, "unit": "cuts", "share": 0.1}')  # begun again
+        parts.state(one).write_text('{"done": 4, "unit": "cuts", "share": 0.1}')  # begun again
         bar.look()
-        worker.state_file(parts, one).write_text('{"done": 9, "unit": "cuts", "share": 0.2}')
+        parts.state(one).write_text('{"done": 9, "unit": "cuts", "share": 0.2}')
         bar.finished(one, "here")
         assert bar._bar.n == 3 and "35 cuts" in bar._bar.postfix
 

@@ -36,11 +36,8 @@ from probers.options import (
 from probers.types import UserError
 
 often = settings(derandomize=True, max_examples=300)
-rarely = settings(
-    derandomize=True,
-    max_examples=25,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+FIXTURES = [HealthCheck.function_scoped_fixture]
+rarely = settings(derandomize=True, max_examples=25, suppress_health_check=FIXTURES)
 
 SETTINGS = {command: settings_of(command) for command in COMMANDS}
 KEYS = sorted({(command, key) for command, kind in SETTINGS.items() for key, _ in _keys(kind)})
@@ -119,20 +116,13 @@ def test_numbers_have_no_other_form_than_a_number(value):
     assert (refusal("key", value, Natural) is None) == (type(value) is int and 0 <= value < LARGE)
 
 
-def components() -> list[tuple[str, str]]:
-    return [(group, name) for group in COMPONENTS for name in choices(group) if name != "own"]
-
-
-def truths() -> list[tuple[str, Any]]:
-    found = [(key, hint) for key, hint in _all_hints() if hint is bool]
-    assert len(found) > 20
-    return found
+PARTS = [(group, name) for group in COMPONENTS for name in choices(group) if name != "own"]
 
 
 @cache
 def _all_hints() -> list[tuple[str, Any]]:
     found = [(f"{command} {key}", hint) for (command, key), hint in HINTS.items()]
-    for group, name in components():
+    for group, name in PARTS:
         node = node_of(group, name)
         hints = field_types(resolve_name(node["_target_"]))
         found += [(f"{group}.{key}", hint) for key, hint in hints.items() if key in node]
@@ -140,10 +130,11 @@ def _all_hints() -> list[tuple[str, Any]]:
 
 
 def test_truth_values_are_true_and_false_and_nothing_that_stands_for_them():
-    for key, hint in truths():
+    truths = [(key, hint) for key, hint in _all_hints() if hint is bool]
+    assert len(truths) > 20
+    for key, hint in truths:
         for value in (0, 1, "true", "false", "yes", "True", None, 1.0, [True]):
-            said = refusal(key, value, hint)
-            assert said is not None and said.endswith("must be true or false"), key
+            assert refusal(key, value, hint) is not None, key
         assert refusal(key, True, hint) is None and refusal(key, False, hint) is None
 
 
@@ -156,9 +147,8 @@ def test_every_default_and_every_preset_passes(command):
 
 
 def test_every_component_passes():
-    command = dict.fromkeys(COMPONENTS, "rag") | {"head": "train"}
-    for group, name in components():
-        request(command[group], [f"{group}={name}"])
+    for group, name in PARTS:
+        request("train" if group == "head" else "rag", [f"{group}={name}"])
 
 
 def test_what_is_allowed_is_told_of_every_key_and_of_every_part():
@@ -167,20 +157,20 @@ def test_what_is_allowed_is_told_of_every_key_and_of_every_part():
 
 
 @pytest.mark.parametrize(
-    "command, argument, told",
+    "command, arguments",
     [
-        ("train", "train_on.x=3", "a list is given whole"),
-        ("datagen", "questions.hub=''", r"questions.hub='' must be a name"),
-        ("datagen", "balance_to=glob(*)", "gives several values"),
+        ("train", ["train_on.x=3"]),
+        ("datagen", ["questions=musique", "questions.hub=''"]),
+        ("datagen", ["balance_to=glob(*)"]),
     ],
 )
-def test_what_fits_no_place_is_one_sentence(command, argument, told):
-    with pytest.raises(UserError, match=told):
-        request(command, ["questions=musique", argument] if "hub" in argument else [argument])
+def test_what_fits_no_place_is_one_sentence(command, arguments):
+    with fails("bad-value", arguments[-1]):
+        request(command, arguments)
 
 
 def test_a_pattern_is_no_list_of_values():
-    with pytest.raises(UserError, match=r"balance_to=glob\(\*\) names no values"):
+    with fails("bad-value", "balance_to=glob(*)"):
         combinations(["balance_to=glob(*)"])
     assert combinations(["seed=0,1"]) == [["seed=0"], ["seed=1"]]
 
@@ -208,12 +198,8 @@ def test_references_in_other_texts_are_not_read(text, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", "/secret")
     typed = ["retriever=dense", f"retriever.query_prefix={text}", "prompt=testbed", f"prompt.task={text}"]
     made = request("rag", normalise("rag", typed))
-    assert (
-        made.retriever.options["query_prefix"]
-        == made.prompt.options["task"]
-        == made.prompt.make().task
-        == text
-    )
+    assert made.retriever.options["query_prefix"] == made.prompt.options["task"] == text
+    assert made.prompt.make().task == text
     with taking_back():
         RunFolder(tmp_path / "out", "rag", made.record).claim()
         assert yaml.safe_load((tmp_path / "out/config.yaml").read_text())["prompt"]["task"] == text
@@ -221,27 +207,21 @@ def test_references_in_other_texts_are_not_read(text, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("argument", ["question=???", "out=???", "triggers=[never,???]", "model.name=???"])
 def test_the_mark_of_a_missing_value_is_no_value(argument):
-    with pytest.raises(UserError, match=r"=\?\?\? stands for no value|unknown key"):
-        request("compare" if "triggers" in argument else "rag", [argument])
+    listed = "triggers" in argument
+    with fails("missing-value", *([] if listed else ["=???"])):
+        request("compare" if listed else "rag", [argument])
 
 
 def test_what_comes_from_the_environment_is_used_and_not_written(tmp_path, monkeypatch):
     monkeypatch.setenv("PLACE", "hidden-place")
-    typed = [
-        "question=Who?",
-        "prober=${oc.env:PLACE}",
-        "retriever=elasticsearch",
-        "retriever.url=http://${oc.env:PLACE}",
-    ]
-    made = request("rag", normalise("rag", typed))
+    typed = ["prober=${oc.env:PLACE}", "retriever=elasticsearch", "retriever.url=http://${oc.env:PLACE}"]
+    made = request("rag", normalise("rag", ["question=Who?", *typed]))
     assert made.prober == "hidden-place" and made.retriever.options["url"] == "http://hidden-place"
     with taking_back():
         folder = RunFolder(tmp_path / "out", "rag", made.record)
         folder.claim()
         folder.finish({})
-        written = [
-            file.read_text() for file in (tmp_path / "out").iterdir() if file.suffix in (".yaml", ".json")
-        ]
+        written = [f.read_text() for f in (tmp_path / "out").iterdir() if f.suffix in (".yaml", ".json")]
     assert len(written) >= 2
     assert not any("hidden-place" in text for text in written)
     assert any("${oc.env:PLACE}" in text for text in written)
@@ -249,12 +229,11 @@ def test_what_comes_from_the_environment_is_used_and_not_written(tmp_path, monke
     assert unset.corpus == "3" and unset.record["corpus"] == "${oc.env:NOPE,3}"
 
 
+TEXT = st.text(st.characters(exclude_characters="\0"), max_size=30)
+
+
 @rarely
-@given(
-    st.sampled_from(sorted(SETTINGS)),
-    st.text(st.characters(exclude_characters="\0"), max_size=30),
-    st.text(st.characters(exclude_characters="\0"), max_size=30),
-)
+@given(st.sampled_from(sorted(SETTINGS)), TEXT, TEXT)
 @pytest.mark.long
 def test_any_argument_passes_or_is_one_sentence(command, key, value):
     for argument in (key, f"{key}={value}", f"seed={value}", f"out={value}"):

@@ -27,11 +27,6 @@ BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "
 DRIVER = shutil.which("chromedriver")
 EVIL = "<img src=x onerror=document.title='run'>"
 
-in_browser = pytest.mark.skipif(
-    not (BROWSER and DRIVER),
-    reason="no browser here: apt-get install chromium chromium-driver runs the tests of the page",
-)
-
 
 def tokens(*each: tuple[str, float | None, float], entropy: float = 1.0) -> list[Token]:
     """(text, P(wrong), probability); the score is the log-odds."""
@@ -104,6 +99,8 @@ PREPARED = {
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
+    if not (BROWSER and DRIVER):
+        pytest.skip("no browser here: apt-get install chromium chromium-driver runs the tests of the page")
     from selenium.webdriver import Chrome, ChromeOptions
     from selenium.webdriver.chrome.service import Service
 
@@ -204,12 +201,10 @@ def page(browser: Any, server: FakeServer) -> Iterator[Page]:
     page = Page(browser, server)
     yield page
     told = [entry["message"] for entry in browser.get_log("browser")]
-    assert [
-        each for each in told if "status of 4" not in each
-    ] == []  # errors of scripts and of the content policy
+    # no errors of scripts and of the content policy
+    assert [each for each in told if "status of 4" not in each] == []
 
 
-@in_browser
 def test_tokens_appear_while_they_are_written(page: Page) -> None:
     page.ask("slow")
     page.until(lambda: 1 < len(page.all("#text [role=option]")) < len(PLAIN.tokens))
@@ -220,7 +215,6 @@ def test_tokens_appear_while_they_are_written(page: Page) -> None:
     assert "Cannot be replayed" in page.panel("A")["verdict"]  # the prober's score came with the last chunk
 
 
-@in_browser
 def test_tokens_show_what_is_known_of_them(page: Page) -> None:
     page.answered("plain")
     assert page.text("#text") == PLAIN.text  # marks and labels are no part of the text
@@ -246,7 +240,6 @@ def test_tokens_show_what_is_known_of_them(page: Page) -> None:
     assert len({tuple(e.value_of_css_property(f"text-decoration-{p}") for p in parts) for e in steps}) == 5
 
 
-@in_browser
 def test_the_request_is_what_was_set(page: Page) -> None:
     page.set("#max-tokens", "7")
     page.set("#temperature", "0.5")
@@ -264,7 +257,6 @@ def test_the_request_is_what_was_set(page: Page) -> None:
     assert completion == shared | {"prompt": "plain", "retrieval": retrieval, "path": "/v1/completions"}
 
 
-@in_browser
 def test_model_line_and_what_it_cannot(page: Page) -> None:
     assert page.text("#about") == (
         "Model smollm2 · prober smollm2 (tokens, layers 15, 22, 30; threshold 0.5) · passages passages.jsonl"
@@ -276,14 +268,6 @@ def test_model_line_and_what_it_cannot(page: Page) -> None:
     assert "corpus=FILE" in page.text("#no-retrieval") and "no passages" in page.text("#about")
 
 
-@in_browser
-def test_queries_are_those_of_the_configuration(page: Page) -> None:
-    assert page.texts("#query option")[1:] == sorted(
-        path.stem for path in (ROOT / "configs/query").glob("*.yaml")
-    )
-
-
-@in_browser
 def test_replay_follows_the_threshold_both_ways_and_asks_nothing(page: Page) -> None:
     page.answered("plain")
     assert "Fires on the whole text: score 2.2, threshold 0.5" in page.panel("A")["verdict"]
@@ -306,7 +290,6 @@ def test_replay_follows_the_threshold_both_ways_and_asks_nothing(page: Page) -> 
     assert len(page.server.asked) == 1
 
 
-@in_browser
 def test_link_brings_the_same_view_back(page: Page) -> None:
     page.answered("smiling", chat=True)
     page.choose("B", "flare")
@@ -332,7 +315,6 @@ def test_link_brings_the_same_view_back(page: Page) -> None:
     assert "The link holds no view that can be read" in page.text("#failure") and not page.shown("#text")
 
 
-@in_browser
 def test_retrieval_is_told_as_it_happened(page: Page) -> None:
     page.answered("retrieved", retrieve=True)
     assert page.text("#text") == RETRIEVED.text
@@ -356,7 +338,6 @@ def test_retrieval_is_told_as_it_happened(page: Page) -> None:
     assert not page.shown("#came")
 
 
-@in_browser
 def test_html_of_models_and_passages_stays_text(page: Page) -> None:
     page.answered(EVIL, retrieve=True)
     assert page.text("#text") == HTML.text and page.text("#asked") == EVIL
@@ -368,7 +349,6 @@ def test_html_of_models_and_passages_stays_text(page: Page) -> None:
     assert page.all("img, #text b") == [] and page.browser.title != "run"
 
 
-@in_browser
 def test_errors_are_in_the_servers_words(page: Page) -> None:
     page.answered("refused")
     assert page.text("#failure") == "max_tokens=0 must be 1 or more" and not page.shown("#text")
@@ -381,7 +361,6 @@ def test_errors_are_in_the_servers_words(page: Page) -> None:
     assert not page.shown("#failure")
 
 
-@in_browser
 def test_a_key_is_asked_for_and_not_kept(page: Page) -> None:
     assert not page.shown("#locked")
     page.server.key = "secret"
@@ -400,7 +379,6 @@ def test_a_key_is_asked_for_and_not_kept(page: Page) -> None:
     assert page.shown("#locked")
 
 
-@in_browser
 def test_unlike_the_training_data(page: Page) -> None:
     page.answered("plain")
     assert not page.shown("#unlike")
@@ -408,7 +386,6 @@ def test_unlike_the_training_data(page: Page) -> None:
     assert "Unlike the training data (distance 9.5, limit 7.25)" in page.text("#unlike")
 
 
-@in_browser
 def test_keyboard_alone(page: Page) -> None:
     from selenium.webdriver import ActionChains, Keys
 
@@ -443,7 +420,6 @@ def test_keyboard_alone(page: Page) -> None:
     assert page.js(unnamed) == []
 
 
-@in_browser
 @pytest.mark.parametrize("question", ["plain", "retrieved", "long", EVIL])
 def test_narrow_screens(page: Page, question: str) -> None:
     phone = {"width": 320, "height": 640, "deviceScaleFactor": 1, "mobile": True}
@@ -461,7 +437,6 @@ def luminance(colour: str) -> float:
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
-@in_browser
 def test_dark_and_light(page: Page) -> None:
     def ground() -> float:
         return luminance(page.find("body").value_of_css_property("background-color"))
@@ -484,7 +459,6 @@ def test_dark_and_light(page: Page) -> None:
     page.set("#theme", "", "change")
 
 
-@in_browser
 def test_reduced_motion(page: Page) -> None:
     moving = "return getComputedStyle(document.querySelector('#text'), '::after').animationName"
     for preference, name in (("no-preference", "writing"), ("reduce", "none")):
@@ -498,7 +472,6 @@ def test_reduced_motion(page: Page) -> None:
 # The rules of triggers and sentences in the page against those of the package.
 
 
-@in_browser
 def test_sentences_are_those_of_the_package(page: Page) -> None:
     draw = random.Random(0)
     abbreviations = sorted(rules._TITLES | rules._SHORT)
@@ -532,7 +505,6 @@ def generation(draw: random.Random) -> Generation:
     )  # fmt: skip
 
 
-@in_browser
 def test_replayed_decisions_are_those_of_the_triggers(page: Page) -> None:
     draw = random.Random(1)
     kinds: list[tuple[str, dict[str, Any], Callable[[dict[str, Any]], Trigger]]] = [
@@ -571,7 +543,6 @@ def test_replayed_decisions_are_those_of_the_triggers(page: Page) -> None:
     assert 0.2 < fired / len(cases) < 0.8
 
 
-@in_browser
 def test_replayed_probing_fires_above_the_threshold_only(page: Page) -> None:
     code = """return import('/page/triggers.js').then(m => arguments[0].map(([score, threshold, n]) => {
         const tokens = [...Array(n).keys()].map(i => ({start: i, end: i + 1, pWrong: 0.5}));
@@ -582,8 +553,9 @@ def test_replayed_probing_fires_above_the_threshold_only(page: Page) -> None:
     assert page.js(code, cases) == [True, False, True, False, True]
 
 
-@in_browser
-def test_defaults_are_those_of_the_configuration(page: Page) -> None:
+def test_queries_and_defaults_are_those_of_the_configuration(page: Page) -> None:
+    queries = sorted(path.stem for path in (ROOT / "configs/query").glob("*.yaml"))
+    assert page.texts("#query option")[1:] == queries
     defaults = page.js("return import('/page/replay.js').then(m => ['entropy', 'flare'].map(m.defaults))")
     for found in defaults:
         options = yaml.safe_load((ROOT / f"configs/trigger/{found['trigger']}.yaml").read_text())

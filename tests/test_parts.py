@@ -2,7 +2,6 @@
 
 import errno
 import json
-import re
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -13,14 +12,16 @@ from refusals import fails
 
 from probers import FeatureStore
 from probers.commands import main as cli
-from probers.commands.artifacts import newest_store
+from probers.commands.inputs import newest_store
 from probers.data.splits import Partition
-from probers.types import RunError, UserError
+from probers.types import RunError
 
 #: One prompt at a time: the arithmetic is then the same however the work is cut.
+LONG = pytest.mark.long
 ALONE = ["layers=[0,6]", "shard_size=5", "batch_size=1"]
 COT = ["source=cot", "limit=12", *ALONE]
 WIKI = ["source=wiki", "limit=12", *ALONE]
+BALANCED = ["negatives=untouched", "balance=true"]
 QUOTAS = ["source=cot", "limit={train: 30, validation: 16}", "balance_to={train: 8, validation: 4}", *ALONE]
 
 
@@ -59,14 +60,10 @@ def test_a_block_of_layers_is_a_stretch_and_all_of_them_are_everything():
         (COT, 3),
         (WIKI, 2),
         pytest.param(
-            [*WIKI, "negatives=untouched", "balance=true", "context=16", "dtype=fp8"],
-            3,
-            marks=pytest.mark.long,
+            [*WIKI, "negatives=untouched", "balance=true", "context=16", "dtype=fp8"], 3, marks=LONG
         ),
-        pytest.param(
-            [*WIKI, "pool=tokens", "site=[resid_post,mlp_out]", "layers=[6]"], 2, marks=pytest.mark.long
-        ),
-        pytest.param(QUOTAS, 2, marks=pytest.mark.long),
+        pytest.param([*WIKI, "pool=tokens", "site=[resid_post,mlp_out]", "layers=[6]"], 2, marks=LONG),
+        pytest.param(QUOTAS, 2, marks=LONG),
     ],
     ids=["cot", "wiki", "balance", "tokens", "quotas"],
 )
@@ -78,10 +75,7 @@ def test_merged_labels_are_those_of_one_piece_to_the_last_byte(tmp_path, typed, 
     each = [len(FeatureStore.open(folder).table()) for folder in folders]
     assert (min(each) > 0 and max(each) < len(whole)) or "balance_to" in str(typed)
     out = merged(folders[::-1], tmp_path / "run")
-    ours, theirs = computed(out), computed(tmp_path / "whole")
-    assert list(ours) == list(theirs)
-    for name, found in theirs.items():
-        assert ours[name] == found, name
+    assert computed(out) == computed(tmp_path / "whole")
     assert (out / "manifest.json").read_bytes() == (tmp_path / "whole/manifest.json").read_bytes()
     assert out == tmp_path / "run" and cli.run("datagen", [*typed, f"out={out}"]) == out  # complete
 
@@ -97,7 +91,7 @@ def test_every_part_compares_names_by_the_vectors_of_all_articles(tmp_path):
     shutil.rmtree(tmp_path / "run", ignore_errors=True)
     again = in_parts("datagen", typed, tmp_path / "run", 2)
     (Path(again[1]) / "vectors.bin").write_bytes(vectors[0][:-1] + b"x")
-    with pytest.raises(UserError, match=r"word vectors"):
+    with fails(None, "word vectors"):
         merged(again, tmp_path / "merged")
 
 
@@ -141,7 +135,7 @@ def test_a_part_that_died_is_done_again_by_the_same_command_and_by_no_other(tmp_
     cli.run("datagen", [*COT, f"out={out}", "part=1/2"])
     folders = [f"{out}/parts/1of2", f"{out}/parts/2of2"]
     before = tree(Path(folders[0]))
-    with pytest.raises(UserError, match=r"2of2 .*probers-datagen .* part=2/2"):
+    with fails("parts", "2of2", "probers-datagen", " part=2/2"):
         merged(folders, out)
     assert not (out / "run.json").exists()
     cli.run("datagen", [*COT, f"out={out}", "part=2/2"])
@@ -172,9 +166,7 @@ def test_a_merge_that_was_killed_goes_on_and_a_full_disk_is_said(cot, tmp_path, 
             with pytest.raises(expected) as told:
                 merged(folders, out)
         if expected is RunError:
-            assert re.search(
-                r"cannot write .*: the disk is full; .* the same command resumes", str(told.value)
-            )
+            assert told.value.code == "disk"
     assert list(out.glob("shards/*.json"))
     assert computed(merged(folders, out)) == computed(whole)
     assert [tree(Path(folder)) for folder in folders] == before
@@ -194,13 +186,13 @@ def test_parts_that_were_made_twice_count_once_if_they_are_the_same(cot, tmp_pat
     assert computed(out) == computed(whole)
     other = cli.run("datagen", [*COT, f"out={tmp_path}/x", "part=1/2", "batch_size=3"])
     (Path(other) / "shards/00000.parquet").write_bytes(b"x")
-    with pytest.raises(UserError, match=r"1of2 and .*1of2 .* part 1/2"):
+    with fails("parts", f"{folders[0]} and {other}", "part 1/2"):
         merged([*folders, str(other)], tmp_path / "merged2")
 
 
 @pytest.mark.parametrize("part", ["0/4", "5/4", "x", "1/0", "1", "-1/2", "1/4/2", "01/4"])
 def test_a_part_that_is_none_is_refused_by_name(part, tmp_path):
-    with pytest.raises(UserError, match=rf"part={part} must be i/n, one of 1/n to n/n such as 2/4"):
+    with fails("bad-value", f"part={part} "):
         cli.run("datagen", [f"part={part}", f"out={tmp_path}/x"])
     assert not (tmp_path / "x").exists()
 
@@ -229,7 +221,7 @@ def test_parts_that_do_not_make_a_run_are_refused_by_name(cot, tmp_path):
         with fails(code, named):
             merged(given, out)
     third = cli.run("datagen", [*COT, f"out={tmp_path}/x", "part=2/3"])
-    with pytest.raises(UserError, match=r"part 1/2.* part 2/3"):
+    with fails("parts", "part 1/2", "part 2/3"):
         merged([folders[0], str(third)], out)
     assert not out.exists()
 
@@ -241,7 +233,7 @@ def test_another_revision_of_the_model_is_refused_by_name(cot, tmp_path):
     assert state["chosen"]["model"].startswith("testbed@")
     state["chosen"]["model"] = "testbed@0123456789ab (12 layers of width 128)"
     (other / "run.json").write_text(json.dumps(state))
-    with pytest.raises(UserError, match=r"two runs \(model: testbed@0123456789ab .* in .*, testbed@"):
+    with fails("parts", "(model: testbed@0123456789ab ", ", testbed@"):
         merged([cot[1][0], str(other)], tmp_path / "merged")
 
 
@@ -250,12 +242,12 @@ def test_an_out_that_is_not_the_merged_runs_is_refused_and_kept(cot, tmp_path):
     whole, folders = cot
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/notes.txt").write_text("x")
-    with pytest.raises(UserError, match="is not a run of probers-datagen"):
+    with fails("out-taken", "probers-datagen"):
         merged(folders, tmp_path / "mine")
     cli.run("datagen", [*COT, "seed=5", f"out={tmp_path}/other"])
-    with pytest.raises(UserError, match=r"seed: 5 there, 0 now"):
+    with fails("out-taken", "seed: 5 there, 0 now"):
         merged(folders, tmp_path / "other")
-    with pytest.raises(UserError, match="overwrite=true"):
+    with fails("conflict", "overwrite=true"):
         merged(folders, Path(folders[0]).parent.parent, "overwrite=true")
     assert (tmp_path / "mine/notes.txt").read_text() == "x"
     out = merged(folders, tmp_path / "other", "overwrite=true")
@@ -270,7 +262,7 @@ def test_a_damaged_part_is_named(cot, tmp_path):
     blob = bytearray(shard.read_bytes())
     blob[-1] ^= 1
     shard.write_bytes(bytes(blob))
-    with pytest.raises(UserError, match=r"2of2 is damaged: shards/.*safetensors was altered"):
+    with fails("damaged", "2of2", shard.name):
         merged([str(p) for p in parts.iterdir()], tmp_path / "merged")
     (parts / "2of2/run.json").write_text("{")
     with fails("damaged", "2of2/run.json"):
@@ -283,17 +275,13 @@ def test_a_damaged_part_is_named(cot, tmp_path):
 @pytest.mark.long
 def test_inputs_that_have_changed_since_are_refused(tmp_path):
     articles = tmp_path / "articles.jsonl"
-    lines = [
-        json.dumps(
-            {"title": f"Town {i}", "text": f"It is old. It was built by Anna Berg in 19{i:02}. It is here."}
-        )
-        for i in range(8)
-    ]
+    text = "It is old. It was built by Anna Berg in 19{:02}. It is here."
+    lines = [json.dumps({"title": f"Town {i}", "text": text.format(i)}) for i in range(8)]
     articles.write_text("\n".join(lines))
     typed = ["source=wiki", f"articles={articles}", "limit=8", "layers=[6]", "batch_size=1"]
     folders = in_parts("datagen", typed, tmp_path / "run", 2)
     articles.write_text("\n".join(lines[:-1]))
-    with pytest.raises(UserError, match=r"not a part of the run .*inputs"):
+    with fails("parts", "inputs"):
         merged(folders, tmp_path / "run")
     assert not (tmp_path / "run/run.json").exists()
     articles.write_text("\n".join(lines))
@@ -301,14 +289,11 @@ def test_inputs_that_have_changed_since_are_refused(tmp_path):
 
 
 def test_the_command_takes_folders_as_a_shell_writes_them(cot, tmp_path, capsys):
-    with pytest.raises(SystemExit) as ended:
-        cli.main("merge", [*cot[1], f"out={tmp_path}/a=b"])
-    assert ended.value.code == 0
-    assert "merging 2 parts of probers-datagen" in capsys.readouterr().out
-    with pytest.raises(SystemExit) as ended:
-        cli.main("merge", [cot[1][0], f"out={tmp_path}/b"])
-    assert ended.value.code == 2
-    assert "part 2/2 is missing" in (err := capsys.readouterr().err) and "[parts]" in err
-    with pytest.raises(SystemExit) as ended:
-        cli.main("merge", ["--help"])
-    assert ended.value.code == 0 and "folders of the parts" in capsys.readouterr().out
+    for typed, code, said in (
+        ([*cot[1], f"out={tmp_path}/a=b"], 0, "merging 2 parts of probers-datagen"),
+        ([cot[1][0], f"out={tmp_path}/b"], 2, "part=2/2 [parts]"),
+        (["--help"], 0, "folders of the parts"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            cli.main("merge", typed)
+        assert ended.value.code == code and said in "".join(capsys.readouterr())

@@ -27,7 +27,7 @@ from probers.rag.queries import (
     LastTokensQuery,
     QuestionQuery,
 )
-from probers.rag.queries.cioqf import tf_idf
+from probers.rag.queries.attention import tf_idf
 from probers.rag.retrievers.bm25 import BM25
 from probers.rag.retrievers.lexical import tokenize
 from probers.rag.triggers import (

@@ -17,9 +17,9 @@ from test_compare import model, place  # noqa: F401
 from probers.adaptive.classifiers import AdaptiveClassifier
 from probers.bank.bank import ProbeBank
 from probers.commands import main as cli
-from probers.commands.artifacts import find_classifier, find_prober
 from probers.commands.components import choices
 from probers.commands.compose import request
+from probers.commands.inputs import find_classifier, find_prober
 from probers.commands.runs import RunFolder
 from probers.data.splits import Seen
 from probers.rag.build import named_part

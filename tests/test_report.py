@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import itertools
 import math
 import re
 from html.parser import HTMLParser
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -42,18 +42,18 @@ class Page(HTMLParser):
 
     def __init__(self, text: str) -> None:
         super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.tags: list[tuple[str, dict[str, Any]]] = []
         self.text, self.open = "", []
         self.feed(text)
         self.close()
         assert not self.open, f"left open: {self.open}"
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.handle_startendtag(tag, attrs)
         if tag not in self.VOID:
             self.open.append(tag)
 
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_startendtag(self, tag: str, attrs: Any) -> None:
         self.tags.append((tag, dict(attrs)))
 
     def handle_endtag(self, tag: str) -> None:
@@ -62,10 +62,10 @@ class Page(HTMLParser):
     def handle_data(self, data: str) -> None:
         self.text += data
 
-    def all(self, tag: str) -> list[dict[str, str | None]]:
+    def all(self, tag: str) -> list[dict[str, Any]]:
         return [attrs for name, attrs in self.tags if name == tag]
 
-    def of_class(self, name: str) -> list[dict[str, str | None]]:
+    def of_class(self, name: str) -> list[dict[str, Any]]:
         return [attrs for _, attrs in self.tags if name in (attrs.get("class") or "").split()]
 
 
@@ -86,11 +86,11 @@ def sample_results() -> dict[str, Any]:
             | ({"trigger.auroc": [auroc - 0.03, min(1.0, auroc + 0.03)]} if auroc else {}),
         }  # fmt: skip
     pairs = {}
-    for a, b in itertools.combinations(METHODS, 2):
+    for a, b in combinations(METHODS, 2):
         diff = METHODS[a][0] - METHODS[b][0]
         pairs[f"{a} vs {b}"] = {"em": {"diff": diff, "ci95": [diff - 0.027, diff + 0.027]}}
     pairs["entropy vs probing"] = pairs.pop("entropy vs probing")
-    pairs["entropy vs probing"]["auroc"] = {"diff": 0.021, "ci95": [0.004, 0.041]}
+    pairs["entropy vs probing"]["trigger.auroc"] = {"diff": 0.021, "ci95": [0.004, 0.041]}
     return {"schema": 1, "config": {}, "n": 800, "methods": methods, "pairs": pairs}
 
 
@@ -102,35 +102,38 @@ def a_round(tokens, score: float | None, threshold: float | None, *, fired: bool
     return {"tokens": told, "score": score, "threshold": threshold, "fired": fired, **asked}
 
 
+def a_method(name: str, answer: str, rounds: Any, *, right: bool) -> dict[str, Any]:
+    retrievals = sum(each["fired"] for each in rounds)
+    return {"method": name, "answer": answer, "correct": right, "retrievals": retrievals, "rounds": rounds}
+
+
 def sample_example(rng: np.random.Generator, index: int) -> dict[str, Any]:
-    words = "▁The film Velmora Rising was directed by Tarel Onvik , who was born in Quessandra ."
-    pieces = [word.replace("▁", "") if word[0] == "▁" else f" {word}" for word in words.split(" ")]
-    film = "Velmora Rising is a drama film of 1987, directed by Isa Tremond."
-    person = "Tarel Onvik is a composer born in Quessandra, in the Marl region."
-    passages = [{"title": "Velmora Rising", "text": film}, {"title": "Tarel Onvik", "text": person}]
+    words = " The film Velmora Rising was directed by Tarel Onvik , who was born in Quessandra ."
+    pieces = [f" {word}" for word in words.split()]
+    passages = [
+        {
+            "title": "Velmora Rising",
+            "text": "Velmora Rising is a drama film of 1987, directed by Isa Tremond.",
+        },
+        {"title": "Tarel Onvik", "text": "Tarel Onvik is a composer born in Quessandra, in the Marl region."},
+    ]
     methods = []
     for name in METHODS:
-        if name in ("never", "always"):
-            scores: list[float | None] = [None] * len(pieces)
-            score = threshold = None
-        elif "prob" in name or name in ("random", "oracle"):
-            scores, score, threshold = [None] * len(pieces), float(rng.normal(0, 2)), 0.0
-        else:
-            scores = [float(value) for value in rng.gamma(1.0, 0.6, len(pieces))]
-            score, threshold = max(value for value in scores if value is not None), 1.2
-        by_token = scores[0] is not None
-        fired = name == "always" or (threshold is not None and score is not None and score > threshold)
-        told = zip(pieces, scores, strict=True)
-        tokens = [(text, value, by_token and fired and value == score) for text, value in told]
+        scores: list[Any] = [None] * len(pieces)
+        score = threshold = None
+        if "prob" in name or name in ("random", "oracle"):
+            score, threshold = float(rng.normal(0, 2)), 0.0
+        elif name not in ("never", "always"):
+            scores = rng.gamma(1.0, 0.6, len(pieces)).tolist()
+            score, threshold = max(scores), 1.2
+        fired = name == "always" or (score is not None and score > threshold)
+        tokens = [(t, s, fired and s is not None and s == score) for t, s in zip(pieces, scores, strict=True)]
         rounds = [a_round(tokens, score, threshold, fired=fired)]
         if fired:
             rounds[0] |= {"query": "director of Velmora Rising birthplace", "passages": passages}
             again = [(text, None) for text in (" So", " the", " answer", " is", " Orlith", ".")]
             rounds.append(a_round(again, -1.2, 0.0, fired=False))
-        answer = "Orlith" if fired else "Quessandra"
-        methods.append(
-            {"method": name, "answer": answer, "correct": fired, "retrievals": int(fired), "rounds": rounds}
-        )
+        methods.append(a_method(name, "Orlith" if fired else "Quessandra", rounds, right=fired))
     return {
         "question": f"Where was the director of the film Velmora Rising {'II ' * (index % 3)}born?",
         "answers": ["Orlith", "the town of Orlith"],
@@ -202,10 +205,8 @@ def test_page_is_complete_and_well_formed(sample: tuple[str, Page]) -> None:
     for heading in ("Methods", "Decisions and their cost", "By what the model was taught",
                     "Layers and controls", "Paired differences", "10 examples"):  # fmt: skip
         assert heading in page.text
-    charts = page.of_class("chart")
-    assert [chart["aria-labelledby"].split("-")[0] for chart in charts] == [
-        "tradeoff", "roc", "layers", "controls",
-    ]  # fmt: skip
+    charts = [chart["aria-labelledby"].split("-")[0] for chart in page.of_class("chart")]
+    assert charts == ["tradeoff", "roc", "layers", "controls"]
     assert len(page.of_class("example")) == 10
     assert page.all("html")[0]["lang"] == "en"
     assert text.count("<h1>") == 1
@@ -291,24 +292,26 @@ def test_summary_says_who_is_above_whoever_it_is(
     diff: float, ci: list[float], words: str, tmp_path: Path
 ) -> None:
     results = sample_results()
-    results["pairs"]["entropy vs probing"]["auroc"] = {"diff": diff, "ci95": ci}
+    results["pairs"]["entropy vs probing"]["trigger.auroc"] = {"diff": diff, "ci95": ci}
     first = summary_of(results, tmp_path)
     sentence = first.split("probing against entropy.")[1].split("Exact match")[0]
     assert sentence.strip().endswith(f"{words}." if "is" in words else "the interval contains zero.")
     assert num(-diff, 3, sign=True) in sentence
     # Filed the other way round, the same numbers give the same sentence.
-    del results["pairs"]["entropy vs probing"]["auroc"]
-    results["pairs"]["probing vs entropy"] = {"auroc": {"diff": -diff, "ci95": [-ci[1], -ci[0]]}}
+    del results["pairs"]["entropy vs probing"]["trigger.auroc"]
+    results["pairs"]["probing vs entropy"] = {"trigger.auroc": {"diff": -diff, "ci95": [-ci[1], -ci[0]]}}
     assert sentence in summary_of(results, tmp_path)
 
 
 def test_summary_names_the_best_method_and_what_is_not_settled(tmp_path: Path) -> None:
     results = sample_results()
     text = summary_of(results, tmp_path)
-    assert "The highest exact match is that of probing_with_entropy: it reaches 0.724" in text
-    assert "with 0.66 retrievals per question" in text
-    assert "Its lead over probing, always and entropy is not settled" in text
-    assert "The oracle, which is told the truth, reaches 0.764" in text
+    for told in (
+        "The highest exact match is that of probing_with_entropy: it reaches 0.724",
+        "with 0.66 retrievals per question", "Its lead over probing, always and entropy is not settled",
+        "The oracle, which is told the truth, reaches 0.764",
+    ):  # fmt: skip
+        assert told in text
     for entry in results["pairs"].values():
         entry["em"]["ci95"] = [entry["em"]["diff"] - 1e-3, entry["em"]["diff"] + 1e-3]
     assert "intervals against every other method lie above zero" in summary_of(results, tmp_path)
@@ -329,9 +332,12 @@ def test_methods_are_ranked_by_the_headline(tmp_path: Path) -> None:
 
 
 def test_flags_and_notes_are_shown(tmp_path: Path) -> None:
-    data = sample_data() | {"flags": {"rind_paper": "never fired", "never": "never fired"}}
+    flags = dict.fromkeys(("rind_paper", "never"), "never fired")
+    flags |= dict.fromkeys(("entropy", "probing"), "always fired")
+    data = sample_data() | {"flags": flags}
     _, page = render(sample_results(), data, tmp_path)
     assert "rind_paper never fired on these questions." in page.text
+    assert "entropy and probing always fired on these questions." in page.text
     assert "never never fired" not in page.text  # true by definition
     assert data["notes"][0] in page.text
 
@@ -441,19 +447,15 @@ def test_accuracy_has_a_chart_of_its_own_and_many_methods_no_whiskers(tmp_path: 
     assert chart.count('class="line thin') == 6 and chart.count('class="whisker') == len(METHODS)
     assert "probing: ACC 0.81 at 0.71 retrievals" in chart
     more = {f"method{i}": {"retrievals": i / 9, "em": 0.5, "em_ci": [0.4, 0.6]} for i in range(9)}
-    data["points"] |= more
-    text, _ = render(sample_results(), data, tmp_path)
+    text, _ = render(sample_results(), data | {"points": data["points"] | more}, tmp_path)
     assert "whisker" not in chart_of(text, "tradeoff")
 
 
 def test_curves_that_were_run_have_a_dot_for_each_run_and_all_are_in_the_legend(tmp_path: Path) -> None:
     data = sample_data()
     at = {"retrievals": [0.0, 0.4, 0.83, 1.9], "em": [0.462, 0.6, 0.651, 0.7], "value": [9.0, 2.0, 1.2, 0.0]}
-    data["reruns"] = {
-        "rind_paper": at | {"option": "threshold", "own": 1.2},
-        "fixed": at | {"option": "n", "own": 1.2},
-        "rule": at | {"option": "max_retrievals", "own": 1.2},
-    }
+    options = {"rind_paper": "threshold", "fixed": "n", "rule": "max_retrievals"}
+    data["reruns"] = {name: at | {"option": option, "own": 1.2} for name, option in options.items()}
     text, _ = render(sample_results(), data, tmp_path)
     plain, _ = render(sample_results(), sample_data(), tmp_path)
     chart, before = chart_of(text, "tradeoff"), chart_of(plain, "tradeoff")
@@ -478,9 +480,6 @@ def test_many_methods_are_not_all_named_and_equal_ones_not_ranked(tmp_path: Path
     text = summary_of(results, tmp_path)
     assert "always, random, entropy, rind_paper and 3 more share the highest exact match, 0.500" in text
     assert "probing against entropy" in text
-    data = sample_data() | {"flags": {"entropy": "always fired", "probing": "always fired"}}
-    _, page = render(results, data, tmp_path)
-    assert "entropy and probing always fired on these questions." in page.text
 
 
 def test_an_axis_of_one_value_has_round_ticks() -> None:
@@ -496,10 +495,7 @@ def test_token_colours_follow_scores_and_marks_show_where_it_fired(tmp_path: Pat
     by_token = a_round(tokens, 3.0, 1.2, fired=True, query="w4?")
     plain = [(f" v{i}", None) for i in range(3)]
     whole = [a_round(plain, score, 0.0, fired=score > 0) for score in (2.0, -2.0)]
-    methods = [
-        {"method": "entropy", "answer": "x", "correct": True, "retrievals": 1, "rounds": [by_token]},
-        {"method": "probing", "answer": "y", "correct": False, "retrievals": 1, "rounds": whole},
-    ]
+    methods = [a_method("entropy", "x", [by_token], right=True), a_method("probing", "y", whole, right=False)]
     example = {"question": "q", "answers": ["x"], "knowledge": "", "methods": methods}
     text, _ = render(sample_results(), {"examples": [example]}, tmp_path)
     article = text.split("<article")[1]
@@ -525,18 +521,15 @@ def test_spread_labels_keep_their_order_and_distance(wanted: list[float]) -> Non
     placed = spread(wanted, 0, 300, gap=15)
     assert all(-1e-6 <= y <= 300 + 1e-6 for y in placed)
     in_order = [placed[i] for i in sorted(range(len(wanted)), key=lambda i: wanted[i])]
-    assert all(b - a >= 15 - 1e-6 for a, b in itertools.pairwise(in_order))
+    assert all(b - a >= 15 - 1e-6 for a, b in pairwise(in_order))
     assert spread([10.0, 90.0, 50.0], 0, 100, gap=15) == [10.0, 90.0, 50.0]  # with room they stay
 
 
 def test_labels_of_crowded_points_do_not_overlap() -> None:
     rng = np.random.default_rng(3)
-    anchors = [
-        ((200 + float(dx), 150 + float(dy)), f"method_{i}")
-        for i, (dx, dy) in enumerate(rng.normal(0, 14, (8, 2)))
-    ]
-    placed = place(anchors, (40, 20, 400, 300))
-    assert not any(overlap(a.box, b.box) for a, b in itertools.combinations(placed, 2))
+    points = rng.normal((200, 150), 14, (8, 2)).tolist()
+    placed = place([((x, y), f"method_{i}") for i, (x, y) in enumerate(points)], (40, 20, 400, 300))
+    assert not any(overlap(a.box, b.box) for a, b in combinations(placed, 2))
     assert all(p.box[0] >= 40 and p.box[2] <= 400 and p.box[1] >= 20 and p.box[3] <= 300 for p in placed)
 
 
@@ -577,8 +570,7 @@ def test_colours_are_readable(theme: int, sample: tuple[str, Page]) -> None:
 
 
 def test_same_input_same_bytes_and_nothing_else_in_the_folder(tmp_path: Path) -> None:
-    first, _ = render(sample_results(), sample_data(), tmp_path)
-    second, _ = render(sample_results(), sample_data(), tmp_path)
+    first, second = (render(sample_results(), sample_data(), tmp_path)[0] for _ in range(2))
     assert first == second
     assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
 
@@ -594,7 +586,7 @@ def test_statements_are_repeated_for_all_pairs_where_their_p_values_are_known(tm
     assert "Of all pairs" not in render(results, sample_data(), tmp_path)[1].text
     for entry in results["pairs"].values():
         entry["em"] |= {"p": 0.001, "p_holm": 0.2}
-    results["pairs"]["entropy vs probing"]["auroc"] |= {"p": 0.001, "p_holm": 0.004}
+    results["pairs"]["entropy vs probing"]["trigger.auroc"] |= {"p": 0.001, "p_holm": 0.004}
     pairs = len(results["pairs"])
     sentence = summary_of(results, tmp_path).split("probing against entropy.")[1].split("Exact match")[0]
     assert "entropy is above. Corrected for all 1 pairs (Holm), p = 0.004, it still is." in sentence
@@ -605,5 +597,5 @@ def test_statements_are_repeated_for_all_pairs_where_their_p_values_are_known(tm
     for entry in results["pairs"].values():
         entry["em"]["p_holm"] = 0.01
     assert f"Corrected for all {pairs} pairs (Holm), its lead over" not in summary_of(results, tmp_path)
-    results["pairs"]["entropy vs probing"]["auroc"]["p_holm"] = 0.3
+    results["pairs"]["entropy vs probing"]["trigger.auroc"]["p_holm"] = 0.3
     assert "p = 0.300, not settled." in summary_of(results, tmp_path)

@@ -7,6 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from fake_lm import FakeLM, FakeRetriever, passage
+from refusals import interrupted
 from test_methods import Strategies
 
 from probers.rag.compare.curves import Setting, record_all, rerun_all
@@ -78,13 +79,11 @@ def curves(tmp_path, *methods, points=4, rag=None, questions=QUESTIONS):
 
 
 SENTENCE = Method("sentence", Entropy(0.55, "max", "sentence"), LastSentenceQuery())
-WITHIN = {
-    "sentence": SENTENCE,
-    "flare": Method("flare", Flare(0.4), LastSentenceQuery()),
-    "flare_mean": Method("flare_mean", Flare(0.05, "dragin"), LastSentenceQuery()),
-    "rind_paper": Method("rind_paper", Rind(0.05, "paper"), LastSentenceQuery()),
-    "rind_released": Method("rind_released", Rind(0.12), LastSentenceQuery()),
-}
+TRIGGERS = {
+    "flare": Flare(0.4), "flare_mean": Flare(0.05, "dragin"), "rind_paper": Rind(0.05, "paper"),
+    "rind_released": Rind(0.12),
+}  # fmt: skip
+WITHIN = {"sentence": SENTENCE} | {n: Method(n, t, LastSentenceQuery()) for n, t in TRIGGERS.items()}
 
 
 @pytest.mark.parametrize("name", WITHIN)
@@ -206,20 +205,6 @@ def test_no_points_no_retrievals_or_no_gold_answers_give_no_curves(tmp_path):
     assert some == curves(tmp_path / "those", SENTENCE, questions=mixed[4:])
 
 
-class Dying(FakeLM):
-    """Writes so many times, then is interrupted."""
-
-    def __init__(self, calls):
-        super().__init__(write, entropy)
-        self.calls = calls
-
-    def generate(self, *args, **kwargs):
-        self.calls -= 1
-        if self.calls < 0:
-            raise KeyboardInterrupt
-        return super().generate(*args, **kwargs)
-
-
 def test_a_killed_run_goes_on_and_gives_the_same(tmp_path):
     whole = curves(tmp_path / "whole", *WITHIN.values())
     rag = loop()
@@ -227,34 +212,32 @@ def test_a_killed_run_goes_on_and_gives_the_same(tmp_path):
     reference = ran(rag, Method("never", Never(), LastSentenceQuery()))
     out = tmp_path / "killed"
     for calls in (10, 9, 12):
-        with pytest.raises(KeyboardInterrupt):
-            rerun_all(loop(Dying(calls)), runs, reference, [], out, points=4)
+        with interrupted(FakeLM, "generate", calls):
+            rerun_all(loop(), runs, reference, [], out, points=4)
     kept = {file.name: file.read_text() for file in out.iterdir()}
     assert len(kept) > 4
     assert rerun_all(loop(), runs, reference, [], out, points=4) == whole
     assert all((out / name).read_text().startswith(text) for name, text in kept.items())
     assert len(list(out.iterdir())) == 4 * len(runs)
     # All of it is there: nothing is written any more.
-    assert rerun_all(loop(Dying(0)), runs, reference, [], out, points=4) == whole
+    lm = FakeLM(write, entropy)
+    assert rerun_all(loop(lm), runs, reference, [], out, points=4) == whole and not lm.prompts
 
 
 class Asked(FakeLM):
     """Remembers what each text was to be written from, and what was to end it."""
 
-    def __init__(self):
-        super().__init__(write, entropy)
-        self.asked = []
+    asked = ()
 
     def generate(self, prompts, *, stop=(), **options):
-        self.asked += [(prompt, *map(str, stop)) for prompt in prompts]
+        self.asked = [*self.asked, *((prompt, *map(str, stop)) for prompt in prompts)]
         return super().generate(prompts, stop=stop, **options)
 
 
 def test_what_runs_share_is_generated_once(tmp_path):
-    lm, alone = Asked(), Asked()
+    lm, alone = Asked(write, entropy), Asked(write, entropy)
     methods = [WITHIN["sentence"], WITHIN["flare"], WITHIN["flare_mean"]]
-    assert curves(tmp_path / "a", *methods, rag=loop(lm, SharedRAG)) == curves(
-        tmp_path / "b", *methods, rag=loop(alone)
-    )
+    shared = curves(tmp_path / "a", *methods, rag=loop(lm, SharedRAG))
+    assert shared == curves(tmp_path / "b", *methods, rag=loop(alone))
     assert set(lm.asked) == set(alone.asked)
     assert len(lm.asked) == len(set(lm.asked)) < len(alone.asked) / 4

@@ -1,8 +1,9 @@
 """probers-score: the scores that a growing text has, a page that shows them, malformed files."""
 
+import html
 import json
+import re
 from dataclasses import replace
-from html.parser import HTMLParser
 
 import numpy as np
 import pytest
@@ -12,16 +13,14 @@ from tiny import CONTEXT, byte_level, save_tiny
 
 from probers.bank.bank import ProbeBank
 from probers.bank.calibration import Temperature
+from probers.checksums import Journal
 from probers.commands import main as cli
 from probers.engine.model import CausalLM
 from probers.evaluation.metrics import auroc
 from probers.heads import AttentionPoolHead, ProbingRagHead
-from probers.journal import Journal
 from probers.online.scores import GrowingScores, text_needs, text_scores
-from probers.score.page import level, parts
-from probers.score.texts import Texts
+from probers.score.texts import Texts, level, parts
 from probers.store.spec import FeatureSpec
-from probers.types import UserError
 
 WRITTEN = [
     {"id": "one", "prompt": "Ada Lovelace was born in", "answer": " London, Great Britain.", "wrong": False},
@@ -72,16 +71,6 @@ def write(lines, file="texts.jsonl"):
 def score(*overrides):
     return cli.run("score", ["texts.jsonl", "model=./model", "prober=prober", "model.device=cpu",
                              "model.dtype=float32", *overrides])  # fmt: skip
-
-
-def refused(capsys, *overrides):
-    """The one sentence that a wrong request ends in."""
-    with pytest.raises(SystemExit) as exit_:
-        cli.main("score", ["texts.jsonl", "model=./model", "prober=prober", *overrides])
-    lines = capsys.readouterr().err.strip().splitlines()
-    error = "\n".join(line for line in lines if line and "Loading weights" not in line)
-    assert exit_.value.code == 2 and len(error.splitlines()) == 1 and "Traceback" not in error, error
-    return error
 
 
 def lines_of(folder):
@@ -137,33 +126,16 @@ def test_every_line_comes_back_with_its_scores_and_its_own_fields(place, caplog)
     assert labelled["auroc"]["value"] == auroc(np.array([0, 1, 1, 0]), scores)
 
 
-class Reader(HTMLParser):
+def answers_of(page):
     """The answers of a page as a browser shows them, without the marks of what fired."""
-
-    def __init__(self):
-        super().__init__()
-        self.read, self._open = [], []
-
-    def handle_starttag(self, tag, attributes):
-        given = dict(attributes)
-        self._open.append(given.get("class", ""))
-        if "tokens" in self._open[-1]:
-            self.read.append("")
-
-    def handle_endtag(self, tag):
-        self._open.pop()
-
-    def handle_data(self, data):
-        if any("tokens" in each for each in self._open) and self._open[-1] != "flag":
-            self.read[-1] += data
+    shown = re.findall(r'<p class="tokens made">(.*?)\s*</p>', page, re.DOTALL)
+    return [html.unescape(re.sub(r'<span class="flag">.*?</span>|<[^>]*>', "", each)) for each in shown]
 
 
 def test_the_page_shows_every_character_inert_and_loads_nothing(place):
     page = (score() / "scores.html").read_text()
-    reader = Reader()
-    reader.feed(page)
     order = sorted(lines_of(place / "runs/score/texts"), key=lambda line: -line["hallucination"]["score"])
-    assert reader.read == [line["answer"] for line in order]
+    assert answers_of(page) == [line["answer"] for line in order]
     assert "http://" not in page and "https://" not in page and "<script" not in page and "src=" not in page
     for line, record in zip(WRITTEN, lines_of(place / "runs/score/texts"), strict=True):
         shown = list(parts(line["answer"], record["hallucination"], 0.5))
@@ -212,7 +184,7 @@ def test_a_chat_is_put_as_the_tokenizer_puts_it(place, monkeypatch):
     (one,) = Texts.read("texts.jsonl").texts
     assert one.prompt_for(lm.tokenizer, "f") == "[system] Be short.\n[user] Who?\n[assistant]"
     lm.tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
-    with pytest.raises(UserError, match="f line 1 .* roles must alternate"):
+    with fails("model", "f line 1", "roles must alternate"):
         one.prompt_for(lm.tokenizer, "f")
 
 
@@ -244,21 +216,27 @@ def test_a_malformed_line_is_named_or_left_out(place, line, named):
     assert [one.id for one in Texts.read("texts.jsonl", "skip").texts] == ["one", "two"]
 
 
-def test_what_else_is_wrong_with_a_request_is_one_sentence(place, capsys, caplog):
+def test_what_else_is_wrong_with_a_request_is_named(place, caplog):
     write([WRITTEN[0], {"prompt": "so " * CONTEXT, "answer": " long"}])
     assert lines_of(score())[1]["hallucination"] is None
     assert "1 text left out, too long" in caplog.text
     write([{"messages": CHAT, "answer": "x"}])
-    capsys.readouterr()
-    assert "texts.jsonl line 1" in refused(capsys, "out=b")
+    with fails(None, "texts.jsonl line 1"):
+        score("out=b")
     write([])
-    assert "texts=texts.jsonl" in (error := refused(capsys)) and "[empty]" in error
-    assert "texts=nowhere" in (error := refused(capsys, "texts=nowhere")) and "[no-file]" in error
-    write(WRITTEN)
-    assert "nowhere" in refused(capsys, "prober=nowhere")
-    assert "threshold" in refused(capsys, "threshold=high")
     make_bank(loaded(place / "model"), head=AttentionPoolHead).save_pretrained(place / "pooling")
-    assert "heads" in refused(capsys, "prober=pooling")
+    for option, code, named in (
+        ("seed=0", "empty", "texts=texts.jsonl"), ("texts=nowhere", "no-file", "texts=nowhere"),
+        ("threshold=high", "bad-value", "threshold"),
+    ):  # fmt: skip
+        with fails(code, named):
+            score(option)
+    write(WRITTEN)
+    for option, code, named in (
+        ("prober=nowhere", "no-artifact", "nowhere"), ("prober=pooling", "unsupported", "heads"),
+    ):  # fmt: skip
+        with fails(code, named):
+            score(option)
     for arguments, code in ((["texts.jsonl"], "no-artifact"), ([], "missing-value")):
         with fails(code, "probers-score"):
             cli.run("score", arguments)

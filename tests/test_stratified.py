@@ -93,5 +93,5 @@ def test_strata_are_named_and_crossed():
 def test_scores_that_are_no_numbers_and_unlike_sizes_are_refused():
     with fails("failed", kind=RunError):
         pooled_auroc(np.array([1, 0]), np.array([np.nan, 1.0]), np.zeros(2, int))
-    with pytest.raises(ValueError, match="3 strata"):
+    with pytest.raises(ValueError):
         pooled_auroc(np.array([1, 0]), np.array([0.0, 1.0]), np.zeros(3, int))

@@ -20,7 +20,8 @@ from matplotlib.text import Text
 from refusals import fails
 from sklearn import metrics as sk
 
-from probers.bank.fitting import ThresholdRule, fit_calibration
+from probers.bank.calibration import fit_calibration
+from probers.bank.decision import ThresholdRule
 from probers.evaluation import metrics as m
 from probers.evaluation.bootstrap import Bootstrap
 from probers.heads import LinearHead

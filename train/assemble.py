@@ -15,10 +15,9 @@ import torch
 from pandas.api.types import is_numeric_dtype
 
 from probers.bank.bank import ProbeBank
-from probers.bank.calibration import Calibration, sigmoid
+from probers.bank.calibration import CALIBRATIONS, Calibration, fit_calibration, fit_entropy_model, sigmoid
+from probers.bank.decision import KINDS, Ensemble, fit_ensemble, half_precision
 from probers.bank.domain import Domain, limit_of
-from probers.bank.ensemble import KINDS, Ensemble, half_precision
-from probers.bank.fitting import CALIBRATIONS, fit_calibration, fit_ensemble, fit_entropy_model
 from probers.evaluation.baselines import RANGES, bag_of_words, categories, numbers
 from probers.heads import CORRECT, WRONG, ProbeHead
 from probers.online.scores import Aggregate, aggregate

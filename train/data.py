@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from probers.checksums import draw_key
 from probers.data.splits import Seen, deal
 from probers.heads import ProbeHead, head_name
-from probers.seeding import draw_key
 from probers.store.joined import Stored
 from probers.store.spec import FeatureSpec, parse_layers
 from probers.types import SPLITS, Site, UserError

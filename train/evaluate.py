@@ -11,7 +11,7 @@ import numpy as np
 from tqdm import tqdm
 
 from probers.bank.calibration import fit_platt, sigmoid
-from probers.bank.fitting import ThresholdRule
+from probers.bank.decision import ThresholdRule
 from probers.evaluation import metrics
 from probers.evaluation.bootstrap import UNDEFINED, Bootstrap, Interval
 

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from probers.checksums import draw_key
 from probers.commands.merge import PartRuns
 from probers.data.splits import Partition
 from probers.heads import Moments, ProbeHead
-from probers.seeding import draw_key
 from probers.store.joined import Stored
 from probers.types import RunError, Site, UserError, first_line
 

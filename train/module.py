@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from probers.checksums import draw_key
 from probers.evaluation.metrics import auroc
 from probers.heads import CORRECT, WRONG, ProbeHead
-from probers.seeding import draw_key
 
 from .data import CHUNK, Padded, States, TokenStates
 from .settings import Balance, Fitting, Loss

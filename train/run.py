@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from probers.commands.artifacts import newest_store
-from probers.commands.merge import PartRuns, part_of
+from probers.commands.inputs import newest_store
+from probers.commands.merge import PartRuns
 from probers.commands.runs import RunFolder
 from probers.files import canonical_json, write_text
 from probers.store.files import fingerprint
@@ -36,7 +36,7 @@ def run(settings: Train, parts: PartRuns | None = None) -> Path:
     from probers.adaptive.training import TARGETS
     from probers.adaptive.training import run as run_classifier
 
-    part = part_of(settings)
+    part = settings.partition
     if settings.head.target in TARGETS:
         if part is not None:
             why = "divides layers, and a classifier of questions has none: leave part out"

@@ -13,7 +13,7 @@ from probers.options import Count, Name, Natural, NotNegative, Positive, Seed, c
 from probers.types import Site, UserError
 
 if TYPE_CHECKING:
-    from probers.bank.fitting import ThresholdRule
+    from probers.bank.decision import ThresholdRule
 
 _Each = TypeVar("_Each")
 Loss = Literal["ce", "double_softmax"]
@@ -115,7 +115,7 @@ class Assembling:
         Raises:
             UserError: an unknown rule, or a number that it does not take.
         """
-        from probers.bank.fitting import ThresholdRule
+        from probers.bank.decision import ThresholdRule
 
         return ThresholdRule.parse(self.threshold)
 

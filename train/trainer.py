@@ -20,8 +20,8 @@ from safetensors.torch import save as encode
 from torch import Tensor
 from tqdm import tqdm
 
+from probers.commands.runs import tell
 from probers.files import digest, regular, write_bytes, writing
-from probers.progress import tell
 from probers.types import first_line
 
 from .module import ProberModule, Schedule, StoreData, below

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from probers.seeding import draw_key
+from probers.checksums import draw_key
 from probers.store.files import damaged
 from probers.store.store import FeatureStore
 

@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from probers.checksums import draw_key
 from probers.engine.model import CausalLM
 from probers.prompts import PromptTemplate
-from probers.seeding import draw_key
 from probers.store.store import FeatureStore
 from probers.types import SPLITS, Generation, Needs, UserError
 from probers.uncertainty import rind_scores, signals, signals_before

@@ -13,13 +13,13 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
+from probers.checksums import draw_key
 from probers.data.questions import QuestionSet
 from probers.engine.language_model import Decoding, GenerationRequest
 from probers.engine.model import CausalLM
 from probers.equivalence import EntityMatcher
 from probers.evaluation.answers import Rule, accuracy_contains, exact_match, f1_score, final_answer, right_by
 from probers.prompts import PromptTemplate, passages_that_fit
-from probers.seeding import draw_key
 from probers.store.store import FeatureStore
 from probers.types import Generation, Needs, Question, Retriever, UserError
 

@@ -38,11 +38,7 @@ _MODEL_FORMAT = "probers-adaptive-model"
 
 @dataclass(frozen=True)
 class _Config:
-    """The fields of ``config.json`` beside its own checksum.
-
-    Attributes:
-        weights: SHA-256 of the file of weights; None in files of earlier versions.
-    """
+    """The fields of ``config.json`` beside its own checksum; earlier versions wrote no SHA-256 of weights."""
 
     format: str
     schema: int
@@ -52,11 +48,9 @@ class _Config:
 
 
 class Classifier(Protocol):
-    """A classifier of questions."""
+    """A classifier of questions: (n, 3) probabilities in the order of :data:`STRATEGIES`."""
 
-    def probabilities(self, questions: Sequence[str]) -> np.ndarray:
-        """(n, 3) in the order of :data:`STRATEGIES`."""
-        ...
+    def probabilities(self, questions: Sequence[str]) -> np.ndarray: ...
 
 
 @dataclass(frozen=True)
@@ -66,8 +60,8 @@ class AdaptiveClassifier:
     Attributes:
         terms: words and pairs of words, sorted; V of them.
         idf: (V,) their inverse document frequencies.
-        weights: (3, V) one row per strategy.
-        intercepts: (3,); minus infinity for a strategy without training questions.
+        weights, intercepts: (3, V) and (3,), a row per strategy; an intercept is minus infinity for a
+            strategy without training questions.
     """
 
     terms: tuple[str, ...]
@@ -79,38 +73,23 @@ class AdaptiveClassifier:
     def fit(
         cls, questions: Sequence[str], strategies: Sequence[str], *, c: float = 1.0, min_count: int = 2
     ) -> AdaptiveClassifier:
-        """Train on questions and their strategies.
+        """Train on questions (n,) and the strategy of each; UserError where they cannot be learned from.
 
-        Args:
-            questions: texts (n,).
-            strategies: "no", "single" or "multi" of each.
-            c: inverse strength of the L2 penalty.
-            min_count: terms that fewer questions have are left out.
-
-        Raises:
-            UserError: an option out of range, an unknown strategy, fewer than two different ones,
-                or no term in ``min_count`` questions.
+        ``c`` is 1 / the strength of the L2 penalty; terms of fewer than ``min_count`` questions are left out.
         """
-        if not c > 0 or min_count < 1:
-            option = f"c={c} must be above 0" if not c > 0 else f"min_count={min_count} must be 1 or more"
-            raise UserError(f"head.{option}")
-        odd = sorted(set(strategies) - set(STRATEGIES))
-        if odd:
-            raise UserError(
-                f"unknown strategy {odd[0]!r}: choose among {', '.join(STRATEGIES)}", code="unknown-choice"
-            )
+        if odd := sorted(set(strategies) - set(STRATEGIES)):
+            told = f"unknown strategy {odd[0]!r}: choose among {', '.join(STRATEGIES)}"
+            raise UserError(told, "unknown-choice")
         if len(set(strategies)) < 2:
             only = f"all {len(questions)} have {strategies[0]!r}" if strategies else "there are none"
-            raise UserError(
-                f"the training questions need at least two different strategies, but {only}", code="labels"
-            )
+            told = f"the training questions need at least two different strategies, but {only}"
+            raise UserError(told, "labels")
         vectorizer = _vectorizer(min_df=min_count)
         try:
             features = vectorizer.fit_transform(questions)
         except ValueError as error:
-            raise UserError(
-                f"the training questions have no word in common ({error}): give more", code="labels"
-            ) from error
+            told = f"the training questions have no word in common ({error}): give more"
+            raise UserError(told, "labels") from error
         labels = np.array([STRATEGIES.index(s) for s in strategies])
         model = logistic_regression(features, labels, c=c)
         weights = np.zeros((len(STRATEGIES), features.shape[1]))
@@ -137,29 +116,21 @@ class AdaptiveClassifier:
         """Write ``config.json`` and ``adaptive.safetensors``."""
         from safetensors.numpy import save
 
-        folder = Path(folder)
-        present = np.isfinite(self.intercepts)
+        folder, present = Path(folder), np.isfinite(self.intercepts)
         tensors = {
-            "idf": np.asarray(self.idf, dtype=np.float64),
-            "weights": np.asarray(self.weights[present], dtype=np.float64),
-            "intercepts": np.asarray(self.intercepts[present], dtype=np.float64),
-        }
-        strategies = [s for s, there in zip(STRATEGIES, present, strict=True) if there]
-        blob = save({k: np.ascontiguousarray(v) for k, v in tensors.items()})
+            "idf": self.idf, "weights": self.weights[present], "intercepts": self.intercepts[present]
+        }  # fmt: skip
+        blob = save({name: np.ascontiguousarray(v, dtype=np.float64) for name, v in tensors.items()})
         config = {
-            "format": _FORMAT, "schema": _SCHEMA, "weights": digest(blob, 64),
-            "strategies": strategies, "terms": list(self.terms),
+            "format": _FORMAT, "schema": _SCHEMA, "weights": digest(blob, 64), "terms": list(self.terms),
+            "strategies": [STRATEGIES[i] for i in np.flatnonzero(present)],
         }  # fmt: skip
         write_bytes(folder / _WEIGHTS, blob)
         write_text(folder / _CONFIG, sealed(config))  # last: without it there is no classifier
 
     @classmethod
     def load(cls, folder: str | Path) -> AdaptiveClassifier:
-        """Inverse of :meth:`save`.
-
-        Raises:
-            UserError: no classifier there, or a damaged one.
-        """
+        """Inverse of :meth:`save`; UserError without a classifier there, or for a damaged one."""
         from safetensors import SafetensorError, safe_open
 
         folder = Path(folder)
@@ -191,27 +162,34 @@ class AdaptiveClassifier:
             weights[rows], intercepts[rows] = found["weights"], found["intercepts"]
             return cls(terms, found["idf"], weights, intercepts)
         except FileNotFoundError as error:
-            raise UserError(
-                f"{folder} is no classifier of questions (no {Path(str(error.filename)).name}): "
-                "'probers-train head=adaptive' makes one",
-                code="no-artifact",
-            ) from None
+            lacks = f"{folder} is no classifier of questions (no {Path(str(error.filename)).name})"
+            raise UserError(f"{lacks}: 'probers-train head=adaptive' makes one", "no-artifact") from None
         except (ValueError, UserError, SafetensorError) as error:
-            reason = f"{file.name} {first_line(error)}"
-            raise UserError(
-                f"the classifier {folder} is damaged ({reason}): train it again", code="damaged"
-            ) from error
+            told = f"the classifier {folder} is damaged ({file.name} {first_line(error)}): train it again"
+            raise UserError(told, "damaged") from error
 
 
-class ModelClassifier:
+class _Transformer:
+    """A model of transformers that has a logit for each strategy; its own code and pickles are not read."""
+
+    def logits(self, questions: Sequence[str]) -> Tensor:
+        """(n, 3) in the order of :data:`STRATEGIES`; as one batch."""
+        raise NotImplementedError
+
+    def probabilities(self, questions: Sequence[str]) -> np.ndarray:
+        """(n, 3) in the order of :data:`STRATEGIES`."""
+        import torch
+
+        with torch.inference_mode():  # one at a time: padding would move the last digits
+            rows = [self.logits([q])[0].double().softmax(dim=-1).cpu().numpy() for q in questions]
+        return np.stack(rows) if rows else np.empty((0, len(STRATEGIES)))
+
+
+class ModelClassifier(_Transformer):
     """A sequence-classification model of transformers as a classifier of questions.
 
-    Args:
-        name: path or hub id; its ``id2label`` must name no, single and multi, or A, B and C. Its own
-            code is not run, and pickled weights, which can hold code, are not read.
-
-    Raises:
-        UserError: no such model, one that cannot be loaded so, or one with other labels.
+    The ``id2label`` of the model, a path or hub id, must name no, single and multi, or A, B and C. UserError
+    for one with other labels, or that cannot be loaded without running its own code or a pickle.
     """
 
     def __init__(self, name: str) -> None:
@@ -220,33 +198,20 @@ class ModelClassifier:
         )
         self._columns = _columns(self._model.config.id2label, name)
 
-    def probabilities(self, questions: Sequence[str]) -> np.ndarray:
-        """(n, 3) in the order of :data:`STRATEGIES`."""
-        import torch
-
-        rows = []
-        with torch.inference_mode():
-            for question in questions:  # one at a time: padding would move the last digits
-                inputs = self._tokenizer(question, return_tensors="pt", truncation=True)
-                logits = self._model(**inputs).logits[0].double()
-                rows.append(logits[self._columns].softmax(dim=-1).numpy())
-        return np.stack(rows) if rows else np.empty((0, len(STRATEGIES)))
+    def logits(self, questions: Sequence[str]) -> Tensor:
+        inputs = self._tokenizer(
+            list(questions), return_tensors="pt", padding=len(questions) > 1, truncation=True
+        )  # fmt: skip
+        return self._model(**inputs).logits[:, self._columns]
 
 
-class LetterClassifier:
+class LetterClassifier(_Transformer):
     """A sequence-to-sequence model of transformers (T5) that writes A, B or C, as the paper's classifier.
 
     A strategy's probability is the softmax over the logits of the three letters at the first written
-    place, as in the released code.
-
-    Args:
-        name: path or hub id. Its own code is not run, and no pickled weights are read.
-        max_tokens: a longer question is cut; the released code's number.
-        option: the option that named it, for messages.
-
-    Raises:
-        UserError: no such model, one that cannot be loaded so, a tokenizer that does not tell the
-            letters apart, or an altered folder of ours.
+    place, as in the released code, whose ``max_tokens`` cuts a longer question. ``name`` is a path or hub id,
+    given as ``option``. UserError for a model that cannot be loaded without running its own code or a pickle,
+    a tokenizer that does not tell the letters apart, or an altered folder of ours.
     """
 
     def __init__(self, name: str, *, max_tokens: int = 384, option: str = "trigger.classifier") -> None:
@@ -262,33 +227,22 @@ class LetterClassifier:
         ]
         if self._start is None or None in self.letters or len(set(self.letters)) < len(LETTERS):
             lacks = "no token to begin with" if self._start is None else "no token each for A, B and C"
-            raise UserError(
-                f"{option}={name} cannot classify questions: it has {lacks}; take a T5", code="model"
-            )
+            told = f"{option}={name} cannot classify questions: it has {lacks}; take a T5"
+            raise UserError(told, "model")
         self._max_tokens = max_tokens
 
     def inputs(self, questions: Sequence[str]) -> dict[str, Any]:
         """Token ids and attention mask of questions (n, longest), on the model's device."""
-        stripped = [question.strip() for question in questions]
         found = self.tokenizer(
-            stripped, return_tensors="pt", padding=len(stripped) > 1, truncation=True,
-            max_length=self._max_tokens,
+            [question.strip() for question in questions], return_tensors="pt", padding=len(questions) > 1,
+            truncation=True, max_length=self._max_tokens,
         )  # fmt: skip
         return {name: found[name].to(self.model.device) for name in ("input_ids", "attention_mask")}
 
     def logits(self, questions: Sequence[str]) -> Tensor:
-        """(n, 3) of the letters at the first written place; as one batch."""
         inputs = self.inputs(questions)
         start = inputs["input_ids"].new_full((len(questions), 1), self._start)
         return self.model(**inputs, decoder_input_ids=start).logits[:, 0, self.letters]
-
-    def probabilities(self, questions: Sequence[str]) -> np.ndarray:
-        """(n, 3) in the order of :data:`STRATEGIES`."""
-        import torch
-
-        with torch.inference_mode():  # one at a time: padding would move the last digits
-            rows = [self.logits([q])[0].double().softmax(dim=-1).cpu().numpy() for q in questions]
-        return np.stack(rows) if rows else np.empty((0, len(STRATEGIES)))
 
     def save(self, folder: str | Path) -> None:
         """Write the model's and tokenizer's files as transformers does, and ``adaptive.json`` last."""
@@ -310,19 +264,12 @@ def _pretrained(kind: str, what: str, option: str, name: str) -> tuple[Any, Any]
 
     try:
         # The model first: without one, the tokenizer's error would mislead.
-        model = (
-            getattr(transformers, kind)
-            .from_pretrained(name, trust_remote_code=False, use_safetensors=True)
-            .eval()
-        )
+        load = getattr(transformers, kind).from_pretrained
+        model = load(name, trust_remote_code=False, use_safetensors=True).eval()
         return model, transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except Exception as error:  # a foreign folder can make the libraries raise anything
-        reason = first_line(error).rstrip(".")
-        raise UserError(
-            f"{option}={name} is no folder of 'probers-train head=adaptive', and no {what} model either "
-            f"({reason})",
-            code="model",
-        ) from error
+        told = f"{option}={name} is no folder of 'probers-train head=adaptive', and no {what} model either"
+        raise UserError(f"{told} ({first_line(error).rstrip('.')})", "model") from error
 
 
 def _check_files(folder: Path) -> None:
@@ -334,9 +281,8 @@ def _check_files(folder: Path) -> None:
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         wrong = MODEL_FILE, first_line(error)
     if wrong is not None:
-        raise UserError(
-            f"the classifier {folder} is damaged ({' '.join(wrong)}): train it again", code="damaged"
-        )
+        told = f"the classifier {folder} is damaged ({' '.join(wrong)}): train it again"
+        raise UserError(told, "damaged")
 
 
 def _columns(labels: dict[int, str], name: str) -> list[int]:
@@ -346,36 +292,24 @@ def _columns(labels: dict[int, str], name: str) -> list[int]:
         wanted = [each.lower() for each in names]
         if set(wanted) == set(place) and sorted(place.values()) == list(range(len(names))):
             return [place[each] for each in wanted]
-    raise UserError(
-        f"trigger.classifier={name} has the labels {', '.join(map(str, labels.values()))}: "
-        "its id2label must name no, single and multi (or A, B and C)",
-        code="model",
-    )
+    found = f"trigger.classifier={name} has the labels {', '.join(map(str, labels.values()))}"
+    raise UserError(f"{found}: its id2label must name no, single and multi (or A, B and C)", "model")
 
 
 def load_classifier(name: str) -> Classifier:
-    """Load the classifier in a folder of ours, or else a model of transformers by path or hub id.
-
-    Raises:
-        UserError: neither is there.
-    """
+    """Load the classifier in a folder of ours, or a model of transformers by path or hub id (UserError)."""
     if (Path(name) / _WEIGHTS).exists():
         return AdaptiveClassifier.load(name)
-    return LetterClassifier(name) if _writes_letters(name) else ModelClassifier(name)
-
-
-def _writes_letters(name: str) -> bool:
-    """Tell a sequence-to-sequence model from a sequence classifier."""
     from transformers import AutoConfig
 
     if (Path(name) / MODEL_FILE).exists():
-        return True
+        return LetterClassifier(name)
     try:
         config = AutoConfig.from_pretrained(name, trust_remote_code=False)
     except Exception:  # loading it raises the full error
-        return False
+        return ModelClassifier(name)
     classifies = any(kind.endswith("ForSequenceClassification") for kind in config.architectures or ())
-    return bool(config.is_encoder_decoder) and not classifies
+    return LetterClassifier(name) if config.is_encoder_decoder and not classifies else ModelClassifier(name)
 
 
 def _vectorizer(**options: Any) -> TfidfVectorizer:

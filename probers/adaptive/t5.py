@@ -50,27 +50,20 @@ class Letters:
     def fit(self, labelled: Mapping[str, Labelled], *, seed: int, device: str) -> LetterClassifier:
         """Fine-tune on the training questions; keep the best epoch on the validation questions, if any.
 
-        Raises:
-            UserError: no such model, or no such device.
-            RunError: the loss is not finite.
+        UserError for an unknown model or device, RunError where the loss is not finite.
         """
         where = pick_device(device)
         classifier = LetterClassifier(self.model, max_tokens=self.max_tokens, option="head.model")
         model, rows = classifier.model.to(where), _rows(labelled["train"])
         held_out = _rows(labelled["validation"]) if "validation" in labelled else []
-        vectors = [p for p in model.parameters() if p.dim() <= 1]  # biases and norms, which do not decay
-        optimizer = torch.optim.AdamW(
-            [
-                {"params": [p for p in model.parameters() if p.dim() > 1], "weight_decay": self.weight_decay},
-                {"params": vectors, "weight_decay": 0.0},
-            ],
-            lr=self.lr,
-        )
-        order = torch.Generator().manual_seed(seed)
-        data: DataLoader[Any] = DataLoader(
-            rows,  # type: ignore[arg-type]
-            self.batch_size, shuffle=True, generator=order, collate_fn=list,
-        )  # fmt: skip
+        groups = [
+            {"params": [p for p in model.parameters() if p.dim() > 1], "weight_decay": self.weight_decay},
+            # biases and norms do not decay
+            {"params": [p for p in model.parameters() if p.dim() <= 1], "weight_decay": 0.0},
+        ]
+        optimizer = torch.optim.AdamW(groups, lr=self.lr)
+        order: Any = {"shuffle": True, "generator": torch.Generator().manual_seed(seed)}
+        data = DataLoader[Any](rows, self.batch_size, collate_fn=list, **order)  # type: ignore[arg-type]
         steps = self.epochs * len(data)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(0.0, 1 - step / steps))
         best, kept = -1.0, dict[str, Tensor]()
@@ -99,17 +92,16 @@ class Letters:
     @torch.inference_mode()
     def _accuracy(self, classifier: LetterClassifier, rows: Sequence[tuple[str, int]]) -> float:
         classifier.model.eval()
-        said: list[int] = []
+        right = 0
         for start in range(0, len(rows), self.batch_size):
-            questions = [question for question, _ in rows[start : start + self.batch_size]]
-            said += classifier.logits(questions).argmax(dim=1).tolist()
-        return sum(place == gold for place, (_, gold) in zip(said, rows, strict=True)) / len(rows)
+            questions, gold = zip(*rows[start : start + self.batch_size], strict=True)
+            right += int((classifier.logits(questions).argmax(dim=1).cpu() == torch.tensor(gold)).sum())
+        return right / len(rows)
 
 
 def _rows(labelled: Labelled) -> list[tuple[str, int]]:
     """Questions, each with the place of its strategy."""
-    places = map(STRATEGIES.index, labelled.strategies)
-    return list(zip(labelled.questions, places, strict=True))
+    return list(zip(labelled.questions, map(STRATEGIES.index, labelled.strategies), strict=True))
 
 
 def _batch(classifier: LetterClassifier, rows: Sequence[tuple[str, int]]) -> dict[str, Tensor]:

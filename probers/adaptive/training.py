@@ -13,8 +13,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..checksums import inputs
-from ..commands.artifacts import newest_store
 from ..commands.components import Component
+from ..commands.inputs import newest_store
 from ..commands.runs import RunFolder
 from ..evaluation.bootstrap import UNDEFINED, Bootstrap, bounded, number
 from ..evaluation.metrics import auroc
@@ -50,11 +50,7 @@ class Words:
     min_count: Count = 2
 
     def fit(self, labelled: Mapping[str, Labelled], *, seed: int, device: str) -> AdaptiveClassifier:
-        """Fit it to the training questions.
-
-        Raises:
-            UserError: they cannot be learned from.
-        """
+        """Fit it to the training questions; UserError where they cannot be learned from."""
         train = labelled["train"]
         return AdaptiveClassifier.fit(train.questions, train.strategies, c=self.c, min_count=self.min_count)
 
@@ -83,56 +79,47 @@ class Request(Protocol):
 
 
 def run(request: Request) -> Path:
-    """Train the classifier, measure it on test questions and write its folder, which is returned.
-
-    Raises:
-        UserError: the request cannot be met; raised before anything is written.
-    """
+    """Train and measure the classifier; returns its folder. UserErrors come before anything is written."""
     _refuse_unused(request)
-    settings = request.head.make()
+    settings, seed, device = request.head.make(), request.seed, request.device
     paths = _data(request.data)
-    log.info("reading %s", ", ".join(map(str, paths)))
+    told = ", ".join(map(str, paths))
+    log.info("reading %s", told)
     parts = [read(path, checksums=request.checksums) for path in paths]
     answers = joined(parts)
     labelled, record = label(answers, settings.bias)
     for split in ("train", "test"):
         if split not in labelled:
-            told = ", ".join(map(str, paths))
-            raise UserError(f"{told} has no {split} question that every strategy was tried on", code="labels")
+            raise UserError(f"{told} has no {split} question that every strategy was tried on", "labels")
     train, test = labelled["train"], labelled["test"]
+    of_words = isinstance(settings, Words)
     words = settings if isinstance(settings, Words) else Words(bias=settings.bias)
-    seed, device = request.seed, request.device
     by_words = words.fit(labelled, seed=seed, device=device)  # refuses what cannot be learned from
-    kind = "adaptive" if words is settings else "adaptive_t5"
-    name = ",".join([f"{'+'.join(path.name for path in paths)}-{kind}", *filter(None, [request.suffix])])
+    suffix = f",{request.suffix}" if request.suffix else ""
+    name = f"{'+'.join(path.name for path in paths)}-adaptive{'' if of_words else '_t5'}{suffix}"
     out = Path(request.out or Path("runs/train", name))
     folder = RunFolder(out, "train", _identity(request, parts))
     if not folder.begin(what="classifier"):
         return out
-    if words is settings:
-        classifier = by_words
+    classifier = by_words if of_words else settings.fit(labelled, seed=seed, device=device)
+    control, name = by_words, WORDS
+    if of_words:
         drawn = np.random.default_rng(seed).permutation(train.strategies).tolist()
-        shuffled = words.fit(
-            {"train": train._replace(strategies=drawn)}, seed=request.seed, device=request.device
-        )
-        control = {SHUFFLED: shuffled.probabilities(test.questions)}
-    else:
-        classifier = settings.fit(labelled, seed=seed, device=device)
-        control = {WORDS: by_words.probabilities(test.questions)}
-    chances = {CLASSIFIER: classifier.probabilities(test.questions), **control}
-    majority = Counter(train.strategies).most_common(1)[0][0]
+        shuffled = {"train": train._replace(strategies=drawn)}
+        control, name = words.fit(shuffled, seed=seed, device=device), SHUFFLED
+    asked, majority = test.questions, Counter(train.strategies).most_common(1)[0][0]
+    chances = {CLASSIFIER: classifier.probabilities(asked), name: control.probabilities(asked)}
     figures = measure(test, chances, majority, resamples=request.resamples, seed=seed)
     figures["splits"] = {name: _split(part) for name, part in sorted(labelled.items())}
     figures["labels"] = record
-    figures["base"] = None if words is settings else public_model(settings.model)
+    figures["base"] = None if of_words else public_model(settings.model)
     seen(answers.rows).save(out)
     classifier.save(out)
     write_text(out / "metrics.json", canonical_json(figures))
     write_text(out / "README.md", write_card(figures, model=answers.model, data=paths, out=out))
-    accuracy = figures["detectors"][CLASSIFIER]["accuracy"]
-    folder.finish({"model": answers.model, "accuracy": accuracy})
+    folder.finish({"model": answers.model, "accuracy": figures["detectors"][CLASSIFIER]["accuracy"]})
     log.info("%s", table(figures))
-    size = f"{len(classifier.terms)} terms" if words is settings else f"a fine-tuned {figures['base']}"
+    size = f"{len(by_words.terms)} terms" if of_words else f"a fine-tuned {figures['base']}"
     log.info("wrote a classifier of questions with %s to %s", size, out)
     following = 'next: probers-rag question="..." trigger=adaptive query=last_sentence trigger.classifier=%s'
     log.info(following, out)
@@ -141,14 +128,13 @@ def run(request: Request) -> Path:
 
 def _identity(request: Request, parts: list[Answers]) -> dict[str, Any]:
     """The configuration with the inputs named by content."""
+    stores, paths = [part.fingerprint for part in parts], [str(part.path) for part in parts]
+    one = len(parts) == 1
+    named: dict[str, Any] = {"store": stores[0] if one else stores}
+    if (model := request.head.get("model")) is not None:
+        named["model"] = inputs(model)
     config = {key: request.record[key] for key in _USED}
-    stores: Any = [part.fingerprint for part in parts]
-    paths: Any = [str(part.path) for part in parts]
-    if len(parts) == 1:
-        stores, paths = stores[0], paths[0]
-    model = request.head.get("model")
-    base = {} if model is None else {"model": inputs(model)}
-    return config | {"data": paths, "inputs": {"store": stores, **base}}
+    return config | {"data": paths[0] if one else paths, "inputs": named}
 
 
 def _refuse_unused(request: Request) -> None:
@@ -158,33 +144,27 @@ def _refuse_unused(request: Request) -> None:
         if key in (*_USED, "device", "logger", "save_every") or key.startswith("_"):
             continue
         if (value := getattr(request, key)) != default:
-            raise UserError(
-                f"a classifier of questions takes its options as head.NAME, not {key}={value}: leave it out",
-                code="conflict",
-            )
+            told = f"a classifier of questions takes options as head.NAME, not {key}={value}: leave it out"
+            raise UserError(told, "conflict")
 
 
-def _data(given: Any) -> list[Path]:
+def _data(given: str | list[str] | None) -> list[Path]:
     """The runs and stores given, or the newest complete store with answered questions."""
     if given is not None:
-        paths = [Path(str(path)) for path in ([given] if isinstance(given, str) else given)]
+        paths = [given] if isinstance(given, str) else given
         if not paths:
-            raise UserError("data=[] names no run or store: give a folder, or several", code="missing-value")
-        return paths
-    found = newest_store("cot")
-    if found is None:
-        raise UserError(
-            "head=adaptive needs a store of answered questions and there is none under runs/: "
-            f"'probers-datagen --source cot' makes one, or pass data=FOLDER, also of '{HOW}'",
-            code="no-artifact",
-        )
+            raise UserError("data=[] names no run or store: give a folder, or several", "missing-value")
+        return list(map(Path, paths))
+    if (found := newest_store("cot")) is None:
+        told = f"'probers-datagen --source cot' makes one, or pass data=FOLDER, also of '{HOW}'"
+        raise UserError(f"there is no store of answered questions under runs/: {told}", "no-artifact")
     return [found]
 
 
 def _split(part: Labelled) -> dict[str, Any]:
     """Numbers of questions and groups, and the strategies' shares."""
-    n, counts = len(part.questions), Counter(part.strategies)
-    shares = {name: count / n for name, count in sorted(counts.items())}
+    n = len(part.questions)
+    shares = {name: count / n for name, count in sorted(Counter(part.strategies).items())}
     return {"n": n, "groups": len(set(part.groups)), "strategies": shares}
 
 
@@ -193,30 +173,26 @@ def measure(
 ) -> dict[str, Any]:
     """The figures of ``metrics.json`` on test questions.
 
-    Args:
-        test: the questions with their strategies.
-        chances: (n, 3) probabilities of the classifier and of its controls.
-        majority: the most frequent strategy of the training questions.
-        resamples: of the bootstrap over groups.
-        seed: of its draws.
+    ``chances`` are (n, 3) probabilities of the classifier and of its controls, ``majority`` is the most
+    frequent strategy of the training questions; the bootstrap draws groups.
     """
     gold = np.array([STRATEGIES.index(s) for s in test.strategies])
     said = {name: each.argmax(axis=1) for name, each in chances.items()}
-    predicted = said[CLASSIFIER]
     bootstrap = Bootstrap(test.groups, resamples=resamples, seed=seed)
-    right = {CLASSIFIER: predicted == gold, MAJORITY: gold == STRATEGIES.index(majority)}
+    right = {CLASSIFIER: said[CLASSIFIER] == gold, MAJORITY: gold == STRATEGIES.index(majority)}
     right |= {name: each == gold for name, each in said.items() if name != CLASSIFIER}
     wrong = (gold > 0).astype(int)
-    tells = 0 < wrong.sum() < len(wrong)
-    scores = {name: _score(each) for name, each in chances.items()} if tells else {}
-    aurocs = {name: bootstrap.interval(each, partial(auroc, wrong)) for name, each in scores.items()}
-    pairs = {}
-    for name in [name for name in right if name != CLASSIFIER]:
+    aurocs, pairs = {}, {}
+    if 0 < wrong.sum() < len(wrong):
+        # P(some retrieval) minus P(none) as the trigger scores it
+        scores = {name: each[:, 1:].max(axis=1) - each[:, 0] for name, each in chances.items()}
+        aurocs = {name: bootstrap.interval(each, partial(auroc, wrong)) for name, each in scores.items()}
+    for name in list(right)[1:]:
         found = bootstrap.difference(right[CLASSIFIER], right[name])
         pair = {"diff": found.value, "ci95": [found.low, found.high]}
         pairs[f"{CLASSIFIER} vs {name}"] = {"accuracy": pair}
     confusion = np.zeros((len(STRATEGIES), len(STRATEGIES)), dtype=int)
-    np.add.at(confusion, (gold, predicted), 1)
+    np.add.at(confusion, (gold, said[CLASSIFIER]), 1)
     return {
         "schema": 1, "strategies": list(STRATEGIES), "majority": majority,
         "detectors": {
@@ -237,11 +213,6 @@ def measure(
     }  # fmt: skip
 
 
-def _score(chances: np.ndarray) -> np.ndarray:
-    """P(some retrieval) minus P(none) as the trigger scores it; (n,) of (n, 3)."""
-    return np.max(chances[:, 1:], axis=1) - chances[:, 0]
-
-
 def _ratio(part: int, whole: int) -> float | None:
     return float(part / whole) if whole else None
 
@@ -249,12 +220,12 @@ def _ratio(part: int, whole: int) -> float | None:
 def table(figures: Mapping[str, Any]) -> str:
     """The figures as text for the terminal."""
     test, names = figures["splits"]["test"], figures["strategies"]
+    told = "cheapest strategy that answers right, told from the question alone"
     lines = [
-        f"test: {test['n']} questions, {test['groups']} groups; cheapest strategy that answers right, told "
-        "from the question alone",
+        f"test: {test['n']} questions, {test['groups']} groups; {told}",
+        f"labels: {_told(figures['labels'])}",
         f"  {'':20}{'accuracy':22}AUROC, no or some retrieval",
     ]
-    lines.insert(1, f"labels: {_told(figures['labels'])}")
     for name, entry in figures["detectors"].items():
         shown = f"{name} ({figures['majority']})" if name == MAJORITY else name
         lines.append(f"  {shown:20}{bounded(entry, 'accuracy'):22}{bounded(entry, 'auroc')}".rstrip())
@@ -271,9 +242,7 @@ def table(figures: Mapping[str, Any]) -> str:
 
 def _told(labels: Mapping[str, Any]) -> str:
     """The source of the labels."""
-    counted = [
-        f"{e['n']} of {name or 'no data set'} ({e['label']})" for name, e in labels["unanswered"].items()
-    ]
+    counted = (f"{e['n']} of {d or 'no data set'} ({e['label']})" for d, e in labels["unanswered"].items())
     none = ", ".join(counted) or "no question"
     if "multi" in labels["tried"]:
         return f"all three strategies were tried (right by {labels['rule']}); none answers {none}"
@@ -297,10 +266,8 @@ def _percent(value: float | None) -> str:
 def _notes(figures: Mapping[str, Any]) -> list[str]:
     """Figures that speak against the classifier, one sentence each."""
     found: list[str] = []
-    low = figures["pairs"][f"{CLASSIFIER} vs {MAJORITY}"]["accuracy"]["ci95"][0]
-    if not low > 0:
+    if not figures["pairs"][f"{CLASSIFIER} vs {MAJORITY}"]["accuracy"]["ci95"][0] > 0:
         found.append(f"it is not shown to be better than saying {figures['majority']!r} of every question")
-    silent = [n for n, e in figures["by_strategy"].items() if e["n"] and not e["predicted_share"]]
-    if silent:
+    if silent := [n for n, e in figures["by_strategy"].items() if e["n"] and not e["predicted_share"]]:
         found.append(f"it never says {' or '.join(map(repr, silent))}")
     return found

@@ -1,4 +1,4 @@
-"""What a prober says of a written text, from the scores of its tokens: the whole, and where in it.
+"""Assessment of a finished text by the scores of its tokens: the whole text, and its spans.
 
 - Heads of the tokens of entities: a span for each entity of the text, scored by its tokens.
 - Heads of the state before an entity: a span for each entity, scored before its first token.
@@ -26,13 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ScoredSpan:
-    """A part of a text.
-
-    Attributes:
-        start, end: [start, end) in the text, characters.
-        score: fires above the prober's threshold.
-        p_wrong: calibrated probability that it is wrong.
-    """
+    """Characters [start, end) of a text, their score, and the calibrated probability that they are wrong."""
 
     start: int
     end: int
@@ -42,12 +36,9 @@ class ScoredSpan:
 
 @dataclass(frozen=True, slots=True)
 class DomainDistance:
-    """How far what was judged lies from the texts that the prober was trained on.
+    """Distance of what was judged from the texts that the prober was trained on: about 1 within them.
 
-    Attributes:
-        distance: about 1 within them.
-        limit: of the prober.
-        unlike: the distance is above the limit: scores and probabilities were never tested on such texts.
+    Above the prober's ``limit`` it is ``unlike`` them: scores and probabilities were never tested there.
     """
 
     distance: float
@@ -57,15 +48,13 @@ class DomainDistance:
 
 @dataclass(frozen=True, slots=True)
 class Assessment:
-    """What a prober says of a text.
+    """A prober's judgement of a text.
 
     Attributes:
         score, p_wrong: of the worst span; None where the text has none to judge.
-        threshold: above which a score fires.
-        fires: whether the text's does.
-        token_scores: (n,) one per token: of it alone, of what would begin with it, or of the text up to
-            it, as the heads read.
-        token_p_wrong: (n,) the same as probabilities. Calibration is of spans and whole texts.
+        threshold, fires: above it the text's score fires.
+        token_scores, token_p_wrong: (n,) one per token: of it alone, of what would begin with it, or of the
+            text up to it, as the heads read. Calibration is of spans and whole texts.
         spans: from left to right.
         domain: None where the prober does not know, or nothing was judged.
     """
@@ -85,11 +74,7 @@ class Assessment:
 
 
 class Assessor:
-    """Assesses texts by one prober.
-
-    Args:
-        threshold: fires above it; None is the prober's own.
-    """
+    """Assesses texts by one prober, which fires above ``threshold``; None is the prober's own."""
 
     def __init__(self, bank: ProbeBank, threshold: float | None = None) -> None:
         self._bank = bank
@@ -104,32 +89,26 @@ class Assessor:
         offsets: Sequence[tuple[int, int]],
         scores: Sequence[float],
         *,
-        accepted: str = "",
         distances: Sequence[float] | None = None,
     ) -> Assessment:
-        """What the prober says of ``text``.
+        """Assess ``text``, written behind ``prompt``.
 
-        Args:
-            prompt: what it was written behind.
-            offsets: [start, end) of each of its n tokens, characters.
-            scores: (n,) of its tokens, from :class:`probers.online.scores.GrowingScores`.
-            accepted: the part of the same text with which the prompt ends.
-            distances: (n,) of its tokens from the prober's domain, from there as well.
+        ``offsets`` are [start, end) of its n tokens, characters; ``scores`` and ``distances`` (n,) are those
+        of :class:`probers.online.scores.GrowingScores`.
         """
         values = np.asarray(scores, dtype=np.float64)
-        spans, judged = self._spans(prompt, text, offsets, values, accepted)
+        spans, judged = self._spans(prompt, text, offsets, values)
         worst = max((span.score for span in spans), default=None)
-        of_all = self._bank.aggregate is not None and self._bank.spec.position != "entity"
-        if worst is None and of_all and len(values):
-            assert self._bank.aggregate is not None
+        how = self._bank.aggregate
+        if worst is None and how is not None and self._bank.spec.position != "entity" and len(values):
             judged = list(range(len(values)))
-            worst = float(aggregate(values, [(0, len(values))], self._bank.aggregate)[0])
+            worst = float(aggregate(values, [(0, len(values))], how)[0])
         return Assessment(
             score=worst,
             p_wrong=None if worst is None else self._probabilities([worst])[0],
             threshold=self.threshold,
             fires=worst is not None and worst > self.threshold,
-            token_scores=tuple(map(float, values)),
+            token_scores=tuple(values.tolist()),
             token_p_wrong=tuple(self._probabilities(values)),
             spans=tuple(spans),
             domain=self._distance(judged, distances),
@@ -142,12 +121,9 @@ class Assessor:
         logprobs: Sequence[float | None],
         entropies: Sequence[float] | None = None,
     ) -> dict[str, Any]:
-        """Lists of (some of) a text's tokens in a response, an entry per token.
+        """Lists of (some of) a text's tokens in a response; a token that was not scored has None for a score.
 
-        Args:
-            scores: None for a token that was not scored.
-            offsets: [start, end) in the text, characters.
-            logprobs, entropies: nats.
+        ``offsets`` are [start, end) in the text, characters; log-probabilities and entropies nats.
         """
         known = self._probabilities([score or 0.0 for score in scores])
         p_wrong = [None if score is None else p for score, p in zip(scores, known, strict=True)]
@@ -165,9 +141,7 @@ class Assessor:
     ) -> dict[str, Any]:
         """Make the field ``hallucination`` of a response (docs/serving.md).
 
-        Args:
-            lists: of all tokens, from :meth:`token_lists`.
-            distances: (n,) of the tokens from the prober's domain.
+        ``lists`` are of all n tokens, from :meth:`token_lists`; ``distances`` (n,) are theirs, if known.
         """
         scores, offsets = lists["token_scores"], lists["token_offsets"]
         read = [token for token, score in enumerate(scores) if score is not None]
@@ -180,8 +154,7 @@ class Assessor:
     ) -> dict[str, Any]:
         """:meth:`response` of a generation; ``scores`` and ``distances`` are (n,) of its tokens."""
         recorded = written.offsets, written.logprobs.tolist(), written.entropies.tolist()
-        lists = self.token_lists(scores, *recorded)
-        return self.response(written.prompt, written.text, lists, distances)
+        return self.response(written.prompt, written.text, self.token_lists(scores, *recorded), distances)
 
     def _distance(self, judged: Sequence[int], distances: Sequence[float] | None) -> DomainDistance | None:
         """The mean over the tokens by which a text was judged, as the limit is of means over spans."""
@@ -192,31 +165,26 @@ class Assessor:
         return DomainDistance(distance, domain.limit, domain.unlike(distance))
 
     def _spans(
-        self, prompt: str, text: str, offsets: Sequence[tuple[int, int]], values: np.ndarray, accepted: str
+        self, prompt: str, text: str, offsets: Sequence[tuple[int, int]], values: np.ndarray
     ) -> tuple[list[ScoredSpan], list[int]]:
         """The spans, and the tokens whose states they were judged by."""
         if not len(values):
             return [], []
-        bank = self._bank
         if self._recognise is None:
-            return self._scored([(0, len(text))], [float(values[-1])]), [len(values) - 1]
-        predicting = bank.spec.pool == "predicting"
-        found = written_entities(
-            text, self._recognise, prompt=prompt, accepted=accepted, openings=not predicting
-        )
-        if predicting:
-            begun = with_scores(found, offsets, values)
+            return self._scored([(0, len(text))], values[-1:]), [len(values) - 1]
+        if (how := self._bank.aggregate) is None:  # heads of the state before an entity
+            begun = with_scores(written_entities(text, self._recognise, prompt=prompt), offsets, values)
             places = [(each.entity.start, each.entity.end) for each in begun]
             return self._scored(places, [each.score for each in begun]), [each.tokens[0] for each in begun]
-        whole = [(entity, tokens_of(offsets, entity.start, entity.end)) for entity in found]
-        whole = [(entity, tokens) for entity, tokens in whole if tokens]
-        bounds = [(tokens[0], tokens[-1] + 1) for _, tokens in whole]
-        assert bank.aggregate is not None  # heads of single tokens
-        scores = aggregate(values, bounds, bank.aggregate) if bounds else np.zeros(0)
-        judged = [token for _, tokens in whole for token in tokens]
-        return self._scored([(entity.start, entity.end) for entity, _ in whole], scores.tolist()), judged
+        found = written_entities(text, self._recognise, prompt=prompt, openings=True)
+        read = [(e, tokens) for e in found if (tokens := tokens_of(offsets, e.start, e.end))]
+        scores = aggregate(values, [(tokens[0], tokens[-1] + 1) for _, tokens in read], how)
+        spans = self._scored([(entity.start, entity.end) for entity, _ in read], scores)
+        return spans, [token for _, tokens in read for token in tokens]
 
-    def _scored(self, places: Sequence[tuple[int, int]], scores: Sequence[float]) -> list[ScoredSpan]:
+    def _scored(
+        self, places: Sequence[tuple[int, int]], scores: Sequence[float] | np.ndarray
+    ) -> list[ScoredSpan]:
         each = zip(places, scores, self._probabilities(scores), strict=True)
         return [ScoredSpan(start, end, float(score), p) for (start, end), score, p in each]
 

@@ -23,8 +23,8 @@ from ..online.scores import Aggregate, aggregate, check_aggregate, check_spans
 from ..store.spec import FeatureSpec, ModelSpec
 from ..types import Needs, UserError
 from .calibration import Calibration, EntropyModel, Temperature, calibration_from_dict, sigmoid
+from .decision import Ensemble, run_heads, run_heads_on_spans
 from .domain import Domain
-from .ensemble import Ensemble, run_heads, run_heads_on_spans
 from .io import CONFIG, HubOptions, load_head, locate, read, save
 
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from ..online.watch import Scores, StopOnScore
-
 
 log = logging.getLogger(__name__)
 
@@ -48,28 +47,22 @@ class ProbeBank(ModelHubMixin):
 
     Attributes:
         spec: the features it reads; its layers are those of the heads, in order.
-        head: the heads, in evaluation mode.
-        threshold: fires when the score exceeds it; chosen on validation data.
-        calibration: P(wrong) of a score; fitted on validation data.
+        threshold: fires when the score exceeds it; chosen on validation data, as the calibration.
         ensemble: how the layers become one score.
-        aggregate: how the scores of a span's tokens become the span's, "max", "mean" or "last",
-            where heads read single tokens' states (``spec.pool`` is "tokens"); None for heads
-            of pooled states, and for heads that pool a span's tokens themselves. Threshold and
-            calibration hold for spans.
+        aggregate: how the scores of a span's tokens become the span's, "max", "mean" or "last", for heads of
+            single tokens (``spec.pool`` is "tokens"), whose threshold and calibration hold for spans; None
+            for heads of pooled states, and for heads that pool a span's tokens themselves.
         entropy_model: the heads' score together with entropies; None when not fitted.
         recogniser: what found the entities whose labels it learned, as ``recogniser`` of probers-datagen;
             None for other labels, and where that is not known.
-        domain: what states it was trained on, and how far from them is too far; None where that is not
-            known, as of probers that were trained before it was kept.
-        metrics: figures of the training run, as in ``metrics.json``.
-        card: the model card, as in ``README.md``.
+        domain, seen: states and questions that it was trained on; None where not known.
+        metrics, card: as in ``metrics.json`` and ``README.md``.
         pictures: the PNG files that the card shows, by name.
-        seen: the questions it was trained, validated and tested on; None where that is not known.
         allow_other: also read other weights of the same shape, such as another quantization of the
             model, with a warning; not saved.
 
     Raises:
-        ValueError: heads, layers and ensemble that do not fit each other.
+        ValueError: heads, layers, domain and ensemble that do not fit each other.
         UserError: an ``aggregate`` that does not fit the heads.
     """
 
@@ -93,28 +86,19 @@ class ProbeBank(ModelHubMixin):
     _hub_mixin_config = {"format": "probers-bank"}  # noqa: RUF012
 
     def __post_init__(self) -> None:
-        if len(self.head.streams) != len(self.spec.layers) or self.head.width != self.spec.width:
-            raise ValueError(
-                f"{len(self.head.streams)} heads of width {self.head.width} do not fit "
-                f"{len(self.spec.layers)} layers of width {self.spec.width}"
-            )
-        if self.domain is not None and self.domain.shape != (len(self.spec.layers), self.spec.width):
+        shape, pool = (len(self.spec.layers), self.spec.width), self.spec.pool
+        if (found := (len(self.head.streams), self.head.width)) != shape:
+            raise ValueError(f"heads of (layers, width) {found} do not fit features of {shape}")
+        if self.domain is not None and self.domain.shape != shape:
             raise ValueError(f"a domain of (layers, width) {self.domain.shape} does not fit the heads")
-        per_token = self.spec.pool == "tokens" and not self.head.tokens
-        if self.head.tokens and self.spec.pool != "tokens":
-            raise UserError(
-                f"these heads pool tokens' states themselves and cannot read pool={self.spec.pool}",
-                code="mismatch",
-            )
-        if per_token != (self.aggregate is not None):
-            raise UserError(
-                "aggregate=null: heads of single tokens need a way from tokens to spans, max, mean or last"
-                if per_token
-                else f"aggregate={self.aggregate} is for heads of single tokens, and these read whole texts",
-                code="conflict",
-            )
+        if self.head.tokens and pool != "tokens":
+            raise UserError(f"these heads pool tokens themselves and cannot read pool={pool}", "mismatch")
         if self.aggregate is not None:
+            if self.head.tokens or pool != "tokens":
+                raise UserError(f"aggregate={self.aggregate} is for heads of single tokens only", "conflict")
             check_aggregate(self.aggregate)
+        elif pool == "tokens" and not self.head.tokens:
+            raise UserError("aggregate=null: heads of single tokens need max, mean or last", "conflict")
         object.__setattr__(self, "ensemble", self.ensemble.over(len(self.layers)))
         self.head.eval().requires_grad_(False)
 
@@ -143,10 +127,9 @@ class ProbeBank(ModelHubMixin):
             self.spec.check_model(model, what="the prober")
         elif not self.allow_other:
             raise UserError(
-                f"the prober came from the model {trained}, but the model now is {model}: use that model, or "
-                "make features and prober again with this one; where it is the same model in another "
-                "quantization, allow_other=true takes the prober all the same",
-                code="mismatch",
+                f"the prober came from the model {trained}, but the model now is {model}: use that model or "
+                "train a prober for this one; allow_other=true takes another quantization of the same model",
+                "mismatch",
             )
         else:
             _warn(
@@ -155,28 +138,15 @@ class ProbeBank(ModelHubMixin):
             )
 
     def logits(self, states: np.ndarray | torch.Tensor, mask: Any = None) -> np.ndarray:
-        """Float32 logits (n, layers, 2), [wrong, correct].
-
-        Args:
-            states: (n, layers, d); (n, T, layers, d) for heads that pool tokens themselves.
-            mask: (n, T) bool, which tokens there are, for those heads; None is all.
-
-        Raises:
-            RunError: states or logits that are not finite.
-            ValueError: another shape.
-        """
+        """Float32 logits (n, layers, 2), [wrong, correct]; arguments as of :meth:`score`."""
         return run_heads(self.head, states, mask)
 
     def margins(self, states: np.ndarray | torch.Tensor, mask: Any = None) -> np.ndarray:
-        """(n, layers) logit of "wrong" minus logit of "correct"; arguments as of :meth:`logits`."""
+        """(n, layers) logit of "wrong" minus logit of "correct"; arguments as of :meth:`score`."""
         return _margins(self.logits(states, mask))
 
     def score(
-        self,
-        states: np.ndarray | torch.Tensor,
-        signals: Mapping[str, Any] | None = None,
-        *,
-        mask: Any = None,
+        self, states: np.ndarray | torch.Tensor, signals: Mapping[str, Any] | None = None, *, mask: Any = None
     ) -> np.ndarray:
         """Score (n,), higher is more likely wrong; fires above :attr:`threshold`.
 
@@ -186,12 +156,11 @@ class ProbeBank(ModelHubMixin):
                 heads that pool tokens themselves.
             signals: entropy signals (n,) each; given, the result is the log-odds of "wrong" from
                 heads and entropies, which fires above ``entropy_model.threshold``.
-            mask: (n, T) bool, which tokens there are, for heads that pool them.
+            mask: (n, T) bool, which tokens there are, for heads that pool them; None is all.
 
         Raises:
             RunError: states that are not finite; a signal that is absent or no number.
-            UserError: signals, and the prober was trained without.
-            ValueError: another shape.
+            UserError: signals, and the prober was trained without. ValueError is for another shape.
         """
         score = self.ensemble(self.margins(states, mask))
         return score if signals is None else self._with_entropy(score, signals)
@@ -205,12 +174,9 @@ class ProbeBank(ModelHubMixin):
 
         Args:
             states: (t, layers, d) of a text's tokens.
-            spans: (n, 2) first token and the one after the last; they may overlap.
+            spans: (n, 2) first token and the one after the last; they may overlap. ValueError for one that
+                is empty or not among the tokens, UserError for heads of pooled states.
             signals: entropy signals (n,) each of the spans, as in :meth:`score`.
-
-        Raises:
-            UserError: heads of pooled states.
-            ValueError: a span that is empty or not among the tokens.
         """
         bounds = check_spans(spans, len(states))
         if self.aggregate is not None:
@@ -218,27 +184,19 @@ class ProbeBank(ModelHubMixin):
         elif self.head.tokens:
             score = self.ensemble(_margins(run_heads_on_spans(self.head, states, bounds)))
         else:
-            raise UserError(
-                f"this prober reads {self.spec.pool} states of whole texts and has no scores of spans: "
-                "train one on a store of pool=tokens",
-                code="unsupported",
-            )
+            told = f"this prober reads pool={self.spec.pool} and cannot score spans: train one on pool=tokens"
+            raise UserError(told, "unsupported")
         return score if signals is None else self._with_entropy(score, signals)
 
     def _with_entropy(self, score: np.ndarray, signals: Mapping[str, Any]) -> np.ndarray:
         if self.entropy_model is None:
-            raise UserError(
-                "this prober has no entropy model (its store lacked the signals): use with_entropy=false",
-                code="unsupported",
-            )
+            raise UserError("this prober has no entropy model: use with_entropy=false", "unsupported")
         return self.entropy_model(score, signals)
 
     def probability(self, score: np.ndarray, *, with_entropy: bool = False) -> np.ndarray:
-        """Calibrated P(wrong) of a score.
+        """Calibrated P(wrong) of scores (n,) of texts, or of spans for heads of tokens.
 
-        Args:
-            score: (n,) from :meth:`score`, or :meth:`score_spans` for heads of tokens.
-            with_entropy: the score was made with signals; log-odds need no calibration.
+        ``with_entropy`` says that they were made with signals; log-odds need no calibration.
         """
         return sigmoid(score) if with_entropy else self.calibration(np.asarray(score, dtype=np.float64))
 
@@ -261,19 +219,16 @@ class ProbeBank(ModelHubMixin):
                 scores.finish(sequences)  # the last token too
             print(scores.sequence, scores.probability, scores.tokens)
 
-        Hooks are on the model inside the block only. :mod:`probers.online.loops` says which loops can be
-        followed. Heads of ``pool=predicting`` give a score before every token, and ``scores.entities``
-        lists the entities that began (:mod:`probers.online.watch`).
+        Hooks are on the model inside the block only; :mod:`probers.online.loops` says which loops can be
+        followed. Heads of ``pool=predicting`` score before every token; ``scores.entities`` lists the
+        entities that began.
 
         Args:
-            model: the transformers model this prober was trained on.
+            model: the transformers model this prober was trained on; another is a UserError.
             per: after each token the score of the "sequence" so far, pooled as in training,
                 or of the "token" alone, to see where it rises.
             tokenizer: gives its end-of-sequence and padding ids beside those of
                 ``model.generation_config``, and the text that entities are found in.
-
-        Raises:
-            UserError: another model; names both.
         """
         from ..online.watch import Scores
 
@@ -284,35 +239,23 @@ class ProbeBank(ModelHubMixin):
     ) -> StopOnScore:
         """For ``model.generate(..., stopping_criteria=[...])``: ends a row where the score is too high.
 
-        ``generate`` asks after sampling a token and before forwarding it, so that the decision
-        rests on the tokens before that one; the sampled token is part of what is returned. Heads of
-        ``pool=predicting`` end a row once an entity has begun whose score was too high before it:
-        ``stop.entities`` says where to cut, so that nothing of it is kept.
+        ``generate`` asks after sampling a token and before forwarding it: the decision rests on the tokens
+        before that one, and the sampled token is part of what is returned. Heads of ``pool=predicting`` end a
+        row once an entity has begun whose score was too high before it; ``stop.entities`` says where to cut.
         Hooks are on the model until the object is closed (``.close()``) or collected.
 
         Args:
-            model: the transformers model this prober was trained on.
-            tokenizer: gives its end-of-sequence and padding ids beside those of
-                ``model.generation_config``; may be None but where entities are found in its text.
+            model, tokenizer: as of :meth:`watch`.
             threshold: ends a row when its score exceeds it; None is :attr:`threshold`.
             min_tokens: tokens to read before the first decision. Heads that were trained on
                 whole answers know little of what the first few tokens of one look like.
-
-        Raises:
-            UserError: another model; names both.
         """
         from ..online.watch import StopOnScore
 
         return StopOnScore(self, model, tokenizer, threshold, min_tokens=min_tokens)
 
     def _save_pretrained(self, save_directory: Path) -> None:
-        """Write ``config.json``, ``heads.safetensors``, ``metrics.json``, ``README.md`` and ``plots/``.
-
-        With a domain also ``domain.safetensors``.
-
-        Weights are written in half precision. They should have been rounded by
-        :func:`.ensemble.half_precision` before the bank was evaluated, so that nothing changes here.
-        """
+        """Write the files of :mod:`.io`; weights should have been rounded by ``half_precision`` before."""
         config = {
             "spec": self.spec.to_dict(), "ensemble": self.ensemble.to_dict(), "aggregate": self.aggregate,
             "threshold": self.threshold, "calibration": self.calibration.to_dict(),
@@ -339,39 +282,29 @@ class ProbeBank(ModelHubMixin):
         path, and hand the fields of ``config.json`` on before anything has checked them.
 
         Args:
-            pretrained_model_name_or_path: folder, or ``owner/name`` on the Hub.
+            pretrained_model_name_or_path: folder, or ``owner/name`` on the Hub; UserError where there is no
+                prober, or a damaged one.
             head_class: the class of the heads, where it is not one of this package's.
-            allow_other: also read other weights of the same shape, as :attr:`allow_other`.
             **hub: options of the download, as keywords: :class:`.io.HubOptions`.
-
-        Raises:
-            UserError: no prober there, or a damaged one.
         """
         folder = locate(pretrained_model_name_or_path, **hub)
         config, papers = read(folder, str(pretrained_model_name_or_path))
-        entropy = config["entropy_model"]
+        entropy, domain = config["entropy_model"], config["domain"]
         try:
             spec = FeatureSpec.from_dict(config["spec"])
             calibration = calibration_from_dict(config["calibration"])
             ensemble = Ensemble.from_dict(config["ensemble"]).over(len(spec.layers))
-            entropy_model = EntropyModel.from_dict(entropy) if entropy is not None else None
+            entropy_model = None if entropy is None else EntropyModel.from_dict(entropy)
         except (UserError, ValueError) as error:
-            raise UserError(
-                f"{folder / CONFIG} is damaged ({error}): train the prober again", code="damaged"
-            ) from error
+            told = f"{folder / CONFIG} is damaged ({error}): train the prober again"
+            raise UserError(told, "damaged") from error
         return cls(
-            spec=spec,
-            head=load_head(folder, config, spec.layers, spec.width, head_class),
-            threshold=config["threshold"],
-            calibration=calibration,
-            ensemble=ensemble,
-            aggregate=config["aggregate"],
-            entropy_model=entropy_model,
-            recogniser=config["recogniser"],
-            domain=None if config["domain"] is None else Domain.read(folder, config["domain"]),
-            allow_other=allow_other,
-            **papers,
-        )
+            spec,
+            load_head(folder, config, spec.layers, spec.width, head_class),
+            calibration=calibration, ensemble=ensemble, entropy_model=entropy_model,
+            domain=None if domain is None else Domain.read(folder, domain), allow_other=allow_other,
+            **{name: config[name] for name in ("threshold", "aggregate", "recogniser")}, **papers,
+        )  # fmt: skip
 
 
 @cache

@@ -1,15 +1,17 @@
 """Calibration: the probability that a text is wrong from its score, or from score and entropies.
 
-All maps are fitted on validation texts (:mod:`probers.bank.fitting`), saved with the
-prober as plain numbers, and evaluated without the library that fitted them. They
-hold for the share of wrong texts there, and are no better than the examples they saw.
+All maps are fitted on validation texts, saved as plain numbers, and evaluated without the library that fitted
+them. They hold for the share of wrong texts there. On training texts the heads' scores are far too sure.
+
+``wrong`` (n,) is 1 where a text is wrong; higher ``scores`` (n,) mean more likely wrong. What fits raises
+RunError for a score that is not finite, and UserError unless there are both right and wrong texts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 
@@ -38,11 +40,7 @@ class _Plain:
 class Temperature(_Plain):
     """P(wrong) = sigmoid(score / value) (Guo et al. 2017): keeps the order, and 0.5 at score 0.
 
-    Attributes:
-        value: above 0; above 1 the scores were too sure.
-
-    Raises:
-        ValueError: not a positive number.
+    A ``value`` above 1 says that the scores were too sure; ValueError unless it is above 0 and finite.
     """
 
     value: float = 1.0
@@ -58,13 +56,10 @@ class Temperature(_Plain):
 
 @dataclass(frozen=True, slots=True)
 class Platt(_Plain):
-    """P(wrong) = sigmoid(slope * score + intercept) (Platt 1999).
+    """P(wrong) = sigmoid(slope * score + intercept) (Platt 1999); ValueError unless both are finite.
 
     The intercept matters to a sum over layers: each head's logit holds the prior odds of a
     wrong text, and the sum holds them once per layer.
-
-    Raises:
-        ValueError: a slope or an intercept that is no number.
     """
 
     slope: float
@@ -83,15 +78,8 @@ class Platt(_Plain):
 class Isotonic(_Plain):
     """P(wrong) as a rising piecewise linear function of the score (Zadrozny and Elkan 2002).
 
-    Beyond the first and last knot it is constant. Its values stay within what the number of
-    examples can support, see :func:`probers.bank.fitting.fit_calibration`.
-
-    Attributes:
-        x: scores of the knots, rising.
-        y: P(wrong) there, rising or level, above 0 and below 1.
-
-    Raises:
-        ValueError: knots that are none of this.
+    Scores ``x`` of the knots rise; ``y`` are P(wrong) there, rising or level, above 0 and below 1; else
+    ValueError. Beyond the first and last knot it is constant.
     """
 
     x: tuple[float, ...]
@@ -113,18 +101,14 @@ Calibration: TypeAlias = Temperature | Platt | Isotonic
 
 
 def calibration_from_dict(value: Mapping[str, Any]) -> Calibration:
-    """Inverse of ``to_dict`` of any kind.
-
-    Raises:
-        ValueError, UserError: damaged.
-    """
-    numbers = dict(value)
+    """Inverse of ``to_dict`` of any kind; ValueError or UserError where damaged."""
+    numbers = {name: tuple(n) if isinstance(n, list) else n for name, n in value.items()}
     method = numbers.pop("method", None)
-    kinds: dict[str, Any] = {kind.__name__.lower(): kind for kind in (Temperature, Platt, Isotonic)}
-    if not isinstance(method, str) or method not in kinds:
+    kind: Any = next((kind for kind in get_args(Calibration) if kind.__name__.lower() == method), None)
+    if kind is None:
         raise ValueError(f"calibration {shown(method)} is not temperature, platt or isotonic")
-    check_record(kinds[method], numbers, "calibration.")
-    return kinds[method](**{name: tuple(n) if isinstance(n, list) else n for name, n in numbers.items()})
+    check_record(kind, numbers, "calibration.")
+    return kind(**numbers)
 
 
 def checked(wrong: Any, scores: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -136,40 +120,29 @@ def checked(wrong: Any, scores: Any) -> tuple[np.ndarray, np.ndarray]:
         raise RunError("a score or signal to calibrate on is not a finite number")
     if not len(wrong) or wrong.min() == wrong.max():
         kind = "no" if not len(wrong) else "only wrong" if wrong[0] else "only right"
-        raise UserError(
-            f"{kind} texts among the {len(wrong)} validation examples: thresholds and calibration need "
-            "both kinds, make the store with a higher limit",
-            code="labels",
-        )
+        told = f"{kind} texts among the {len(wrong)} validation examples: both are needed, use a higher limit"
+        raise UserError(told, "labels")
     return wrong, scores
 
 
 class Logistic(NamedTuple):
-    """Log-odds of "wrong": ((inputs - mean) / scale) @ weights + intercept, with k inputs.
-
-    Attributes:
-        weights: (k,) of the standardised inputs.
-        mean, scale: (k,) of the standardisation.
-    """
+    """Log-odds of "wrong": ((inputs - mean) / scale) @ weights + intercept, with (k,) for k inputs."""
 
     weights: np.ndarray
     mean: np.ndarray
     scale: np.ndarray
     intercept: float
 
+    def unscaled(self) -> tuple[np.ndarray, float]:
+        """Weights (k,) and intercept for inputs that are not standardised."""
+        weights = self.weights / self.scale
+        return weights, self.intercept - float(weights @ self.mean)
+
 
 def fit_logistic(inputs: np.ndarray, wrong: np.ndarray) -> Logistic:
-    """Fit with scikit-learn's L2 penalty (C = 1) on standardised inputs.
+    """Fit with scikit-learn's L2 penalty (C = 1) on standardised inputs (n, k).
 
     The penalty keeps the weights finite where the inputs separate the examples.
-
-    Args:
-        inputs: (n, k).
-        wrong: (n,) 1 where the text is wrong.
-
-    Raises:
-        RunError: an input that is no number.
-        UserError: wrong texts only, or none.
     """
     wrong, inputs = checked(wrong, inputs)
     mean, scale = inputs.mean(axis=0), inputs.std(axis=0)
@@ -180,29 +153,60 @@ def fit_logistic(inputs: np.ndarray, wrong: np.ndarray) -> Logistic:
 
 
 def fit_platt(wrong: np.ndarray, scores: np.ndarray) -> Platt:
-    """P(wrong) of a score of any unit, by logistic regression on it (Platt scaling).
+    """Fit by logistic regression on a score of any unit (Platt scaling)."""
+    (slope,), intercept = fit_logistic(scores[:, None], wrong).unscaled()
+    return Platt(float(slope), intercept)
 
-    Args:
-        wrong: (n,) 1 where the text is wrong.
-        scores: (n,) higher is more likely wrong.
 
-    Raises:
-        RunError, UserError: as :func:`fit_logistic`.
+def fit_temperature(wrong: np.ndarray, scores: np.ndarray) -> Temperature:
+    """Find the T > 0 for which sigmoid(scores / T) has the highest likelihood.
+
+    A score that ranks the wrong way round gets a very large T, which says "I do not know".
     """
-    weights, mean, scale, intercept = fit_logistic(scores[:, None], wrong)
-    slope = float(weights[0] / scale[0])
-    return Platt(slope, intercept - slope * float(mean[0]))
+    from scipy.optimize import minimize_scalar
+
+    unit = float(np.sqrt(np.mean(scores**2))) or 1.0
+    sign = 1 - 2 * wrong
+
+    def negative_log_likelihood(log_t: float) -> float:
+        return float(np.logaddexp(0, sign * scores / (unit * np.exp(log_t))).mean())
+
+    found = minimize_scalar(negative_log_likelihood, bounds=(-7.0, 7.0), method="bounded")
+    return Temperature(unit * float(np.exp(found.x)))
+
+
+def fit_isotonic(wrong: np.ndarray, scores: np.ndarray) -> Isotonic:
+    """Fit isotonic regression, with values between 1 / (n + 2) and (n + 1) / (n + 2).
+
+    It says 0 and 1 of the scores beyond the last error it saw, which n examples cannot show. The bounds are
+    what the rule of succession says after n examples without one exception: all that is moved is 0 and 1,
+    since any other share among n examples is farther from both.
+    """
+    from sklearn.isotonic import IsotonicRegression
+
+    least = 1 / (len(wrong) + 2)
+    model = IsotonicRegression(y_min=least, y_max=1 - least, out_of_bounds="clip").fit(scores, wrong)
+    return Isotonic(tuple(model.X_thresholds_.tolist()), tuple(model.y_thresholds_.tolist()))
+
+
+_FITS: dict[str, Callable[[np.ndarray, np.ndarray], Calibration]] = {
+    "platt": fit_platt, "temperature": fit_temperature, "isotonic": fit_isotonic,
+}  # fmt: skip
+CALIBRATIONS = tuple(_FITS)
+
+
+def fit_calibration(kind: str, wrong: np.ndarray, scores: np.ndarray) -> Calibration:
+    """Fit the map of a kind from :data:`CALIBRATIONS` (UserError for another)."""
+    if kind not in CALIBRATIONS:
+        raise UserError(f"calibration={kind} is unknown: choose {', '.join(CALIBRATIONS)}", "unknown-choice")
+    return _FITS[kind](*checked(wrong, scores))
 
 
 @dataclass(frozen=True, slots=True)
 class EntropyModel:
-    """A logistic model over the heads' score and the entropy signals.
+    """A logistic model over the heads' score and the entropy signals, in the order of score, then SIGNALS.
 
-    Attributes:
-        mean, scale: per input, in the order of score, then SIGNALS.
-        weights: of the standardised inputs; the result is the log-odds of "wrong".
-        intercept: of the same.
-        threshold: fires when the log-odds exceed it.
+    ``mean`` and ``scale`` standardise the inputs; log-odds of "wrong" above ``threshold`` fire.
     """
 
     mean: tuple[float, ...]
@@ -217,40 +221,40 @@ class EntropyModel:
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> EntropyModel:
-        """Inverse of :meth:`to_dict`.
-
-        Raises:
-            UserError: other inputs than this version's, or fields that are none of its.
-        """
+        """Inverse of :meth:`to_dict`; UserError for other inputs than this version's, or other fields."""
         numbers: dict[str, Any] = dict(value)
         inputs = ["score", *SIGNALS]
         if numbers.pop("inputs", None) != inputs:
-            raise UserError(
-                f"the prober's entropy model is not over {', '.join(SIGNALS)}: train it again", code="damaged"
-            )
+            told = f"the prober's entropy model is not over {', '.join(SIGNALS)}: train it again"
+            raise UserError(told, "damaged")
         check_record(cls, numbers, "entropy_model.")
         vectors: dict[str, Any] = {name: tuple(numbers.pop(name)) for name in ("mean", "scale", "weights")}
         if any(len(vector) != len(inputs) for vector in vectors.values()) or 0 in vectors["scale"]:
-            raise UserError(
-                f"the prober's entropy model has not one number for each of its {len(inputs)} inputs",
-                code="damaged",
-            )
+            told = f"the prober's entropy model has not one number for each of its {len(inputs)} inputs"
+            raise UserError(told, "damaged")
         return cls(**vectors, **numbers)
 
     def __call__(self, score: np.ndarray, signals: Mapping[str, Any]) -> np.ndarray:
-        """Log-odds (n,) that the text is wrong.
-
-        Raises:
-            RunError: a signal is absent, of another length or not a number.
-        """
+        """Log-odds (n,) of "wrong"; RunError for a signal that is absent, of another length or no number."""
         columns = [np.asarray(score, dtype=np.float64)]
         for name in SIGNALS:
             if name not in signals:
-                raise RunError(
-                    f"the signal {name} is absent: the prober with entropy needs {', '.join(SIGNALS)}"
-                )
+                raise RunError(f"the signal {name} is absent: the entropy model needs {', '.join(SIGNALS)}")
             columns.append(np.atleast_1d(np.asarray(signals[name], dtype=np.float64)))
             if columns[-1].shape != columns[0].shape or not np.isfinite(columns[-1]).all():
                 raise RunError(f"the signal {name} has a wrong length or a value that is no number")
         z = (np.stack(columns, axis=1) - self.mean) / self.scale
         return z @ np.asarray(self.weights) + self.intercept
+
+
+def fit_entropy_model(
+    wrong: np.ndarray,
+    scores: np.ndarray,
+    signals: Mapping[str, np.ndarray],
+    rule: Callable[[np.ndarray, np.ndarray], float],
+) -> EntropyModel:
+    """Weigh the heads' scores against ``SIGNALS`` (n,) each; ``rule`` chooses the log-odds' threshold."""
+    inputs = np.stack([scores, *(np.asarray(signals[name], dtype=float) for name in SIGNALS)], axis=1)
+    weights, mean, scale, intercept = fit_logistic(inputs, wrong)
+    model = EntropyModel(tuple(mean.tolist()), tuple(scale.tolist()), tuple(weights.tolist()), intercept, 0.0)
+    return replace(model, threshold=rule(wrong, model(scores, signals)))

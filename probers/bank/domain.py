@@ -1,7 +1,7 @@
-"""Whether states are like those that a prober was trained on.
+"""Domain: whether states are like those that a prober was trained on.
 
-A head says something of any vector. Of states unlike its training's (another language, code, another
-form of prompt) what it says was never tested, and calibration says nothing of it. The distance is
+A head gives a score to any vector. For states unlike its training's (another language, code, another
+form of prompt) that score was never tested, and calibration says nothing of it. The distance is
 Mahalanobis' (Lee et al. 2018, "A Simple Unified Framework for Detecting Out-of-Distribution Samples") with
 one mean, under the covariance of probabilistic PCA (Tipping and Bishop 1999, eq. 6-8): a variance along each
 of k directions, and one for all that is left, so that k + 2 vectors of width d are kept per layer and no
@@ -11,7 +11,7 @@ matrix of d x d.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,8 @@ _CHUNK = 1024  # states at once
 _COMPONENTS, _PASSES = 32, 3
 #: A coordinate that hardly varies must not become all that counts: its least spread, of the typical one.
 _LEAST = 1e-2
+#: The tensors of a domain.
+_TENSORS = ("mean", "scale", "components", "variances", "residual")
 
 #: Gives the states (n, layers, d) of training texts, some at a time, again for each pass.
 Chunks = Callable[[], Iterator[Tensor]]
@@ -42,18 +44,15 @@ class Domain:
     """The training states of some layers, as far as their mean and spread tell.
 
     Attributes:
-        mean: (layers, d).
-        scale: (layers, d) standard deviation of each coordinate, at least a little above 0.
-        components: (layers, k, d) orthonormal directions of scaled states, in half precision.
-        variances: (layers, k) along them.
-        residual: (layers,) of every direction beyond.
+        mean, scale: (layers, d); the scale is each coordinate's deviation, at least a little above 0.
+        components, variances: (layers, k, d) orthonormal directions of scaled states, in half precision, and
+            (layers, k) the variances along them.
+        residual: (layers,) variance of every direction beyond.
         limit: the distance beyond which a text is unlike the training texts; a text's is that of its pooled
             state, or the mean over its tokens.
         rate: share of validation texts that lie beyond it.
 
-    Raises:
-        ValueError: shapes that do not fit each other, variances that are not positive, other than finite
-            numbers.
+    ValueError for other shapes, variances that are not positive, or numbers that are not finite.
     """
 
     mean: Tensor
@@ -83,19 +82,13 @@ class Domain:
     def __call__(self, states: Any) -> Tensor:
         """Distances (n,) of states (n, layers, d); of the training states their mean square is about 1.
 
-        The root of the squared Mahalanobis distance by dimension, mean over layers.
-
-        Raises:
-            RunError: states that are not finite.
-            ValueError: another shape.
+        The root of the squared Mahalanobis distance by dimension, mean over layers. RunError for states that
+        are not finite, ValueError for another shape.
         """
         given = torch.as_tensor(states)
         if tuple(given.shape[1:]) != self.shape:
-            raise ValueError(
-                f"states of shape {tuple(given.shape)} are not (n, {self.shape[0]}, {self.shape[1]})"
-            )
-        parts = [self._squared(part) for part in given.split(_CHUNK)]
-        found = torch.cat(parts).mean(dim=1).sqrt() if parts else torch.zeros(0)
+            raise ValueError(f"states {tuple(given.shape)} are not (n, {self.shape[0]}, {self.shape[1]})")
+        found = torch.cat([self._squared(part) for part in given.split(_CHUNK)]).mean(dim=1).sqrt()
         if not torch.isfinite(found).all():
             raise RunError("states have no distance to the training states: they hold NaN or infinite values")
         return found.cpu()
@@ -103,13 +96,13 @@ class Domain:
     def _squared(self, states: Tensor) -> Tensor:
         """(n, layers) squared distances by dimension."""
         away = (states.to(self.mean.device, torch.float32) - self.mean) / self.scale
-        along = torch.einsum("nld,lkd->nlk", away, self.components.float())
+        along = _along(away, self.components.float().transpose(1, 2))
         left = (away.square().sum(dim=-1) - along.square().sum(dim=-1)).clamp_min(0)
         return ((along.square() / self.variances).sum(dim=-1) + left / self.residual) / self.shape[1]
 
     @classmethod
     def fit(cls, chunks: Chunks, rate: float) -> Domain:
-        """Mean and spread of states; its limit is to be set (:func:`limit_of`) and infinite until then.
+        """Fit mean and spread of states; the limit is to be set (:func:`limit_of`) and infinite until then.
 
         Nothing larger than a chunk is held, since the directions come from subspace iteration (Halko et al.
         2011, algorithm 4.4).
@@ -133,26 +126,18 @@ class Domain:
 
     def to(self, device: Any) -> Domain:
         """The same on another device."""
-        moved: dict[str, Any] = {name: tensor.to(device) for name, tensor in self._tensors().items()}
+        moved: dict[str, Any] = {name: getattr(self, name).to(device) for name in _TENSORS}
         return replace(self, **moved)
 
-    def _tensors(self) -> dict[str, Tensor]:
-        found = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: value for name, value in found.items() if isinstance(value, Tensor)}
-
     def save(self, folder: Path) -> dict[str, Any]:
-        """Write ``domain.safetensors``; what ``config.json`` says of it."""
-        blob = encode({name: tensor.cpu().contiguous() for name, tensor in self._tensors().items()})
+        """Write ``domain.safetensors``; returns its entry in ``config.json``."""
+        blob = encode({name: getattr(self, name).cpu().contiguous() for name in _TENSORS})
         write_bytes(folder / FILE, blob)
         return {"limit": self.limit, "rate": self.rate, "sha256": digest(blob, 64)}
 
     @classmethod
     def read(cls, folder: Path, about: Mapping[str, Any]) -> Domain:
-        """Inverse of :meth:`save`.
-
-        Raises:
-            UserError: the file is missing or damaged.
-        """
+        """Inverse of :meth:`save`; UserError where the file is missing or damaged."""
         file = folder / FILE
         try:
             regular(file)
@@ -162,10 +147,8 @@ class Domain:
                 read = {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118
             return cls(**read, limit=float(about["limit"]), rate=float(about["rate"]))
         except (OSError, SafetensorError, ValueError, TypeError, LookupError, RuntimeError) as error:
-            told = first_line(error)
-            raise UserError(
-                f"{file} is missing or damaged ({told}): train the prober again", code="damaged"
-            ) from error
+            told = f"{file} is missing or damaged ({first_line(error)}): train the prober again"
+            raise UserError(told, "damaged") from error
 
 
 def limit_of(distances: np.ndarray, rate: float) -> float:
@@ -181,10 +164,7 @@ def limit_of(distances: np.ndarray, rate: float) -> float:
 def _directions(chunks: Chunks, rows: int, spread: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Components (layers, k, d), their variances (layers, k), and (layers,) the mean one of all others.
 
-    Args:
-        chunks: of centred and scaled states.
-        rows: how many.
-        spread: (layers,) sum of the variances of all coordinates.
+    The ``rows`` states are centred and scaled; ``spread`` (layers,) is the sum of all coordinates' variances.
     """
     width = next(chunks()).shape[-1]
     k = max(0, min(_COMPONENTS, (rows - 1) // 4, width // 2))

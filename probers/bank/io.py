@@ -1,4 +1,8 @@
-"""A prober's files: readable JSON, and weights as safetensors in half precision."""
+"""A prober's files: readable JSON, and weights as safetensors in half precision.
+
+``config.json``, ``heads.safetensors``, ``metrics.json``, ``README.md``, ``plots/``; where they are known also
+``seen.json`` and ``domain.safetensors``.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +19,7 @@ from torch import nn
 
 from ..checksums import sealed, sha256, unseal
 from ..data.splits import SEEN, Seen
-from ..files import (
-    canonical_json,
-    digest,
-    read_bytes,
-    read_json,
-    read_text,
-    regular,
-    write_bytes,
-    write_text,
-)
+from ..files import canonical_json, digest, read_bytes, read_json, read_text, regular, write_bytes, write_text
 from ..heads import HEADS, ProbeHead, factory, head_name
 from ..options import Name, check_component, check_record, shown
 from ..types import UserError, first_line
@@ -47,15 +42,7 @@ _MOST_PICTURES, _LARGEST_PICTURE = 100, 8 << 20
 
 
 class HubOptions(TypedDict, total=False):
-    """Options of a download from the Hugging Face Hub.
-
-    Attributes:
-        revision: commit, tag or branch.
-        token: None takes that of ``hf auth login``.
-        cache_dir: folder of downloads.
-        force_download: download again what the cache holds.
-        local_files_only: use the cache alone, without network.
-    """
+    """Options of a download from the Hugging Face Hub, as of :func:`huggingface_hub.snapshot_download`."""
 
     revision: str | None
     token: str | bool | None
@@ -81,10 +68,7 @@ class _Domain:
 class _Config:
     """The fields of ``config.json`` beside its format, schema and own checksum.
 
-    Attributes:
-        weights: SHA-256 of the file of weights; None in what earlier versions wrote.
-        recogniser: of entities; absent from what earlier versions wrote.
-        domain: of the states; absent where it is not known.
+    Earlier versions wrote neither ``weights``, the SHA-256 of their file, nor ``recogniser``.
     """
 
     spec: dict[str, Any]
@@ -102,11 +86,8 @@ class _Config:
 def save(folder: Path, head: ProbeHead, config: Mapping[str, Any], papers: Mapping[str, Any]) -> None:
     """Write a prober; one tensor ``layer.<k>.<name>`` per layer and parameter.
 
-    Args:
-        folder: is made where it is not there.
-        head: of the layers of ``config["spec"]``.
-        config: what beside the heads is needed to score.
-        papers: ``metrics``, ``card``, ``pictures`` and ``seen``, as :func:`read` gives them.
+    ``config`` is what beside the heads is needed to score; ``config["spec"]`` has their layers. ``papers``
+    are ``metrics``, ``card``, ``pictures`` and ``seen``, as :func:`read` gives them.
     """
     learned = dict(head.named_parameters())
     tensors = {
@@ -114,7 +95,6 @@ def save(folder: Path, head: ProbeHead, config: Mapping[str, Any], papers: Mappi
         for name, value in head.state_dict().items()
         for i, k in enumerate(config["spec"]["layers"])
     }
-    about = {"name": head_name(head), "options": head.options}
     blob = encode(tensors)
     write_bytes(folder / _HEADS, blob)
     write_text(folder / _METRICS, canonical_json(dict(papers["metrics"])))
@@ -124,47 +104,42 @@ def save(folder: Path, head: ProbeHead, config: Mapping[str, Any], papers: Mappi
     for name, picture in papers["pictures"].items():
         write_bytes(folder / PICTURES / name, picture)
     # Last: without it there is no prober.
-    marks = {"format": _FORMAT, "schema": _SCHEMA, "weights": digest(blob, 64)}
-    write_text(folder / CONFIG, sealed({**marks, "head": about, **config}))
+    about = {"name": head_name(head), "options": head.options}
+    marks = {"format": _FORMAT, "schema": _SCHEMA, "weights": digest(blob, 64), "head": about}
+    write_text(folder / CONFIG, sealed({**marks, **config}))
 
 
 def read(folder: Path, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Configuration and papers of the prober in a folder; ``name`` is what the user called it.
 
-    Raises:
-        UserError: no prober there, a damaged one, or one of another version of this package.
+    UserError where there is none, a damaged one, or one of another version of this package.
     """
     config = _read(read_json, folder / CONFIG, name)
     if not isinstance(config, dict) or config.get("format") != _FORMAT:
-        raise UserError(f"{name} is no prober: its {CONFIG} is of something else", code="bad-file")
+        raise UserError(f"{name} is no prober: its {CONFIG} is of something else", "bad-file")
     if config.get("schema") != _SCHEMA:
-        raise UserError(
-            f"the prober {name} is of schema {shown(config.get('schema'))} and this version of probers reads "
-            f"schema {_SCHEMA}: train it again with probers-train",
-            code="bad-file",
-        )
+        found = shown(config.get("schema"))
+        told = f"the prober {name} is of schema {found}, and schema {_SCHEMA} is needed: train it again"
+        raise UserError(told, "bad-file")
     try:
         about = {key: value for key, value in unseal(config).items() if key not in ("format", "schema")}
         about = {"weights": None, "recogniser": None, "domain": None, **about}
         check_record(_Config, about)
         check_record(_Head, about["head"], "head.")
     except (UserError, ValueError) as error:
-        raise UserError(
-            f"{folder / CONFIG} is damaged ({error}): train the prober again", code="damaged"
-        ) from error
+        told = f"{folder / CONFIG} is damaged ({error}): train the prober again"
+        raise UserError(told, "damaged") from error
     files = sorted((folder / PICTURES).glob("*.png"))
     if len(files) > _MOST_PICTURES or (folder / PICTURES).is_symlink():
-        raise UserError(
-            f"{folder / PICTURES} is a link or holds over {_MOST_PICTURES} pictures: remove it",
-            code="damaged",
-        )
-    papers = {
+        told = f"{folder / PICTURES} is a link or holds over {_MOST_PICTURES} pictures: remove it"
+        raise UserError(told, "damaged")
+    picture = partial(read_bytes, most=_LARGEST_PICTURE)
+    return about, {
         "metrics": _read(read_json, folder / _METRICS, name),
         "card": _read(read_text, folder / _CARD, name),
         "seen": Seen.read(folder),
+        "pictures": {file.name: _read(picture, file, name) for file in files},
     }
-    picture = partial(read_bytes, most=_LARGEST_PICTURE)
-    return about, {**papers, "pictures": {file.name: _read(picture, file, name) for file in files}}
 
 
 def _read(how: Callable[[Path], Any], file: Path, name: str) -> Any:
@@ -172,30 +147,22 @@ def _read(how: Callable[[Path], Any], file: Path, name: str) -> Any:
     try:
         return how(file)
     except (FileNotFoundError, NotADirectoryError):
-        raise UserError(
-            f"{name} is no prober (no {file.name}): probers-train makes one", code="no-artifact"
-        ) from None
+        told = f"{name} is no prober (no {file.name}): probers-train makes one"
+        raise UserError(told, "no-artifact") from None
     except ValueError as error:
-        raise UserError(
-            f"the prober {name} is damaged ({file.name} {error}): train it again", code="damaged"
-        ) from error
+        told = f"the prober {name} is damaged ({file.name} {error}): train it again"
+        raise UserError(told, "damaged") from error
 
 
 def shipped(model: str) -> str | None:
-    """What the prober is called that comes with this package for the model of a name; None without one."""
+    """Name of the prober that comes with this package for a model by name; None without one."""
     return model if Path(model).name == model and (_SHIPPED / model / CONFIG).is_file() else None
 
 
 def locate(path: str | Path, **hub: Unpack[HubOptions]) -> Path:
-    """Find a prober: the folder ``path``, one shipped with this package, or a download.
+    """Find a prober: a folder, ``smollm2`` that comes with this package, or ``owner/name`` on the Hub.
 
-    Args:
-        path: folder, ``smollm2``, or ``owner/name`` on the Hub.
-        **hub: options of the download.
-
-    Raises:
-        TypeError: an unknown keyword.
-        UserError: neither a folder nor on the Hub.
+    TypeError for an unknown keyword, UserError for what is neither a folder nor on the Hub.
     """
     if unknown := sorted(hub.keys() - HubOptions.__annotations__.keys()):
         raise TypeError(f"from_pretrained has no keyword {unknown[0]!r}")
@@ -211,39 +178,27 @@ def locate(path: str | Path, **hub: Unpack[HubOptions]) -> Path:
     try:
         return Path(snapshot_download(str(path), allow_patterns=[*FILES, f"{PICTURES}/*.png"], **hub))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        reason = first_line(error)
-        raise UserError(
-            f"prober={path} is no folder, and not on the Hub either ({reason})", code="no-artifact"
-        ) from error
+        told = f"prober={path} is no folder, and not on the Hub either ({first_line(error)})"
+        raise UserError(told, "no-artifact") from error
 
 
 def load_head(
     folder: Path, config: Mapping[str, Any], layers: Sequence[int], width: int,
     head_class: type[nn.Module] | None,
 ) -> ProbeHead:  # fmt: skip
-    """The heads of some layers, of this width.
+    """The heads of some layers, of this width; ``config`` as of :func:`read`.
 
-    Args:
-        folder: of the prober.
-        config: what :func:`read` gives.
-        layers: of the heads.
-        width: of the states they read.
-        head_class: their class, where it is none of this package's.
-
-    Nothing is made of a size that the weights do not have.
-
-    Raises:
-        UserError: an unknown class, options that are none of its or not those of the weights, or
-            weights that are missing or damaged.
+    ``head_class`` is their class where it is none of this package's. Nothing is made of a size that the
+    weights do not have. UserError for an unknown class, options that are none of its or not those of the
+    weights, or weights that are missing or damaged.
     """
     file, name, options = folder / _HEADS, config["head"]["name"], config["head"]["options"]
     cls = HEADS.get(name, head_class)
     if cls is None:
-        known = ", ".join(HEADS)
-        raise UserError(
-            f"the prober's head {name!r} is not one of {known}: pass head_class to from_pretrained",
-            code="own-class",
+        told = (
+            f"the prober's head {name!r} is not one of {', '.join(HEADS)}: pass head_class to from_pretrained"
         )
+        raise UserError(told, "own-class")
     make = factory(partial(cls, **options))
     if name in HEADS:
         check_component(cls, options, "head.")
@@ -260,11 +215,10 @@ def load_head(
             }
         head.load_state_dict(stacked)
     except (OSError, SafetensorError, ValueError, RuntimeError) as error:
-        raise UserError(
-            f"{file} is missing or damaged ({first_line(error)}): train the prober again", code="damaged"
-        ) from error
+        told = f"{file} is missing or damaged ({first_line(error)}): train the prober again"
+        raise UserError(told, "damaged") from error
     if not all(torch.isfinite(value).all() for value in stacked.values()):
-        raise UserError(f"{file} holds weights that are not finite: train the prober again", code="damaged")
+        raise UserError(f"{file} holds weights that are not finite: train the prober again", "damaged")
     return head
 
 
@@ -282,8 +236,7 @@ def _check_sizes(
         if not own:
             raise
         head = make(["layer"], width)
-    learned = dict(head.named_parameters())
-    there = set(tensors.keys())
+    learned, there = dict(head.named_parameters()), set(tensors.keys())
     for name, value in head.state_dict().items():
         for key in (f"layer.{k}.{name}" for k in layers):
             if key not in there:

@@ -1,7 +1,7 @@
 """Components of a command by name: triggers, queries, heads, retrievers, question sets, prompts, launchers.
 
-A component is a class whose fields (or constructor parameters) are its options. One of your own needs no
-place here: ``trigger._target_=my_package.MyTrigger``.
+A component is a class whose fields or constructor parameters are its options. One of your own needs no place
+here: ``trigger._target_=my_package.MyTrigger``.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ MISSING = "???"
 
 
 def choices(group: str) -> list[str]:
-    """The names of a group: components, and files such as prompts and presets."""
+    """List the names of a group: components, and files such as prompts and presets."""
     folder = resources.files("probers.configs") / group
     files = folder.iterdir() if folder.is_dir() else ()
     named = {f.name.removesuffix(".yaml") for f in files if f.name.endswith(".yaml")}
@@ -98,7 +98,7 @@ def choices(group: str) -> list[str]:
 
 
 def target_of(group: str, name: str) -> str:
-    """The dotted path of the class behind a name; ``???`` where it is the user's to give."""
+    """Look up the dotted path of the class behind a name; ``???`` where it is the user's to give."""
     if group in FILES:
         return FILES[group]
     path = COMPONENTS[group][name]
@@ -106,7 +106,7 @@ def target_of(group: str, name: str) -> str:
 
 
 def told_of(group: str, name: str) -> Signature:
-    """Description and options of a component."""
+    """Read the description and options of a component."""
     target = target_of(group, name)
     return Signature(_OWN, ()) if target == MISSING else signature(target)
 
@@ -118,14 +118,14 @@ options are +head.OPTION=value."""
 
 
 def node_of(group: str, name: str) -> dict[str, Any]:
-    """What the configuration holds for a component: its class and the values of its options."""
+    """Make what the configuration holds for a component: its class and the values of its options."""
     own = {} if name in COMPONENTS[group] else values_of(group, name)
     return {"_target_": target_of(group, name), **told_of(group, name).defaults, **own}
 
 
 @cache
 def file_of(group: str, name: str) -> Mapping[str, Any]:
-    """What a YAML file of a group says; of the group "" one beside the groups."""
+    """Read a YAML file of a group, or of "" one beside the groups."""
     import yaml
 
     file = resources.files("probers.configs") / group / f"{name}.yaml"
@@ -134,7 +134,7 @@ def file_of(group: str, name: str) -> Mapping[str, Any]:
 
 
 def values_of(group: str, name: str) -> dict[str, Any]:
-    """The values of a file, over those of the files that its ``defaults`` name."""
+    """Read the values of a file, over those of the files that its ``defaults`` name."""
     own, found = dict(file_of(group, name)), dict[str, Any]()
     for base in own.pop("defaults", ()):
         found |= {} if base in COMPONENTS.get(group, ()) else values_of(group, base)
@@ -142,34 +142,18 @@ def values_of(group: str, name: str) -> dict[str, Any]:
 
 
 def choice(name: str | None) -> Any:
-    """A field of settings that holds a component of the group with the field's name.
-
-    Args:
-        name: which one by default; None for none.
-    """
+    """Make a field of settings that holds a component of the group with the field's name, or None."""
     return field(default=None, metadata={"choice": name})
 
 
 def fixed(target: str, **defaults: Any) -> Any:
-    """A field of settings that holds a component of one class, whose options are given by their names.
-
-    Args:
-        target: dotted path of the class.
-        defaults: those that differ from the class's own.
-    """
+    """Make a field of settings that holds a component of one class; ``defaults`` differ from the class's."""
     return field(default=None, metadata={"fixed": target, "defaults": defaults})
 
 
 @dataclass(frozen=True, slots=True)
 class Component:
-    """A class with options, not yet made.
-
-    Attributes:
-        group: name of its group.
-        target: dotted path of the class.
-        options: plain values.
-        named: whether the configuration names its class.
-    """
+    """A class with plain options, not yet made; ``named`` if the configuration names the class."""
 
     group: str
     target: str
@@ -178,16 +162,10 @@ class Component:
 
     @classmethod
     def read(cls, group: str, node: Mapping[str, Any], target: str | None = None) -> Component:
-        """The component of a configuration's node, its options checked against the class.
-
-        Args:
-            group: name of its group.
-            node: options, with the class as ``_target_`` where ``target`` is not given.
-            target: dotted path of the class.
+        """Read a configuration's node, with the class as ``_target_`` where ``target`` is not given.
 
         Raises:
-            UserError: a class that is not there, an option that it does not have, a value that it
-                does not take.
+            UserError: a class that is not there, or an option or value that it does not take.
         """
         path = target or node.get("_target_")
         options = {str(key): value for key, value in node.items() if key != "_target_"}
@@ -200,15 +178,10 @@ class Component:
 
     @classmethod
     def of(cls, group: str, name: str, **options: Any) -> Component:
-        """A component by its name, with some options changed.
-
-        Raises:
-            UserError: as of :meth:`read`, or an unknown name.
-        """
+        """Choose a component by its name, with some options changed; UserError as of :meth:`read`."""
         if name not in choices(group):
-            raise UserError(
-                f"unknown {group} {name!r}: choose one of {', '.join(choices(group))}", "unknown-choice"
-            )
+            told = f"unknown {group} {name!r}: choose one of {', '.join(choices(group))}"
+            raise UserError(told, "unknown-choice")
         node = node_of(group, name)
         for option in options.keys() - node.keys():
             known = ", ".join(key for key in node if key != "_target_") or "none"
@@ -217,7 +190,7 @@ class Component:
 
     @property
     def name(self) -> str:
-        """The option ``name`` of a component that has one, as a prompt."""
+        """The option ``name`` of a component that has one, such as a prompt."""
         return str(self.options["name"])
 
     @property
@@ -226,37 +199,26 @@ class Component:
         return {**({"_target_": self.target} if self.named else {}), **self.options}
 
     def get(self, option: str, default: Any = None) -> Any:
-        """The value of an option."""
         return self.options.get(option, default)
 
     def with_options(self, **options: Any) -> Component:
-        """The same class with some options changed."""
+        """Change some options."""
         return Component(self.group, self.target, {**self.options, **options}, self.named)
 
     @property
     def kind(self) -> Callable[..., Any]:
-        """The class.
-
-        Raises:
-            UserError: it cannot be imported.
-        """
+        """The class; UserError where it cannot be imported."""
+        key = f"{self.group}._target_"
         if self.target == MISSING:
-            raise UserError(
-                f"{self.group}=own needs the class: {self.group}._target_=my_package.MyClass", "missing-value"
-            )
+            raise UserError(f"{self.group}=own needs the class: {key}=my_package.MyClass", "missing-value")
         try:
             return resolve_name(self.target)  # type: ignore[no-any-return]
         except (ImportError, AttributeError, ValueError) as error:
-            raise UserError(
-                f"{self.group}._target_={self.target} cannot be imported: {first_line(error)}", "own-class"
-            ) from error
+            told = f"{key}={self.target} cannot be imported: {first_line(error)}"
+            raise UserError(told, "own-class") from error
 
     def make(self, *args: Any, **kwargs: Any) -> Any:
-        """Make the component; ``kwargs`` replace its options.
-
-        Raises:
-            UserError: what the class refuses.
-        """
+        """Make the component; ``kwargs`` replace its options, and what the class refuses is a UserError."""
         kind = self.kind
         try:
             return kind(*args, **{key: _made(value) for key, value in self.options.items()} | kwargs)

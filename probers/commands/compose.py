@@ -40,56 +40,73 @@ _OF_A_CHOICE = ("trigger", "query")
 _OWN = ("trigger", "query", "retriever")
 #: Keys beside those of the settings: what presets bring for their own references, and their commands.
 _OF_PRESETS = ("published", "commands")
+#: What an argument that is no ``key=value`` stands for: one, or several as a list.
+_PLACED, _PLACED_LIST = {"score": "texts"}, {"merge": "parts"}
+#: Keys whose text is sent as it is typed, whatever stands in it.
+_FREE = re.compile(r"\+*(question|prompt\.\w+|trigger\.prompt|retriever\.\w+_prefix)")
+_KEY = re.compile(r"\+{0,2}(?!hydra\b)[A-Za-z_]\w*(\.\w+)*")
+_DEEPEST = 20  # brackets within brackets
+#: Choices of nothing, for which Hydra has no word.
+_NONE = ("experiment=null", "launch=null")
+#: What opens a reference in a configuration, with the backslashes before it.
+_OPENING = re.compile(r"(\\*)\$\{")
 
 
 def settings_of(command: str) -> type[Settings]:
-    """The class of a command's settings."""
+    """Import the class of a command's settings."""
     return resolve_name(f"probers.{COMMANDS[command][0]}")  # type: ignore[no-any-return]
 
 
 def groups_of(kind: type[Settings]) -> dict[str, str | None]:
-    """The groups of components that a command has, with the name of the default."""
+    """Map the groups of components that a command has to the name of the default."""
     return {f.name: f.metadata["choice"] for f in fields(kind) if "choice" in f.metadata}
 
 
-#: Short forms: what the user types -> the key it sets.
-_ALIASES = {"model": "model.name"}
-#: What an argument that is no ``key=value`` stands for: one, or several as a list.
-_PLACED, _PLACED_LIST = {"score": "texts"}, {"merge": "parts"}
+def quote(text: str) -> str:
+    """Quote text for Hydra's grammar, whatever is in it."""
+    escaped = re.sub(r"(\\+)(?='|$)", r"\1\1", text).replace("'", r"\'")
+    return f"'{escaped}'"
+
+
+def key_value(override: str) -> tuple[str, str]:
+    """Split an override into key and value, without the marks and quotes of Hydra's grammar."""
+    key, _, value = override.partition("=")
+    return key.lstrip("+"), value.strip("'\"")
+
+
+@cache
+def parsed(override: str) -> Override | None:
+    """Parse an override by Hydra's grammar; None where it has no place there."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    try:
+        return OverridesParser.create().parse_override(override)
+    except (HydraException, ValueError, RecursionError):  # more digits or brackets than Python reads
+        return None
 
 
 def normalise(command: str, arguments: Sequence[str]) -> list[str]:
-    """Hydra overrides from what was typed: ``--source wiki``, short keys, unquoted text.
-
-    Raises:
-        UserError: ``--source`` without a value.
-    """
+    """Make Hydra overrides of what was typed: ``--source wiki``, short keys, unquoted text."""
     overrides: list[str] = []
     placed: list[str] = []
     left = iter(arguments)
     for argument in left:
+        key, equals, _ = argument.partition("=")
+        flag = argument.startswith("-")
         if argument == "--source":
-            value = next(left, None)
-            if value is None:
+            if (value := next(left, None)) is None:
                 raise UserError("--source needs a value: --source wiki or --source cot", "missing-value")
             argument = f"source={value}"
         elif argument.startswith("--source="):
             argument = argument.removeprefix("--")
-        elif command in _PLACED and "=" not in argument and not argument.startswith("-"):
+        elif command in _PLACED and not equals and not flag:
             argument = f"{_PLACED[command]}={argument}"
-        elif command in _PLACED_LIST and _is_placed(argument):
-            placed.append(argument)
+        elif command in _PLACED_LIST and not flag and not (equals and _KEY.fullmatch(key)):
+            placed.append(quote(argument))  # a path, which may hold an equals sign
             continue
         overrides += [_quoted(command, part) for part in _of_file(argument)]
-    if placed:
-        overrides.append(f"{_PLACED_LIST[command]}=[{','.join(map(quote, placed))}]")
-    return overrides
-
-
-def _is_placed(argument: str) -> bool:
-    """Whether an argument is a path, which may hold an equals sign, and no option."""
-    key, equals, _ = argument.partition("=")
-    return not argument.startswith("-") and not (equals and _KEY.fullmatch(key))
+    return [*overrides, f"{_PLACED_LIST[command]}=[{','.join(placed)}]"] if placed else overrides
 
 
 def _of_file(argument: str) -> list[str]:
@@ -101,60 +118,23 @@ def _of_file(argument: str) -> list[str]:
     return [argument] if known else ["questions=file", f"questions.path={value}"]
 
 
-#: Keys whose text is sent as it is typed, whatever stands in it.
-_FREE = re.compile(r"\+*(question|prompt\.\w+|trigger\.prompt|retriever\.\w+_prefix)")
-_KEY = re.compile(r"\+{0,2}(?!hydra\b)[A-Za-z_]\w*(\.\w+)*")
-_DEEPEST = 20  # brackets within brackets
-#: Choices of nothing, for which Hydra has no word.
-_NONE = ("experiment=null", "launch=null")
-
-
 def _quoted(command: str, argument: str) -> str:
-    """The override with free text quoted for Hydra's grammar, and aliases resolved."""
+    """The override with free text quoted for Hydra's grammar, and ``model`` in full."""
     key, equals, value = argument.partition("=")
-    key = _ALIASES.get(key, key)
     if not equals or key.startswith("-"):
         return argument
-    if _FREE.fullmatch(key):
-        value = literal(value)
-    if key == "question" or (key in _texts(command) and _is_no_text(key, value)):
-        return f"{key}={quote(value)}"
-    return f"{key}={value if _parsed(key, value) is not None else quote(value)}"
+    key = "model.name" if key == "model" else key
+    if _FREE.fullmatch(key):  # the text holds no reference
+        value = _OPENING.sub(lambda found: f"{found[1] * 2}\\${{", value)
+    override = parsed(f"{key}={value}")
+    if override is None or key == "question" or (key in _texts(command) and _is_no_text(override)):
+        value = quote(value)
+    return f"{key}={value}"
 
 
-#: What opens a reference in a configuration, with the backslashes before it.
-_OPENING = re.compile(r"(\\*)\$\{")
-
-
-def literal(text: str) -> str:
-    """Text in which a configuration reads no reference."""
-    return _OPENING.sub(lambda found: f"{found[1] * 2}\\${{", text)
-
-
-def _parsed(key: str, value: str) -> Override | None:
-    """The override in Hydra's grammar, None where it has no place there."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import HydraException
-
-    try:
-        return OverridesParser.create().parse_override(f"{key}={value}")
-    except (HydraException, ValueError, RecursionError):  # more digits or brackets than Python reads
-        return None
-
-
-def _is_no_text(key: str, value: str) -> bool:
+def _is_no_text(override: Override) -> bool:
     """Whether Hydra would read a number, a truth value or a list, as of ``out=1``."""
-    override = _parsed(key, value)
-    if override is None or override.is_sweep_override():
-        return False
-    read = override.value()
-    return read is not None and not isinstance(read, str)
-
-
-def quote(text: str) -> str:
-    """Text as Hydra's grammar takes it whatever is in it."""
-    escaped = re.sub(r"(\\+)(?='|$)", r"\1\1", text).replace("'", r"\'")
-    return f"'{escaped}'"
+    return not override.is_sweep_override() and not isinstance(override.value(), (str, type(None)))
 
 
 @cache
@@ -163,12 +143,31 @@ def _texts(command: str) -> set[str]:
     return set(text_keys(settings_of(command)))
 
 
-def request(command: str, overrides: Sequence[str]) -> Settings:
-    """The settings of a command, every value checked.
+def combinations(overrides: Sequence[str]) -> list[list[str]]:
+    """List every combination of the comma-separated values among Hydra overrides, none of them twice.
 
-    Raises:
-        UserError: as :func:`compose`, or a value that is not allowed.
+    What is no override at all stays as it is, for the command to refuse it in its own words.
     """
+    from hydra.errors import HydraException
+
+    axes: list[list[str]] = []
+    for text in overrides:
+        if (override := parsed(text)) is None:
+            return [list(overrides)]
+        if not override.is_sweep_override():
+            axes.append([text])
+            continue
+        key = override.get_key_element()
+        try:
+            axes.append([f"{key}={value}" for value in override.sweep_string_iterator()])
+        except HydraException as error:  # glob() has nothing to choose among
+            told = f"{shown(text)} names no values: write them out, as in {key}=a,b"
+            raise UserError(told) from error
+    return [list(job) for job in dict.fromkeys(itertools.product(*axes))]
+
+
+def request(command: str, overrides: Sequence[str]) -> Settings:
+    """Make the settings of a command, every value checked; UserError as :func:`compose`."""
     from omegaconf import OmegaConf
 
     config, kind = compose(command, overrides), settings_of(command)
@@ -224,11 +223,10 @@ def fill_store(command: str) -> None:
 
 
 def compose(command: str, overrides: Sequence[str]) -> DictConfig:
-    """The resolved configuration of a command.
+    """Compose the resolved configuration of a command.
 
     Raises:
-        UserError: an unknown key or choice (the choices are listed), or an
-            argument that is no ``key=value``.
+        UserError: an unknown key or choice (the choices are listed), or an argument that is no ``key=value``.
     """
     from hydra import compose as hydra_compose
     from hydra import initialize_config_module
@@ -237,19 +235,19 @@ def compose(command: str, overrides: Sequence[str]) -> DictConfig:
     from omegaconf.errors import OmegaConfBaseException
 
     fill_store(command)
-    for override in overrides:
-        _check_form(override)
-    for override in overrides:
-        _check_kind(command, override)
+    read = [_checked(override) for override in overrides]
+    for override, found in zip(overrides, read, strict=True):
+        _check_kind(command, override, found)
     overrides = [o for o in overrides if o not in _NONE]
-    # Without the marks and quotes of Hydra's grammar.
-    typed = {k.lstrip("+"): v.strip("'\"") for k, _, v in (each.partition("=") for each in overrides)}
-    check_preset(command, typed)
+    typed = dict(map(key_value, overrides))
+    preset = not typed.keys().isdisjoint(("experiment", "method"))
+    if preset:
+        check_preset(command, typed)
     try:
         with initialize_config_module("probers.configs", version_base="1.3"):
             config = hydra_compose(command, overrides=overrides)
-            for group in departures(typed):
-                own = [o for o in overrides if re.match(rf"[+]*{group}[.=]", o)]
+            for group in departures(typed) if preset else ():
+                own = [o for o in overrides if key_value(o)[0].partition(".")[0] == group]
                 _depart(config, group, hydra_compose(command, overrides=own)[group])
             for group in _OWN:
                 if f"{group}._target_" in typed and group not in typed:
@@ -259,9 +257,9 @@ def compose(command: str, overrides: Sequence[str]) -> DictConfig:
     except (HydraException, OmegaConfBaseException) as error:
         raise _explain(command, overrides, error) from error
     except ValueError as error:  # of a key within a list
+        told = shown(" ".join(overrides))
         raise UserError(
-            f"cannot read {shown(' '.join(overrides))}: a list is given whole, as in key=[a,b], and has no "
-            "options with names"
+            f"cannot read {told}: a list is given whole, as in key=[a,b], and has no options with names"
         ) from error
 
 
@@ -285,8 +283,8 @@ def _keep(config: DictConfig, group: str, typed: Mapping[str, str]) -> None:
         config[group] = OmegaConf.masked_copy(config[group], given)
 
 
-def _check_form(override: str) -> None:
-    """Refuse what is no ``key=value`` of Hydra's grammar, in one sentence."""
+def _checked(override: str) -> Override:
+    """An override by Hydra's grammar; refuse what is none in one sentence."""
     from omegaconf import grammar_parser
     from omegaconf.errors import OmegaConfBaseException
 
@@ -298,38 +296,31 @@ def _check_form(override: str) -> None:
         raise UserError(
             f"cannot read the key {shown(key)!r} of {told}: a key is a name such as seed or model.name"
         )
-    if _depth(value) > _DEEPEST:
+    if max(itertools.accumulate((c in "[{(") - (c in "]})") for c in value), default=0) > _DEEPEST:
         raise UserError(f"{told} has more than {_DEEPEST} brackets within each other: give fewer")
     try:
         grammar_parser.parse(value if "${" in value else "-")
     except OmegaConfBaseException:
-        raise UserError(
-            f"{told} holds a reference that cannot be read: write ${{key}} or ${{oc.env:NAME}}"
-        ) from None
-    if _parsed(key, value) is None:
+        told = f"{told} holds a reference that cannot be read: write ${{key}} or ${{oc.env:NAME}}"
+        raise UserError(told) from None
+    if (found := parsed(override)) is None:
         raise UserError(f"cannot read {told}: close its quotes and brackets, or put the text into quotes")
+    return found
 
 
-def _check_kind(command: str, override: str) -> None:
+def _check_kind(command: str, override: str, found: Override) -> None:
     """Refuse several values, and what is no name where a name chooses a file."""
-    key, _, value = override.partition("=")
-    read, told = _parsed(key, value), shown(override)
-    assert read is not None
-    if read.is_sweep_override():
+    group, told = key_value(override)[0], shown(override)
+    if found.is_sweep_override():
         raise UserError(
             f"{told} gives several values: add -m to run with each of them, or write a list as [a,b] and a "
-            f"text with a comma as \"{key}='a,b'\""
+            f"text with a comma as \"{override.partition('=')[0]}='a,b'\""
         )
-    group = key.lstrip("+")
-    if group in _groups(command) and not isinstance(read.value(), str) and override not in _NONE:
+    if group in _groups(command) and not isinstance(found.value(), str) and override not in _NONE:
         raise UserError(f"{told} is no name: give {group}=NAME, one of {', '.join(_names(command, group))}")
 
 
-def _depth(text: str) -> int:
-    """The most brackets that are open at once."""
-    return max(itertools.accumulate((c in "[{(") - (c in "]})") for c in text), default=0)
-
-
+@cache
 def _groups(command: str) -> set[str]:
     """The keys of a command whose value is a name of components or presets."""
     found = set(groups_of(settings_of(command)))
@@ -349,22 +340,22 @@ def _explain(command: str, overrides: Sequence[str], error: Exception) -> UserEr
         told = f"{error.full_key} is taken from {found[1]}, which does not exist: choose another value for it"
         return UserError(told, "unknown-key")
     if isinstance(error, InterpolationResolutionError):
-        return UserError(f"{error.full_key} cannot be read: {str(error).splitlines()[0].rpartition(': ')[2]}")
+        return UserError(f"{error.full_key} cannot be read: {first_line(error).rpartition(': ')[2]}")
     choosing: list[str] = []
     for override in overrides:
-        key, _, value = override.partition("=")
-        group = key.lstrip("+")
-        if group in _groups(command) and value.strip("'\"") not in _names(command, group):
-            listed = ", ".join(_names(command, group))
-            return UserError(f"unknown {group} {shown(value)!r}: choose one of {listed}", "unknown-choice")
-        if group in _groups(command):
-            choosing.append(override)
+        group, name = key_value(override)
+        if group not in _groups(command):
+            continue
+        if name not in (names := _names(command, group)):
+            told = f"unknown {group} {shown(name)!r}: choose one of {', '.join(names)}"
+            return UserError(told, "unknown-choice")
+        choosing.append(override)
     if len(choosing) < len(overrides):
         there = compose(command, choosing)
         for override in overrides:
-            key = override.partition("=")[0]
-            if not key.startswith("+") and not _is_there(there, key):
-                return UserError(_unknown(command, key, overrides), "unknown-key")
+            key = key_value(override)[0]
+            if not override.startswith("+") and not _is_there(there, key):
+                return UserError(_unknown(command, key, choosing), "unknown-key")
     return UserError(f"cannot read {shown(' '.join(overrides))}: {first_line(error)}", "argument")
 
 
@@ -379,13 +370,13 @@ def _is_there(config: Any, key: str) -> bool:
     return True
 
 
-def _unknown(command: str, key: str, overrides: Sequence[str]) -> str:
+def _unknown(command: str, key: str, choosing: Sequence[str]) -> str:
     """The sentence about a key that is not there: those beside it, and the nearest."""
     from omegaconf import OmegaConf
 
     group = key.partition(".")[0]
-    chosen = [o for o in overrides if o.partition("=")[0] == group]
-    config = compose(command, chosen if group in _groups(command) else [])
+    chosen = [o for o in choosing if key_value(o)[0] == group]
+    config = compose(command, chosen)
     if group == "launch" and group in _groups(command) and not chosen:
         return f"{key} needs a launcher: add {' or '.join(f'launch={name}' for name in choices(group))}"
     block = key.rpartition(".")[0]

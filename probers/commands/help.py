@@ -29,14 +29,7 @@ _FILED = {"methods": "(see configs/methods.yaml)"}
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key as the help shows it.
-
-    Attributes:
-        name: dotted, as it is typed.
-        default: its default, as it is typed.
-        allowed: its values, in words; "" where its description says enough.
-        about: description.
-    """
+    """A dotted key and its default as they are typed, its values in words ("" for obvious ones), and more."""
 
     name: str
     default: str
@@ -54,15 +47,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Help:
-    """The help of a command.
-
-    Attributes:
-        about: description of the command.
-        keys: its own keys, those of blocks behind them.
-        groups: group -> name -> component.
-        presets: values of ``experiment``.
-        methods: values of ``method``.
-    """
+    """The help of a command: its keys, those of blocks last, components by group and name, and presets."""
 
     about: str
     keys: tuple[Key, ...]
@@ -72,16 +57,13 @@ class Help:
 
 
 def help_of(command: str) -> Help:
-    """The help of a command, from the classes of its settings and components."""
-    kind = settings_of(command)
+    """Read the help of a command from the classes of its settings and components."""
+    kind, found = settings_of(command), presets(command)
     groups = {
         group: {name: _choice(group, name) for name in choices(group)} for group in sorted(groups_of(kind))
     }
-    found = presets(command)
-    return Help(
-        signature(_path(kind)).about, tuple(_keys(kind)), groups, found,
-        methods(command) if found else (),
-    )  # fmt: skip
+    about, keys = signature(_path(kind)).about, tuple(_keys(kind))
+    return Help(about, keys, groups, found, methods(command) if found else ())
 
 
 def _path(kind: type) -> str:
@@ -142,7 +124,7 @@ def _plain(text: str) -> str:
 
 
 def help_text(command: str) -> str:
-    """The help of a command as plain text."""
+    """Format the help of a command as plain text."""
     told = help_of(command)
     lines = [f"Usage: probers-{command} [key=value ...]", "", told.about, "", "Keys with their defaults:"]
     for key in told.keys:

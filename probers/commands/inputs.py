@@ -1,13 +1,14 @@
-"""Inputs of commands from their settings: the model, passages, questions and the matcher of answers."""
+"""Inputs of commands: model, passages, questions, matcher, and the probers of other runs."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import date
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
-from ..files import canonical_json
+from ..files import canonical_json, read_json
 from ..types import Passage, UserError
 from .runs import read_state
 from .settings import plain
@@ -22,10 +23,8 @@ log = logging.getLogger(__name__)
 
 #: The model that was loaded last, by its options; None if none is kept.
 _kept: dict[str, CausalLM] | None = None
-#: Key under which a run keeps the number format that the processor chose.
-_DTYPE = "model.dtype"
-#: Key under which a run keeps the day that its chat template says.
-_DATE = "model.chat_date"
+#: Keys under which a run keeps the number format that the processor chose, and the day that its chats say.
+_DTYPE, _DATE = "model.dtype", "model.chat_date"
 
 
 def load_model(settings: Any, folder: RunFolder | None = None, *, engine: str = "transformers") -> CausalLM:
@@ -33,7 +32,7 @@ def load_model(settings: Any, folder: RunFolder | None = None, *, engine: str = 
 
     Args:
         settings: those of the command.
-        folder: the run, which keeps the number format that it began with.
+        folder: the run, which keeps the number format and the day that it began with.
         engine: "transformers" or "vllm".
     """
     from ..engine.model import CausalLM
@@ -49,12 +48,14 @@ def load_model(settings: Any, folder: RunFolder | None = None, *, engine: str = 
         "dtype": begun or settings.model.dtype, "batch_size": settings.batch_size, "chat_date": day,
     }  # fmt: skip
     lm = _loaded(VllmLM if engine == "vllm" else CausalLM, options)
-    if folder is not None and settings.model.dtype == "auto" and begun is None:
+    if folder is None:
+        return lm
+    if settings.model.dtype == "auto" and begun is None:
         folder.choose(_DTYPE, lm.spec.dtype)
     said = getattr(lm.tokenizer, "chat_date", None)
-    if folder is not None and said is not None and _DATE not in folder.chosen:
+    if said is not None and _DATE not in folder.chosen:
         folder.choose(_DATE, said)
-    if folder is not None and folder.config.get("part") is not None:
+    if folder.config.get("part") is not None:
         _check_weights(lm, folder)
     return lm
 
@@ -90,8 +91,8 @@ def _check_weights(lm: CausalLM, folder: RunFolder) -> None:
     begun = folder.chosen.get("model", now)
     if begun != now:
         raise UserError(
-            f"{folder.path} was begun with the model {begun}, but the model is now {now}: give "
-            "model.revision, or overwrite=true",
+            f"{folder.path} was begun with the model {begun}, not {now}: give model.revision, or "
+            "overwrite=true",
             "mismatch",
         )
     folder.choose("model", begun)
@@ -110,20 +111,13 @@ def load_passages(settings: Any) -> Sequence[Passage]:
 
 
 def load_matcher(settings: Any) -> EntityMatcher:
-    """Make the matcher of answers; it has word vectors if a file of them is given.
-
-    Raises:
-        UserError: an option that the matcher refuses, or ``matcher.vectors=own``.
-    """
+    """Make the matcher of answers; it has word vectors if a file of them is given."""
     from ..equivalence import EntityMatcher
 
     options = settings.matcher.options
     if options["vectors"] == "own":
-        raise UserError(
-            "matcher.vectors=own needs the articles of --source wiki: to judge answers give a file, or "
-            "auto for none",
-            "conflict",
-        )
+        told = "matcher.vectors=own needs the articles of --source wiki: give a file, or auto for none"
+        raise UserError(told, "conflict")
     return EntityMatcher(**options | ({"vectors": ""} if options["vectors"] == "auto" else {}))
 
 
@@ -139,11 +133,136 @@ def question_source(settings: Any) -> QuestionSource:
 
 
 def prompt_files(settings: Any) -> tuple[str, ...]:
-    """List the files that the prompt reads.
-
-    Raises:
-        UserError: a file that is not there or cannot be read.
-    """
+    """List the files that the prompt reads, which must be readable."""
     settings.prompt.make()
     file = settings.prompt.get("exemplars_file")
     return () if file is None else (str(file),)
+
+
+#: Probers score whole generated answers, single tokens, or entities before they are written.
+ProberKind = Literal["answers", "tokens", "entities"]
+
+#: By kind: its trigger, its description, the commands that make one, and the option that names it.
+_TRAINED: dict[ProberKind | Literal["questions"], tuple[str, str, str, str, str]] = {
+    "answers": ("probing", "prober of whole answers", "--source cot", "layer=all", "prober=PATH"),
+    "tokens": ("radio", "prober of single tokens", "--source wiki pool=tokens", "head=radio", "prober=PATH"),
+    "entities": (
+        "before_entity", "prober of entities before they are written", "--source wiki pool=predicting",
+        "layer=all", "prober=PATH",
+    ),
+    "questions": (
+        "adaptive", "classifier of questions", "--source cot", "head=adaptive",
+        "its folder, or a sequence classifier of transformers, as trigger.classifier",
+    ),
+}  # fmt: skip
+
+
+def find_prober(settings: Any, *kinds: ProberKind, asks: str | None = None, level: int = logging.INFO) -> str:
+    """Find the prober that the settings name, else the newest for their model, else the shipped one.
+
+    Args:
+        kinds: kinds that serve the purpose, the preferred one first; none means "answers".
+        asks: name of the command that needs it, for messages; None names the kind's trigger.
+        level: level of the log record that says which prober was found.
+
+    Raises:
+        UserError: there is none; the message names the commands that make one.
+    """
+    if settings.prober is not None:
+        log.log(level, "prober: %s", settings.prober)
+        return str(settings.prober)
+    from ..bank.io import shipped
+
+    model = settings.model.name
+    kinds = kinds or ("answers",)
+    for kind in kinds:
+        if (found := newest_prober(kind, model=model)) is not None:
+            of = _TRAINED[kind][1].removeprefix("prober ")
+            log.log(level, "prober: %s (the newest %s for model=%s)", found, of, model)
+            return str(found)
+    if kinds != ("entities",) and (own := shipped(model)) is not None:
+        log.log(level, "prober: %s (comes with probers; of the tokens of entities in articles)", own)
+        return own
+    _none(model, kinds[0], asks)
+
+
+def find_classifier(settings: Any) -> str:
+    """Find the newest classifier of questions for the settings' model; UserError as :func:`find_prober`."""
+    model = settings.model.name
+    found = newest_classifier(model=model) or _none(model, "questions")
+    log.info("classifier: %s (the newest for model=%s)", found, model)
+    return str(found)
+
+
+def _none(model: str, kind: ProberKind | Literal["questions"], asks: str | None = None) -> NoReturn:
+    trigger, what, data, training, given = _TRAINED[kind]
+    raise UserError(
+        f"{asks or f'trigger={trigger}'} needs a {what} for model={model} and there is none under "
+        f"runs/: make one with 'probers-datagen {data}' and 'probers-train {training}', or pass {given}",
+        "no-artifact",
+    )
+
+
+def newest_prober(kind: ProberKind, *, model: str, root: Path = Path("runs")) -> Path | None:
+    """Find the newest complete prober of a model that scores answers, tokens or entities."""
+
+    def fits(folder: Path, _: Mapping[str, Any]) -> bool:
+        config = _config(folder)
+        spec = config.get("spec")
+        if not isinstance(spec, dict):
+            return False
+        if kind == "tokens":  # heads that pool a text's tokens themselves have nothing to join
+            return spec.get("pool") == "tokens" and config.get("aggregate") is not None
+        if kind == "entities":
+            return spec.get("position") == "entity" and spec.get("pool") == "predicting"
+        return spec.get("position") == "generated" and spec.get("pool") not in ("tokens", "predicting")
+
+    return newest_run("train", fits, model=model, root=root)
+
+
+def newest_classifier(*, model: str, root: Path = Path("runs")) -> Path | None:
+    """Find the newest complete classifier of questions trained on answers of a model."""
+
+    def fits(folder: Path, _: Mapping[str, Any]) -> bool:
+        return _config(folder).get("format") == "probers-adaptive" or (folder / "adaptive.json").exists()
+
+    return newest_run("train", fits, model=model, root=root)
+
+
+def newest_store(source: str | None = None, *, root: Path = Path("runs")) -> Path | None:
+    """Find the newest complete feature store, of a source ("cot", "wiki") or of any."""
+    return newest_run("datagen", lambda _, summary: source in (None, summary.get("source")), root=root)
+
+
+def newest_run(
+    command: str, fits: Callable[[Path, Mapping[str, Any]], bool] = lambda folder, summary: True, *,
+    model: str | None = None, root: Path = Path("runs"),
+) -> Path | None:  # fmt: skip
+    """Find the newest complete run of a command below ``root``; parts of split runs do not count.
+
+    Args:
+        fits: filter of runs by their folder and summary.
+        model: only runs made with this model name.
+    """
+    found = []
+    for file in root.glob("**/run.json"):
+        try:
+            state, written = read_state(file.parent), file.stat().st_mtime
+        except (UserError, OSError) as error:
+            log.warning("note: %s", error)
+            continue
+        if not state or state["command"] != command or not state["complete"] or "part" in state["identity"]:
+            continue
+        summary = state["summary"]
+        if model in (None, summary.get("model")) and fits(file.parent, summary):
+            found.append((written, file.parent))
+    return max(found)[1] if found else None
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    """A folder's ``config.json``; {} where it is missing or unreadable."""
+    try:
+        found = read_json(folder / "config.json")
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,8 +1,7 @@
 """Parts of a split run, and the command ``probers-merge`` that makes one run of them.
 
 A part is a run in a folder of its own, with the typed options in its configuration. Merging repeats the
-command without ``part``, with the model's output or the trained heads taken from the parts: the code of a run
-in one piece checks, orders, balances, calibrates and reports the whole.
+command without ``part``, with the model's output or the trained heads taken from the parts.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from ..checksums import sha256
 from ..data.splits import PARTS, Partition
 from ..files import digest
 from ..types import RunError, UserError, first_line
-from .compose import quote, request
+from .compose import key_value, quote, request
 from .runs import CONFIG_FILE, RUN_FILE, RunFolder, as_before, identity, read_state, told_apart
 from .settings import Merge
 
@@ -31,21 +30,9 @@ log = logging.getLogger(__name__)
 _OF_A_PART = ("part", "out", "overwrite", "wait", "suffix")
 
 
-def part_of(settings: Any) -> Partition | None:
-    """The part that a command is to make; None for the whole run."""
-    return None if settings.part is None else Partition.parse(settings.part)
-
-
 @dataclass(frozen=True)
 class PartRun:
-    """A part of a split run.
-
-    Attributes:
-        path: its folder.
-        part: its place among the parts.
-        state: contents of its ``run.json``.
-        typed: its typed options.
-    """
+    """A part of a split run: its folder, its place, its ``run.json``, and its typed options."""
 
     path: Path
     part: Partition
@@ -54,11 +41,7 @@ class PartRun:
 
     @classmethod
     def read(cls, path: Path) -> PartRun:
-        """Read the part in a folder.
-
-        Raises:
-            UserError: there is none, or its files are damaged.
-        """
+        """Read the part in a folder; UserError where there is none, or its files are damaged."""
         state = read_state(path)
         part = (state or {}).get("identity", {}).get("part")
         if state is None or not isinstance(part, str):
@@ -85,11 +68,7 @@ class PartRun:
 
 @dataclass(frozen=True)
 class PartRuns:
-    """All parts of one run in order, checked by :func:`gather`.
-
-    Attributes:
-        command: name of the command without "probers-".
-    """
+    """All parts of one run of a command in order, checked by :func:`gather`."""
 
     command: str
     runs: tuple[PartRun, ...]
@@ -99,11 +78,7 @@ class PartRuns:
         return next(run for run in self.runs if run.part.owns(group))
 
     def of_one(self, what: str, read: Callable[[PartRun], Any]) -> Any:
-        """Read a value, named ``what``, that all parts must share.
-
-        Raises:
-            UserError: two parts differ; names them.
-        """
+        """Read a value, named ``what``, that all parts must share; UserError names two that differ."""
         first, found = self.runs[0], read(self.runs[0])
         for run in self.runs[1:]:
             if read(run) != found:
@@ -115,11 +90,7 @@ class PartRuns:
         return found
 
     def begin(self, folder: RunFolder, what: str = "run") -> bool:
-        """Begin the whole run (:meth:`RunFolder.begin`).
-
-        Raises:
-            UserError: the command asks for another run now; names the difference.
-        """
+        """Begin the whole run (:meth:`RunFolder.begin`); UserError where its command asks for another now."""
         part = self.runs[0]
         apart = told_apart(identity(folder.config), part.whole, ("in the parts", "now"))
         if apart and told_apart(identity(as_before(folder.config)), part.whole):
@@ -136,11 +107,7 @@ class PartRuns:
         return True
 
     def merge(self, typed: Sequence[str]) -> Any:
-        """Make the whole run with the typed options; returns the command's result.
-
-        Raises:
-            UserError: the command refuses the request.
-        """
+        """Make the whole run with the typed options; returns the command's result."""
         from .main import load
 
         data = self.runs[0].whole.get("data")
@@ -167,9 +134,7 @@ def gather(paths: Sequence[str | Path]) -> PartRuns:
             unfinished, or given twice with different contents.
     """
     if not paths:
-        raise UserError(
-            "there is nothing to merge: give the parts' folders, as in runs/x/parts/*", "missing-value"
-        )
+        raise UserError("give the folders of the parts to merge, as runs/x/parts/*", "missing-value")
     given = {Path(path).resolve(): PartRun.read(Path(path)) for path in paths}
     first, *others = given.values()
     for run in others:
@@ -187,32 +152,22 @@ def gather(paths: Sequence[str | Path]) -> PartRuns:
     count = first.part.count
     missing = [Partition(i, count) for i in range(1, count + 1) if i not in found]
     if missing:
-        listed = ", ".join(map(str, missing[:5])) + (
-            f" and {len(missing) - 5} more" if len(missing) > 5 else ""
-        )
-        lacks = f"part {listed} is" if len(missing) == 1 else f"parts {listed} are"
+        listed = ", ".join(map(str, missing[:5]))
+        more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
+        lacks = f"part {listed} is" if len(missing) == 1 else f"parts {listed}{more} are"
         raise UserError(f"{lacks} missing: make {missing[0]} with {first.command(missing[0])}", "parts")
     return PartRuns(first.state["command"], tuple(found[i] for i in sorted(found)))
 
 
 def _check_alike(first: PartRun, other: PartRun) -> None:
-    """Refuse parts of two runs (UserError); names the difference."""
-    names = [run.state["command"] for run in (first, other)]
-    if names[0] != names[1]:
-        raise UserError(
-            f"{first.path} is a part of probers-{names[0]} and {other.path} one of probers-{names[1]}: merge "
-            "parts of one command",
-            "parts",
-        )
-    if first.part.count != other.part.count:
-        raise UserError(
-            f"{first.path} is part {first.part}, {other.path} part {other.part}: give the parts of one run",
-            "parts",
-        )
+    """Refuse parts of two runs, by the first difference."""
+    names = [f"{run.path} is part {run.part} of probers-{run.state['command']}" for run in (first, other)]
+    if first.state["command"] != other.state["command"] or first.part.count != other.part.count:
+        raise UserError(f"{' and '.join(names)}: give the parts of one run", "parts")
     at = (f"in {other.path}", f"in {first.path}")
-    # The model's weights first, because they matter most.
-    chosen = [dict(run.state.get("chosen", {})) for run in (first, other)]
-    for here, there in ((first.whole, other.whole), *zip(*map(_weights_first, chosen), strict=True)):
+    ours, theirs = (run.state.get("chosen", {}) for run in (first, other))
+    weights = [{"model": chosen.get("model", "")} for chosen in (ours, theirs)]  # before other choices
+    for here, there in ((first.whole, other.whole), weights, (ours, theirs)):
         if apart := told_apart(here, there, at):
             raise UserError(
                 f"{first.path} and {other.path} are parts of two runs ({apart}): make one of them again",
@@ -220,12 +175,8 @@ def _check_alike(first: PartRun, other: PartRun) -> None:
             )
 
 
-def _weights_first(chosen: Mapping[str, str]) -> list[dict[str, str]]:
-    return [{"model": chosen.get("model", "")}, {k: v for k, v in chosen.items() if k != "model"}]
-
-
 def contents(folder: Path) -> dict[str, str]:
-    """Compute a checksum for each file of a run's results; measured times do not count."""
+    """Hash each file of a run's results, without measured times."""
     found = {}
     for path in folder.rglob("*"):
         if path.is_file() and not path.name.startswith(".") and path.name not in (RUN_FILE, CONFIG_FILE):
@@ -235,7 +186,7 @@ def contents(folder: Path) -> dict[str, str]:
 
 
 def _untimed(traces: Path) -> str:
-    """Read traces without seconds, and without checksums, which cover the seconds."""
+    """Traces without seconds, and without checksums, which cover the seconds."""
     found = []
     try:
         for line in traces.read_text("utf-8").splitlines():
@@ -245,33 +196,24 @@ def _untimed(traces: Path) -> str:
                 counters.pop("seconds", None)
             found.append(json.dumps(trace, sort_keys=True))
     except (ValueError, AttributeError) as error:
-        raise RunError(
-            f"{traces} is damaged ({first_line(error)}): make the part again", "damaged"
-        ) from error
+        told = f"{traces} is damaged ({first_line(error)}): make the part again"
+        raise RunError(told, "damaged") from error
     return "\n".join(found)
 
 
 def key_of(override: str) -> str:
-    """The key of a typed option."""
-    return override.partition("=")[0].lstrip("+")
+    """Take the key of a typed option."""
+    return key_value(override)[0]
 
 
 def run(settings: Merge) -> Any:
-    """Merge the parts ``settings.parts``; returns the command's result.
-
-    Raises:
-        UserError: the parts do not make one run, or the command refuses the request.
-    """
+    """Merge the parts ``settings.parts``; returns the command's result."""
     found = gather(settings.parts)
     out = Path(settings.out) if settings.out is not None else found.place
     if out is None:
-        raise UserError(
-            "the parts are in several places: give the folder to write as out=FOLDER", "missing-value"
-        )
+        raise UserError("the parts are in several places: give out=FOLDER to write to", "missing-value")
     if settings.overwrite and any(out.resolve() in run.path.resolve().parents for run in found.runs):
-        raise UserError(
-            f"overwrite=true would move the parts inside out={out}: choose another out", "conflict"
-        )
+        raise UserError(f"overwrite=true would move the parts inside out={out}: choose another", "conflict")
     typed = [o for o in found.runs[0].typed if key_of(o) not in _OF_A_PART]
     means = {"overwrite": settings.overwrite, "wait": settings.wait}
     typed += [f"out={quote(str(out))}", *(f"{key}={value}".lower() for key, value in means.items())]

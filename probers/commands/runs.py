@@ -12,7 +12,7 @@ import logging
 import os
 import shutil
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
@@ -30,7 +30,6 @@ from ..types import UserError, first_line
 
 log = logging.getLogger(__name__)
 
-
 #: Options of ``retriever=elasticsearch`` about the server and the connection to it.
 _OF_SERVERS = ("url", "shards", "timeout", "retries", "verify", "ca_file", "rebuild")
 #: Keys (dotted) about how a run is carried out; they do not change its results.
@@ -42,10 +41,39 @@ NOT_IDENTITY = (
 )  # fmt: skip
 
 CONFIG_FILE, RUN_FILE = "config.yaml", "run.json"
+_MANIFEST, _LOCK, _WRITER = "manifest.json", ".lock", ".writer.json"
+#: Files left by a run that was killed at once.
+_BEGUN = {_LOCK, _WRITER, f".{_WRITER}.tmp", f".{RUN_FILE}.tmp"}
+#: Files of a run folder without results.
+_PAPERS = _BEGUN | {CONFIG_FILE, RUN_FILE, _MANIFEST, f".{CONFIG_FILE}.tmp"}
+#: Locks of this process by folder; a command may claim the same folder again.
+_HELD: dict[Path, FileLock] = {}
+#: Folders begun by the running command: path, new or not, and where an earlier run was moved to.
+_MADE: list[tuple[Path, bool, Path | None]] = []
+
+#: Told how many units more are done, what they are called, and which share of the work is done in all.
+Listener = Callable[[int, str, float], None]
+_LISTENERS: list[Listener] = []
+
+
+def tell(more: int, unit: str, share: float) -> None:
+    """Report to listeners that ``more`` units are done, and the ``share`` (0 to 1) of the running bar."""
+    for listener in _LISTENERS:
+        listener(more, unit, share)
+
+
+@contextmanager
+def listening(listener: Listener) -> Iterator[None]:
+    """Report progress to a listener within the block: a launcher shows it for all its workers."""
+    _LISTENERS.append(listener)
+    try:
+        yield
+    finally:
+        _LISTENERS.remove(listener)
 
 
 def as_before(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration whose inputs are named as in earlier versions, which read the ends of large files."""
+    """Name a configuration's inputs as in earlier versions, which read the ends of large files."""
     return {**config, "inputs": inputs_by_ends(config["inputs"])} if "inputs" in config else dict(config)
 
 
@@ -65,17 +93,6 @@ def identity(config: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(model, dict) and model.get("chat_date", "") is None:  # runs of before have no such key
         del model["chat_date"]
     return kept
-
-
-_MANIFEST, _LOCK, _WRITER = "manifest.json", ".lock", ".writer.json"
-#: Files left by a run that was killed at once.
-_BEGUN = {_LOCK, _WRITER, f".{_WRITER}.tmp", f".{RUN_FILE}.tmp"}
-#: Files of a run folder without results.
-_PAPERS = _BEGUN | {CONFIG_FILE, RUN_FILE, _MANIFEST, f".{CONFIG_FILE}.tmp"}
-#: Locks of this process by folder; a command may claim the same folder again.
-_HELD: dict[Path, FileLock] = {}
-#: Folders begun by the running command: path, new or not, and where an earlier run was moved to.
-_MADE: list[tuple[Path, bool, Path | None]] = []
 
 
 @contextmanager
@@ -114,13 +131,10 @@ def _take_back(path: Path, new: bool, old: Path | None) -> None:
 
 
 def _release(path: Path, now: Path | None = None) -> None:
-    """Let other processes write to a folder, which may have been moved to ``now``.
-
-    The lock's file goes first: a process that waits for it then opens the next one.
-    """
+    """Let other processes write to a folder, which may have been moved to ``now``."""
     if lock := _HELD.pop(path, None):
         with suppress(OSError):
-            for name in (_WRITER, _LOCK):
+            for name in (_WRITER, _LOCK):  # a process that waits for the lock then opens the next one
                 ((now or path) / name).unlink(missing_ok=True)
         lock.release()
 
@@ -129,11 +143,8 @@ def _release(path: Path, now: Path | None = None) -> None:
 class RunFolder:
     """The folder of one run, written by one process at a time.
 
-    Attributes:
-        path: the folder.
-        command: name of the command without "probers-".
-        config: resolved configuration as plain containers; ``overwrite`` sets an earlier run of the
-            same command aside, ``wait`` waits for another process that writes here.
+    In the resolved configuration ``overwrite`` sets an earlier run of the same command aside, and ``wait``
+    waits for another process that writes here.
     """
 
     path: Path
@@ -167,14 +178,7 @@ class RunFolder:
         return state is not None
 
     def begin(self, what: str = "run") -> bool:
-        """Claim the folder; False, with a log record, when the run is finished there.
-
-        Args:
-            what: name of the result in the log record.
-
-        Raises:
-            UserError: as :meth:`claim`.
-        """
+        """Claim the folder (:meth:`claim`); False, with a log record of ``what``, when it is complete."""
         if self.claim() and self.complete:
             log.info("%s already holds this %s, complete; overwrite=true makes it again", self.path, what)
             return False
@@ -198,10 +202,8 @@ class RunFolder:
         state = read_state(self.path)
         if not state or not state["complete"]:
             return False
-        return state["fingerprint"] in (
-            self.fingerprint,
-            replace(self, config=as_before(self.config)).fingerprint,
-        )
+        earlier = replace(self, config=as_before(self.config))
+        return state["fingerprint"] in (self.fingerprint, earlier.fingerprint)
 
     def finish(self, summary: Mapping[str, Any] | None = None) -> None:
         """Mark the run complete, with a few figures for listings of runs."""
@@ -212,7 +214,7 @@ class RunFolder:
         return self.config.get("overwrite") is True
 
     def _replacing(self, state: Mapping[str, Any]) -> bool:
-        """Recognise this run unfinished, begun with overwrite=true; it resumes then."""
+        """Whether this run was begun here with overwrite=true; it resumes then."""
         return not state["complete"] and state["fingerprint"] == self.fingerprint and "replaced" in state
 
     def _check(self) -> dict[str, Any] | None:
@@ -222,11 +224,8 @@ class RunFolder:
             there = os.path.lexists(self.path)
             allowed = {PARTS, *_BEGUN}  # parts of a split run come before the whole
             if there and (not self.path.is_dir() or {p.name for p in self.path.iterdir()} - allowed):
-                raise UserError(
-                    f"out={self.path} exists and is not a run of probers-{self.command}: "
-                    "choose another out or remove it",
-                    "out-taken",
-                )
+                told = f"out={self.path} exists and is not a run of probers-{self.command}"
+                raise UserError(f"{told}: choose another out or remove it", "out-taken")
         elif self._replaces and state["command"] != self.command:
             raise UserError(
                 f"out={self.path} holds a run of probers-{state['command']}, and overwrite=true replaces "
@@ -234,11 +233,12 @@ class RunFolder:
                 "out-taken",
             )
         elif not self._replaces and state["fingerprint"] != self.fingerprint:
-            raise UserError(
-                f"out={self.path} holds a different run ({self._difference(state)}): "
-                "choose another out, remove the folder, or pass overwrite=true",
-                "out-taken",
-            )
+            other = f"of probers-{state['command']}"
+            if state["command"] == self.command:
+                other = told_apart(identity(self.config), state["identity"])
+            told = f"out={self.path} holds a different run ({other})"
+            choose = "choose another out, remove the folder, or pass overwrite=true"
+            raise UserError(f"{told}: {choose}", "out-taken")
         return state
 
     def _lock(self) -> None:
@@ -292,21 +292,13 @@ class RunFolder:
         for name, text in reversed(files) if complete else files:
             write_text(self.path / name, text)
 
-    def _difference(self, state: Mapping[str, Any]) -> str:
-        if state["command"] != self.command:
-            return f"of probers-{state['command']}"
-        return told_apart(identity(self.config), state["identity"])
-
 
 def told_apart(
     here: Mapping[str, Any], there: Mapping[str, Any], names: tuple[str, str] = ("there", "now")
 ) -> str:
-    """Name the first options by which two runs differ, with both values; "" for equal runs.
+    """Name the first options by which the identities of two runs differ; "" for equal runs.
 
-    Args:
-        here: identity of one run.
-        there: identity of the other; its values come first.
-        names: words after the values of ``there`` and of ``here``.
+    The values of ``there`` come first; ``names`` stand behind the values of ``there`` and of ``here``.
     """
     ours, others = _flat(dict(here)), _flat(dict(there))
     keys = sorted(k for k in {*ours, *others} if ours.get(k) != others.get(k))
@@ -318,10 +310,8 @@ def _writer(path: Path) -> str:
     """Name the process that writes to a folder, from its own note there."""
     try:
         found = read_json(path / _WRITER)
-        return (
-            f"probers-{found['command']} (process {found['process']} on {found['host']}, since "
-            f"{found['since']})"
-        )
+        where = f"process {found['process']} on {found['host']}, since {found['since']}"
+        return f"probers-{found['command']} ({where})"
     except (OSError, ValueError, LookupError, TypeError):
         return "another process"
 
@@ -331,11 +321,7 @@ _STATE = {"command": str, "fingerprint": str, "complete": bool, "identity": dict
 
 
 def read_state(path: Path) -> dict[str, Any] | None:
-    """Read a folder's ``run.json``; None where there is no run.
-
-    Raises:
-        UserError: it is damaged.
-    """
+    """Read a folder's ``run.json``; None where there is no run, UserError where it is damaged."""
     file = path / RUN_FILE
     try:
         state = read_json(file)
@@ -359,5 +345,5 @@ def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
         return {prefix: value}
     flat: dict[str, Any] = {}
     for key, item in value.items():
-        flat.update(_flat(item, f"{prefix}.{key}" if prefix else str(key)))
+        flat |= _flat(item, f"{prefix}.{key}" if prefix else str(key))
     return flat

@@ -1,7 +1,6 @@
-"""Typed options of commands, each told once: a field with its type, default and description.
+"""Typed options of commands: the fields are the keys that users type, the texts below them the help.
 
-A command's class stands beside the command and derives from what is here. Its fields are the keys that users
-type; the texts below them are the help.
+A command's class stands beside the command and derives from what is here.
 """
 
 from __future__ import annotations
@@ -22,8 +21,7 @@ Kind = TypeVar("Kind")
 
 BatchSize = Literal["auto"] | Count
 Device = Annotated[
-    str,
-    Field(pattern=r"^(auto|cpu|cuda(:\d{1,3})?)$", description="auto, cpu, cuda or cuda:<number>"),
+    str, Field(pattern=r"^(auto|cpu|cuda(:\d{1,3})?)$", description="auto, cpu, cuda or cuda:<number>")
 ]
 #: A URL is kept in records, so that it holds no secret.
 Engine = Annotated[
@@ -69,9 +67,15 @@ class Settings:
         """Plain values of all keys for a run's folder; what comes from the environment stays unread."""
         return dict(plain(self) if self._record is None else self._record)
 
+    @property
+    def partition(self) -> Partition | None:
+        """The part that the command is to make; None for the whole run."""
+        part = getattr(self, "part", None)
+        return None if part is None else Partition.parse(part)
+
 
 def default_component(key: Field_[Any]) -> Component | None:
-    """The component that a field of settings holds by default."""
+    """Make the component that a field of settings holds by default."""
     if (target := key.metadata.get("fixed")) is not None:
         return Component(key.name, target, signature(target).defaults | key.metadata["defaults"], named=False)
     if (name := key.metadata.get("choice")) is None:
@@ -81,23 +85,23 @@ def default_component(key: Field_[Any]) -> Component | None:
 
 
 def default_values(kind: Any) -> dict[str, Any]:
-    """The default of every key, but for components that are chosen by name."""
-    types = field_types(kind)
-    kept = [f for f in fields(kind) if not f.name.startswith("_") and "choice" not in f.metadata]
-    return {f.name: _default(f, types[f.name]) for f in kept}
-
-
-def _default(key: Field_[Any], type_: Any) -> Any:
-    if "fixed" in key.metadata:
-        return plain(default_component(key))
-    if is_dataclass(type_):
-        return default_values(type_)
-    value = key.default if key.default_factory is MISSING else key.default_factory()
-    return list(value) if isinstance(value, tuple) else value
+    """List the default of every key, but for components that are chosen by name."""
+    types, found = field_types(kind), dict[str, Any]()
+    for key in fields(kind):
+        if key.name.startswith("_") or "choice" in key.metadata:
+            continue
+        if "fixed" in key.metadata:
+            found[key.name] = plain(default_component(key))
+        elif is_dataclass(types[key.name]):
+            found[key.name] = default_values(types[key.name])
+        else:
+            value = key.default if key.default_factory is MISSING else key.default_factory()
+            found[key.name] = list(value) if isinstance(value, tuple) else value
+    return found
 
 
 def plain(value: Any) -> Any:
-    """Settings, blocks and components as plain dictionaries and lists."""
+    """Turn settings, blocks and components into plain dictionaries and lists."""
     if isinstance(value, Component):
         return value.node
     if is_dataclass(value) and not isinstance(value, type):
@@ -106,22 +110,10 @@ def plain(value: Any) -> Any:
 
 
 def read(kind: Callable[..., Kind], values: Mapping[str, Any], **kept: Any) -> Kind:
-    """Settings of a class from plain values, every one checked.
-
-    Args:
-        kind: the class.
-        values: by key; blocks and components as mappings.
-        kept: what the settings keep beside them.
-
-    Raises:
-        UserError: a value that is not allowed.
-    """
+    """Make settings of a class from plain values, every one checked, and ``kept`` beside them."""
     types, made = field_types(kind), dict(values)
-    components = {
-        f.name: f.metadata.get("fixed")
-        for f in fields(kind)  # type: ignore[arg-type]
-        if {"choice", "fixed"} & {*f.metadata}
-    }
+    metadata = {f.name: f.metadata for f in fields(kind)}  # type: ignore[arg-type]
+    components = {name: m.get("fixed") for name, m in metadata.items() if "choice" in m or "fixed" in m}
     check_options(kind, {key: value for key, value in values.items() if key not in components})
     for name, value in values.items():
         if name in components:

@@ -1,9 +1,7 @@
-"""Options of a class, read from its source: name, default, choices and description, without importing it.
+"""Options of a class, read from its source: importing every trigger and head would load torch first.
 
-Commands print their help and compose their configuration from what stands here, and importing every
-trigger, head and retriever for that would load torch first. An option is a field of a dataclass or a
-keyword parameter of ``__init__`` that has a default; its description is the text below the field, or its
-entry under ``Attributes:`` or ``Args:`` in the docstring of the class. Defaults are literals or constants.
+An option is a field of a dataclass or a keyword parameter of ``__init__`` that has a default, a literal or a
+constant; its description is the text below the field, or its entry under ``Attributes:`` or ``Args:``.
 """
 
 from __future__ import annotations
@@ -26,14 +24,7 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option of a class.
-
-    Attributes:
-        name: key.
-        default: value, None where there is none.
-        type: annotation as it stands in the source.
-        about: description.
-    """
+    """One option of a class, its type as it stands in the source."""
 
     name: str
     default: Any
@@ -61,14 +52,7 @@ class Signature:
 
 @cache
 def signature(target: str) -> Signature:
-    """The signature of a class of this package.
-
-    Args:
-        target: dotted path, as ``probers.rag.triggers.rind.Rind``.
-
-    Raises:
-        LookupError: there is no such class.
-    """
+    """Read the signature of a class of this package by its dotted path."""
     module, _, name = target.rpartition(".")
     node, where = _find(module, name)
     text = inspect.cleandoc(ast.get_docstring(node) or "")
@@ -93,7 +77,7 @@ def _statements(module: str) -> Iterator[ast.stmt]:
 
 
 def _find(module: str, name: str) -> tuple[ast.ClassDef, str]:
-    """A class and the module that defines it, followed through imports."""
+    """A class and the module that defines it, followed through imports; LookupError where there is none."""
     for node in _statements(module):
         if isinstance(node, ast.ClassDef) and node.name == name:
             return node, module
@@ -138,7 +122,7 @@ def _fields(node: ast.ClassDef, module: str) -> Iterator[Option]:
     for statement, following in zip(node.body, [*node.body[1:], None], strict=True):
         if not isinstance(statement, ast.AnnAssign) or not isinstance(statement.target, ast.Name):
             continue
-        name, annotation = statement.target.id, _annotation(statement.annotation, module)
+        name, annotation = statement.target.id, ast.unparse(_resolved(statement.annotation, module))
         annotation = re.sub(r"^InitVar\[(.*)\]$", r"\1", annotation)
         if name.startswith("_") or statement.value is None or not _is_written(annotation, module):
             continue
@@ -154,56 +138,44 @@ def _parameters(node: ast.ClassDef, module: str) -> Iterator[Option]:
         if isinstance(statement, ast.FunctionDef) and statement.name == "__init__":
             given = statement.args
             for argument, default in zip(given.kwonlyargs, given.kw_defaults, strict=True):
-                annotation = _annotation(argument.annotation, module) if argument.annotation else ""
+                annotation = ast.unparse(_resolved(argument.annotation or ast.Constant(None), module))
                 if default is not None and _is_written(annotation, module):
                     yield Option(argument.arg, _default(default, module), annotation, "")
 
 
 def _is_written(annotation: str, module: str) -> bool:
-    """Whether a configuration can hold a value of this type, unlike objects such as a loaded corpus."""
-    node = _resolved(ast.parse(annotation or "None", mode="eval").body, module)
+    """Whether a configuration can hold a value of this type, unlike a loaded corpus."""
+    node = _resolved(ast.parse(annotation, mode="eval").body, module)
     if isinstance(node, ast.BinOp):  # a | b
         return any(_is_written(ast.unparse(member), module) for member in (node.left, node.right))
     return ast.unparse(node.value if isinstance(node, ast.Subscript) else node) in _WRITTEN
 
 
-def _annotation(node: ast.expr, module: str) -> str:
-    return ast.unparse(_resolved(node, module))
-
-
 def _resolved(node: ast.expr, module: str) -> ast.expr:
     """An annotation, a name for another type replaced by it."""
-    if isinstance(node, ast.Name) and isinstance(
-        found := _constant(node, module), (ast.Subscript, ast.BinOp)
-    ):
-        return found
-    return node
+    found = _constant(node, module) if isinstance(node, ast.Name) else None
+    return found if isinstance(found, (ast.Subscript, ast.BinOp)) else node
 
 
 def _default(node: ast.expr, module: str) -> Any:
     """The value of a default: a literal, a constant, or what ``field`` is given of these."""
-    if isinstance(node, ast.Call):
-        given = {k.arg: k.value for k in node.keywords}
-        if (value := given.get("default", given.get("default_factory"))) is None:
-            return None
-        return _default(value, module)
-    if isinstance(node, ast.Lambda):
-        return _default(node.body, module)
-    if isinstance(node, (ast.Name, ast.Attribute)):
-        found = _constant(node, module)
-        if found is None:  # such as a class
-            return None
-        node = found
-    value = ast.literal_eval(node)
+    found: ast.expr | None = node
+    if isinstance(found, ast.Call):
+        given = {k.arg: k.value for k in found.keywords}
+        found = given.get("default", given.get("default_factory"))
+    if isinstance(found, ast.Lambda):
+        found = found.body
+    if isinstance(found, (ast.Name, ast.Attribute)):
+        found = _constant(found, module)
+    if found is None or isinstance(found, ast.Call):  # such as a class, or a file of values
+        return None
+    value = ast.literal_eval(found)
     return list(value) if isinstance(value, tuple) else value
 
 
 def _constant(node: ast.expr, module: str) -> ast.expr | None:
     """What a module, or one that it imports from, assigns to a name; None where that is no assignment."""
-    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):  # of an imported module
-        name, inner = node.value.id, ast.Name(node.attr)
-    else:
-        name, inner = ast.unparse(node), None
+    name, _, inner = ast.unparse(node).partition(".")  # of an imported module, where it has a dot
     for statement in _statements(module):
         if isinstance(statement, ast.ImportFrom):
             for alias in statement.names:
@@ -211,19 +183,16 @@ def _constant(node: ast.expr, module: str) -> ast.expr | None:
                     source = _absolute(module, statement)
                     if not source.startswith("probers"):
                         return None
-                    return (
-                        _constant(ast.Name(alias.name), source)
-                        if inner is None
-                        else _constant(inner, f"{source}.{alias.name}")
-                    )
-        elif (isinstance(statement, ast.AnnAssign) and ast.unparse(statement.target) == name) or (
-            isinstance(statement, ast.Assign) and name in map(ast.unparse, statement.targets)
-        ):
-            return statement.value
-        elif isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Tuple):
-            names = [ast.unparse(target) for target in statement.targets[0].elts]
-            if name in names and isinstance(statement.value, ast.Tuple):
-                return statement.value.elts[names.index(name)]
+                    place = f"{source}.{alias.name}" if inner else source
+                    return _constant(ast.Name(inner or alias.name), place)
+        elif isinstance(statement, (ast.Assign, ast.AnnAssign)):
+            first = statement.targets[0] if isinstance(statement, ast.Assign) else statement.target
+            if ast.unparse(first) == name:
+                return statement.value
+            if isinstance(first, ast.Tuple) and isinstance(statement.value, ast.Tuple):
+                names = [ast.unparse(target) for target in first.elts]
+                if name in names:
+                    return statement.value.elts[names.index(name)]
     return None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..lazy import lazily
+from ..types import lazily
 
 if TYPE_CHECKING:
     from .corpus import load_corpus

@@ -22,9 +22,8 @@ from typing import Any, overload
 import numpy as np
 from tqdm import tqdm
 
-from ..checksums import file_digest
+from ..checksums import draw_key, file_digest
 from ..files import digest
-from ..seeding import draw_key
 from ..types import Passage, RunError, UserError
 from .cache import Estimate, build_once
 from .corpus_formats import BadLines, read_passages

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..seeding import draw_key
+from ..checksums import draw_key
 from ..text import count
 from ..types import Passage, UserError
 from .articles.detokenise import detokenise_sentences

@@ -19,9 +19,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
-from ..checksums import sealed, unsealed
+from ..checksums import draw_key, sealed, unsealed
 from ..files import digest, write_text
-from ..seeding import draw_key
 from ..types import SPLITS, Question, UserError
 
 T = TypeVar("T")

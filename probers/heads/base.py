@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..seeding import draw_key
+from ..checksums import draw_key
 from ..types import UserError
 
 #: Index of the class in the logits' last axis; Probing-RAG's label 1 is "answer correct".

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state
 
-from ..seeding import draw_key
+from ..checksums import draw_key
 from ..types import UserError, first_line
 from .base import ProbeHead
 

@@ -1,7 +1,7 @@
 """``launch=ray``: parts over the machines of a Ray cluster, one process per model.
 
-The driver holds the queue; each worker is an actor that makes one part after another into the part's folder.
-A lost worker is replaced, and its part resumes from its folder.
+The driver holds the queue; each worker is an actor that makes one part after another. A lost worker is
+replaced, and its part resumes from its folder.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from .. import __version__
 from ..data.splits import Partition
 from ..options import Count, Name, NotNegative
 from ..types import RunError, UserError, first_line
-from .run import Parts, count_begun, logs
-from .worker import BUSY, DONE, REFUSED, PartsBar, enter, make_part
+from .run import BUSY, DONE, REFUSED, Parts, PartsBar, count_begun, enter, logs, make_part
 
 _LOOK = 0.5  # seconds between two looks at the parts' progress
 _AGAIN = 2.0  # seconds before retrying a part that another process writes
@@ -39,7 +38,7 @@ class Worker:
         self._folder, self._threads = folder, threads
 
     def hello(self) -> list[str]:
-        """Prepare the process; returns the package's version, machine and process, and the problem or ""."""
+        """Prepare the process; returns the package's version, machine and process, and a problem or ""."""
         problem = ""
         try:
             enter(self._folder, self._threads)
@@ -48,7 +47,7 @@ class Worker:
         return [__version__, f"{os.uname().nodename}, process {os.getpid()}", problem]
 
     def make(self, command: str, typed: Sequence[str], out: str, part: str) -> list[str]:
-        """Make a part (:func:`.worker.make_part`)."""
+        """Make a part (:func:`.run.make_part`)."""
         one = Partition.parse(part)
         became, told = make_part(Parts(command, tuple(typed), out, one.count), one)
         if became == BUSY:
@@ -86,8 +85,7 @@ class Ray:
         if count is not None and not Parts(command, typed, out, count).left:
             return Parts(command, typed, out, count)
         with self._cluster() as ray:
-            gpus = self._gpus(ray)
-            room = self._room(ray, gpus)
+            gpus, room = self._room(ray)
             parts = Parts(command, typed, out, count or room)
             left = len(parts.left)
             log.info(
@@ -102,16 +100,13 @@ class Ray:
 
     @contextmanager
     def _cluster(self) -> Iterator[Any]:
-        """Connect Ray."""
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_worker_niceness", "0")  # the workers are the main load
         try:
             import ray
         except ImportError as error:
-            raise UserError(
-                'launch=ray needs Ray: pip install "probers[ray]", or type part=i/n for each part',
-                "missing-extra",
-            ) from error
+            told = 'launch=ray needs Ray: pip install "probers[ray]", or type part=i/n for each part'
+            raise UserError(told, "missing-extra") from error
         if self.address is not None:
             _check_address(self.address)
         given: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
@@ -131,28 +126,18 @@ class Ray:
         finally:
             ray.shutdown()
 
-    def _gpus(self, ray: Any) -> float:
-        """The number of GPUs of a worker."""
-        there = float(ray.cluster_resources().get("GPU", 0))
-        if self.gpus_per_worker is None:
-            return min(1.0, there)
-        if self.gpus_per_worker > there:
-            raise UserError(
-                f"launch.gpus_per_worker={self.gpus_per_worker:g}: the cluster has {there:g} GPUs"
-            )
-        return self.gpus_per_worker
-
-    def _room(self, ray: Any, gpus: float) -> int:
-        """The number of workers."""
-        there = ray.cluster_resources()
-        room = int(there.get("CPU", 0) // self.cpus_per_worker)
-        if gpus:
-            room = min(room, int(there["GPU"] / gpus + 1e-6))
+    def _room(self, ray: Any) -> tuple[float, int]:
+        """GPUs of each worker, and how many workers there is room for."""
+        cpus, gpus = (float(ray.cluster_resources().get(kind, 0)) for kind in ("CPU", "GPU"))
+        each = min(1.0, gpus) if self.gpus_per_worker is None else self.gpus_per_worker
+        if each > gpus:
+            raise UserError(f"launch.gpus_per_worker={each:g}: the cluster has {gpus:g} GPUs")
+        room = int(cpus // self.cpus_per_worker)
+        if each:
+            room = min(room, int(gpus / each + 1e-6))
         if not room:
-            raise UserError(
-                f"launch.cpus_per_worker={self.cpus_per_worker}: the cluster has {there.get('CPU', 0):g} CPUs"
-            )
-        return min(room, self.workers or room)
+            raise UserError(f"launch.cpus_per_worker={self.cpus_per_worker}: the cluster has {cpus:g} CPUs")
+        return each, min(room, self.workers or room)
 
 
 def _check_address(address: str) -> None:
@@ -163,15 +148,12 @@ def _check_address(address: str) -> None:
     try:
         socket.create_connection((host.strip("[]"), int(port)), _PATIENCE).close()
     except (OSError, ValueError, OverflowError) as error:
-        raise UserError(
-            f"no Ray cluster answers at launch.address={address} ({first_line(error)}): give HOST:PORT, or "
-            "auto on a machine of the cluster",
-            "network",
-        ) from error
+        told = f"no Ray cluster answers at launch.address={address} ({first_line(error)})"
+        raise UserError(f"{told}: give HOST:PORT, or auto on a machine of the cluster", "network") from error
 
 
 class _Crew:
-    """Workers of a run and the queue of its parts; ``actor`` makes a :class:`Worker`."""
+    """Workers of a run, made by ``actor``, and the queue of its parts."""
 
     def __init__(self, ray: Any, actor: Any, parts: Parts, options: Ray) -> None:
         self._ray, self._actor, self._parts, self._options = ray, actor, parts, options
@@ -182,7 +164,6 @@ class _Crew:
         self._waited: set[Partition] = set()
 
     def run(self, workers: int) -> None:
-        """Make all parts."""
         with PartsBar(self._parts, self._queue) as self._bar:
             try:
                 for _ in range(min(workers, len(self._queue))):
@@ -206,7 +187,6 @@ class _Crew:
         return self._where.pop(worker)
 
     def _take(self, call: Any) -> None:
-        """Handle a worker's answer."""
         worker, part = self._calls.pop(call)
         try:
             answer = self._ray.get(call)
@@ -216,10 +196,8 @@ class _Crew:
         if part is None:
             version, self._where[worker], problem = answer
             if version != __version__:
-                problem = (
-                    f"the package probers is {version} on {self._where[worker]} and {__version__} here: "
-                    "install the same version"
-                )
+                where = self._where[worker]
+                problem = f"probers is {version} on {where} and {__version__} here: install the same version"
             if problem:
                 raise UserError(problem, "worker")
         else:
@@ -228,7 +206,6 @@ class _Crew:
             self._next(worker)
 
     def _next(self, worker: Any) -> None:
-        """Give a worker the next part, or let it go."""
         if not self._queue:
             self._end(worker)
             return
@@ -252,19 +229,14 @@ class _Crew:
                 self._bar.say(f"no more parts for {self._end(worker)}")
 
     def _lost(self, worker: Any, part: Partition | None, error: Exception) -> None:
-        """Replace a lost worker."""
         where = self._end(worker)
         if _NO_IMPORT in str(error):
-            raise UserError(
-                f"the workers of the cluster lack the package probers {__version__} "
-                f"({str(error).splitlines()[-1]}): install it in the environment that Ray runs in",
-                "worker",
-            ) from error
+            told = f"the workers lack the package probers {__version__} ({str(error).splitlines()[-1]})"
+            raise UserError(f"{told}: install it where Ray runs", "worker") from error
         self._again(part, f"{where} was lost ({first_line(error).rstrip('.')})")
         self._begin()
 
     def _again(self, part: Partition | None, told: str) -> None:
-        """Put a failed part back into the queue."""
         self._tries[part] += 1
         what = "a worker" if part is None else f"part {part}"
         if self._tries[part] >= self._options.tries:

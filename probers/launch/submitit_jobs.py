@@ -16,8 +16,7 @@ from typing import Any, Literal
 from ..data.splits import Partition
 from ..options import Count, Natural
 from ..types import RunError, UserError, first_line
-from .run import Parts, logs
-from .worker import DONE, REFUSED, PartsBar, enter, make_part
+from .run import DONE, REFUSED, Parts, PartsBar, enter, logs, make_part
 
 _LOOK = 1.0  # seconds between two looks at the parts' progress
 
@@ -35,7 +34,7 @@ class Task:
     threads: int
 
     def __call__(self, part: str) -> list[str]:
-        """Make a part (:func:`.worker.make_part`); waits while another process writes it."""
+        """Make a part (:func:`.run.make_part`); waits while another process writes it."""
         enter(self.folder, self.threads)
         one = Partition.parse(part)
         return list(make_part(Parts(self.command, self.typed, self.out, one.count), one, "wait=true"))
@@ -99,11 +98,9 @@ class Submitit:
                 return None
             told = self._watch(parts, jobs)
         if left := parts.left:
-            part = left[0]
-            how = told.get(part, "it ended")
+            part, how = left[0], told.get(left[0], "it ended")
             raise RunError(
-                f"part {part} failed {self.tries} times; the last time {how}; see {parts.log(part)}",
-                "worker",
+                f"part {part} failed {self.tries} times; the last time {how}; see {parts.log(part)}", "worker"
             )
         return parts
 
@@ -111,20 +108,14 @@ class Submitit:
         try:
             import submitit
         except ImportError as error:
-            raise UserError(
-                'launch=submitit needs submitit: pip install "probers[submitit]", or type part=i/n for each '
-                "part",
-                "missing-extra",
-            ) from error
+            told = 'launch=submitit needs submitit: pip install "probers[submitit]", or type part=i/n'
+            raise UserError(told, "missing-extra") from error
         given = dict(self.slurm or {})
         if self.workers is not None:
             given["array_parallelism"] = self.workers
         try:
             if self.cluster == "slurm" and not self.gpus_per_worker and not _asks_for_gpus(given):
-                log.warning(
-                    "launch.gpus_per_worker=0: tasks run without a GPU; on a GPU cluster type "
-                    "launch.gpus_per_worker=1"
-                )
+                log.warning("launch.gpus_per_worker=0: tasks run without a GPU; give 1 on a cluster of GPUs")
             executor = submitit.AutoExecutor(logs(parts.out) / "submitit", cluster=self.cluster)
             executor.update_parameters(
                 name=f"probers-{parts.command}", timeout_min=self.timeout_min, nodes=1, tasks_per_node=1,
@@ -161,12 +152,10 @@ class Submitit:
 
 
 def _asks_for_gpus(slurm: Mapping[str, Any]) -> bool:
-    """Tell whether options of sbatch ask for GPUs themselves."""
     named = ("gres", "additional_parameters")  # whose values say what they ask for
     return any("gpu" in key or (key in named and "gpu" in str(value)) for key, value in slurm.items())
 
 
 def _result(job: Any) -> Sequence[str]:
-    """The answer of a task, or the way it ended without one."""
     error = job.exception()
     return job.result() if error is None else ("lost", f"job {job.job_id} was lost ({first_line(error)})")

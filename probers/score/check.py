@@ -10,15 +10,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import httpx
 import numpy as np
 import torch
 
 from ..bank.bank import ProbeBank
-from ..commands.artifacts import find_prober
-from ..commands.inputs import load_model
+from ..commands.inputs import find_prober, load_model
 from ..data.records import what_is_wrong
 from ..online.scores import check_growing, text_needs, text_scores
 from ..types import Feature, Generation, Needs, RunError, UserError, first_line
@@ -39,13 +38,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LayerDifference:
-    """Difference between an engine's states of one layer and ours.
+    """Difference between an engine's states of one layer, by its number, and ours.
 
     Attributes:
-        layer: the engine's number of the layer.
-        absolute: largest difference.
-        relative: root mean square of the differences, each in standard deviations of its coordinate.
-        same: the relative difference is within the tolerance.
+        absolute, relative: the largest, and as of :func:`relative_difference`; within the tolerance ``same``.
         is_layer: another layer of ours that the states match clearly better.
         normed: the states are those after the final norm.
     """
@@ -73,7 +69,7 @@ class LayerDifference:
 
 
 def relative_difference(ours: np.ndarray, theirs: np.ndarray) -> float:
-    """Root mean square of the differences of (n, d), each in standard deviations of its coordinate.
+    """Root mean square of the differences of (n, ...), each in standard deviations of its coordinate.
 
     A few coordinates of a residual stream are thousands of times as large as others and nearly constant over
     tokens and layers, so plain differences would hardly show another layer.
@@ -95,12 +91,9 @@ def compare_states(
     Args:
         ours: (n, d) by layer (0 the embedding, k the residual stream after block k); further layers than the
             engine's can be recognised in its states.
-        theirs: (n, d) by the engine's number of the layer.
+        theirs: (n, d) by the engine's number of the layer; ValueError for other shapes or a layer ours lacks.
         tolerance: relative difference up to which states are the same.
         normed: (n, d) our last layer after the final norm.
-
-    Raises:
-        ValueError: arrays of different shapes, or a layer that ours lacks.
     """
     found = []
     wide = {layer: np.asarray(states, dtype=np.float64) for layer, states in ours.items()}
@@ -108,59 +101,47 @@ def compare_states(
         if layer not in wide or np.shape(given) != wide[layer].shape:
             raise ValueError(f"layer {layer} of the engine, of shape {np.shape(given)}, is not among ours")
         states = np.asarray(given, dtype=np.float64)
-        relative = relative_difference(wide[layer], states)
         absolute = float(np.abs(states - wide[layer]).max())
-        others = {k: relative_difference(own, states) for k, own in wide.items() if k != layer}
+        distances = {k: relative_difference(own, states) for k, own in wide.items()}
+        relative = distances.pop(layer)
         after = np.inf if normed is None else relative_difference(np.asarray(normed, np.float64), states)
-        nearest = min(others, key=lambda k: others[k], default=None)
-        least = np.inf if nearest is None else others[nearest]
+        nearest = min(distances, key=lambda k: distances[k], default=None)
+        least = np.inf if nearest is None else distances[nearest]
         same = relative <= tolerance and np.isfinite(relative)
         clear = not same and min(least, after) < _CLEARLY * relative
-        found.append(
-            LayerDifference(
-                layer, absolute, relative, bool(same),
-                is_layer=nearest if clear and least <= after else None, normed=bool(clear and after < least),
-            )
-        )  # fmt: skip
+        is_layer = nearest if clear and least <= after else None
+        each = LayerDifference(layer, absolute, relative, bool(same), is_layer, bool(clear and after < least))
+        found.append(each)
     return found
 
 
 def run(settings: Check) -> None:
-    """Check an engine and log the result.
-
-    Raises:
-        RunError: its states or scores differ from ours, or it cannot be reached.
-        UserError: the request is wrong; raised before anything is compared.
-    """
-    url = settings.engine if settings.engine.startswith(("http://", "https://")) else None
-    if url is None and settings.engine not in ("transformers", "vllm"):
-        raise UserError(
-            f"engine={settings.engine} is unknown: give transformers, vllm, or a server's address, http://..",
-            "unknown-choice",
-        )
+    """Check an engine and log the result; RunError where it differs from ours or cannot be reached."""
+    engine = settings.engine
+    url = engine if engine.startswith(("http://", "https://")) else None
+    if url is None and engine not in ("transformers", "vllm"):
+        told = f"engine={engine} is unknown: give transformers, vllm, or a server's address, http://.."
+        raise UserError(told, "unknown-choice")
     bank = None
     if url is not None or settings.prober is not None:
-        bank = ProbeBank.from_pretrained(
-            find_prober(settings, asks="probers-check"), allow_other=settings.allow_other
-        )
-    other = load_model(settings, engine="vllm") if settings.engine == "vllm" else None
+        prober = find_prober(settings, asks="probers-check")
+        bank = ProbeBank.from_pretrained(prober, allow_other=settings.allow_other)
+    other = load_model(settings, engine="vllm") if engine == "vllm" else None
     lm = load_model(settings)
     if bank is not None:
         bank.check_model(lm.spec)
         if bank.spec.site != "resid_post" or bank.spec.pool == "mind":
-            raise UserError(
-                f"the prober reads {bank.spec.site}/{bank.spec.pool}, but only states after blocks "
-                "(site=resid_post) can be checked",
-                "unsupported",
+            told = (
+                f"the prober reads {bank.spec.site}/{bank.spec.pool}, and only site=resid_post can be checked"
             )
+            raise UserError(told, "unsupported")
     tolerance = settings.tolerance or _TOLERANCES.get(lm.spec.dtype, 0.1)
     if url is not None:
         assert bank is not None
         _check_server(url, lm, bank, settings.prompts, settings.max_new_tokens, tolerance)
         return
-    written = [
-        g for g in lm.generate(settings.prompts, max_new_tokens=settings.max_new_tokens) if g.token_ids
-    ]
+    made = lm.generate(settings.prompts, max_new_tokens=settings.max_new_tokens)
+    written = [text for text in made if text.token_ids]
     if other is not None:
         theirs, _ = our_states(other, written)
     else:
@@ -174,7 +155,14 @@ def run(settings: Check) -> None:
     log.info("layer  largest difference  relative")
     for each in found:
         log.info("%5d  %18.3g  %8.2g  %s", each.layer, each.absolute, each.relative, each.told)
-    tell(found, f"engine={settings.engine}", tolerance)
+    if wrong := [each for each in found if not each.same]:
+        raise RunError(
+            f"engine={engine} differs from the states probers are trained on in {len(wrong)} of {len(found)} "
+            f"layers (relative difference above {tolerance:g}); its layer {wrong[0].layer}: {wrong[0].told}",
+            "mismatch",
+        )
+    told = "engine=%s gives the states that probers are trained on: %d layers are the same"
+    log.info(told, engine, len(found))
 
 
 def _plain_states(
@@ -189,19 +177,6 @@ def _plain_states(
         for layer in layers:
             parts[layer].append(states[layer][0, len(text.prompt_ids) :].float().cpu().numpy())
     return {layer: np.concatenate(part) for layer, part in parts.items()}
-
-
-def tell(found: Sequence[LayerDifference], engine: str, tolerance: float) -> None:
-    """Log that all layers are the same; RunError where one is not."""
-    wrong = [each for each in found if not each.same]
-    if wrong:
-        first = wrong[0]
-        raise RunError(
-            f"{engine} differs from the states probers are trained on in {len(wrong)} of {len(found)} layers "
-            f"(relative difference above {tolerance:g}); its layer {first.layer}: {first.told}",
-            "mismatch",
-        )
-    log.info("%s gives the states that probers are trained on: %d layers are the same", engine, len(found))
 
 
 def our_states(lm: CausalLM, written: Sequence[Generation]) -> tuple[dict[int, np.ndarray], np.ndarray]:
@@ -219,60 +194,49 @@ def _check_server(
 ) -> None:
     """Compare the scores of a server with ours of the same tokens."""
     check_growing(bank)
-    answers = [_asked(url, prompt, length) for prompt in prompts]
-    known = [(p, a) for p, a in zip(prompts, answers, strict=True) if a["text"]]
-    read = lm.score([p for p, _ in known], [a["text"] for _, a in known], needs=_neighbours(lm, bank))
+    # The prober's layers, and the ones above and below each.
+    moved = {by: [min(max(k + by, 0), lm.num_layers) for k in bank.layers] for by in (0, 1, -1)}
+    layers = sorted({*moved[0], *moved[1], *moved[-1]})
+    (feature,) = text_needs(bank).features
+    answers = [(p, *found) for p in prompts if (found := _asked(url, p, length))[0]]
+    needs = Needs((replace(feature, layers=tuple(layers)),))
+    read = lm.score([answer[0] for answer in answers], [answer[1] for answer in answers], needs=needs)
     alike = [
-        (g, a["scores"])
-        for g, (_, a) in zip(read, known, strict=True)
-        if [list(span) for span in g.offsets] == a["offsets"]
+        (states, scores)
+        for text, (_, _, offsets, scores) in zip(read, answers, strict=True)
+        if list(text.offsets) == offsets and (states := text.state) is not None
     ]
     if not alike:
-        raise RunError(
-            f"engine={url} wrote no text that our tokenizer splits alike: give other prompts", "mismatch"
-        )
+        raise RunError(f"engine={url} splits no text as our tokenizer: give other prompts", "mismatch")
     theirs = np.concatenate([scores for _, scores in alike])
-    ours = {place: np.concatenate([_scores(g, bank, place) for g, _ in alike]) for place in (0, 1, -1)}
-    usual = relative_difference(ours[0][:, None], theirs[:, None])
+    ours = {}
+    for by, near in moved.items():
+        columns = [layers.index(k) for k in near]
+        ours[by] = np.concatenate([text_scores(bank, states[:, columns])[0] for states, _ in alike])
+    usual = relative_difference(ours[0], theirs)
     largest = float(np.abs(theirs - ours[0]).max())
-    log.info(
-        "%d tokens of %d texts, %s: largest difference of a score %.3g, relative %.2g",
-        len(theirs), len(alike), lm.spec, largest, usual,
-    )  # fmt: skip
+    told = "%d tokens of %d texts, %s: largest difference of a score %.3g, relative %.2g"
+    log.info(told, len(theirs), len(alike), lm.spec, largest, usual)
     if usual <= tolerance:
         log.info("engine=%s gives the scores that this prober gives here", url)
         return
-    near = {f"layers one too {'high' if place > 0 else 'low'}": ours[place] for place in (1, -1)}
-    near |= {"the token after": np.roll(ours[0], -1), "the token before": np.roll(ours[0], 1)}
-    distances = {name: relative_difference(scores[:, None], theirs[:, None]) for name, scores in near.items()}
+    mistakes = {
+        "layers one too high": ours[1], "layers one too low": ours[-1],
+        "the token after": np.roll(ours[0], -1), "the token before": np.roll(ours[0], 1),
+    }  # fmt: skip
+    distances = {name: relative_difference(scores, theirs) for name, scores in mistakes.items()}
     name = min(distances, key=lambda key: distances[key])
+    clear = distances[name] < _CLEARLY * usual
     what = "another prober, other weights, or states after the final norm"
-    if distances[name] < _CLEARLY * usual:
-        what = f"they are those of {name}"
     raise RunError(
         f"engine={url} gives other scores than this prober gives here (relative difference {usual:.2g}, "
-        f"above {tolerance:g}): {what}",
+        f"above {tolerance:g}): {f'they are those of {name}' if clear else what}",
         "mismatch",
     )
 
 
-def _neighbours(lm: CausalLM, bank: ProbeBank) -> Needs:
-    """Ask for the prober's layers and the ones above and below each."""
-    (feature,) = text_needs(bank).features
-    moved = [tuple(min(max(k + by, 0), lm.num_layers) for k in bank.layers) for by in (1, -1)]
-    return Needs((replace(feature, layers=tuple(sorted({*bank.layers, *moved[0], *moved[1]}))),))
-
-
-def _scores(read: Generation, bank: ProbeBank, by: int) -> np.ndarray:
-    """Score a text (n,) by the states of layers ``by`` too high."""
-    ((feature, states),) = read.states.items()
-    first, *_, last = feature.layers
-    layers = [feature.layers.index(min(max(k + by, first), last)) for k in bank.layers]
-    return np.array(text_scores(bank, states[:, layers])[0])
-
-
-def _asked(url: str, prompt: str, length: int) -> dict[str, Any]:
-    """Have a server continue a prompt greedily; returns text, offsets and scores (RunError)."""
+def _asked(url: str, prompt: str, length: int) -> tuple[str, list[tuple[int, int]], np.ndarray]:
+    """Have a server continue a prompt greedily: text, offsets and scores of its tokens (RunError)."""
     address = url.rstrip("/").removesuffix("/v1")
     try:
         with httpx.Client(timeout=120, follow_redirects=False) as client:
@@ -282,19 +246,14 @@ def _asked(url: str, prompt: str, length: int) -> dict[str, Any]:
             answer = client.post(f"{address}/v1/completions", json=body | {"temperature": 0})
             answer.raise_for_status()
             choice = answer.json()["choices"][0]
-        told = choice["hallucination"]
+        told, text = choice["hallucination"], choice["text"]
         scores = np.array([float(score) for score in told["token_scores"]])
-        offsets = [[int(a), int(b)] for a, b in told["token_offsets"]]
-        if (
-            len(scores) != len(offsets)
-            or not np.isfinite(scores).all()
-            or not isinstance(choice["text"], str)
-        ):
+        offsets = [(int(a), int(b)) for a, b in told["token_offsets"]]
+        if len(scores) != len(offsets) or not np.isfinite(scores).all() or not isinstance(text, str):
             raise ValueError("scores and tokens differ in number or kind")
     except httpx.HTTPError as error:
         raise RunError(f"engine={url} cannot be reached: {first_line(error)}", "network") from error
     except (ValueError, LookupError, TypeError) as error:
-        raise RunError(
-            f"engine={url} does not answer as a server with a prober does ({what_is_wrong(error)})", "server"
-        ) from error
-    return {"text": choice["text"], "offsets": offsets, "scores": scores}
+        told = f"engine={url} does not answer as a server with a prober does ({what_is_wrong(error)})"
+        raise RunError(told, "server") from error
+    return text, offsets, scores

@@ -6,24 +6,26 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..checksums import inputs
-from ..commands.artifacts import find_prober
-from ..commands.inputs import load_model
+from ..bank.assessment import Assessor
+from ..bank.bank import ProbeBank
+from ..checksums import Journal, inputs
+from ..commands.inputs import find_prober, load_model
 from ..commands.runs import RunFolder
+from ..engine.language_model import ScoreRequest, Scoring
+from ..evaluation.metrics import Bootstrap, auroc, ece
 from ..files import canonical_json, write_text
-from ..journal import Journal
+from ..online.scores import check_growing, text_needs, text_scores
 from ..text import count
 from ..types import UserError
-from .texts import Text, Texts
+from .texts import Text, Texts, scores_html
 
 if TYPE_CHECKING:
-    from ..bank.assessment import Assessor
-    from ..bank.bank import ProbeBank
     from ..engine.model import CausalLM
     from .settings import Score
 
@@ -34,61 +36,45 @@ log = logging.getLogger(__name__)
 
 
 def run(settings: Score) -> Path:
-    """Score the texts of a file; returns the folder written.
-
-    Raises:
-        UserError: the request is wrong; raised before anything is scored.
-    """
+    """Score the texts of a file; returns the folder written. UserErrors come before anything is scored."""
     if settings.texts is None:
-        raise UserError(
-            "probers-score needs a file with a prompt and an answer on each line: probers-score FILE.jsonl",
-            "missing-value",
-        )
+        told = "probers-score needs a file with a prompt and an answer on each line: probers-score FILE.jsonl"
+        raise UserError(told, "missing-value")
     read = Texts.read(settings.texts, settings.on_bad_line)
     name = find_prober(settings, asks="probers-score")
-    from ..bank.assessment import Assessor
-    from ..bank.bank import ProbeBank
-    from ..online.scores import check_growing
-
     bank = ProbeBank.from_pretrained(name, allow_other=settings.allow_other)
     check_growing(bank)
-    out = Path(settings.out or f"runs/score/{Path(settings.texts).name.partition('.')[0]}")
-    config = settings.record | {"inputs": inputs(settings.texts, name)}
-    folder = RunFolder(out, "score", config)
+    file = Path(settings.texts).name
+    out = Path(settings.out or f"runs/score/{file.partition('.')[0]}")
+    folder = RunFolder(out, "score", settings.record | {"inputs": inputs(settings.texts, name)})
     if not folder.begin():
         return out
     lm = load_model(settings, folder)
     if lm.on_too_long == "error":  # of many texts the one is left out
         lm.on_too_long = "skip"
     bank.check_model(lm.spec)
-    read = read.in_tokens(lm.tokenizer, settings.on_bad_line, Path(settings.texts).name)
-    if glued := sum(_glued(one) for one in read.texts):
-        log.info(
-            "note: %d of %d answers continue the prompt's last word: begin a new word with a space", glued,
-            len(read.texts),
-        )  # fmt: skip
+    read = read.in_tokens(lm.tokenizer, settings.on_bad_line, file)
+    edges = ((one.prompt or "")[-1:] + one.answer[:1] for one in read.texts)
+    if glued := sum(len(edge) == 2 and edge[0].isalnum() and edge[1].isalnum() for edge in edges):
+        told = "note: %d of %d answers continue the prompt's last word: begin a new word with a space"
+        log.info(told, glued, len(read.texts))
     for line in read.left_out.lines():
         log.info("%s", line)
     assessor = Assessor(bank, settings.threshold)
-    records = score(lm, bank, assessor, read.texts, Path(settings.texts).name, out / _UNFINISHED)
+    records = score(lm, bank, assessor, read.texts, file, out / _UNFINISHED)
     write_text(out / _SCORES, "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in records))
     results = _results(read.texts, records, assessor.threshold, settings.seed)
     write_text(out / _RESULTS, canonical_json(results))
-    from .page import scores_html
-
+    limit = float(bank.probability(np.array([assessor.threshold]))[0])
     about = {"texts": settings.texts, "model": str(lm.spec), "prober": name}
-    page = scores_html(read.texts, records, about=about, results=results, bank=bank, most=settings.shown)
+    page = scores_html(read.texts, records, about=about, results=results, limit=limit, most=settings.shown)
     write_text(out / _PAGE, page)
     (out / _UNFINISHED).unlink(missing_ok=True)
     folder.finish({"model": settings.model.name, "n": len(records), "fires": results["fires"]})
-    for line in _summary(records, results, bank):
+    for line in _summary(records, results, limit):
         log.info("%s", line)
     log.info("wrote %s to %s and a page to %s", count(len(records), "line"), out / _SCORES, out / _PAGE)
     return out
-
-
-def _glued(one: Text) -> bool:
-    return one.prompt is not None and one.prompt[-1:].isalnum() and one.answer[:1].isalnum()
 
 
 def score(
@@ -96,21 +82,15 @@ def score(
 ) -> list[dict[str, Any]]:
     """Score texts; returns their lines with ``id``, ``text`` and ``hallucination`` (None if too long).
 
-    Args:
-        file: name of the file in messages.
-        unfinished: file of finished lines, written batch by batch and read by a run that resumes.
+    ``file`` is the file's name in messages; finished lines are written to ``unfinished`` batch by batch, and
+    read there by a run that resumes.
     """
-    from ..engine.language_model import ScoreRequest, Scoring
-    from ..online.scores import text_needs, text_scores
-
     journal = Journal(unfinished)
     made = _resumed(journal, texts)
-    requests = [
-        ScoreRequest(one.prompt_for(lm.tokenizer, file), one.answer, f"of {file} {one.where}")
-        for one in texts
-    ]
-    batches = lm.score_each(requests, Scoring(text_needs(bank)), known=made)
-    for batch in batches:
+    prompts = [one.prompt_for(lm.tokenizer, file) for one in texts]
+    named = zip(prompts, texts, strict=True)
+    requests = [ScoreRequest(prompt, one.answer, f"of {file} {one.where}") for prompt, one in named]
+    for batch in lm.score_each(requests, Scoring(text_needs(bank)), known=made):
         new = {}
         for place, written in batch.items():
             told = None
@@ -118,8 +98,8 @@ def score(
                 assert written.state is not None
                 scores, distances = text_scores(bank, written.state)
                 told = assessor.of_generation(written, scores, distances)
-            ours = {"id": texts[place].id, "text": texts[place].answer, "hallucination": told}
-            new[place] = {**texts[place].record, **ours}
+            one = texts[place]
+            new[place] = {**one.record, "id": one.id, "text": one.answer, "hallucination": told}
         journal.append(_kept(new))
         made |= new
     return [made[place] for place in range(len(texts))]
@@ -149,32 +129,28 @@ def _results(
     """Count texts and hits; with labels in the file, measure how well scores predict them."""
     told = [(one, r["hallucination"]) for one, r in zip(texts, records, strict=True) if r["hallucination"]]
     judged = [(one, h) for one, h in told if h["score"] is not None]
-    results = {
+    results: dict[str, Any] = {
         "n": len(texts), "too_long": len(texts) - len(told), "judged": len(judged),
         "fires": sum(h["fires"] for _, h in judged), "threshold": threshold,
     }  # fmt: skip
-    known = [(one, h) for one, h in judged if one.wrong is not None]
-    return results | ({"labelled": _quality(known, seed)} if known else {})
+    if known := [(one, h) for one, h in judged if one.wrong is not None]:
+        results["labelled"] = _quality(known, seed)
+    return results
 
 
 def _quality(known: Sequence[tuple[Text, Mapping[str, Any]]], seed: int) -> dict[str, Any]:
     """Measure AUROC and ECE with 95% intervals over prompts; null without both right and wrong texts."""
-    from ..evaluation.metrics import Bootstrap, auroc, ece
-
     wrong = np.array([float(bool(one.wrong)) for one, _ in known])
     bootstrap = Bootstrap([one.prompt or json.dumps(one.messages) for one, _ in known], seed=seed)
     figures: dict[str, Any] = {"n": len(known), "wrong": float(wrong.mean())}
     for name, key, metric in (("auroc", "score", auroc), ("ece", "p_wrong", ece)):
-        values = np.array([h[key] for _, h in known])
-        found = bootstrap.interval(values, lambda v, w, of=metric: of(wrong, v, w))  # type: ignore[misc]
-        value = None if np.isnan(found.value) else found.value
-        figures[name] = {"value": value, "ci95": found.limits}
+        found = bootstrap.interval(np.array([h[key] for _, h in known]), partial(metric, wrong))
+        figures[name] = {"value": None if np.isnan(found.value) else found.value, "ci95": found.limits}
     return figures
 
 
-def _summary(records: Sequence[Mapping[str, Any]], results: Mapping[str, Any], bank: ProbeBank) -> list[str]:
+def _summary(records: Sequence[Mapping[str, Any]], results: Mapping[str, Any], limit: float) -> list[str]:
     """Summarise hits, the worst spans and the fit to labels, as lines for the terminal."""
-    limit = float(bank.probability(np.array([results["threshold"]]))[0])
     lines = [
         f"{results['fires']} of {count(results['n'], 'text')} fire: score above {results['threshold']:.3g}, "
         f"P(wrong) above {limit:.0%}"

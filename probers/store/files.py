@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..checksums import unsealed
+from ..checksums import draw_key, unsealed
 from ..files import digest, read_json
 from ..options import shown
-from ..seeding import draw_key
 from ..types import SPLITS, RunError, UserError, first_line
 from .spec import FP8, TOO_LARGE, FeatureSpec, fp8_encode
 

@@ -1,41 +1,46 @@
 """Threshold sweeps: replayed where a trigger judges whole answers, run again where it does not.
 
-A trigger that fires within an answer decides what is written from there on, so that its
-thresholds cannot be read from recorded answers (:mod:`probers.rag.compare.trajectories`); they are
-run. Each next one goes where neighbouring points of the curve lie farthest apart in retrievals per
-question, to the middle of the scores recorded so far that fire at one of the two only. The
-closed-book answers are the same at every threshold and are one more point of each curve.
+A trigger that fires within an answer decides what is written from there on, so that its thresholds cannot be
+read from recorded answers (:mod:`probers.rag.compare.trajectories`); they are run. Each next one goes where
+neighbouring points of the curve lie farthest apart in retrievals per question, to the middle of the scores
+recorded so far that fire at one of the two only. The closed-book answers are one more point of each curve.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from probers.types import Question, Retriever
+from probers.checksums import sealed, unsealed
+from probers.files import write_text
+from probers.types import Question, Retriever, RunError, first_line
 
 from ..loop import RAG
 from ..protocol import name_of
 from ..queries.text import LastTokensQuery
+from ..traces import own
 from .methods import Method, MethodRun
 from .outcomes import Comparison, Outcomes, correct
 from .trajectories import FIGURES, RetrievalTrajectory, record_once, together
 
+if TYPE_CHECKING:
+    from probers.commands.merge import PartRun, PartRuns
+
+#: Folder of recorded answers in a comparison, and a part's index of them.
+REPLAY, _INDEX = "replay", "index.json"
+
 
 @dataclass(frozen=True)
 class QueryTrajectory:
-    """Recorded answers with one query.
+    """Recorded answers with one query to the questions with gold answers, and the methods that ask with it.
 
-    Attributes:
-        name: of the query; numbered where two differ in their options or retriever only.
-        methods: names of the methods that ask with it.
-        trajectory: of the questions with gold answers.
-        retriever: the methods' own; None for that of all.
+    Names are numbered where two queries differ in their options or retriever only. ``retriever`` is the
+    methods' own; None is that of all.
     """
 
     name: str
@@ -44,24 +49,14 @@ class QueryTrajectory:
     retriever: Retriever | None = None
 
 
-#: Writes a file of answers recorded earlier, if there are any, for the methods that ask with one query,
-#: triggers and questions.
-Made = Callable[[Path, Sequence[str], Sequence[str], Sequence[Question]], None]
-
-
 def record_all(
-    rag: RAG, runs: Iterable[MethodRun], out: Path, *, every: bool = False, made: Made | None = None
+    rag: RAG, runs: Iterable[MethodRun], out: Path, *, every: bool = False, parts: PartRuns | None = None
 ) -> list[QueryTrajectory]:
-    """A trajectory for every query that an adaptive method asked with.
+    """Record a trajectory for every query that an adaptive method asked with, into the folder ``out``.
 
-    Triggers of whole answers are asked about each of its answers.
-
-    Args:
-        rag: a loop whose model, retriever, prompt and limits are used.
-        runs: of every method; questions without gold answers are left out.
-        out: folder for the recorded answers.
-        every: include methods that did not retrieve, which they may for other questions.
-        made: writes answers recorded earlier, if there are any.
+    Triggers of whole answers are asked about each of its answers. With ``every``, methods are included that
+    did not retrieve, which they may for other questions. The recorded answers of the ``parts`` of a split
+    run are joined.
     """
     fired = [run for run in runs if run.method.adaptive and (every or run.cost("retrievals").any())]
     if not rag.max_retrievals or not fired or not len(fired[0].scored):
@@ -69,42 +64,70 @@ def record_all(
     answered = [q for q in fired[0].questions if q.answers]
     asked_alike: list[list[MethodRun]] = []
     for run in fired:
-        alike = (group for group in asked_alike if _same_search(group[0].method, run.method))
-        group = next(alike, None)
-        if group is None:
-            asked_alike.append(group := [])
-        group.append(run)
+        for group in asked_alike:
+            first = group[0].method
+            if first.query == run.method.query and first.retriever is run.method.retriever:
+                group.append(run)
+                break
+        else:
+            asked_alike.append([run])
     found = []
     for i, asking in enumerate(asked_alike):
-        query, retriever = asking[0].method.query, asking[0].method.retriever
-        whole = {run.name: run.method.trigger for run in asking if judges_whole_answers(run, untried=every)}
+        method, names = asking[0].method, tuple(run.name for run in asking)
+        whole = {run.name: run.method.trigger for run in asking if _judges_whole_answers(run, every)}
         # One pass records what all of these need; the rare one that needs another pass has no curve.
-        asked = next(iter(together(whole, query.needs)), {})
-        others = sum(type(group[0].method.query) is type(query) for group in asked_alike[:i])
-        name = name_of(query) + (f"_{others + 1}" if others else "")
+        asked = next(iter(together(whole, method.query.needs)), {})
+        others = sum(type(group[0].method.query) is type(method.query) for group in asked_alike[:i])
+        name = name_of(method.query) + (f"_{others + 1}" if others else "")
         file = out / f"{name}.json"
-        if made is not None:
-            made(file, [run.name for run in asking], list(asked), answered)
+        if parts is not None and not file.exists():
+            _join(parts, file, {*names}, list(asked), answered)
         trajectory = record_once(
-            file, asking[0].method.loop(rag), asked, answered,
-            progress=f"replay {name}", matcher=asking[0].matcher,
-        )  # fmt: skip
-        found.append(QueryTrajectory(name, tuple(run.name for run in asking), trajectory, retriever))
+            file, method.loop(rag), asked, answered, progress=f"replay {name}", matcher=asking[0].matcher
+        )
+        found.append(QueryTrajectory(name, names, trajectory, method.retriever))
     return found
 
 
-def _same_search(one: Method, other: Method) -> bool:
-    """Whether two methods have the same query and retriever."""
-    return one.query == other.query and one.retriever is other.retriever
+def index(recorded: Sequence[QueryTrajectory], out: Path) -> None:
+    """Write a part's index of recorded answers."""
+    entries = [
+        {"file": f"{each.name}.json", "methods": list(each.methods), "triggers": each.trajectory.triggers}
+        for each in recorded
+    ]
+    write_text(out / _INDEX, sealed({"recorded": entries}))
 
 
-def judges_whole_answers(run: MethodRun, *, untried: bool = False) -> bool:
-    """Whether a method fires on whole answers only, which are then written anew.
+def _join(
+    parts: PartRuns, file: Path, methods: set[str], triggers: Sequence[str], questions: Sequence[Question]
+) -> None:
+    """Join the parts' answers with one query, unless a part did not ask all of the triggers."""
+    steps: dict[str, Any] = {}
+    for run in parts.runs:
+        mine = own(questions, run.part)
+        entry = next((e for e in _recorded(run, _INDEX)["recorded"] if methods & set(e["methods"])), None)
+        if not mine:
+            continue
+        if entry is None or not set(triggers) <= set(entry["triggers"]):
+            return
+        for each in _recorded(run, entry["file"])["questions"]:
+            steps[each["id"]] = [
+                {**step, "scores": {name: step["scores"][name] for name in triggers}}
+                for step in each["steps"]
+            ]
+    write_text(file, sealed({"questions": [{"id": q.id, "steps": steps[q.id]} for q in questions]}))
 
-    Args:
-        run: of the method.
-        untried: the result for a method that did not fire at all.
-    """
+
+def _recorded(run: PartRun, name: str) -> dict[str, Any]:
+    path = run.path / REPLAY / name
+    try:
+        return unsealed(path, older=False)
+    except (OSError, ValueError) as error:
+        raise RunError(f"{path} is damaged ({first_line(error)}): make the part again", "damaged") from error
+
+
+def _judges_whole_answers(run: MethodRun, untried: bool) -> bool:
+    """Whether a method fires on whole answers only; ``untried`` where it did not fire at all."""
     trigger = run.method.trigger
     if run.method.untested or trigger.before or any(map(trigger.look_ahead, run.questions)):
         return False
@@ -115,12 +138,12 @@ def judges_whole_answers(run: MethodRun, *, untried: bool = False) -> bool:
 def at_random(
     recorded: Sequence[QueryTrajectory], runs: Mapping[str, MethodRun], comparison: Comparison
 ) -> dict[str, dict[str, Any]]:
-    """Every adaptive method against random retrieval with its query at its mean number of retrievals.
+    """Compare every adaptive method with random retrieval with its query at its mean number of retrievals.
 
-    Random retrieval judges whole answers, and a query that was made for the middle of one, such
-    as the last sentence, is poor there. So methods that fire within an answer, or before it, are
-    under ``common`` also set against random retrieval with the query of those that judge whole ones.
-    The reported differences of each figure are one family for Holm's correction.
+    Random retrieval judges whole answers, and a query that was made for the middle of one, such as the last
+    sentence, is poor there. So methods that fire within an answer, or before it, are under ``common`` also
+    set against random retrieval with the query of those that judge whole ones. The reported differences of
+    each figure are one family for Holm's correction.
     """
 
     def against(entry: QueryTrajectory, run: Outcomes) -> dict[str, Any]:
@@ -141,7 +164,7 @@ def at_random(
 
 
 def replays(recorded: Sequence[QueryTrajectory]) -> dict[str, dict[str, list[float]]]:
-    """Curves over the thresholds by method, and of random retrieval for each query that has any."""
+    """Draw curves over the thresholds by method, and of random retrieval for each query that has any."""
     found: dict[str, dict[str, list[float]]] = {}
     with_curves = [entry for entry in recorded if entry.trajectory.triggers]
     for entry in with_curves:
@@ -162,11 +185,10 @@ class Setting:
     """Option of a method that varies from run to run.
 
     Attributes:
-        option: ``threshold`` of the trigger's score, above which it fires; ``n``, tokens from one
-            retrieval to the next, and with it those that a query of as many last tokens has; or,
-            for rules that have neither, ``max_retrievals`` per question.
+        option: ``threshold`` of the score; ``n``, tokens from one retrieval to the next, and with it those
+            that a query of as many last tokens has; or, for rules without either, ``max_retrievals``.
         own: its value in the method's own run, or for ``max_retrievals`` the most that it took.
-        idle: a value at which nothing is retrieved; None where there is none.
+        idle: a value at which nothing is retrieved, if there is one.
         ends: settings to begin with.
     """
 
@@ -177,7 +199,7 @@ class Setting:
 
     @classmethod
     def of(cls, run: MethodRun, max_new_tokens: int) -> Setting:
-        """The setting of a method as it ran."""
+        """Choose the option of a method as it ran."""
         trigger, scores = run.method.trigger, _scores(run)
         if trigger.sweep_option == "n":
             n = trigger.options["n"]
@@ -185,12 +207,12 @@ class Setting:
         if trigger.sweep_option is None or not len(scores):
             # Beyond what any question took, another limit changes nothing.
             return cls("max_retrievals", int(run.cost("retrievals").max()), 0)
-        own = next(decision.threshold for decisions in run.decisions for decision in decisions)
+        own = next(chain.from_iterable(run.decisions)).threshold
         # What may not fire has score 0, so that below 0 a trigger would fire nowhere in particular.
         return cls("threshold", own, max(own, float(scores.max())), (min(0.0, float(scores.min())),))
 
     def between(self, low: float, high: float, scores: np.ndarray) -> float | None:
-        """A value between two that differs from both by the scores seen so far; or None."""
+        """Find a value between two that differs from both by the scores seen so far; None without one."""
         if self.option != "threshold":
             middle = (low + high) // 2
             return middle if low < middle < high else None
@@ -203,7 +225,7 @@ class Setting:
         return float(cuts[np.abs(np.searchsorted(scores, cuts) - len(scores) / 2).argmin()])
 
     def next(self, found: Mapping[float, Outcomes]) -> float | None:
-        """The value to run next; None where there is nothing left to learn."""
+        """Choose the value to run next; None where there is nothing left to learn."""
         for end in self.ends:
             if end not in found:
                 return end
@@ -219,7 +241,7 @@ class Setting:
         return None
 
     def loop(self, rag: RAG, method: Method, value: float) -> RAG:
-        """The method's loop at a value."""
+        """Make the method's loop at a value."""
         if self.option == "max_retrievals":
             return method.loop(replace(rag, max_retrievals=int(value)))
         if self.option == "threshold":
@@ -231,28 +253,17 @@ class Setting:
 
 
 def rerun_all(
-    rag: RAG,
-    runs: Iterable[MethodRun],
-    reference: Outcomes,
-    recorded: Sequence[QueryTrajectory],
-    out: Path,
-    *,
-    points: int,
-) -> dict[str, dict[str, Any]]:
-    """The curve of every adaptive method that has none from recorded answers.
+    rag: RAG, runs: Iterable[MethodRun], reference: Outcomes, recorded: Sequence[QueryTrajectory], out: Path,
+    *, points: int,
+) -> dict[str, dict[str, Any]]:  # fmt: skip
+    """Run the curve of every adaptive method that has none from recorded answers.
 
-    Args:
-        rag: a loop whose model, retriever, prompt and limits are used.
-        runs: of every method.
-        reference: the closed-book run.
-        recorded: the triggers asked about these answers have their curves.
-        out: folder for the traces of the runs, from which a killed comparison goes on.
-        points: runs of each method at most, besides its own.
+    Each has at most so many ``points`` besides the method's own run and the closed-book ``reference``. The
+    traces in ``out`` are where a killed comparison goes on.
 
     Returns:
-        By name of the method: ``option`` and ``value``, what was set and to what, ordered by
-        ``retrievals`` per question; the figures of recorded answers; and ``own``, the
-        setting at which the method is in the table.
+        By name of the method: ``option`` and ``value``, what was set and to what, ordered by ``retrievals``
+        per question; the figures of recorded answers; and ``own``, the setting in the table.
     """
     if not points or not rag.max_retrievals or not len(reference.scored):
         return {}
@@ -278,11 +289,8 @@ def _curve(rag: RAG, run: MethodRun, reference: Outcomes, out: Path, points: int
             break
         file = out / f"{method.name}-{setting.option}={value!r}.jsonl"
         progress = f"{method.name} {setting.option}={value:.3g}"
-        found[value] = Outcomes(
-            questions,
-            setting.loop(rag, method, value).run(questions, file, progress=progress),
-            matcher=run.matcher,
-        )
+        answers = setting.loop(rag, method, value).run(questions, file, progress=progress)
+        found[value] = Outcomes(questions, answers, matcher=run.matcher)
     values = sorted(found, key=lambda value: found[value].mean_retrievals)
     curve: dict[str, Any] = {"option": setting.option, "own": setting.own, "value": values}
     curve["retrievals"] = [found[value].mean_retrievals for value in values]

@@ -5,23 +5,23 @@ from __future__ import annotations
 import logging
 import math
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from probers.checksums import sealed_lines
 from probers.commands.runs import RunFolder
 from probers.evaluation.metrics import auroc
 from probers.files import canonical_json, write_text
-from probers.journal import sealed_lines
 from probers.types import Passage, Round
 
 from ..protocol import name_of
 from ..report import LEVEL, write_report
 from .curves import QueryTrajectory, at_random, replays
-from .methods import MethodRun
+from .methods import MethodRun, grouped
 from .outcomes import Comparison, Outcomes, table_lines
 from .trajectories import thinned
 
@@ -32,22 +32,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Figures of a prober on the test texts of its training.
-_FIGURES = ("accuracy", "accuracy_ci", "auroc", "auroc_ci")
-
 
 @dataclass(frozen=True)
 class Findings:
-    """Runs of a comparison and everything the report needs beside them.
+    """Runs of a comparison by name of the method, and everything the report needs beside them.
 
-    Attributes:
-        runs: every method asked for, by name, in this order.
-        reference: the closed-book run.
-        recorded: answers from which thresholds and random retrieval are replayed.
-        reruns: curves of methods that were run at other settings as well.
-        corpus: where the passages come from.
-        banks: the probers of the methods, by folder or hub id.
-        notes: remarks on how it was run.
+    ``reference`` is the closed-book run, ``banks`` the probers by folder or hub id. Of ``recorded`` answers
+    thresholds and random retrieval are replayed; ``reruns`` are curves of methods that were run again.
     """
 
     runs: Mapping[str, MethodRun]
@@ -57,24 +48,17 @@ class Findings:
     corpus: Sequence[Passage]
     banks: Mapping[str, ProbeBank]
     notes: Sequence[str]
+    tuned: bool
 
 
-def write(folder: RunFolder, settings: Compare, found: Findings, *, tuned: bool) -> None:
-    """Write the files and report the table and the next step.
-
-    Args:
-        folder: of the comparison.
-        settings: of the comparison.
-        found: what was run.
-        tuned: thresholds were chosen on questions of another split.
-    """
-    options = {name: getattr(settings, name) for name in ("wrong", "resamples", "seed")}
-    comparison = Comparison(found.reference.questions, found.reference, **options)
+def write(folder: RunFolder, settings: Compare, found: Findings) -> None:
+    """Write the files and report the table and the next step."""
+    comparison = Comparison(
+        found.reference.questions, found.reference,
+        wrong=settings.wrong, resamples=settings.resamples, seed=settings.seed,
+    )  # fmt: skip
     results = _results(folder.config, found, comparison)
     data = _page(settings, results, found, comparison)
-    data["threshold_rule"] = (
-        "best balanced accuracy on questions of another split" if tuned else "as configured"
-    )
     out = folder.path
     write_text(out / "results.json", canonical_json(results))
     write_text(out / "outcomes.jsonl", sealed_lines(outcomes(found.runs, settings.wrong)))
@@ -83,8 +67,7 @@ def write(folder: RunFolder, settings: Compare, found: Findings, *, tuned: bool)
     folder.finish({"n": results["n"], "methods": list(results["methods"])})
     table = table_lines(results["methods"], results["random_at_budget"], comparison.headline)
     log.info("%s", "\n".join(table))
-    for flag in dict.fromkeys(data["flags"].values()):
-        names = [name for name, its in data["flags"].items() if its == flag]
+    for flag, names in grouped(data["flags"]).items():
         them = "it" if len(names) == 1 else "them"
         log.info("note: %s %s on these questions, so they do not test %s", ", ".join(names), flag, them)
     for note in data["notes"]:
@@ -94,7 +77,6 @@ def write(folder: RunFolder, settings: Compare, found: Findings, *, tuned: bool)
 
 
 def _results(config: Mapping[str, Any], found: Findings, comparison: Comparison) -> dict[str, Any]:
-    """The contents of results.json."""
     runs, matcher = found.runs, found.reference.matcher
     return {
         "schema": 1,
@@ -109,38 +91,37 @@ def _results(config: Mapping[str, Any], found: Findings, comparison: Comparison)
         "pairs": comparison.pairs(runs),
         "random_at_budget": at_random(found.recorded, runs, comparison),
         "queries": {name: name_of(run.method.query) for name, run in runs.items()},
-        "probers": prober_figures(runs.values(), found.banks),
+        "probers": _prober_figures(found),
         "options": {name: run.method.trigger.record for name, run in runs.items()},
     }
 
 
-def prober_figures(runs: Iterable[MethodRun], banks: Mapping[str, ProbeBank]) -> dict[str, dict[str, Any]]:
+def _prober_figures(found: Findings) -> dict[str, dict[str, Any]]:
     """Prober, training data, layers and test figures of each method that has a prober."""
-    found = {}
-    for run in runs:
+    figures = {}
+    for name, run in found.runs.items():
         options = run.method.trigger.options
-        path = next((path for path, bank in banks.items() if bank is options.get("bank")), None)
-        if path is None:
-            continue
-        bank = banks[path]
-        training = bank.metrics.get("splits", {}).get("train", {})
-        measured = bank.metrics.get("with_entropy" if options.get("with_entropy") else "ensemble") or {}
-        found[run.name] = {
-            "prober": path, "site": bank.spec.site, "layers": list(bank.layers),
-            "texts": training.get("n"), "groups": training.get("groups"),
-            **{name: measured.get(name) for name in _FIGURES},
-        }  # fmt: skip
-    return found
+        for path, bank in found.banks.items():
+            if bank is options.get("bank"):
+                training = bank.metrics.get("splits", {}).get("train", {})
+                measured = bank.metrics.get("with_entropy" if options.get("with_entropy") else "ensemble")
+                figures[name] = {
+                    "prober": path, "site": bank.spec.site, "layers": list(bank.layers),
+                    "texts": training.get("n"), "groups": training.get("groups"),
+                    **_picked(measured or {}, "accuracy", "accuracy_ci", "auroc", "auroc_ci"),
+                }  # fmt: skip
+    return figures
+
+
+def _picked(entry: Mapping[str, Any], *keys: str) -> dict[str, Any]:
+    return {key: entry.get(key) for key in keys}
 
 
 def outcomes(runs: Mapping[str, Outcomes], rule: str) -> Iterator[dict[str, Any]]:
-    """The lines of outcomes.jsonl: each question with the methods that answered it right.
-
-    By :meth:`Outcomes.right`. Without gold answers ``right`` is empty.
-    """
-    first = next(iter(runs.values()))
+    """The lines of outcomes.jsonl: each question, and which method was right; empty without gold answers."""
+    questions = next(iter(runs.values())).questions
     verdicts = {name: dict(zip(run.scored, run.right(rule), strict=True)) for name, run in runs.items()}
-    for i, q in enumerate(first.questions):
+    for i, q in enumerate(questions):
         yield {
             "id": q.id, "dataset": q.dataset, "group": q.group or q.id, "split": q.split,
             "question": q.question,
@@ -151,25 +132,19 @@ def outcomes(runs: Mapping[str, Outcomes], rule: str) -> Iterator[dict[str, Any]
 def _page(
     settings: Compare, results: Mapping[str, Any], found: Findings, comparison: Comparison
 ) -> dict[str, Any]:
-    """Data of the report beside results.json: how it was run, curves and examples.
-
-    Args:
-        settings: of the comparison.
-        results: the contents of results.json.
-        found: what was run.
-        comparison: of what was found.
-    """
+    """Data of the report beside results.json: how it was run, curves and examples."""
     runs, wrong, headline = found.runs, comparison.wrong, comparison.headline
-    shown = list(dict.fromkeys((headline, "acc")))
+    shown, rule = dict.fromkeys((headline, "acc")), "best balanced accuracy on questions of another split"
     data = {
         "title": "Which trigger knows when to retrieve?",
         "command": _command(settings),
         "model": settings.model.name,
         "corpus": settings.corpus,
         "n": results["n"],
+        "threshold_rule": rule if found.tuned else "as configured",
         "flags": _flags(runs),
         "notes": _notes(settings, found, wrong),
-        "examples": examples(runs, found.corpus, count=settings.examples, seed=settings.seed, by=headline),
+        "examples": _examples(runs, found.corpus, count=settings.examples, seed=settings.seed, by=headline),
         "replay": replays(found.recorded),
         "reruns": found.reruns,
         "knowledge_em": {name: kinds for name, run in runs.items() if (kinds := by_knowledge(run, headline))},
@@ -209,9 +184,8 @@ def _flags(runs: Mapping[str, MethodRun]) -> dict[str, str]:
 def _notes(settings: Compare, found: Findings, wrong: np.ndarray | None) -> list[str]:
     notes, questions = list(found.notes), found.reference.questions
     filters = {name: run.method.filter for name, run in found.runs.items() if run.method.filter}
-    for kind in dict.fromkeys(filters.values()):
-        names = ", ".join(name for name in filters if filters[name] == kind)
-        notes.append(f"Content words of {names} are those of this filter: {kind}.")
+    for kind, names in grouped(filters).items():
+        notes.append(f"Content words of {', '.join(names)} are those of this filter: {kind}.")
     if wrong is not None and len(set(wrong)) == 1:
         which = "wrong" if wrong[0] else "right"
         notes.append(
@@ -251,8 +225,8 @@ def roc(wrong: np.ndarray, scores: np.ndarray) -> dict[str, Any]:
     }
 
 
-def by_knowledge(run: Outcomes, figure: str = "em") -> dict[str, dict[str, Any]]:
-    """A figure by kind of knowledge, ``{kind: {"em", "n"}}``; empty where kinds are unknown."""
+def by_knowledge(run: Outcomes, figure: str) -> dict[str, dict[str, Any]]:
+    """A figure by kind of knowledge, ``{kind: {figure, "n"}}``; empty where kinds are unknown."""
     kinds = [str(run.questions[i].truth.get("kind", "")) for i in run.scored]
     order = ("known", "stale", "misbelieved", "unknown")
     found: dict[str, dict[str, Any]] = {}
@@ -264,38 +238,28 @@ def by_knowledge(run: Outcomes, figure: str = "em") -> dict[str, dict[str, Any]]
 
 def layer_figures(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """The prober's own test figures by layer, with its controls, as it was trained."""
-    keys = ("layer", "accuracy", "auroc", "auroc_ci")
+    keys = ("accuracy", "auroc", "auroc_ci")
     found: dict[str, Any] = {}
     # Of several sites in the blocks, the one of the best layer: one curve.
     site = metrics.get("best_site")
     layers = [e for e in metrics.get("layers") or [] if site is None or e.get("site", site) == site]
     if layers:
-        found["layers"] = [{k: entry.get(k) for k in keys} for entry in layers]
+        found["layers"] = [_picked(entry, "layer", *keys) for entry in layers]
     if metrics.get("ensemble"):
-        found["ensemble"] = {k: metrics["ensemble"].get(k) for k in keys[1:]}
-    controls = metrics.get("controls") or {}
-    if controls:
-        found["controls"] = {n: {k: e.get(k) for k in keys[1:]} for n, e in controls.items()}
+        found["ensemble"] = _picked(metrics["ensemble"], *keys)
+    if metrics.get("controls"):
+        found["controls"] = {name: _picked(entry, *keys) for name, entry in metrics["controls"].items()}
     return found
 
 
-def examples(
-    runs: Mapping[str, Outcomes], corpus: Sequence[Passage], *, count: int, seed: int, by: str = "em"
+def _examples(
+    runs: Mapping[str, Outcomes], corpus: Sequence[Passage], *, count: int, seed: int, by: str
 ) -> list[dict[str, Any]]:
-    """Seeded example questions with everything every method did on them.
-
-    Args:
-        runs: by name of the method.
-        corpus: where the passages of the traces come from.
-        count: how many questions.
-        seed: of the draw.
-        by: the figure by which an answer is right.
-    """
+    """Seeded example questions with everything every method did on them, right ``by`` a figure or not."""
     questions = next(iter(runs.values())).questions
     right = {name: dict(zip(run.scored, run.table[by], strict=True)) for name, run in runs.items()}
-    drawn = sorted(
-        random.Random(f"examples:{seed}").sample(range(len(questions)), min(count, len(questions)))
-    )
+    draw = random.Random(f"examples:{seed}").sample
+    drawn = sorted(draw(range(len(questions)), min(count, len(questions))))
     needed = {p for run in runs.values() for i in drawn for r in run.answers[i].rounds for p in r.passage_ids}
     passages = {p.id: p for p in corpus if p.id in needed}
     return [
@@ -324,19 +288,20 @@ def _told_round(done: Round, passages: Mapping[str, Passage]) -> dict[str, Any]:
     # An offset leaves out what a token shares with its neighbour, so pieces run up to the next start.
     edges = [*(a for a, _ in done.tokens), len(done.text)]
     pieces = [done.text[a:b] for a, b in pairwise(edges)]
+    if not pieces and done.text:
+        pieces = [done.text]
     scores = decision.token_scores if decision is not None else ()
-    hits = set(decision.tokens) if decision is not None and decision.fire else set()
-    tokens = [
-        {"text": piece, "score": scores[i] if scores else None, "fired": i in hits}
-        for i, piece in enumerate(pieces)
-    ]
+    hits = decision.tokens if decision is not None and decision.fire else ()
     return {
-        "tokens": tokens or ([{"text": done.text, "score": None, "fired": False}] if done.text else []),
+        "tokens": [
+            {"text": piece, "score": scores[i] if scores else None, "fired": i in hits}
+            for i, piece in enumerate(pieces)
+        ],
         "score": None if decision is None else decision.score,
         "threshold": None if decision is None else decision.threshold,
         "fired": decision is not None and decision.fire,
         "query": done.query,
         "passages": [
-            {"title": passages[p].title, "text": passages[p].text} for p in done.passage_ids if p in passages
+            {"title": p.title, "text": p.text} for p in map(passages.get, done.passage_ids) if p is not None
         ],
     }

@@ -9,8 +9,8 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from probers.commands.artifacts import newest_classifier, newest_prober
 from probers.commands.components import Component
+from probers.commands.inputs import newest_classifier, newest_prober
 from probers.equivalence import EntityMatcher
 from probers.types import Passage, Retriever, UserError
 
@@ -34,10 +34,7 @@ TRAINED = {
     "classifier": "make a classifier of questions with 'probers-datagen --source cot' and 'probers-train "
     "head=adaptive'",
 }
-_KEYS = (
-    "trigger", "query", "trigger_options", "query_options", "retriever", "retriever_options", "if_given",
-    "tune",
-)  # fmt: skip
+_MAY_HAVE = ("trigger_options", "query_options", "retriever", "retriever_options", "if_given", "tune")
 
 
 @dataclass(frozen=True)
@@ -45,10 +42,8 @@ class Method:
     """One method.
 
     Attributes:
-        name: what tables and files call it.
-        tunable: its threshold is to be chosen on validation questions: the trigger
-            has one, or brings one and ``tune`` says otherwise, and none was given (also not in
-            a paper's form, theta).
+        tunable: its threshold is to be chosen on validation questions: the trigger has one, or brings one and
+            ``tune`` says otherwise, and none was given (also not in a paper's form, theta).
         matched: its budget is to be matched to another method's.
         searches: its own retriever, not yet made; None where it asks the common one.
         retriever: made from it by :func:`with_retrievers`.
@@ -64,10 +59,7 @@ class Method:
 
     @property
     def calibrated(self) -> bool:
-        """Whether its scores are to be calibrated on validation questions.
-
-        They are where the trigger has a threshold to compare them with, and no calibration of its own.
-        """
+        """Whether validation questions calibrate its scores: it has a threshold and brings no calibration."""
         compared = self.tunable or self.trigger.options.get("threshold") is not None
         return compared and self.trigger.probability is None
 
@@ -88,16 +80,16 @@ class Method:
         return by == "question" or (self.trigger.after and by != "chance")
 
     def with_options(self, **options: Any) -> Method:
-        """The same method with some options of its trigger changed."""
+        """Change some options of its trigger."""
         return replace(self, trigger=replace(self.trigger, **options))  # type: ignore[type-var]
 
     def judged_by(self, matcher: EntityMatcher | None) -> Method:
-        """The same method with this matcher, if its trigger judges answers by meaning."""
+        """Set the matcher of a trigger that judges answers by meaning and has none."""
         asks = self.trigger.options.get("matcher", self) is None
         return self.with_options(matcher=matcher) if asks and matcher is not None else self
 
     def loop(self, rag: RAG) -> RAG:
-        """The loop with its trigger, query and, where it has its own, retriever."""
+        """Make the loop with its trigger, query and, where it has its own, retriever."""
         retriever = rag.retriever if self.retriever is None else self.retriever
         return replace(rag, trigger=self.trigger, query=self.query, retriever=retriever)
 
@@ -119,9 +111,9 @@ def build_methods(
     """Build the methods named by ``settings.triggers``, in this order.
 
     Args:
-        settings: of ``probers-compare``. Where it names ``queries``, the methods ask
-            with these: with one of them all alike, and with several each becomes as many. Those that
-            ask nothing, or the question before anything is generated and nothing later, stay.
+        settings: of ``probers-compare``. Where it names ``queries``, the methods ask with these: with one of
+            them all alike, and with several each becomes as many. Those that ask nothing, or the question
+            before anything is generated and nothing later, stay.
         bank: gives the prober; asked only if a method needs it.
         probers: in its place several by name; every method that needs one becomes as many.
 
@@ -133,26 +125,18 @@ def build_methods(
         raise UserError("triggers=[] compares nothing: name at least one of " + ", ".join(entries), "empty")
     for name in names:
         if name not in entries:
-            raise UserError(
-                f"unknown method {name!r} in triggers: choose from {', '.join(entries)}", "unknown-choice"
-            )
+            told = f"unknown method {name!r} in triggers: choose from {', '.join(entries)}"
+            raise UserError(told, "unknown-choice")
         if names.count(name) > 1:
             raise UserError(f"triggers names {name} twice: once is enough", "conflict")
-    banks = probers or {"": bank}
-    methods = [
-        method
-        for name in names
-        for method in _build(name, entries[name], banks, other=settings.allow_other, engine=settings.engine)
-    ]
+    methods = [method for name in names for method in _build(name, settings, probers or {"": bank})]
     built = [method.name for method in methods]
     if probers and built == names:
-        raise UserError(
-            f"probers are given, but none of triggers=[{','.join(names)}] reads one: add probing", "conflict"
-        )
+        told = f"probers are given, but none of triggers=[{','.join(names)}] reads one"
+        raise UserError(f"{told}: add probing", "conflict")
     if twice := [name for name in built if built.count(name) > 1]:
-        raise UserError(
-            f"two methods would be called {twice[0]}: rename one, or the folder of its prober", "conflict"
-        )
+        told = f"two methods would be called {twice[0]}"
+        raise UserError(f"{told}: rename one, or the folder of its prober", "conflict")
     if settings.queries is None:
         return methods
     made = [(name, named_part("query", name, {}).make()) for name in settings.queries]
@@ -163,33 +147,32 @@ def build_methods(
     for method in methods:
         if not method.trigger.after:
             found.append(method)
-        elif len(queries) == 1:
-            found += [replace(method, query=query) for query in queries.values()]
-        else:
-            found += [replace(method, name=f"{method.name}_{n}", query=q) for n, q in queries.items()]
+            continue
+        for name, query in queries.items():
+            called = method.name if len(queries) == 1 else f"{method.name}_{name}"
+            found.append(replace(method, name=called, query=query))
     return found
 
 
-def _build(
-    name: str, entry: Mapping[str, Any], banks: Mapping[str, Callable[[], Any]], *, other: bool, engine: str
-) -> list[Method]:
+def _part(group: str, entry: Mapping[str, Any]) -> Component:
+    """The trigger, query or retriever of a method."""
+    return named_part(group, entry[group], entry.get(f"{group}_options") or {})
+
+
+def _build(name: str, settings: Compare, banks: Mapping[str, Callable[[], Any]]) -> list[Method]:
     """A method, or one with each of the probers if it reads one and they have names (``""`` is none)."""
-    if not {"trigger", "query"} <= set(entry) <= set(_KEYS):
-        raise UserError(
-            f"methods.{name} must have trigger and query, and may have {', '.join(_KEYS[2:])}", "unknown-key"
-        )
-    searches = entry.get("retriever")
-    if searches is not None:
-        searches = named_part("retriever", searches, entry.get("retriever_options") or {})
-    elif entry.get("retriever_options"):
-        raise UserError(
-            f"methods.{name} has retriever_options but no retriever: name the one they are for",
-            "missing-value",
-        )
+    entry = settings.methods[name]
+    if not {"trigger", "query"} <= set(entry) <= {"trigger", "query", *_MAY_HAVE}:
+        told = f"methods.{name} must have trigger and query, and may have {', '.join(_MAY_HAVE)}"
+        raise UserError(told, "unknown-key")
+    searches = None if entry.get("retriever") is None else _part("retriever", entry)
+    if searches is None and entry.get("retriever_options"):
+        told = f"methods.{name} has retriever_options but no retriever"
+        raise UserError(f"{told}: name the one they are for", "missing-value")
     options = entry.get("trigger_options") or {}
-    asked = for_engine(engine, named_part("trigger", entry["trigger"], options))
-    query = named_part("query", entry["query"], entry.get("query_options") or {}).make()
-    named = for_other(asked.get("bank")) if other else {}
+    asked = for_engine(settings.engine, _part("trigger", entry))
+    query = _part("query", entry).make()
+    named = for_other(asked.get("bank")) if settings.allow_other else {}
     given = {prober: with_bank(asked, bank) for prober, bank in banks.items()}
     found = []
     for prober, parts in given.items() if any(given.values()) else [("", {})]:
@@ -213,20 +196,12 @@ def _build(
 
 
 def with_retrievers(methods: Sequence[Method], corpus: Sequence[Passage]) -> list[Method]:
-    """The methods with their own retrievers made, those of the same configuration once.
-
-    Raises:
-        UserError: one that cannot be made.
-    """
-    made: list[tuple[Component, Retriever]] = []
-    found = []
+    """Make the methods' own retrievers, those of the same configuration once."""
+    found: list[Method] = []
     for method in methods:
         if method.searches is not None:
-            known = next((retriever for asked, retriever in made if asked == method.searches), None)
-            if known is None:
-                known = method.searches.make(corpus)
-                made.append((method.searches, known))
-            method = replace(method, retriever=known)
+            alike = [m.retriever for m in found if m.searches == method.searches]
+            method = replace(method, retriever=alike[0] if alike else method.searches.make(corpus))
         found.append(method)
     return found
 
@@ -244,42 +219,32 @@ def vary(settings: Compare) -> Compare:
     asked, given = settings.triggers, settings.vary or {}
     for name, options in given.items():
         if name not in settings.methods:
-            raise UserError(
-                f"unknown method {name!r} in vary: choose from {', '.join(asked)}", "unknown-choice"
-            )
+            known = ", ".join(asked)
+            raise UserError(f"unknown method {name!r} in vary: choose from {known}", "unknown-choice")
         if name not in asked and not settings.methods[name].get("if_given"):
-            raise UserError(
-                f"vary names {name}, which is not compared: add it to triggers, or leave it out", "conflict"
-            )
+            told = f"vary names {name}, which is not compared"
+            raise UserError(f"{told}: add it to triggers, or leave it out", "conflict")
         if empty := next((option for option, values in options.items() if not values), None):
             raise UserError(f"vary.{name}.{empty}=[] has no value: name at least one", "empty")
     names: list[str] = []
-    varied: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {}
+    record = settings.record
+    methods, recorded = dict(settings.methods), dict(record["methods"])
     for name in asked:
         options = given.get(name) or {}
         for values in product(*options.values()):
             chosen = dict(zip(options, values, strict=True))
+            told = ",".join(f"{option}={_told(value)}" for option, value in chosen.items())
+            names.append(f"{name}_{told}" if told else name)
             own: dict[str, dict[str, Any]] = {"trigger_options": {}, "query_options": {}}
             for option, value in chosen.items():
                 part = "query_options" if option.startswith("query.") else "trigger_options"
                 own[part][option.removeprefix("query.")] = value
-            told = ",".join(f"{option}={_told(value)}" for option, value in chosen.items())
-            names.append(f"{name}_{told}" if told else name)
-            if told:
-                varied[names[-1]] = name, own
-    record = settings.record
-    record["methods"] = _with(record["methods"], varied)
-    return replace(settings, triggers=names, methods=_with(settings.methods, varied), _record=record)
-
-
-def _with(
-    methods: Mapping[str, Mapping[str, Any]], varied: Mapping[str, tuple[str, dict[str, dict[str, Any]]]]
-) -> dict[str, Mapping[str, Any]]:
-    """The methods, and varied ones: each another method with some options of its own."""
-    return dict(methods) | {
-        new: {**methods[base], **{part: {**(methods[base].get(part) or {}), **own[part]} for part in own}}
-        for new, (base, own) in varied.items()
-    }
+            for entries in (methods, recorded) if told else ():
+                base = entries[name]
+                options_of = {part: {**(base.get(part) or {}), **its} for part, its in own.items()}
+                entries[names[-1]] = {**base, **options_of}
+    record["methods"] = recorded
+    return replace(settings, triggers=names, methods=methods, _record=record)
 
 
 def _told(value: Any) -> str:
@@ -292,13 +257,8 @@ def _told(value: Any) -> str:
 def complete(settings: Compare) -> tuple[Compare, list[str]]:
     """Fill in the available parts of :data:`TRAINED`, and leave out the methods without theirs.
 
-    Methods that read signals which ``settings.engine`` does not hand out are left out first.
-
-    Returns:
-        The settings, and notes on the methods left out.
-
-    Raises:
-        UserError: no method is left.
+    Methods that read signals which ``settings.engine`` does not hand out are left out first. Returns the
+    settings and notes on the methods left out; that none is left is a UserError.
     """
     names, notes = _of_engine(settings)
     keys = {name: settings.methods[name].get("if_given") for name in names if name in settings.methods}
@@ -307,8 +267,7 @@ def complete(settings: Compare) -> tuple[Compare, list[str]]:
         if found[key] is None and key in keys.values():
             found[key] = _available(settings, key)
     missing = {name: str(key) for name, key in keys.items() if key and found[key] is None}
-    for key in dict.fromkeys(missing.values()):
-        lacking = [name for name in missing if missing[name] == key]
+    for key, lacking in grouped(missing).items():
         are = f"{' and '.join(lacking)} {'is' if len(lacking) == 1 else 'are'} left out"
         notes.append(f"{are}: {TRAINED[key]}, or pass {key}=PATH.")
     if missing and len(missing) == len(names):
@@ -323,14 +282,9 @@ def _of_engine(settings: Compare) -> tuple[list[str], list[str]]:
     """The methods that the engine supports, and a note on each of the others."""
     left, notes = [], []
     for name in settings.triggers:
-        entry = settings.methods.get(name)
-        why = None
-        if entry is not None and {"trigger", "query"} <= set(entry):  # other mistakes are reported later
-            parts = [
-                named_part(part, entry[part], entry.get(f"{part}_options") or {})
-                for part in ("trigger", "query")
-            ]
-            why = unserved(settings.engine, *parts)
+        entry, why = settings.methods.get(name, {}), None
+        if {"trigger", "query"} <= set(entry):  # other mistakes are reported later
+            why = unserved(settings.engine, _part("trigger", entry), _part("query", entry))
         if why is None:
             left.append(name)
         else:
@@ -341,8 +295,16 @@ def _of_engine(settings: Compare) -> tuple[list[str], list[str]]:
     return left, notes
 
 
+def grouped(values: Mapping[str, str]) -> dict[str, list[str]]:
+    """The names of each value, in order."""
+    names: dict[str, list[str]] = {}
+    for name, value in values.items():
+        names.setdefault(value, []).append(name)
+    return names
+
+
 def parts_of(settings: Compare) -> list[str]:
-    """Folders or hub ids of the trained parts that the methods name, or :func:`complete` has found."""
+    """List folders or hub ids of the trained parts that the methods name, or :func:`complete` has found."""
     named = [getattr(settings, key) for key in TRAINED]
     for name in settings.triggers:
         options = (settings.methods.get(name) or {}).get("trigger_options") or {}
@@ -354,11 +316,12 @@ def _available(settings: Compare, key: str) -> str | None:
     """The part for a key of :data:`TRAINED`: ``prober`` if it is one, else the newest of this model."""
     from probers.bank.bank import ProbeBank
 
+    model = settings.model.name
     if key == "classifier":
-        found = newest_classifier(model=settings.model.name)
+        found = newest_classifier(model=model)
     else:
         pool = "tokens" if key == "token_prober" else "predicting"
         if settings.prober is not None and ProbeBank.from_pretrained(settings.prober).spec.pool == pool:
             return settings.prober
-        found = newest_prober("tokens" if pool == "tokens" else "entities", model=settings.model.name)
+        found = newest_prober("tokens" if key == "token_prober" else "entities", model=model)
     return None if found is None else str(found)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -13,7 +13,6 @@ import numpy as np
 from probers.equivalence import EntityMatcher
 from probers.evaluation.answers import (
     MATCH,
-    RULES,
     accuracy_contains,
     exact_match,
     f1_score,
@@ -23,7 +22,7 @@ from probers.evaluation.answers import (
 )
 from probers.evaluation.bootstrap import Bootstrap, Interval, Sample, holm, mean
 from probers.evaluation.metrics import Ranking, auroc, ece, ranking
-from probers.types import Decision, Question, UserError
+from probers.types import Decision, Question
 
 from ..traces import Answer
 
@@ -33,7 +32,7 @@ from ..traces import Answer
 #: as the released code of Probing-RAG does.
 OUTCOMES = ("em", "f1", "precision", "recall", "precision_max", "recall_max", "acc", "acc_substring")
 #: Those of which two methods' difference is taken.
-_COMPARED = ("em", "f1", "acc", "acc_substring")
+_COMPARED = ("em", "f1", "acc", "acc_substring", MATCH)
 #: The figure methods are ranked by, where that is not the exact match: the one that decides what is wrong.
 _HEADLINES = {"acc": "acc", "acc_substring": "acc", MATCH: MATCH}
 #: Counters averaged over all questions. ``alarms`` are RaDIO's Hc, ``kept_tokens`` those of the final text.
@@ -44,14 +43,33 @@ COSTS = ("retrievals", "generations", "alarms", "tokens", "kept_tokens", "senten
 _AGAINST = ("consistency", "agreement")
 _TRIGGER = ("auroc", "auprc", "base_rate", "ece", "prr", "recall_at_fpr")
 
+#: Whole text, final answer and gold answers.
+Judged = tuple[str, str, Sequence[str]]
+
+
+def figures_of(answers: Iterable[Judged], matcher: EntityMatcher | None) -> dict[str, np.ndarray]:
+    """Each of :data:`OUTCOMES` (n,); with a matcher also whether answer and gold mean the same."""
+    rows = [
+        (
+            exact_match(answer, gold),
+            *f1_score(answer, gold),
+            *precision_recall_max(answer, gold),
+            accuracy_contains(text, gold),
+            accuracy_contains(text, gold, mode="substring"),
+            *(() if matcher is None else (same_meaning(answer, gold, matcher),)),
+        )
+        for text, answer, gold in answers
+    ]
+    names = OUTCOMES if matcher is None else (*OUTCOMES, MATCH)
+    return dict(zip(names, np.array(rows, dtype=float).reshape(-1, len(names)).T, strict=True))
+
 
 @dataclass(frozen=True)
 class Outcomes:
     """Answers of one method to the questions, with their figures.
 
-    Attributes:
-        calibration: maps the trigger's scores (n,) to P(wrong); None when there is none.
-        matcher: judges the figure ``match``, whether answer and gold mean the same; None leaves it out.
+    ``calibration`` maps the trigger's scores (n,) to P(wrong). ``matcher`` judges the figure ``match``, which
+    None leaves out.
     """
 
     questions: Sequence[Question]
@@ -64,37 +82,21 @@ class Outcomes:
         """Indices of the questions that have gold answers."""
         return np.array([i for i, q in enumerate(self.questions) if q.answers], dtype=int)
 
+    @property
+    def _judged(self) -> list[Judged]:
+        each = [(self.answers[i], self.questions[i].answers) for i in self.scored]
+        return [(answer.text, answer.answer, gold) for answer, gold in each]
+
     @cached_property
     def table(self) -> Mapping[str, np.ndarray]:
-        """Each of :data:`OUTCOMES`, and match where that is judged, for the questions with gold answers."""
-        names = OUTCOMES if self.matcher is None else (*OUTCOMES, MATCH)
-        rows = []
-        for i in self.scored:
-            answer, gold = self.answers[i], self.questions[i].answers
-            rows.append((
-                exact_match(answer.answer, gold),
-                *f1_score(answer.answer, gold),
-                *precision_recall_max(answer.answer, gold),
-                accuracy_contains(answer.text, gold),
-                accuracy_contains(answer.text, gold, mode="substring"),
-                *(() if self.matcher is None else (same_meaning(answer.answer, gold, self.matcher),)),
-            ))  # fmt: skip
-        columns = np.array(rows, dtype=float).reshape(-1, len(names)).T
-        return dict(zip(names, columns, strict=True))
+        """Figures of the answers to the questions with gold answers, as of :func:`figures_of`."""
+        return figures_of(self._judged, self.matcher)
 
     def right(self, rule: str) -> np.ndarray:
-        """Judge the answers to the questions with gold answers by a rule, 1 for right and 0 for wrong.
-
-        Args:
-            rule: of :func:`probers.evaluation.answers.right_by`.
-
-        Raises:
-            UserError: no such rule.
-        """
-        if (right := right_by(rule, self.matcher)) is None:
-            raise UserError(f"wrong={rule} is unknown: choose {RULES}", "unknown-choice")
-        pairs = [(self.answers[i], self.questions[i].answers) for i in self.scored]
-        return np.array([right(answer.text, answer.answer, gold) for answer, gold in pairs], dtype=float)
+        """Judge the answers to the questions with gold answers by a rule, 1 for right and 0 for wrong."""
+        right = right_by(rule, self.matcher)
+        assert right is not None, rule  # which the command refuses
+        return np.array([right(*each) for each in self._judged], dtype=float)
 
     def cost(self, name: str) -> np.ndarray:
         """One of :data:`COSTS` for every question."""
@@ -107,7 +109,7 @@ class Outcomes:
 
     @cached_property
     def decisions(self) -> Sequence[Sequence[Decision]]:
-        """Decisions on each question, in order."""
+        """Of each question, in order."""
         return [[r.decision for r in a.rounds if r.decision is not None] for a in self.answers]
 
     @cached_property
@@ -116,14 +118,9 @@ class Outcomes:
         scores = [decisions[0].score for decisions in self.decisions if decisions]
         return np.array(scores) if len(scores) == len(self.answers) and len(set(scores)) > 1 else None
 
-    @property
-    def probabilities(self) -> np.ndarray | None:
-        """(n,) calibrated P(wrong) of the scores, None when there are none."""
-        return None if self.scores is None or self.calibration is None else self.calibration(self.scores)
-
 
 class Comparison:
-    """Figures with intervals of several methods; all share the same resamples.
+    """Figures with intervals of several methods, from the same bootstrap resamples of groups of questions.
 
     Args:
         questions: the common questions.
@@ -131,19 +128,12 @@ class Comparison:
             None leaves out the figures that depend on it.
         wrong: rule by which an answer counts as wrong, for triggers and consistency
             (:func:`probers.evaluation.answers.right_by`).
-        resamples: of the bootstrap, by groups of questions.
-        seed: of the bootstrap.
     """
 
     def __init__(
-        self,
-        questions: Sequence[Question],
-        reference: Outcomes | None,
-        *,
-        wrong: str = "em",
-        resamples: int = 1000,
-        seed: int = 0,
-    ) -> None:
+        self, questions: Sequence[Question], reference: Outcomes | None, *, wrong: str = "em",
+        resamples: int = 1000, seed: int = 0,
+    ) -> None:  # fmt: skip
         groups = [q.group or q.id for q in questions]
         answered = [g for g, q in zip(groups, questions, strict=True) if q.answers]
         self.rule = wrong
@@ -154,28 +144,27 @@ class Comparison:
         }
         self._all = Bootstrap(np.array(groups), resamples=resamples, seed=seed)
         self._scored = Bootstrap(np.array(answered), resamples=resamples, seed=seed) if answered else None
-        self.right = None if reference is None or not answered else reference.right(wrong)
-
-    @property
-    def wrong(self) -> np.ndarray | None:
-        """1 for each scored question whose closed-book answer is wrong, else 0."""
-        return None if self.right is None else 1.0 - self.right
-
-    @property
-    def headline(self) -> str:
-        """The figure that methods are ranked by."""
-        return _HEADLINES.get(self.rule, "em")
+        #: 1 for each scored question whose closed-book answer is wrong, else 0.
+        self.wrong = None if reference is None or not answered else 1.0 - reference.right(wrong)
+        #: The figure that methods are ranked by.
+        self.headline = _HEADLINES.get(wrong, "em")
 
     def figures(self, run: Outcomes) -> dict[str, Any]:
         """One method's entry in results.json; figures that do not apply are null."""
         found = {name: self._all.interval(run.cost(name)) for name in COSTS}
         if self._scored is not None:
             found |= {name: self._scored.interval(values) for name, values in run.table.items()}
-            if self.right is not None:
+            if self.wrong is not None:
                 right = run.right(self.rule)
-                found["consistency"] = self._scored.interval(right, partial(_share_of, self.right))
-                found["agreement"] = self._scored.interval((right == self.right).astype(float))
-                found |= self._trigger(run, self._scored)
+                found["consistency"] = self._scored.interval(right, partial(_share_of, 1.0 - self.wrong))
+                found["agreement"] = self._scored.interval((right != self.wrong).astype(float))
+                found["trigger.base_rate"] = self._scored.interval(self.wrong)
+            if self.wrong is not None and run.scores is not None:
+                ranked = self._scored.intervals(run.scores[run.scored], partial(ranking, self.wrong))
+                found |= {f"trigger.{n}": i for n, i in zip(Ranking._fields, ranked, strict=True)}
+                if run.calibration is not None:
+                    chances = run.calibration(run.scores)[run.scored]
+                    found["trigger.ece"] = self._scored.interval(chances, partial(ece, self.wrong))
         retrievals = run.cost("retrievals")
         named = (*OUTCOMES, *(() if run.matcher is None else (MATCH,)), *COSTS, *_AGAINST)
         entry: dict[str, Any] = {name: _value(found.get(name)) for name in named}
@@ -188,31 +177,16 @@ class Comparison:
         entry["ci95"] = {name: i.limits for name, i in found.items() if i.limits is not None}
         return entry
 
-    def _trigger(self, run: Outcomes, bootstrap: Bootstrap) -> dict[str, Interval]:
-        """Figures of the scores as detectors of wrong closed-book answers."""
-        assert self.wrong is not None
-        found = {"trigger.base_rate": bootstrap.interval(self.wrong)}
-        if run.scores is not None:
-            ranked = bootstrap.intervals(run.scores[run.scored], partial(ranking, self.wrong))
-            found |= {f"trigger.{n}": i for n, i in zip(Ranking._fields, ranked, strict=True)}
-        if run.probabilities is not None:
-            found["trigger.ece"] = bootstrap.interval(run.probabilities[run.scored], partial(ece, self.wrong))
-        return found
-
     def pairs(self, runs: Mapping[str, Outcomes]) -> dict[str, dict[str, Any]]:
         """Each method minus each earlier one with paired intervals and p-values, for results.json.
 
         The pairs of each figure are one family for Holm's correction.
         """
-        names = list(runs)
         samples = {name: self._samples(run) for name, run in runs.items()}
         found: dict[str, dict[str, Any]] = {}
-        for i, later in enumerate(names):
-            for earlier in names[:i]:
-                one, other = samples[later], samples[earlier]
-                tested = {
-                    figure: _tested(one[figure].minus(other[figure])) for figure in one if figure in other
-                }
+        for i, (later, ones) in enumerate(samples.items()):
+            for earlier, others in list(samples.items())[:i]:
+                tested = {f: _tested(one.minus(others[f])) for f, one in ones.items() if f in others}
                 known = {figure: entry for figure, entry in tested.items() if entry["diff"] is not None}
                 found[f"{later} vs {earlier}"] = known
         for figure in {figure for entry in found.values() for figure in entry}:
@@ -223,7 +197,7 @@ class Comparison:
         """The figures that methods are compared in, with their resamples."""
         found = {"retrievals": self._all.sample(run.cost("retrievals"))}
         if self._scored is not None:
-            compared = [name for name in (*_COMPARED, MATCH) if name in run.table]
+            compared = [name for name in _COMPARED if name in run.table]
             found |= {name: self._scored.sample(run.table[name]) for name in compared}
             if self.wrong is not None and run.scores is not None:
                 scores = run.scores[run.scored]
@@ -233,16 +207,15 @@ class Comparison:
     def against_random(self, run: Outcomes, expected: Mapping[str, np.ndarray]) -> dict[str, Any]:
         """A method minus random retrieval at its budget, paired, for results.json.
 
-        Args:
-            run: the method.
-            expected: ``retrievals`` and figures of random retrieval, (n,) each, for the questions with
-                gold answers (:meth:`.trajectories.RetrievalTrajectory.at_random`).
+        ``expected`` are retrievals and figures of random retrieval, (n,) each, for the questions with gold
+        answers (:meth:`.trajectories.RetrievalTrajectory.at_random`).
         """
         assert self._scored is not None
         found: dict[str, Any] = {"retrievals": float(expected["retrievals"].mean())}
-        for name in (name for name in expected if name != "retrievals"):
-            sample = self._scored.sample(run.table[name]).minus(self._scored.sample(expected[name]))
-            found[name] = {"value": float(expected[name].mean())} | _tested(sample)
+        for name, values in expected.items():
+            if name != "retrievals":
+                sample = self._scored.sample(run.table[name]).minus(self._scored.sample(values))
+                found[name] = {"value": float(values.mean())} | _tested(sample)
         return found
 
 
@@ -270,16 +243,12 @@ def correct(family: Sequence[dict[str, Any]]) -> None:
 
 
 def table_lines(
-    methods: Mapping[str, Mapping[str, Any]],
-    at_random: Mapping[str, Mapping[str, Any]] | None = None,
+    methods: Mapping[str, Mapping[str, Any]], at_random: Mapping[str, Mapping[str, Any]] | None = None,
     headline: str = "em",
-) -> list[str]:
-    """The main figures as lines of a text table, one per method.
+) -> list[str]:  # fmt: skip
+    """The main figures of the methods of results.json as lines of a text table.
 
-    Args:
-        methods: the entries of results.json.
-        at_random: ``random_at_budget`` of results.json; the difference in the headline is a column then.
-        headline: the figure that methods are ranked by, whose interval is a column.
+    With ``random_at_budget`` of results.json the difference in the headline is a column.
     """
     beside = {"acc_substring": "acc", "kept_tokens": "tokens"}  # shown where they are not the same
     columns = [
@@ -290,12 +259,12 @@ def table_lines(
         ("agreement", "agreement", 3), ("AUROC", "trigger.auroc", 3),
     ]  # fmt: skip
     columns = [
-        column
-        for column in columns
-        if column[1] != MATCH or any(MATCH in e for e in methods.values())
-        if column[1] not in beside or any(e[column[1]] != e[beside[column[1]]] for e in methods.values())
+        (title, key, digits)
+        for title, key, digits in columns
+        if key != MATCH or any(MATCH in e for e in methods.values())
+        if key not in beside or any(e[key] != e[beside[key]] for e in methods.values())
     ]
-    width = max([len(name) for name in methods] + [6])
+    width = max(map(len, [*methods, "method"]))
     short = next(title for title, key, _ in columns if key == headline)
     heads = [f"{f'{short} 95%':>13}", *(f"{title:>{max(6, len(title))}}" for title, *_ in columns)]
     heads += [f"{f'{short} vs random':>23}"] if at_random else []
@@ -313,9 +282,8 @@ def table_lines(
 
 
 def _compared(entry: Mapping[str, Any] | None, figure: str) -> str:
-    """The difference in a figure to random retrieval with its interval."""
-    entry = None if entry is None else entry.get("common", entry)
-    if entry is None or entry[figure]["ci95"] is None:
+    told = {} if entry is None else entry.get("common", entry)[figure]
+    if told.get("ci95") is None:
         return "-"
-    low, high = entry[figure]["ci95"]
-    return f"{entry[figure]['diff']:+.3f} ({low:+.3f} {high:+.3f})"
+    low, high = told["ci95"]
+    return f"{told['diff']:+.3f} ({low:+.3f} {high:+.3f})"

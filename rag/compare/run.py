@@ -5,30 +5,31 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache, partial, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from probers.checksums import inputs
-from probers.commands.artifacts import find_prober
 from probers.commands.inputs import (
+    find_prober,
     load_matcher,
     load_model,
     load_passages,
     prompt_files,
     question_source,
 )
-from probers.commands.merge import PartRuns, part_of
+from probers.commands.merge import PartRun, PartRuns
 from probers.commands.runs import RunFolder
 from probers.data.questions import EmptySplitError, QuestionSet, QuestionSource, open_questions
 from probers.equivalence import EntityMatcher
 from probers.evaluation.answers import RULES, Rule, right_by
+from probers.files import write_bytes
 from probers.types import SPLITS, Needs, Question, UserError
 
 from ..build import Contamination, check_one_model, loop_options, named, remote
-from ..parts import REPLAY, RecordedParts, check_weights, index, own, take_answers
+from ..traces import join_traces, own
 from ..triggers.rules import Never
-from .curves import record_all, rerun_all
+from .curves import REPLAY, index, record_all, rerun_all
 from .findings import Findings, write
 from .methods import Method, MethodRun, build_methods, complete, parts_of, vary, with_retrievers
 from .shared_generations import GenerationCache, SharedRAG, joined
@@ -39,21 +40,19 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_THRESHOLDS = "thresholds.json"
+
 
 def run(settings: Compare, parts: PartRuns | None = None) -> Path:
     """Compare ``settings.triggers`` on ``settings.questions``; returns the folder of the report.
 
-    Args:
-        settings: the request.
-        parts: finished parts of a split run, to be joined.
-
-    Raises:
-        UserError: the request is wrong; raised before any model runs.
+    ``parts`` are the finished parts of a split run, to be joined. A wrong request is a UserError before any
+    model runs.
     """
     from probers.bank.bank import ProbeBank
 
     banks: dict[str, ProbeBank] = {}
-    part = part_of(settings)
+    part = settings.partition
     asked = question_source(settings)
     matcher = load_matcher(settings) if asked.mentions or settings.wrong == "match" else None
     right = right_by(settings.wrong, matcher)
@@ -64,9 +63,8 @@ def run(settings: Compare, parts: PartRuns | None = None) -> Path:
     settings = vary(given)
     probers = named(settings.probers)
     if probers and settings.prober is not None:
-        raise UserError(
-            f"prober={settings.prober} and probers are both given: name every prober in probers", "conflict"
-        )
+        told = f"prober={settings.prober} and probers are both given"
+        raise UserError(f"{told}: name every prober in probers", "conflict")
 
     @cache
     def bank(path: str | None = None) -> ProbeBank:
@@ -82,19 +80,17 @@ def run(settings: Compare, parts: PartRuns | None = None) -> Path:
     if any(method.trigger.served for method in methods):
         contamination = contamination.beside(f"the prober of {settings.engine}")
     deal_splits = bool(contamination.silent) or any(method.tunable for method in methods)
-    if settings.split == "all":
-        _refuse_thresholds(methods)
-    found, split, others = _open(settings, asked, contamination, deal_splits)
+    found, split, others = _open(settings, asked, contamination, methods, deal_splits)
     questions = found.questions
     for line in found.lines():
         log.info("%s", line)
     notes = [*contamination.notes(questions), *found.notes, *notes]
     if found.record["dealt"]:
-        dealt = found.record["splits"]
-        told = ", ".join(f"{dealt[name]} {name}" for name in SPLITS if name in dealt)
-        asks = "all are asked" if split == "all" else f"asked are {split} questions"
-        why = "" if split == "all" else f", for thresholds are chosen on {others} questions"
-        notes.append(f"The questions name no splits and were dealt ({told}){why}: {asks}.")
+        splits = found.record["splits"]
+        dealt = ", ".join(f"{splits[name]} {name}" for name in SPLITS if name in splits)
+        why = f", for thresholds are chosen on {others} questions: asked are {split} questions"
+        asks = ": all are asked" if split == "all" else why
+        notes.append(f"The questions name no splits and were dealt ({dealt}){asks}.")
         log.info("%s", notes[-1])
     for method in methods:
         method.trigger.check_questions(questions)
@@ -107,7 +103,7 @@ def run(settings: Compare, parts: PartRuns | None = None) -> Path:
     if not begun:
         return folder.path
     if parts is not None:
-        take_answers(parts, questions, folder.path)
+        _take_answers(parts, questions, folder.path)
     log.info(
         "%d questions, %s (split %s), corpus %s with %d passages, model %s",
         len(questions), asked.spec, split, settings.corpus, len(corpus), settings.model.name,
@@ -120,7 +116,10 @@ def run(settings: Compare, parts: PartRuns | None = None) -> Path:
         cache=GenerationCache(megabytes=settings.memory),
     )
     methods = with_retrievers(methods, corpus)
-    check_weights(parts, rag.lm)
+    model = None if parts is None else parts.runs[0].state.get("chosen", {}).get("model")
+    if model is not None and model != str(rag.lm.spec):
+        told = f"the parts were run with the model {model}, but it is {rag.lm.spec} here"
+        raise UserError(f"{told}: give the same one", "mismatch")
     for method in methods:  # a trigger that refuses the model does so before anything runs
         method.loop(rag)
     if split == "all":
@@ -128,50 +127,57 @@ def run(settings: Compare, parts: PartRuns | None = None) -> Path:
     elif split != "test":
         notes.append(f"There are no test questions: these are of the {split} split.")
 
-    def others_asked() -> list[Question]:
-        return open_questions(
-            asked, limit=settings.validation, split=others, deal_splits=deal_splits,
-            unfit=contamination.not_tuned_on, seed=settings.seed, on_bad_line=settings.on_bad_line,
-        ).questions  # fmt: skip
-
-    tuned = _tune(others_asked, rag, methods, folder.path, notes, split=others, right=right)
-    recorded = _recorded_once(methods)
+    tuning = partial(
+        open_questions, asked, limit=settings.validation, split=others, deal_splits=deal_splits,
+        unfit=contamination.not_tuned_on, seed=settings.seed, on_bad_line=settings.on_bad_line,
+    )  # fmt: skip
+    tuned = _tune(tuning, rag, methods, folder.path, notes, split=others, right=right)
+    # The closed-book pass records what all methods need, as much as one pass can: states of tokens, which are
+    # large, come last.
+    needs = [part.needs for method in methods for part in (method.trigger, method.query)]
+    needs.sort(key=lambda each: any(feature.pool != "mean" for feature in each.features))
+    recorded = reduce(joined, needs, Needs())
     mine = own(questions, part)
     reference = _closed_book(replace(rag, also=recorded), methods, mine, folder.path, notes, matcher)
     # Attention is large and read in the middle of answers, which methods hardly ever share.
     rag = replace(rag, also=replace(recorded, attention=False, attention_layer=None))
-    replay = folder.path / REPLAY
-    if part is not None:
-        alone = settings.match not in _names(methods)
-        methods = [method for method in methods if alone or not method.matched]
-        runs = _run_all(settings, rag, methods, tuned, reference, folder.path, notes)
-        index(record_all(rag, runs.values(), replay, every=True), replay)
-        return _end_part(folder, settings, reference)
+    if part is not None and any(method.name == settings.match for method in methods):
+        methods = [method for method in methods if not method.matched]  # they come with the whole
     runs = _run_all(settings, rag, methods, tuned, reference, folder.path, notes)
-    made = None if parts is None else RecordedParts(parts)
-    trajectories = record_all(rag, runs.values(), replay, made=made)
+    replay = folder.path / REPLAY
+    if part is not None:  # figures come with the whole
+        index(record_all(rag, runs.values(), replay, every=True), replay)
+        folder.finish({"n": len(mine), "part": settings.part})
+        log.info(
+            "wrote the traces of %d questions, part %s, to %s/traces", len(mine), settings.part, folder.path
+        )
+        log.info("when every part is there: probers-merge %s/*", folder.path.parent)
+        return folder.path
+    trajectories = record_all(rag, runs.values(), replay, parts=parts)
     reruns = rerun_all(rag, runs.values(), reference, trajectories, replay, points=settings.sweep)
-    findings = Findings(runs, reference, trajectories, reruns, corpus, banks, notes)
-    write(folder, settings, findings, tuned=bool(tuned))
+    write(
+        folder, settings, Findings(runs, reference, trajectories, reruns, corpus, banks, notes, bool(tuned))
+    )
     return folder.path
 
 
-def _names(methods: Sequence[Method]) -> list[str]:
-    return [method.name for method in methods]
+def _take_answers(parts: PartRuns, questions: Sequence[Question], out: Path) -> None:
+    """Write the parts' answers with every method, and their thresholds, as an undivided run does."""
 
+    def thresholds(run: PartRun) -> bytes | None:
+        path = run.path / _THRESHOLDS
+        return path.read_bytes() if path.exists() else None
 
-def _end_part(folder: RunFolder, settings: Compare, reference: MethodRun) -> Path:
-    """Finish a part; figures come with the whole."""
-    answered = len(reference.questions)
-    folder.finish({"n": answered, "part": settings.part})
-    log.info("wrote the traces of %d questions, part %s, to %s/traces", answered, settings.part, folder.path)
-    log.info("when every part is there: probers-merge %s/*", folder.path.parent)
-    return folder.path
+    if (found := parts.of_one("thresholds", thresholds)) is not None:
+        write_bytes(out / _THRESHOLDS, found)
+    for name in sorted({file.name for run in parts.runs for file in run.path.glob("traces/*.jsonl")}):
+        join_traces(parts, questions, f"traces/{name}", out)
 
 
 def _open(
-    settings: Compare, asked: QuestionSource, contamination: Contamination, deal_splits: bool
-) -> tuple[QuestionSet, str, str]:
+    settings: Compare, asked: QuestionSource, contamination: Contamination, methods: Sequence[Method],
+    deal_splits: bool,
+) -> tuple[QuestionSet, str, str]:  # fmt: skip
     """The questions, their split, and the split that thresholds are chosen on.
 
     Many question sets do not publish their test answers: then their validation questions are asked,
@@ -183,30 +189,22 @@ def _open(
         on_bad_line=settings.on_bad_line,
     )  # fmt: skip
     if settings.split == "all":
+        if chosen := [method.name for method in methods if method.tunable or method.calibrated]:
+            told = f"split=all also asks what thresholds of {', '.join(chosen)} would be chosen on"
+            raise UserError(f"{told}: leave them out of triggers, or give split=test", "conflict")
         return find(deal_splits=True), "all", "validation"
-    problems = []
-    for split, others in (("test", "validation"), ("validation", "train")):
+    try:
+        return find(split="test", deal_splits=deal_splits), "test", "validation"
+    except EmptySplitError as problem:
         try:
-            return find(split=split, deal_splits=deal_splits), split, others
-        except EmptySplitError as problem:
-            problems.append(problem)
-    raise problems[0]
-
-
-def _refuse_thresholds(methods: Sequence[Method]) -> None:
-    """Refuse methods whose thresholds would be chosen on questions that are asked (UserError)."""
-    chosen = [method.name for method in methods if method.tunable or method.calibrated]
-    if chosen:
-        raise UserError(
-            f"split=all also asks the questions on which a threshold of {', '.join(chosen)} would be chosen: "
-            f"leave {'it' if len(chosen) == 1 else 'them'} out of triggers, or give split=test",
-            "conflict",
-        )
+            return find(split="validation", deal_splits=deal_splits), "validation", "train"
+        except EmptySplitError:
+            raise problem from None
 
 
 def _tune(
-    asked: Callable[[], list[Question]], rag: SharedRAG, methods: Sequence[Method], out: Path,
-    notes: list[str], *, split: str, right: Rule,
+    asked: Callable[[], QuestionSet], rag: SharedRAG, methods: Sequence[Method], out: Path, notes: list[str],
+    *, split: str, right: Rule,
 ) -> dict[str, Tuned]:  # fmt: skip
     """Thresholds and calibration from questions of another split, for the triggers that bring none."""
     triggers = {m.name: m.trigger for m in methods if m.tunable or m.calibrated}
@@ -214,32 +212,21 @@ def _tune(
     if not triggers:
         return {}
     try:
-        questions = asked()
+        questions = asked().questions
     except EmptySplitError:  # a file that says of every question that it is of the test split
         questions = []
-    tuned = tune_once(out / "thresholds.json", rag, triggers, questions, right)
+    tuned = tune_once(out / _THRESHOLDS, rag, triggers, questions, right)
     if tuned and tunable:
         chosen = ", ".join(f"{name} {tuned[name].threshold:.3g}" for name in tunable)
         log.info("thresholds chosen on %d %s questions: %s", len(questions), split, chosen)
     elif tunable:
-        notes.append(
-            f"The thresholds of {', '.join(tunable)} are those they came with: there are no {split} "
-            "questions with both right and wrong closed-book answers."
+        told = (
+            f"The thresholds of {', '.join(tunable)} are those they came with: there are no {split} questions"
         )
+        notes.append(f"{told} with both right and wrong closed-book answers.")
     elif not tuned and not questions:
         notes.append(f"No score is calibrated: there are no {split} questions.")
     return tuned
-
-
-def _recorded_once(methods: Sequence[Method]) -> Needs:
-    """Signals that the closed-book pass records for all methods: as many as one pass can."""
-    needs = Needs()
-    parts = [part for m in methods for part in (m.trigger, m.query)]
-    for part in sorted(
-        parts, key=lambda part: any(f.pool != "mean" for f in part.needs.features)
-    ):  # vectors of every token are large
-        needs = joined(needs, part.needs)
-    return needs
 
 
 def _closed_book(
@@ -255,17 +242,12 @@ def _closed_book(
 
 
 def _run_all(
-    settings: Compare,
-    rag: SharedRAG,
-    methods: Sequence[Method],
-    tuned: Mapping[str, Tuned],
-    reference: MethodRun,
-    out: Path,
-    notes: list[str],
-) -> dict[str, MethodRun]:
+    settings: Compare, rag: SharedRAG, methods: Sequence[Method], tuned: Mapping[str, Tuned],
+    reference: MethodRun, out: Path, notes: list[str],
+) -> dict[str, MethodRun]:  # fmt: skip
     """Answer the questions with every method, each into its trace file; in the order of the methods."""
     done = {reference.name: reference}
-    match = settings.match if settings.match in _names(methods) else None
+    match = settings.match if any(method.name == settings.match for method in methods) else None
     # A method whose budget is matched comes after the one that it is matched to.
     for method in sorted(methods, key=lambda m: m.matched and match is not None):
         if method is reference.method:
@@ -276,9 +258,8 @@ def _run_all(
         if method.matched and match is not None:
             rate = float(done[match].cost("retrievals").mean())
             method = method.with_options(rate=rate)
-            notes.append(
-                f"The budget of {method.name} is matched to {match}: {rate:.3f} retrievals per question."
-            )
+            told = f"The budget of {method.name} is matched to {match}"
+            notes.append(f"{told}: {rate:.3f} retrievals per question.")
         elif method.matched and settings.match is not None:
             notes.append(f"The budget of {method.name} is its own rate: {settings.match} was not run.")
         done[method.name] = _run(rag, method, calibration, reference.questions, out, reference.matcher)

@@ -30,9 +30,6 @@ class GenerationCache:
 
     A resumed comparison begins with an empty cache. Since batch composition shows in the last digits of
     scores, its scores may differ there from those of an uninterrupted run.
-
-    Args:
-        megabytes: of generations to keep at most.
     """
 
     def __init__(self, *, megabytes: float = 1024) -> None:
@@ -40,7 +37,7 @@ class GenerationCache:
         self._kept: dict[Key, list[Timed]] = {}
 
     def find(self, key: Key, needs: Needs) -> Timed | None:
-        """A generation with everything recorded that is needed, and the seconds it took; or None."""
+        """Find a generation with everything recorded that is needed, and the seconds it took."""
         return next((kept for kept in self._kept.get(key, ()) if _covers(kept[0].needs, needs)), None)
 
     def keep(self, key: Key, generation: Generation, seconds: float) -> None:
@@ -71,13 +68,10 @@ def _bytes(generation: Generation) -> int:
 
 @dataclass
 class SharedRAG(RAG):
-    """A loop that reuses what another loop over the same model has generated before.
+    """A loop that reuses what another loop over the same model and cache has generated before.
 
-    The seconds of its answers are those they would take without the cache.
-
-    Attributes:
-        cache: shared by the loops.
-        also: recorded besides the needs of trigger and query, for later loops.
+    The seconds of its answers are those they would take without the cache. ``also`` is recorded besides the
+    needs of trigger and query, for later loops.
     """
 
     cache: GenerationCache = field(default_factory=GenerationCache)
@@ -85,15 +79,9 @@ class SharedRAG(RAG):
     _saved: float = field(default=0.0, init=False, repr=False)  # seconds
 
     def generate(
-        self,
-        prompts: Sequence[str],
-        *,
-        max_new_tokens: int | Sequence[int],
-        needs: Needs = _NOTHING,
-        stop: Sequence[Stop] = (),
-        names: Sequence[str] | None = None,
-        **more: Any,
-    ) -> list[Generation]:
+        self, prompts: Sequence[str], *, max_new_tokens: int | Sequence[int], needs: Needs = _NOTHING,
+        stop: Sequence[Stop] = (), names: Sequence[str] | None = None, **more: Any,
+    ) -> list[Generation]:  # fmt: skip
         """As :meth:`RAG.generate`. Stops that are functions cannot be compared, and share nothing."""
         ends = tuple(s for s in stop if isinstance(s, (str, SentenceEnd)))
         if len(ends) < len(stop):
@@ -122,11 +110,7 @@ class SharedRAG(RAG):
         return [narrowed(found[key][0], needs) for key in keys]
 
     def answer(
-        self,
-        questions: Sequence[Question],
-        listener: Listener | None = None,
-        *,
-        ended: Ended | None = None,
+        self, questions: Sequence[Question], listener: Listener | None = None, *, ended: Ended | None = None
     ) -> list[Answer]:
         """As :meth:`RAG.answer`."""
         before = self._saved
@@ -140,24 +124,25 @@ def narrowed(generation: Generation, needs: Needs) -> Generation:
     """Reduce a generation to ``needs``, which its own must cover."""
     if generation.needs == needs:
         return generation
-    states = {feature: _narrowed(generation, feature) for feature in needs.features if generation.states}
-    attention = generation.attention if needs.attention else None
-    top = generation.top if needs.top else None
-    return replace(generation, needs=needs, states=states, attention=attention, top=top)
+    return replace(
+        generation,
+        needs=needs,
+        states={feature: _narrowed(generation, feature) for feature in needs.features if generation.states},
+        attention=generation.attention if needs.attention else None,
+        top=generation.top if needs.top else None,
+    )
 
 
 def _narrowed(generation: Generation, feature: Feature) -> np.ndarray:
     """The states of a feature, taken from one with the same site and pool and at least its layers."""
     if feature in generation.states:
         return generation.states[feature]
-    alike = (
-        (f.layers, states)
-        for f, states in generation.states.items()
-        if (f.site, f.pool) == (feature.site, feature.pool)
+    its = next(
+        other
+        for other in generation.states
+        if (other.site, other.pool) == (feature.site, feature.pool) and {*feature.layers} <= {*other.layers}
     )
-    layers, states = next((k, states) for k, states in alike if {*feature.layers} <= {*k})
-    place = {layer: i for i, layer in enumerate(layers)}
-    return states.take([place[layer] for layer in feature.layers], axis=-2)
+    return generation.states[its].take([its.layers.index(layer) for layer in feature.layers], axis=-2)
 
 
 def joined(needs: Needs, also: Needs) -> Needs:

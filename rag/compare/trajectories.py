@@ -1,10 +1,9 @@
 """Answers after every number of retrievals, recorded once per query, and the results read from them.
 
-A trigger that judges whole answers decides when to retrieve, and the query decides what comes of
-it. One run that retrieves after every answer, up to the limit, therefore covers all such
-triggers with that query: a trigger that stops earlier has the answer of that step. From the recording
-follow, without generating again, every threshold of every such trigger and the
-expected result of random retrieval at any budget.
+A trigger that judges whole answers decides when to retrieve, and the query decides what comes of it. So one
+run that retrieves after every answer covers all such triggers with that query: one that stops earlier has the
+answer of that step. Every threshold of such a trigger and the expected result of random retrieval at any
+budget follow without generating again.
 
 Thresholds and calibration of triggers that bring none come from the same recordings on validation questions,
 by the rule that chooses a prober's threshold in training: the highest balanced accuracy against "the
@@ -15,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, reduce
 from pathlib import Path
 from typing import Any
 
@@ -23,39 +22,25 @@ import numpy as np
 from tqdm import tqdm
 
 from probers.bank.calibration import Platt, fit_platt
-from probers.bank.fitting import ThresholdRule
+from probers.bank.decision import ThresholdRule
 from probers.checksums import made_once
 from probers.equivalence import EntityMatcher
-from probers.evaluation.answers import (
-    MATCH,
-    Rule,
-    accuracy_contains,
-    exact_match,
-    f1_score,
-    right_by_em,
-    same_meaning,
-)
+from probers.evaluation.answers import MATCH, Rule, right_by_em
 from probers.types import Decision, Generation, Needs, Question
 
 from ..loop import RAG
 from ..protocol import UNANSWERED, State, Trigger, decide, verdict
+from .outcomes import figures_of
 
 #: Figures of an answer that are replayed; :data:`MATCH` only where a matcher judges that.
 FIGURES = ("em", "f1", "acc", MATCH)
 _CHUNK = 64  # questions answered together
 _POINTS = 60  # of a curve at most
-_NOTHING = Needs()
 
 
 @dataclass(frozen=True)
 class Step:
-    """One answer to a question: without retrieval, after one, after two.
-
-    Attributes:
-        text: the whole text, rationale and all.
-        answer: the final answer in it.
-        scores: of each trigger that was asked, by name.
-    """
+    """One answer to a question, whole text and final answer, and the score of each trigger that was asked."""
 
     text: str
     answer: str
@@ -64,12 +49,9 @@ class Step:
 
 @dataclass(frozen=True)
 class RetrievalTrajectory:
-    """Every answer of a run that always retrieves, of one question or more.
+    """Every answer of a run that always retrieves: of each question one step more than it took retrievals.
 
-    Attributes:
-        questions: those with gold answers.
-        steps: of each question, one more than it took retrievals.
-        matcher: judges whether answers mean the same as gold ones; None leaves that figure out.
+    All questions have gold answers. Without a matcher, whether answers mean the same is left out.
     """
 
     questions: Sequence[Question]
@@ -77,38 +59,26 @@ class RetrievalTrajectory:
     matcher: EntityMatcher | None = None
 
     def granted(self, retrievals: int | np.ndarray) -> dict[str, np.ndarray]:
-        """Results with at most so many retrievals, one number for all questions or (n,) for each.
-
-        Returns:
-            ``retrievals`` made and each figure, (n,) each.
-        """
+        """Look up retrievals made and each figure, (n,) each, with at most so many retrievals."""
         made = np.minimum(retrievals, np.array([len(steps) - 1 for steps in self.steps], dtype=int))
         rows = np.arange(len(self.steps))
         return {"retrievals": made.astype(float)} | {n: t[rows, made] for n, t in self._tables.items()}
 
     def at_random(self, budget: float) -> dict[str, np.ndarray]:
-        """Expected results of random retrieval at a mean number of retrievals per question.
+        """Compute the expected results, as of :meth:`granted`, of random retrieval at a mean of ``budget``.
 
-        Every question is granted the same number or one more, each with the same chance, as
-        :class:`~probers.rag.triggers.Random` does; the figures are the mean over its
-        draws. Beyond what the questions take at most, the budget is that.
-
-        Args:
-            budget: mean retrievals per question.
-
-        Returns:
-            As :meth:`granted`.
+        Every question is granted the same number of retrievals or one more, each with the same chance, as
+        :class:`~probers.rag.triggers.Random` does; the figures are the mean over its draws. Beyond what the
+        questions take at most, the budget is that.
         """
         means = [float(self.granted(j)["retrievals"].mean()) for j in range(self._most + 1)]
         low = max(0, min(int(np.searchsorted(means, budget, side="right")) - 1, self._most - 1))
-        share = 0.0
-        if self._most:
-            share = min(1.0, (budget - means[low]) / (means[low + 1] - means[low]))
+        share = min(1.0, (budget - means[low]) / (means[low + 1] - means[low])) if self._most else 0.0
         less, more = self.granted(low), self.granted(low + 1)
         return {name: (1 - share) * less[name] + share * more[name] for name in less}
 
     def replay(self, trigger: str, threshold: float) -> dict[str, np.ndarray]:
-        """Results of a trigger at a threshold, as if it had run; as :meth:`granted`."""
+        """Look up the results of a trigger at a threshold, as if it had run; as :meth:`granted`."""
         fires = np.pad(self.scores(trigger) > threshold, ((0, 0), (0, 1)))
         return self.granted(fires.argmin(axis=1))  # the first step where it does not
 
@@ -128,7 +98,6 @@ class RetrievalTrajectory:
 
     @property
     def triggers(self) -> list[str]:
-        """Names of the triggers that were asked."""
         return list(self.steps[0][0].scores) if self.steps else []
 
     def scores(self, trigger: str) -> np.ndarray:
@@ -146,15 +115,14 @@ class RetrievalTrajectory:
     @cached_property
     def _tables(self) -> Mapping[str, np.ndarray]:
         """Each figure, (n, steps at most); 0 where there is no further answer."""
-        figures = [name for name in FIGURES if name != MATCH or self.matcher is not None]
-        tables = {name: np.zeros((len(self.steps), self._most + 1)) for name in figures}
-        for i, (question, steps) in enumerate(zip(self.questions, self.steps, strict=True)):
-            for j, step in enumerate(steps):
-                tables["em"][i, j] = exact_match(step.answer, question.answers)
-                tables["f1"][i, j] = f1_score(step.answer, question.answers).f1
-                tables["acc"][i, j] = accuracy_contains(step.text, question.answers)
-                if self.matcher is not None:
-                    tables[MATCH][i, j] = same_meaning(step.answer, question.answers, self.matcher)
+        there = np.arange(self._most + 1) < np.array([[len(steps)] for steps in self.steps])
+        each = zip(self.questions, self.steps, strict=True)
+        judged = [(step.text, step.answer, q.answers) for q, steps in each for step in steps]
+        tables = {}
+        for name, values in figures_of(judged, self.matcher).items():
+            if name in FIGURES:
+                tables[name] = np.zeros(there.shape)
+                tables[name][there] = values
         return tables
 
 
@@ -165,16 +133,9 @@ def _means(points: Sequence[Mapping[str, np.ndarray]]) -> dict[str, list[float]]
 def record(
     rag: RAG, triggers: Mapping[str, Trigger], questions: Sequence[Question], *, progress: str | None = None
 ) -> RetrievalTrajectory:
-    """Retrieve after every answer, and record the triggers' scores of each.
+    """Retrieve after every answer, whatever the loop's own trigger, and record the triggers' scores of each.
 
-    Args:
-        rag: a loop whose model, query, prompt and limits are used; its trigger is not.
-        triggers: by name; only such as judge whole answers, and whose needs one pass can record.
-        questions: with gold answers.
-        progress: name of a progress bar, None for none.
-
-    Raises:
-        UserError: a question has no gold answer.
+    All triggers judge whole answers, and one pass can record their needs. All questions have gold answers.
     """
     recorder = _Recorder(triggers)
     loop = replace(rag, trigger=recorder)
@@ -186,19 +147,13 @@ def record(
 
 
 def record_once(
-    file: Path,
-    rag: RAG,
-    triggers: Mapping[str, Trigger],
-    questions: Sequence[Question],
-    *,
-    progress: str,
+    file: Path, rag: RAG, triggers: Mapping[str, Trigger], questions: Sequence[Question], *, progress: str,
     matcher: EntityMatcher | None = None,
-) -> RetrievalTrajectory:
+) -> RetrievalTrajectory:  # fmt: skip
     """Call :func:`record`, or read its result from ``file`` where an earlier run wrote it."""
 
     def recorded() -> dict[str, list[dict[str, Any]]]:
-        found = record(rag, triggers, questions, progress=progress)
-        entries = zip(found.questions, found.steps, strict=True)
+        entries = zip(questions, record(rag, triggers, questions, progress=progress).steps, strict=True)
         return {"questions": [{"id": q.id, "steps": list(map(asdict, steps))} for q, steps in entries]}
 
     stored = made_once(file, recorded)["questions"]
@@ -217,28 +172,19 @@ class _Recorder(Trigger):
 
     @property
     def needs(self) -> Needs:
-        needs = _NOTHING
-        for trigger in self.triggers.values():
-            needs = needs.union(trigger.needs)
-        return needs
+        return reduce(Needs.union, (trigger.needs for trigger in self.triggers.values()), Needs())
 
     def decide(self, generations: Sequence[Generation], states: Sequence[State]) -> list[Decision]:
         asked = {name: decide(trigger, generations, states) for name, trigger in self.triggers.items()}
         for i, (generation, state) in enumerate(zip(generations, states, strict=True)):
             scores = {name: decisions[i].score for name, decisions in asked.items()}
-            self.seen.setdefault(state.question.id, []).append(
-                Step(state.completed(generation), state.answer or "", scores)
-            )
+            step = Step(state.completed(generation), state.answer or "", scores)
+            self.seen.setdefault(state.question.id, []).append(step)
         return [verdict(1.0, 0.5)] * len(generations)
 
 
-def together(triggers: Mapping[str, Trigger], needs: Needs = _NOTHING) -> list[dict[str, Trigger]]:
-    """Group the triggers greedily so that one pass can record the needs of each group.
-
-    Args:
-        triggers: by name.
-        needs: recorded besides.
-    """
+def together(triggers: Mapping[str, Trigger], needs: Needs | None = None) -> list[dict[str, Trigger]]:
+    """Group the triggers greedily so that one pass can record the needs of each group, and ``needs``."""
     groups: list[tuple[dict[str, Trigger], Needs]] = []
     for name, trigger in triggers.items():
         for i, (group, known) in enumerate(groups):
@@ -248,7 +194,7 @@ def together(triggers: Mapping[str, Trigger], needs: Needs = _NOTHING) -> list[d
                 continue
             break
         else:
-            groups.append(({name: trigger}, needs.union(trigger.needs)))
+            groups.append(({name: trigger}, (needs or Needs()).union(trigger.needs)))
     return [group for group, _ in groups]
 
 
@@ -280,16 +226,9 @@ def tune_once(
 def tune(
     rag: RAG, triggers: Mapping[str, Trigger], questions: Sequence[Question], right: Rule = right_by_em
 ) -> dict[str, Tuned]:
-    """Choose threshold and calibration of every trigger, from the closed-book answers to the questions.
+    """Choose threshold and calibration of every trigger from the closed-book answers to validation questions.
 
-    Args:
-        rag: a loop whose model, prompt and limits are used; its trigger is not.
-        triggers: by name of the method.
-        questions: validation questions; those without gold answers are left out.
-        right: judges an answer.
-
-    Returns:
-        By name; empty unless the questions have both right and wrong answers.
+    The result is empty unless there are both right and wrong answers to questions with gold answers.
     """
     answered = [q for q in questions if q.answers]
     closed_book = replace(rag, max_retrievals=0)
@@ -301,15 +240,12 @@ def tune(
         wrong = 1.0 - np.array(judged, dtype=float)
         if len(set(wrong)) < 2:
             return {}
-        tuned |= {name: _tuned(wrong, found.scores(name)[:, 0]) for name in group}
+        for name in group:
+            scores = found.scores(name)[:, 0]
+            # The score of an answer without a token is on no scale, and would bend the calibration's.
+            written = scores < UNANSWERED
+            if len(set(wrong[written])) < 2:
+                written[:] = True
+            platt = fit_platt(wrong[written], scores[written])
+            tuned[name] = Tuned(platt.slope, platt.intercept, ThresholdRule()(wrong, scores))
     return tuned
-
-
-def _tuned(wrong: np.ndarray, scores: np.ndarray) -> Tuned:
-    """Threshold and calibration of scores (n,)."""
-    # The score of an answer without a token is on no scale, and would bend the calibration's.
-    written = scores < UNANSWERED
-    if len(set(wrong[written])) < 2:
-        written[:] = True
-    platt = fit_platt(wrong[written], scores[written])
-    return Tuned(platt.slope, platt.intercept, ThresholdRule()(wrong, scores))

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from probers.lazy import lazily
+from probers.types import lazily
 
 if TYPE_CHECKING:
     from ..protocol import QueryFormulator
-    from .attention import QFS
-    from .cioqf import CIOQF
+    from .attention import CIOQF, QFS
     from .text import (
         AnswerQuery,
         FlareQuery,
@@ -26,8 +25,7 @@ __all__ = [
 
 __getattr__ = lazily("probers.rag", {
     "protocol": "QueryFormulator",
-    "queries.attention": "QFS",
-    "queries.cioqf": "CIOQF",
+    "queries.attention": "CIOQF QFS",
     "queries.text": (
         "AnswerQuery FlareQuery FullContextQuery LastSentenceQuery LastTokensQuery QuestionQuery"
     ),

@@ -180,7 +180,6 @@ class FlareQuery(LimitedQuery):
 
 def _sentence(text: str, generation: Generation, decision: Decision, shift: int) -> tuple[int, int]:
     """[start, end) in the answer of the sentence that fired."""
-    sentences = split_sentences(text)
     if decision.tokens:
         # The token's last character: its first may be the space before the sentence.
         place = shift + max(generation.offsets[decision.tokens[0]][1] - 1, 0)
@@ -188,7 +187,13 @@ def _sentence(text: str, generation: Generation, decision: Decision, shift: int)
         place = shift + decision.position
     else:
         return 0, len(text)
-    return next((s for s in sentences if s[1] > place), sentences[-1] if sentences else (0, 0))
+    return sentence_at(text, place)
+
+
+def sentence_at(text: str, place: int) -> tuple[int, int]:
+    """[start, end) of the sentence around a character or behind it; else the last, (0, 0) without any."""
+    spans = split_sentences(text)
+    return next((span for span in spans if span[1] > place), spans[-1] if spans else (0, 0))
 
 
 def text_so_far(generation: Generation, decision: Decision, state: State) -> str:

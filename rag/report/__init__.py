@@ -10,17 +10,7 @@ from probers.files import write_text
 from probers.pages import render
 
 from .charts import controls_chart, layers_chart, roc_chart, tradeoff_charts
-from .lookup import (
-    LEVEL,
-    LEVELS,
-    Findings,
-    level,
-    scales,
-    shown_at_once,
-    stem,
-    token_scores,
-    verdict,
-)
+from .lookup import LEVEL, LEVELS, Findings, level, scales, shown_at_once, stem, token_scores, verdict
 from .svg import interval_glyph, level_glyph, mark_glyph, shares_glyph
 
 __all__ = ["LEVEL", "write_report"]
@@ -29,23 +19,18 @@ __all__ = ["LEVEL", "write_report"]
 def write_report(results: Mapping[str, Any], data: Mapping[str, Any], path: Path) -> None:
     """Write the comparison as one HTML file without scripts or network access.
 
-    Parts without data are left out; figures that are null are dashes. The file is
-    replaced atomically.
+    Parts without data are left out; figures that are null are dashes.
 
     Args:
-        results: results.json, schema 1. Intervals of trigger figures may be filed in
-            ``ci95`` as "trigger.auroc" or "auroc", paired differences likewise.
-        data: further data of the page: ``title``, ``command``, ``model``, ``corpus``,
-            ``n``, ``threshold_rule``, ``date``, ``flags``, ``knowledge_em``, ``layers``,
-            ``controls``, ``ensemble``, ``roc``, ``replay``, ``reruns``, ``points``, ``notes`` and
-            ``examples``; every one may be absent.
-        path: the file to write.
+        results: results.json, schema 1.
+        data: further data of the page, any of ``title``, ``command``, ``model``, ``corpus``, ``n``,
+            ``threshold_rule``, ``date``, ``flags``, ``knowledge_em``, ``layers``, ``controls``, ``ensemble``,
+            ``roc``, ``replay``, ``reruns``, ``points``, ``notes`` and ``examples``.
+        path: the file, which is replaced atomically.
     """
     found = Findings(results, data)
-    shared = (
-        stem, verdict, mark_glyph, interval_glyph, level_glyph, shares_glyph,
-        level, token_scores, shown_at_once,
-    )  # fmt: skip
+    glyphs = (mark_glyph, interval_glyph, level_glyph, shares_glyph)
+    functions = (*glyphs, stem, verdict, level, token_scores, shown_at_once)
     page = render(
         "probers.rag.report/page.html.j2",
         found=found,
@@ -53,6 +38,6 @@ def write_report(results: Mapping[str, Any], data: Mapping[str, Any], path: Path
         layers=layers_chart(found) + controls_chart(found),
         scales=scales(found.data.get("examples", ())),
         levels=LEVELS,
-        **{function.__name__: function for function in shared},
+        **{function.__name__: function for function in functions},
     )
-    write_text(Path(path), page)
+    write_text(path, page)

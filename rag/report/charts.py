@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 
+import numpy as np
 from markupsafe import Markup
 
 from probers.pages import num, span
@@ -22,7 +22,12 @@ def layers_chart(found: Findings) -> Markup:
     accuracy = [(float(row["layer"]), row["accuracy"]) for row in rows if "accuracy" in row]
     bands = [(float(row["layer"]), row["auroc_ci"]) for row in rows if "auroc_ci" in row]
     levels = [(name, entry["auroc"], strong) for name, entry, strong in _detectors(found)]
-    axis = _layer_axis(auroc[0][0], auroc[-1][0])
+    first, last = auroc[0][0], auroc[-1][0]
+    step = next((nice for nice in (1, 2, 5, 10, 20) if (last - first) / nice <= 8), 50)
+    start = int(-(-first // step) * step)  # a round layer number, not wherever the range happens to begin
+    ticks = tuple((float(layer), str(layer)) for layer in range(start, int(last) + 1, step))
+    margin = 0.5 if first == last else 0.02 * (last - first)
+    axis = Axis("layer (residual stream after this block)", first - margin, last + margin, ticks)
     labels = [(auroc[-1], "AUROC, by layer", "strong")]
     labels += [((auroc[-1][0], y), "accuracy, by layer", "") for _, y in accuracy[-1:]]
     labels += [((axis.high, y), clipped(name, 20), "muted") for name, y, _ in levels]
@@ -63,14 +68,6 @@ def layers_chart(found: Findings) -> Markup:
     )
 
 
-def _layer_axis(first: float, last: float) -> Axis:
-    step = next((nice for nice in (1, 2, 5, 10, 20) if (last - first) / nice <= 8), 50)
-    start = int(-(-first // step) * step)  # a round layer number, not wherever the range happens to begin
-    ticks = tuple((float(layer), str(layer)) for layer in range(start, int(last) + 1, step))
-    margin = 0.5 if first == last else 0.02 * (last - first)
-    return Axis("layer (residual stream after this block)", first - margin, last + margin, ticks)
-
-
 def _detectors(found: Findings) -> list[tuple[str, Json, bool]]:
     """Every control that has an AUROC, and all layers together, which stand out."""
     entries = [(name, entry, False) for name, entry in found.data.get("controls", {}).items()]
@@ -80,9 +77,7 @@ def _detectors(found: Findings) -> list[tuple[str, Json, bool]]:
 
 def controls_chart(found: Findings) -> Markup:
     """AUROC with 95% interval of the ensemble and of every control, best first."""
-    rows = [
-        (name, entry["auroc"], entry.get("auroc_ci"), strong) for name, entry, strong in _detectors(found)
-    ]
+    rows = [(name, each["auroc"], each.get("auroc_ci"), strong) for name, each, strong in _detectors(found)]
     if not rows:
         return Markup()
     rows.sort(key=lambda row: -row[1])
@@ -153,12 +148,8 @@ def roc_chart(found: Findings) -> Markup:
 
 def _falling_diagonal(points: Sequence[Point]) -> Point:
     """Intersection of a curve from (0, 0) to (1, 1) with fpr + tpr = 1."""
-    for (x0, y0), (x1, y1) in pairwise(points):
-        before, after = x0 + y0, x1 + y1
-        if before <= 1 <= after and after > before:
-            share = (1 - before) / (after - before)
-            return x0 + share * (x1 - x0), y0 + share * (y1 - y0)
-    return points[len(points) // 2]
+    x, y = np.transpose(points)
+    return float(np.interp(1.0, x + y, x)), float(np.interp(1.0, x + y, y))
 
 
 #: Of the chart of the headline.
@@ -186,10 +177,7 @@ def tradeoff_charts(found: Findings) -> Markup:
 
 
 def _tradeoff(found: Findings, headline: Headline, key: str, caption: str) -> Markup:
-    """A figure against retrievals per question: curves as lines, methods as markers.
-
-    Curves are read from recorded answers, or run at a few settings, of which each is a dot.
-    """
+    """A figure against retrievals per question: methods as markers, curves as lines, with dots where run."""
     figure, short, long = headline
     reruns = found.data.get("reruns", {})
     read, run = _curves(found.data.get("replay", {}), figure), _curves(reruns, figure)
@@ -203,7 +191,13 @@ def _tradeoff(found: Findings, headline: Headline, key: str, caption: str) -> Ma
         return Markup()
     intervals = {name: ci for name in measured if (ci := found.data["points"][name].get(f"{figure}_ci"))}
     intervals = intervals if len(measured) <= _WHISKERS else {}
-    legend = _legend(list(read), {name: reruns[name].get("option") for name in run})
+    legend: list[tuple[str | None, str]] = []  # the method, None for a heading, and the text
+    if read:
+        legend += [(None, "read from recorded answers"), *((name, clipped(name, 22)) for name in read)]
+    if run:
+        turned = {"n": " by n", "max_retrievals": " by limit"}
+        dotted = {name: turned.get(reruns[name].get("option"), "") for name in run}
+        legend += [(None, "run at each dot"), *((n, clipped(n, 18) + by) for n, by in dotted.items())]
     places = [*(point for curve in curves.values() for point in curve), *measured.values()]
     plot = Plot(
         key,
@@ -231,13 +225,19 @@ def _tradeoff(found: Findings, headline: Headline, key: str, caption: str) -> Ma
         plot.marker(found.looks[name].marker, point, found.looks[name].mark, size=5)
     # Names stand beside markers that bound the others, and where no line leads to the legend.
     named = [name for name in measured if found.looks[name].reference or name not in curves]
-    _label(plot, [(plot.at(measured[name]), clipped(name)) for name in named], obstacles)
-    left, top = plot.size[0] - _ROOM + 26, plot.box[1] + 8
+    anchors = [(plot.at(measured[name]), clipped(name)) for name in named]
+    left, top, right, bottom = plot.box
+    labels = place(anchors, (left + 2, top - 4, right + 18, bottom - 2), obstacles)
+    for ((x, y), text), label in zip(anchors, labels, strict=True):
+        if label.leader:
+            plot.path([(x, y), (min(max(x, label.box[0]), label.box[2]), label.at[1])], "leader")
+        plot.text(*label.at, text, css="label halo", anchor=label.anchor)
     for row, (entry, text) in enumerate(legend):
+        at = plot.size[0] - _ROOM + 26, top + 8 + _ROW * row
         if entry is None:
-            plot.text(left, top + _ROW * row, text, css="label muted")
+            plot.text(*at, text, css="label muted")
         else:
-            plot.key(left, top + _ROW * row, found.looks[entry], text)
+            plot.key(*at, found.looks[entry], text)
     return plot.figure(caption)
 
 
@@ -248,30 +248,3 @@ def _curves(entries: Json, figure: str) -> dict[str, list[Point]]:
         for name, curve in entries.items()
         if curve.get("retrievals") and curve.get(figure)
     }
-
-
-def _legend(read: Sequence[str], run: Json) -> list[tuple[str | None, str]]:
-    """Lines of the legend: the method, None for a heading, and the text.
-
-    Args:
-        read: methods whose curves are read from recorded answers.
-        run: the option that was turned, by name of the methods that were run again.
-    """
-    turned = {"n": " by n", "max_retrievals": " by limit"}
-    lines: list[tuple[str | None, str]] = []
-    if read:
-        lines += [(None, "read from recorded answers"), *((name, clipped(name, 22)) for name in read)]
-    if run:
-        lines += [(None, "run at each dot")]
-        lines += [(name, clipped(name, 18) + turned.get(option, "")) for name, option in run.items()]
-    return lines
-
-
-def _label(plot: Plot, anchors: Sequence[tuple[Point, str]], obstacles: Sequence[Box]) -> None:
-    """Names beside markers, where they cover least."""
-    left, top, right, bottom = plot.box
-    labels = place(anchors, (left + 2, top - 4, right + 18, bottom - 2), obstacles)
-    for ((x, y), text), label in zip(anchors, labels, strict=True):
-        if label.leader:
-            plot.path([(x, y), (min(max(x, label.box[0]), label.box[2]), label.at[1])], "leader")
-        plot.text(*label.at, text, css="label halo", anchor=label.anchor)

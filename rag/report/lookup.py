@@ -12,12 +12,9 @@ Json = Mapping[str, Any]
 
 #: Methods that bound the others, with their markers; drawn hollow and grey.
 _REFERENCES = {"never": "circle", "always": "square", "random": "diamond", "oracle": "triangle"}
-#: Methods that never or always fire by definition: no news.
-_FIXED = ("never", "always")
 _COLOURS = 6
 _DASHES = ("", "7 3", "2 3", "9 3 2 3", "5 2", "12 3")
 _MARKERS = ("circle", "square", "triangle", "diamond", "down", "cross")
-
 
 #: P-values below this settle something.
 LEVEL = 0.05
@@ -31,13 +28,7 @@ _RULES = {
 
 
 class Headline(NamedTuple):
-    """The figure that methods are ranked by.
-
-    Attributes:
-        key: in results.json.
-        short: of a column.
-        words: in a sentence.
-    """
+    """The figure that methods are ranked by: its key in results.json, and in a column and a sentence."""
 
     key: str
     short: str
@@ -45,28 +36,14 @@ class Headline(NamedTuple):
 
 
 HEADLINES = {
-    each.key: each
-    for each in (
-        Headline("em", "EM", "exact match"),
-        Headline("acc", "ACC", "accuracy by containment"),
-        Headline("match", "Match", "match by meaning"),
-    )
+    "em": Headline("em", "EM", "exact match"),
+    "acc": Headline("acc", "ACC", "accuracy by containment"),
+    "match": Headline("match", "Match", "match by meaning"),
 }
 
 
 class Findings:
-    """Findings of a comparison, without figures that are null or not finite.
-
-    Attributes:
-        results: results.json.
-        data: further data of the page.
-        methods: the figures of each method of results.json.
-        n: number of questions, None if unknown.
-        differences: all paired differences of results.json.
-        flags: methods that never or always fired, except those that do so by definition.
-        looks: style of each method that any part of the page names.
-        headline: the figure that methods are ranked by.
-    """
+    """Findings of a comparison by method, without figures that are null or not finite."""
 
     def __init__(self, results: Json, data: Json) -> None:
         self.results: Json = _known(results)
@@ -75,26 +52,16 @@ class Findings:
         self.methods: dict[str, Json] = self.results.get("methods", {})
         self.n: int | None = self.data.get("n", self.results.get("n"))
         self.differences = [
-            Difference(
-                first,
-                second,
-                figure.removeprefix("trigger."),
-                entry["diff"],
-                entry.get("ci95"),
-                entry.get("p_holm"),
-            )
+            Difference(first, second, figure, entry["diff"], entry.get("ci95"), entry.get("p_holm"))
             for pair, figures in self.results.get("pairs", {}).items()
             for first, _, second in [pair.partition(" vs ")]
             for figure, entry in figures.items()
             if "diff" in entry
         ]
+        # That these never or always fired is no news.
+        fixed = ("never", "always")
         flags: Mapping[str, str] = self.data.get("flags", {})
-        self.flags = {name: flag for name, flag in flags.items() if stem(name) not in _FIXED}
-        self._by_pair = {
-            (entry.first, entry.second, entry.figure): entry
-            for filed in self.differences
-            for entry in (filed.turned(), filed)
-        }
+        self.flags = {name: flag for name, flag in flags.items() if stem(name) not in fixed}
         names = [*self.methods]
         for part in ("knowledge_em", "roc", "replay", "reruns", "points"):
             names += self.data.get(part, {})
@@ -109,30 +76,27 @@ class Findings:
         return (figures.get(part, {}) if part else figures).get(last)
 
     def interval(self, method: str, name: str) -> Sequence[float] | None:
-        """The 95% interval of a figure; trigger figures may be filed as ``trigger.x`` or ``x``."""
-        intervals = self.methods[method].get("ci95", {})
-        return intervals.get(name, intervals.get(name.removeprefix("trigger.")))
+        """The 95% interval of a figure."""
+        return self.methods[method].get("ci95", {}).get(name)
 
     def difference(self, first: str, second: str, name: str) -> Difference | None:
         """The paired difference in a figure, in whichever order it is filed."""
-        return self._by_pair.get((first, second, name.removeprefix("trigger.")))
+        for each in self.differences:
+            if each.figure == name and {each.first, each.second} == {first, second}:
+                return each if each.first == first else each.turned()
+        return None
 
     def telling(self, columns: Sequence[Json]) -> list[Json]:
-        """The columns of a table without those that repeat another column for every method.
-
-        Args:
-            columns: each with its figure as ``key``, and as ``beside`` the figure it must differ
-                from, if any.
-        """
-
-        def tells(column: Json) -> bool:
+        """The columns of a table without those that are for every method as the one they stand ``beside``."""
+        found = []
+        for column in columns:
             key, beside = column["key"], column.get("beside")
             figures = {name: self.figure(name, key) for name in self.methods}
-            return beside is None or any(
+            if beside is None or any(
                 own is not None and own != self.figure(name, beside) for name, own in figures.items()
-            )
-
-        return [column for column in columns if tells(column)]
+            ):
+                found.append(column)
+        return found
 
     @property
     def wrong(self) -> str:
@@ -158,29 +122,19 @@ class Findings:
         best = [name for name, value in known.items() if value == max(known.values())]
         return dict(sorted(known.items(), key=lambda item: -item[1])), best
 
-    def rivals(self, best: str, others: Sequence[str]) -> tuple[list[str], list[str]]:
-        """Methods with a paired interval of the best one's lead in the headline; those not settled by it."""
-        leads = self._leads(best, others)
-        return [each.second for each, _ in leads], [each.second for each, low in leads if low <= 0]
+    def leads(self, best: str, others: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
+        """Methods with a paired interval of the best one's lead in the headline.
 
-    def undone(self, best: str, others: Sequence[str]) -> list[str]:
-        """Methods that the best one leads by its interval but not by its corrected p-value."""
-        leads = self._leads(best, others)
-        return [each.second for each, low in leads if low > 0 and each.corrected == "not settled"]
-
-    def _leads(self, best: str, others: Sequence[str]) -> list[tuple[Difference, float]]:
-        """The best one's leads in the headline, with the lower ends of their intervals."""
+        Then those whose interval holds zero, and those settled by it but not by the corrected p-value.
+        """
         found = [self.difference(best, name, self.headline.key) for name in others]
-        return [(each, each.ci[0]) for each in found if each and each.ci]
+        lows = {each.second: (each.ci[0], each.corrected) for each in found if each and each.ci}
+        close = [name for name, (low, _) in lows.items() if low <= 0]
+        undone = [name for name, (low, said) in lows.items() if low > 0 and said == "not settled"]
+        return list(lows), close, undone
 
     def best(self, name: str, digits: int, better: str | None) -> float | None:
-        """The best displayed value of a figure without the oracle; None where none is better.
-
-        Args:
-            name: the figure.
-            digits: displayed digits.
-            better: the better end, "high" or "low"; None where neither is.
-        """
+        """The best displayed value of a figure without the oracle; None where none is better."""
         values = [self.figure(method, name) for method, _ in self._but_oracle()]
         known = {round(value, digits) for value in values if value is not None}
         if better is None or len(known) < 2:
@@ -227,12 +181,7 @@ def _known(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """First method minus second in one figure on the same questions.
-
-    Attributes:
-        ci: the paired 95% interval.
-        p_holm: the p-value by Holm's correction for all pairs.
-    """
+    """First method minus second in one figure, with the paired 95% interval and Holm's p-value."""
 
     first: str
     second: str
@@ -248,7 +197,7 @@ class Difference:
 
     @property
     def corrected(self) -> str | None:
-        """Verdict by the corrected p-value, as :func:`verdict`; None without one."""
+        """Verdict by the corrected p-value, as :func:`verdict`."""
         if self.p_holm is None:
             return None
         return "not settled" if self.p_holm >= LEVEL else "above" if self.value > 0 else "below"
@@ -269,11 +218,8 @@ def stem(name: str) -> str:
 class Look:
     """Style of a method, the same in every chart.
 
-    Attributes:
-        css: class that sets the custom property ``--line``.
-        dash: SVG dash pattern, empty for a solid line.
-        marker: name of the marker's shape.
-        reference: drawn hollow and grey, for methods that bound the others.
+    ``css`` is a class that sets the custom property ``--line``, ``dash`` an SVG dash pattern. Methods that
+    bound the others are drawn hollow and grey (``reference``).
     """
 
     css: str
@@ -290,15 +236,15 @@ class Look:
 def assign(names: Iterable[str]) -> dict[str, Look]:
     """Choose a style for every method; probers and entropy come first so that theirs hardly ever change."""
     order = ("probing", "entropy", "rind")
-    looks: dict[str, Look] = {}
-    compared: list[tuple[int, int, str]] = []
-    for name in dict.fromkeys(names):
-        kind = stem(name)
-        if kind in _REFERENCES:
-            looks[name] = Look("m0", "3 3", _REFERENCES[kind], reference=True)
-        else:
-            compared.append((order.index(kind) if kind in order else len(order), len(compared), name))
-    for index, (*_, name) in enumerate(sorted(compared)):
+    kinds = {name: stem(name) for name in names}
+    looks = {
+        name: Look("m0", "3 3", _REFERENCES[kind], reference=True)
+        for name, kind in kinds.items()
+        if kind in _REFERENCES
+    }
+    compared = [name for name in kinds if name not in looks]
+    compared.sort(key=lambda name: order.index(kinds[name]) if kinds[name] in order else len(order))
+    for index, name in enumerate(compared):
         turn = index + index // _COLOURS  # a colour that comes round again gets another dash and marker
         css = f"m{index % _COLOURS + 1}"
         looks[name] = Look(css, _DASHES[turn % len(_DASHES)], _MARKERS[turn % len(_MARKERS)])
@@ -316,10 +262,7 @@ def token_scores(rounds: Iterable[Json]) -> list[float]:
 
 
 def scales(examples: Iterable[Json]) -> dict[str, Scale]:
-    """Lowest and highest score of each method over all examples.
-
-    A method that scores tokens is scaled by its tokens, others by their rounds.
-    """
+    """Lowest and highest score of each method over all examples, of its tokens or else of its rounds."""
     rounds: dict[str, list[Json]] = {}
     for example in examples:
         for method in example.get("methods", ()):
@@ -340,12 +283,11 @@ def level(score: float, scale: Scale) -> int:
 
 def shown_at_once(example: Json) -> tuple[str, ...]:
     """Methods to unfold so that readers see the colours: a prober, and one that fired on a token."""
-    methods = example.get("methods", ())
-    probers = [method["method"] for method in methods if stem(method["method"]) == "probing"]
+    rounds = {method["method"]: method.get("rounds", ()) for method in example.get("methods", ())}
+    probers = [name for name in rounds if stem(name) == "probing"]
     fired = [
-        method["method"]
-        for method in methods
-        for entry in method.get("rounds", ())
-        if any(token.get("fired") for token in entry.get("tokens", ()))
+        name
+        for name, entries in rounds.items()
+        if any(token.get("fired") for entry in entries for token in entry.get("tokens", ()))
     ]
     return (*probers[:1], *fired[:1])

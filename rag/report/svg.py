@@ -1,11 +1,8 @@
 """Small plotting surface as inline SVG: axes, lines, bands, markers, labels that do not overlap.
 
-Colours, strokes and fonts come from classes of the page's style sheet, so that a chart follows the
-reader's light or dark setting; nothing here needs a style attribute, which the page's content policy forbids.
-
-Unlike the pictures of a training run these charts do not use matplotlib: with its SVG backend the five charts
-of the demo's page took 138 kB instead of 58, and 1.4 s after an import of 1 s instead of 0.05 s, for as much
-code.
+Colours, strokes and fonts come from classes of the page's style sheet, so that a chart follows the reader's
+light or dark setting; the page's content policy forbids style attributes. Matplotlib, which draws the
+pictures of a training run, took 138 kB instead of 58 for the demo's charts, and 1.4 s instead of 0.05 s.
 """
 
 from __future__ import annotations
@@ -34,7 +31,7 @@ def text_width(text: str) -> float:
 
 
 def clipped(text: str, length: int = 24) -> str:
-    """A label short enough for a chart; the tables carry the full name."""
+    """Shorten a label for a chart; the tables carry the full name."""
     return text if len(text) <= length else text[: length - 1] + "…"
 
 
@@ -49,10 +46,7 @@ class Axis:
 
     @classmethod
     def fit(cls, label: str, values: Sequence[float], *, least: Sequence[float] = (), steps: int = 5) -> Axis:
-        """An axis with round ticks around the values and, when given, at least around ``least``.
-
-        Equal values have a tenth above them.
-        """
+        """Make an axis with round ticks around the values and ``least``; equal values have a tenth above."""
         ends = [*values, *least] or [0.0, 1.0]
         low, high = min(ends), max(ends)
         high = high if high - low > 1e-9 else low + 0.1
@@ -69,12 +63,8 @@ class Axis:
 class Plot:
     """One chart. Coordinates given to its methods are data values unless they say otherwise.
 
-    Attributes:
-        name: begins the ids of its parts.
-        title, description: for screen readers.
-        x, y: the axes.
-        size: width and height in user units.
-        margins: left of, right of and below the axes, where labels and legends have room.
+    Ids of its parts begin with its name; title and description are for screen readers. ``size`` is width and
+    height in user units, ``margins`` are left of, right of and below the axes.
     """
 
     name: str
@@ -87,7 +77,6 @@ class Plot:
     _parts: list[str] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
-        """Draw the axes."""
         left, top, right, bottom = self.box
         for value, text in self.y.ticks:
             _, y = self.at((self.x.low, value))
@@ -110,23 +99,21 @@ class Plot:
     def at(self, point: Point) -> Point:
         """Position of a data point in user units, with y downwards."""
         left, top, right, bottom = self.box
-        (x, y), across, up = point, self.x, self.y
-        return (
-            left + (x - across.low) / (across.high - across.low) * (right - left),
-            bottom - (y - up.low) / (up.high - up.low) * (bottom - top),
-        )
+        across = (point[0] - self.x.low) / (self.x.high - self.x.low)
+        up = (point[1] - self.y.low) / (self.y.high - self.y.low)
+        return left + across * (right - left), bottom - up * (bottom - top)
 
     def add(self, markup: str) -> None:
         """Add raw SVG in user units."""
         self._parts.append(markup)
 
-    def text(self, x: float, y: float, text: str, *, css: str = "", anchor: str = "start") -> None:
-        """Text in user units, centred vertically on ``y``."""
+    def text(self, x: float, y: float, text: str, *, css: str, anchor: str = "start") -> None:
+        """Add text in user units, centred vertically on ``y``."""
         anchored = "" if anchor == "start" else f' text-anchor="{anchor}"'
         self.add(f'<text class="{css}" x="{x:.1f}" y="{y:.1f}" dy=".35em"{anchored}>{esc(text)}</text>')
 
     def line(self, points: Sequence[Point], css: str, *, dash: str = "") -> None:
-        """A polyline through data points; points closer than 0.7 units to the last are left out."""
+        """Add a polyline through data points; points closer than 0.7 units to the last are left out."""
         kept: list[Point] = []
         for index, here in enumerate(map(self.at, points)):
             if not kept or index == len(points) - 1 or math.dist(here, kept[-1]) >= 0.7:
@@ -134,30 +121,27 @@ class Plot:
         self.path(kept, css, dash=dash)
 
     def path(self, points: Sequence[Point], css: str, *, dash: str = "") -> None:
-        """A polyline in user units."""
+        """Add a polyline in user units."""
         dashed = f' stroke-dasharray="{dash}"' if dash else ""
         self.add(f'<polyline class="{css}" points="{_corners(points)}"{dashed}/>')
 
     def band(self, lows: Sequence[Point], highs: Sequence[Point], css: str) -> None:
-        """The area between two curves."""
+        """Add the area between two curves."""
         corners = _corners([self.at(point) for point in (*lows, *reversed(highs))])
         self.add(f'<polygon class="{css}" points="{corners}"/>')
 
     def marker(self, shape: str, point: Point, css: str, *, size: float = 4.5) -> None:
-        """A marker on a data point."""
+        """Add a marker on a data point."""
         self.add(marker(shape, self.at(point), css, size=size))
 
     def key(self, x: float, y: float, look: Look, text: str) -> None:
-        """An entry of a legend: line, marker and text, from ``x`` in user units."""
+        """Add an entry of a legend: line, marker and text, from ``x`` in user units."""
         self.path([(x, y), (x + 28, y)], f"line {look.css}", dash=look.dash)
         self.add(marker(look.marker, (x + 14, y), look.mark, size=4))
         self.text(x + 34, y, text, css="label")
 
     def figure(self, caption: str) -> Markup:
-        """The finished chart with its caption, and title and description for screen readers.
-
-        Charts wider than a column take the page's width, and scroll on narrow screens.
-        """
+        """Finish the chart; one wider than a column takes the page's width, and scrolls on narrow screens."""
         (width, height), ids = self.size, f"{self.name}-title {self.name}-desc"
         opening, closing = '<figure><svg class="chart"', "</svg>"
         if width > WIDTH:
@@ -183,7 +167,7 @@ _POLYGONS: dict[str, tuple[Point, ...]] = {
 
 
 def marker(shape: str, at: Point, css: str, *, size: float = 4.5) -> str:
-    """A marker in user units; an unknown shape is an error."""
+    """Draw a marker in user units."""
     (x, y), r = at, size
     if shape == "circle":
         return f'<circle class="{css}" cx="{x:.1f}" cy="{y:.1f}" r="{r}"/>'
@@ -209,10 +193,7 @@ def mark_glyph(look: Look) -> Markup:
 def interval_glyph(
     value: float, ci: Sequence[float], scale: Sequence[float], *, zero: bool = False
 ) -> Markup:
-    """A dot with its interval on a scale shared by the column; the numbers stand beside it.
-
-    With ``zero`` it is wider, and zero is marked.
-    """
+    """A dot with its interval on a scale shared by the column; with ``zero`` wider, and zero is marked."""
     low, high = scale
     width, height = (150, 12) if zero else (90, 8)
     middle = height / 2
@@ -233,7 +214,7 @@ def level_glyph(share: float | None) -> str:
     """A share between 0 and 1 as a number and a bar."""
     if share is None:
         return DASH
-    bar = f'<rect class="bar" width="{70 * min(1.0, max(0.0, share)):.1f}" height="6"/>'
+    bar = f'<rect class="bar" width="{70 * share:.1f}" height="6"/>'
     return num(share) + _glyph("0 0 70 6", f'<rect class="bar-back" width="70" height="6"/>{bar}')
 
 
@@ -242,20 +223,19 @@ def shares_glyph(shares: Json) -> str:
     tones = ("none", "single", "multi")
     if not shares.keys() >= set(tones):
         return DASH
-    values = [min(1.0, max(0.0, shares[tone])) for tone in tones]
-    widths = [90 * value for value in values]
-    bars = "".join(
-        f'<rect class="share {tone}" x="{start:.1f}" y="0.5" width="{width:.1f}" height="7"/>'
-        for tone, start, width in zip(tones, itertools.accumulate([0.0, *widths]), widths, strict=False)
-    )
-    return " / ".join(num(100 * value, 0) for value in values) + _glyph("-0.5 0 91 8", bars)
+    bars, start = "", 0.0
+    for tone in tones:
+        width = 90 * shares[tone]
+        bars += f'<rect class="share {tone}" x="{start:.1f}" y="0.5" width="{width:.1f}" height="7"/>'
+        start += width
+    return " / ".join(num(100 * shares[tone], 0) for tone in tones) + _glyph("-0.5 0 91 8", bars)
 
 
 def spread(wanted: Sequence[float], low: float, high: float, gap: float = FONT + 3) -> list[float]:
-    """Vertical positions at least ``gap`` apart, in order, near the wanted ones, within [low, high].
+    """Find vertical positions at least ``gap`` apart, in order, near the wanted ones, within [low, high].
 
-    Least squares: after subtracting the gaps before each label, labels only have to be in
-    order, which is isotonic regression (max-min formula). If they cannot all fit, the gap shrinks.
+    Least squares: after subtracting the gaps before each label, labels only have to be in order, which is
+    isotonic regression (max-min formula). If they cannot all fit, the gap shrinks.
     """
     count = len(wanted)
     gap = min(gap, (high - low) / max(1, count - 1))
@@ -271,7 +251,7 @@ def spread(wanted: Sequence[float], low: float, high: float, gap: float = FONT +
 
 
 def overlap(box: Box, others: Box | np.ndarray) -> np.ndarray:
-    """Shared area of a box and each of the others (..., 4), which are left, top, right, bottom."""
+    """Shared area of a box and each of the others (..., 4)."""
     a, b = np.asarray(box), np.asarray(others)
     sides = np.minimum(a[2:], b[..., 2:]) - np.maximum(a[:2], b[..., :2])
     return np.maximum(sides, 0.0).prod(axis=-1)
@@ -294,8 +274,8 @@ _ANCHORS = {1: "start", -1: "end", 0: "middle"}
 def place(anchors: Sequence[tuple[Point, str]], bounds: Box, obstacles: Sequence[Box] = ()) -> list[Placed]:
     """Place the label of each (point, text), all in user units.
 
-    Greedy, in the order given: each label takes the nearest place around its point that covers least
-    of the labels already placed, the obstacles and the outside.
+    Greedy, in the order given: each label takes the nearest place around its point that covers least of the
+    labels already placed, the obstacles and the outside.
     """
     half = (FONT + 2) / 2
     taken = [*obstacles, *((x - 5, y - 5, x + 5, y + 5) for (x, y), _ in anchors)]

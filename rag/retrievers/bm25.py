@@ -1,23 +1,42 @@
-"""BM25 in this process: fast by the ``bm25s`` package, and plain by ``rank_bm25`` as the reference."""
+"""Fast BM25 by the ``bm25s`` package: scores are precomputed while indexing, and a query sums them.
+
+``bm25s`` keeps the tokens of all passages in Python lists while it indexes. A corpus too large for that is
+counted here in shards, each sorted by token, then by passage, and the shards are merged term by term, block
+after block, into the files that ``bm25s`` reads: memory holds one shard, or one block, and 4 bytes per
+passage. Shards are written whole or not at all, so that counting goes on where a killed process stopped.
+"""
 
 from __future__ import annotations
 
+import heapq
+import json
 import logging
-import math
-from collections.abc import Mapping, Sequence
+import mmap
+import os
+import shutil
+from array import array
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import groupby, repeat
+from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import bm25s
 import numpy as np
-from rank_bm25 import BM25Okapi
+from scipy.sparse import coo_array
+from tqdm import tqdm
 
-from probers.data.cache import duration, size
+from probers.checksums import sealed, take, unsealed
+from probers.data.cache import Estimate, build_once
 from probers.data.corpus import PassageStore
-from probers.types import Passage
+from probers.files import write_text
+from probers.types import Passage, first_line
 
 from . import lexical
-from .bm25_disk import open_index
 
 log = logging.getLogger(__name__)
 
@@ -25,15 +44,9 @@ log = logging.getLogger(__name__)
 #: and saves 4 ms of each here, more of larger corpora.
 COMPILED_FROM = 200_000
 
-#: Corpora of more passages get a warning with ``rank_bm25``.
-SMALL = 20_000
-# Measured by benchmarks/retrieval.py on Wikipedia passages of 100 words, on one core: memory per passage
-# in bytes, seconds per passage to index, seconds per passage for one query of ten words.
-_MEMORY, _INDEXING, _QUERY = 10_000, 7.5e-5, 5e-6
-
 
 class BM25(lexical.LexicalRetriever):
-    """Fast BM25 by precomputed scores, which a query only sums; ranks as :class:`RankBM25` does.
+    """Fast BM25 by precomputed scores, which a query only sums; ranks as ``rank_bm25`` does.
 
     Passages in a list are indexed in memory. Those of a stored corpus are indexed once on the disk with
     bounded memory, and the index is memory-mapped: a query reads the scores of its own words.
@@ -50,17 +63,13 @@ class BM25(lexical.LexicalRetriever):
     """
 
     def __init__(
-        self,
-        passages: Sequence[Passage],
-        *,
-        k1: float = lexical.K1,
-        b: float = lexical.B,
+        self, passages: Sequence[Passage], *, k1: float = lexical.K1, b: float = lexical.B,
         cache: str | Path = "runs/cache/bm25",
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(passages if isinstance(passages, PassageStore) else list(passages), k1, b)
+        self._index: Any
         if isinstance(passages, PassageStore):
-            self._index: Any
-            self._index, vocabulary = open_index(passages, k1, b, Path(cache))
+            self._index, vocabulary = _open_index(passages, k1, b, Path(cache))
             self._number = vocabulary.get
         else:
             documents = lexical.document_tokens(self._passages)
@@ -87,48 +96,247 @@ class BM25(lexical.LexicalRetriever):
         return np.flatnonzero(scores >= values[k] if values[k] > 0 else scores > 0)
 
 
-class _LuceneOkapi(BM25Okapi):  # type: ignore[misc]
-    """rank_bm25's scorer with Lucene's idf.
+_TOKENS, _OFFSETS = "vocabulary.txt", "vocabulary.npy"
 
-    Its own idf goes negative for tokens in more than half of the documents and is
-    then replaced by a quarter of the average, a rule no other engine shares.
+
+class Vocabulary:
+    """Tokens that :func:`write_vocabulary` wrote; their numbers are their places in code point order."""
+
+    def __init__(self, folder: Path) -> None:
+        # Single numbers come out of a view several times as fast as out of an array.
+        self._offsets = memoryview(np.load(folder / _OFFSETS, mmap_mode="r", allow_pickle=False))
+        with (folder / _TOKENS).open("rb") as file:
+            self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+    def __len__(self) -> int:
+        return len(self._offsets) - 1
+
+    def get(self, token: str) -> int | None:
+        """The number of a token, None when the corpus does not have it."""
+        wanted = token.encode()
+        place = bisect_left(range(len(self)), wanted, key=self._at)
+        return place if place < len(self) and self._at(place) == wanted else None
+
+    def _at(self, number: int) -> bytes:
+        return self._bytes[self._offsets[number] : self._offsets[number + 1] - 1]
+
+
+def write_vocabulary(folder: Path, tokens: Iterable[str]) -> int:
+    """Write distinct tokens, which come in sorted order; returns their number."""
+    offsets = array("q", [0])
+    with (folder / _TOKENS).open("wb") as file:
+        for token in tokens:
+            offsets.append(offsets[-1] + file.write(token.encode() + b"\n"))
+    np.save(folder / _OFFSETS, np.frombuffer(offsets, dtype=np.int64), allow_pickle=False)
+    return len(offsets) - 1
+
+
+#: Tokens of a shard, about: what bounds the memory of counting.
+SHARD = 8_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """The counts of consecutive passages from row ``first`` of the corpus, in memory-mapped files.
+
+    terms        its T distinct tokens, sorted, one a line
+    starts.npy   (T + 1,) int64: where the postings of each token begin
+    rows.npy     (P,) int32: the passage of each posting, counted from ``first``
+    counts.npy   (P,) int32: how often the token stands there
+    lengths.npy  (passages,) int32: tokens per passage
+    ids.npy      (T,) int32: numbers of the tokens in the vocabulary of the corpus, once it is known
     """
 
-    def _calc_idf(self, nd: Mapping[str, int]) -> None:
-        self.idf = {t: math.log1p((self.corpus_size - n + 0.5) / (n + 0.5)) for t, n in nd.items()}
+    folder: Path
+    number: int
+    first: int
+    passages: int
+
+    def file(self, suffix: str) -> Path:
+        return self.folder / f"{self.number:05d}.{suffix}"
+
+    def array(self, name: str) -> np.ndarray:
+        return np.load(self.file(f"{name}.npy"), mmap_mode="r", allow_pickle=False)
+
+    def save(self, name: str, values: np.ndarray) -> None:
+        np.save(self.file(f"{name}.npy"), values, allow_pickle=False)
 
 
-class RankBM25(lexical.LexicalRetriever):
-    """Exact BM25 in pure Python and numpy; every query visits every passage.
+def count_shard(
+    folder: Path, number: int, first: int, passages: Iterator[Passage], tokens: int = SHARD
+) -> Shard:
+    """Count the passages that come from row ``first`` on, until the shard has as many tokens."""
+    numbers: defaultdict[str, int] = defaultdict()
+    numbers.default_factory = numbers.__len__
+    flat, lengths = array("i"), array("i")
+    for passage in passages:
+        found = lexical.tokens_of(passage)
+        flat.extend(map(numbers.__getitem__, found))
+        lengths.append(len(found))
+        if len(flat) >= tokens:
+            break
+    numbers.default_factory = None  # it refers to the dictionary, which would outlive this call
+    shard = Shard(folder, number, first, len(lengths))
+    terms = sorted(numbers)
+    # The place of each number's term among them: the inverse of a permutation is the order that sorts it.
+    rank = np.argsort(np.fromiter((numbers[t] for t in terms), np.int32, len(terms))).astype(np.int32)
+    with shard.file("terms").open("w", encoding="utf-8", newline="\n") as file:
+        file.writelines(f"{t}\n" for t in terms)
+    sizes, terms_of = np.frombuffer(lengths, dtype=np.int32), rank[np.frombuffer(flat, dtype=np.int32)]
+    rows = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
+    each = coo_array((np.ones(len(rows), np.int32), (rows, terms_of)), shape=(len(sizes), len(terms)))
+    counts = each.tocsc()  # adds up what stands at one place
+    counts.sort_indices()
+    shard.save("starts", counts.indptr.astype(np.int64))
+    shard.save("rows", counts.indices.astype(np.int32))
+    shard.save("counts", counts.data)
+    shard.save("lengths", sizes)
+    for path in folder.glob(f"{number:05d}.*"):
+        with path.open("rb") as written:
+            os.fsync(written.fileno())
+    counted = [
+        f"{number:05d}.{each}" for each in ("terms", "starts.npy", "rows.npy", "counts.npy", "lengths.npy")
+    ]
+    about = {"first": first, "passages": len(lengths), "files": take(folder, counted)}
+    write_text(shard.file("json"), sealed(about))
+    return shard
 
-    Scores are those of :mod:`.lexical` times the constant ``k1 + 1`` of the
-    original formula, which changes no ranking. Past :data:`SMALL` passages a line
-    on stderr says what memory and time to expect.
 
-    Args:
-        passages: the corpus; its tokens are kept in memory.
-        k1: how soon repeated tokens stop adding; larger is later.
-        b: how much long passages are held back, 0 (not) to 1 (fully).
+#: Postings that are merged at a time: what bounds the memory of merging.
+BLOCK = 4_000_000
 
-    Raises:
-        UserError: an empty corpus, no passage with a word, parameters out of range.
-    """
-
-    def __init__(self, passages: Sequence[Passage], *, k1: float = lexical.K1, b: float = lexical.B) -> None:
-        super().__init__(passages, k1, b)
-        if len(passages) > SMALL:
-            log.warning("%s", _warning(len(passages)))
-        self._index: Any = _LuceneOkapi(lexical.document_tokens(passages), k1=k1, b=b)
-
-    def _scores(self, tokens: list[str]) -> np.ndarray | None:
-        known = [t for t in tokens if t in self._index.idf]
-        return self._index.get_scores(known) if known else None
+_SCHEMA = 1
+# Of benchmarks/retrieval.py on one core. Per byte of passages: seconds, bytes on the disk while building.
+# Bytes of memory: at first, and per byte of passages.
+_SECONDS, _DISK, _MEMORY = 1e-7, 2.1, (4.5e8, 0.07)
 
 
-def _warning(passages: int) -> str:
-    return (
-        f"retriever=rank_bm25 is meant for up to {SMALL:,} passages; {passages:,} take about "
-        f"{size(passages * _MEMORY)} of memory, {duration(passages * _INDEXING)} to index and "
-        f"{passages * _QUERY:.2g} s per query of ten words (from what was measured on one core); "
-        "retriever=bm25 ranks the same and is faster"
+def _open_index(passages: PassageStore, k1: float, b: float, cache: Path) -> tuple[Any, Vocabulary]:
+    """The index of a stored corpus, made on first use: ``bm25s``'s, memory-mapped, and its vocabulary."""
+    name = f"{passages.fingerprint}-{_SCHEMA}.{lexical.TOKENS_VERSION}-k1={float(k1)}-b={float(b)}"
+    total = passages.nbytes
+    build_once(
+        cache / name,
+        f"BM25 index of {len(passages):,} passages",
+        lambda folder: build_index(passages, folder, k1, b),
+        lambda: Estimate(total * _SECONDS, total * _DISK, _MEMORY[0] + total * _MEMORY[1]),
     )
+    index = bm25s.BM25.load(cache / name, mmap=True, load_vocab=False)
+    # As plain arrays, for which numba compiles the same code as for those in memory.
+    index.scores |= {key: np.asarray(index.scores[key]) for key in ("data", "indices", "indptr")}
+    return index, Vocabulary(cache / name)
+
+
+def build_index(
+    passages: PassageStore, folder: Path, k1: float, b: float, *, shard: int = SHARD, block: int = BLOCK
+) -> dict[str, Any]:
+    """Fill a folder with the index of a corpus with a word; shards that an interrupted call left are used."""
+    work = folder / "shards"
+    work.mkdir(exist_ok=True)
+    shards = _count(passages, work, shard)
+    tokens = write_vocabulary(folder, _number_terms(shards))
+    if not tokens:
+        raise lexical.no_word(len(passages))
+    postings = _merge(shards, folder, k1, b, tokens, block)
+    about = {
+        "k1": k1, "b": b, "delta": 0.5, "method": "lucene", "idf_method": "lucene",
+        "dtype": "float32", "int_dtype": "int32", "num_docs": len(passages), "version": bm25s.__version__,
+        "backend": "numpy",
+    }  # fmt: skip
+    write_text(folder / "params.index.json", json.dumps(about))
+    for record in work.glob("*.json"):  # first, so that no shard that is half removed is taken for whole
+        record.unlink()
+    shutil.rmtree(work)
+    return {"passages": len(passages), "tokens": tokens, "postings": postings}
+
+
+def _count(passages: PassageStore, work: Path, tokens: int) -> list[Shard]:
+    shards: list[Shard] = []
+    while (record := work / f"{len(shards):05d}.json").exists():  # an earlier process finished it
+        try:
+            about = unsealed(record, older=False)
+            if about["files"] != take(work, about["files"]):
+                raise ValueError("is of files that were altered")
+        except (OSError, ValueError) as error:
+            log.warning("%s %s: passages from there on are counted again", record, first_line(error))
+            break
+        shards.append(Shard(work, len(shards), about["first"], about["passages"]))
+    row = sum(s.passages for s in shards)
+    rest = passages.since(row)
+    with tqdm(total=len(passages), initial=row, desc="count tokens", unit="passage", unit_scale=True) as bar:
+        while row < len(passages):
+            shards.append(count_shard(work, len(shards), row, rest, tokens))
+            row += shards[-1].passages
+            bar.update(shards[-1].passages)
+    return shards
+
+
+def _number_terms(shards: Sequence[Shard]) -> Iterator[str]:
+    """All distinct tokens in sorted order; when they are through, every shard knows their numbers."""
+    ids = [array("i") for _ in shards]
+    with ExitStack() as stack:
+        files = [stack.enter_context(s.file("terms").open(encoding="utf-8", newline="\n")) for s in shards]
+        lines = [zip(file, repeat(i)) for i, file in enumerate(files)]
+        for number, (line, group) in enumerate(groupby(heapq.merge(*lines), key=itemgetter(0))):
+            for _, i in group:
+                ids[i].append(number)
+            yield line[:-1]
+    for shard, found in zip(shards, ids, strict=True):
+        shard.save("ids", np.frombuffer(found, dtype=np.int32))
+
+
+def _merge(shards: Sequence[Shard], folder: Path, k1: float, b: float, tokens: int, block: int) -> int:
+    """Write the postings of all shards with their scores, term by term; how many there are."""
+    lengths = np.concatenate([s.array("lengths") for s in shards])
+    norms = k1 * (1 - b + b * lengths / lengths.mean())
+    frequencies = np.zeros(tokens, dtype=np.int64)
+    for shard in shards:
+        frequencies[shard.array("ids")] += np.diff(shard.array("starts"))
+    pointers = np.zeros(tokens + 1, dtype=np.int64)
+    np.cumsum(frequencies, out=pointers[1:])
+    idf = np.log1p((len(lengths) - frequencies + 0.5) / (frequencies + 0.5)).astype(np.float32)
+    np.save(folder / "indptr.csc.index.npy", pointers, allow_pickle=False)
+    total = int(pointers[-1])
+    with (
+        (folder / "data.csc.index.npy").open("wb") as data,
+        (folder / "indices.csc.index.npy").open("wb") as indices,
+        tqdm(total=total, desc="merge", unit="posting", unit_scale=True) as bar,
+    ):
+        _header(data, np.dtype(np.float32), total)
+        _header(indices, np.dtype(np.int32), total)
+        start = 0
+        while start < tokens:
+            end = int(np.searchsorted(pointers, pointers[start] + block, side="right")) - 1
+            end = min(max(end, start + 1), tokens)
+            rows, counts = _block(shards, pointers[start : end + 1], start, end)
+            weights = np.repeat(idf[start:end], frequencies[start:end])
+            data.write((weights * (counts / (norms[rows] + counts))).astype(np.float32).tobytes())
+            indices.write(rows.tobytes())
+            bar.update(len(rows))
+            start = end
+    return total
+
+
+def _block(
+    shards: Sequence[Shard], pointers: np.ndarray, start: int, end: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Passages and counts of the tokens from ``start`` to ``end``, sorted by token, then by passage."""
+    size = int(pointers[-1] - pointers[0])
+    rows, counts = np.empty(size, dtype=np.int32), np.empty(size, dtype=np.int32)
+    filled = (pointers[:-1] - pointers[0]).copy()
+    for shard in shards:
+        ids = shard.array("ids")
+        low, high = np.searchsorted(ids, (start, end))
+        starts = np.asarray(shard.array("starts")[low : high + 1])
+        here, sizes = ids[low:high] - start, np.diff(starts)
+        places = np.repeat(filled[here] - starts[:-1], sizes) + np.arange(starts[0], starts[-1])
+        rows[places] = shard.array("rows")[starts[0] : starts[-1]] + shard.first
+        counts[places] = shard.array("counts")[starts[0] : starts[-1]]
+        filled[here] += sizes
+    return rows, counts
+
+
+def _header(file: BinaryIO, kind: np.dtype, size: int) -> None:
+    """Begin a ``.npy`` file of one dimension whose values are written after it."""
+    about = {"descr": np.lib.format.dtype_to_descr(kind), "fortran_order": False, "shape": (size,)}
+    np.lib.format.write_array_header_1_0(file, about)

@@ -8,10 +8,10 @@ import math
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from tqdm import tqdm
@@ -24,12 +24,11 @@ from probers.types import Passage, RunError, UserError, first_line
 
 from ..protocol import at_least, one_of
 from . import lexical
-from .encoder import Encoder, EncoderOptions
+from .encoder import Encoder
 
 log = logging.getLogger(__name__)
 
 Method = Literal["flat", "hnsw", "ivfpq"]
-METHODS = ("flat", "hnsw", "ivfpq")
 
 #: Corpora up to as many passages are searched exhaustively; up to the second number by a graph.
 FLAT_UP_TO, HNSW_UP_TO = 200_000, 2_000_000
@@ -38,7 +37,6 @@ FLAT_UP_TO, HNSW_UP_TO = 200_000, 2_000_000
 PIECE = 2048
 
 _VECTORS, _ABOUT = "vectors.f32", "vectors.json"
-_SCHEMA = 1
 _SAMPLE = 16  # passages that are encoded to estimate the time that all will take
 _ANNOUNCED = 1000  # passages from which on an estimate is made and a bar is shown
 _MEMORY = 1.5e9  # bytes, measured with a model of 22 million parameters on a CPU
@@ -54,32 +52,27 @@ _HNSW_SECONDS, _IVFPQ_SECONDS = 4e-4, 3e-4
 
 
 def choose(method: str, count: int) -> Method:
-    """The method for a corpus of ``count`` passages.
-
-    Raises:
-        UserError: an unknown method, or one for which there are too few passages.
-    """
+    """Choose the method for a corpus of ``count`` passages; one that cannot be used is a UserError."""
     if method == "auto":
         return "flat" if count <= FLAT_UP_TO else "hnsw" if count <= HNSW_UP_TO else "ivfpq"
-    one_of("retriever.index", method, "auto", *METHODS)
+    one_of("retriever.index", method, "auto", *get_args(Method))
     if method == "ivfpq" and count < _FEWEST:
-        raise UserError(
-            f"retriever.index=ivfpq needs {_FEWEST:,} passages, the corpus has {count}: choose flat"
-        )
+        raise UserError(f"retriever.index=ivfpq needs {_FEWEST:,} passages, not {count}: choose flat")
     return method  # type: ignore[return-value]
 
 
 def estimate(method: Method, count: int, width: int) -> Estimate:
     """Time and memory to build the index of (count, width) vectors; searching takes the same memory."""
-    graph = count * (4.0 * width + 8 * _LINKS + 16)
-    codes = count * (_code_size(width) + 8.0) + 4.0 * _cells(count) * width
-    size = graph if method == "hnsw" else codes
-    per_vector = _HNSW_SECONDS if method == "hnsw" else _IVFPQ_SECONDS
-    return Estimate(count * per_vector * width / 384, size, size + 4.0 * width * _BLOCK)
+    if method == "hnsw":
+        size, seconds = count * (4.0 * width + 8 * _LINKS + 16), _HNSW_SECONDS
+    else:
+        size = count * (_code_size(width) + 8.0) + 4.0 * _cells(count) * width
+        seconds = _IVFPQ_SECONDS
+    return Estimate(count * seconds * width / 384, size, size + 4.0 * width * _BLOCK)
 
 
 def build(method: Method, vectors: np.ndarray, folder: Path) -> dict[str, Any]:
-    """Write the index of (N, d) vectors into a folder, for methods that have one; returns a description."""
+    """Write the "hnsw" or "ivfpq" index of (N, d) vectors into a folder; returns a description."""
     import faiss
 
     (count, width), metric = vectors.shape, faiss.METRIC_INNER_PRODUCT
@@ -102,16 +95,11 @@ def build(method: Method, vectors: np.ndarray, folder: Path) -> dict[str, Any]:
 
 
 class Neighbours:
-    """A search for the vectors with the largest inner products.
+    """A search among (N, d) float32 vectors for those with the largest inner products.
 
     "flat" is exact. "hnsw" compares with the vectors themselves on its way through a graph (Malkov and
     Yashunin 2016). "ivfpq" (Jegou et al. 2011) ranks compressed vectors of the nearest cells, and then
     the best of them anew by the vectors themselves, so that its scores are exact too.
-
-    Args:
-        method: as in :func:`build`.
-        vectors: (N, d) float32, memory-mapped.
-        folder: where the index was written.
     """
 
     def __init__(self, method: Method, vectors: np.ndarray, folder: Path) -> None:
@@ -170,15 +158,11 @@ def encode_corpus(
 ) -> dict[str, Any]:
     """Write the vectors of all passages, resuming after those that an interrupted call wrote.
 
-    Returns:
-        The shape of the file, passages and width, and the model's name.
-
-    Raises:
-        RunError: a vector that is not finite (names the passage); the encoder is out of memory.
+    Returns the shape of the file, passages and width, and the model's name. A vector that is not finite is
+    a RunError that names the passage.
     """
     done, width, content = _written(folder)
-    total = len(passages)
-    rest = passages_from(passages, done)
+    total, rest = len(passages), passages_from(passages, done)
     with (
         (folder / _VECTORS).open("r+b" if done else "wb") as file,
         tqdm(total=total, initial=done, desc="encode", unit="passage", disable=total < _ANNOUNCED) as bar,
@@ -194,25 +178,19 @@ def encode_corpus(
             file.flush()
             os.fsync(file.fileno())
             done, width = done + len(batch), vectors.shape[1]
-            about = {"rows": done, "width": width, "content": content.hexdigest()}
-            write_text(folder / _ABOUT, sealed(about))
+            write_text(
+                folder / _ABOUT, sealed({"rows": done, "width": width, "content": content.hexdigest()})
+            )
             bar.update(len(batch))
     return {"passages": done, "width": width, "model": encoder.name}
 
 
 def check_finite(vectors: np.ndarray, encoder: Encoder, names: Sequence[str]) -> None:
-    """Refuse vectors with NaN or infinity.
-
-    Raises:
-        RunError: names the first text that has one.
-    """
+    """Refuse vectors with NaN or infinity; the RunError names the first text that has one."""
     bad = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
     if len(bad):
-        raise RunError(
-            f"{encoder.name} gave {len(bad)} of {len(names)} texts a vector that is not finite, first "
-            f"{names[bad[0]]}: try retriever.device=cpu, which computes in float32, or another model",
-            "model",
-        )
+        told = f"{encoder.name} gave {len(bad)} of {len(names)} texts a vector that is not finite, first "
+        raise RunError(f"{told}{names[bad[0]]}: try retriever.device=cpu or another model", "model")
 
 
 def _written(folder: Path) -> tuple[int, int, hashlib._Hash]:
@@ -227,16 +205,15 @@ def _written(folder: Path) -> tuple[int, int, hashlib._Hash]:
                 left -= len(block)
         if content.hexdigest() != about["content"]:
             raise ValueError("is of vectors that were altered")
-    except FileNotFoundError:
-        return 0, 0, hashlib.sha256()
     except (OSError, ValueError) as error:
-        log.warning("%s %s: the passages are encoded anew", folder / _ABOUT, first_line(error))
+        if not isinstance(error, FileNotFoundError):
+            log.warning("%s %s: the passages are encoded anew", folder / _ABOUT, first_line(error))
         return 0, 0, hashlib.sha256()
     return about["rows"], about["width"], content
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class Dense(EncoderOptions):
+class Dense(Encoder):
     """Similarity of vectors by any sentence-transformers model, searched with FAISS (extra "dense").
 
     The vectors are made once and kept under ``cache`` by corpus, model and options; a killed run
@@ -247,11 +224,10 @@ class Dense(EncoderOptions):
         index: "flat" (exact), "hnsw", "ivfpq", or "auto" by the size of the corpus.
         cache: folder for vectors and indexes.
 
-    The other options are those of :class:`probers.rag.retrievers.encoder.EncoderOptions`.
+    The other options are those of :class:`probers.rag.retrievers.encoder.Encoder`.
 
     Raises:
-        UserError: the extra "dense" is not installed, an empty corpus, a model that cannot be loaded,
-            options that do not fit.
+        UserError: the extra "dense" is not installed, a model that cannot be loaded, options that do not fit.
         RunError: a vector that is not finite, no memory, no room on the disk.
     """
 
@@ -262,13 +238,13 @@ class Dense(EncoderOptions):
     def __post_init__(self) -> None:
         lexical.check_corpus(self.passages)
         method = choose(self.index, len(self.passages))
-        self._encoder = Encoder(**{each.name: getattr(self, each.name) for each in fields(EncoderOptions)})
-        identity = f"{_SCHEMA} {fingerprint(self.passages)} {self._encoder.fingerprint}"
+        super().__post_init__()
+        identity = f"1 {fingerprint(self.passages)} {self.fingerprint}"  # 1: the format of files
         folder = Path(self.cache) / digest(identity, 20)
         made = build_once(
             folder,
-            f"vectors of {len(self.passages):,} passages by {self._encoder.name}",
-            lambda folder: encode_corpus(self.passages, self._encoder, folder),
+            f"vectors of {len(self.passages):,} passages by {self.name}",
+            lambda folder: encode_corpus(self.passages, self, folder),
             self._estimate,
         )
         shape = made["passages"], made["width"]
@@ -284,20 +260,18 @@ class Dense(EncoderOptions):
         self._neighbours = Neighbours(method, vectors, folder)
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-        """The ``k`` passages nearest to each query, best first; none for a blank query.
+        """Find the ``k`` passages nearest to each query, best first; none for a blank query.
 
-        Raises:
-            UserError: ``k`` is below 1.
-            RunError: the encoder gives a query a vector that is not finite.
+        A ``k`` below 1 is a UserError, a query's vector that is not finite a RunError.
         """
         at_least("k", k)
-        asked = [i for i, query in enumerate(queries) if query.strip()]
         found: list[list[Passage]] = [[] for _ in queries]
+        asked = [i for i, query in enumerate(queries) if query.strip()]
         if not asked:
             return found
         texts = [queries[i] for i in asked]
-        vectors = self._encoder.encode(texts, "query")
-        check_finite(vectors, self._encoder, [f"the query {text!r:.60}" for text in texts])
+        vectors = self.encode(texts, "query")
+        check_finite(vectors, self, [f"the query {text!r:.60}" for text in texts])
         for i, rows in zip(asked, self._neighbours.search(vectors, k), strict=True):
             found[i] = [replace(self.passages[row], score=score) for row, score in rows]
         return found
@@ -307,8 +281,8 @@ class Dense(EncoderOptions):
         if count < _ANNOUNCED:
             return None
         sample = [passage_text(self.passages[i * count // _SAMPLE]) for i in range(_SAMPLE)]
-        width = self._encoder.encode(sample[:1], "passage").shape[1]  # also warms the model up
+        width = self.encode(sample[:1], "passage").shape[1]  # also warms the model up
         start = time.perf_counter()
-        self._encoder.encode(sample, "passage")
+        self.encode(sample, "passage")
         seconds = (time.perf_counter() - start) / _SAMPLE * count
         return Estimate(seconds, 4.0 * count * width, _MEMORY)

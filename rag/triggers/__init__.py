@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from probers.lazy import lazily
+from probers.types import lazily
 
 if TYPE_CHECKING:
     from ..protocol import LookAhead, State, Trigger
     from .before_entity import BeforeEntity, EntitySignal
     from .probing import Probing, Radio, ServedProbing
-    from .questions import Adaptive, LlmJudge
-    from .rules import Always, FixedLength, FixedSentence, Never, Oracle, Random
+    from .rules import Adaptive, Always, FixedLength, FixedSentence, LlmJudge, Never, Oracle, Random
     from .uncertainty import Entropy, Flare, Rind
 
 __all__ = [
@@ -27,7 +26,6 @@ __getattr__ = lazily("probers.rag", {
     "protocol": "LookAhead State Trigger",
     "triggers.before_entity": "BeforeEntity EntitySignal",
     "triggers.probing": "Probing Radio ServedProbing",
-    "triggers.questions": "Adaptive LlmJudge",
-    "triggers.rules": "Always FixedLength FixedSentence Never Oracle Random",
+    "triggers.rules": "Adaptive Always FixedLength FixedSentence LlmJudge Never Oracle Random",
     "triggers.uncertainty": "Entropy Flare Rind",
 })  # fmt: skip

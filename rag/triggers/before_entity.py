@@ -13,11 +13,11 @@ import numpy as np
 from probers.bank.calibration import Platt, Temperature, sigmoid
 from probers.entities import Recogniser, with_scores, written_entities
 from probers.entities.recogniser import HEAD
-from probers.types import Decision, Generation, Needs, UserError
+from probers.types import Decision, Generation, Needs
 from probers.uncertainty import margins
 
 from ..protocol import State, Trigger, one_of, verdict
-from .probing import ReadsBank, load_bank
+from .probing import ReadsBank
 
 if TYPE_CHECKING:
     from probers.bank.bank import ProbeBank
@@ -46,12 +46,10 @@ class _AtEntities(Trigger):
         """(n,) scores of each generation, of the position before each of its n tokens; 0 or more."""
 
     def decide(self, generations: Sequence[Generation], states: Sequence[State]) -> list[Decision]:
-        """The decision on every generation; the heads run once for all of their tokens."""
         each = zip(self.scores(generations), generations, states, strict=True)
         return [self._decide(*one) for one in each]
 
     def _decide(self, scores: np.ndarray, generation: Generation, state: State) -> Decision:
-        """The decision by the scores (n,) of the positions before the tokens."""
         entities = written_entities(
             generation.text, self._recognise,
             prompt=generation.prompt, accepted=state.partial, openings=self.openings,
@@ -95,24 +93,16 @@ class BeforeEntity(_AtEntities, ReadsBank):
     _recognise: Recogniser = field(init=False, repr=False)
 
     prober = "entities"
+    make = (
+        "make one of entities before they are written with 'probers-datagen --source wiki pool=predicting' "
+        "and 'probers-train layer=all', and pass its folder as prober= (probers-compare: entity_prober=)"
+    )
 
     def __post_init__(self) -> None:
-        give = "pass its folder as prober= (probers-compare: entity_prober=)"
-        if self.bank is None:
-            raise UserError(
-                "trigger=before_entity needs a prober of entities before they are written: make one with "
-                f"'probers-datagen --source wiki pool=predicting' and 'probers-train layer=all', and {give}",
-                "no-artifact",
-            )
-        bank = load_bank(self.bank)
+        bank = self.load()
         if (bank.spec.pool, bank.spec.position) != ("predicting", "entity"):
-            named = f" {self.bank}" if isinstance(self.bank, str) else ""
-            raise UserError(
-                f"trigger=before_entity scores the state before an entity, but the prober{named} reads "
-                f"{bank.spec.pool} states of {bank.spec.position} tokens: train one on a store of "
-                f"'probers-datagen --source wiki pool=predicting', and {give}",
-                "mismatch",
-            )
+            reads = f"{bank.spec.pool} states of {bank.spec.position} tokens"
+            raise self.unfit("the state before an entity", reads)
         self._bank = bank
         self._recognise = Recogniser(self.recogniser or bank.recogniser or "rules", quiet=True)
         own = float(self._chances(np.array([bank.threshold]))[0])

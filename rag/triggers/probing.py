@@ -6,18 +6,18 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import InitVar, dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
 from probers.bank.calibration import sigmoid
-from probers.bank.ensemble import Ensemble
+from probers.bank.decision import Ensemble
 from probers.entities import Recogniser, tokens_of, written_entities
 from probers.types import Decision, Generation, Needs, RunError, UserError
 from probers.uncertainty import signals, words
 
 from ..protocol import UNANSWERED, State, Trigger, verdict
-from ..served import ServedGeneration
+from ..remote import ServedGeneration
 
 if TYPE_CHECKING:
     from probers.bank.bank import ProbeBank
@@ -25,42 +25,46 @@ if TYPE_CHECKING:
     from probers.store.spec import ModelSpec
 
 
-def load_bank(bank: ProbeBank | str) -> ProbeBank:
-    """Return a prober unchanged, or load the one in a folder."""
-    from probers.bank.bank import ProbeBank
-
-    return bank if isinstance(bank, ProbeBank) else ProbeBank.from_pretrained(bank)
-
-
-def states_for(bank: ProbeBank, generation: Generation, trigger: Trigger) -> np.ndarray:
-    """The states that a bank reads from a generation, rounded as its training features were.
-
-    Returns:
-        (layers of the bank, d) float32, or (n, layers, d) where every token's states are kept.
-
-    Raises:
-        RunError: no states were recorded; names the trigger.
-    """
-    from probers.capture.pooling import as_stored  # loads torch
-
-    if generation.state is None:
-        raise RunError(
-            f"trigger={trigger.name} needs hidden states, but the generation has none recorded", "mismatch"
-        )
-    (feature,) = generation.needs.features
-    place = {layer: i for i, layer in enumerate(feature.layers)}
-    chosen = generation.state[..., [place[layer] for layer in bank.layers], :]
-    return as_stored(chosen, bank.spec.dtype).numpy()
-
-
 class ReadsBank(Trigger):
-    """Base of triggers that read states with trained heads of their model."""
+    """Base of triggers that read states with trained heads; ``make`` says how to get a prober."""
 
+    bank: ProbeBank | str | None
+    make: ClassVar[str]
     _bank: ProbeBank
 
     @property
     def needs(self) -> Needs:
         return self._bank.needs
+
+    def load(self) -> ProbeBank:
+        """The prober in ``bank``, loaded if that is a folder (UserError: there is none)."""
+        from probers.bank.bank import ProbeBank
+
+        if self.bank is None:
+            raise UserError(f"trigger={self.name} needs a prober: {self.make}", "no-artifact")
+        return self.bank if isinstance(self.bank, ProbeBank) else ProbeBank.from_pretrained(self.bank)
+
+    def unfit(self, scores: str, reads: str) -> UserError:
+        """The error for a prober that reads something else than the trigger scores."""
+        named = f" {self.bank}" if isinstance(self.bank, str) else ""
+        return UserError(
+            f"trigger={self.name} scores {scores}, but the prober{named} reads {reads}: {self.make}",
+            "mismatch",
+        )
+
+    def states(self, generation: Generation) -> np.ndarray:
+        """The states that the bank reads, rounded as its training features were.
+
+        (layers of the bank, d) float32, or (n, layers, d) where every token's states are kept.
+        """
+        from probers.capture.pooling import as_stored  # loads torch
+
+        if generation.state is None:
+            raise RunError(f"trigger={self.name} needs hidden states, but none were recorded", "mismatch")
+        (feature,) = generation.needs.features
+        place = {layer: i for i, layer in enumerate(feature.layers)}
+        chosen = generation.state[..., [place[layer] for layer in self._bank.layers], :]
+        return as_stored(chosen, self._bank.spec.dtype).numpy()
 
     def check(self, model: ModelSpec, prompt: PromptTemplate) -> None:
         """Refuse another model than the bank's features were read from; it serves any prompt."""
@@ -70,7 +74,7 @@ class ReadsBank(Trigger):
         self, generations: Sequence[Generation], chances: Callable[[np.ndarray], np.ndarray]
     ) -> list[np.ndarray]:
         """``chances`` (n,) of the states of each generation's n tokens; the heads run once for all."""
-        found = [states_for(self._bank, g, self) for g in generations if g.token_ids]
+        found = [self.states(g) for g in generations if g.token_ids]
         scored = chances(np.concatenate(found)) if found else np.zeros(0)
         return np.split(scored, np.cumsum([len(g.token_ids) for g in generations])[:-1])
 
@@ -88,18 +92,17 @@ def _threshold(threshold: float | None, theta: float | None) -> float | None:
 class Probing(ReadsBank):
     """Fires on the whole answer, and on the new answer after every retrieval (algorithm 1).
 
-    In the paper's terms it retrieves when sum of logit[wrong] + theta > sum of
-    logit[correct] over the bank's layers, which is score > -theta.
+    In the paper's terms it retrieves when sum of logit[wrong] + theta > sum of logit[correct] over the bank's
+    layers, which is score > -theta.
 
     Attributes:
         bank: trained heads, or folder or hub id of a prober; in commands, null is the one of prober=.
-        threshold: fires when the score is above it; None takes the one that the
-            bank chose on its validation questions.
-        theta: the paper's form of the threshold, with the opposite sign; higher
-            retrieves more. Not together with ``threshold``.
-        combine: sum "logits" (paper) or "probabilities" (released code) over layers;
-            None is as the bank was fitted. Any other value has a scale of its own:
-            the threshold is then 0 unless one is given.
+        threshold: fires when the score is above it; None takes the one that the bank chose on its validation
+            questions.
+        theta: the paper's form of the threshold, with the opposite sign; higher retrieves more. Not together
+            with ``threshold``.
+        combine: sum "logits" (paper) or "probabilities" (released code) over layers; None is as the bank was
+            fitted. Any other value has a scale of its own: the threshold is then 0 unless one is given.
         with_entropy: score by the bank's logistic model over heads and entropies.
 
     A prober of entity tokens (``pool=tokens``) scores an answer by the worst entity
@@ -117,24 +120,16 @@ class Probing(ReadsBank):
     _recognise: Recogniser | None = field(init=False, repr=False)
 
     prober = "answers"
+    make = (
+        "make one with 'probers-datagen --source cot' (or --source wiki pool=tokens) and 'probers-train', "
+        "and pass its folder as prober="
+    )
 
     def __post_init__(self, theta: float | None) -> None:
-        if self.bank is None:
-            raise UserError(
-                "trigger=probing needs a prober: make one with probers-train, or pass prober=PATH",
-                "no-artifact",
-            )
-        given = _threshold(self.threshold, theta)
-        bank = load_bank(self.bank)
+        bank, given = self.load(), _threshold(self.threshold, theta)
         of_tokens = bank.spec.pool == "tokens"
         if bank.spec.pool == "predicting" or (bank.spec.position != "generated" and not of_tokens):
-            named = f" {self.bank}" if isinstance(self.bank, str) else ""
-            raise UserError(
-                f"trigger=probing scores generated text, but the prober{named} reads {bank.spec.pool} "
-                f"states of {bank.spec.position} tokens: train one on a store of 'probers-datagen --source "
-                "cot' (or of --source wiki with pool=tokens), and pass its folder as prober=",
-                "mismatch",
-            )
+            raise self.unfit("generated text", f"{bank.spec.pool} states of {bank.spec.position} tokens")
         recombined = False
         if self.combine is not None and self.combine != bank.combine:
             if self.combine not in ("logits", "probabilities"):
@@ -180,7 +175,6 @@ class Probing(ReadsBank):
         return super().record | ({"threshold": self._threshold} if self.threshold is None else {})
 
     def decide(self, generations: Sequence[Generation], states: Sequence[State]) -> list[Decision]:
-        """The decision on every generation; the heads run once for all of them."""
         decisions = [verdict(UNANSWERED, self._threshold)] * len(generations)
         written = [i for i, g in enumerate(generations) if g.token_ids]
         if not written:
@@ -189,7 +183,7 @@ class Probing(ReadsBank):
             for i in written:
                 decisions[i] = self._worst(generations[i], states[i])
             return decisions
-        vectors = np.stack([states_for(self._bank, generations[i], self) for i in written])
+        vectors = np.stack([self.states(generations[i]) for i in written])
         given = self._signals([generations[i] for i in written])
         for index, score in zip(written, self._bank.score(vectors, given), strict=True):
             decisions[index] = verdict(float(score), self._threshold)
@@ -203,7 +197,6 @@ class Probing(ReadsBank):
         return {name: np.array([s[name] for s in each]) for name in each[0]}
 
     def _worst(self, generation: Generation, state: State) -> Decision:
-        """The decision by the entities of an answer."""
         assert self._recognise is not None
         found = written_entities(
             generation.text, self._recognise,
@@ -212,7 +205,7 @@ class Probing(ReadsBank):
         tokens = [tokens_of(generation.offsets, entity.start, entity.end) for entity in found]
         spans = [(own[0], own[-1] + 1) for own in tokens if own] or [(0, len(generation.token_ids))]
         given = self._signals([_part(generation, *span) for span in spans])
-        scores = self._bank.score_spans(states_for(self._bank, generation, self), np.array(spans), given)
+        scores = self._bank.score_spans(self.states(generation), np.array(spans), given)
         return verdict(float(np.max(scores)), self._threshold)
 
 
@@ -261,9 +254,6 @@ class ServedProbing(Trigger):
         return verdict(generation.score, threshold, token_scores=generation.token_scores)
 
 
-_GIVE = "pass its folder as prober= (probers-compare: token_prober=)"
-
-
 @dataclass
 class Radio(ReadsBank):
     """Fires at the first token whose P(hallucination) is above 0.5 and above the text's mean (RaDIO).
@@ -290,32 +280,23 @@ class Radio(ReadsBank):
     _bank: ProbeBank = field(init=False, repr=False)
 
     prober = "tokens"
+    make = (
+        "make one of single tokens with 'probers-datagen --source wiki pool=tokens' and 'probers-train "
+        "head=radio', and pass its folder as prober= (probers-compare: token_prober=)"
+    )
 
     def __post_init__(self) -> None:
-        if self.bank is None:
-            raise UserError(
-                "trigger=radio needs a prober of single tokens: make one with 'probers-datagen --source wiki "
-                f"pool=tokens' and 'probers-train head=radio', and {_GIVE}",
-                "no-artifact",
-            )
-        bank = load_bank(self.bank)
+        bank = self.load()
         if bank.spec.pool != "tokens" or bank.head.tokens:
             read = "whole texts of tokens" if bank.spec.pool == "tokens" else f"{bank.spec.pool} states"
-            named = f" {self.bank}" if isinstance(self.bank, str) else ""
-            raise UserError(
-                f"trigger=radio scores single tokens, but the prober{named} reads {read}: train one on a "
-                f"store of 'probers-datagen --source wiki pool=tokens', and {_GIVE}",
-                "mismatch",
-            )
+            raise self.unfit("single tokens", read)
         self._bank = bank
 
     def decide(self, generations: Sequence[Generation], states: Sequence[State]) -> list[Decision]:
-        """The decision on every generation; the heads run once for all of their tokens."""
         parts = self.by_token(generations, lambda states: sigmoid(self._bank.margins(states)).mean(axis=1))
         return [self._decide(*each) for each in zip(parts, generations, states, strict=True)]
 
     def _decide(self, chances: np.ndarray, generation: Generation, state: State) -> Decision:
-        """The decision by s (n,)."""
         found = words(generation.text, generation.offsets)
         # A token of white space only belongs to no word, and there is nothing to look up.
         home = {token: word.start for word in reversed(found) for token in word.tokens}

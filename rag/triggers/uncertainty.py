@@ -162,19 +162,8 @@ def _first_above(
     reduce: Callable[[np.ndarray], float],
     threshold: float,
 ) -> Decision:
-    """Fire before the first sentence whose score is above the threshold.
-
-    A sentence that was written right there from fresh passages is taken as it is:
-    otherwise the same place could fire for ever.
-
-    Args:
-        values: (n,) one per token, higher is less sure.
-        reduce: a sentence's score from its tokens' values.
-
-    Returns:
-        Its score is that of the highest sentence that may fire, 0 where there is none; its
-        tokens are those of the sentence that fired whose own value is above the threshold.
-    """
+    """Fire before the first sentence whose score, reduced from ``values`` (n,), is above the threshold."""
+    # A sentence written from fresh passages is taken as it is: the same place could fire for ever.
     shown = tuple(map(float, values))
     found = sentences(generation)[1 if state.fresh else 0 :]
     scores = [float(reduce(values[list(each.tokens)])) for each in found]

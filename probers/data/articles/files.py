@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from ...checksums import draw_key
 from ...options import shown
-from ...seeding import draw_key
 from ...types import Article, UserError, first_line
 from ..records import (
     BadLine,

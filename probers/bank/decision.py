@@ -1,0 +1,245 @@
+"""A prober's decision: margins of its heads, their ensemble as one score, and the rule for its threshold.
+
+A margin is a head's logit of "wrong" minus its logit of "correct"; every score is higher the likelier a text
+is wrong. Ensembles and thresholds are fitted on validation texts as calibrations are (:mod:`.calibration`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+
+from ..evaluation.metrics import auroc
+from ..heads import ProbeHead
+from ..options import check_record
+from ..types import RunError, UserError
+from .calibration import checked, fit_logistic
+
+#: States the heads take at once; more would need memory and gain nothing.
+CHUNK = 1024
+
+
+def run_heads(head: ProbeHead, states: Any, mask: Any = None) -> np.ndarray:
+    """Float32 logits (n, H, 2), [wrong, correct], of H heads.
+
+    ``states`` are (n, H, d), or (n, T, H, d) for heads that pool tokens; their ``mask`` (n, T) says which
+    tokens there are, None is all. RunError for states that are not finite, ValueError for another shape.
+    """
+    inputs = [torch.as_tensor(states)]
+    if mask is not None:
+        inputs.append(torch.as_tensor(mask, dtype=torch.bool))
+    elif head.tokens:
+        inputs.append(torch.ones(inputs[0].shape[:2], dtype=torch.bool))
+    rows = max(1, CHUNK // max(1, inputs[0].shape[1])) if head.tokens else CHUNK
+    parts = []
+    with torch.inference_mode():
+        for x, *masks in zip(*(tensor.split(rows) for tensor in inputs), strict=True):
+            if len(x):
+                masks = [part.to(head.device) for part in masks]
+                parts.append(head(x.to(head.device, torch.float32), *masks).cpu())
+    found = torch.cat(parts).numpy() if parts else np.empty((0, len(head.streams), 2), np.float32)
+    if not np.isfinite(found).all():
+        raise RunError("the prober's logits are not finite: the states hold NaN or infinite values")
+    return found
+
+
+def run_heads_on_spans(head: ProbeHead, states: Any, spans: np.ndarray) -> np.ndarray:
+    """Logits (n, H, 2) as of :func:`run_heads`, of spans, by heads that pool tokens themselves.
+
+    ``states`` (t, H, d) are of a text's tokens, ``spans`` (n, 2) first token and the one after the last.
+    """
+    x = torch.as_tensor(states)
+    parts = [np.empty((0, len(head.streams), 2), np.float32)]
+    step = max(1, CHUNK // int((spans[:, 1] - spans[:, 0]).max(initial=1)))  # never all spans' states at once
+    for start in range(0, len(spans), step):
+        first, end = spans[start : start + step].T[:, :, None]
+        place = first + np.arange((end - first).max())
+        mask = place < end
+        # Where a span is shorter than the longest, its first token stands in, unread.
+        parts.append(run_heads(head, x[torch.from_numpy(np.where(mask, place, first))], mask))
+    return np.concatenate(parts)
+
+
+def half_precision(head: ProbeHead) -> ProbeHead:
+    """Round the learned weights in place to what half precision can hold; RunError where they are beyond it.
+
+    Done before thresholds and test figures are computed, so that they hold for the
+    saved prober. Standardisation statistics keep single precision.
+    """
+    with torch.no_grad():
+        for name, parameter in head.named_parameters():
+            rounded = parameter.half().float()
+            if not torch.isfinite(rounded).all():
+                raise RunError(f"the trained weights {name} are not finite in half precision: lower lr")
+            parameter.copy_(rounded)
+    return head
+
+
+Kind = Literal["logits", "probabilities", "best", "stacked"]
+KINDS: tuple[str, ...] = get_args(Kind)
+
+
+@dataclass(frozen=True, slots=True)
+class Ensemble:
+    """How the heads' margins become one score.
+
+    Attributes:
+        kind: "logits" sums margins (Probing-RAG, the decision rule of algorithm 1), "probabilities" sums
+            softmax[wrong] - softmax[correct] (its released code), "best" is the mean margin of a few layers,
+            "stacked" the log-odds of a logistic model over all margins (Wolpert 1992); others: UserError.
+        weights: one per layer; empty is 1 for every layer.
+        intercept: added to the weighted sum; of "stacked".
+
+    ValueError for weights or an intercept that are no numbers, or absent where the kind needs them.
+    """
+
+    kind: Kind = "logits"
+    weights: tuple[float, ...] = ()
+    intercept: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise UserError(f"combine={self.kind} is unknown: choose {', '.join(KINDS)}", "unknown-choice")
+        if not self.weights and self.kind in ("best", "stacked"):
+            raise ValueError(f"an ensemble of kind {self.kind!r} needs one weight per layer")
+        if not np.isfinite([*self.weights, self.intercept]).all():
+            raise ValueError("an ensemble's weights and intercept must be finite")
+
+    def over(self, layers: int) -> Ensemble:
+        """The same with a weight for each of so many layers; ValueError if it has another number."""
+        weights = self.weights or (1.0,) * layers
+        if len(weights) != layers:
+            raise ValueError(f"an ensemble of {len(weights)} layers does not fit a prober of {layers}")
+        return Ensemble(self.kind, weights, self.intercept)
+
+    def __call__(self, margins: np.ndarray) -> np.ndarray:
+        """Scores (n,) of margins (n, layers)."""
+        margins = np.asarray(margins, dtype=np.float64)
+        weights = np.asarray(self.over(margins.shape[1]).weights)
+        # softmax[wrong] - softmax[correct] of two logits is tanh of half their difference.
+        each = np.tanh(margins / 2) if self.kind == "probabilities" else margins
+        # Not a matrix product: a row's score must not depend on how many are computed at once.
+        return (each * weights).sum(axis=1) + self.intercept
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain containers for JSON."""
+        return {**asdict(self), "weights": list(self.weights)}
+
+    @classmethod
+    def from_dict(cls, value: Mapping[str, Any]) -> Ensemble:
+        """Inverse of :meth:`to_dict`; ValueError or UserError where damaged."""
+        check_record(cls, value, "ensemble.")
+        return cls(value["kind"], tuple(value["weights"]), value["intercept"])
+
+
+def fit_ensemble(kind: str, margins: np.ndarray, wrong: np.ndarray, *, k: int = 3) -> Ensemble:
+    """Fit the ensemble of a kind to margins (n, layers) and labels (n,), 1 where a text is wrong.
+
+    "best" takes the ``k`` layers with the highest AUROC, of equal ones the lower, and all where there are
+    fewer. "stacked" is a logistic model over the standardised margins with scikit-learn's L2 penalty (C = 1),
+    so that layers which say the same share the weight. UserError for another kind, or k below 1.
+    """
+    layers = margins.shape[1]
+    if kind == "best":
+        if k < 1:
+            raise UserError(f"best_k={k} must be at least 1: the number of layers to average")
+        wrong, margins = checked(wrong, margins)
+        quality = np.array([auroc(wrong, column) for column in margins.T])
+        chosen = np.argsort(-quality, kind="stable")[:k]
+        weights = np.zeros(layers)
+        weights[chosen] = 1 / len(chosen)
+        return Ensemble("best", tuple(weights.tolist()))
+    if kind == "stacked":
+        weights, intercept = fit_logistic(margins, wrong).unscaled()
+        return Ensemble("stacked", tuple(weights.tolist()), intercept)
+    return Ensemble(kind).over(layers)  # type: ignore[arg-type]
+
+
+#: Threshold rules, and what the number after the name means where there is one.
+RULES: dict[str, str | None] = {
+    **dict.fromkeys(("balanced_accuracy", "f1", "accuracy")),
+    "budget": "the share of texts that fire, from 0 to 1, as in budget=0.4",
+    "recall_at_fpr": "the highest share of right texts that may fire, from 0 to 1, as in recall_at_fpr=0.1",
+    "cost": "the price of a missed wrong text where a false alarm costs 1, above 0, as in cost=5",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ThresholdRule:
+    """How a threshold is chosen; UserError for a name or value that is none.
+
+    Attributes:
+        name: "balanced_accuracy", "f1" (of wrong texts), "accuracy"; "budget", a share of texts
+            that fire; "recall_at_fpr", the highest recall among thresholds whose false positive
+            rate is low enough; "cost", the lowest price of misses and false alarms together.
+        value: the number that the last three need.
+    """
+
+    name: str = "balanced_accuracy"
+    value: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.name not in RULES:
+            listed = ", ".join(name if meaning is None else f"{name}=.." for name, meaning in RULES.items())
+            raise UserError(f"threshold={self} is unknown: choose one of {listed}", "unknown-choice")
+        meaning = RULES[self.name]
+        if meaning is None and self.value is not None:
+            raise UserError(f"threshold={self}: {self.name} takes no number, write threshold={self.name}")
+        value = np.nan if self.value is None else self.value
+        if meaning is not None and not (0 < value < np.inf if self.name == "cost" else 0 <= value <= 1):
+            raise UserError(f"threshold={self}: {self.name} needs {meaning}")
+
+    def __str__(self) -> str:
+        return self.name if self.value is None else f"{self.name}={self.value:g}"
+
+    @classmethod
+    def parse(cls, text: str) -> ThresholdRule:
+        """A rule as it is typed, ``f1`` or ``budget=0.4``; a UserError lists the choices."""
+        name, equals, number = text.partition("=")
+        try:
+            return cls(name.strip(), float(number) if equals else None)
+        except ValueError:
+            raise UserError(f"threshold={text}: {number.strip()!r} is no number") from None
+
+    def __call__(self, wrong: np.ndarray, scores: np.ndarray) -> float:
+        """The best threshold (fires above it) on labels (n,) and scores (n,).
+
+        Candidates lie midway between neighbouring distinct scores, and beyond both ends;
+        of equally good ones the middle one is taken.
+        """
+        wrong, scores = checked(wrong, scores)
+        levels, place = np.unique(scores, return_inverse=True)
+        positive = np.bincount(place, weights=wrong, minlength=len(levels))
+        negative = np.bincount(place, weights=1 - wrong, minlength=len(levels))
+        # Candidate i keeps the levels below i from firing.
+        misses, silent = (np.concatenate([[0.0], np.cumsum(x)]) for x in (positive, negative))
+        quality = self._quality(misses, silent)
+        best = np.flatnonzero(quality >= quality.max() - 1e-12)
+        edges = np.concatenate([[levels[0] - 1.0], (levels[1:] + levels[:-1]) / 2, [levels[-1] + 1.0]])
+        # Between neighbouring floats there is nothing midway; the lower one then is right.
+        edges[:-1] = np.minimum(edges[:-1], np.nextafter(levels, -np.inf))
+        return float(edges[best[len(best) // 2]])
+
+    def _quality(self, misses: np.ndarray, silent: np.ndarray) -> np.ndarray:
+        """What is to be highest, of every candidate; from the wrong and right texts that do not fire."""
+        wrong, right = misses[-1], silent[-1]
+        hits, alarms = wrong - misses, right - silent
+        value = 0.0 if self.value is None else self.value
+        match self.name:
+            case "f1":
+                return 2 * hits / (hits + alarms + wrong)
+            case "accuracy":
+                return hits + silent
+            case "budget":
+                return -np.abs((hits + alarms) / (wrong + right) - value)
+            case "cost":
+                return -(value * misses + alarms) / (value * wrong + right)
+            case "recall_at_fpr":
+                # Among equal recalls the one with the fewest false alarms, which weigh less than a hit.
+                return np.where(alarms <= value * right + 1e-9, hits - alarms / (right + 1), -np.inf)
+            case _:
+                return hits / wrong + silent / right
