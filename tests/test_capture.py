@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
 import torch
 from refusals import fails
-from tiny import FAMILIES, PROMPTS, reference, tiny_lm, tiny_path
+from test_lm import assert_all_same, rescored
+from tiny import FAMILIES, PROMPTS, byte_level, reference, tiny_lm, tiny_path
 from torch import nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, BertConfig, GraniteConfig, MambaConfig, OPTConfig
 
 import probers.capture.recorder
 from probers.capture.attention import AttentionTap
-from probers.capture.blocks import decoder_layers
+from probers.capture.blocks import block_parts, decoder_layers
 from probers.capture.hidden_states import StateTap
+from probers.capture.pooling import pool_tokens
 from probers.engine.model import CausalLM
 from probers.types import Feature, Needs, RunError
 
@@ -23,74 +26,138 @@ CLOSE = {"rtol": 0, "atol": 1e-4}
 LAYERS = (0, 1, 2, 3)
 NO_SDPA = {("gemma2", "sdpa"), ("mpt", "sdpa"), ("falcon_alibi", "sdpa")}
 NORMS = ("norm", "ln_f", "final_layer_norm", "final_layernorm", "norm_f")
+#: Attention and MLP read the same stream in these.
+PARALLEL = {"phi", "gpt_neox", "falcon"}
+MANY = Needs(
+    (
+        Feature(LAYERS, pool="predicting"), Feature(LAYERS, pool="mean"), Feature(LAYERS, pool="last"),
+        Feature((2, 1), pool="tokens"), Feature(LAYERS, pool="positions"), Feature((3,), pool="mind"),
+        Feature((1, 3), "mlp_out", "mean"), Feature((1, 3), "attn_out", "predicting"),
+    ),
+    attention=True, top=True,
+)  # fmt: skip
 
 
-def plain(family: str, generation, attn: str = "eager"):
-    """A forward pass of an untouched model, over one text without padding."""
-    model = AutoModelForCausalLM.from_pretrained(tiny_path(family), attn_implementation=attn).eval()
-    norm = next(getattr(model.get_decoder(), name) for name in NORMS if hasattr(model.get_decoder(), name))
-    out = reference(model, generation, output_hidden_states=True, output_attentions=attn == "eager")
-    return out, norm
+@cache
+def plain(family: str, attn: str = "eager"):
+    """An untouched model."""
+    return AutoModelForCausalLM.from_pretrained(tiny_path(family), attn_implementation=attn).eval()
+
+
+def hidden_of(family: str, generation) -> list[np.ndarray]:
+    """hidden_states of an untouched model over one text without padding: (T, d) per layer."""
+    # With ALiBi, transformers' eager Falcon computes something else than its fused one.
+    model = plain(family, "sdpa" if family == "falcon_alibi" else "eager")
+    return [states[0].numpy() for states in reference(model, generation).hidden_states]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_states_are_those_of_transformers(family):
+def test_every_feature_is_what_transformers_says(family):
     lm = tiny_lm(family)
-    needs = Needs.of(LAYERS, pool="tokens")
-    for generation in lm.generate(PROMPTS[:3], max_new_tokens=12, needs=needs):
-        # With ALiBi, transformers' eager Falcon computes something else than its fused one.
-        attn = "sdpa" if family == "falcon_alibi" else "eager"
-        out, norm = plain(family, generation, attn)
-        start = len(generation.prompt_ids)
-        for layer in LAYERS[:-1]:
-            expected = out.hidden_states[layer][0, start:].numpy()
-            np.testing.assert_allclose(generation.state[:, layer], expected, **CLOSE)
+    made = lm.generate(PROMPTS, max_new_tokens=9, needs=MANY)
+    assert_all_same(made, rescored(lm, made))
+    decoder = plain(family).get_decoder()
+    norm = next(getattr(decoder, name) for name in NORMS if hasattr(decoder, name))
+    for one in made:
+        assert [*one.states] == [*MANY.features]
+        predicting, mean, last, tokens, positions, mind = list(one.states.values())[:6]
+        hidden, p = hidden_of(family, one), len(one.prompt_ids)
+        stream = np.stack(hidden[:3], axis=1)  # (T, layers, d)
+        np.testing.assert_allclose(positions[:, :3], stream[p - 1 :], **CLOSE)
         # transformers reports the last layer after the final norm, we before it.
-        last = torch.from_numpy(generation.state[:, 3])
-        expected = out.hidden_states[3][0, start:].numpy()
-        assert not np.allclose(last, expected, atol=1e-2)
-        np.testing.assert_allclose(norm(last).detach(), expected, **CLOSE)
+        assert not np.allclose(positions[:, 3], hidden[3][p - 1 :], atol=1e-2)
+        normed = norm(torch.from_numpy(positions[:, 3])).detach()
+        np.testing.assert_allclose(normed, hidden[3][p - 1 :], **CLOSE)
+        np.testing.assert_array_equal(predicting, positions[:-1])
+        np.testing.assert_allclose(mean, positions[1:].mean(axis=0), **CLOSE)
+        np.testing.assert_allclose(last, positions[-1], **CLOSE)
+        np.testing.assert_allclose(tokens, stream[p:, [2, 1]], **CLOSE)  # layers in the order asked for
+        vector = np.concatenate([last[1:].mean(axis=0), hidden[3][p:].mean(axis=0)])
+        np.testing.assert_allclose(mind, vector[None], **CLOSE)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "opt", "mpt"])
+@pytest.mark.parametrize("way", ["prefix", "nested", "without cache"])
+def test_predicting_states_are_those_of_the_position_before(family, way):
+    lm = tiny_lm(family, use_cache=way != "without cache", batch_size=8)
+    prompts, prefix = PROMPTS, ""
+    if way == "prefix":
+        prefix = "The river Odra flows. "
+        prompts = [prefix + p for p in PROMPTS]
+    elif way == "nested":
+        text = PROMPTS[0] + " and so on and on" * 12
+        prompts = [text, text[: len(text) // 2], text[: len(text) // 3], PROMPTS[1]]
+    needs = Needs.of((0, 2, 3), pool="predicting", attention=True)
+    made = lm.generate(prompts, max_new_tokens=9, needs=needs, prefix=prefix)
+    assert_all_same(made, lm.score(prompts, [g.token_ids for g in made], needs=needs, prefix=prefix))
+    for one in made:
+        hidden = reference(lm.model, one).hidden_states
+        expected = torch.stack([hidden[k][0, len(one.prompt_ids) - 1 : -1] for k in (0, 2)], dim=1)
+        assert one.state.shape == (len(one.token_ids), 3, 32)
+        np.testing.assert_allclose(one.state[:, :2], expected, **CLOSE)
+
+
+@pytest.mark.parametrize("family", ["llama", "opt"])
+def test_minds_vector_of_a_part_comes_from_its_tokens(family):
+    lm = tiny_lm(family)
+    made = lm.generate(PROMPTS, max_new_tokens=9, needs=Needs.of((3,), pool="mind_tokens"))
+    assert_all_same(made, rescored(lm, made))
+    heads = lm.score(PROMPTS, [g.token_ids[:2] for g in made], needs=Needs.of((3,), pool="mind"))
+    for one, head in zip(made, heads, strict=True):
+        assert one.state.shape == (len(one.token_ids), 1, 64)
+        np.testing.assert_allclose(pool_tokens(one.state[:2], "mind"), head.state, **CLOSE)
+        assert not np.allclose(pool_tokens(one.state, "mind"), head.state, atol=1e-2)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_pooling_is_over_the_generated_tokens(family):
+def test_what_attention_and_mlp_add_is_what_the_stream_gains(family):
+    """At every token; and their means and last states are those of the tokens."""
     lm = tiny_lm(family)
-    by_pool = {
-        pool: lm.generate(PROMPTS, max_new_tokens=9, needs=Needs.of((2, 0), pool=pool))
-        for pool in ("tokens", "mean", "last")
-    }
-    for tokens, mean, last in zip(*by_pool.values(), strict=True):
-        assert tokens.state.shape == (9, 2, 32)  # layers in the order asked for
-        np.testing.assert_allclose(mean.state, tokens.state.mean(axis=0), **CLOSE)
-        np.testing.assert_allclose(last.state, tokens.state[-1], **CLOSE)
+    pools = [Feature((1, 2, 3), s, p) for s in ("attn_out", "mlp_out") for p in ("tokens", "mean", "last")]
+    stream, middle = Feature(LAYERS, pool="tokens"), Feature((1, 2, 3), "resid_mid", "tokens")
+    needs = Needs((stream, *pools, *([] if family in PARALLEL else [middle])))
+    made = lm.generate(PROMPTS, max_new_tokens=8, needs=needs)
+    assert_all_same(made, rescored(lm, made))
+    for states in (one.states for one in made):
+        attention, mlp = (states[Feature((1, 2, 3), site, "tokens")] for site in ("attn_out", "mlp_out"))
+        np.testing.assert_allclose(states[stream][:, :-1] + attention + mlp, states[stream][:, 1:], **CLOSE)
+        assert np.abs(attention).max() > 1e-2 and np.abs(mlp).max() > 1e-2
+        for tokens, mean, last in (pools[:3], pools[3:]):
+            np.testing.assert_allclose(states[mean], states[tokens].mean(axis=0), **CLOSE)
+            np.testing.assert_allclose(states[last], states[tokens][-1], **CLOSE)
+        if middle in states:
+            np.testing.assert_allclose(states[stream][:, :-1] + attention, states[middle], **CLOSE)
+    if family in PARALLEL:
+        with fails("model", "site=resid_mid"):
+            lm.generate(PROMPTS, max_new_tokens=8, needs=Needs((middle,)))
 
 
 def expected_rows(family: str, generation, *, layer: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Rows and column maxima by their definitions, from eager attention."""
-    out, _ = plain(family, generation)
-    heads = out.attentions[layer - 1][0].numpy()  # (heads, T, T); by default of the last
-    p, n = len(generation.prompt_ids), len(generation.token_ids)
+    """Rows and column maxima by their definitions, from eager attention; by default of the last layer."""
+    weights = reference(plain(family), generation, output_attentions=True).attentions
+    heads, p = weights[layer - 1][0].numpy(), len(generation.prompt_ids)  # (heads, T, T)
     among = heads[:, p:, p:]
-    maxima = np.array([among[:, i:, i].max(axis=1).mean() for i in range(n)])
+    maxima = np.array([among[:, i:, i].max(axis=1).mean() for i in range(len(generation.token_ids))])
     return heads.mean(axis=0)[p - 1 :], maxima
 
 
 #: Gemma 2 and MPT have no fused attention; on Falcon see above.
-WAYS = [(f, a) for f in FAMILIES for a in ("sdpa", "eager") if (f, a) not in NO_SDPA]
+WAYS = [(f, a, 0) for f in FAMILIES for a in ("sdpa", "eager") if (f, a) not in NO_SDPA]
+INNER = [(f, None, layer) for f in ("llama", "gemma3", "falcon", "mpt") for layer in (1, 2)]
 
 
-@pytest.mark.parametrize(("family", "attn"), WAYS)
-def test_attention_is_that_of_eager_attention(family, attn):
+@pytest.mark.parametrize(("family", "attn", "layer"), [*WAYS, *INNER])
+def test_attention_is_that_of_eager_attention(family, attn, layer):
     lm = tiny_lm(family, attn=attn)
-    generations = lm.generate(PROMPTS, max_new_tokens=15, needs=Needs(attention=True))
-    scored = lm.score(PROMPTS, [g.token_ids for g in generations], needs=Needs(attention=True))
-    for generation in [*generations, *scored]:
-        p, n = len(generation.prompt_ids), len(generation.token_ids)
-        rows, maxima = expected_rows(family, generation)
-        assert generation.attention.rows.shape == (n + 1, p + n)
-        np.testing.assert_allclose(generation.attention.rows, rows, **CLOSE)
-        np.testing.assert_allclose(generation.attention.column_max, maxima, **CLOSE)
-        np.testing.assert_allclose(generation.attention.rows.sum(axis=1), 1.0, rtol=1e-5)
+    needs = Needs(attention=True, attention_layer=layer or None)
+    made = lm.generate(PROMPTS, max_new_tokens=15, needs=needs)
+    for one in [*made, *rescored(lm, made)]:
+        rows, maxima = expected_rows(family, one, layer=layer)
+        np.testing.assert_allclose(one.attention.rows, rows, **CLOSE)
+        np.testing.assert_allclose(one.attention.column_max, maxima, **CLOSE)
+        np.testing.assert_allclose(one.attention.rows.sum(axis=1), 1.0, rtol=1e-5)
+    if layer:
+        assert not np.allclose(expected_rows(family, made[0])[0], made[0].attention.rows, atol=1e-2)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -98,23 +165,12 @@ def test_attention_alone_forwards_the_generated_tokens_only(family):
     lm = tiny_lm(family, attn="eager")
     generations = lm.generate(PROMPTS, max_new_tokens=7)
     generations += lm.generate(PROMPTS[:2], max_new_tokens=12)  # padding among them
-    for generation, alone in zip(generations, lm.attention_alone(generations), strict=True):
-        out, _ = plain(family, replace(generation, prompt_ids=()))
-        heads = out.attentions[-1][0].numpy()
+    for one, alone in zip(generations, lm.attention_alone(generations), strict=True):
+        weights = reference(plain(family), replace(one, prompt_ids=()), output_attentions=True).attentions
+        heads = weights[-1][0].numpy()
         np.testing.assert_allclose(alone.rows[1:], heads.mean(axis=0), **CLOSE)
         assert not alone.rows[0].any()
         np.testing.assert_allclose(alone.column_max, heads.max(axis=1).mean(axis=0), **CLOSE)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_reading_attention_does_not_change_what_is_computed(family):
-    """Also where the tapped block has to leave its fused kernel."""
-    lm = tiny_lm(family)
-    plainly = lm.generate(PROMPTS, max_new_tokens=10, needs=Needs.of(LAYERS))
-    tapped = lm.generate(PROMPTS, max_new_tokens=10, needs=Needs.of(LAYERS, attention=True))
-    for one, other in zip(plainly, tapped, strict=True):
-        assert one.token_ids == other.token_ids
-        np.testing.assert_allclose(one.state, other.state, **CLOSE)
 
 
 def traces(lm: CausalLM) -> tuple[int, list[int], set[str]]:
@@ -126,12 +182,16 @@ def traces(lm: CausalLM) -> tuple[int, list[int], set[str]]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_nothing_is_left_behind_even_after_an_error(family):
+def test_reading_changes_nothing_and_leaves_nothing_behind_even_after_an_error(family):
+    """Also where the tapped block has to leave its fused kernel."""
     lm = tiny_lm(family)
-    before = traces(lm)
-    needs = Needs.of(LAYERS, attention=True)
-    plainly = [g.token_ids for g in lm.generate(PROMPTS, max_new_tokens=6)]
-    assert [g.token_ids for g in lm.generate(PROMPTS, max_new_tokens=6, needs=needs)] == plainly
+    before, needs = traces(lm), Needs.of(LAYERS, attention=True)
+    bare, plainly, tapped = (
+        lm.generate(PROMPTS, max_new_tokens=10, needs=each) for each in (Needs(), Needs.of(LAYERS), needs)
+    )
+    for none, one, other in zip(bare, plainly, tapped, strict=True):
+        assert none.token_ids == one.token_ids == other.token_ids
+        np.testing.assert_allclose(one.state, other.state, **CLOSE)
     assert traces(lm) == before
 
     def stop(text: str) -> bool:
@@ -141,71 +201,93 @@ def test_nothing_is_left_behind_even_after_an_error(family):
     with pytest.raises(KeyError, match="own mistake"):
         lm.generate(PROMPTS, max_new_tokens=6, needs=needs, stop=[stop])
     assert traces(lm) == before
-    block = decoder_layers(lm.model)[1]
-    handle = block.register_forward_hook(lambda *_: 1 / 0)
-    for act in (
-        lambda: lm.generate(PROMPTS, max_new_tokens=2, needs=needs),
-        lambda: lm.score(PROMPTS[:1], [[5, 6]], needs=needs),
-    ):
-        with pytest.raises(ZeroDivisionError):
-            act()
+    handle = decoder_layers(lm.model)[1].register_forward_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        lm.generate(PROMPTS, max_new_tokens=2, needs=needs)
+    with pytest.raises(ZeroDivisionError):
+        lm.score(PROMPTS[:1], [[5, 6]], needs=needs)
     handle.remove()
     assert traces(lm) == before
-
-
-def test_only_the_last_block_is_tapped():
-    lm = tiny_lm("llama")
-    with AttentionTap(lm.model):
-        used = [block.self_attn.config._attn_implementation for block in decoder_layers(lm.model)]
-    assert used == ["sdpa", "sdpa", "probers_tap"]
 
 
 def test_nothing_is_read_that_nobody_asked_for(monkeypatch):
     def forbidden(*given, **options):
         raise AssertionError("attention was read")
 
+    lm = tiny_lm()
+    with AttentionTap(lm.model):  # the last block alone is tapped
+        used = [block.self_attn.config._attn_implementation for block in decoder_layers(lm.model)]
+    assert used == ["sdpa", "sdpa", "probers_tap"]
     monkeypatch.setattr(probers.capture.recorder, "AttentionTap", forbidden)
-    lm = tiny_lm("llama")
-    generation = lm.generate(PROMPTS[:1], max_new_tokens=3)[0]
-    assert generation.state is None
-    assert generation.attention is None
-    generation = lm.generate(PROMPTS[:1], max_new_tokens=3, needs=Needs.of((1,)))[0]
-    assert generation.state.shape == (1, 32)
+    made = lm.generate(PROMPTS[:1], max_new_tokens=3)[0]
+    assert made.state is None and made.attention is None
+    made = lm.generate(PROMPTS[:1], max_new_tokens=3, needs=Needs.of((1,)))[0]
+    assert made.state.shape == (1, 32)
 
 
-def test_a_tap_that_is_not_armed_keeps_nothing():
-    lm = tiny_lm("llama")
+def test_a_tap_keeps_nothing_unless_armed_and_misses_a_layer_that_is_not_run():
+    model = tiny_lm().model
     ids = torch.tensor([[4, 5, 6]])
-    with StateTap(lm.model, Feature((0, 2))) as tap, torch.no_grad():
-        lm.model(ids)
+    with StateTap(model, Feature((0, 2))) as tap, torch.no_grad():
+        model(ids)
         assert tap.take() is None
         tap.read(lambda states: states[:, -1])
-        lm.model(ids)
+        model(ids)
         assert tap.take().shape == (1, 2, 32)
         assert tap.take() is None
+    with StateTap(model, Feature((1, 3))) as tap, torch.no_grad():
+        tap.read(lambda states: states[:, -1])
+        states = torch.zeros(1, 2, 32)
+        model.model.layers[0](
+            states, position_embeddings=model.model.rotary_emb(states, torch.arange(2)[None])
+        )
+        with fails("model", "layer 3 of LlamaForCausalLM", kind=RunError):
+            tap.take()
 
 
-def test_blocks_are_found_by_structure():
-    class Block(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.experts = nn.ModuleList(nn.Linear(2, 2) for _ in range(16))
-
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.heads = nn.ModuleList([nn.Linear(2, 2)])
-            self.layers = nn.ModuleList(Block() for _ in range(4))
-
-    model = Model()
+def test_blocks_and_their_parts_are_found_by_structure():
+    model = nn.Module()
+    model.heads = nn.ModuleList([nn.Linear(2, 2)])
+    model.layers = nn.ModuleList(nn.Module() for _ in range(4))
+    for block in model.layers:
+        block.experts = nn.ModuleList(nn.Linear(2, 2) for _ in range(16))
     assert decoder_layers(model) is model.layers
     with fails("model", "Linear"):
         decoder_layers(nn.Linear(2, 2))
+    lm = tiny_lm()
+    part, block = block_parts(lm.model)[1], lm.model.model.layers[1]
+    attention = {id(m) for m in block.self_attn.modules()}
+    assert id(part.attention) in attention and id(part.mlp) not in attention
+    assert part.middle is block.post_attention_layernorm
 
 
-def test_a_family_whose_attention_cannot_be_tapped_is_refused(monkeypatch):
-    lm = tiny_lm("llama")
+def of_config(config) -> CausalLM:
+    torch.manual_seed(0)
+    return CausalLM(AutoModelForCausalLM.from_config(config).eval(), byte_level())
+
+
+SMALL = {"vocab_size": 320, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+
+
+def test_families_that_cannot_be_read_are_refused_by_name(monkeypatch):
+    bert = BertConfig(**SMALL, intermediate_size=48, is_decoder=False)
+    mamba = MambaConfig(vocab_size=320, hidden_size=32, num_hidden_layers=2, state_size=4)
+    for config, *named in (bert, "BertLMHeadModel", "later"), (mamba, "MambaForCausalLM", "recurrent"):
+        with fails("model", *named):
+            of_config(config)
+    lm = tiny_lm()
     attention = decoder_layers(lm.model)[-1].self_attn
     monkeypatch.setattr(attention, "forward", lambda hidden_states, **_: (hidden_states, None))
     with fails("model", "LlamaForCausalLM", kind=RunError):
         lm.generate(PROMPTS[:1], max_new_tokens=2, needs=Needs(attention=True))
+
+
+def test_a_block_that_does_more_than_adding_has_no_sites_inside():
+    scaled = GraniteConfig(**SMALL, intermediate_size=48, num_key_value_heads=4, residual_multiplier=0.5)
+    normed = OPTConfig(**SMALL, ffn_dim=48, word_embed_proj_dim=32, do_layer_norm_before=False, init_std=0.3)
+    for config, family in ((scaled, "Granite"), (normed, "OPT")):
+        lm = of_config(config)
+        with fails("model", f"{family}ForCausalLM", "attn_out", "site=resid_post"):
+            lm.generate(["The"], max_new_tokens=2, needs=Needs.of((1,), site="attn_out"))
+        made = lm.generate(["The"], max_new_tokens=2, needs=Needs.of((1, 2)))
+        assert made[0].state is not None or not made[0].token_ids

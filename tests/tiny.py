@@ -198,6 +198,19 @@ def reference(model: Any, generation: Any, **asked: bool) -> Any:
         return model(ids, attention_mask=torch.ones_like(ids), **(asked or {"output_hidden_states": True}))
 
 
+def forwarded(lm: CausalLM, monkeypatch: Any) -> list[tuple[int, int]]:
+    """(rows, columns) of every pass from now on."""
+    passes: list[tuple[int, int]] = []
+    forward = lm.model.forward
+
+    def counted(**given: Any) -> Any:
+        passes.append(tuple(given["input_ids"].shape))
+        return forward(**given)
+
+    monkeypatch.setattr(lm.model, "forward", counted)
+    return passes
+
+
 def save_gguf(file: Path, *, kind: str = "F32", name: str = "llama", seed: int = 0) -> Path:
     """The tiny Llama and its tokenizer as a GGUF file, laid out as llama.cpp's converter does it.
 
