@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from refusals import fails
-from tiny import FAMILIES, PROMPTS, tiny_lm, tiny_path, without_specials
+from tiny import CACHE, FAMILIES, PROMPTS, tiny_lm, tiny_path, without_specials
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 from probers.bank.bank import ProbeBank
@@ -310,14 +310,14 @@ def test_a_loop_written_by_hand() -> None:
         cache = DynamicCache(config=model.config)
         sequence, following = ids, ids
         for _ in range(6):
-            following = model(following, past_key_values=cache).logits[:, -1:].argmax(dim=-1)
+            following = model(following, **{CACHE: cache}).logits[:, -1:].argmax(dim=-1)
             sequence = torch.cat([sequence, following], dim=1)
         scores.finish(sequence)
         np.testing.assert_allclose(scores.tokens[0], expected, **CLOSE)
         cache = None
         for step in range(6):
             part = sequence[:, : ids.shape[1]] if not step else sequence[:, ids.shape[1] + step - 1][:, None]
-            cache = model(part, past_key_values=cache).past_key_values
+            cache = getattr(model(part, **{CACHE: cache}), CACHE)
         np.testing.assert_allclose(scores.tokens[0], expected[:-1], **CLOSE)
 
 
@@ -328,7 +328,7 @@ def test_finish_leaves_the_callers_cache_as_it_is(family: str) -> None:
         output = model.generate(
             **batch(tokenizer), max_new_tokens=10, do_sample=False, return_dict_in_generate=True
         )
-        cache = output.past_key_values
+        cache = getattr(output, CACHE)
         before = [(layer.keys.clone(), layer.values.clone()) for layer in cache.layers]
         length = cache.get_seq_length()
         scores.finish(output)
@@ -346,9 +346,9 @@ def test_padding_and_what_follows_an_end_count_for_nothing() -> None:
 
     def read(tokens: torch.Tensor) -> list[np.ndarray]:
         with bank.watch(model) as scores:
-            cache = model(ids.expand(len(tokens), -1)).past_key_values
+            cache = getattr(model(ids.expand(len(tokens), -1)), CACHE)
             for column in tokens.T:
-                model(column[:, None], past_key_values=cache)
+                model(column[:, None], **{CACHE: cache})
             return scores.tokens
 
     found = read(written)
@@ -358,8 +358,8 @@ def test_padding_and_what_follows_an_end_count_for_nothing() -> None:
     model.generation_config.pad_token_id = model.generation_config.eos_token_id = None
     assert [len(s) for s in read(written)] == [5, 5, 5]  # nothing says what these ids mean,
     with bank.watch(model, tokenizer=tokenizer) as scores:  # unless the tokenizer does
-        cache = model(ids).past_key_values
-        model(torch.tensor([[eos]]), past_key_values=cache)
+        cache = getattr(model(ids), CACHE)
+        model(torch.tensor([[eos]]), **{CACHE: cache})
         assert len(scores.tokens[0]) == 0
 
 
@@ -439,8 +439,8 @@ def test_a_criterion_takes_its_hooks_along() -> None:
 def filled(model: Any, given: Any, **options: Any) -> Any:
     ids, cache = given["input_ids"][2:3], DynamicCache(config=model.config)
     with torch.no_grad():
-        model(ids[:, :6], past_key_values=cache)
-    return model.generate(ids, **options, past_key_values=cache)
+        model(ids[:, :6], **{CACHE: cache})
+    return model.generate(ids, **options, **{CACHE: cache})
 
 
 def assisted(model: Any, given: Any, **options: Any) -> Any:
@@ -584,7 +584,7 @@ def test_keys_and_values_are_not_held_longer_than_needed() -> None:
         output = model.generate(
             **given, max_new_tokens=3, return_dict_in_generate=True, stopping_criteria=[stop]
         )
-        return weakref.ref(output.past_key_values)
+        return weakref.ref(getattr(output, CACHE))
 
     cache = generate()
     gc.collect()

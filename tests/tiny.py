@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from functools import cache
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,10 @@ from probers.engine.model import CausalLM
 
 EOS, PAD, BOS = "<|end|>", "<|pad|>", "<|begin|>"
 CONTEXT = 256
+#: The argument and output that holds keys and values: "cache" from transformers 5.24 on.
+CACHE = (
+    "cache" if "cache" in signature(transformers.LlamaForCausalLM.forward).parameters else "past_key_values"
+)
 
 #: Windows are short and Llama has a BOS, so that sliding attention and special tokens are always covered.
 FAMILIES: dict[str, dict[str, Any]] = {

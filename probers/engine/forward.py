@@ -43,6 +43,7 @@ class Decoder:
         self.use_cache = use_cache
         self._positions = "position_ids" in accepted
         self._keeps = "logits_to_keep" in accepted
+        self._cache = "cache" if "cache" in accepted else "past_key_values"  # until transformers 5.23
 
     def __call__(
         self, ids: Tensor, mask: Tensor | None, positions: Tensor, *, keep: int = 1, cache: Any = None
@@ -55,7 +56,7 @@ class Decoder:
             positions: (batch, length), of each token in its own sequence.
             cache: key/value cache that the call extends; None for a pass without one.
         """
-        options: dict[str, Any] = {"use_cache": cache is not None, "past_key_values": cache}
+        options: dict[str, Any] = {"use_cache": cache is not None, self._cache: cache}
         if self._positions:
             options["position_ids"] = positions
         if self._keeps:

@@ -66,8 +66,9 @@ def same_in_wordnet(a: str, b: str, folder: str) -> tuple[Relation | Literal["wh
 
     One synset as the first sense of both is "equivalent", where a capital means an individual: "Java" is
     no coffee, and "China" is first another state than "Taiwan". ``b`` somewhere above ``a`` as a part is
-    "whole", also where one is the adjective of a place ("Alberta" / "Canadian"), or of the other; any other
-    synset of one name directly above one of the other's (a kind, an instance, a part, a member) is "different".
+    "whole", also where one is the adjective of a place ("Alberta" / "Canadian") or of the other; any other
+    synset of one name directly above one of the other's (a kind, an instance, a part, a member) is
+    "different".
     """
     first, second = _synsets(a, folder), _synsets(b, folder)
     meant = _first_sense(a, first)

@@ -20,6 +20,7 @@ from __future__ import annotations
 import copy
 import inspect
 import weakref
+from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -261,7 +262,7 @@ class GenerationWatcher(ExitStack):
         self._tap.read_last(0)
         self.cache = None
         given = dict(zip(self._names, args, strict=False)) | kwargs
-        ids, cache = given.get("input_ids"), given.get("past_key_values")
+        ids, cache = given.get("input_ids"), _cache_of(given)
         inputs = given.get("inputs_embeds") if ids is None else ids
         if inputs is None:  # the model raises its own error
             return
@@ -289,7 +290,7 @@ class GenerationWatcher(ExitStack):
         states = self._tap.take_last(*batch.lengths(given.get("attention_mask")))
         if batch.problem is not None:
             return
-        cache = getattr(output, "past_key_values", given.get("past_key_values"))
+        cache = _cache_of(given if isinstance(output, tuple) else output)
         if cache is None and not isinstance(output, tuple):
             batch.refuse(_NO_CACHE)
             return
@@ -297,6 +298,11 @@ class GenerationWatcher(ExitStack):
         self.cache = cache if self._keep_cache else None
         if states is not None:
             batch.add(given, states[:, -1])
+
+
+def _cache_of(values: Mapping[str, Any]) -> Any:
+    """The cache among a pass's arguments or outputs; its name has changed with transformers 5.24."""
+    return values.get("cache", values.get("past_key_values"))
 
 
 def _first_keys(cache: Any) -> Tensor | None:
