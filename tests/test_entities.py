@@ -84,6 +84,7 @@ When the rain stopped, everyone walked home.
 Written in haste, the letter contains [#|forty-two] mistakes.
 The [#|first] bridge was built by [n|Roman] soldiers.
 Winters are mild here, while summers are dry.
+The rest of the island of Oʻ ahu is rural, unlike [n|Kauaʻi].
 [o|NASA] launched [n|Pioneer 10] in [d|March 1972].
 The show [w|Star Harbour: The Next Tide] ran on [o|BBC Two] from [d|1987–94].
 A non-[n|English] speaker, [n|Ortega] learned [n|French] in [#|six months].

@@ -387,6 +387,9 @@ def test_wordnet_from_its_own_files():
         assert matcher.match(whole, part).verdict == "different"
     for a, b in (("English", "American"), ("Canadian", "American"), ("Scottish", "Irish")):
         assert matcher.match(a, b).verdict == matcher.match(b, a).verdict == "different"
+    for a, b in (("Albania", "Albanian"), ("French", "France")):  # of the country, which may be meant
+        assert matcher.match(a, b).verdict == matcher.match(b, a).verdict == "undecided"
+    assert matcher.match("Albania", "Armenian").verdict == "different"
     assert matcher.match("Robert", "Roberts").verdict == "different"
     alone = EntityMatcher(stages=("wordnet",))  # a synset is shared in the first sense the capital allows
     for a, b, verdict in (

@@ -23,7 +23,8 @@ PAIRS = {
         2024/01/05 | January 5, 2024; 1990/91 | 1990–91; 1990/1991 | 1990–91; 5–7 July 1990 | July 5–7, 1990;
         Albert Einstein | Einstein; Gustav Mahler | Mahler; Vincent van Gogh | van Gogh; J. Smith | Smith;
         Dr. Smith | Smith; John F. Kennedy | John Kennedy; J. F. Kennedy | John Fitzgerald Kennedy; C++ | C++;
-        Google+ | Google Plus; F# | F sharp; Dvořák | Dvorak; Köln | Koln; ёлка | елка; battle | battles
+        Google+ | Google Plus; F# | F sharp; Dvořák | Dvorak; Köln | Koln;
+        Oʻahu | Oahu; Hawaiʻi | Hawaiʼi; ёлка | елка; battle | battles
     """,
     "different": """
         -40 °C | 40 °C; -5% | 5%; 5 | -5; -£5 | £5;
