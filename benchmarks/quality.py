@@ -22,10 +22,10 @@ from probers import FeatureStore
 from probers.commands import main as cli
 from probers.data.articles import open_articles
 from probers.data.articles.cuts import natural
-from probers.data.articles.detokenise import detokenise_sentences
 from probers.entities import find_entities
 from probers.equivalence import STAGES, EntityMatcher
 from probers.equivalence.vectors import train_vectors
+from probers.text import detokenise_sentences
 
 TESTS = Path(__file__).parents[1] / "tests" / "data"
 

@@ -249,7 +249,8 @@ def run(settings: Datagen, parts: PartRuns | None = None) -> Path:
         settings.matcher.options["aliases"],
         settings.matcher.options["vectors"],
     )
-    files = (*settings.questions.make().files, *prompt_files(settings), *filter(None, named))
+    asked = settings.questions.make().files if settings.source == "cot" else ()
+    files = (*asked, *prompt_files(settings), *filter(None, named))
     config = settings.record | {"inputs": inputs(*files)}
     if (settings.source == "wiki" or settings.label == "match") and settings.matcher.options[
         "wordnet"

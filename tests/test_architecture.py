@@ -14,12 +14,12 @@ from probers.types import Code
 ROOT = Path(__file__).parents[1]
 #: Ratchet: what is there now, which nothing may exceed. Lower a number when it falls; the goal stands behind.
 LIMITS = {
-    "modules": 214,  # goal 205
-    "lines": 42200,  # goal 37,000; without tests, benchmarks, tools, examples and docs
-    "lines of tests": 33800,  # goal 28,000
+    "modules": 205,  # goal 205
+    "lines": 39800,  # goal 37,000; without tests, benchmarks, tools, examples and docs
+    "lines of tests": 32350,  # goal 28,000
     "modules of a folder": 16,  # goal 16
-    "modules on the route of a question": 49,  # goal 46
-    "modules on the route of an article": 61,  # goal 52
+    "modules on the route of a question": 46,  # goal 46
+    "modules on the route of an article": 53,  # goal 52
     "modules on the route of a generation": 12,  # goal 12
     "prints": 0,  # goal 0
     "functions of more than seven arguments": 0,  # goal 0
@@ -37,21 +37,8 @@ ROOMS = [
 ]  # fmt: skip
 #: Modules that stand in no folder, and the two rooms that only hold what is shared.
 SHARED = {
-    "types",
-    "options",
-    "checksums",
-    "text",
-    "files",
-    "journal",
-    "seeding",
-    "lazy",
-    "progress",
-    "pages",
-    "uncertainty",
-    "prompts",
-    "testbed",
-    "configs",
-}
+    "types", "options", "checksums", "text", "files", "pages", "uncertainty", "prompts", "testbed", "configs",
+}  # fmt: skip
 #: Those of them that never import each other.
 TOP = {"datagen", "train", "rag"}
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from probers.data.articles.detokenise import detokenise_sentences, is_shifted, is_tokenised
+from probers.text import detokenise_sentences, is_shifted, is_tokenised
 
 PAIRS = [
     ('" The Glass Orchard " is the 12th episode .', '"The Glass Orchard" is the 12th episode.'),

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from refusals import fails
 
-from probers.data.articles.detokenise import detokenise_sentences
 from probers.entities import Recogniser, find_entities
 from probers.equivalence import EntityMatcher, parse_date, parse_number
+from probers.text import detokenise_sentences
 
 
 @pytest.mark.parametrize(

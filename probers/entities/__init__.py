@@ -15,9 +15,8 @@ from .recogniser import (
     with_scores,
     written_entities,
 )
-from .values import MONTHS
 
 __all__ = [
-    "MONTHS", "Entity", "EntityType", "Recognise", "Recogniser", "WrittenEntity", "find_entities",
+    "Entity", "EntityType", "Recognise", "Recogniser", "WrittenEntity", "find_entities",
     "head_entity", "same_kind", "tokens_of", "with_scores", "written_entities",
 ]  # fmt: skip

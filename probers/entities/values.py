@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Literal
 
+from ..text import MONTHS
+
 #: A span [start, end) of a text without its type.
 Span = tuple[int, int]
 
@@ -33,7 +35,6 @@ class Cover:
         return kept
 
 
-MONTHS = "January February March April May June July August September October November December".split()
 _MONTH = "|".join(MONTHS) + r"|(?:Jan|Feb|Mar|Apr|Jun|Jul|Aug|Sept?|Oct|Nov|Dec)(?:\.|(?=\s+\d))"
 _DAY = r"\d{1,2}(?:st|nd|rd|th)?(?:\s?[–-]\s?\d{1,2})?"
 _ERA = r"(?:BCE|BC|CE|AD|B\.C\.E?\.?|A\.D\.)"

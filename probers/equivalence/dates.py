@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from probers.entities import MONTHS
+from probers.text import MONTHS
 
 from .numbers import CARDINALS, DECADES, LONGEST_VALUE, ORDINALS, Relation, read_cardinal
 

@@ -10,10 +10,9 @@ from itertools import chain, groupby
 
 from ...entities import Entity, Recognise
 from ...equivalence import normalise
-from ...text import split_sentences
+from ...text import detokenise_sentences, split_sentences
 from ...types import Article, UserError
 from .base import ArticleSource
-from .detokenise import detokenise_sentences
 
 
 @dataclass(frozen=True, slots=True)
