@@ -387,7 +387,8 @@ def _conclude(
         len(store)
     except RunError as error:
         reasons = sorted({found["reason"] for found in store.left_out()})
-        raise RunError(f"{error}; left out for: {', '.join(reasons) or 'no reason'}") from error
+        told = f"{error}; left out for: {', '.join(reasons) or 'no reason'}"
+        raise RunError(told, error.code) from error
     notes = []
     if settings.balance or quotas:
         notes = balance(store, by=builder.balance_by, seed=settings.seed, quotas=quotas)

@@ -87,12 +87,14 @@ def test_it_learns_what_the_words_say(trained):
 
 
 def test_what_cannot_be_learnt_or_read_is_said(tmp_path, trained):
-    for questions, labels, named in (
-        (["a b", "a c"], ["no", "twice"], "'twice'"), (["a b", "a c"], ["no", "no"], "'no'"),
-        ([], [], "none"), (["one", "two"], ["no", "multi"], "in common"),
+    alike, both = ["a b", "a c"], ["no", "multi"]
+    for questions, labels, options, named in (
+        (alike, ["no", "twice"], {}, "'twice'"), (alike, ["no", "no"], {}, "'no'"), ([], [], {}, "none"),
+        (["one", "two"], both, {}, "in common"), (alike, both, {"c": 0}, "head.c=0"),
+        (alike, both, {"min_count": 0}, "head.min_count=0"),
     ):  # fmt: skip
         with fails(None, named):
-            AdaptiveClassifier.fit(questions, labels)
+            AdaptiveClassifier.fit(questions, labels, **options)
     with fails("no-artifact", "no config.json"):
         AdaptiveClassifier.load(tmp_path)
     trained.save(tmp_path)

@@ -440,7 +440,7 @@ def test_damaged_vectors_are_named_and_trained_again(tmp_path, caplog):
 def test_a_run_that_labels_nothing_says_why(tmp_path):
     article = {"title": "T", "sentences": ["the of and to a Spain now.", "It is old."]}
     path = write_lines(tmp_path / "a.jsonl", [article])
-    with fails(None, "no entity at the head", kind=RunError):
+    with fails("empty", "no entity at the head", kind=RunError):
         generated(tmp_path / "s", f"articles={path}", "layers=[1]")
 
 

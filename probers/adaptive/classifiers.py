@@ -77,6 +77,9 @@ class AdaptiveClassifier:
 
         ``c`` is 1 / the strength of the L2 penalty; terms of fewer than ``min_count`` questions are left out.
         """
+        if not c > 0 or min_count < 1:
+            option = f"c={c} must be above 0" if not c > 0 else f"min_count={min_count} must be 1 or more"
+            raise UserError(f"head.{option}")
         if odd := sorted(set(strategies) - set(STRATEGIES)):
             told = f"unknown strategy {odd[0]!r}: choose among {', '.join(STRATEGIES)}"
             raise UserError(told, "unknown-choice")
