@@ -117,7 +117,7 @@ def check(folder: Path, *, limit: int = LIMIT, kills: int = KILLS) -> str:
     rng.shuffle(phases)
     found = [kill(folder / "killed", limit, phase, pace, rng) for phase in phases]
     whole_run(folder / "killed", limit)
-    assert differences(folder / "whole", folder / "killed") == []
+    assert differences(folder / "whole/store", folder / "killed/store") == []
     FeatureStore.open(folder / "killed/store").verify()
     files = [f for f in (folder / "killed").rglob("*") if f.is_file()]
     phases = ", ".join(f"{n} in {phase}" for phase, n in Counter(k.phase for k in found).items())
