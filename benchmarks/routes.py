@@ -1,4 +1,4 @@
-"""Number of modules on each of the three routes, that is, of files to open to follow one.
+"""Number of modules on each of the routes, that is, of files to open to follow one.
 
     python benchmarks/routes.py [question|article|generation] [list=true]
 

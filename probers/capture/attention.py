@@ -1,4 +1,4 @@
-"""Reading one layer's attention weights while every layer keeps its fast kernel.
+"""Attention weights of one layer, and lookback ratios of all, while every layer keeps its fast kernel.
 
 transformers looks the attention function up by name in the module's config at each call. In the tapped block
 that name is the tap's, which keeps queries and keys and then delegates to the function the model uses anyway

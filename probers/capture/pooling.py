@@ -2,7 +2,8 @@
 
 Texts are pooled while they are written (:class:`GrowingPool`), where they are read whole
 (:class:`WholePool`), and from the vectors of their tokens (:func:`pool_tokens`), which gives the vector of
-any part of a text.
+any part of a text. docs/engine.md says what each pool is; "mind" is MIND's (Su et al. 2024), which RaDIO
+takes over.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def all_finite(states: Tensor) -> Tensor:
 
 
 def token_pool(*pools: Pool) -> Pool:
-    """The pool that keeps what ``pools`` are made of, for :func:`pool_tokens` to have them of a part."""
+    """Pool to record so that :func:`pool_tokens` can compute any of ``pools`` for any part of a text."""
     kept = {"mind_tokens" if p == "mind" else p if p in PER_TOKEN else "tokens" for p in pools}
     if len(kept) > 1 and "mind_tokens" in kept:
         raise ValueError(f"{pools} are not made of the same states")
@@ -51,8 +52,8 @@ def span_of(vectors: np.ndarray, tokens: Sequence[int], kept: Pool, pool: Pool) 
 def token_vectors(states: Tensor, pool: Pool) -> Tensor:
     """Contributions of tokens, (.., heads, width) float32, from their layers' states, (.., layers, d).
 
-    Heads are the layers, of width d. MIND has one of width 2 d: the average over all layers but
-    the last of those read, and that one, which is the final norm's output.
+    Heads are the layers, of width d. MIND has one of width 2 d: the mean of all layers read but
+    the last, followed by the last one, which is the final norm's output.
     """
     states = states.float()
     if pool not in ("mind", "mind_tokens"):
@@ -61,7 +62,7 @@ def token_vectors(states: Tensor, pool: Pool) -> Tensor:
 
 
 def _averaged_from(pool: Pool, width: int) -> int:
-    """Start of the part of a vector that is averaged over tokens; what is before it is the last token's."""
+    """Index from which numbers are averaged over tokens; those before it are the last token's."""
     return {"mean": 0, "mind": width // 2}.get(pool, width)
 
 

@@ -1,4 +1,4 @@
-"""Bootstrap intervals and p-values for any metric that takes example weights.
+"""Bootstrap intervals, paired differences and Holm's p-values for any metric that takes example weights.
 
 Examples of one group (two answers to one question, questions about one entity) are not
 independent, so whole groups are drawn with replacement. A resample is a column of integer weights,
@@ -109,7 +109,7 @@ class Sample(NamedTuple):
 
 
 def holm(p: Sequence[float]) -> list[float]:
-    """Adjust the p-values of one family (Holm 1979); of all families 5% have a false one below .05.
+    """Adjust the p-values of one family (Holm 1979): at most 5% of families then have a false one below .05.
 
     The k-th smallest of m is multiplied by m - k + 1; none gets less than a smaller one, or more than 1.
     """

@@ -1,5 +1,7 @@
 """Fast BM25 by the ``bm25s`` package: scores are precomputed while indexing, and a query sums them.
 
+The formula is that of :mod:`.lexical`.
+
 ``bm25s`` keeps the tokens of all passages in Python lists while it indexes. A corpus too large for that is
 counted here in shards, each sorted by token, then by passage, and the shards are merged term by term, block
 after block, into the files that ``bm25s`` reads: memory holds one shard, or one block, and 4 bytes per

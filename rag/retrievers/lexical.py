@@ -124,7 +124,7 @@ _MEMORY, _INDEXING, _QUERY = 10_000, 7.5e-5, 5e-6
 class RankBM25(LexicalRetriever):
     """Exact BM25 in pure Python and numpy by ``rank_bm25``, the reference; a query visits every passage.
 
-    Scores are those of :mod:`.lexical` times the constant ``k1 + 1`` of the original formula. Past
+    Scores are the formula at the top of this file times ``k1 + 1``, a constant of the original formula. Past
     :data:`SMALL` passages a line on stderr says what memory and time to expect.
 
     Args:

@@ -1,4 +1,7 @@
-"""Triggers of the model's own uncertainty: entropy, token probabilities (FLARE) and RIND (DRAGIN)."""
+"""Triggers of the model's own uncertainty: entropy, token probabilities (FLARE) and RIND (DRAGIN).
+
+The signals themselves are computed by :mod:`probers.uncertainty`.
+"""
 
 from __future__ import annotations
 
@@ -96,7 +99,7 @@ class Rind(PaperOrReleased, Trigger):
             published 0.6 to 1.5 belong to the released one. probers-compare chooses it.
         variant: formula (:func:`probers.uncertainty.rind_scores`) and loop.
             "paper": the text ends before the word that fired; what is written from there with
-            the passages is judged as all else, but for that one word, which could fire for ever.
+            the passages is judged too, except for its first word, which could fire for ever.
             "released": it ends before the sentence of that word; one sentence is written with
             the passages and taken as it is, and what follows is written, and judged, without any.
     """
