@@ -1,1 +1,1 @@
-"""From articles and questions to labelled hidden states."""
+"""Labelled hidden states of articles and questions."""

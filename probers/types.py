@@ -155,7 +155,7 @@ class Feature:
 
     @property
     def of_mind(self) -> bool:
-        """Whether MIND's vector is asked for, pooled or in parts."""
+        """Tell whether MIND's vector is asked for, pooled or in parts."""
         return self.pool in ("mind", "mind_tokens")
 
 
@@ -301,5 +301,5 @@ class Retriever(Protocol):
     """Finds passages for queries."""
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-        """Up to ``k`` passages per query, best first, with scores; fewer when fewer match."""
+        """Return up to ``k`` passages per query, best first, with scores; fewer when fewer match."""
         ...

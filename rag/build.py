@@ -38,7 +38,7 @@ def prober_kind(trigger: Component) -> ProberKind:
 
 
 def served(engine: str) -> bool:
-    """Whether ``engine`` is a server's address."""
+    """Tell whether ``engine`` is a server's address."""
     return engine not in (LOCAL, VLLM)
 
 
@@ -160,11 +160,11 @@ class Contamination:
         return replace(self, silent=[*self.silent, part])
 
     def not_asked(self, question: Question) -> bool:
-        """Whether a question is left out: it was used for training or for choosing a threshold."""
+        """Tell whether a question is left out: it was used for training or for choosing a threshold."""
         return not self.allowed and self.seen.split_of(question) in ("train", "validation")
 
     def not_tuned_on(self, question: Question) -> bool:
-        """Whether no threshold may be chosen on a question."""
+        """Tell whether no threshold may be chosen on a question."""
         return not self.allowed and self.seen.split_of(question) == "train"
 
     def notes(self, questions: Sequence[Question]) -> list[str]:

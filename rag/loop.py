@@ -141,7 +141,7 @@ class _Rounds:
         return on, ended
 
     def _stays_the_same(self, each: OpenQuestion) -> bool:
-        """Whether the next prompt equals the one just answered, so that the model would write the same."""
+        """Tell whether the next prompt equals the one just answered: the model would write the same."""
         whole = self._rag.trigger.takes == "nothing" and not each.cut
         return whole and each.prompt(self._rag.prompt, each.before_hit.text) == each.written.prompt
 

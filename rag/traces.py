@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Counters:
-    """What answering one question took.
+    """Costs of answering one question.
 
     Attributes:
         empty_retrievals: searches that found nothing; the answer went on without passages.
@@ -83,7 +83,7 @@ class Answer:
 
     @property
     def trace(self) -> dict[str, Any]:
-        """Everything as plain containers: one line of traces.jsonl."""
+        """Plain containers of all fields: one line of traces.jsonl."""
         return asdict(self)
 
     @classmethod
@@ -235,14 +235,14 @@ class OpenQuestion:
         self._go_on(self.before_hit.text[len(self.accepted.text) :], self.before_hit)
 
     def answer(self, answer_cue: str, seconds: float, filter: str | None) -> Answer:
-        """What the question's way through the loop leaves behind."""
+        """Record of the question's way through the loop."""
         text, asked = self.accepted.text.strip(), self.question
         counters = replace(self.counters, kept_tokens=self.accepted.tokens, seconds=seconds)
         final = final_answer(text, answer_cue, asked.dataset)
         return Answer(asked.id, asked.question, text, final, tuple(self.rounds), counters, filter)
 
     def _tokens(self, characters: int) -> int:
-        """How many tokens begin in so many characters of this round's text."""
+        """Count the tokens that begin in so many characters of this round's text."""
         return sum(start < characters for start, _ in self.written.offsets)
 
     def _go_on(self, stays: str, accepted: Accepted) -> None:

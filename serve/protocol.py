@@ -230,7 +230,7 @@ class ChatRequest(_Asking):
 
     @property
     def alternatives(self) -> int | None:
-        """As of completions."""
+        """Alternatives per token, as for completions."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
 

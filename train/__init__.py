@@ -1,1 +1,1 @@
-"""From labelled hidden states to a calibrated prober."""
+"""Calibrated probers from labelled hidden states."""

@@ -140,7 +140,7 @@ def _by(what: str, values: Mapping[str, Any], shown: Mapping[str, str]) -> list[
 
 
 def _against(found: Mapping[str, Any], name: str, key: str) -> str:
-    """Where a detector lies against the prober's score by the paired difference: "-" below, "+" above."""
+    """Place a detector against the prober's score by the paired difference: "-" below, "+" above."""
     for pair, below in ((f"{found['head']} vs {name}", "-"), (f"{name} vs {found['head']}", "+")):
         low, high = found["pairs"].get(pair, {}).get(key, {}).get("ci95") or (0, 0)
         if low > 0 or high < 0:

@@ -26,7 +26,7 @@ Layers = Annotated[str, Field(pattern=r"^(all|\d{1,4}-\d{1,4})$", description="a
 
 @dataclass(frozen=True, kw_only=True)
 class Fitting:
-    """How heads are trained.
+    """Training of heads.
 
     Raises:
         UserError: a value that is not allowed.
@@ -86,7 +86,7 @@ class Fitting:
 
 @dataclass(frozen=True, kw_only=True)
 class Assembling:
-    """How heads become one score and a decision; errors as of :class:`Fitting`."""
+    """Choice of score and decision from heads; errors as of :class:`Fitting`."""
 
     combine: Literal["logits", "probabilities", "best", "stacked"] = "logits"
     """how layers become one score: the sum of their logits (paper) or probabilities (released code), the

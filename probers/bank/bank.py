@@ -114,7 +114,7 @@ class ProbeBank(ModelHubMixin):
 
     @property
     def needs(self) -> Needs:
-        """What a generation must record to be scored."""
+        """Features that a generation must record to be scored."""
         return self.spec.needs
 
     def check_model(self, model: ModelSpec) -> None:

@@ -85,7 +85,7 @@ KINDS: tuple[str, ...] = get_args(Kind)
 
 @dataclass(frozen=True, slots=True)
 class Ensemble:
-    """How the heads' margins become one score.
+    """Rule that makes one score of the heads' margins.
 
     Attributes:
         kind: "logits" sums margins (Probing-RAG, the decision rule of algorithm 1), "probabilities" sums
@@ -170,7 +170,7 @@ RULES: dict[str, str | None] = {
 
 @dataclass(frozen=True, slots=True)
 class ThresholdRule:
-    """How a threshold is chosen; UserError for a name or value that is none.
+    """Rule by which a threshold is chosen; UserError for an unknown name or a wrong value.
 
     Attributes:
         name: "balanced_accuracy", "f1" (of wrong texts), "accuracy"; "budget", a share of texts
@@ -225,7 +225,7 @@ class ThresholdRule:
         return float(edges[best[len(best) // 2]])
 
     def _quality(self, misses: np.ndarray, silent: np.ndarray) -> np.ndarray:
-        """What is to be highest, of every candidate; from the wrong and right texts that do not fire."""
+        """Compute the figure to maximise, per candidate, from the wrong and right texts that do not fire."""
         wrong, right = misses[-1], silent[-1]
         hits, alarms = wrong - misses, right - silent
         value = 0.0 if self.value is None else self.value

@@ -121,7 +121,7 @@ class Domain:
         return cls(mean.float(), scale.float(), *directions, limit=float("inf"), rate=rate)
 
     def unlike(self, distance: float) -> bool:
-        """Whether a text of this distance is unlike the training texts."""
+        """Tell whether a text of this distance is unlike the training texts."""
         return distance > self.limit
 
     def to(self, device: Any) -> Domain:

@@ -143,7 +143,7 @@ def read(folder: Path, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _read(how: Callable[[Path], Any], file: Path, name: str) -> Any:
-    """What ``how`` reads from a file of the prober that the user called ``name``."""
+    """Read a file of the prober that the user called ``name`` with ``how``."""
     try:
         return how(file)
     except (FileNotFoundError, NotADirectoryError):

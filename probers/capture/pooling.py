@@ -1,4 +1,4 @@
-"""From the states of tokens to the vectors of texts: the only pooling, and the only rounding before heads.
+"""Pooling of token states into the vectors of texts, and the only rounding before heads.
 
 Texts are pooled while they are written (:class:`GrowingPool`), where they are read whole
 (:class:`WholePool`), and from the vectors of their tokens (:func:`pool_tokens`), which gives the vector of

@@ -1,1 +1,1 @@
-"""What every command shares: configuration, run folders, and the parts that a configuration names."""
+"""Machinery of all commands: settings, run folders, and components by name."""

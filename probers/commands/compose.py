@@ -1,4 +1,4 @@
-"""From what was typed to the settings of a command, by Hydra's overrides, groups and presets."""
+"""Composition of a command's settings from what was typed, by Hydra's overrides, groups and presets."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def _quoted(command: str, argument: str) -> str:
 
 
 def _is_no_text(override: Override) -> bool:
-    """Whether Hydra would read a number, a truth value or a list, as of ``out=1``."""
+    """Tell whether Hydra would read a number, a truth value or a list, as of ``out=1``."""
     return not override.is_sweep_override() and not isinstance(override.value(), (str, type(None)))
 
 
@@ -349,7 +349,7 @@ def _explain(command: str, overrides: Sequence[str], error: Exception) -> UserEr
 
 
 def _is_there(config: Any, key: str) -> bool:
-    """Whether a configuration has a dotted key."""
+    """Tell whether a configuration has a dotted key."""
     from omegaconf import OmegaConf
 
     for name in key.split("."):

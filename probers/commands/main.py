@@ -154,7 +154,7 @@ def _main(command: str, arguments: list[str]) -> int:
 
 
 def _target(command: str, settings: Settings) -> Callable[[Settings], Any]:
-    """What does as asked: the command itself, or what launches its parts."""
+    """Return the command's own function, or the one that launches its parts."""
     launched = getattr(settings, "launch", None) is not None
     return partial(resolve_name(_LAUNCHER), command) if launched else load(command)
 

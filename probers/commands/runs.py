@@ -199,7 +199,7 @@ class RunFolder:
 
     @property
     def complete(self) -> bool:
-        """Whether the same run has already finished here, also one of an earlier version."""
+        """Tell whether the same run has already finished here, also one of an earlier version."""
         state = read_state(self.path)
         if not state or not state["complete"]:
             return False

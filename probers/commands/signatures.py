@@ -144,7 +144,7 @@ def _parameters(node: ast.ClassDef, module: str) -> Iterator[Option]:
 
 
 def _is_written(annotation: str, module: str) -> bool:
-    """Whether a configuration can hold a value of this type, unlike a loaded corpus."""
+    """Tell whether a configuration can hold a value of this type, unlike a loaded corpus."""
     node = _resolved(ast.parse(annotation, mode="eval").body, module)
     if isinstance(node, ast.BinOp):  # a | b
         return any(_is_written(ast.unparse(member), module) for member in (node.left, node.right))
@@ -174,7 +174,7 @@ def _default(node: ast.expr, module: str) -> Any:
 
 
 def _constant(node: ast.expr, module: str) -> ast.expr | None:
-    """What a module, or one that it imports from, assigns to a name; None where that is no assignment."""
+    """Return the value that a module, or one it imports from, assigns to a name; None without one."""
     name, _, inner = ast.unparse(node).partition(".")  # of an imported module, where it has a dot
     for statement in _statements(module):
         if isinstance(statement, ast.ImportFrom):

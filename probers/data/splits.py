@@ -1,4 +1,4 @@
-"""Which texts and questions belong to what: parts of a run, splits by group hash, seeded samples, texts seen.
+"""Membership of texts and questions: parts of a run, splits by group hash, seeded samples, texts seen.
 
 The large datasets are read as a stream and keep no more questions than are asked for. Splits and samples are
 decided by hashes of a question's group and id, so neither depends on the file's order or on what else is in
@@ -232,7 +232,7 @@ class Seen:
 
     @classmethod
     def of(cls, splits: Mapping[str, Iterable[tuple[str, str, str]]]) -> Seen:
-        """From data set, group and question of every text, by split; "" where a text has none."""
+        """Collect data set, group and question of every text, by split; "" where a text has none."""
         return cls({s: frozenset(m for text in texts for m in _marks(*text)) for s, texts in splits.items()})
 
     @classmethod

@@ -341,7 +341,7 @@ Stop = str | SentenceEnd | StopCallable
 
 @dataclass(frozen=True, slots=True)
 class Stops:
-    """Everything that can end a text."""
+    """Conditions that end a text."""
 
     eos: frozenset[int]
     strings: tuple[str, ...] = ()

@@ -104,7 +104,7 @@ def read_cardinal(words: list[str]) -> tuple[float, bool, int] | None:
 
 
 def _shared(word: str = "") -> int:
-    """How many of the share that a word names make a whole; 0 where it names none."""
+    """Number of the shares named by a word that make a whole; 0 where it names none."""
     return _SHARES.get(word.removesuffix("s"), 0)
 
 

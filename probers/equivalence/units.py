@@ -87,5 +87,5 @@ def singular(unit: str) -> str:
 
 
 def meanings(unit: str) -> list[Scale]:
-    """What a unit measures, on which scale; nothing for the noun of what is counted."""
+    """Quantities that a unit can measure, with their scales; none for a counted noun."""
     return _UNITS.get(unit) or _UNITS.get(singular(unit)) or []

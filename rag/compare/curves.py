@@ -127,7 +127,7 @@ def _recorded(run: PartRun, name: str) -> dict[str, Any]:
 
 
 def _judges_whole_answers(run: MethodRun, untried: bool) -> bool:
-    """Whether a method fires on whole answers only; ``untried`` where it did not fire at all."""
+    """Tell whether a method fires on whole answers only; ``untried`` where it did not fire at all."""
     trigger = run.method.trigger
     if run.method.untested or trigger.before or any(map(trigger.look_ahead, run.questions)):
         return False

@@ -59,7 +59,7 @@ class Method:
 
     @property
     def calibrated(self) -> bool:
-        """Whether validation questions calibrate its scores: it has a threshold and brings no calibration."""
+        """Tell whether validation questions calibrate its scores: it has a threshold and no calibration."""
         compared = self.tunable or self.trigger.options.get("threshold") is not None
         return compared and self.trigger.probability is None
 
@@ -70,12 +70,12 @@ class Method:
 
     @property
     def untested(self) -> bool:
-        """Whether it decides by rule, chance or the gold answer, so that there is nothing to test."""
+        """Tell whether it decides by rule, chance or the gold answer, so that there is nothing to test."""
         return self.trigger.decides_by in ("rule", "chance") or self.trigger.judges_answer
 
     @property
     def adaptive(self) -> bool:
-        """Whether it may retrieve more for one question than for another, and not by chance."""
+        """Tell whether it may retrieve more for one question than for another, and not by chance."""
         by = self.trigger.decides_by
         return by == "question" or (self.trigger.after and by != "chance")
 

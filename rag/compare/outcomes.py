@@ -109,7 +109,7 @@ class Outcomes:
 
     @cached_property
     def decisions(self) -> Sequence[Sequence[Decision]]:
-        """Of each question, in order."""
+        """Decisions on each question, in order."""
         return [[r.decision for r in a.rounds if r.decision is not None] for a in self.answers]
 
     @cached_property

@@ -165,6 +165,6 @@ class EntitySignal(_AtEntities):
 
 
 def _names(question: str, mention: str) -> bool:
-    """Whether a question contains the words of a mention in a row."""
+    """Tell whether a question contains the words of a mention in a row."""
     asked, named = (" ".join(re.findall(r"\w+", text.lower())) for text in (question, mention))
     return f" {named} " in f" {asked} "
