@@ -156,11 +156,11 @@ def _falling_diagonal(points: Sequence[Point]) -> Point:
 _CAPTION = (
     " against retrievals per question. Large markers are the methods of the table, with 95% intervals where"
     " there is room; hollow grey ones bound the others. Lines are the same methods at other settings,"
-    " thresholds if nothing else is said. For those that judge whole answers every threshold is read from"
-    " recorded answers, as is what random retrieval with the same query is expected to give (grey). The"
-    " others change what is written, and were run once for each dot; without retrieval the answers are the"
-    " closed-book ones. By n: tokens between two retrievals. By limit: retrievals per question at most, for"
-    " what has no threshold."
+    " thresholds unless something else is named. For methods that judge whole answers, every threshold is"
+    " computed from recorded answers, and so is the expected result of random retrieval with the same query"
+    " (grey). The others change the text itself, so each dot is a run of its own; without retrieval the"
+    " answers are the closed-book ones. By n: tokens between two retrievals. By limit: most retrievals per"
+    " question, for methods without a threshold."
 )
 _WHISKERS = 10  # methods at most whose intervals are drawn; those of more would hide the markers
 _ROOM = 210  # for the legend, in user units
