@@ -147,7 +147,7 @@ class Elasticsearch:
         found = [(*hit["sort"], hit["_id"]) for hit in answer["hits"]["hits"]]
         strange = any(str(n) != name or not 0 <= n < len(self.passages) for _, n, name in found)
         if strange or answer["timed_out"] or answer["_shards"]["failed"]:
-            told = f"{self._server} answered {text[:80]!r} incompletely, or with documents that are not in the corpus"
+            told = f"{self._server} answered {text[:80]!r} incompletely, or with documents not in the corpus"
             raise RunError(f"{told}: rebuild index {self._name} with retriever.rebuild=true", "server")
         return [replace(self.passages[n], score=float(score)) for score, n, _ in found]
 
