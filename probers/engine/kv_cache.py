@@ -313,25 +313,22 @@ class BlockCache:
     def keep(self, ids: Sequence[int], layers: Sequence[tuple[Tensor, Tensor]]) -> None:
         """Copy the whole blocks, not known yet, of a text; ``layers`` are its (heads, n, width) of each."""
         length = layers[0][0].shape[1]
-        alike: dict[Any, list[Tensor]] = {}  # one copy a block of all that have one shape and device
-        places: dict[Any, list[int]] = {}
-        for place, part in enumerate(part for layer in layers for part in layer):
-            kind = (part.device, part.dtype, part.shape)
-            alike.setdefault(kind, []).append(part)
-            places.setdefault(kind, []).append(place)
-        order = [place for group in places.values() for place in group]
-        self._places = sorted(range(len(order)), key=order.__getitem__)
+        parts = [part for layer in layers for part in layer]
+        alike: dict[Any, list[int]] = {}  # one copy a block of all that have one shape and device
+        for place, part in enumerate(parts):
+            alike.setdefault((part.device, part.dtype, part.shape), []).append(place)
+        self._places = np.argsort([place for group in alike.values() for place in group]).tolist()
         names = list(self._names(ids[:length]))
         for number, name in enumerate(names):
             if name in self._blocks:
                 continue
             cut = slice(number * self._size, (number + 1) * self._size)
-            block = [torch.stack([part[:, cut] for part in parts]) for parts in alike.values()]
-            self._room -= sum(parts.nbytes for parts in block)
+            block = [torch.stack([parts[i][:, cut] for i in group]) for group in alike.values()]
+            self._room -= sum(stacked.nbytes for stacked in block)
             self._blocks[name] = block
         self._touch(names)
         while self._room < 0 and self._blocks:
-            self._room += sum(parts.nbytes for parts in self._blocks.popitem(last=False)[1])
+            self._room += sum(stacked.nbytes for stacked in self._blocks.popitem(last=False)[1])
 
     def _names(self, ids: Sequence[int]) -> Iterator[bytes]:
         above = b""
