@@ -1,7 +1,8 @@
 """Types of option values: range and choices as annotations, checked by pydantic and told in words.
 
 An annotation such as ``Count`` or ``Literal["mean", "max"] | None`` serves three times: a value is checked
-against it, the message about a wrong value lists what it allows, and ``--help`` shows it.
+against it, the message about a wrong value lists what it allows, and ``--help`` shows it. Only the first
+needs pydantic, whose import takes longer than all else that ``--help`` does.
 """
 
 from __future__ import annotations
@@ -10,32 +11,56 @@ import inspect
 import json
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import InitVar, fields, is_dataclass
+from dataclasses import InitVar, dataclass, fields, is_dataclass
 from functools import cache
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
-
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
-from pydantic.fields import FieldInfo
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from .types import STEERING, UserError
+
+if TYPE_CHECKING:
+    from pydantic import GetCoreSchemaHandler, TypeAdapter
+    from pydantic_core import CoreSchema
 
 _MOST = 2**32  # of any whole number; seeds end there
 _LONGEST = 80  # characters of a value in a message
 
-Count = Annotated[int, Field(ge=1)]
-Natural = Annotated[int, Field(ge=0)]
-Positive = Annotated[float, Field(gt=0)]
-NotNegative = Annotated[float, Field(ge=0)]
-Share = Annotated[float, Field(ge=0, le=1)]
-#: A number that numpy, random and torch all take.
-Seed = Annotated[int, Field(ge=0)]
-#: A name or path on one line, not empty.
-Name = Annotated[str, Field(min_length=1, pattern=f"^[^{STEERING}]*$", description="a name on one line")]
-#: Text on one line, may be empty.
-Line = Annotated[str, Field(pattern=f"^[^{STEERING}]*$", description="text on one line")]
 
-# Whole numbers count as numbers; nothing else is converted.
-_STRICT = ConfigDict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)
+@dataclass(frozen=True)
+class Limits:
+    """Limits of an annotated type, as of pydantic's ``Field``, and their description in messages."""
+
+    description: str | None = None
+    ge: float | None = None
+    gt: float | None = None
+    le: float | None = None
+    lt: float | None = None
+    min_length: int | None = None
+    max_length: int | None = None
+    pattern: str | None = None
+    check: Callable[[str], object] | None = None  # raises ValueError
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        from pydantic import AfterValidator, Field
+
+        given: dict[str, Any] = {name: value for name, value in vars(self).items() if value is not None}
+        check = given.pop("check", None)
+        limited = Annotated[source, Field(**given)]
+        if check is not None:
+            limited = Annotated[limited, AfterValidator(lambda value: (check(value), value)[1])]
+        return handler.generate_schema(limited)
+
+
+Count = Annotated[int, Limits(ge=1)]
+Natural = Annotated[int, Limits(ge=0)]
+Positive = Annotated[float, Limits(gt=0)]
+NotNegative = Annotated[float, Limits(ge=0)]
+Share = Annotated[float, Limits(ge=0, le=1)]
+#: A number that numpy, random and torch all take.
+Seed = Annotated[int, Limits(ge=0)]
+#: A name or path on one line, not empty.
+Name = Annotated[str, Limits("a name on one line", min_length=1, pattern=f"^[^{STEERING}]*$")]
+#: Text on one line, may be empty.
+Line = Annotated[str, Limits("text on one line", pattern=f"^[^{STEERING}]*$")]
 
 
 def check_options(kind: Any, values: Mapping[str, Any], prefix: str = "") -> None:
@@ -93,7 +118,7 @@ def check_value(key: str, value: Any, annotation: Any) -> None:
     try:
         # As JSON, in which a list is also a tuple, and text is never a number.
         _adapter(annotation).validate_json(json.dumps(value))
-    except (ValidationError, ValueError, TypeError):
+    except (ValueError, TypeError):  # pydantic's ValidationError is a ValueError
         raise UserError(f"{key}={shown(value)} must be {allowed(annotation)}") from None
 
 
@@ -145,10 +170,10 @@ def _allowed(annotation: Any) -> Iterator[str]:
     members = sorted(_members(annotation), key=lambda member: member is types.NoneType)
     for member in members:
         base, constraints = _plain(member)
-        told = next((c.description for c in constraints if isinstance(c, FieldInfo) and c.description), None)
+        limits = next((c for c in constraints if isinstance(c, Limits)), Limits())
         origin, inner = get_origin(base) or base, get_args(base)
-        if told is not None:
-            yield told
+        if limits.description is not None:
+            yield limits.description
         elif origin is Literal:
             yield from map(str, inner)
         elif base is bool:
@@ -156,7 +181,7 @@ def _allowed(annotation: Any) -> Iterator[str]:
         elif base is types.NoneType:
             yield "null"
         elif base in (int, float):
-            yield ("a whole number" if base is int else "a number") + _range(constraints)
+            yield ("a whole number" if base is int else "a number") + _range(limits)
         elif base is str:
             yield "text"
         elif isinstance(origin, type) and issubclass(origin, Mapping):
@@ -169,13 +194,10 @@ def _allowed(annotation: Any) -> Iterator[str]:
         # Objects, such as a loaded prober, cannot be typed and are left out.
 
 
-def _range(constraints: Sequence[Any]) -> str:
+def _range(limits: Limits) -> str:
     """`` of 1 or more`` for ``ge=1``."""
-    bounds: dict[str, float] = {}
-    for constraint in constraints:
-        for bound in getattr(constraint, "metadata", ()):
-            bounds |= {k: v for k in ("ge", "gt", "le", "lt") if (v := getattr(bound, k, None)) is not None}
-    match {k: f"{v:,}" for k, v in bounds.items()}:
+    bounds = {k: f"{v:,}" for k, v in vars(limits).items() if k in ("ge", "gt", "le", "lt") and v is not None}
+    match bounds:
         case {"ge": least, "le": most}:
             return f" from {least} to {most}"
         case {"ge": least, "lt": below}:
@@ -205,7 +227,11 @@ def _plain(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
 
 @cache
 def _adapter(annotation: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(annotation, config=_STRICT)
+    from pydantic import ConfigDict, TypeAdapter
+
+    # Whole numbers count as numbers; nothing else is converted.
+    strict = ConfigDict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)
+    return TypeAdapter(annotation, config=strict)
 
 
 @cache

@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from pydantic import Field
-
 from probers.commands.components import Component, choice
 from probers.commands.settings import BatchSize, Model, OnBadLine, Settings
-from probers.options import Count, Name, Natural, NotNegative, Seed
+from probers.options import Count, Limits, Name, Natural, NotNegative, Seed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +22,7 @@ class Serve(Settings):
     model: Model = field(default_factory=Model)
     host: Name = "127.0.0.1"
     """address to listen at; 0.0.0.0 is open to other machines: give an api_key then"""
-    port: Annotated[int, Field(ge=0, le=65535)] = 8000
+    port: Annotated[int, Limits(ge=0, le=65535)] = 8000
     """port; 0 takes a free one and prints it"""
     backend: Literal["transformers", "vllm"] = "transformers"
     """transformers is our own engine; vllm is plain vllm serve with our plugins (pip install

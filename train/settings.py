@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
-
-from pydantic import Field
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from probers.commands.components import Component, choice
-from probers.commands.settings import Device, Names, Part, Resamples, Run
-from probers.options import Count, Name, Natural, NotNegative, Positive, Seed, check_options
+from probers.commands.settings import Device, Names, Part, ReadPool, Resamples, Run, Several
+from probers.options import Count, Limits, Name, Natural, NotNegative, Positive, Seed, check_options
 from probers.types import Site, UserError
 
 if TYPE_CHECKING:
     from probers.bank.decision import ThresholdRule
 
-_Each = TypeVar("_Each")
 Loss = Literal["ce", "double_softmax"]
 Balance = Literal["none", "weights", "sampling"]
-#: Pools that a store may hold.
-ReadPool = Literal["mean", "last", "mind", "tokens", "predicting"]
-Several = Annotated[list[_Each], Field(min_length=1, description="a list of these")]
-Layers = Annotated[str, Field(pattern=r"^(all|\d{1,4}-\d{1,4})$", description="all, a range as 1-20")]
+Layers = Annotated[str, Limits("all, a range as 1-20", pattern=r"^(all|\d{1,4}-\d{1,4})$")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +44,7 @@ class Fitting:
     """AdamW's weight decay"""
     loss: Loss = "ce"
     """ce is cross-entropy; double_softmax puts a softmax before it (Probing-RAG's code)"""
-    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    label_smoothing: Annotated[float, Limits(ge=0, lt=1)] = 0.0
     """share of a label that is spread over both classes"""
     balance: Balance = "none"
     """for classes of unequal size: weights in the loss, or sampling with replacement"""
@@ -102,7 +96,7 @@ class Assembling:
     threshold: Name = "balanced_accuracy"
     """rule that chooses the threshold on validation: balanced_accuracy, f1, accuracy, budget=0.4 (share
     that fires), recall_at_fpr=0.1, or cost=5 (of a miss, where a false alarm costs 1)"""
-    domain: Annotated[float, Field(gt=0, lt=1)] | None = 0.05
+    domain: Annotated[float, Limits(gt=0, lt=1)] | None = 0.05
     """also describe the states of the training texts, to warn of texts unlike them: those beyond the
     distance that this share of validation texts exceeds; null does not"""
 

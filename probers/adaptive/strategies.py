@@ -13,11 +13,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import Field
-
 from ..checksums import sha256, unsealed_lines
 from ..commands.runs import read_state
 from ..data.splits import Seen
+from ..options import Limits
 from ..store.files import fingerprint
 from ..store.store import FeatureStore
 from ..types import SPLITS, UserError, first_line
@@ -25,9 +24,7 @@ from .classifiers import STRATEGIES
 
 #: Label of the questions of a data set that no strategy answers right; "leave_out" gives them none.
 Label = Literal["single", "multi", "leave_out"]
-Bias = Annotated[
-    Mapping[str, Label], Field(description="single, multi or leave_out for each data set, as {nq: single}")
-]
+Bias = Annotated[Mapping[str, Label], Limits("single, multi or leave_out for each data set, as {nq: single}")]
 #: Labels for the known question sets; those of several hops need several retrievals (Adaptive-RAG, 3.2).
 BIAS: dict[str, Label] = {
     "nq": "single", "triviaqa": "single", "hotpotqa": "multi", "2wikimultihopqa": "multi", "musique": "multi",

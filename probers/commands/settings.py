@@ -10,44 +10,37 @@ from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from dataclasses import Field as Field_
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, Field
-
 from ..data.splits import Partition
-from ..options import Count, Name, Natural, Seed, check_options, field_types
+from ..options import Count, Limits, Name, Natural, Seed, check_options, field_types
 from .components import Component, choice, fixed, node_of
 from .signatures import signature
 
 Kind = TypeVar("Kind")
+_Each = TypeVar("_Each")
 
 BatchSize = Literal["auto"] | Count
-Device = Annotated[
-    str, Field(pattern=r"^(auto|cpu|cuda(:\d{1,3})?)$", description="auto, cpu, cuda or cuda:<number>")
-]
+Device = Annotated[str, Limits("auto, cpu, cuda or cuda:<number>", pattern=r"^(auto|cpu|cuda(:\d{1,3})?)$")]
 #: A URL is kept in records, so that it holds no secret.
 Engine = Annotated[
     str,
-    Field(
+    Limits(
+        "transformers, vllm, or a URL as http://host:8000/v1 without user, password and query",
         pattern=r"^(transformers|vllm|https?://[^\s@?#]+)$",
-        description="transformers, vllm, or a URL as http://host:8000/v1 without user, password and query",
     ),
 ]
 #: One name or path, or several.
 Names = Name | list[Name]
 #: Fewer give no 95% interval.
-Resamples = Annotated[int, Field(ge=100)]
+Resamples = Annotated[int, Limits(ge=100)]
 Split = Literal["train", "validation", "test"]
+#: Pools that a store may hold.
+ReadPool = Literal["mean", "last", "mind", "tokens", "predicting"]
+Several = Annotated[list[_Each], Limits("a list of these", min_length=1)]
 OnBadLine = Literal["error", "skip"]
 
 
-def _is_part(text: str) -> str:
-    Partition.parse(text)
-    return text
-
-
 Part = Annotated[
-    str,
-    AfterValidator(_is_part),
-    Field(description="i/n, one of 1/n to n/n such as 2/4, or null for the whole"),
+    str, Limits("i/n, one of 1/n to n/n such as 2/4, or null for the whole", check=Partition.parse)
 ]
 
 

@@ -70,21 +70,34 @@ def _module(name: str) -> ast.Module:
     return ast.parse(file.read_text("utf-8"))
 
 
-def _statements(module: str) -> Iterator[ast.stmt]:
-    """Statements of a module, those under ``if TYPE_CHECKING`` as well."""
+@cache
+def _names(module: str) -> dict[str, ast.ClassDef | ast.expr | tuple[str, str]]:
+    """Map the names of a module to a class, an assigned value, or the module and name of an import."""
+    found: dict[str, ast.ClassDef | ast.expr | tuple[str, str]] = {}
     for statement in _module(module).body:
-        yield from statement.body if isinstance(statement, ast.If) else [statement]
+        for node in statement.body if isinstance(statement, ast.If) else [statement]:  # if TYPE_CHECKING
+            if isinstance(node, ast.ClassDef):
+                found[node.name] = node
+            elif isinstance(node, ast.ImportFrom):
+                source = _absolute(module, node)
+                found |= {alias.asname or alias.name: (source, alias.name) for alias in node.names}
+            elif isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
+                target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+                if isinstance(target, ast.Name):
+                    found[target.id] = node.value
+                elif isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+                    pairs = zip(target.elts, node.value.elts, strict=True)
+                    found |= {each.id: value for each, value in pairs if isinstance(each, ast.Name)}
+    return found
 
 
 def _find(module: str, name: str) -> tuple[ast.ClassDef, str]:
     """A class and the module that defines it, followed through imports; LookupError where there is none."""
-    for node in _statements(module):
-        if isinstance(node, ast.ClassDef) and node.name == name:
-            return node, module
-        if isinstance(node, ast.ImportFrom):
-            for alias in node.names:
-                if (alias.asname or alias.name) == name:
-                    return _find(_absolute(module, node), alias.name)
+    found = _names(module).get(name)
+    if isinstance(found, tuple):
+        return _find(*found)
+    if isinstance(found, ast.ClassDef):
+        return found, module
     raise LookupError(f"{module} has no class {name}")
 
 
@@ -176,24 +189,14 @@ def _default(node: ast.expr, module: str) -> Any:
 def _constant(node: ast.expr, module: str) -> ast.expr | None:
     """Return the value that a module, or one it imports from, assigns to a name; None without one."""
     name, _, inner = ast.unparse(node).partition(".")  # of an imported module, where it has a dot
-    for statement in _statements(module):
-        if isinstance(statement, ast.ImportFrom):
-            for alias in statement.names:
-                if (alias.asname or alias.name) == name:
-                    source = _absolute(module, statement)
-                    if not source.startswith("probers"):
-                        return None
-                    place = f"{source}.{alias.name}" if inner else source
-                    return _constant(ast.Name(inner or alias.name), place)
-        elif isinstance(statement, (ast.Assign, ast.AnnAssign)):
-            first = statement.targets[0] if isinstance(statement, ast.Assign) else statement.target
-            if ast.unparse(first) == name:
-                return statement.value
-            if isinstance(first, ast.Tuple) and isinstance(statement.value, ast.Tuple):
-                names = [ast.unparse(target) for target in first.elts]
-                if name in names:
-                    return statement.value.elts[names.index(name)]
-    return None
+    found = _names(module).get(name)
+    if isinstance(found, tuple):
+        source, imported = found
+        if not source.startswith("probers"):
+            return None
+        place = (ast.Name(inner), f"{source}.{imported}") if inner else (ast.Name(imported), source)
+        return _constant(*place)
+    return found if isinstance(found, ast.expr) else None
 
 
 def _told(docstring: str) -> dict[str, str]:

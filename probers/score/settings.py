@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from pydantic import Field
-
 from ..commands.settings import BatchSize, Model, OnBadLine, Run, Settings
-from ..options import Count, Name, Natural, Positive
+from ..options import Count, Limits, Name, Natural, Positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +52,7 @@ class Check(Settings):
     prober: Name | None = None
     """prober folder or hub id whose layers are checked; null checks all layers, and for a server takes
     the newest of this model or the one that comes with the package"""
-    prompts: Annotated[list[str], Field(min_length=1, description="a list of texts")] = field(
+    prompts: Annotated[list[str], Limits("a list of texts", min_length=1)] = field(
         default_factory=lambda: [
             "The capital of France is",
             "Marie Curie was born in",

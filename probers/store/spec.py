@@ -18,9 +18,8 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
-from pydantic import Field
 
-from ..options import Count, Line, Name, Natural, check_record
+from ..options import Count, Limits, Line, Name, Natural, check_record
 from ..types import Feature, Needs, Pool, Site, UserError
 
 if TYPE_CHECKING:
@@ -34,10 +33,8 @@ TOO_LARGE = 2.0**127
 _SMALLEST = -126  # exponent of a scale: of the smallest normal number of float32
 _TURN = 464 / 512  # from half of a power of two to the power: what lies above would be rounded to over 448
 _LAYERS = 10_000  # more than any model has
-_Layers = Annotated[tuple[Natural, ...], Field(max_length=_LAYERS)]
-_Format = Annotated[
-    str, Field(pattern="^(float(16|32|64)|fp8)$", description="float16, float32, float64 or fp8")
-]
+_Layers = Annotated[tuple[Natural, ...], Limits(max_length=_LAYERS)]
+_Format = Annotated[str, Limits("float16, float32, float64 or fp8", pattern="^(float(16|32|64)|fp8)$")]
 
 
 @dataclass(frozen=True, slots=True)
