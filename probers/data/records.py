@@ -158,6 +158,19 @@ def file_rows(path: Path) -> Iterator[Row]:
             yield Row(f"record {number + 1}", None, _reason(error), True)
 
 
+def object_rows(path: Path) -> Iterator[Row]:
+    """The records of a file that is one object of records by id; each gets its ``id``."""
+    import ijson
+
+    number = 0
+    with _opened(path) as file:
+        try:
+            for number, (id, record) in enumerate(ijson.kvitems(file, "", use_float=True), 1):
+                yield Row(f"record {id}", {"id": id, **record} if isinstance(record, dict) else record)
+        except (ijson.JSONError, UnicodeDecodeError) as error:
+            yield Row(f"record {number + 1}", None, _reason(error), True)
+
+
 def _array(path: Path) -> str | None:
     """Find the path of the records for ijson, None for JSON lines."""
     import ijson
@@ -260,3 +273,22 @@ def hub_rows(
     except Exception as error:  # whatever file system and format lie below
         remedy = f"run the same command again, or {instead}"
         raise _network(f"{spec} broke off after {number} rows", error, remedy) from error
+
+
+def hub_splits(spec: str, key: str) -> Iterator[tuple[str, Iterator[Row]]]:
+    """The rows of each split of ``hf:ID[:config][:split]``, all splits where none is named.
+
+    ``key`` is the option in messages; errors are those of :func:`hub_rows`, and UserError for no such split.
+    """
+    parts = spec.removeprefix("hf:").split(":")
+    if len(parts) > 3 or not parts[0]:
+        raise UserError(f"{key}={spec} is not understood: give hf:<dataset id>[:<config>][:<split>]")
+    name, config, split = (*parts, "", "")[:3]
+    instead = "give a folder with the dataset's files as hf:FOLDER"
+    there = list(open_stream(f"{key}={spec}", name, instead=instead, name=config or None))
+    if split and split not in there:
+        known = ", ".join(there)
+        raise UserError(f"{key}={spec} has no split {split}: choose one of {known}", "unknown-choice")
+    for each in [split] if split else there:
+        options = {"name": config or None, "split": each}
+        yield each, hub_rows(f"{key}={spec}", name, lambda _: None, instead=instead, **options)

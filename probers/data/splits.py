@@ -102,8 +102,12 @@ class Splits:
         """Hash of a group, below 2**64, which decides its split."""
         return draw_key("split", self.seed, group)
 
+    def of_key(self, key: int) -> str:
+        """The split of a group by its hash."""
+        return SPLITS[bisect_right(self._ends, key)]
+
     def __call__(self, group: str) -> str:
-        return SPLITS[bisect_right(self._ends, self.key(group))]
+        return self.of_key(self.key(group))
 
 
 #: How many questions are drawn: of all, or of each split named; None is all of them.

@@ -1,0 +1,249 @@
+"""Labelled texts: an answer, the prompt before it, and judgements of its characters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from ...options import shown
+from ...prompts import PromptTemplate, chat_text
+from ...text import split_sentences
+from ...types import SPLITS
+from ..questions.values import Record, identifier, optional, records, strings
+from ..records import check_object
+
+#: What an answer is cut into; each piece has one label.
+Unit = Literal["span", "sentence", "claim", "answer", "token"]
+#: What text outside of the spans is: right, or not judged.
+Outside = Literal["right", "unknown"]
+#: Names of splits in files of others.
+_SPLITS = {"dev": "validation", "valid": "validation", "val": "validation"} | {s: s for s in SPLITS}
+_TRUTH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Judged characters of an answer: half-open ranges, ascending; ``wrong`` is None where undecided."""
+
+    ranges: tuple[tuple[int, int], ...]
+    wrong: bool | None
+    type: str = ""
+
+    @property
+    def start(self) -> int:
+        return self.ranges[0][0]
+
+    @property
+    def end(self) -> int:
+        return self.ranges[-1][1]
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """An answer, what it answers, and its labels; ``where`` is its place in the file, for messages.
+
+    ``prompt`` is None for a chat, ``messages`` () for a plain prompt; without both the answer is read alone.
+    ``wrong`` is None without a label for the whole answer. ``record`` is the line as read.
+    """
+
+    id: str
+    where: str
+    prompt: str | None
+    messages: tuple[Mapping[str, str], ...]
+    answer: str
+    wrong: bool | None
+    record: Mapping[str, Any]
+    passages: tuple[str, ...] = ()
+    spans: tuple[Mark, ...] = ()
+    sentences: tuple[Mark, ...] = ()
+    claims: tuple[Mark, ...] = ()
+    outside: Outside = "unknown"
+    group: str = ""
+    split: str = ""
+    writer: str = ""
+    dataset: str = ""
+
+    def prompt_for(self, tokenizer: Any, file: str, template: PromptTemplate | None = None) -> str:
+        """Put the prompt as the model reads it, passages by the template; "" where there is none.
+
+        Raises:
+            UserError: the chat template refuses the messages.
+        """
+        if self.messages:
+            return chat_text(tokenizer, self.messages, f"{file} {self.where} has messages")
+        if self.passages and template is not None:
+            return template.question(self.prompt or "", self.passages)
+        return self.prompt or ""
+
+    @property
+    def asked(self) -> str:
+        """The prompt, or the last message of a chat."""
+        return self.messages[-1]["content"] if self.messages else self.prompt or ""
+
+    def units(self, unit: Unit) -> list[Mark]:
+        """Cut the answer into units with their labels, from left to right.
+
+        Sentences without labels of their own get those of the spans: wrong with a wrong span in it, else
+        undecided with an undecided one, else right where the rest of the text counts as right or a right
+        span is in it. For tokens, the marks are the spans, or else the sentences or claims.
+        """
+        if unit == "answer":
+            return [Mark(((0, len(self.answer)),), self.wrong)]
+        if unit == "claim":
+            return list(self.claims)
+        if unit == "span":
+            return list(self.spans)
+        if unit == "token":
+            return list(self.spans or self.sentences or self.claims)
+        return list(self.sentences) or [
+            Mark(((start, end),), self._within(start, end)) for start, end in split_sentences(self.answer)
+        ]
+
+    def _within(self, start: int, end: int) -> bool | None:
+        """Label of a stretch by the spans and claims that it overlaps."""
+        marks = [*self.spans, *self.claims]
+        labels = {m.wrong for m in marks if any(a < end and b > start for a, b in m.ranges)}
+        if True in labels or None in labels:
+            return True if True in labels else None
+        return False if labels or self.outside == "right" else None
+
+
+def truth(value: Any, key: str) -> bool | None:
+    """A label: true, false, 1, 0, "yes", "no" and the like; None for null (ValueError otherwise)."""
+    if value is None or isinstance(value, bool):
+        return value
+    found = _TRUTH.get(str(value).strip().lower()) if isinstance(value, (int, str)) else None
+    if found is None:
+        raise ValueError(f"{key} must be true or false (or 1, 0, yes, no, null), found {shown(value)}")
+    return found
+
+
+def read_text(record: Any, where: str, *, outside: Outside | None = None) -> Text:
+    """Make the text of a line; ``outside`` is for lines that do not say it (ValueError, KeyError)."""
+    check_object(record)
+    answer = record["answer"]
+    if not isinstance(answer, str) or not answer.strip():
+        raise ValueError(f"answer must be a non-empty string, found {shown(answer)}")
+    if record.get("prompt") is not None and "messages" in record:
+        raise ValueError("both prompt and messages: give one of them")
+    prompt, messages = record.get("prompt"), record.get("messages", [])
+    if prompt is not None and not isinstance(prompt, str):
+        raise ValueError(f"prompt must be text, found {shown(prompt)}")
+    if "messages" in record and (
+        not isinstance(messages, list) or not messages or not all(map(_is_message, messages))
+    ):
+        raise ValueError(
+            f'messages must be a list of one or more {{"role": .., "content": ..}}, not {shown(messages)}'
+        )
+    rest = record.get("outside", outside) or "unknown"
+    if rest not in ("right", "unknown"):
+        raise ValueError(f"outside must be right or unknown, found {shown(rest)}")
+    marks = {name: _marks(record, name, answer) for name in ("spans", "sentences", "claims")}
+    for name in ("spans", "sentences"):
+        _check_overlap(marks[name], name)
+    return Text(
+        identifier(record, "id") if record.get("id") is not None else where, where,
+        None if messages else prompt, tuple(messages), answer,
+        truth(record["wrong"], "wrong") if "wrong" in record else _whole(marks.values(), rest, record),
+        record, strings(record, "passages"), **marks, outside=rest,
+        group=identifier(record, "group") if record.get("group") is not None else "",
+        split=_split(record), writer=optional(record, "writer"), dataset=optional(record, "dataset"),
+    )  # fmt: skip
+
+
+def _is_message(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(value.get(key), str) for key in ("role", "content"))
+
+
+def _split(record: Record) -> str:
+    name = optional(record, "split")
+    if name and name not in _SPLITS:
+        raise ValueError(f"split must be train, validation or test, found {shown(name)}")
+    return _SPLITS[name] if name else ""
+
+
+def _marks(record: Record, name: str, answer: str) -> tuple[Mark, ...]:
+    found = []
+    for number, each in enumerate(records(record, name)):
+        what = f"{name}[{number}]"
+        if "ranges" in each:
+            pairs = each["ranges"]
+        elif "start" in each or "end" in each:
+            pairs = [[each.get("start"), each.get("end")]]
+        else:
+            pairs = [find_text(answer, each.get("text"), each.get("index"), what)]
+        ranges = sorted(_range(pair, answer, what) for pair in pairs)
+        if not ranges:
+            raise ValueError(f"{what} has no range")
+        if "wrong" not in each:
+            raise ValueError(f"{what} lacks wrong")
+        found.append(Mark(tuple(ranges), truth(each["wrong"], f"{what}.wrong"), optional(each, "type")))
+    return tuple(sorted(found, key=lambda mark: mark.ranges))
+
+
+def _range(pair: Any, answer: str, what: str) -> tuple[int, int]:
+    numbers = isinstance(pair, (list, tuple)) and len(pair) == 2 and all(type(n) is int for n in pair)
+    if not numbers or not 0 <= pair[0] < pair[1] <= len(answer):
+        told = f"must be start < end within the answer's {len(answer)} characters, found {shown(pair)}"
+        raise ValueError(f"{what} {told}")
+    return pair[0], pair[1]
+
+
+def find_text(answer: str, text: Any, index: Any, what: str) -> tuple[int, int]:
+    """Characters of a verbatim ``text``: at ``index`` where it is given, else its only place (ValueError)."""
+    if not isinstance(text, str) or not text:
+        raise ValueError(f"{what} must have start and end, ranges, or text, found {shown(text)}")
+    if type(index) is int and answer.startswith(text, index):
+        return index, index + len(text)
+    places = answer.count(text)
+    if places != 1:
+        many = "is not in the answer" if not places else f"is in the answer {places} times: give its index"
+        raise ValueError(f"{what} {shown(text)} {many}")
+    start = answer.index(text)
+    return start, start + len(text)
+
+
+def _check_overlap(marks: Sequence[Mark], name: str) -> None:
+    """Refuse ranges of different label that overlap (ValueError)."""
+    ranges = sorted((start, end, mark.wrong) for mark in marks for start, end in mark.ranges)
+    reach: dict[bool | None, int] = {}
+    for start, end, wrong in ranges:
+        if (other := max((e for w, e in reach.items() if w is not wrong), default=0)) > start:
+            raise ValueError(f"{name} of different label overlap at characters {start} to {min(end, other)}")
+        reach[wrong] = max(end, reach.get(wrong, 0))
+
+
+def _whole(marks: Any, outside: str, record: Record) -> bool | None:
+    """Label of an answer by its parts: wrong with a wrong one; without any, right where the rest is right."""
+    labels = {mark.wrong for each in marks for mark in each}
+    if True in labels or None in labels:
+        return True if True in labels else None
+    return False if labels or (outside == "right" and "spans" in record) else None
+
+
+def token_labels(text: Text, offsets: Sequence[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray, int]:
+    """Label and mark of each token of an answer, and how many tokens two marks of different label share.
+
+    Args:
+        offsets: [start, end) characters of each token.
+
+    Returns:
+        ``wrong`` (n,) int8: 1, 0, or -1 in an undecided mark, which is 0 outside of all marks; ``marks``
+        (n,) int64: place in :meth:`Text.units` of "token", -1 outside. A token belongs to a mark if their
+        characters overlap, and of several to that with most of its characters.
+    """
+    wrong, place = np.zeros(len(offsets), np.int8), np.full(len(offsets), -1)
+    best, shared = np.zeros(len(offsets), int), np.zeros(len(offsets), bool)
+    for number, mark in enumerate(text.units("token")):
+        label = -1 if mark.wrong is None else int(mark.wrong)
+        for token, (start, end) in enumerate(offsets):
+            overlap = sum(max(0, min(end, b) - max(start, a)) for a, b in mark.ranges)
+            if not overlap:
+                continue
+            shared[token] |= place[token] >= 0 and wrong[token] != label
+            if overlap > best[token]:
+                wrong[token], place[token], best[token] = label, number, overlap
+    return wrong, place, int(shared.sum())

@@ -1,0 +1,303 @@
+"""Layouts of published labelled sets, each turned into lines as :func:`.base.read_text` reads them.
+
+A format gives one line for each text of a record. Formats are told apart by their fields.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from ...options import shown
+from ...types import UserError
+from ..questions.values import Record, optional, records, strings, text
+from ..records import Row, file_rows, object_rows, open_text
+from .base import find_text, truth
+
+Format = Literal[
+    "jsonl", "ragtruth", "lettucedetect", "hallucination_probes", "halueval", "shroom", "helm", "factscore",
+    "truthfulqa", "statements",
+]  # fmt: skip
+Line = dict[str, Any]
+
+#: Labels of judges in words.
+_VERDICTS: dict[str, bool | None] = {
+    "s": False, "supported": False, "ns": True, "not supported": True, "not_supported": True,
+    "contradicted": True, "ir": None, "insufficient information": None, "n/a": None, "unknown": None,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a record does not say itself: its file, and the sources beside RAGTruth's responses."""
+
+    path: Path
+    sources: Mapping[str, Record] = field(default_factory=dict)
+
+
+def _jsonl(record: Record, place: Place) -> Iterator[Line]:
+    yield dict(record)
+
+
+def _ragtruth(record: Record, place: Place) -> Iterator[Line]:
+    """RAGTruth (Niu et al. 2024): ``response.jsonl``, its prompts in ``source_info.jsonl`` beside it."""
+    source = str(record["source_id"])
+    about = place.sources.get(source, {})
+    yield {
+        "id": record["id"], "prompt": about.get("prompt"), "answer": text(record, "response"),
+        "spans": _wrong(record, "label_type"), "group": source, "split": optional(record, "split"),
+        "writer": optional(record, "model"), "dataset": optional(about, "task_type"), "outside": "right",
+    }  # fmt: skip
+
+
+def _lettucedetect(record: Record, place: Place) -> Iterator[Line]:
+    """LettuceDetect (Kovács and Recski 2025): answers with the spans that the passages do not support."""
+    yield {
+        "prompt": text(record, "prompt"), "answer": record["answer"], "spans": _wrong(record, "label"),
+        "group": _mark(record["prompt"]), "split": optional(record, "split"), "outside": "right",
+        "dataset": optional(record, "task_type") or optional(record, "dataset"),
+    }  # fmt: skip
+
+
+def _wrong(record: Record, kind: str) -> list[Line]:
+    return [
+        {"start": each.get("start"), "end": each.get("end"), "wrong": True, "type": str(each.get(kind) or "")}
+        for each in records(record, "labels")
+    ]
+
+
+def _hallucination_probes(record: Record, place: Place) -> Iterator[Line]:
+    """Obeso et al. 2025: a conversation whose last message is judged span by span."""
+    *before, last = records(record, "conversation")
+    spans = [
+        {"text": each.get("span"), "index": each.get("index"), "wrong": _verdict(each.get("label"))}
+        for each in records(record, "annotations")
+    ]
+    yield {
+        "messages": before, "answer": text(last, "content"), "spans": spans, "outside": "unknown",
+        "group": _mark(json.dumps(before)), "writer": optional(record, "model"),
+        "split": optional(record, "split"),
+    }  # fmt: skip
+
+
+def _halueval(record: Record, place: Place) -> Iterator[Line]:
+    """HaluEval (Li et al. 2023): a right and a wrong text of one question, or a judged answer of ChatGPT."""
+    if "user_query" in record:
+        spans = [{"text": each, "wrong": True} for each in strings(record, "hallucination_spans")]
+        wrong = truth(record["hallucination"], "hallucination")
+        yield {
+            "id": record.get("ID"), "prompt": f"{text(record, 'user_query')}\n",
+            "answer": text(record, "chatgpt_response"), "spans": spans if wrong else [], "wrong": wrong,
+            "group": _mark(record["user_query"]), "dataset": "general", "outside": "right",
+        }  # fmt: skip
+        return
+    for shown_as, (asked, kind) in _PAIRS.items():
+        if f"right_{kind}" not in record:
+            continue
+        question = "Summarise the text." if kind == "summary" else text(record, asked)
+        for wrong in (False, True):
+            answer = text(record, f"{'hallucinated' if wrong else 'right'}_{kind}")
+            yield {
+                "prompt": question, "passages": [text(record, shown_as)] if shown_as in record else [],
+                "answer": f" {answer}", "wrong": wrong, "dataset": kind,
+                "group": _mark(record[asked]),
+            }  # fmt: skip
+
+
+#: Of HaluEval's pairs: the field that is shown, and those that are asked and answered.
+_PAIRS = {
+    "knowledge": ("question", "answer"),
+    "dialogue_knowledge": ("dialogue_history", "response"),
+    "document": ("document", "summary"),
+}
+
+
+def _shroom(record: Record, place: Place) -> Iterator[Line]:
+    """mu-SHROOM (Vázquez et al. 2025) and PsiloQA: answers with ranges, marked by most annotators."""
+    psilo = "llm_answer" in record
+    asked, answered = ("question", "llm_answer") if psilo else ("model_input", "model_output_text")
+    hard = record.get("hard_labels", record.get("labels"))
+    if hard is None:
+        soft = records(record, "soft_labels")
+        hard = [[each.get("start"), each.get("end")] for each in soft if float(each.get("prob", 0)) > 0.5]
+    yield {
+        "id": record.get("id"), "prompt": f"{text(record, asked)}\n", "answer": record[answered],
+        "spans": [{"ranges": [list(pair)], "wrong": True} for pair in hard], "outside": "right",
+        "group": _mark(record[asked]), "writer": optional(record, "llm_checkpoint" if psilo else "model_id"),
+        "dataset": optional(record, "lang"),
+    }  # fmt: skip
+
+
+def _helm(record: Record, place: Place) -> Iterator[Line]:
+    """HELM (Su et al. 2024, MIND): articles that a model continued, labelled sentence by sentence."""
+    answer, sentences = "", []
+    for each in records(record, "sentences"):
+        sentence = text(each, "sentence")
+        answer += f" {sentence}"
+        start = len(answer) - len(sentence)
+        sentences.append({"start": start, "end": len(answer), "wrong": truth(each.get("label"), "label")})
+    yield {
+        "prompt": text(record, "prompt"), "answer": answer, "sentences": sentences,
+        "group": str(record["id"]), "writer": place.path.parent.name,
+    }  # fmt: skip
+
+
+def _factscore(record: Record, place: Place) -> Iterator[Line]:
+    """FActScore (Min et al. 2023): biographies whose atomic facts are judged, each at its sentence."""
+    answer, end = text(record, "output"), 0
+    sentences, claims = [], []
+    for number, each in enumerate(records(record, "annotations")):
+        sentence = text(each, "text")
+        place_ = answer.find(sentence, end)
+        start, end = find_text(answer, sentence, place_, f"annotations[{number}]")
+        facts = records(each, "human-atomic-facts")
+        labels = [_verdict(fact.get("label")) for fact in facts]
+        claims += [{"start": start, "end": end, "wrong": label} for label in labels]
+        wrong = True if True in labels else False if labels and None not in labels else None
+        sentences.append({"start": start, "end": end, "wrong": wrong})
+    yield {
+        "prompt": f"{text(record, 'input')}\n", "answer": answer, "sentences": sentences, "claims": claims,
+        "group": text(record, "topic"), "writer": place.path.name.partition(".")[0],
+    }  # fmt: skip
+
+
+def _truthfulqa(record: Record, place: Place) -> Iterator[Line]:
+    """TruthfulQA (Lin et al. 2022): the right and wrong answers to each question, one text each."""
+    question = text(record, "question" if "question" in record else "Question")
+    for wrong, names in ((False, ("correct", "Correct Answers")), (True, ("incorrect", "Incorrect Answers"))):
+        given = next((record[name] for name in names if name in record), [])
+        answers = [each.strip() for each in given.split(";")] if isinstance(given, str) else given
+        for answer in filter(None, answers):
+            yield {
+                "prompt": f"Question: {question}\nAnswer:", "answer": f" {answer}", "wrong": wrong,
+                "group": _mark(question), "dataset": "truthfulqa",
+            }  # fmt: skip
+
+
+def _statements(record: Record, place: Place) -> Iterator[Line]:
+    """True and false statements (Azaria and Mitchell 2023; Marks and Tegmark 2024): label 1 is true."""
+    statement = text(record, "statement")
+    label = truth(record["label"], "label")
+    subject = next((str(record[name]) for name in _SUBJECTS if record.get(name)), "")
+    yield {
+        "id": record.get("id"), "answer": statement, "wrong": None if label is None else not label,
+        "group": subject or _opening(statement), "split": optional(record, "split"),
+        "dataset": optional(record, "set") or place.path.name.partition(".")[0],
+    }  # fmt: skip
+
+
+#: Columns that name what a statement is about, of which there are several statements.
+_SUBJECTS = ("group", "subject", "city", "company", "entity")
+
+
+def _opening(statement: str) -> str:
+    """Name the subject of a statement by its beginning: its first words up to the first name in it.
+
+    "The city of Krasnodar is in Russia." and the same of South Africa are one group.
+    """
+    from ...entities import Recogniser
+
+    found = Recogniser("rules")(statement)
+    first = next((e for e in found if e.text.split()[0].lower() not in ("the", "a", "an")), None)
+    return " ".join((statement if first is None else statement[: first.end]).split()).lower()
+
+
+def _verdict(label: Any) -> bool | None:
+    found = str(label).strip().lower()
+    return _VERDICTS[found] if found in _VERDICTS else truth(label, "label")
+
+
+def _mark(text_: Any) -> str:
+    """A short name of a prompt for groups."""
+    return hashlib.blake2b(" ".join(str(text_).split()).encode(), digest_size=8).hexdigest()
+
+
+#: Format -> fields, of which a record has all of one set, and the lines of a record.
+FORMATS: dict[Format, tuple[tuple[frozenset[str], ...], Callable[[Record, Place], Iterator[Line]]]] = {
+    "ragtruth": ((frozenset({"response", "source_id", "labels"}),), _ragtruth),
+    "lettucedetect": ((frozenset({"prompt", "answer", "labels"}),), _lettucedetect),
+    "hallucination_probes": ((frozenset({"conversation", "annotations"}),), _hallucination_probes),
+    "halueval": (
+        (
+            frozenset({"user_query", "chatgpt_response"}),
+            frozenset({"right_answer"}), frozenset({"right_response"}), frozenset({"right_summary"}),
+        ),
+        _halueval,
+    ),
+    "shroom": ((frozenset({"model_input", "model_output_text"}), frozenset({"llm_answer"})), _shroom),
+    "helm": ((frozenset({"prompt", "sentences", "id"}),), _helm),
+    "factscore": ((frozenset({"input", "output", "annotations"}),), _factscore),
+    "truthfulqa": (
+        (frozenset({"question", "correct", "incorrect"}), frozenset({"Question", "Correct Answers"})),
+        _truthfulqa,
+    ),
+    "statements": ((frozenset({"statement", "label"}),), _statements),
+    "jsonl": ((frozenset({"answer"}),), _jsonl),
+}  # fmt: skip
+
+
+def format_of(record: Any, path: str) -> Format:
+    """Tell the format by the fields of the first record (UserError: of none)."""
+    names = set(record) if isinstance(record, Mapping) else set()
+    for name, (fields, _) in FORMATS.items():
+        if any(one <= names for one in fields) and not (name == "helm" and "answer" in names):
+            return name
+    known = ", ".join(FORMATS)
+    told = f"texts={path}: the fields {shown(sorted(names))} are of no known format"
+    raise UserError(f"{told}: write lines with answer and wrong, or name one of {known}", "bad-file")
+
+
+def lines_of(format_: Format, record: Any, place: Place) -> Iterable[Line]:
+    """Turn a record into lines (ValueError, KeyError: it is of another format)."""
+    if not isinstance(record, Mapping):
+        raise ValueError(f"expected a JSON object, found {shown(record)}")
+    fields, make = FORMATS[format_]
+    if not any(one <= set(record) for one in fields):
+        needed = " or ".join(", ".join(sorted(one)) for one in fields)
+        raise ValueError(f"no {needed}, the fields of texts.format={format_}")
+    return make(record, place)
+
+
+def rows_of(path: Path) -> Iterator[Row]:
+    """Records of a file: CSV or TSV by its name, one JSON object by id (HELM), an array, or JSON lines."""
+    name = path.name.removesuffix(".gz")
+    if name.endswith((".csv", ".tsv")):
+        with open_text(path, "") as (lines, _):
+            table = csv.DictReader(lines, delimiter="\t" if name.endswith(".tsv") else ",", strict=True)
+            try:
+                for record in table:
+                    yield Row(f"line {table.line_num}", record)
+            except csv.Error as error:
+                yield Row(f"line {table.line_num}", None, str(error), True)
+        return
+    yield from object_rows(path) if _is_object(path) else file_rows(path)
+
+
+def _is_object(path: Path) -> bool:
+    """Tell whether a file is one JSON object over several lines, or of objects by id."""
+    with open_text(path) as (lines, _):
+        first = next((line for line in lines if line.strip()), "")
+    if not first.lstrip().startswith("{"):
+        return False
+    try:
+        record = json.loads(first)
+    except ValueError:
+        return first.strip() == "{"
+    return bool(record) and all(isinstance(value, dict) and "sentences" in value for value in record.values())
+
+
+def sources_beside(path: Path) -> dict[str, Record]:
+    """RAGTruth's sources by id, from ``source_info.jsonl`` beside its responses; {} where it is missing."""
+    file = path.with_name("source_info.jsonl")
+    if not file.is_file():
+        return {}
+    return {
+        str(row.record["source_id"]): {k: row.record.get(k) for k in ("prompt", "task_type")}
+        for row in file_rows(file)
+        if isinstance(row.record, dict) and "source_id" in row.record
+    }
