@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,41 +11,42 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from probers.checksums import inputs
-from probers.commands.inputs import load_matcher, load_model, load_passages, prompt_files, question_source
+from probers.commands.components import Component
+from probers.commands.inputs import load_model, prompt_files
 from probers.commands.merge import PartRuns
 from probers.commands.runs import RunFolder, identity
-from probers.commands.settings import plain
-from probers.data.questions import open_questions
 from probers.files import write_text
-from probers.options import shown
 from probers.store.files import read_manifest
 from probers.store.spec import parse_layers
 from probers.types import Feature, Needs, RunError, UserError
 
 if TYPE_CHECKING:
-    from probers.data.articles import ArticleSource
-    from probers.engine.model import CausalLM
     from probers.store.spec import FeatureSpec
     from probers.store.store import FeatureStore
 
-    from .labels.base import LabelBuilder, Quotas
+    from .labels.base import LabelBuilder, Make, Quotas
     from .settings import Datagen
 
 
 log = logging.getLogger(__name__)
 
-#: Makes the builder from the model (None for a merge, which has the examples), needs and the run's folder.
-Make = Callable[["CausalLM | None", Needs, Path], "LabelBuilder"]
-
-#: Pools of each source.
-POOLS = {
-    "cot": ("mean", "last", "mind"),
-    "wiki": ("mean", "last", "predicting", "tokens", "mind"),
+#: Sources by name; one of the user's own is a dotted path.
+SOURCES = {
+    "cot": "probers.datagen.labels.cot.CotBuilder",
+    "wiki": "probers.datagen.labels.wiki.WikiBuilder",
+    "texts": "probers.datagen.labels.texts.TextsBuilder",
 }
-#: Values of ``matcher.vectors`` that train vectors on the run's articles: always, or if there are enough.
-OWN, AUTO = "own", "auto"
-#: Files of vectors trained on the run's articles, and of their checksum.
-VECTORS = ("vectors.bin", "vectors.json")
+
+
+def source_of(settings: Datagen) -> type[LabelBuilder]:
+    """Import the class of ``settings.source`` (UserError: none, or none of labels)."""
+    from .labels.base import LabelBuilder
+
+    kind = Component.read("source", {"_target_": SOURCES.get(settings.source, settings.source)}).kind
+    if not (isinstance(kind, type) and issubclass(kind, LabelBuilder)):
+        base = f"{LabelBuilder.__module__}.{LabelBuilder.__qualname__}"
+        raise UserError(f"source={settings.source} is no class derived from {base}", "own-class")
+    return kind
 
 
 def features_to_read(settings: Datagen, depth: int) -> list[Feature]:
@@ -76,13 +76,13 @@ def _listed(value: Any) -> list[Any]:
     return [value] if isinstance(value, str) else value
 
 
-def _check_pools(settings: Datagen) -> None:
+def _check_pools(settings: Datagen, there: Sequence[str]) -> None:
     """Refuse pools that the source does not have, and combinations that do not fit into one store."""
     pools = _listed(settings.pool)
     for pool in pools:
-        if pool not in POOLS[settings.source]:
-            there = ", ".join(POOLS[settings.source])
-            raise UserError(f"source={settings.source} has no pool={pool}: choose {there}", "unknown-choice")
+        if pool not in there:
+            told = f"source={settings.source} has no pool={pool}: choose {', '.join(there)}"
+            raise UserError(told, "unknown-choice")
     for key, names in (("pool", pools), ("site", _listed(settings.site))):
         if len(set(names)) < len(names):
             raise UserError(f"{key}=[{','.join(names)}] has a duplicate: give each once")
@@ -127,108 +127,6 @@ def layers_to_read(
     return wanted
 
 
-def _cot(settings: Datagen) -> Make:
-    """Check the settings of source=cot and read its files."""
-    from .labels.cot import CotBuilder, parse_label
-
-    matcher = load_matcher(settings) if settings.label == "match" else None
-    parse_label(settings.label, settings.acc, matcher)
-    if matcher is not None:
-        log.info(matcher.told())
-    asked = open_questions(
-        question_source(settings), limit=settings.limit, seed=settings.seed, on_bad_line=settings.on_bad_line
-    )
-    for line in asked.lines():
-        log.info(line)
-    corpus = load_passages(settings)
-    prompt = settings.prompt.make()
-
-    def make(lm: CausalLM | None, needs: Needs, folder: Path) -> LabelBuilder:
-        return CotBuilder(
-            lm,
-            asked,
-            retriever=None if lm is None else settings.retriever.make(corpus),
-            prompt=prompt,
-            needs=needs,
-            label=settings.label,
-            acc=settings.acc,
-            matcher=matcher,
-            k=settings.k,
-            max_new_tokens=settings.max_new_tokens,
-            shuffle=settings.seed if settings.balance_to else None,
-        )
-
-    return make
-
-
-def _wiki(settings: Datagen) -> Make:
-    """Check the settings of source=wiki, read its files and make the first cut."""
-    from probers.data.articles import Rules, open_articles
-    from probers.data.articles.cuts import CutPlan, natural
-    from probers.entities import Recogniser
-    from probers.equivalence import EntityMatcher
-    from probers.equivalence.vectors import FEW, TooFewError, train_vectors, trained
-
-    from .labels.wiki import WikiBuilder
-
-    limit = settings.limit
-    if isinstance(limit, Mapping):
-        raise UserError(
-            f"limit={shown(limit)} is for source=cot: give one number with source=wiki, whose "
-            "articles are drawn before they are split; balance_to sets the number of examples per split",
-            "conflict",
-        )
-
-    def articles() -> ArticleSource:
-        return open_articles(
-            settings.articles,
-            limit=limit,
-            seed=settings.seed,
-            on_bad_line=settings.on_bad_line,
-            rules=Rules(settings.min_sentences, settings.max_chars),
-            wikipedia=plain(settings.wikipedia),
-        )
-
-    options = dict(settings.matcher.options)
-    auto = options["vectors"] == AUTO
-    own = options["vectors"] == OWN or (auto and settings.articles != "testbed")
-    if auto:
-        options["vectors"] = ""
-    matcher = EntityMatcher(**(options | {"vectors": ""} if own else options))
-    prompt = settings.prompt.make()
-    recognise = Recogniser(settings.recogniser, fine=True)
-    plan = CutPlan(articles(), recognise, settings.per_article, settings.within, settings.seed)
-    plan.peek()
-
-    def make(lm: CausalLM | None, needs: Needs, folder: Path) -> LabelBuilder:
-        compare, vectors = matcher, folder / VECTORS[0]
-        if own:
-            if not trained(vectors):
-                log.info(f"training word vectors on the articles -> {vectors}")
-            try:
-                train_vectors(map(natural, articles()), vectors, seed=settings.seed, least=FEW if auto else 0)
-                compare = replace(matcher, vectors=str(vectors))
-            except TooFewError as error:
-                if not auto:
-                    raise
-                log.info(f"names are compared without word vectors: {error}")
-        log.info(compare.told())
-        return WikiBuilder(
-            lm,
-            plan,
-            needs,
-            compare,
-            recognise,
-            prompt,
-            negatives=settings.negatives,
-            doubtful=settings.doubtful,
-            max_new_tokens=settings.max_new_tokens,
-            context=settings.context,
-        )
-
-    return make
-
-
 def run(settings: Datagen, parts: PartRuns | None = None) -> Path:
     """Generate, label, audit and store; return the folder of the finished store.
 
@@ -239,26 +137,15 @@ def run(settings: Datagen, parts: PartRuns | None = None) -> Path:
     Raises:
         UserError: anything wrong with the request, before any model runs.
     """
-    _check_pools(settings)
-    part = settings.partition
-    quotas = _quotas(settings)
-    make = {"cot": _cot, "wiki": _wiki}[settings.source](settings)
-    named = (
-        settings.articles,
-        settings.corpus,
-        settings.matcher.options["aliases"],
-        settings.matcher.options["vectors"],
-    )
-    asked = settings.questions.make().files if settings.source == "cot" else ()
-    files = (*asked, *prompt_files(settings), *filter(None, named))
-    config = settings.record | {"inputs": inputs(*files)}
-    if (settings.source == "wiki" or settings.label == "match") and settings.matcher.options[
-        "wordnet"
-    ] == "auto":
-        from probers.equivalence import wordnet_available
+    from .labels.base import VECTORS, Quotas
 
-        # A store must not mix labels made with and without WordNet.
-        config["wordnet_found"] = wordnet_available()
+    kind = source_of(settings)
+    _check_pools(settings, kind.pools)
+    part = settings.partition
+    quotas = Quotas(settings.balance_to or {}, by=kind.balance_by, parts=kind.parts)
+    prepared = kind.prepare(settings)
+    files = (*prepared.files, *prompt_files(settings))
+    config = settings.record | {"inputs": inputs(*files), **prepared.record}
     out = Path(settings.out)
     folder = RunFolder(out if part is None else part.folder(out), "datagen", config)
     made = None
@@ -275,15 +162,17 @@ def run(settings: Datagen, parts: PartRuns | None = None) -> Path:
     from .writer import fill
 
     if made is None:
-        builder, features = _with_model(settings, folder, make)
+        builder, features = _with_model(settings, folder, prepared.make)
     else:
         made.take_vectors(VECTORS, folder.path)
         features = made.features
-        builder = make(None, Needs(tuple(spec.feature for spec in features)), folder.path)
+        builder = prepared.make(None, Needs(tuple(spec.feature for spec in features)), folder.path)
     store = FeatureStore.create(folder.path, features, config=identity(config))
     log.info(
         f"{settings.source} -> {folder.path} (model={settings.model.name}, prompt={settings.prompt.name})"
     )
+    if builder.lm is not None and (rows := builder.rows()) is not None:
+        log.info(f"{rows:,} rows, about {_size(rows, store.features)} on disk")
     # A part does not know how many examples the others have.
     fill(
         store,
@@ -353,6 +242,13 @@ def _with_model(
     return builder, specs
 
 
+def _size(rows: int, features: Sequence[FeatureSpec]) -> str:
+    """Size of so many rows of all features, in words."""
+    size = rows * sum(len(spec.layers) * spec.vector_bytes for spec in features)
+    unit, name = (1e9, "GB") if size >= 1e9 else (1e6, "MB")
+    return f"{size / unit:.1f} {name}"
+
+
 def _end_part(store: FeatureStore, folder: RunFolder, settings: Datagen) -> Path:
     """Finish the store of a part; balance and audit are left to the merge."""
     if not store.next_shard:  # the part has no examples
@@ -364,17 +260,6 @@ def _end_part(store: FeatureStore, folder: RunFolder, settings: Datagen) -> Path
     log.info(f"wrote {rows} examples of part {settings.part} to {folder.path}")
     log.info(f"once all parts are finished: probers-merge {folder.path.parent}/*")
     return folder.path
-
-
-def _quotas(settings: Datagen) -> Quotas:
-    from .labels.base import Quotas
-
-    kind: type[LabelBuilder]
-    if settings.source == "cot":
-        from .labels.cot import CotBuilder as kind
-    else:
-        from .labels.wiki import WikiBuilder as kind
-    return Quotas(settings.balance_to or {}, by=kind.balance_by, parts=kind.parts)
 
 
 def _conclude(

@@ -8,7 +8,8 @@ from typing import Annotated, Literal
 
 from probers.commands.settings import Reading, ReadPool, Several
 from probers.data.articles.base import Wikipedia
-from probers.options import Count, Limits, Name, Natural
+from probers.data.texts import TextFile, Unit
+from probers.options import Count, Dotted, Limits, Name, Natural
 from probers.types import Site
 
 _SplitName = Annotated[str, Limits(pattern="^(train|validation|test)$")]
@@ -27,11 +28,12 @@ class Datagen(Reading):
     """Label text that a model writes, and store its hidden states.
 
     source=cot answers questions with and without retrieved passages; source=wiki cuts articles before
-    an entity and lets the model continue them.
+    an entity and lets the model continue them; source=texts reads texts that have labels already.
     """
 
-    source: Literal["cot", "wiki"] = "cot"
-    """kind of labels; --source wiki is the same as source=wiki"""
+    source: Literal["cot", "wiki", "texts"] | Dotted = "cot"
+    """kind of labels; --source wiki is the same as source=wiki. A dotted path names a class of your own,
+    derived from probers.datagen.labels.base.LabelBuilder"""
     engine: Literal["transformers", "vllm"] = "transformers"
     """what runs the model; vllm (pip install "probers[vllm]") is faster, reads site=resid_post only, and
     stores no signals of attention (rind_max)"""
@@ -86,4 +88,10 @@ class Datagen(Reading):
     """wiki: shorter articles are left out and listed (not the testbed's)"""
     max_chars: Count = 100000
     """wiki: longer articles are cut off between sentences (not the testbed's)"""
+    texts: TextFile = field(default_factory=TextFile)
+    unit: Unit | None = None
+    """texts: what an example is: span, sentence, claim, answer, or token (every token of the answer, with
+    pool=tokens); null is answer, with pool=tokens token"""
+    max_tokens: Count | None = None
+    """texts: most tokens of an answer that are read; units behind them are left out. null reads all"""
     wikipedia: Wikipedia = field(default_factory=Wikipedia)

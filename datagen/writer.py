@@ -261,7 +261,7 @@ def first_example(row: Mapping[str, Any], wrong: str) -> list[str]:
         f"  prompt: {'.. ' if len(prompt) > _SHOWN else ''}{prompt[-_SHOWN:]}",
         f"  model:  {text[:_SHOWN]}{' ..' if len(text) > _SHOWN else ''}",
         f"  label:  {'right' if row['correct'] else wrong} "
-        f"({answer[:_SHOWN] or 'no final answer'}; expected: {gold[:_SHOWN]})",
+        f"({answer[:_SHOWN] or 'no final answer'}{gold and f'; expected: {gold[:_SHOWN]}'})",
     ]
 
 

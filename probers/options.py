@@ -59,6 +59,8 @@ Share = Annotated[float, Limits(ge=0, le=1)]
 Seed = Annotated[int, Limits(ge=0)]
 #: A name or path on one line, not empty.
 Name = Annotated[str, Limits("a name on one line", min_length=1, pattern=f"^[^{STEERING}]*$")]
+#: The dotted path of a class.
+Dotted = Annotated[str, Limits("the dotted path of a class", pattern=r"^[A-Za-z_]\w*(\.\w+)+$")]
 #: Text on one line, may be empty.
 Line = Annotated[str, Limits("text on one line", pattern=f"^[^{STEERING}]*$")]
 

@@ -7,18 +7,24 @@ from array import array
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from probers.capture.pooling import pool_tokens, token_pool
+from probers.capture.pooling import span_of as span_of_tokens
 from probers.checksums import draw_key
 from probers.engine.model import CausalLM
 from probers.prompts import PromptTemplate
 from probers.store.store import FeatureStore
-from probers.types import SPLITS, Generation, Needs, UserError
+from probers.types import SPLITS, Feature, Generation, Needs, Pool, UserError
 from probers.uncertainty import rind_scores, signals, signals_before
 
 from ..audit.sampling import stored_columns
+
+if TYPE_CHECKING:
+    from ..settings import Datagen
 
 
 @dataclass(slots=True)
@@ -63,6 +69,23 @@ class Examples:
         self.left_out.sort(key=lambda found: place[found["id"]])
 
 
+#: Files of word vectors trained on the run's articles, and of their checksum.
+VECTORS = ("vectors.bin", "vectors.json")
+#: Makes the builder from the model (None for a merge, which has the examples), needs and the run's folder.
+Make = Callable[[CausalLM | None, Needs, Path], "LabelBuilder"]
+
+
+class Prepared(NamedTuple):
+    """A source whose inputs are read: its builder is still to be made.
+
+    ``files`` are its inputs, which a resumed run must find unchanged, and ``record`` more to find so.
+    """
+
+    make: Make
+    files: Sequence[str]
+    record: Mapping[str, Any] = {}
+
+
 #: Why a prompt that the model was told to skip gave no row.
 TOO_LONG = "too long: the prompt exceeds the model's context"
 #: Why a question with passages that were found, but are too long for any to be shown, gave no row.
@@ -81,6 +104,7 @@ class LabelBuilder(ABC):
         item_name: what a progress bar counts: "question", "article".
         unit_name: what a piece of work is called: "question", "cut".
         wrong_name: what a label of 0 is called.
+        pools: poolings that it has states for.
         position: which tokens are read, for the FeatureSpec.
         balance_by: columns for each of whose values labels are balanced when that is asked for.
         parts: how many values those columns have within a split.
@@ -91,7 +115,8 @@ class LabelBuilder(ABC):
     item_name: ClassVar[str]
     unit_name: ClassVar[str]
     wrong_name: ClassVar[str]
-    position: ClassVar[str]
+    pools: ClassVar[tuple[str, ...]]
+    position: str
     balance_by: ClassVar[tuple[str, ...]]
     parts: ClassVar[int]
     lm: CausalLM | None
@@ -100,6 +125,11 @@ class LabelBuilder(ABC):
     def __post_init__(self) -> None:
         if self.prompt.chat and self.lm is not None:
             self.prompt = self.prompt.bind(self.lm.tokenizer)
+
+    @classmethod
+    @abstractmethod
+    def prepare(cls, settings: Datagen) -> Prepared:
+        """Check the settings and read the inputs, before any model is loaded (UserError)."""
 
     @property
     @abstractmethod
@@ -110,6 +140,10 @@ class LabelBuilder(ABC):
     @abstractmethod
     def total(self) -> int | None:
         """Largest possible number of items, None if unknown."""
+
+    def rows(self) -> int | None:
+        """Estimate the rows of the store; None where that shows only as the model writes."""
+        return None
 
     @abstractmethod
     def units(self) -> Iterator[Any]:
@@ -137,6 +171,45 @@ class LabelBuilder(ABC):
         """Figures for the manifest and lines to print, from all rows and what was left out."""
 
 
+def span_needs(needs: Needs, *, attention: bool = True) -> Needs:
+    """Needs of a generation from which the features of the same needs can be computed for any span."""
+    features = tuple(dict.fromkeys(_kept(needs).values()))
+    return recorded_needs(replace(needs, features=features), attention=attention)
+
+
+def _kept(needs: Needs) -> dict[Feature, Feature]:
+    """For each feature what is recorded: what is read at the same places is recorded once for all of them."""
+
+    def places(feature: Feature) -> tuple[Any, ...]:
+        return feature.layers, feature.site, feature.of_mind
+
+    alike: dict[tuple[Any, ...], list[Pool]] = {}
+    for feature in needs.features:
+        alike.setdefault(places(feature), []).append(feature.pool)
+    return {f: replace(f, pool=token_pool(*alike[places(f)])) for f in needs.features}
+
+
+def span_rows(
+    generation: Generation, tokens: Sequence[int], needs: Needs
+) -> Iterator[tuple[int, dict[str, Any], list[np.ndarray]]]:
+    """Yield one row for ascending ``tokens``, or with pool "tokens" (of all features or none) one for each.
+
+    A row is the token's index in the span (-1 when pooled), its columns with ``n_tokens`` and the signals
+    before it of the whole span, and of each feature states (layers, d), or (1, 2 d) for "mind". The
+    generation was recorded with :func:`span_needs`.
+    """
+    spans = [
+        (feature.pool, span_of_tokens(generation.states[kept], tokens, kept.pool, feature.pool))
+        for feature, kept in _kept(needs).items()
+    ]
+    if needs.features[0].pool != "tokens":
+        yield -1, recorded(generation, tokens), [pool_tokens(span, pool) for pool, span in spans]
+        return
+    for index, token in enumerate(tokens):
+        columns = recorded(generation, [token], first=tokens[0]) | {"n_tokens": len(tokens)}
+        yield index, columns, [span[index] for _, span in spans]
+
+
 def recorded_needs(needs: Needs, *, attention: bool = True) -> Needs:
     """Needs of a generation that :func:`recorded` describes.
 
@@ -153,7 +226,7 @@ def recorded(
 
     Args:
         generation: recorded with :func:`recorded_needs`.
-        tokens: positions of a contiguous span that the signals are taken over; all by default.
+        tokens: ascending positions that the signals are taken over; all by default.
         first: the token before which it is said what was known by then; that of the span by default.
     """
     if first is None:
@@ -162,12 +235,12 @@ def recorded(
     scores = rind_scores(generation, variant="paper").scores if attended else None
     span = generation
     if tokens is not None:
-        part = slice(tokens[0], tokens[-1] + 1)
-        scores = None if scores is None else scores[part]
+        part = np.asarray(tokens)
+        scores = None if scores is None else np.asarray(scores)[part]
         span = replace(
             generation,
-            token_ids=generation.token_ids[part],
-            offsets=generation.offsets[part],
+            token_ids=tuple(generation.token_ids[i] for i in tokens),
+            offsets=tuple(generation.offsets[i] for i in tokens),
             logprobs=generation.logprobs[part],
             entropies=generation.entropies[part],
         )

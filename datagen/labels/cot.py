@@ -6,15 +6,18 @@ states are those of the rationale and answer tokens; the prompt is left out.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
 from probers.checksums import draw_key
-from probers.data.questions import QuestionSet
+from probers.commands.inputs import load_matcher, load_passages, question_source, wordnet_found
+from probers.data.questions import QuestionSet, open_questions
 from probers.engine.language_model import Decoding, GenerationRequest
 from probers.engine.model import CausalLM
 from probers.equivalence import EntityMatcher
@@ -23,7 +26,12 @@ from probers.prompts import PromptTemplate, passages_that_fit
 from probers.store.store import FeatureStore
 from probers.types import Generation, Needs, Question, Retriever, UserError
 
-from .base import NO_ROOM, TOO_LONG, Examples, LabelBuilder, recorded, recorded_needs
+from .base import NO_ROOM, TOO_LONG, Examples, LabelBuilder, Prepared, recorded, recorded_needs
+
+if TYPE_CHECKING:
+    from ..settings import Datagen
+
+log = logging.getLogger(__name__)
 
 Acc = Literal["tokens", "substring"]
 
@@ -85,6 +93,7 @@ class CotBuilder(LabelBuilder):
 
     item_name = unit_name = "question"
     wrong_name = "wrong"
+    pools = ("mean", "last", "mind")
     position = "generated"
     balance_by = ("split", "condition")
     parts = 2
@@ -97,6 +106,41 @@ class CotBuilder(LabelBuilder):
                 raise UserError(
                     f"question {question.id} has no gold answer, so it cannot be labelled", "labels"
                 )
+
+    @classmethod
+    def prepare(cls, settings: Datagen) -> Prepared:
+        """Check the settings and read the questions and passages."""
+        matcher = load_matcher(settings) if settings.label == "match" else None
+        parse_label(settings.label, settings.acc, matcher)
+        if matcher is not None:
+            log.info("%s", matcher.told())
+        source = question_source(settings)
+        asked = open_questions(
+            source, limit=settings.limit, seed=settings.seed, on_bad_line=settings.on_bad_line
+        )
+        for line in asked.lines():
+            log.info("%s", line)
+        corpus = load_passages(settings)
+        prompt = settings.prompt.make()
+
+        def make(lm: CausalLM | None, needs: Needs, folder: Path) -> LabelBuilder:
+            return cls(
+                lm,
+                asked,
+                retriever=None if lm is None else settings.retriever.make(corpus),
+                prompt=prompt,
+                needs=needs,
+                label=settings.label,
+                acc=settings.acc,
+                matcher=matcher,
+                k=settings.k,
+                max_new_tokens=settings.max_new_tokens,
+                shuffle=settings.seed if settings.balance_to else None,
+            )
+
+        files = (settings.corpus, settings.matcher.options["aliases"], settings.matcher.options["vectors"])
+        record = wordnet_found(settings) if settings.label == "match" else {}
+        return Prepared(make, [*source.files, *filter(None, files)], record)
 
     @property
     def items(self) -> int:

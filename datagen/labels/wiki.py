@@ -7,17 +7,19 @@ the entity, from the pass that wrote it.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from probers.capture.pooling import pool_tokens, span_of, token_pool
-from probers.data.articles.cuts import Cut, CutPlan, shortened
+from probers.commands.inputs import wordnet_found
+from probers.commands.settings import plain
+from probers.data.articles import ArticleSource, Rules, open_articles
+from probers.data.articles.cuts import Cut, CutPlan, natural, shortened
 from probers.engine.language_model import Decoding, GenerationRequest
 from probers.engine.model import CausalLM
 from probers.engine.tokens import encode_continuation, encode_prompts
@@ -27,13 +29,22 @@ from probers.equivalence.names import words
 from probers.equivalence.numbers import read_number
 from probers.equivalence.persons import DIRECTIONS
 from probers.equivalence.units import same_unit
+from probers.equivalence.vectors import FEW, TooFewError, train_vectors, trained
+from probers.options import shown
 from probers.prompts import PromptTemplate
 from probers.store.store import FeatureStore
 from probers.text import is_stop_word, split_sentences
-from probers.types import Feature, Generation, Needs, Pool, UserError
+from probers.types import Generation, Needs, UserError
 
-from .base import TOO_LONG, Examples, LabelBuilder, recorded, recorded_needs
+from .base import TOO_LONG, VECTORS, Examples, LabelBuilder, Prepared, span_needs, span_rows
 
+if TYPE_CHECKING:
+    from ..settings import Datagen
+
+log = logging.getLogger(__name__)
+
+#: Values of ``matcher.vectors`` that train vectors on the run's articles: always, or if there are enough.
+_OWN, _AUTO = "own", "auto"
 #: Whole words after an entity beyond which nothing was seen to make it longer ("Duke of the ..").
 _TAIL = 3
 #: Words that say nothing yet when a sentence begins with them.
@@ -80,45 +91,6 @@ def may_go_on(generation: Generation, entity: Entity, recognise: Recognise) -> b
 def stop_rule(recognise: Recognise, *, cheap: bool) -> Callable[[str], bool]:
     """The rule to stop a continuation by; a recogniser that is not ``cheap`` is not asked at every word."""
     return Settled(recognise) if cheap else one_sentence
-
-
-def span_needs(needs: Needs, *, attention: bool = True) -> Needs:
-    """Needs of a generation from which the features of the same needs can be computed for any span."""
-    features = tuple(dict.fromkeys(_kept(needs).values()))
-    return recorded_needs(replace(needs, features=features), attention=attention)
-
-
-def _kept(needs: Needs) -> dict[Feature, Feature]:
-    """For each feature what is recorded: what is read at the same places is recorded once for all of them."""
-
-    def places(feature: Feature) -> tuple[Any, ...]:
-        return feature.layers, feature.site, feature.of_mind
-
-    alike: dict[tuple[Any, ...], list[Pool]] = {}
-    for feature in needs.features:
-        alike.setdefault(places(feature), []).append(feature.pool)
-    return {f: replace(f, pool=token_pool(*alike[places(f)])) for f in needs.features}
-
-
-def span_rows(
-    generation: Generation, tokens: list[int], needs: Needs
-) -> Iterator[tuple[int, dict[str, Any], list[np.ndarray]]]:
-    """Yield one row for contiguous ``tokens``, or with pool "tokens" (of all features or none) one for each.
-
-    A row is the token's index in the span (-1 when pooled), its columns with ``n_tokens`` and the signals
-    before it of the whole span, and of each feature states (layers, d), or (1, 2 d) for "mind". The
-    generation was recorded with :func:`span_needs`.
-    """
-    spans = [
-        (feature.pool, span_of(generation.states[kept], tokens, kept.pool, feature.pool))
-        for feature, kept in _kept(needs).items()
-    ]
-    if needs.features[0].pool != "tokens":
-        yield -1, recorded(generation, tokens), [pool_tokens(span, pool) for pool, span in spans]
-        return
-    for index, token in enumerate(tokens):
-        columns = recorded(generation, [token], first=tokens[0]) | {"n_tokens": len(tokens)}
-        yield index, columns, [span[index] for _, span in spans]
 
 
 def abstain(
@@ -224,9 +196,72 @@ class WikiBuilder(LabelBuilder):
     item_name = "article"
     unit_name = "cut"
     wrong_name = "hallucinated"
+    pools = ("mean", "last", "predicting", "tokens", "mind")
     position = "entity"
     balance_by = ("split",)
     parts = 1
+
+    @classmethod
+    def prepare(cls, settings: Datagen) -> Prepared:
+        """Check the settings, read the articles and make the first cut."""
+        limit = settings.limit
+        if isinstance(limit, Mapping):
+            raise UserError(
+                f"limit={shown(limit)} is for source=cot: give one number with source=wiki, whose "
+                "articles are drawn before they are split; balance_to sets the number of examples per split",
+                "conflict",
+            )
+
+        def articles() -> ArticleSource:
+            return open_articles(
+                settings.articles,
+                limit=limit,
+                seed=settings.seed,
+                on_bad_line=settings.on_bad_line,
+                rules=Rules(settings.min_sentences, settings.max_chars),
+                wikipedia=plain(settings.wikipedia),
+            )
+
+        options = dict(settings.matcher.options)
+        auto = options["vectors"] == _AUTO
+        own = options["vectors"] == _OWN or (auto and settings.articles != "testbed")
+        if auto:
+            options["vectors"] = ""
+        matcher = EntityMatcher(**(options | {"vectors": ""} if own else options))
+        prompt = settings.prompt.make()
+        recognise = Recogniser(settings.recogniser, fine=True)
+        plan = CutPlan(articles(), recognise, settings.per_article, settings.within, settings.seed)
+        plan.peek()
+
+        def make(lm: CausalLM | None, needs: Needs, folder: Path) -> LabelBuilder:
+            compare, vectors = matcher, folder / VECTORS[0]
+            if own:
+                if not trained(vectors):
+                    log.info("training word vectors on the articles -> %s", vectors)
+                try:
+                    least = FEW if auto else 0
+                    train_vectors(map(natural, articles()), vectors, seed=settings.seed, least=least)
+                    compare = replace(matcher, vectors=str(vectors))
+                except TooFewError as error:
+                    if not auto:
+                        raise
+                    log.info("names are compared without word vectors: %s", error)
+            log.info("%s", compare.told())
+            return cls(
+                lm,
+                plan,
+                needs,
+                compare,
+                recognise,
+                prompt,
+                negatives=settings.negatives,
+                doubtful=settings.doubtful,
+                max_new_tokens=settings.max_new_tokens,
+                context=settings.context,
+            )
+
+        files = (settings.articles, settings.matcher.options["aliases"], settings.matcher.options["vectors"])
+        return Prepared(make, [*filter(None, files)], wordnet_found(settings))
 
     @property
     def items(self) -> int:

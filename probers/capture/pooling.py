@@ -41,12 +41,12 @@ def token_pool(*pools: Pool) -> Pool:
 
 
 def span_of(vectors: np.ndarray, tokens: Sequence[int], kept: Pool, pool: Pool) -> np.ndarray:
-    """A copy (n, heads, width) of what ``pool`` is made of, of the n contiguous ``tokens`` of a text.
+    """A copy (n, heads, width) of what ``pool`` is made of, of the n ``tokens`` of a text, ascending.
 
     Its ``vectors`` were recorded with ``kept``, a :func:`token_pool` of ``pool``.
     """
     after = kept == "positions" and pool != "predicting"  # the first position comes before the first token
-    return vectors[tokens[0] + after : tokens[-1] + after + 1].copy()
+    return vectors[np.asarray(tokens) + after]
 
 
 def token_vectors(states: Tensor, pool: Pool) -> Tensor:

@@ -123,7 +123,7 @@ def _quoted(command: str, argument: str) -> str:
     key, equals, value = argument.partition("=")
     if not equals or key.startswith("-"):
         return argument
-    key = "model.name" if key == "model" else key
+    key = {"model": "model.name", "texts": "texts.path"}.get(key, key)
     if _FREE.fullmatch(key):  # the text holds no reference
         value = _OPENING.sub(lambda found: f"{found[1] * 2}\\${{", value)
     override = parsed(f"{key}={value}")

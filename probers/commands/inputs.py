@@ -104,6 +104,14 @@ def load_matcher(settings: Any) -> EntityMatcher:
     return EntityMatcher(**options | ({"vectors": ""} if options["vectors"] == "auto" else {}))
 
 
+def wordnet_found(settings: Any) -> dict[str, bool]:
+    """Whether WordNet is there, where the matcher uses it if so: a store must not mix labels of both."""
+    from ..equivalence import wordnet_available
+
+    auto = settings.matcher.options["wordnet"] == "auto"
+    return {"wordnet_found": wordnet_available()} if auto else {}
+
+
 def question_source(settings: Any) -> QuestionSource:
     """Make the source of questions; note if its questions are made for another prompt."""
     asked: QuestionSource = settings.questions.make()

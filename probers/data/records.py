@@ -162,13 +162,13 @@ def object_rows(path: Path) -> Iterator[Row]:
     """The records of a file that is one object of records by id; each gets its ``id``."""
     import ijson
 
-    number = 0
+    id = "1"
     with _opened(path) as file:
         try:
-            for number, (id, record) in enumerate(ijson.kvitems(file, "", use_float=True), 1):
+            for id, record in ijson.kvitems(file, "", use_float=True):
                 yield Row(f"record {id}", {"id": id, **record} if isinstance(record, dict) else record)
         except (ijson.JSONError, UnicodeDecodeError) as error:
-            yield Row(f"record {number + 1}", None, _reason(error), True)
+            yield Row(f"behind record {id}", None, _reason(error), True)
 
 
 def _array(path: Path) -> str | None:

@@ -240,12 +240,14 @@ class CausalLM(LanguageModel):
         ids = self.tokenizer(list(prompts), verbose=False)["input_ids"]
         return [len(found) + n <= self.context for found, n in zip(ids, more, strict=True)]
 
-    def _encode(self, requests: Sequence[GenerationRequest | ScoreRequest]) -> list[Prompt]:
+    def _encode(
+        self, requests: Sequence[GenerationRequest | ScoreRequest], *, start: bool = False
+    ) -> list[Prompt]:
         names = [asked.name or str(place) for place, asked in enumerate(requests)]
-        return encode_prompts(self.tokenizer, [asked.prompt for asked in requests], names)
+        return encode_prompts(self.tokenizer, [asked.prompt for asked in requests], names, start=start)
 
     def _encode_texts(self, requests: Sequence[ScoreRequest]) -> tuple[list[Prompt], list[tuple[int, ...]]]:
-        encoded = self._encode(requests)
+        encoded = self._encode(requests, start=True)
         pairs = zip(encoded, requests, strict=True)
         return encoded, [encode_continuation(self.tokenizer, p, asked.continuation) for p, asked in pairs]
 

@@ -220,16 +220,19 @@ class Prompt:
 
 
 def encode_prompts(
-    tokenizer: Any, prompts: Sequence[str], names: Sequence[str] | None = None
+    tokenizer: Any, prompts: Sequence[str], names: Sequence[str] | None = None, *, start: bool = False
 ) -> list[Prompt]:
     """Tokenize prompts as the tokenizer does by default, its BOS included; messages call them by ``names``.
+
+    With ``start`` an empty prompt is the model's start token: BOS, or EOS where there is none.
 
     Raises:
         UserError: a prompt is empty or has no tokens.
     """
     called = [f"prompt {name}" for name in (range(len(prompts)) if names is None else names)]
+    first = next((i for i in (tokenizer.bos_token_id, tokenizer.eos_token_id) if i is not None), None)
     for name, text in zip(called, prompts, strict=True):
-        if not text:
+        if not text and not (start and first is not None):
             raise UserError(f"{name} is empty; there is nothing to continue")
     if not prompts:
         return []
@@ -237,10 +240,11 @@ def encode_prompts(
     found = tokenizer(list(prompts), return_offsets_mapping=fast, verbose=False)
     encoded = []
     for index, (name, text) in enumerate(zip(called, prompts, strict=True)):
-        ids = tuple(found["input_ids"][index])
+        ids = tuple(found["input_ids"][index]) or (() if text or first is None else (first,))
         if not ids:
             raise UserError(f"{name} has no tokens: {text!r}")
         spans = found["offset_mapping"][index] if fast else token_offsets(tokenizer, ids)[1]
+        spans = spans if text else [(0, 0)] * len(ids)
         encoded.append(Prompt(name, text, ids, tuple((int(a), int(b)) for a, b in spans)))
     return encoded
 
@@ -306,6 +310,14 @@ def encode_continuation(tokenizer: Any, prompt: Prompt, continuation: str | Sequ
         f"the continuation of {prompt.name} cannot be written in the model's tokens after it: "
         f"{continuation!r}; pass token ids instead"
     )
+
+
+def without_end(tokenizer: Any, text: str) -> str:
+    """Text without the markers by which the model ended it ("<|im_end|>")."""
+    markers = [marker for marker in tokenizer.all_special_tokens if marker]
+    while found := next((marker for marker in markers if text.rstrip().endswith(marker)), ""):
+        text = text.rstrip().removesuffix(found)
+    return text
 
 
 StopCallable = Callable[[str], bool]

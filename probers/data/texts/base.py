@@ -138,7 +138,7 @@ def read_text(record: Any, where: str, *, outside: Outside | None = None) -> Tex
         raise ValueError(
             f'messages must be a list of one or more {{"role": .., "content": ..}}, not {shown(messages)}'
         )
-    rest = record.get("outside", outside) or "unknown"
+    rest: Any = record.get("outside", outside) or "unknown"
     if rest not in ("right", "unknown"):
         raise ValueError(f"outside must be right or unknown, found {shown(rest)}")
     marks = {name: _marks(record, name, answer) for name in ("spans", "sentences", "claims")}

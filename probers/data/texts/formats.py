@@ -10,14 +10,18 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ...options import shown
 from ...types import UserError
 from ..questions.values import Record, optional, records, strings, text
 from ..records import Row, file_rows, object_rows, open_text
 from .base import find_text, truth
+
+if TYPE_CHECKING:
+    from ...entities import Recognise
 
 Format = Literal[
     "jsonl", "ragtruth", "lettucedetect", "hallucination_probes", "halueval", "shroom", "helm", "factscore",
@@ -88,12 +92,15 @@ def _hallucination_probes(record: Record, place: Place) -> Iterator[Line]:
 def _halueval(record: Record, place: Place) -> Iterator[Line]:
     """HaluEval (Li et al. 2023): a right and a wrong text of one question, or a judged answer of ChatGPT."""
     if "user_query" in record:
-        spans = [{"text": each, "wrong": True} for each in strings(record, "hallucination_spans")]
-        wrong = truth(record["hallucination"], "hallucination")
+        wrong, answer = truth(record["hallucination"], "hallucination"), text(record, "chatgpt_response")
+        # Some of its spans are remarks on the answer; then the answer's label is all there is.
+        marked = strings(record, "hallucination_spans") if wrong else ()
+        spans = [{"text": each, "wrong": True} for each in marked if answer.count(each) == 1]
         yield {
             "id": record.get("ID"), "prompt": f"{text(record, 'user_query')}\n",
-            "answer": text(record, "chatgpt_response"), "spans": spans if wrong else [], "wrong": wrong,
-            "group": _mark(record["user_query"]), "dataset": "general", "outside": "right",
+            "answer": answer, "wrong": wrong, "group": _mark(record["user_query"]), "dataset": "general",
+            "spans": spans if len(spans) == len(marked) else [],
+            "outside": "right" if len(spans) == len(marked) else "unknown",
         }  # fmt: skip
         return
     for shown_as, (asked, kind) in _PAIRS.items():
@@ -170,7 +177,7 @@ def _truthfulqa(record: Record, place: Place) -> Iterator[Line]:
     """TruthfulQA (Lin et al. 2022): the right and wrong answers to each question, one text each."""
     question = text(record, "question" if "question" in record else "Question")
     for wrong, names in ((False, ("correct", "Correct Answers")), (True, ("incorrect", "Incorrect Answers"))):
-        given = next((record[name] for name in names if name in record), [])
+        given: Any = next((record[name] for name in names if name in record), [])
         answers = [each.strip() for each in given.split(";")] if isinstance(given, str) else given
         for answer in filter(None, answers):
             yield {
@@ -200,11 +207,16 @@ def _opening(statement: str) -> str:
 
     "The city of Krasnodar is in Russia." and the same of South Africa are one group.
     """
-    from ...entities import Recogniser
-
-    found = Recogniser("rules")(statement)
+    found = _recogniser()(statement)
     first = next((e for e in found if e.text.split()[0].lower() not in ("the", "a", "an")), None)
     return " ".join((statement if first is None else statement[: first.end]).split()).lower()
+
+
+@cache
+def _recogniser() -> Recognise:
+    from ...entities import Recogniser
+
+    return Recogniser("rules")
 
 
 def _verdict(label: Any) -> bool | None:

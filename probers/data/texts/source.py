@@ -138,7 +138,8 @@ class TextSource:
 
     def _usable(self, unit: Unit) -> Iterator[Text]:
         for one in self.all():
-            if any(mark.wrong is not None for mark in one.units(unit)) or (unit == "token" and one.wrong is False):
+            judged = any(mark.wrong is not None for mark in one.units(unit))
+            if judged or (unit == "token" and one.wrong is not None):
                 name = one.dataset or Path(self._spec).name.partition(".")[0].removeprefix("hf:")
                 yield replace(one, group=one.group or one.id, dataset=name)
             elif not any((one.spans, one.sentences, one.claims)) and one.wrong is None:
@@ -160,106 +161,117 @@ class TextSource:
         return self._surveys[unit]
 
     def _read_through(self, unit: Unit) -> Survey:
-        groups, sides, texts = array("Q"), array("b"), dict[int, tuple[int, int, str]]()
-        kept = array("b")
-        units: Counter[bool] = Counter()
+        found, texts = _Found(), dict[int, tuple[int, int, str]]()
+        labels: Counter[bool] = Counter()
         for one in self._usable(unit):
-            key, side = draw_key("split", self.seed, one.group), _side(one.split)
+            key, side = draw_key("split", self.seed, one.group), SPLITS.index(one.split) if one.split else -1
             mark = draw_key("text", 0, f"{one.asked}\n{one.answer}")
-            _, other, where = texts.setdefault(mark, (key, side, one.where))
+            first, other, where = texts.setdefault(mark, (key, side, one.where))
             if other != side:
                 raise UserError(
                     f"texts={self._spec} {one.where} has the text of {where} in another split "
                     f"({one.split or 'none'}): a text may be in one split only",
                     "overlap",
                 )
-            kept.append(where == one.where or texts[mark][0] == key)
-            groups.append(key)
-            sides.append(side)
-            units.update(m.wrong for m in one.units(unit) if m.wrong is not None)
-        if not groups:
+            own = [m.wrong for m in one.units(unit) if m.wrong is not None]
+            labels.update(own)
+            found.add(key, side if first == key else _REPEATED, len(own), len(one.answer))
+        if not found.groups:
             raise UserError(f"texts={self._spec} has no text with a label for unit={unit}", "labels")
-        if unit != "token" and len(units) < 2:
-            kind = "wrong" if True in units else "right"
-            fix = "texts.outside=right, if all that is wrong is marked, or another unit" * (kind == "wrong")
-            told = f"texts={self._spec}: all {units.total()} labels of unit={unit} are {kind}"
-            raise UserError(f"{told}; a detector needs both: give {fix or 'texts of both kinds'}", "labels")
-        return Survey.of(self, groups, sides, kept, sum(units.values()))
+        if unit != "token" and len(labels) < 2:
+            kind = "wrong" if True in labels else "right"
+            told = f"texts={self._spec}: all {labels.total()} labels of unit={unit} are {kind}"
+            fix = "texts.outside=right if all that is wrong is marked, or another unit"
+            raise UserError(f"{told}, and a detector needs both: give {fix}", "labels")
+        return self._drawn(found)
+
+    def _drawn(self, found: _Found) -> Survey:
+        """Draw whole groups and deal them to splits."""
+        where, notes = self._dealt(found)
+        drawn = self._limited(found)
+        sides = array("b", (
+            where[group] if side != _REPEATED and (drawn is None or group in drawn) else -1
+            for group, side in zip(found.groups, found.sides, strict=True)
+        ))  # fmt: skip
+        if repeated := found.sides.count(_REPEATED):
+            notes.append(f"{count(repeated, 'text')} left out: another group has the same")
+        kept = [place for place, side in enumerate(sides) if side >= 0]
+        units, characters = (sum(each[i] for i in kept) for each in (found.units, found.characters))
+        return Survey(sides, len(kept), units, characters, tuple(notes))
+
+    def _dealt(self, found: _Found) -> tuple[dict[int, int], list[str]]:
+        """The split of each group: the file's own where they do, with notes (UserError: a group in two)."""
+        sides = {side for side in found.sides if side != _REPEATED}
+        if not {0, 2} <= sides or -1 in sides:
+            dealt, given = Splits(self.seed, found.groups), sorted(sides - {-1})
+            named = ", ".join(SPLITS[side] for side in given)
+            told = f"the file's splits ({named}) lack training or test texts: groups are dealt anew"
+            return {g: SPLITS.index(dealt.of_key(g)) for g in found.groups}, [told] if given else []
+        where = dict[int, int]()
+        for group, side in zip(found.groups, found.sides, strict=True):
+            if side != _REPEATED and where.setdefault(group, side) != side:
+                two = " and ".join(SPLITS[s] for s in sorted((where[group], side)))
+                told = f"texts={self._spec}: a group is in {two}: give all its texts one split"
+                raise UserError(told, "overlap")
+        if 1 in sides:
+            return where, []
+        upto = int(_VALIDATION * 2**64)
+        own = {g: 1 if side == 0 and self._key(g, "valid") < upto else side for g, side in where.items()}
+        return own, [f"no validation split: {_VALIDATION:.0%} of the training groups, drawn by seed, are it"]
+
+    def _limited(self, found: _Found) -> set[int] | None:
+        """The groups that a limit leaves, one at least; None without a limit."""
+        if self.limit is None or self.limit >= len(found.groups):
+            return None
+        sizes, total, drawn = Counter(found.groups), 0, set[int]()
+        for group in sorted(sizes, key=lambda group: self._key(group, "limit")):
+            total += sizes[group]
+            if drawn and total > self.limit:
+                break
+            drawn.add(group)
+        return drawn
+
+    def _key(self, group: int, what: str) -> int:
+        return draw_key(what, self.seed, str(group))
 
 
-def _side(split: str) -> int:
-    return SPLITS.index(split) if split else -1
+#: In place of the split of a text that another group has too.
+_REPEATED = -2
+
+
+@dataclass
+class _Found:
+    """What the first reading keeps of each text: hash of its group, its split, and sizes."""
+
+    groups: array[int] = field(default_factory=lambda: array("Q"))
+    sides: array[int] = field(default_factory=lambda: array("b"))
+    units: array[int] = field(default_factory=lambda: array("L"))
+    characters: array[int] = field(default_factory=lambda: array("L"))
+
+    def add(self, group: int, side: int, units: int, characters: int) -> None:
+        self.groups.append(group)
+        self.sides.append(side)
+        self.units.append(units)
+        self.characters.append(characters)
 
 
 @dataclass(frozen=True)
 class Survey:
     """Result of the first reading: the split of each usable text, -1 for one that is not drawn.
 
-    ``units`` counts the labels of all usable texts; ``notes`` say how splits were made.
+    ``texts``, ``units`` with a label and ``characters`` count what is drawn; ``notes`` say how splits were
+    made.
     """
 
     sides: array[int]
+    texts: int
     units: int
+    characters: int
     notes: tuple[str, ...]
-
-    @classmethod
-    def of(
-        cls, source: TextSource, groups: array[int], sides: array[int], kept: array[int], units: int
-    ) -> Survey:
-        """Decide which texts are drawn and where they stand (UserError: a group in two splits)."""
-        notes = []
-        given = {side for side in sides if side >= 0}
-        where = dict[int, int]()
-        if len(given) > 1 and {0, 2} <= given and -1 not in set(sides):
-            for group, side in zip(groups, sides, strict=True):
-                if where.setdefault(group, side) != side:
-                    a, b = (SPLITS[s] for s in sorted((where[group], side)))
-                    told = f"texts={source._spec}: a group is in {a} and {b}: give its texts one split"
-                    raise UserError(told, "overlap")
-            if 1 not in given:
-                upto = int(_VALIDATION * 2**64)
-                where = {g: 1 if s == 0 and _again(g, source.seed) < upto else s for g, s in where.items()}
-                notes.append(f"no validation split: {_VALIDATION:.0%} of the training groups, drawn by seed")
-        else:
-            if given:
-                named = ", ".join(SPLITS[s] for s in sorted(given))
-                notes.append(f"the splits of the file ({named}) are not enough: all groups are dealt anew")
-            dealt = Splits(source.seed, groups)
-            where = {group: SPLITS.index(dealt.of_key(group)) for group in groups}
-        drawn = cls._drawn(source, groups)
-        if repeated := len(kept) - sum(kept):
-            notes.append(f"{count(repeated, 'text')} with the text of another group left out")
-        final = array("b", (
-            where[g] if keep and (drawn is None or g in drawn) else -1
-            for g, keep in zip(groups, kept, strict=True)
-        ))  # fmt: skip
-        return cls(final, units, tuple(notes))
-
-    @staticmethod
-    def _drawn(source: TextSource, groups: array[int]) -> set[int] | None:
-        """The groups that a limit leaves, one at least; None without a limit."""
-        if source.limit is None or source.limit >= len(groups):
-            return None
-        sizes, total, drawn = Counter(groups), 0, set[int]()
-        for group in sorted(sizes, key=lambda g: _again(g, source.seed + 1)):
-            total += sizes[group]
-            if drawn and total > source.limit:
-                break
-            drawn.add(group)
-        return drawn
 
     def split_of(self, place: int) -> str | None:
         """The split of the ``place``-th usable text; None if it was not drawn."""
         return SPLITS[side] if (side := self.sides[place]) >= 0 else None
-
-    @property
-    def texts(self) -> int:
-        """How many texts are drawn."""
-        return sum(side >= 0 for side in self.sides)
-
-
-def _again(group: int, seed: int) -> int:
-    return draw_key("again", seed, str(group))
 
 
 #: Names of all formats, for documentation and tests.
