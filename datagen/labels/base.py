@@ -210,6 +210,15 @@ def span_rows(
         yield index, columns, [span[index] for _, span in spans]
 
 
+def token_states(generation: Generation, needs: Needs) -> list[np.ndarray]:
+    """States (n, layers, d) of every token, of each feature of pool "tokens"."""
+    everything = range(len(generation.token_ids))
+    return [
+        span_of_tokens(generation.states[kept], everything, kept.pool, feature.pool)
+        for feature, kept in _kept(needs).items()
+    ]
+
+
 def recorded_needs(needs: Needs, *, attention: bool = True) -> Needs:
     """Needs of a generation that :func:`recorded` describes.
 

@@ -13,6 +13,8 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from probers.data.texts import Mark, Text, TextSource, Unit, token_labels
 from probers.engine.language_model import ScoreRequest, Scoring
 from probers.engine.model import CausalLM
@@ -23,7 +25,17 @@ from probers.store.store import FeatureStore
 from probers.text import count
 from probers.types import Generation, Needs, UserError
 
-from .base import TOO_LONG, Examples, LabelBuilder, Prepared, recorded, recorded_needs, span_needs, span_rows
+from .base import (
+    TOO_LONG,
+    Examples,
+    LabelBuilder,
+    Prepared,
+    recorded,
+    recorded_needs,
+    span_needs,
+    span_rows,
+    token_states,
+)
 
 if TYPE_CHECKING:
     from ..settings import Datagen
@@ -49,6 +61,7 @@ class TextsBuilder(LabelBuilder):
     unit: Unit = "answer"
     max_tokens: int | None = None
     _read: int = field(default=0, init=False)
+    _shared: int = field(default=0, init=False)
 
     item_name = unit_name = "text"
     wrong_name = "wrong"
@@ -164,8 +177,7 @@ class TextsBuilder(LabelBuilder):
             row = {
                 "id": name, "span": name, "token": -1, "correct": int(not mark.wrong), **about,
                 "answer": " ".join(one.answer[start:end] for start, end in mark.ranges),
-                "answer_kind": mark.type, "cut_at": mark.start, "sentence": number, "mark": number,
-                "token_wrong": int(bool(mark.wrong)),
+                "answer_kind": mark.type, "cut_at": mark.start, "sentence": number,
             }  # fmt: skip
             if self.unit == "answer":
                 examples.add(row | recorded(generation), list(generation.states.values()))
@@ -179,29 +191,31 @@ class TextsBuilder(LabelBuilder):
     def _add_tokens(
         self, one: Text, generation: Generation, about: Mapping[str, Any], examples: Examples
     ) -> None:
-        wrong, marks, shared = token_labels(one, generation.offsets)
-        if not one.units("token") and one.wrong:  # nothing says which part is wrong
-            wrong[:], marks[:] = 1, 0
-        row = {
-            **about, "span": one.id, "correct": int(not (wrong == 1).any()), "answer": one.answer,
-            "answer_kind": "", "cut_at": 0, "sentence": 0,
-        }  # fmt: skip
-        everything = list(range(len(generation.token_ids)))
-        for token, columns, states in span_rows(generation, everything, self.needs):
-            own = {"id": f"{one.id}#{token}", "token": token}
-            labels = {"token_wrong": int(wrong[token]), "mark": int(marks[token])}
-            examples.add(row | own | labels | columns, states)
-        self._shared += shared
-
-    _shared = 0
+        labels = token_labels(one, generation.offsets)
+        self._shared += labels.shared
+        states = token_states(generation, self.needs)
+        wrong = int((labels.wrong == 1).any())
+        for token, (start, end) in enumerate(generation.offsets):
+            same = np.flatnonzero(labels.mark == labels.mark[token]) if labels.mark[token] >= 0 else [token]
+            first, last = generation.offsets[same[0]][0], generation.offsets[same[-1]][1]
+            row = {
+                "id": f"{one.id}#{token}", "span": one.id, "token": token, "correct": 1 - wrong, **about,
+                "answer": one.answer[first:last] if same[0] == token else "", "answer_kind": "",
+                "cut_at": start, "sentence": int(labels.sentence[token]),
+                "token_wrong": int(labels.wrong[token]), "mark": int(labels.mark[token]),
+                "inside": int(labels.inside[token]),
+            }  # fmt: skip
+            signals = recorded(generation, [token], first=int(same[0])) | {"n_tokens": len(same)}
+            examples.add(row | signals, [each[token] for each in states])
 
     def summarise(self, store: FeatureStore) -> tuple[dict[str, Any], list[str]]:
         """Labels by split and writer, how splits were made, and what could not be read."""
         labels: Counter[int] = Counter()
         tokens: Counter[int] = Counter()
-        for table in store.tables(["correct", "token", "token_wrong"]):
+        of_tokens = ["token_wrong"] if self.unit == "token" else []
+        for table in store.tables(["correct", "token", *of_tokens]):
             labels.update(table["correct"][table["token"] <= 0].tolist())
-            tokens.update(table["token_wrong"].tolist())
+            tokens.update(table[of_tokens].to_numpy().ravel().tolist())
         reasons = Counter(found["reason"].partition(":")[0] for found in store.left_out())
         survey, n = self.source.survey(self.unit), sum(labels.values())
         figures: dict[str, Any] = {
@@ -214,6 +228,8 @@ class TextsBuilder(LabelBuilder):
             judged = tokens[0] + tokens[1]
             figures["tokens"] = {"wrong": tokens[1], "right": tokens[0], "undecided": tokens[-1]}
             line += f"; {judged} tokens, {tokens[1] / judged:.3f} of them wrong"
+            if self._shared:
+                line += f" ({self._shared} in spans of both kinds, counted where most of it lies)"
         if shown := ", ".join(f"{number} {reason}" for reason, number in reasons.most_common()):
             line += f"; left out: {shown}"
         return figures, [line, *survey.notes, *self.source.left_out.lines()]

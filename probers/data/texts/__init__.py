@@ -1,6 +1,6 @@
 """Texts that exist, with labels of others: one line each, or one of the published formats."""
 
-from .base import Mark, Outside, Text, Unit, token_labels
+from .base import Mark, Outside, Text, TokenLabels, Unit, token_labels
 from .source import TextFile, TextSource
 
-__all__ = ["Mark", "Outside", "Text", "TextFile", "TextSource", "Unit", "token_labels"]
+__all__ = ["Mark", "Outside", "Text", "TextFile", "TextSource", "TokenLabels", "Unit", "token_labels"]

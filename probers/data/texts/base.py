@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -224,26 +224,50 @@ def _whole(marks: Any, outside: str, record: Record) -> bool | None:
     return False if labels or (outside == "right" and "spans" in record) else None
 
 
-def token_labels(text: Text, offsets: Sequence[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray, int]:
-    """Label and mark of each token of an answer, and how many tokens two marks of different label share.
+class TokenLabels(NamedTuple):
+    """Labels of the n tokens of an answer.
 
-    Args:
-        offsets: [start, end) characters of each token.
-
-    Returns:
-        ``wrong`` (n,) int8: 1, 0, or -1 in an undecided mark, which is 0 outside of all marks; ``marks``
-        (n,) int64: place in :meth:`Text.units` of "token", -1 outside. A token belongs to a mark if their
-        characters overlap, and of several to that with most of its characters.
+    Attributes:
+        wrong: (n,) int8; -1 where undecided, 0 outside of all marks.
+        mark: (n,) place among the marks, counted from 0; then come the runs of unmarked tokens of each
+            sentence where text outside counts as right; -1 outside of both.
+        inside: (n,) bool, in a mark that somebody judged.
+        sentence: (n,) number of the sentence.
+        shared: how many tokens belong to two marks of different label.
     """
-    wrong, place = np.zeros(len(offsets), np.int8), np.full(len(offsets), -1)
-    best, shared = np.zeros(len(offsets), int), np.zeros(len(offsets), bool)
-    for number, mark in enumerate(text.units("token")):
+
+    wrong: np.ndarray
+    mark: np.ndarray
+    inside: np.ndarray
+    sentence: np.ndarray
+    shared: int
+
+
+def token_labels(text: Text, offsets: Sequence[tuple[int, int]]) -> TokenLabels:
+    """Label the tokens of an answer, given the [start, end) characters of each.
+
+    A token belongs to a mark if their characters overlap, and of several to that with most of its
+    characters. Without marks the answer's own label is every token's.
+    """
+    n, marks = len(offsets), text.units("token")
+    if not marks and text.wrong:
+        marks = [Mark(((0, len(text.answer)),), True)]
+    wrong, place, best = np.zeros(n, np.int8), np.full(n, -1), np.zeros(n, int)
+    shared = np.zeros(n, bool)
+    for number, mark in enumerate(marks):
         label = -1 if mark.wrong is None else int(mark.wrong)
         for token, (start, end) in enumerate(offsets):
             overlap = sum(max(0, min(end, b) - max(start, a)) for a, b in mark.ranges)
-            if not overlap:
-                continue
-            shared[token] |= place[token] >= 0 and wrong[token] != label
+            shared[token] |= overlap > 0 and place[token] >= 0 and wrong[token] != label
             if overlap > best[token]:
                 wrong[token], place[token], best[token] = label, number, overlap
-    return wrong, place, int(shared.sum())
+    starts = [start for start, _ in split_sentences(text.answer)][1:]
+    sentence = np.searchsorted(starts, [end - 1 for _, end in offsets], side="right")
+    inside = place >= 0
+    if text.outside == "right" or (not marks and text.wrong is False):
+        following = len(marks) - 1
+        for token in np.flatnonzero(~inside):
+            goes_on = token > 0 and not inside[token - 1] and sentence[token - 1] == sentence[token]
+            following += not goes_on
+            place[token] = following
+    return TokenLabels(wrong, place, inside, sentence, int(shared.sum()))
