@@ -195,7 +195,7 @@ class TextsBuilder(LabelBuilder):
         self._shared += labels.shared
         states = token_states(generation, self.needs)
         wrong = int((labels.wrong == 1).any())
-        for token, (start, end) in enumerate(generation.offsets):
+        for token, (start, _) in enumerate(generation.offsets):
             same = np.flatnonzero(labels.mark == labels.mark[token]) if labels.mark[token] >= 0 else [token]
             first, last = generation.offsets[same[0]][0], generation.offsets[same[-1]][1]
             row = {

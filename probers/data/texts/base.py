@@ -266,8 +266,8 @@ def token_labels(text: Text, offsets: Sequence[tuple[int, int]]) -> TokenLabels:
     inside = place >= 0
     if text.outside == "right" or (not marks and text.wrong is False):
         following = len(marks) - 1
-        for token in np.flatnonzero(~inside):
+        for token in np.flatnonzero(~inside).tolist():
             goes_on = token > 0 and not inside[token - 1] and sentence[token - 1] == sentence[token]
-            following += not goes_on
+            following += int(not goes_on)
             place[token] = following
     return TokenLabels(wrong, place, inside, sentence, int(shared.sum()))

@@ -1,0 +1,274 @@
+"""Labelled texts: the line, the rules of its labels, published layouts, splits by group."""
+
+import csv
+import gzip
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from artefacts import write_lines
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from refusals import fails
+from tiny import byte_level, sentence_piece, word_piece
+
+from probers.data.texts import TextFile, TextSource, token_labels
+from probers.data.texts.base import read_text, truth
+from probers.engine.tokens import token_offsets
+
+ADA = {
+    "id": "7",
+    "messages": [{"role": "user", "content": "Tell me about Ada Lovelace."}],
+    "answer": "She was born in 1815 in Paris. She wrote on engines.",
+    "spans": [{"start": 16, "end": 20, "wrong": False}, {"start": 24, "end": 29, "wrong": True}],
+    "group": "Ada Lovelace",
+    "writer": "gpt-x",
+}
+
+
+def source(path, **options):
+    given = {k: options.pop(k) for k in ("format", "outside") if k in options}
+    return TextSource(TextFile(path=str(path), **given), **options)
+
+
+def labels(text, unit):
+    return [(text.answer[mark.start : mark.end], mark.wrong) for mark in text.units(unit)]
+
+
+def test_a_line_has_spans_and_what_follows_from_them():
+    text = read_text(ADA, "line 1")
+    assert labels(text, "span") == [("1815", False), ("Paris", True)]
+    assert labels(text, "sentence") == [
+        ("She was born in 1815 in Paris.", True),
+        ("She wrote on engines.", None),
+    ]
+    assert text.wrong is True and (text.writer, text.group) == ("gpt-x", "Ada Lovelace")
+    right = read_text(ADA | {"outside": "right"}, "line 1")
+    assert [wrong for _, wrong in labels(right, "sentence")] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("spans", "outside", "wrong"),
+    [
+        ([], "right", False),
+        ([], "unknown", None),
+        ([False], "unknown", False),
+        ([None], "right", None),
+        ([None, True], "right", True),
+    ],
+)
+def test_the_answer_is_wrong_with_any_wrong_span(spans, outside, wrong):
+    marks = [{"start": 4 * i, "end": 4 * i + 3, "wrong": each} for i, each in enumerate(spans)]
+    assert read_text({"answer": "one two six", "spans": marks, "outside": outside}, "").wrong is wrong
+    said = {"answer": "one two six", "spans": marks, "outside": outside, "wrong": 1}
+    assert read_text(said, "").wrong is True
+
+
+@pytest.mark.parametrize("yes", [True, 1, "1", "true", "Yes", " yes "])
+@pytest.mark.parametrize("no", [False, 0, "0", "False", "no"])
+def test_labels_are_read_as_people_write_them(yes, no):
+    assert (truth(yes, "wrong"), truth(no, "wrong"), truth(None, "wrong")) == (True, False, None)
+    for odd in (2, 0.5, "maybe", "", [], {}):
+        with pytest.raises(ValueError, match="wrong"):
+            truth(odd, "wrong")
+
+
+BAD = {
+    "reversed": {"spans": [{"start": 5, "end": 3, "wrong": True}]},
+    "outside": {"spans": [{"start": 0, "end": 99, "wrong": True}]},
+    "empty": {"spans": [{"start": 3, "end": 3, "wrong": True}]},
+    "no number": {"spans": [{"start": "0", "end": 3, "wrong": True}]},
+    "overlap": {
+        "spans": [{"start": 0, "end": 5, "wrong": True}, {"start": 3, "end": 9, "wrong": False}]
+    },
+    "missing": {"spans": [{"text": "Rome", "wrong": True}]},
+    "twice": {"spans": [{"text": "She", "wrong": True}]},
+    "no label": {"spans": [{"start": 0, "end": 3}]},
+    "both": {"prompt": "p", "messages": [{"role": "user", "content": "q"}]},
+    "split": {"split": "holdout"},
+    "odd label": {"wrong": "perhaps"},
+    "no text": {"answer": "  "},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_lines_are_refused_by_file_and_line_or_left_out(name, tmp_path):
+    good = {"answer": "She saw it. She left.", "wrong": False}
+    file = write_lines(tmp_path / "texts.jsonl", [good, {**good, "wrong": True, **BAD[name]}])
+    with fails("bad-line", "texts.jsonl", "line 2"):
+        list(source(file).all())
+    skipping = source(file, on_bad_line="skip")
+    assert len(list(skipping.all())) == 1 and len(skipping.left_out) == 1
+
+
+def test_overlaps_of_one_label_and_span_texts_by_index_are_fine():
+    text = {
+        "answer": "She saw it. She left.",
+        "spans": [
+            {"start": 0, "end": 5, "wrong": True}, {"start": 3, "end": 9, "wrong": True},
+            {"text": "She", "index": 12, "wrong": True},
+        ],
+    }  # fmt: skip
+    assert [mark.ranges for mark in read_text(text, "").spans] == [((0, 5),), ((3, 9),), ((12, 15),)]
+
+
+def test_duplicate_ids_and_lines_without_any_label(tmp_path):
+    file = write_lines(tmp_path / "a.jsonl", [{"id": 1, "answer": "a", "wrong": 0}] * 2)
+    with fails("bad-line", "line 2", "line 1"):
+        list(source(file).all())
+    with fails("bad-line", "line 1"):
+        list(source(write_lines(tmp_path / "b.jsonl", [{"answer": "a"}])).labelled("answer"))
+    with fails("labels", "right"):
+        list(source(write_lines(tmp_path / "c.jsonl", [{"answer": "a", "wrong": 0}])).labelled("answer"))
+    with fails("no-file", "missing.jsonl"):
+        source(tmp_path / "missing.jsonl")
+    with fails("bad-file", "texts="):
+        list(source(write_lines(tmp_path / "d.jsonl", [{"words": "a"}])).all())
+    with fails("bad-line", "texts.format=helm"):
+        list(source(write_lines(tmp_path / "e.jsonl", [{"answer": "a"}]), format="helm").all())
+
+
+@pytest.mark.parametrize("tokenizer", [byte_level(every_byte=True), sentence_piece(), word_piece()])
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_tokens_belong_to_the_span_with_most_of_their_characters(tokenizer, data):
+    """Every token that touches a span has its label; without one it is outside."""
+    words = data.draw(st.lists(st.sampled_from(["river", "Arl", "1912", "mill,", "é", "the"]), min_size=1))
+    shown, offsets = token_offsets(tokenizer, tokenizer(" ".join(words))["input_ids"])
+    if not shown.strip():
+        return
+    place = st.integers(0, len(shown))
+    bounds = sorted(data.draw(st.lists(place, min_size=2, max_size=6, unique=True)))
+    marks = [
+        {"start": a, "end": b, "wrong": data.draw(st.sampled_from([True, False, None]))}
+        for a, b in zip(bounds[::2], bounds[1::2], strict=False)
+    ]
+    labels = token_labels(read_text({"answer": shown, "spans": marks}, ""), offsets)
+    for token, (start, end) in enumerate(offsets):
+        overlaps = [max(0, min(end, m["end"]) - max(start, m["start"])) for m in marks]
+        assert labels.inside[token] == (max(overlaps, default=0) > 0)
+        if labels.inside[token]:
+            chosen = labels.mark[token]
+            assert overlaps[chosen] == max(overlaps)
+            assert labels.wrong[token] == {True: 1, False: 0, None: -1}[marks[chosen]["wrong"]]
+        else:
+            assert labels.wrong[token] == 0 and labels.mark[token] == -1
+
+
+def test_text_outside_that_is_right_is_cut_into_runs_by_sentence():
+    text = {"answer": "Ann saw. Bob left home.", "outside": "right"}
+    offsets = [(0, 3), (3, 7), (7, 8), (8, 12), (12, 17), (17, 22), (22, 23)]
+    right = token_labels(read_text(text | {"spans": []}, ""), offsets)
+    assert right.mark.tolist() == [0, 0, 0, 1, 1, 1, 1] and not right.inside.any()
+    marked = text | {"spans": [{"start": 13, "end": 17, "wrong": True}]}
+    found = token_labels(read_text(marked, ""), offsets)
+    assert found.mark.tolist() == [1, 1, 1, 2, 0, 3, 3] and found.wrong.tolist() == [0, 0, 0, 0, 1, 0, 0]
+    assert token_labels(read_text(marked | {"outside": "unknown"}, ""), offsets).mark.tolist() == [
+        -1, -1, -1, -1, 0, -1, -1,
+    ]  # fmt: skip
+
+
+#: Some records of our own in each layout, and the labels of the unit that they are read by.
+LAYOUTS = {
+    name: (each["records"], each["unit"], each["wrong"])
+    for name, each in json.loads(Path(__file__).with_name("layouts.json").read_text()).items()
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_published_layouts_are_told_apart_and_read(name, tmp_path):
+    records, unit, wrong = LAYOUTS[name]
+    folder = tmp_path / "writer"
+    folder.mkdir()
+    if name == "helm":
+        (folder / "data.json").write_text(json.dumps(records, indent=1))
+        file = folder / "data.json"
+    else:
+        file = folder / f"{name}.json"
+        file.write_text(json.dumps(records))  # an array
+        lines = write_lines(folder / "lines.jsonl", records)
+        assert [t.answer for t in source(lines).all()] == [t.answer for t in source(file).all()]
+    texts = list(source(file).all())
+    assert [mark.wrong for text in texts for mark in text.units(unit)] == wrong
+    assert [t.answer for t in source(file, format=name).all()] == [t.answer for t in texts]
+    if name == "hallucination_probes":
+        assert [label for _, label in labels(texts[0], "span")] == [False, None, True]
+    if name in ("halueval", "statements", "truthfulqa"):  # pairs of one group
+        assert texts[0].group == texts[1].group != ""
+    if name == "factscore":
+        assert [mark.wrong for mark in texts[0].claims] == [False, True, False]
+
+
+def test_ragtruth_finds_its_prompts_beside(tmp_path):
+    file = write_lines(tmp_path / "response.jsonl", LAYOUTS["ragtruth"][0])
+    assert {text.prompt for text in source(file).all()} == {None}
+    sources = [
+        {"source_id": "0", "task_type": "QA", "prompt": "Answer!"},
+        {"source_id": "1", "prompt": "Now!"},
+    ]
+    write_lines(tmp_path / "source_info.jsonl", sources)
+    assert [text.prompt for text in source(file).all()] == ["Answer!", "Answer!", "Now!", "Now!"]
+
+
+def test_statements_of_a_table_and_one_object_on_one_line(tmp_path):
+    with (tmp_path / "cities.csv").open("w", newline="") as file:
+        rows = [
+            ["statement", "label", "city"],
+            ["Lodz is in Poland, Europe.", "1", "Lodz"],
+            ["Lodz, Peru.", "0", "Lodz"],
+        ]
+        csv.writer(file).writerows(rows)
+    texts = list(source(tmp_path / "cities.csv").all())
+    assert [(t.wrong, t.group, t.dataset) for t in texts] == [
+        (False, "Lodz", "cities"), (True, "Lodz", "cities"),
+    ]  # fmt: skip
+    (tmp_path / "data.json").write_text(json.dumps(LAYOUTS["helm"][0]))
+    assert len(list(source(tmp_path / "data.json").all())) == 2
+
+
+def of_groups(groups, **more):
+    return [
+        {"id": f"{g}.{i}", "group": f"g{g}", "answer": f"text {g} {i}", "wrong": i, **more}
+        for g in range(groups)
+        for i in range(2)
+    ]
+
+
+def test_groups_stand_on_one_side_and_both_readings_agree(tmp_path):
+    with gzip.open(tmp_path / "texts.jsonl.gz", "wt") as file:
+        file.writelines(json.dumps(line) + "\n" for line in of_groups(40))
+    whole = source(tmp_path / "texts.jsonl.gz")
+    texts = list(whole.labelled("answer"))
+    sides = {text.group: text.split for text in texts}
+    assert all(sides[text.group] == text.split for text in texts) and len(texts) == 80
+    assert Counter(sides.values()) == {"train": 24, "validation": 6, "test": 10}
+    drawn = list(source(tmp_path / "texts.jsonl.gz", limit=20).labelled("answer"))
+    assert len(drawn) == 20 and {(t.id, t.split) for t in drawn} <= {(t.id, t.split) for t in texts}
+    assert list(source(tmp_path / "texts.jsonl.gz", seed=1).labelled("answer")) != texts
+
+
+def test_the_splits_of_a_file_are_kept_where_they_are_enough(tmp_path):
+    lines = [line | {"split": "test" if i % 4 < 2 else "train"} for i, line in enumerate(of_groups(40))]
+    given = source(write_lines(tmp_path / "a.jsonl", lines))
+    counts = Counter(text.split for text in given.labelled("answer"))
+    assert counts["test"] == 40 and counts["train"] + counts["validation"] == 40 and counts["validation"] > 0
+    assert given.survey("answer").notes
+    only = source(write_lines(tmp_path / "b.jsonl", of_groups(40, split="test")))
+    assert len({text.split for text in only.labelled("answer")}) == 3 and only.survey("answer").notes
+    lines[1] |= {"split": "train"}
+    with fails("overlap", "a.jsonl"):
+        list(source(write_lines(tmp_path / "a.jsonl", lines)).labelled("answer"))
+    same = [
+        of_groups(2)[0] | {"split": "train"},
+        of_groups(2)[0] | {"id": "x", "group": "h", "split": "test"},
+    ]
+    with fails("overlap", "line 2", "line 1"):
+        list(source(write_lines(tmp_path / "c.jsonl", same)).labelled("answer"))
+
+
+def test_a_text_of_two_groups_is_read_once(tmp_path):
+    lines = [*of_groups(20), of_groups(1)[0] | {"id": "again", "group": "other"}]
+    again = source(write_lines(tmp_path / "a.jsonl", lines))
+    assert "again" not in {text.id for text in again.labelled("answer")}
+    assert again.survey("answer").texts == 40
