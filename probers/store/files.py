@@ -1,7 +1,4 @@
-"""The files of a feature store: manifest, shards, and the JSON file beside each shard.
-
-The manifest and the JSON files say what there is; of a shard the rows are Parquet, the states safetensors.
-"""
+"""The files of a feature store: manifest, shards (Parquet and safetensors), and the JSON record of each."""
 
 from __future__ import annotations
 
@@ -32,7 +29,7 @@ _FIELDS: dict[str, Any] = {
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """The manifest of the store in ``path``; UserError for no store, another schema, or a damaged one."""
+    """Read a store's manifest; UserError for no store, another schema, or a damaged one."""
     file = path / MANIFEST
     try:
         manifest = read_json(file)
@@ -52,7 +49,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 
 def read_specs(path: Path, manifest: Mapping[str, Any]) -> tuple[FeatureSpec, ...]:
-    """Specifications of the features of the store in ``path``, from its manifest; UserError if damaged."""
+    """Read the specifications of a store's features from its manifest; UserError if damaged."""
     try:
         specs = tuple(FeatureSpec.from_dict(each) for each in [manifest["spec"], *manifest.get("more", ())])
         check_features(specs)
@@ -83,7 +80,7 @@ def check_features(specs: Sequence[FeatureSpec]) -> None:
 
 
 def state_suffixes(specs: Sequence[FeatureSpec]) -> list[str]:
-    """File name endings of each feature's states."""
+    """List the file name endings of each feature's states."""
     return ["safetensors", *(f"{spec.pool}.{spec.site}.safetensors" for spec in specs[1:])]
 
 
@@ -98,7 +95,7 @@ def shard_file(index: int, suffix: str) -> str:
 
 
 def damaged(store: Path, file: str, problem: str) -> UserError:
-    """The error for a file of a store that is not as it was written."""
+    """Make the error for a file that is not as it was written."""
     return UserError(f"the feature store {store} is damaged: {file} {problem}; make it again", "damaged")
 
 
@@ -123,7 +120,6 @@ def check_same(path: Path, there: Mapping[str, Any], here: Mapping[str, Any]) ->
 
 
 def _problem(manifest: Mapping[str, Any]) -> str | None:
-    """The problem with a manifest's fields, or None."""
     for name, kind in _FIELDS.items():
         if name not in manifest:
             return f"it lacks {name}"
@@ -149,15 +145,15 @@ def _is_listed(file: Any) -> bool:
 
 
 def read_sidecar(store: Path, index: int, specs: Sequence[FeatureSpec]) -> dict[str, Any]:
-    """The JSON record of one shard; RunError if it is damaged."""
+    """Read the JSON record of one shard; RunError if it is damaged."""
     path = store / shard_file(index, "json")
     try:
         found = unsealed(path)
         lists = {name: list(found[name]) for name in ("units", "left_out")}
         about: dict[str, Any] = {"rows": int(found["rows"]), "files": dict(found["files"]), **lists}
         own = {f"{index:05d}.{end}" for end in ("parquet", *state_suffixes(specs)) if about["rows"] > 0}
-        of_units = all(isinstance(unit, str) for unit in about["units"])
-        if set(about["files"]) != own or not all(map(_is_listed, about["files"].values())) or not of_units:
+        sound = all(isinstance(unit, str) for unit in about["units"])
+        if set(about["files"]) != own or not all(map(_is_listed, about["files"].values())) or not sound:
             raise ValueError("lists what is not its shard's")
     except (ValueError, TypeError, KeyError) as error:
         remedy = "the command that made the store makes the shard again"
@@ -166,7 +162,7 @@ def read_sidecar(store: Path, index: int, specs: Sequence[FeatureSpec]) -> dict[
 
 
 def written_shards(store: Path) -> list[int]:
-    """Indices of the shards that are whole, ascending."""
+    """List the indices of the shards that are whole, ascending."""
     names = (p.stem for p in store.glob("shards/*.json") if p.stem.isdecimal() and p.stem.isascii())
     return sorted(index for name in names if (index := int(name)) < MOST_SHARDS)
 
@@ -188,10 +184,10 @@ _OF_ATTENTION = ("rind_max",)
 
 
 def encode_states(rows: Sequence[Mapping[str, Any]], states: np.ndarray, spec: FeatureSpec) -> bytes:
-    """The states (n, layers, d) as safetensors, one tensor ``layer.<k>`` (n, d) per layer.
+    """Encode states (n, layers, d) as safetensors, one tensor ``layer.<k>`` (n, d) per layer.
 
     With dtype "fp8" these are codes, and a tensor ``scale`` (n, layers) says what to multiply them by.
-    RunError names example and layer of a value that is not finite in the store's number format.
+    RunError names a value that is not finite in the store's number format.
     """
     # Layers first, in one pass: each layer's block is then contiguous, as the file has it.
     with np.errstate(over="ignore"):
@@ -214,7 +210,7 @@ def encode_states(rows: Sequence[Mapping[str, Any]], states: np.ndarray, spec: F
 
 
 def encode_rows(rows: Sequence[Mapping[str, Any]]) -> bytes:
-    """Rows as Parquet; columns in the order of :data:`COLUMNS`, then by name.
+    """Encode rows as Parquet, with columns in the order of :data:`COLUMNS`, then by name.
 
     RunError for a score that is no number, ValueError for columns, splits or labels that do not fit.
     """
@@ -225,10 +221,9 @@ def encode_rows(rows: Sequence[Mapping[str, Any]]) -> bytes:
     for row in rows:
         if set(row) != set(names):
             raise ValueError(f"row {row.get('id')} has other columns than {rows[0].get('id')}")
-        if row.get("split") not in SPLITS or row.get("correct") not in (0, 1):
-            raise ValueError(
-                f"row {row.get('id')}: split={row.get('split')!r}, correct={row.get('correct')!r}"
-            )
+        split, correct = row.get("split"), row.get("correct")
+        if split not in SPLITS or correct not in (0, 1):
+            raise ValueError(f"row {row.get('id')}: {split=}, {correct=}")
     if lacking := [c for c in _REQUIRED if c not in names]:
         raise ValueError(f"rows lack the columns {lacking}")
     kinds = _types()
@@ -241,8 +236,7 @@ def encode_rows(rows: Sequence[Mapping[str, Any]]) -> bytes:
         values = [kind(row[name]) for row in there]
         if kind is float and not np.isfinite(values).all():
             bad = there[int(np.flatnonzero(~np.isfinite(values))[0])]
-            told = f"{name} of {bad['id']} is {bad[name]}: a score that is no number is an error"
-            raise RunError(told, "bad-value")
+            raise RunError(f"{name} of {bad['id']} is {bad[name]}, which is no number", "bad-value")
         if len(there) < len(rows):
             values = [row[name] for row in rows]
         arrays.append(pa.array(values, type=kinds[kind]))
@@ -254,7 +248,7 @@ def encode_rows(rows: Sequence[Mapping[str, Any]]) -> bytes:
 def read_rows(
     store: Path, index: int, columns: Sequence[str] | None = None, *, rows: int | None = None
 ) -> pa.Table:
-    """The rows of one shard that has any, with all columns by default.
+    """Read the rows of one shard that has any, with all columns by default.
 
     UserError for a file that cannot be read, and other columns, types, values or number of ``rows``.
     """
@@ -280,12 +274,12 @@ def read_rows(
 
 
 def _kind_of(column: str, found: set[type]) -> type:
-    """The type of a further column, float for whole numbers among others (ValueError for no type)."""
-    kind = float if found == {int, float} else next(iter(found), type(None))
-    if len(found - {int, float}) + bool(found & {int, float}) != 1 or kind not in _types():
+    """Find the type of a further column, float for whole numbers among others."""
+    kinds = {float} if found == {int, float} else found
+    if len(kinds) != 1 or not kinds <= set(_types()):
         held = " and ".join(sorted(each.__name__ for each in found)) or "None alone"
         raise ValueError(f"column {column} holds {held}; str, int, float or bool can be stored")
-    return kind
+    return next(iter(kinds))
 
 
 def _types() -> dict[type, pa.DataType]:
@@ -309,7 +303,7 @@ def _odd_column(schema: pa.Schema) -> str | None:
 
 
 def all_rows(store: Path, counts: Sequence[int]) -> pa.Table:
-    """The rows of all shards, one after the other; ``counts`` are the rows of each."""
+    """Read the rows of all shards; ``counts`` are the rows of each."""
     import pyarrow as pa
 
     return pa.concat_tables([read_rows(store, i, rows=n) for i, n in enumerate(counts) if n])
@@ -321,10 +315,9 @@ def check_rows(store: Path, shards: Iterable[int]) -> None:
     seen: set[int] = set()  # hashes: the ids of millions of rows would be large
     for index in shards:
         table = read_rows(store, index)
-        if schema is not None and not table.schema.equals(schema):
-            told = f"shard {index} of {store} has other columns than the shards before it"
-            raise RunError(told, "mismatch")
-        schema = table.schema
+        schema = schema or table.schema
+        if not table.schema.equals(schema):
+            raise RunError(f"shard {index} of {store} has other columns than the first", "mismatch")
         for name in table["id"].to_pylist():
             key = draw_key("id", 0, name)
             if key in seen:

@@ -1,20 +1,9 @@
 """The feature store: labelled hidden states on disk, resumable and memory-mapped.
 
-Layout of a store folder::
-
-    manifest.json            FeatureSpec, configuration, counts, checksums, complete or not
-    shards/00000.parquet     one row per example (labels, texts, signals)
-    shards/00000.safetensors one tensor "layer.<k>" (rows, d) per layer; with dtype "fp8" also
-                             "scale" (rows, layers), by which they are multiplied
-    shards/00000.<pool>.<site>.safetensors
-                             the same of each further feature of the rows, where there are several
-    shards/00000.json        sizes and checksums of these, the pieces of work the shard covers and what
-                             of them was left out; written last: where it is, the shard is whole
-
-Every file is written beside its place and then renamed, and holds neither times nor machine names: a store
-that was killed and resumed is byte-identical to one that was not. One process writes a folder; several
-workers write a folder each, which :meth:`FeatureStore.merge` copies into one, and
-:class:`.joined.JoinedStores` reads in place.
+docs/formats.md describes the files. Each is written beside its place and then renamed, a shard's JSON record
+last: where it is, the shard is whole. None holds times or machine names: a store that was killed and resumed
+is byte-identical to one that was not. One process writes a folder; several workers write a folder each, which
+:meth:`FeatureStore.merge` copies into one, and :class:`.joined.JoinedStores` reads in place.
 """
 
 from __future__ import annotations
@@ -64,9 +53,9 @@ log = logging.getLogger(__name__)
 class FeatureStore:
     """A folder of labelled hidden states; make one with :meth:`create` or :meth:`open`.
 
-    A store holds one or several features of its rows, in the order in which they are written. States are read
-    of one of them, of index ``read``: the first unless :meth:`feature` chose another. ``config`` is the part
-    of the configuration that decided what was computed. ``shards`` is None while only the last one tells.
+    States are read of one of its ``features``, of index ``read``: the first unless :meth:`feature` chose
+    another. ``config`` is the part of the configuration that decided what was computed. ``shards`` is None
+    while only the last one tells.
     """
 
     path: Path
@@ -84,14 +73,10 @@ class FeatureStore:
         config: Mapping[str, Any],
         shards: int | None = None,
     ) -> FeatureStore:
-        """A new store, or the unfinished one in ``path`` to go on with.
+        """Make a new store, or go on with the unfinished one in ``path``.
 
-        Each feature is of another pool or site; ``config`` are plain containers; ``shards=None`` leaves open
-        until :meth:`finish` how many there will be.
-
-        Raises:
-            UserError: ``path`` holds a store of other specifications or another configuration.
-            ValueError: features that cannot be of the same rows.
+        Each feature is of another pool or site. UserError where ``path`` holds a store of other
+        specifications or another configuration, ValueError for features that cannot be of the same rows.
         """
         if shards is not None and shards < 1:
             raise ValueError(f"a store has at least one shard, got shards={shards}")
@@ -104,32 +89,23 @@ class FeatureStore:
             with writing(store.path):
                 store._file(0, "json").parent.mkdir(parents=True, exist_ok=True)
             write_bytes(store.path / MANIFEST, canonical_json(store._manifest()).encode())
-        store._drop_damaged()
+        for index in written_shards(store.path):
+            try:
+                if (found := check(store.path, _listed(store._sidecar(index)))) is None:
+                    continue
+                log.info(f"{store.path / found[0]} {found[1]}: its shard is made again")
+            except RunError as error:
+                log.info(str(error))
+            store._file(index, "json").unlink()
         for leftover in store.path.glob("shards/.*.tmp"):
             leftover.unlink()
         return store
 
-    def _drop_damaged(self) -> None:
-        """Make a shard that is not as it was written count as missing; says which."""
-        for index in written_shards(self.path):
-            file = self._file(index, "json")
-            try:
-                if (found := check(self.path, _listed(self._sidecar(index)))) is None:
-                    continue
-                log.info(f"{self.path / found[0]} {found[1]}: its shard is made again")
-            except RunError as error:
-                log.info(str(error))
-            file.unlink()
-
     @classmethod
     def open(cls, path: str | Path, *, checksums: bool = True) -> FeatureStore:
-        """A finished store, with its manifest and files checked.
+        """Open a finished store, its files compared with their ``checksums`` (once), or else by size alone.
 
-        Every file is compared with its checksum, once for each size and times it has (see
-        :func:`probers.checksums.check`); with ``checksums=False`` only its size.
-
-        Raises:
-            UserError: no store, an unfinished one, or a file that is missing, cut short or altered.
+        UserError for no store, an unfinished one, or a file that is missing, cut short or altered.
         """
         path = Path(path)
         manifest = read_manifest(path)
@@ -146,16 +122,17 @@ class FeatureStore:
     def merge(cls, stores: Sequence[FeatureStore | str | Path], out: str | Path) -> FeatureStore:
         """Join finished stores of the same features, as several workers made them, into a new one.
 
-        Shard files are hard-linked where the file system allows it and copied otherwise;
-        ``summary["merged"]`` says which rows came from which store. The new folder appears whole or not at
-        all, and the same stores in the same order give the same bytes.
+        Shard files are hard-linked where the file system allows it; ``summary["merged"]`` says which rows
+        came from which store. The same stores in the same order give the same bytes.
 
         Raises:
             UserError: stores of other features, models or columns; an id that occurs twice; a group on two
                 sides of a split; an ``out`` that exists; see also :meth:`open`.
         """
-        opened = [cls.open(s.path if isinstance(s, FeatureStore) else s) for s in stores]
-        merge([store.path for store in opened], Path(out))
+        paths = [store.path if isinstance(store, FeatureStore) else Path(store) for store in stores]
+        for path in paths:
+            cls.open(path)
+        merge(paths, Path(out))
         return cls.open(out)
 
     @property
@@ -163,7 +140,7 @@ class FeatureStore:
         return self.features[self.read]
 
     def feature(self, *, pool: str | None = None, site: str | None = None) -> FeatureStore:
-        """The same store, reading its first feature of some pool and site; UserError where there is none."""
+        """Read the store as its first feature of some pool and site; UserError where there is none."""
         for index, spec in enumerate(self.features):
             if pool in (None, spec.pool) and site in (None, spec.site):
                 return replace(self, read=index)
@@ -200,15 +177,11 @@ class FeatureStore:
         units: Sequence[str] = (),
         left_out: Sequence[Mapping[str, Any]] = (),
     ) -> None:
-        """Write one shard, all or nothing.
+        """Write the shard ``index`` (from 0), all or nothing; one that is there is replaced.
 
-        Args:
-            index: from 0; a shard that is there is replaced.
-            rows: one mapping per example, with the keys of :data:`probers.store.files.COLUMNS` (id, group,
-                split and correct at least) and any further ones; the same keys in every row.
-            states: of each feature (len(rows), layers, width), in the order of its layers.
-            units: ids of the pieces of work the shard covers, which are not done again.
-            left_out: what gave no row, with id, reason and whatever else tells why.
+        ``rows`` have the keys of :data:`probers.store.files.COLUMNS` (id, group, split and correct at least)
+        and any further ones, ``states`` the shape (len(rows), layers, width) for each feature. ``units`` are
+        ids of the pieces of work the shard covers, and ``left_out`` is what gave no row, with id and reason.
 
         Raises:
             RunError: states that are not finite in the store's number format.
@@ -240,7 +213,7 @@ class FeatureStore:
     def read_shard(
         self, index: int
     ) -> tuple[list[dict[str, Any]], list[np.ndarray], list[str], list[dict[str, Any]]]:
-        """Read a whole shard into memory: rows, states, units, left out, as given to :meth:`write_shard`."""
+        """Read a whole shard: rows, states, units, left out, as given to :meth:`write_shard`."""
         about, rows = self._sidecar(index), self.shard_rows(index)
         states = [
             StateReader([self._file(index, end)], [len(rows)], spec, spec.layers)[:]
@@ -256,9 +229,8 @@ class FeatureStore:
     def finish(self, summary: Mapping[str, Any] | None = None, *, empty: bool = False) -> None:
         """Mark the store complete and keep plain figures as its ``summary``.
 
-        Raises:
-            RunError: shards are missing, ids repeat, shards have different columns, or all are empty
-                (unless ``empty`` allows it, for a small part).
+        RunError where shards are missing, ids repeat, columns differ, or all shards are empty, which
+        ``empty`` allows for a small part.
         """
         rows = self._written_counts() if empty else self._counts()
         files = self._shard_files()
@@ -286,7 +258,7 @@ class FeatureStore:
         return all_rows(self.path, self._counts()).to_pandas()
 
     def tables(self, columns: Sequence[str] | None = None) -> Iterator[pd.DataFrame]:
-        """The rows shard by shard, all columns by default; memory does not grow with their number."""
+        """Yield the rows of each shard, all columns by default."""
         for index, count in enumerate(self._counts()):
             if count:
                 yield read_rows(self.path, index, columns, rows=count).to_pandas()
@@ -298,8 +270,7 @@ class FeatureStore:
     def states(self, layers: Sequence[int], rows: Sequence[int] | np.ndarray | None = None) -> np.ndarray:
         """(n, len(layers), d) states in the order of ``layers`` and ``rows``; other shards are not read.
 
-        Raises:
-            UserError: the store lacks a layer (lists those it has), or a shard is damaged.
+        UserError where the store lacks a layer, or a shard is damaged.
         """
         return self.reader(layers)[slice(None) if rows is None else rows]
 
@@ -310,10 +281,7 @@ class FeatureStore:
         return StateReader(files, counts, self.spec, layers)
 
     def to_datasets(self, layers: Sequence[int] | None = None) -> datasets.Dataset:
-        """All rows as a Hugging Face ``Dataset``, with a column ``layer.<k>`` of vectors per layer asked for.
-
-        The states of those layers are read into memory; without layers none are.
-        """
+        """Make a Hugging Face ``Dataset`` of all rows, with a column ``layer.<k>`` for each layer."""
         import datasets
         import pyarrow as pa
 
@@ -332,7 +300,7 @@ class FeatureStore:
         return self.path / shard_file(index, suffix)
 
     def _counts(self) -> list[int]:
-        """Rows per shard: from the manifest, or before it is finished from the shards themselves."""
+        """Rows per shard, before the store is finished from the shards themselves."""
         counts = read_manifest(self.path)["rows"] or self._written_counts()
         if not sum(counts):
             raise RunError(f"the feature store {self.path} is empty: no example was kept", "empty")
