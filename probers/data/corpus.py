@@ -186,9 +186,7 @@ class _Request:
                     offsets.append(offsets[-1] + file.write(encode(passage)))
         np.save(folder / OFFSETS, np.frombuffer(offsets, dtype=np.int64), allow_pickle=False)
         if self._stamp() != before:
-            raise RunError(
-                f"{self.path} was changed while it was read: run the same command again", "changed"
-            )
+            raise RunError(f"{self.path} has changed while it was read: run again", "changed")
         self._finish(len(offsets) - 1, bad)
         first = bad.listed[0] if bad.listed else ""
         return {"passages": len(offsets) - 1, "skipped": bad.count, "first_skipped": first}

@@ -96,7 +96,7 @@ class LeftOut:
 
 @contextmanager
 def open_text(path: Path, newline: str | None = None) -> Iterator[tuple[io.TextIOWrapper, Callable[[], int]]]:
-    """Open a text file, ``.gz`` or not, and what tells the bytes read of it; UserError where it is damaged."""
+    """Open a text file (``.gz`` too), and what tells the bytes read of it; UserError if damaged."""
     try:
         with path.open("rb") as raw:
             binary: Any = gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw

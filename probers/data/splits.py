@@ -198,7 +198,7 @@ _SAME_GROUPS = {"completion": "wiki"}
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Hashes, by split, of the groups and question texts that something was trained, validated and tested on."""
+    """Hashes, by split, of the groups and question texts that something was made with."""
 
     splits: Mapping[str, frozenset[str]]
 
