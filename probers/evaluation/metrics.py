@@ -1,9 +1,9 @@
 """Quality of a detector: does the score rank wrong answers above right ones, is it calibrated?
 
-Conventions: ``labels`` (n,) are 1 for the event to be detected (a wrong answer) and
-0 otherwise; ``scores`` (n,) are higher the likelier the event; ``weights`` are None,
-(n,), or (n, r) for r resamples at once, which gives (r,) results. A figure that needs
-both classes is NaN without one of them. A NaN score is an error, never "certain".
+``labels`` (n,) are 1 for the event to be detected (a wrong answer) and 0 otherwise; ``scores`` (n,) are
+higher the likelier the event; ``weights`` are None, (n,), or (n, r) for r resamples at once, which gives (r,)
+results. A figure that needs both classes is NaN without one of them. A NaN score is an error, never
+"certain".
 """
 
 from __future__ import annotations
@@ -67,10 +67,9 @@ def recall_at_fpr(
 def prr(labels: np.ndarray, scores: np.ndarray, weights: np.ndarray | None = None) -> Any:
     """Prediction rejection ratio: 1 when rejecting by score is as good as an oracle, 0 as chance.
 
-    With A(c) the share of right answers among the fraction c with the lowest scores,
-    PRR = (mean of A over c - a) / (mean of the oracle's A - a), where a is the accuracy
-    of all and the mean is the integral over c from 0 to 1. Tied answers are kept in
-    expectation over their orders. For the oracle A is 1 up to c = a and a/c beyond.
+    With A(c) the share of right answers among the fraction c with the lowest scores, and a that of all,
+    PRR = (integral of A over c from 0 to 1 - a) / (the oracle's - a). Tied answers are kept in expectation over
+    their orders. For the oracle A is 1 up to c = a and a/c beyond.
     """
     return _prr(_levels(labels, scores, weights))
 
@@ -81,11 +80,10 @@ def risk_coverage(labels: np.ndarray, scores: np.ndarray) -> tuple[np.ndarray, n
     One point per example kept, ascending, ties in expectation over their orders (El-Yaniv and Wiener 2010).
     """
     levels = _levels(labels, scores, None)
-    width = levels.positive + levels.negative
-    edges = np.concatenate([[0.0], np.cumsum(width)])
-    kept = np.arange(1, int(edges[-1]) + 1)
-    events = np.interp(kept, edges, np.concatenate([[0.0], np.cumsum(levels.positive)]))
-    return kept / edges[-1], events / kept
+    edges = np.r_[0.0, levels.events + levels.others]
+    kept = np.arange(1, len(labels) + 1)
+    events = np.interp(kept, edges, np.r_[0.0, levels.events])
+    return kept / len(labels), events / kept
 
 
 def accuracy(labels: np.ndarray, fired: np.ndarray, weights: np.ndarray | None = None) -> Any:
@@ -128,16 +126,14 @@ def ece(
 def _bins(probabilities: np.ndarray, bins: int) -> np.ndarray:
     """Assignment of examples to bins, (bins, n)."""
     place = np.clip((probabilities * bins).astype(int), 0, bins - 1)
-    found: np.ndarray = place[None, :] == np.arange(bins)[:, None]
-    return found
+    return np.equal(place, np.arange(bins)[:, None])
 
 
 def ece_by_chance(probabilities: np.ndarray, *, draws: int = 1000, seed: int = 0) -> float:
     """The :func:`ece` that probabilities (n,) have on average where they are exactly right.
 
-    In a bin of few examples the share of events is not the mean probability: an ECE near this one is no
-    evidence of miscalibration (Bröcker and Smith 2007, consistency resampling). Labels are drawn
-    independently, so that it is too low for texts that come in groups.
+    An ECE near this one is no evidence of miscalibration (Bröcker and Smith 2007, consistency resampling).
+    Labels are drawn independently, so that it is too low for texts that come in groups.
     """
     labels = np.random.default_rng(seed).random((len(probabilities), draws)) < probabilities[:, None]
     members = _bins(probabilities, 10) @ (probabilities[:, None] - labels)
