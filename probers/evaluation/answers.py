@@ -70,7 +70,7 @@ def normalize_answer(text: str) -> str:
 
 
 def exact_match(prediction: str, answers: Sequence[str]) -> float:
-    """1.0 when the normalised prediction is one of the normalised answers (as in SQuAD, even an empty one)."""
+    """1.0 when the normalised prediction is one of the normalised answers, as in SQuAD even an empty one."""
     return float(normalize_answer(unmarked(prediction)) in {normalize_answer(a) for a in answers})
 
 

@@ -68,8 +68,8 @@ def prr(labels: np.ndarray, scores: np.ndarray, weights: np.ndarray | None = Non
     """Prediction rejection ratio: 1 when rejecting by score is as good as an oracle, 0 as chance.
 
     With A(c) the share of right answers among the fraction c with the lowest scores, and a that of all,
-    PRR = (integral of A over c from 0 to 1 - a) / (the oracle's - a). Tied answers are kept in expectation over
-    their orders. For the oracle A is 1 up to c = a and a/c beyond.
+    PRR = (integral of A over c from 0 to 1 - a) / (the oracle's - a). Tied answers are kept in expectation
+    over their orders. For the oracle A is 1 up to c = a and a/c beyond.
     """
     return _prr(_levels(labels, scores, weights))
 
