@@ -156,8 +156,8 @@ class CutPlan:
                 seed=self.seed,
             )  # fmt: skip
             if not cuts:
-                self.source.problems.add(article.title, "no entity: none inside a sentence and not in the
-                title")
+                reason = "no entity: none inside a sentence and not in the title"
+                self.source.problems.add(article.title, reason)
             self.cuts += len(cuts)
             yield from cuts
         if not self.cuts:
