@@ -130,8 +130,7 @@ _WORDS = re.compile(
 )
 _SHARES = "third|quarter|fourth|fifth|sixth|seventh|eighth|ninth|tenth"
 _FRACTIONS = re.compile(
-    rf"(?<![\w-])(?:one[\s-](?:{_SHARES})|(?!one)(?:{_ONES})[\s-](?:{_SHARES})s)(?![\w-])",
-    re.IGNORECASE,
+    rf"(?<![\w-])(?:one[\s-](?:{_SHARES})|(?!one)(?:{_ONES})[\s-](?:{_SHARES})s)(?![\w-])", re.IGNORECASE
 )
 _ORDINALS = re.compile(
     rf"(?<![\w-])(?:(?:{_TENS})-)?(?:first|second|third|fourth|fifth|sixth|seventh|eighth|ninth|tenth|eleventh|"

@@ -145,20 +145,20 @@ def _is_listed(file: Any) -> bool:
 
 
 def read_sidecar(store: Path, index: int, specs: Sequence[FeatureSpec]) -> dict[str, Any]:
-    """Read the JSON record of one shard; RunError if it is damaged."""
+    """Read the JSON record of one shard, with files as paths in the store; RunError if it is damaged."""
     path = store / shard_file(index, "json")
     try:
         found = unsealed(path)
-        lists = {name: list(found[name]) for name in ("units", "left_out")}
-        about: dict[str, Any] = {"rows": int(found["rows"]), "files": dict(found["files"]), **lists}
-        own = {f"{index:05d}.{end}" for end in ("parquet", *state_suffixes(specs)) if about["rows"] > 0}
-        sound = all(isinstance(unit, str) for unit in about["units"])
-        if set(about["files"]) != own or not all(map(_is_listed, about["files"].values())) or not sound:
+        about = {name: list(found[name]) for name in ("units", "left_out")}
+        rows, listed = int(found["rows"]), dict(found["files"])
+        own = {f"{index:05d}.{end}" for end in ("parquet", *state_suffixes(specs)) if rows > 0}
+        sound = all(map(_is_listed, listed.values())) and all(isinstance(u, str) for u in about["units"])
+        if set(listed) != own or not sound:
             raise ValueError("lists what is not its shard's")
     except (ValueError, TypeError, KeyError) as error:
         remedy = "the command that made the store makes the shard again"
         raise RunError(f"{path} is damaged (it {error}): {remedy}", "damaged") from error
-    return about
+    return {"rows": rows, "files": {f"shards/{name}": file for name, file in listed.items()}, **about}
 
 
 def written_shards(store: Path) -> list[int]:

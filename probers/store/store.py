@@ -19,25 +19,7 @@ import numpy as np
 from ..checksums import check, sealed
 from ..files import canonical_json, digest, write_bytes, writing
 from ..types import RunError, UserError
-from .files import (
-    FORMAT,
-    MANIFEST,
-    SCHEMA,
-    all_rows,
-    check_features,
-    check_rows,
-    check_same,
-    damaged,
-    encode_rows,
-    encode_states,
-    read_manifest,
-    read_rows,
-    read_sidecar,
-    read_specs,
-    shard_file,
-    state_suffixes,
-    written_shards,
-)
+from . import files
 from .merge import merge
 from .reader import StateReader
 from .spec import FeatureSpec
@@ -80,18 +62,19 @@ class FeatureStore:
         """
         if shards is not None and shards < 1:
             raise ValueError(f"a store has at least one shard, got shards={shards}")
-        check_features(features)
+        files.check_features(features)
         store = cls(Path(path), tuple(features), config, shards)
-        if (store.path / MANIFEST).exists():
-            there = read_manifest(store.path)
-            check_same(store.path, there | ({"shards": None} if shards is None else {}), store._manifest())
+        if (store.path / files.MANIFEST).exists():
+            there = files.read_manifest(store.path)
+            there |= {"shards": None} if shards is None else {}
+            files.check_same(store.path, there, store._manifest())
         else:
             with writing(store.path):
                 store._file(0, "json").parent.mkdir(parents=True, exist_ok=True)
-            write_bytes(store.path / MANIFEST, canonical_json(store._manifest()).encode())
-        for index in written_shards(store.path):
+            write_bytes(store.path / files.MANIFEST, canonical_json(store._manifest()).encode())
+        for index in files.written_shards(store.path):
             try:
-                if (found := check(store.path, _listed(store._sidecar(index)))) is None:
+                if (found := check(store.path, store._sidecar(index)["files"])) is None:
                     continue
                 log.info(f"{store.path / found[0]} {found[1]}: its shard is made again")
             except RunError as error:
@@ -108,14 +91,14 @@ class FeatureStore:
         UserError for no store, an unfinished one, or a file that is missing, cut short or altered.
         """
         path = Path(path)
-        manifest = read_manifest(path)
-        store = cls(path, read_specs(path, manifest), manifest["config"], manifest["shards"])
+        manifest = files.read_manifest(path)
+        store = cls(path, files.read_specs(path, manifest), manifest["config"], manifest["shards"])
         if not manifest["complete"]:
-            written = f"{len(written_shards(path))} of {store.shards or 'an unknown number of'} shards"
+            written = f"{len(files.written_shards(path))} of {store.shards or 'an unknown number of'} shards"
             remedy = "run the command that made it once more, it goes on where it stopped"
             raise UserError(f"the feature store {path} is incomplete ({written}): {remedy}", "no-artifact")
         if (found := check(path, manifest["files"], contents=checksums)) is not None:
-            raise damaged(path, *found)
+            raise files.damaged(path, *found)
         return store
 
     @classmethod
@@ -151,13 +134,13 @@ class FeatureStore:
     @property
     def missing(self) -> list[int]:
         """Indices of the shards not yet written; with an open number, the gaps before the last one."""
-        written = written_shards(self.path)
+        written = files.written_shards(self.path)
         upto = self.shards if self.shards is not None else max(written, default=-1) + 1
         return sorted(set(range(upto)) - set(written))
 
     @property
     def next_shard(self) -> int:
-        return next(iter(self.missing), len(written_shards(self.path)))
+        return next(iter(self.missing), len(files.written_shards(self.path)))
 
     @property
     def units(self) -> set[str]:
@@ -192,22 +175,22 @@ class FeatureStore:
             raise ValueError(f"states of shard {index} have the shapes {shapes}, expected {expected}")
         if index < 0 or (self.shards is not None and index >= self.shards):
             raise ValueError(f"shard {index} is out of range for {self.shards} shards")
-        ends = state_suffixes(self.features)
+        ends = files.state_suffixes(self.features)
         blobs = dict.fromkeys(["parquet", *ends], b"")
         if rows:
-            blobs["parquet"] = encode_rows(rows)
+            blobs["parquet"] = files.encode_rows(rows)
             for end, each, spec in zip(ends, states, self.features, strict=True):
-                blobs[end] = encode_states(rows, each, spec)
+                blobs[end] = files.encode_states(rows, each, spec)
         self._file(index, "json").unlink(missing_ok=True)  # until it is written again there is no shard
-        files = {}
+        written = {}
         for suffix, blob in blobs.items():
             file = self._file(index, suffix)
             if blob:
                 write_bytes(file, blob)
-                files[file.name] = {"bytes": len(blob), "sha256": digest(blob, 64)}
+                written[file.name] = {"bytes": len(blob), "sha256": digest(blob, 64)}
             else:
                 file.unlink(missing_ok=True)
-        about = {"rows": len(rows), "files": files, "units": list(units), "left_out": list(left_out)}
+        about = {"rows": len(rows), "files": written, "units": list(units), "left_out": list(left_out)}
         write_bytes(self._file(index, "json"), sealed(about).encode())
 
     def read_shard(
@@ -217,14 +200,14 @@ class FeatureStore:
         about, rows = self._sidecar(index), self.shard_rows(index)
         states = [
             StateReader([self._file(index, end)], [len(rows)], spec, spec.layers)[:]
-            for spec, end in zip(self.features, state_suffixes(self.features), strict=True)
+            for spec, end in zip(self.features, files.state_suffixes(self.features), strict=True)
         ]
         return rows, states, about["units"], about["left_out"]
 
     def shard_rows(self, index: int) -> list[dict[str, Any]]:
         if not self._sidecar(index)["rows"]:
             return []
-        return read_rows(self.path, index).to_pylist()
+        return files.read_rows(self.path, index).to_pylist()
 
     def finish(self, summary: Mapping[str, Any] | None = None, *, empty: bool = False) -> None:
         """Mark the store complete and keep plain figures as its ``summary``.
@@ -233,35 +216,34 @@ class FeatureStore:
         ``empty`` allows for a small part.
         """
         rows = self._written_counts() if empty else self._counts()
-        files = self._shard_files()
-        check_rows(self.path, [i for i, n in enumerate(rows) if n])
+        files.check_rows(self.path, [i for i, n in enumerate(rows) if n])
         manifest = self._manifest() | {
-            "complete": True, "shards": len(rows), "rows": rows, "files": files,
+            "complete": True, "shards": len(rows), "rows": rows, "files": self._shard_files(),
             "summary": dict(summary or {}),
         }  # fmt: skip
-        write_bytes(self.path / MANIFEST, canonical_json(manifest).encode())
+        write_bytes(self.path / files.MANIFEST, canonical_json(manifest).encode())
 
     def verify(self) -> None:
         """Compare every file with its checksum, in an unfinished store too; UserError names a damaged one."""
-        files = read_manifest(self.path)["files"] or self._shard_files()
-        if (found := check(self.path, files, anew=True)) is not None:
-            raise damaged(self.path, *found)
+        listed = files.read_manifest(self.path)["files"] or self._shard_files()
+        if (found := check(self.path, listed, anew=True)) is not None:
+            raise files.damaged(self.path, *found)
 
     @property
     def summary(self) -> dict[str, Any]:
-        return read_manifest(self.path)["summary"]
+        return files.read_manifest(self.path)["summary"]
 
     def __len__(self) -> int:
         return sum(self._counts())
 
     def table(self) -> pd.DataFrame:
-        return all_rows(self.path, self._counts()).to_pandas()
+        return files.all_rows(self.path, self._counts()).to_pandas()
 
     def tables(self, columns: Sequence[str] | None = None) -> Iterator[pd.DataFrame]:
         """Yield the rows of each shard, all columns by default."""
         for index, count in enumerate(self._counts()):
             if count:
-                yield read_rows(self.path, index, columns, rows=count).to_pandas()
+                yield files.read_rows(self.path, index, columns, rows=count).to_pandas()
 
     def layer(self, k: int) -> np.ndarray:
         """(N, d) states of one layer; only that layer's bytes are read."""
@@ -276,9 +258,9 @@ class FeatureStore:
 
     def reader(self, layers: Sequence[int]) -> StateReader:
         counts = self._counts()
-        end = state_suffixes(self.features)[self.read]
-        files = [self._file(i, end) for i in range(len(counts))]
-        return StateReader(files, counts, self.spec, layers)
+        end = files.state_suffixes(self.features)[self.read]
+        shards = [self._file(i, end) for i in range(len(counts))]
+        return StateReader(shards, counts, self.spec, layers)
 
     def to_datasets(self, layers: Sequence[int] | None = None) -> datasets.Dataset:
         """Make a Hugging Face ``Dataset`` of all rows, with a column ``layer.<k>`` for each layer."""
@@ -286,22 +268,22 @@ class FeatureStore:
         import pyarrow as pa
 
         chosen = self.spec.select(layers).layers if layers else ()
-        rows = all_rows(self.path, self._counts())
+        rows = files.all_rows(self.path, self._counts())
         for k in chosen:
             # Without Python objects in between: the array becomes Arrow's own memory.
             vectors = pa.FixedSizeListArray.from_arrays(pa.array(self.layer(k).reshape(-1)), self.spec.width)
             rows = rows.append_column(f"layer.{k}", vectors)
         # What caches know the content by; the library would find it by hashing every vector.
         read = f"{self.spec.pool} {self.spec.site} " if self.read else ""
-        content = f"{(self.path / MANIFEST).read_text('utf-8')}{read}{list(chosen)}"
+        content = f"{(self.path / files.MANIFEST).read_text('utf-8')}{read}{list(chosen)}"
         return datasets.Dataset(rows, fingerprint=digest(content))
 
     def _file(self, index: int, suffix: str) -> Path:
-        return self.path / shard_file(index, suffix)
+        return self.path / files.shard_file(index, suffix)
 
     def _counts(self) -> list[int]:
         """Rows per shard, before the store is finished from the shards themselves."""
-        counts = read_manifest(self.path)["rows"] or self._written_counts()
+        counts = files.read_manifest(self.path)["rows"] or self._written_counts()
         if not sum(counts):
             raise RunError(f"the feature store {self.path} is empty: no example was kept", "empty")
         return counts
@@ -312,23 +294,18 @@ class FeatureStore:
         return [about["rows"] for about in self._sidecars()]
 
     def _sidecar(self, index: int) -> dict[str, Any]:
-        return read_sidecar(self.path, index, self.features)
+        return files.read_sidecar(self.path, index, self.features)
 
     def _sidecars(self) -> Iterator[dict[str, Any]]:
-        return map(self._sidecar, written_shards(self.path))
+        return map(self._sidecar, files.written_shards(self.path))
 
     def _shard_files(self) -> dict[str, dict[str, Any]]:
-        return {name: file for about in self._sidecars() for name, file in _listed(about).items()}
+        return {name: file for about in self._sidecars() for name, file in about["files"].items()}
 
     def _manifest(self) -> dict[str, Any]:
         first, *more = (spec.to_dict() for spec in self.features)
         return {
-            "format": FORMAT, "schema": SCHEMA, "complete": False, "shards": self.shards,
+            "format": files.FORMAT, "schema": files.SCHEMA, "complete": False, "shards": self.shards,
             "spec": first, "config": dict(self.config), "rows": None, "files": {}, "summary": {},
             **({"more": more} if more else {}),
         }  # fmt: skip
-
-
-def _listed(about: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Sizes and checksums of a shard's files, from its JSON record, by name relative to the folder."""
-    return {f"shards/{name}": file for name, file in about["files"].items()}
