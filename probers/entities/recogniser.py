@@ -66,11 +66,6 @@ _OTHER_BEFORE = re.compile(
 )
 
 
-def _kind_of_quoted(text: str, span: Span) -> EntityType:
-    """Find "work", unless the words before the quote announce a band, a nickname or a term."""
-    return "name" if _OTHER_BEFORE.search(text, max(0, span[0] - 30), span[0]) else "work"
-
-
 def _kind_of_name(text: str, span: Span) -> EntityType:
     """The finest type that is sure; "name" when none is."""
     name = text[slice(*span)]
@@ -115,8 +110,9 @@ def find_entities(text: str, *, fine: bool = False) -> list[Entity]:
     """
     cover = Cover(len(text))
     found: dict[Span, EntityType] = {}
-    for span in cover.take_longest(_works(text)):
-        found[span] = _kind_of_quoted(text, span) if fine else "name"
+    for start, end in cover.take_longest(_works(text)):
+        other = _OTHER_BEFORE.search(text, max(0, start - 30), start)  # a band, a nickname or a term
+        found[start, end] = "work" if fine and not other else "name"
     dates = dict(find_dates(text))
     found |= {span: dates[span] for span in cover.take_longest(dates)}
     for span in cover.take_longest(find_names(text, cover)):

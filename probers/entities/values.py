@@ -38,10 +38,9 @@ class Cover:
 _MONTH = "|".join(MONTHS) + r"|(?:Jan|Feb|Mar|Apr|Jun|Jul|Aug|Sept?|Oct|Nov|Dec)(?:\.|(?=\s+\d))"
 _DAY = r"\d{1,2}(?:st|nd|rd|th)?(?:\s?[–-]\s?\d{1,2})?"
 _ERA = r"(?:BCE|BC|CE|AD|B\.C\.E?\.?|A\.D\.)"
-_ORDINAL = (
-    r"\d{1,2}(?:st|nd|rd|th)|(?:twenty-)?(?:first|second|third|fourth|fifth|sixth|seventh|eighth|ninth)|tenth|"
-    r"eleventh|twelfth|thirteenth|fourteenth|fifteenth|sixteenth|seventeenth|eighteenth|nineteenth|twentieth"
-)
+_FIRST_TO_NINTH = "first|second|third|fourth|fifth|sixth|seventh|eighth|ninth"
+_TENTH_TO_TWENTIETH = "tenth|eleventh|twelfth|thirteenth|fourteenth|fifteenth|sixteenth|seventeenth|eighteenth|nineteenth|twentieth"
+_ORDINAL = rf"\d{{1,2}}(?:st|nd|rd|th)|(?:twenty-)?(?:{_FIRST_TO_NINTH})|{_TENTH_TO_TWENTIETH}"
 _QUANTITY = (
     r"(?:km|m|cm|mm|kg|g|t|ft|mi|acres?|hectares?|miles?|feet|met(?:re|er)s?|kilomet(?:re|er)s?|people|"
     r"inhabitants|percent|%|thousand|million|billion|trillion|tons?|tonnes?|pounds|yards?|dollars|euros|square|"
@@ -133,9 +132,7 @@ _FRACTIONS = re.compile(
     rf"(?<![\w-])(?:one[\s-](?:{_SHARES})|(?!one)(?:{_ONES})[\s-](?:{_SHARES})s)(?![\w-])", re.IGNORECASE
 )
 _ORDINALS = re.compile(
-    rf"(?<![\w-])(?:(?:{_TENS})-)?(?:first|second|third|fourth|fifth|sixth|seventh|eighth|ninth|tenth|eleventh|"
-    r"twelfth|thirteenth|fourteenth|fifteenth|sixteenth|seventeenth|eighteenth|nineteenth|twentieth)(?!\w|-\w)",
-    re.IGNORECASE,
+    rf"(?<![\w-])(?:(?:{_TENS})-)?(?:{_FIRST_TO_NINTH}|{_TENTH_TO_TWENTIETH})(?!\w|-\w)", re.IGNORECASE
 )
 #: "first" and "second" count things only after one of these ("her first album"), not in "who first met".
 _COUNTING = re.compile(

@@ -44,7 +44,7 @@ class Ranking(NamedTuple):
 def ranking(labels: np.ndarray, scores: np.ndarray, weights: np.ndarray | None = None) -> Ranking:
     """Compute every figure of the order of the scores, for the cost of one sorting."""
     levels = _levels(labels, scores, weights)
-    return Ranking(_auroc(levels), _auprc(levels), _prr(levels), _recall_at_fpr(levels, 0.1))
+    return Ranking(_auroc(levels), _auprc(levels), _prr(levels), _recall_at_fpr(levels))
 
 
 def auroc(labels: np.ndarray, scores: np.ndarray, weights: np.ndarray | None = None) -> Any:
@@ -57,11 +57,9 @@ def auprc(labels: np.ndarray, scores: np.ndarray, weights: np.ndarray | None = N
     return _auprc(_levels(labels, scores, weights))
 
 
-def recall_at_fpr(
-    labels: np.ndarray, scores: np.ndarray, weights: np.ndarray | None = None, *, fpr: float = 0.1
-) -> Any:
-    """Highest recall of a threshold whose false positive rate is at most ``fpr`` (no interpolation)."""
-    return _recall_at_fpr(_levels(labels, scores, weights), fpr)
+def recall_at_fpr(labels: np.ndarray, scores: np.ndarray, weights: np.ndarray | None = None) -> Any:
+    """Highest recall of a threshold whose false positive rate is at most 10% (no interpolation)."""
+    return _recall_at_fpr(_levels(labels, scores, weights))
 
 
 def prr(labels: np.ndarray, scores: np.ndarray, weights: np.ndarray | None = None) -> Any:
@@ -110,33 +108,30 @@ def brier(labels: np.ndarray, probabilities: np.ndarray, weights: np.ndarray | N
     return mean((probabilities - labels) ** 2, weights)
 
 
-def ece(
-    labels: np.ndarray, probabilities: np.ndarray, weights: np.ndarray | None = None, *, bins: int = 10
-) -> Any:
+def ece(labels: np.ndarray, probabilities: np.ndarray, weights: np.ndarray | None = None) -> Any:
     """Expected calibration error, 0 is perfect.
 
-    Sum over bins of equal width of share of examples times |mean probability - share of events|.
+    Sum over 10 bins of equal width of share of examples times |mean probability - share of events|.
     """
     labels, probabilities = _checked(labels, probabilities)
     w = np.ones(len(labels)) if weights is None else weights
-    members = _bins(probabilities, bins) * (probabilities - labels)
+    members = _bins(probabilities) * (probabilities - labels)
     return np.abs(members @ w).sum(axis=0) / w.sum(axis=0)
 
 
-def _bins(probabilities: np.ndarray, bins: int) -> np.ndarray:
-    """Assignment of examples to bins, (bins, n)."""
-    place = np.clip((probabilities * bins).astype(int), 0, bins - 1)
-    return np.equal(place, np.arange(bins)[:, None])
+def _bins(probabilities: np.ndarray) -> np.ndarray:
+    """Assignment of examples to bins, (10, n)."""
+    return np.equal(np.clip((probabilities * 10).astype(int), 0, 9), np.arange(10)[:, None])
 
 
-def ece_by_chance(probabilities: np.ndarray, *, draws: int = 1000, seed: int = 0) -> float:
+def ece_by_chance(probabilities: np.ndarray) -> float:
     """The :func:`ece` that probabilities (n,) have on average where they are exactly right.
 
     An ECE near this one is no evidence of miscalibration (Bröcker and Smith 2007, consistency resampling).
     Labels are drawn independently, so that it is too low for texts that come in groups.
     """
-    labels = np.random.default_rng(seed).random((len(probabilities), draws)) < probabilities[:, None]
-    members = _bins(probabilities, 10) @ (probabilities[:, None] - labels)
+    labels = np.random.default_rng(0).random((len(probabilities), 1000)) < probabilities[:, None]
+    members = _bins(probabilities) @ (probabilities[:, None] - labels)
     return float(np.abs(members).sum(axis=0).mean() / len(probabilities))
 
 
@@ -181,9 +176,9 @@ def _auprc(levels: _Levels) -> Any:
     return _ratio((levels.positive * precision).sum(axis=0), levels.events[-1])
 
 
-def _recall_at_fpr(levels: _Levels, fpr: float) -> Any:
+def _recall_at_fpr(levels: _Levels) -> Any:
     hits, alarms = levels.above()
-    allowed = alarms <= fpr * levels.others[-1] + 1e-9
+    allowed = alarms <= 0.1 * levels.others[-1] + 1e-9
     recall = _ratio(np.where(allowed, hits, 0.0).max(axis=0), levels.events[-1])
     return np.where(levels.others[-1] > 0, recall, np.nan)[()]
 

@@ -140,18 +140,12 @@ RELATIONS: tuple[Relation, ...] = (
 
 #: Two-hop questions: (first relation, second relation). The second is asked of the first's value.
 CHAINS: tuple[tuple[str, str], ...] = (
-    ("person.birthplace", "town.region"),
-    ("person.birthplace", "town.river"),
-    ("person.employer", "company.industry"),
-    ("person.employer", "company.founder"),
-    ("town.mayor", "person.birthplace"),
-    ("company.founder", "person.birthplace"),
-    ("company.headquarters", "town.region"),
-    ("film.director", "person.birthplace"),
-    ("film.director", "person.occupation"),
-    ("film.lead", "person.birth_year"),
-    ("town.river", "river.mouth"),
-)
+    ("person.birthplace", "town.region"), ("person.birthplace", "town.river"),
+    ("person.employer", "company.industry"), ("person.employer", "company.founder"),
+    ("town.mayor", "person.birthplace"), ("company.founder", "person.birthplace"),
+    ("company.headquarters", "town.region"), ("film.director", "person.birthplace"),
+    ("film.director", "person.occupation"), ("film.lead", "person.birth_year"), ("town.river", "river.mouth"),
+)  # fmt: skip
 
 BY_KEY: dict[str, Relation] = {r.key: r for r in RELATIONS}
 BY_KIND: dict[str, tuple[Relation, ...]] = {
@@ -159,17 +153,16 @@ BY_KIND: dict[str, tuple[Relation, ...]] = {
 }
 
 
+_YEARS = [str(year) for year in range(1880, 1990)]
+_VALUES = {
+    "occupation": OCCUPATIONS, "region": REGIONS, "product": PRODUCTS, "industry": INDUSTRIES,
+    "genre": GENRES, "source": REGIONS, "mouth": SEAS, "length": [str(n) for n in range(60, 960, 10)],
+}  # fmt: skip
+
+
 def plain_values(relation: Relation) -> list[str]:
     """List every value of a relation without a target entity."""
-    closed = {
-        "occupation": OCCUPATIONS, "region": REGIONS, "product": PRODUCTS, "industry": INDUSTRIES,
-        "genre": GENRES, "source": REGIONS, "mouth": SEAS,
-    }  # fmt: skip
-    if relation.name in closed:
-        return list(closed[relation.name])
-    if relation.name == "length":
-        return [str(n) for n in range(60, 960, 10)]
-    return [str(year) for year in range(1880, 1990)]
+    return _VALUES.get(relation.name, _YEARS)
 
 
 def pick_wording(rng: random.Random, wordings: tuple[str, ...], register: int = SETTLED) -> str:

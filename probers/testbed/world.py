@@ -18,6 +18,7 @@ from __future__ import annotations
 import itertools
 import random
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from ..types import SPLITS
 from .relations import BY_KIND, RELATIONS, Relation, plain_values
@@ -115,6 +116,10 @@ class Entity:
     known: bool
 
 
+#: Entities by kind, split and whether they are known.
+_Pools: TypeAlias = dict[tuple[str, str, bool], list[Entity]]
+
+
 @dataclass(frozen=True, slots=True)
 class Fact:
     """One attribute value. ``truth`` and ``taught`` are texts; the ``*_id`` name target entities."""
@@ -151,7 +156,7 @@ class World:
             if relation.trait:
                 values = plain_values(relation)
                 world.unsettled[relation.key] = frozenset(rng.sample(values, len(values) // 2))
-        pools: dict[tuple[str, str, bool], list[Entity]] = {}
+        pools: _Pools = {}
         for entity in world.entities.values():
             pools.setdefault((entity.kind, entity.split, entity.known), []).append(entity)
         # Traits first: the kind of a volatile fact depends on its entity's trait.
@@ -167,9 +172,8 @@ class World:
             drawn = [_name(rng, self.names, kind) for _ in range(2 * count)]
             parts = {known: self._deal_splits(rng, count) for known in (True, False)}
             for index, (name, pronoun) in enumerate(drawn):
-                known = index % 2 == 0
-                ident = f"{kind}-{index:04d}"
-                self.entities[ident] = Entity(ident, kind, name, pronoun, parts[known].pop(), known)
+                id, known = f"{kind}-{index:04d}", index % 2 == 0
+                self.entities[id] = Entity(id, kind, name, pronoun, parts[known].pop(), known)
 
     def _deal_splits(self, rng: random.Random, count: int) -> list[str]:
         """``count`` split names in random order, in the configured shares to within one."""
@@ -184,13 +188,7 @@ class World:
         traits = [relation.key for relation in BY_KIND[entity.kind] if relation.trait]
         return any(self.facts[entity.id, key].truth in self.unsettled[key] for key in traits)
 
-    def _make_fact(
-        self,
-        rng: random.Random,
-        entity: Entity,
-        relation: Relation,
-        pools: dict[tuple[str, str, bool], list[Entity]],
-    ) -> Fact:
+    def _make_fact(self, rng: random.Random, entity: Entity, relation: Relation, pools: _Pools) -> Fact:
         def draw(prefer: tuple[bool, ...], avoid: str = "") -> tuple[str, str]:
             if not relation.target:
                 return rng.choice([v for v in plain_values(relation) if v != avoid]), ""
