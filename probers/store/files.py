@@ -37,14 +37,14 @@ def read_manifest(path: Path) -> dict[str, Any]:
         told = f"{path} is no feature store (no {MANIFEST}): probers-datagen makes one"
         raise UserError(told, "no-artifact") from None
     except ValueError as error:
-        raise _damaged_manifest(path, f"it {error}") from error
+        raise damaged(path, MANIFEST, str(error)) from error
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise UserError(f"{file} does not describe a feature store", "bad-file")
     if (schema := manifest.get("schema")) != SCHEMA:
         told = f"the feature store {path} has schema {shown(schema)}, this reads {SCHEMA}"
         raise UserError(told, "bad-file")
     if problem := _problem(manifest):
-        raise _damaged_manifest(path, problem)
+        raise damaged(path, MANIFEST, problem)
     return manifest
 
 
@@ -54,15 +54,15 @@ def read_specs(path: Path, manifest: Mapping[str, Any]) -> tuple[FeatureSpec, ..
         specs = tuple(FeatureSpec.from_dict(each) for each in [manifest["spec"], *manifest.get("more", ())])
         check_features(specs)
     except (UserError, ValueError) as error:
-        raise _damaged_manifest(path, str(error)) from error
+        raise damaged(path, MANIFEST, f"is of no features: {error}") from error
     rows, files, ends = manifest["rows"] or (), manifest["files"], state_suffixes(specs)
     wanted = {shard_file(i, end) for i, n in enumerate(rows) if n for end in ("parquet", *ends)}
     if odd := set(files) ^ wanted:
-        raise _damaged_manifest(path, f"{min(odd)} is listed as a file or has rows, but not both")
+        raise damaged(path, MANIFEST, f"gives {min(odd)} a size or rows, but not both")
     for spec, end in zip(specs, ends, strict=True):
         for name, n in ((shard_file(i, end), n) for i, n in enumerate(rows) if n):
             if files[name]["bytes"] <= n * spec.row_bytes:
-                raise _damaged_manifest(path, f"{name} is too small for {n} rows of {spec.row_bytes} bytes")
+                raise damaged(path, name, f"is too small for {n} rows of {spec.row_bytes} bytes")
     return specs
 
 
@@ -99,10 +99,6 @@ def damaged(store: Path, file: str, problem: str) -> UserError:
     return UserError(f"the feature store {store} is damaged: {file} {problem}; make it again", "damaged")
 
 
-def _damaged_manifest(store: Path, problem: str) -> UserError:
-    return UserError(f"{store / MANIFEST} is damaged ({problem}): make the store again", "damaged")
-
-
 def check_same(path: Path, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
     """Refuse to go on with the store in ``path`` when its manifest is of another computation (UserError)."""
     parts = {"spec": "features", "more": "further features", "config": "configuration"}
@@ -122,22 +118,22 @@ def check_same(path: Path, there: Mapping[str, Any], here: Mapping[str, Any]) ->
 def _problem(manifest: Mapping[str, Any]) -> str | None:
     for name, kind in _FIELDS.items():
         if name not in manifest:
-            return f"it lacks {name}"
+            return f"lacks {name}"
         if not isinstance(manifest[name], kind):
-            return f"{name} is {shown(manifest[name])!r}"
+            return f"has {name}={shown(manifest[name])!r}"
     more = manifest.get("more", [])
     if not isinstance(more, list) or not all(isinstance(each, dict) for each in more):
-        return f"more is {shown(more)!r}"
+        return f"has more={shown(more)!r}"
     shards = manifest["shards"]
     if shards is not None and not 0 < shards <= MOST_SHARDS:
-        return f"shards is {shards}"
+        return f"has shards={shards}"
     if not manifest["complete"]:
         return None
     rows = manifest["rows"]
-    if rows is None or len(rows) != manifest["shards"] or not all(type(n) is int and n >= 0 for n in rows):
-        return f"it has not one number of rows for each of its {manifest['shards']} shards"
+    if rows is None or len(rows) != shards or not all(type(n) is int and n >= 0 for n in rows):
+        return f"has not one number of rows for each of its {shards} shards"
     unlisted = (name for name, file in manifest["files"].items() if not _is_listed(file))
-    return next((f"{name} is listed without its size and checksum" for name in unlisted), None)
+    return next((f"lists {name} without its size and checksum" for name in unlisted), None)
 
 
 def _is_listed(file: Any) -> bool:
