@@ -106,9 +106,7 @@ def _digests(
             if anew or known.get(name, [])[:-1] != times:
                 fresh.pop(name, None)
                 found = _hashed(path, kind)
-                if (
-                    started - max(times) > _RACY
-                ):  # else it could change once more without its times showing it
+                if started - max(times) > _RACY:  # else it could change without its times showing it
                     fresh[name] = [*times, found]
                 yield name, found
             else:
