@@ -16,6 +16,7 @@ import pytest
 import refusals
 import torch
 from planted import damage, make_store, make_token_store, stop_training
+from pytest import MonkeyPatch
 from refusals import fails
 from safetensors.torch import save as encode
 from sklearn.metrics import roc_auc_score
@@ -104,9 +105,7 @@ def test_heads_that_pool_tokens_read_whole_texts(data: Dataset, tokens: Dataset)
         train(data, [Task(2)], AttentionPoolHead)
 
 
-def test_a_training_that_was_killed_ends_in_the_same_bits(
-    data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_training_ends_the_same(data: Dataset, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     """Killed in the second and in the sixth of eight stretches; what was done is not done again."""
     training = partial(train, data, [Task(1), Task(2, seed=4), Task(2)], balance="sampling", patience=5)
     expected = training()
@@ -132,8 +131,8 @@ def same_as(found: Fitted, expected: Fitted) -> None:
 
 
 @pytest.mark.parametrize("changes", [{}, {"patience": 1, "warmup_epochs": 0}])
-def test_a_training_killed_at_its_last_validation_counts_as_finished(
-    data: Dataset, tmp_path: Path, changes: dict[str, int], monkeypatch: pytest.MonkeyPatch
+def test_killed_at_its_last_validation_it_is_finished(
+    data: Dataset, tmp_path: Path, changes: Any, monkeypatch: Any
 ) -> None:
     """Behind the last stretch, or where patience ran out: not a step more is taken."""
     training = partial(train, data, [Task(1), Task(2)], lr=0.1, **changes)
@@ -149,7 +148,7 @@ def test_a_training_killed_at_its_last_validation_counts_as_finished(
 def interrupted(data: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The checkpoint of a training that was interrupted in its third stretch."""
     out = tmp_path_factory.mktemp("interrupted")
-    with pytest.MonkeyPatch.context() as patched, pytest.raises(KeyboardInterrupt):
+    with MonkeyPatch.context() as patched, pytest.raises(KeyboardInterrupt):
         stop_training(patched, 25)
         train(data, [Task(2)], out=out)
     return out / "checkpoint.safetensors"
@@ -219,7 +218,7 @@ def test_the_kept_state_is_the_best_one_seen(data: Dataset) -> None:
     np.testing.assert_allclose(head_losses(logits, targets).numpy(), fitted.loss, rtol=1e-4)
 
 
-def spied(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, np.ndarray, np.ndarray]]:
+def spied(monkeypatch: MonkeyPatch) -> list[tuple[int, np.ndarray, np.ndarray]]:
     """Steps taken, kept accuracies and patience after every validation of the trainings that follow."""
     seen: list[tuple[int, np.ndarray, np.ndarray]] = []
     original = ProberModule.on_validation_epoch_end
@@ -232,9 +231,7 @@ def spied(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, np.ndarray, np.nda
     return seen
 
 
-def test_validations_are_evenly_spread_and_nothing_is_kept_before_the_warm_up_is_over(
-    data: Dataset, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_validations_are_evenly_spread_and_kept_late(data: Dataset, monkeypatch: MonkeyPatch) -> None:
     seen = spied(monkeypatch)
     train(data, [Task(2)], epochs=2, checks=2, warmup_epochs=1)
     assert len(data.examples.rows["train"]) == 600  # 19 batches of 32 an epoch
@@ -245,9 +242,7 @@ def test_validations_are_evenly_spread_and_nothing_is_kept_before_the_warm_up_is
     assert [kept[0] >= 0 for _, kept, _ in seen] == [True, True]
 
 
-def test_a_head_stops_when_its_patience_is_over_whatever_the_others_do(
-    data: Dataset, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_head_stops_when_its_patience_is_over(data: Dataset, monkeypatch: MonkeyPatch) -> None:
     """Claim: it then keeps nothing better; converse: with more patience it would have."""
     how: Any = {"lr": 0.05, "gamma": 1.0, "epochs": 6, "checks": 6, "warmup_epochs": 0}
     seen = spied(monkeypatch)
@@ -264,7 +259,7 @@ def test_a_head_stops_when_its_patience_is_over_whatever_the_others_do(
     assert len(seen) == 36 and alone.steps < patient.steps
 
 
-def test_losses_by_hand_and_the_schedule_per_step(data: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_losses_by_hand_and_the_schedule_per_step(data: Dataset, monkeypatch: MonkeyPatch) -> None:
     logits, targets = torch.randn(5, 2, 2), torch.tensor([[0, 1], [1, 1], [0, 0], [1, 0], [1, 1]])
     p = logits.softmax(-1)
     picked = torch.gather(p, 2, targets[..., None])[..., 0]
@@ -337,7 +332,7 @@ def test_a_state_that_is_no_number_is_named(tmp_path: Path, row: int, split: str
         score_everything(fitted.head, tasks, data, None)
 
 
-def test_ctrl_c_interrupts(data: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_interrupts(data: Dataset, monkeypatch: MonkeyPatch) -> None:
     stop_training(monkeypatch, 1)
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
