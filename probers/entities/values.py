@@ -39,7 +39,10 @@ _MONTH = "|".join(MONTHS) + r"|(?:Jan|Feb|Mar|Apr|Jun|Jul|Aug|Sept?|Oct|Nov|Dec)
 _DAY = r"\d{1,2}(?:st|nd|rd|th)?(?:\s?[–-]\s?\d{1,2})?"
 _ERA = r"(?:BCE|BC|CE|AD|B\.C\.E?\.?|A\.D\.)"
 _FIRST_TO_NINTH = "first|second|third|fourth|fifth|sixth|seventh|eighth|ninth"
-_TENTH_TO_TWENTIETH = "tenth|eleventh|twelfth|thirteenth|fourteenth|fifteenth|sixteenth|seventeenth|eighteenth|nineteenth|twentieth"
+_TENTH_TO_TWENTIETH = (
+    "tenth|eleventh|twelfth|thirteenth|fourteenth|fifteenth|sixteenth|seventeenth|eighteenth|nineteenth|"
+    "twentieth"
+)
 _ORDINAL = rf"\d{{1,2}}(?:st|nd|rd|th)|(?:twenty-)?(?:{_FIRST_TO_NINTH})|{_TENTH_TO_TWENTIETH}"
 _QUANTITY = (
     r"(?:km|m|cm|mm|kg|g|t|ft|mi|acres?|hectares?|miles?|feet|met(?:re|er)s?|kilomet(?:re|er)s?|people|"
