@@ -154,10 +154,8 @@ def find_numbers(text: str) -> Iterator[Span]:
             start, end = match.span()
             word = match.group().lower()
             glued = pattern is _DIGITS and text[end : end + 1].isalpha()  # "3D", "20S" and "1UP"
-            uncounted = (
-                pattern is _ORDINALS
-                and word in ("first", "second")
-                and (not _COUNTING.search(text, max(0, start - 12), start) or _NO_NOUN.match(text, end))
+            uncounted = word in ("first", "second") and (
+                not _COUNTING.search(text, max(0, start - 12), start) or _NO_NOUN.match(text, end)
             )
             if not (glued or uncounted or word == "one"):
                 yield start, end
