@@ -271,7 +271,7 @@ def read_rows(
 
 def _kind_of(column: str, found: set[type]) -> type:
     """Find the type of a further column, float for whole numbers among others."""
-    kinds = {float} if found == {int, float} else found
+    kinds: set[type] = {float} if found == {int, float} else found
     if len(kinds) != 1 or not kinds <= set(_types()):
         held = " and ".join(sorted(each.__name__ for each in found)) or "None alone"
         raise ValueError(f"column {column} holds {held}; str, int, float or bool can be stored")
