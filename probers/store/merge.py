@@ -96,17 +96,16 @@ def _check_features(parts: Sequence[_Part]) -> None:
     """Refuse vectors of another model or read in another way, and other layers or number formats."""
     first = parts[0]
     for other in parts[1:]:
-        if not first.specs[0].model.same_as(other.specs[0].model):
-            told = (
-                f"{first.path} was made by {first.specs[0].model} and {other.path} by {other.specs[0].model}"
-            )
+        model, another = first.specs[0].model, other.specs[0].model
+        if not model.same_as(another):
+            told = f"{first.path} was made by {model} and {other.path} by {another}"
             raise UserError(f"{told}: only stores of the same model can be joined", "mismatch")
         ours, others = len(first.specs), len(other.specs)
         if ours != others:
             told = f"{first.path} has {ours} features of each row and {other.path} {others}"
             raise UserError(f"{told}: only stores of the same pools and sites can be joined", "mismatch")
-        for one, another in zip(first.specs, other.specs, strict=True):
-            check_alike(one, another, first.path, other.path)
+        for mine, theirs in zip(first.specs, other.specs, strict=True):
+            check_alike(mine, theirs, first.path, other.path)
 
 
 def check_alike(one: FeatureSpec, another: FeatureSpec, path: Path, other: Path) -> None:

@@ -80,7 +80,8 @@ class Wikipedia:
         if self.api_url is not None and urlsplit(self.api_url).scheme not in ("http", "https"):
             raise UserError(f"wikipedia.api_url={self.api_url} must begin with https:// or http://")
         if self.contact is not None and not self.contact.isascii():
-            raise UserError(f"wikipedia.contact={self.contact!r} must be an address in plain ASCII")
+            told = f"wikipedia.contact={self.contact!r} must be plain ASCII"
+            raise UserError(f"{told}: an e-mail address or a URL")
 
 
 def clean(text: str) -> str:
