@@ -39,10 +39,7 @@ log = logging.getLogger(__name__)
 Make = Callable[["CausalLM | None", Needs, Path], "LabelBuilder"]
 
 #: Pools of each source.
-POOLS = {
-    "cot": ("mean", "last", "mind"),
-    "wiki": ("mean", "last", "predicting", "tokens", "mind"),
-}
+POOLS = {"cot": ("mean", "last", "mind"), "wiki": ("mean", "last", "predicting", "tokens", "mind")}
 #: Values of ``matcher.vectors`` that train vectors on the run's articles: always, or if there are enough.
 OWN, AUTO = "own", "auto"
 #: Files of vectors trained on the run's articles, and of their checksum.
@@ -53,22 +50,16 @@ def features_to_read(settings: Datagen, depth: int) -> list[Feature]:
     """List the features to read: one for each pool and site, and MIND's vector, which has no site, once.
 
     Features that are one vector of all layers ignore ``layers`` when there are others.
-
-    Raises:
-        UserError: as :func:`layers_to_read`.
     """
     pools, sites = _listed(settings.pool), _listed(settings.site)
     found = []
     for pool, site in product(pools, sites):
         layers = settings.layers
-        if pool == "mind" and len(pools) * len(sites) > 1:
-            if site != "resid_post" and "resid_post" in sites:
-                continue
+        if pool == "mind" and site != "resid_post" and "resid_post" in sites:
+            continue
+        if (pool == "mind" and len(pools) * len(sites) > 1) or (site == "lookback" and len(sites) > 1):
             layers = "all"
-        if site == "lookback" and len(sites) > 1:
-            layers = "all"
-        read = layers_to_read(layers, depth, site=site, pool=pool)
-        found.append(Feature(read, site, pool))
+        found.append(Feature(layers_to_read(layers, depth, site=site, pool=pool), site, pool))
     return found
 
 
@@ -87,11 +78,8 @@ def _check_pools(settings: Datagen) -> None:
         if len(set(names)) < len(names):
             raise UserError(f"{key}=[{','.join(names)}] has a duplicate: give each once")
     if "tokens" in pools and len(pools) > 1:
-        raise UserError(
-            f"pool=[{','.join(pools)}] mixes rows of tokens with rows of spans: make two stores, one with "
-            "pool=tokens",
-            "conflict",
-        )
+        mixed = f"pool=[{','.join(pools)}] mixes rows of tokens with rows of spans"
+        raise UserError(f"{mixed}: make two stores, one with pool=tokens", "conflict")
 
 
 def layers_to_read(
@@ -100,30 +88,22 @@ def layers_to_read(
     """Resolve ``layers``: "all" (0 to depth), "stride", one number or a list.
 
     "stride" is every second layer after the first third of the depth (Probing-RAG's choice), and the
-    embedding output as a control. Sites inside a block have no layer 0. The single vector of pool
-    "mind" or site "lookback" belongs to the last layer.
-
-    Raises:
-        UserError: a layer the model does not have; says how many there are.
+    embedding output as a control. Sites inside a block have no layer 0. The single vector of pool "mind" or
+    site "lookback" belongs to the last layer.
     """
     joint = "pool=mind" if pool == "mind" else "site=lookback" if site == "lookback" else ""
     if joint:
         if value != "all":
-            raise UserError(
-                f"{joint} makes one vector of all layers, so layers={value} does not apply: leave layers out",
-                "conflict",
-            )
+            why = f"makes one vector of all layers, so layers={value} does not apply: leave layers out"
+            raise UserError(f"{joint} {why}", "conflict")
         return (depth,)
     control = (0,) if site == "resid_post" else ()
     stride = (*control, *range(depth // 3 + 1, depth + 1, 2))
     named = {"all": (*control, *range(1, depth + 1)), "stride": stride}
     wanted = parse_layers(value, named, "layers")
     if not wanted or wanted[0] < 0 or wanted[-1] > depth:
-        raise UserError(
-            f"layers={list(wanted)} is out of range: the model has layers 1 to {depth} (0 is the embedding "
-            "output)",
-            "layers",
-        )
+        there = f"the model has layers 1 to {depth} (0 is the embedding output)"
+        raise UserError(f"layers={list(wanted)} is out of range: {there}", "layers")
     return wanted
 
 
@@ -145,18 +125,10 @@ def _cot(settings: Datagen) -> Make:
 
     def make(lm: CausalLM | None, needs: Needs, folder: Path) -> LabelBuilder:
         return CotBuilder(
-            lm,
-            asked,
-            retriever=None if lm is None else settings.retriever.make(corpus),
-            prompt=prompt,
-            needs=needs,
-            label=settings.label,
-            acc=settings.acc,
-            matcher=matcher,
-            k=settings.k,
-            max_new_tokens=settings.max_new_tokens,
-            shuffle=settings.seed if settings.balance_to else None,
-        )
+            lm, asked, None if lm is None else settings.retriever.make(corpus), prompt, needs,
+            label=settings.label, acc=settings.acc, matcher=matcher, k=settings.k,
+            max_new_tokens=settings.max_new_tokens, shuffle=settings.seed if settings.balance_to else None,
+        )  # fmt: skip
 
     return make
 
@@ -173,28 +145,24 @@ def _wiki(settings: Datagen) -> Make:
 
     limit = settings.limit
     if isinstance(limit, Mapping):
-        raise UserError(
-            f"limit={shown(limit)} is for source=cot: give one number with source=wiki, whose "
-            "articles are drawn before they are split; balance_to sets the number of examples per split",
-            "conflict",
+        why = (
+            "whose articles are drawn before they are split; balance_to sets the number of examples per split"
         )
+        told = f"limit={shown(limit)} is for source=cot: give one number with source=wiki, {why}"
+        raise UserError(told, "conflict")
 
     def articles() -> ArticleSource:
         return open_articles(
-            settings.articles,
-            limit=limit,
-            seed=settings.seed,
-            on_bad_line=settings.on_bad_line,
-            rules=Rules(settings.min_sentences, settings.max_chars),
-            wikipedia=plain(settings.wikipedia),
-        )
+            settings.articles, limit=limit, seed=settings.seed, on_bad_line=settings.on_bad_line,
+            rules=Rules(settings.min_sentences, settings.max_chars), wikipedia=plain(settings.wikipedia),
+        )  # fmt: skip
 
     options = dict(settings.matcher.options)
     auto = options["vectors"] == AUTO
     own = options["vectors"] == OWN or (auto and settings.articles != "testbed")
-    if auto:
+    if own or auto:
         options["vectors"] = ""
-    matcher = EntityMatcher(**(options | {"vectors": ""} if own else options))
+    matcher = EntityMatcher(**options)
     prompt = settings.prompt.make()
     recognise = Recogniser(settings.recogniser, fine=True)
     plan = CutPlan(articles(), recognise, settings.per_article, settings.within, settings.seed)
@@ -214,17 +182,9 @@ def _wiki(settings: Datagen) -> Make:
                 log.info(f"names are compared without word vectors: {error}")
         log.info(compare.told())
         return WikiBuilder(
-            lm,
-            plan,
-            needs,
-            compare,
-            recognise,
-            prompt,
-            negatives=settings.negatives,
-            doubtful=settings.doubtful,
-            max_new_tokens=settings.max_new_tokens,
-            context=settings.context,
-        )
+            lm, plan, needs, compare, recognise, prompt, negatives=settings.negatives,
+            doubtful=settings.doubtful, max_new_tokens=settings.max_new_tokens, context=settings.context,
+        )  # fmt: skip
 
     return make
 
@@ -232,29 +192,18 @@ def _wiki(settings: Datagen) -> Make:
 def run(settings: Datagen, parts: PartRuns | None = None) -> Path:
     """Generate, label, audit and store; return the folder of the finished store.
 
-    Args:
-        settings: the request.
-        parts: finished parts of the run, whose examples are joined in place of generating them.
-
-    Raises:
-        UserError: anything wrong with the request, before any model runs.
+    Examples of finished ``parts`` are joined in place of generating them.
     """
     _check_pools(settings)
     part = settings.partition
     quotas = _quotas(settings)
     make = {"cot": _cot, "wiki": _wiki}[settings.source](settings)
-    named = (
-        settings.articles,
-        settings.corpus,
-        settings.matcher.options["aliases"],
-        settings.matcher.options["vectors"],
-    )
+    options = settings.matcher.options
+    named = (settings.articles, settings.corpus, options["aliases"], options["vectors"])
     asked = settings.questions.make().files if settings.source == "cot" else ()
     files = (*asked, *prompt_files(settings), *filter(None, named))
     config = settings.record | {"inputs": inputs(*files)}
-    if (settings.source == "wiki" or settings.label == "match") and settings.matcher.options[
-        "wordnet"
-    ] == "auto":
+    if (settings.source == "wiki" or settings.label == "match") and options["wordnet"] == "auto":
         from probers.equivalence import wordnet_available
 
         # A store must not mix labels made with and without WordNet.
@@ -285,26 +234,16 @@ def run(settings: Datagen, parts: PartRuns | None = None) -> Path:
         f"{settings.source} -> {folder.path} (model={settings.model.name}, prompt={settings.prompt.name})"
     )
     # A part does not know how many examples the others have.
-    fill(
-        store,
-        builder,
-        shard_size=settings.shard_size,
-        quotas=quotas if part is None else None,
-        part=part,
-        made=made,
-    )
+    limits = quotas if part is None else None
+    fill(store, builder, shard_size=settings.shard_size, quotas=limits, part=part, made=made)
     if part is not None:
         return _end_part(store, folder, settings)
     figures, lines = _conclude(store, builder, settings, quotas)
     found = audit(store, seed=settings.seed)
     store.finish(figures | {"audit": found.figures})
     page = folder.path / "sample.html"
-    about = {
-        "Model": str(store.spec.model),
-        "Source": settings.source,
-        "Prompt": settings.prompt.name,
-        "Labels": lines[0],
-    }
+    about = {"Model": str(store.spec.model), "Source": settings.source}
+    about |= {"Prompt": settings.prompt.name, "Labels": lines[0]}
     undecided = draw_undecided(store.left_out(), seed=settings.seed)
     write_text(page, sample_html(draw(store, seed=settings.seed), about=about, undecided=undecided))
     folder.finish({"model": settings.model.name, "source": settings.source, **figures})
@@ -339,17 +278,11 @@ def _with_model(
     builder = make(lm, needs, folder.path)
     specs = [
         FeatureSpec(
-            lm.spec,
-            feature.layers,
-            vector_width(feature, lm.model),
-            site=feature.site,
-            pool=feature.pool,
-            position=builder.position,
-            dtype=settings.dtype,
-            prompt=builder.prompt.fingerprint,
+            lm.spec, feature.layers, vector_width(feature, lm.model), site=feature.site, pool=feature.pool,
+            position=builder.position, dtype=settings.dtype, prompt=builder.prompt.fingerprint,
         )
         for feature in features
-    ]
+    ]  # fmt: skip
     return builder, specs
 
 
