@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from probers.commands.settings import Reading
+from probers.commands.settings import Reading, ReadPool, Several
 from probers.data.articles.base import Wikipedia
 from probers.options import Count, Name, Natural
 from probers.types import Site
 
-_Each = TypeVar("_Each")
-#: Pools that a store may hold.
-ReadPool = Literal["mean", "last", "mind", "tokens", "predicting"]
-Several = Annotated[list[_Each], Field(min_length=1, description="a list of these")]
 _SplitName = Annotated[str, Field(pattern="^(train|validation|test)$")]
 PerSplit = Annotated[
     Mapping[_SplitName, Count | None],

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
 from probers.commands.components import Component, choice
-from probers.commands.settings import Device, Names, Part, Resamples, Run
+from probers.commands.settings import Device, Names, Part, ReadPool, Resamples, Run, Several
 from probers.options import Count, Name, Natural, NotNegative, Positive, Seed, check_options
 from probers.types import Site, UserError
 
 if TYPE_CHECKING:
     from probers.bank.decision import ThresholdRule
 
-_Each = TypeVar("_Each")
 Loss = Literal["ce", "double_softmax"]
 Balance = Literal["none", "weights", "sampling"]
-#: Pools that a store may hold.
-ReadPool = Literal["mean", "last", "mind", "tokens", "predicting"]
-Several = Annotated[list[_Each], Field(min_length=1, description="a list of these")]
 Layers = Annotated[str, Field(pattern=r"^(all|\d{1,4}-\d{1,4})$", description="all, a range as 1-20")]
 
 

@@ -33,6 +33,9 @@ Engine = Annotated[
 ]
 #: One name or path, or several.
 Names = Name | list[Name]
+Several = Annotated[list[Kind], Field(min_length=1, description="a list of these")]
+#: Pools that a store may hold.
+ReadPool = Literal["mean", "last", "mind", "tokens", "predicting"]
 #: Fewer give no 95% interval.
 Resamples = Annotated[int, Field(ge=100)]
 Split = Literal["train", "validation", "test"]
