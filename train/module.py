@@ -162,7 +162,8 @@ class ProberModule(LightningModule):
         warmup: steps during which validations keep nothing.
 
     Attributes:
-        accuracy, loss_value, auroc: (H,) of the kept states on validation, which was ``waited`` (H,) ago.
+        accuracy, loss_value, auroc: (H,) of the kept states on validation.
+        waited: (H,) validations since.
         recent: (H,) losses of the last step.
         steps_before, lr: steps before an interruption, and the learning rate when training begins.
     """
