@@ -145,10 +145,9 @@ def _wiki(settings: Datagen) -> Make:
 
     limit = settings.limit
     if isinstance(limit, Mapping):
-        why = "its articles are drawn before they are split, and balance_to sets the examples per split"
-        raise UserError(
-            f"limit={shown(limit)} is for source=cot: give wiki one number, for {why}", "conflict"
-        )
+        told = f"limit={shown(limit)} is for source=cot: give one number with source=wiki"
+        why = "articles are drawn before they are split, and balance_to sets the examples per split"
+        raise UserError(f"{told}, whose {why}", "conflict")
 
     def articles() -> ArticleSource:
         return open_articles(
