@@ -137,9 +137,9 @@ def moment_figures(trained: Trained, examples: Examples, bootstrap: Bootstrap) -
     for moment in MOMENTS:
         found = known(moment, trained, examples)
         samples = auroc_samples([d for ds in found.values() for d in ds], examples, bootstrap, strata)
-        heads, signals, joined = found.values()
+        heads, signals, joined = ([d for d in ds if d.name in samples] for ds in found.values())
         figures[moment] = {
-            "head": heads[0].name if heads else None,
+            "head": found["head"][0].name if found["head"] else None,
             "detectors": {
                 d.name: {"kind": kind, "about": d.about}
                 | {key: _with_limits("auroc", one) for key, one in samples[d.name].items()}

@@ -66,8 +66,8 @@ class Examples:
     def training_part(self, texts: int, seed: int) -> Examples:
         """Limit the training texts to ``texts`` at most, and one group at least.
 
-        Whole groups are drawn by ``seed``, and parts are nested. Groups of one data set with as many right
-        and wrong texts are spread evenly over the draw, so that every part is as balanced as the whole.
+        Whole groups are drawn by ``seed``, and parts are nested. Groups alike in data set and in numbers of
+        right and wrong texts are spread evenly over the draw: every part is as balanced as the whole.
         """
         of = self.column("group", "train").astype(str)
         dataset = self.column("dataset", "train") if "dataset" in self.table else ""

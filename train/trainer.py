@@ -36,7 +36,7 @@ class Checkpoint(Callback):
     """State of a training in a file, written after a validation (``every`` seconds at most) and at the end.
 
     The module resumes from the file; one that is damaged or of other heads is logged, and the training
-    starts over. :attr:`stretches` are the validations completed, of as many as the argument says.
+    starts over. The attribute ``stretches`` counts validations completed, the argument all of them.
     """
 
     def __init__(self, path: Path, module: ProberModule, *, every: float, stretches: int) -> None:
