@@ -53,22 +53,16 @@ def features_to_read(settings: Datagen, depth: int) -> list[Feature]:
     """List the features to read: one for each pool and site, and MIND's vector, which has no site, once.
 
     Features that are one vector of all layers ignore ``layers`` when there are others.
-
-    Raises:
-        UserError: as :func:`layers_to_read`.
     """
     pools, sites = _listed(settings.pool), _listed(settings.site)
     found = []
     for pool, site in product(pools, sites):
         layers = settings.layers
-        if pool == "mind" and len(pools) * len(sites) > 1:
-            if site != "resid_post" and "resid_post" in sites:
-                continue
+        if pool == "mind" and site != "resid_post" and "resid_post" in sites:
+            continue
+        if (pool == "mind" and len(pools) * len(sites) > 1) or (site == "lookback" and len(sites) > 1):
             layers = "all"
-        if site == "lookback" and len(sites) > 1:
-            layers = "all"
-        read = layers_to_read(layers, depth, site=site, pool=pool)
-        found.append(Feature(read, site, pool))
+        found.append(Feature(layers_to_read(layers, depth, site=site, pool=pool), site, pool))
     return found
 
 
@@ -87,11 +81,8 @@ def _check_pools(settings: Datagen, there: Sequence[str]) -> None:
         if len(set(names)) < len(names):
             raise UserError(f"{key}=[{','.join(names)}] has a duplicate: give each once")
     if "tokens" in pools and len(pools) > 1:
-        raise UserError(
-            f"pool=[{','.join(pools)}] mixes rows of tokens with rows of spans: make two stores, one with "
-            "pool=tokens",
-            "conflict",
-        )
+        mixed = f"pool=[{','.join(pools)}] mixes rows of tokens with rows of spans"
+        raise UserError(f"{mixed}: make two stores, one with pool=tokens", "conflict")
 
 
 def layers_to_read(
@@ -100,42 +91,29 @@ def layers_to_read(
     """Resolve ``layers``: "all" (0 to depth), "stride", one number or a list.
 
     "stride" is every second layer after the first third of the depth (Probing-RAG's choice), and the
-    embedding output as a control. Sites inside a block have no layer 0. The single vector of pool
-    "mind" or site "lookback" belongs to the last layer.
-
-    Raises:
-        UserError: a layer the model does not have; says how many there are.
+    embedding output as a control. Sites inside a block have no layer 0. The single vector of pool "mind" or
+    site "lookback" belongs to the last layer.
     """
     joint = "pool=mind" if pool == "mind" else "site=lookback" if site == "lookback" else ""
     if joint:
         if value != "all":
-            raise UserError(
-                f"{joint} makes one vector of all layers, so layers={value} does not apply: leave layers out",
-                "conflict",
-            )
+            why = f"makes one vector of all layers, so layers={value} does not apply: leave layers out"
+            raise UserError(f"{joint} {why}", "conflict")
         return (depth,)
     control = (0,) if site == "resid_post" else ()
     stride = (*control, *range(depth // 3 + 1, depth + 1, 2))
     named = {"all": (*control, *range(1, depth + 1)), "stride": stride}
     wanted = parse_layers(value, named, "layers")
     if not wanted or wanted[0] < 0 or wanted[-1] > depth:
-        raise UserError(
-            f"layers={list(wanted)} is out of range: the model has layers 1 to {depth} (0 is the embedding "
-            "output)",
-            "layers",
-        )
+        there = f"the model has layers 1 to {depth} (0 is the embedding output)"
+        raise UserError(f"layers={list(wanted)} is out of range: {there}", "layers")
     return wanted
 
 
 def run(settings: Datagen, parts: PartRuns | None = None) -> Path:
     """Generate, label, audit and store; return the folder of the finished store.
 
-    Args:
-        settings: the request.
-        parts: finished parts of the run, whose examples are joined in place of generating them.
-
-    Raises:
-        UserError: anything wrong with the request, before any model runs.
+    Examples of finished ``parts`` are joined in place of generating them.
     """
     from .labels.base import VECTORS, Quotas
 
@@ -174,26 +152,16 @@ def run(settings: Datagen, parts: PartRuns | None = None) -> Path:
     if builder.lm is not None and (rows := builder.rows()) is not None:
         log.info(f"{rows:,} rows, about {_size(rows, store.features)} on disk")
     # A part does not know how many examples the others have.
-    fill(
-        store,
-        builder,
-        shard_size=settings.shard_size,
-        quotas=quotas if part is None else None,
-        part=part,
-        made=made,
-    )
+    limits = quotas if part is None else None
+    fill(store, builder, shard_size=settings.shard_size, quotas=limits, part=part, made=made)
     if part is not None:
         return _end_part(store, folder, settings)
     figures, lines = _conclude(store, builder, settings, quotas)
     found = audit(store, seed=settings.seed)
     store.finish(figures | {"audit": found.figures})
     page = folder.path / "sample.html"
-    about = {
-        "Model": str(store.spec.model),
-        "Source": settings.source,
-        "Prompt": settings.prompt.name,
-        "Labels": lines[0],
-    }
+    about = {"Model": str(store.spec.model), "Source": settings.source}
+    about |= {"Prompt": settings.prompt.name, "Labels": lines[0]}
     undecided = draw_undecided(store.left_out(), seed=settings.seed)
     write_text(page, sample_html(draw(store, seed=settings.seed), about=about, undecided=undecided))
     folder.finish({"model": settings.model.name, "source": settings.source, **figures})
@@ -228,17 +196,11 @@ def _with_model(
     builder = make(lm, needs, folder.path)
     specs = [
         FeatureSpec(
-            lm.spec,
-            feature.layers,
-            vector_width(feature, lm.model),
-            site=feature.site,
-            pool=feature.pool,
-            position=builder.position,
-            dtype=settings.dtype,
-            prompt=builder.prompt.fingerprint,
+            lm.spec, feature.layers, vector_width(feature, lm.model), site=feature.site, pool=feature.pool,
+            position=builder.position, dtype=settings.dtype, prompt=builder.prompt.fingerprint,
         )
         for feature in features
-    ]
+    ]  # fmt: skip
     return builder, specs
 
 

@@ -98,8 +98,7 @@ class Unfinished:
 
 def _remove(store: FeatureStore) -> None:
     """Remove the saved pieces, with the remembered checksums beside them."""
-    folder = store.path / _FOLDER
-    if folder.exists():
+    if (folder := store.path / _FOLDER).exists():
         shutil.rmtree(folder)
 
 
@@ -117,9 +116,6 @@ class LabelledParts:
     """Labelled examples of the finished ``parts`` of a run, in the order of the whole.
 
     The rows of one shard of each part are held; states are copied from the mapped files when needed.
-
-    Raises:
-        UserError: a damaged part; parts of other features.
     """
 
     def __init__(self, parts: PartRuns) -> None:
@@ -199,10 +195,7 @@ def _read_shards(store: FeatureStore) -> Iterator[_Shard]:
 
 
 class _Progress:
-    """The bar over a builder's items, and the first example.
-
-    An item counts by the finished share of its shard. Rates and time left ignore what an earlier run made.
-    """
+    """The bar over a builder's items, by the finished share of their shard; rates are of this run alone."""
 
     def __init__(self, builder: LabelBuilder, bar: tqdm[Any], clock: Clock) -> None:
         self._builder, self._bar, self._clock = builder, bar, clock
@@ -271,28 +264,14 @@ def _line(text: str) -> str:
 
 
 def fill(
-    store: FeatureStore,
-    builder: LabelBuilder,
-    *,
-    shard_size: int,
-    quotas: Quotas | None = None,
-    part: Partition | None = None,
-    made: LabelledParts | None = None,
-    clock: Clock = time.monotonic,
-) -> None:
+    store: FeatureStore, builder: LabelBuilder, *, shard_size: int, quotas: Quotas | None = None,
+    part: Partition | None = None, made: LabelledParts | None = None, clock: Clock = time.monotonic,
+) -> None:  # fmt: skip
     """Make and write the units that no shard covers yet, one shard of ``shard_size`` units at a time.
 
-    A split whose quota is full gets no further units, which is asked between two shards. A bar shows rates
-    and label shares of this run after every batch; the first example is printed.
-
-    Args:
-        store: not finished.
-        builder: makes the examples, unless they are taken from ``made``.
-        shard_size: units in a shard.
-        quotas: examples wanted per split.
-        part: restricts the work to one part of a split run.
-        made: finished parts of the run, joined in place of generating.
-        clock: seconds; the unfinished shard is saved every :data:`PART`.
+    A split whose quota is full gets no further units, which is asked between two shards. With ``part`` only
+    its units are made; with ``made`` their examples are taken from finished parts. A bar shows rates and
+    label shares of this run after every batch; the first example is printed.
     """
     with tqdm(total=builder.total, unit=f" {builder.item_name}s", dynamic_ncols=True) as bar:
         progress = _Progress(builder, bar, clock)

@@ -1,7 +1,6 @@
-"""Assembly of a calibrated prober from trained heads, with the detectors it is compared with.
+"""A calibrated prober made of trained heads, and the controls it is compared with.
 
-A detector gives one score per text, higher is more likely wrong. Controls see no hidden state above the
-embedding; trained ones are fitted on the training examples.
+Controls see no hidden state above the embedding; trained ones are fitted on the training examples.
 """
 
 from __future__ import annotations
@@ -35,13 +34,10 @@ ENSEMBLE, WITH_ENTROPY = "all layers", "all layers + entropy"
 
 @dataclass(frozen=True, slots=True)
 class Detector:
-    """Scores of one method on every example of the store.
+    """Scores (N,) of one method on every example of the store, higher is more likely wrong.
 
-    Attributes:
-        scores: (N,) higher is more likely wrong; overconfident on training examples.
-        probability: calibrated P(wrong) of scores; None: fitted on validation.
-        threshold: fires above it; None: chosen on validation.
-        wrong: (N,) labels to measure against; None: the true ones.
+    It fires above ``threshold``. A probability and threshold of None are fitted on validation; ``wrong`` (N,)
+    are labels to measure against, where they are not the true ones.
     """
 
     name: str
@@ -71,7 +67,6 @@ def control_detectors(examples: Examples) -> tuple[list[Detector], list[str]]:
 
 
 def _unusable(examples: Examples, column: str) -> str | None:
-    """Reason against using a column, or None."""
     if column not in examples.table:
         return f"the store has no column {column}"
     if examples.table[column].isna().any():
@@ -101,17 +96,13 @@ def _combined(examples: Examples, *columns: str) -> np.ndarray:
     return numbers(values, examples.wrong, examples.rows["train"])
 
 
-def _rising(examples: Examples, column: str) -> np.ndarray:
-    return examples.table[column].to_numpy(dtype=float)
+def _rising(examples: Examples, *columns: str) -> np.ndarray:
+    """Product of columns."""
+    return examples.table[list(columns)].to_numpy(dtype=float).prod(axis=1)
 
 
-def _falling(examples: Examples, column: str) -> np.ndarray:
-    return -_rising(examples, column)
-
-
-def _sequence(examples: Examples, mean: str, count: str) -> np.ndarray:
-    """Minus log p(text): the mean over its tokens times their number."""
-    return _falling(examples, mean) * _rising(examples, count)
+def _falling(examples: Examples, *columns: str) -> np.ndarray:
+    return -_rising(examples, *columns)
 
 
 _WORDS = ("tf-idf of its words, logistic regression", _bag_of_words)
@@ -131,7 +122,7 @@ _CONTROLS: dict[str, tuple[Any, ...]] = {
     "min probability": ("minus min_prob, not trained", _falling, "min_prob"),
     "perplexity": ("minus mean_logprob, not trained", _falling, "mean_logprob"),
     "sequence log-prob": (
-        "minus the sum of the tokens' log-probabilities, not trained", _sequence, "mean_logprob", "n_tokens",
+        "minus the sum of the tokens' log-probabilities, not trained", _falling, "mean_logprob", "n_tokens",
     ),
     "RIND maximum": ("rind_max, not trained", _rising, "rind_max"),
     "entropies combined": ("all entropy signals, logistic regression", _combined, *SIGNALS),
@@ -140,12 +131,9 @@ _CONTROLS: dict[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Margins:
-    """Logits of "wrong" minus "correct" of several heads.
+    """Logits (n, heads) of "wrong" minus "correct", a row per text, or per token.
 
-    Attributes:
-        values: (n, heads), a row per text, or per token where ``spans`` is given.
-        spans: (texts, 2) first row and the one after the last; None where a row is a text.
-        how: aggregation from tokens to a text.
+    For tokens ``spans`` (texts, 2) has each text's first row and the one after its last.
     """
 
     values: np.ndarray
@@ -170,12 +158,9 @@ class Margins:
 def score_everything(
     head: ProbeHead, tasks: Sequence[Task], dataset: Dataset, how: Aggregate | None
 ) -> Margins:
-    """Compute the margins of all heads on all texts, chunk by chunk.
+    """Compute the margins of all heads on all texts; RunError names a text with a state that is not finite.
 
     ``how`` aggregates from tokens to a text, for heads of single tokens.
-
-    Raises:
-        RunError: a state that is not finite; names the text.
     """
     inputs = dataset.inputs(head)
     # Text by text, where the rows are tokens.
@@ -186,11 +171,10 @@ def score_everything(
     with torch.inference_mode():
         for part in torch.from_numpy(order).split(CHUNK):
             x = inputs.states[part]
-            logits = (
-                head(x.states[:, :, index].float(), x.mask)
-                if isinstance(x, Padded)
-                else head(x[:, index].float())
-            ).double()
+            if isinstance(x, Padded):
+                logits = head(x.states[:, :, index].float(), x.mask).double()
+            else:
+                logits = head(x[:, index].float()).double()
             found.append(logits[..., WRONG] - logits[..., CORRECT])
     values = torch.cat(found).numpy()
     bad = order[~np.isfinite(values).all(axis=1)]
@@ -216,22 +200,19 @@ class CurvePoint(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """Prober with the scores of all compared detectors.
+    """Prober, without metrics and card, with the scores of all compared detectors.
 
     Attributes:
-        bank: the prober, without metrics and card.
-        layers: column -> its head alone as a detector, of the first seed.
-        seeds: column -> (S, texts) scores of every seed's head; empty with one seed.
-        validation: column -> accuracy, loss and AUROC on validation.
-        ensembles: kind -> score of all layers of the prober's site; the prober's own has its
-            threshold and probability.
-        with_entropy: score combined with the entropies, or None.
-        person: margins of the positive control (higher is "not a person"), or None.
+        layers: each column's head alone, of the first seed.
+        seeds: (S, texts) scores of every seed's head; empty with one seed.
+        validation: accuracy, loss and AUROC on validation.
+        ensembles: by kind, over the layers of the prober's site.
+        person: margins (texts,) of the positive control, higher is "not a person".
         best: column with the highest validation AUROC; its site is the prober's.
-        calibrations: kind -> map from the prober's score to P(wrong).
+        calibrations: by kind, from the prober's score to P(wrong).
         training: optimiser ``steps`` it took, and ``heads`` side by side.
         curve: probers of fewer training groups, the smallest first.
-        distances: (texts,) from the prober's domain; None where it has none.
+        distances: (texts,) from the prober's domain.
         notes: parts left out, with the reason.
     """
 
@@ -262,6 +243,7 @@ def assemble(fitted: Fitted, dataset: Dataset, settings: Assembling, *, controls
     Without ``controls``, those that are not heads are left out.
     """
     tasks, examples = fitted.tasks, dataset.examples
+    rows, wrong = examples.rows["validation"], examples.wrong[examples.rows["validation"]]
     margins = score_everything(half_precision(fitted.head), tasks, dataset, settings.aggregate)
     probes = {task: i for i, task in enumerate(tasks) if task.is_probe}
     first = min(task.seed for task in probes)
@@ -271,8 +253,6 @@ def assemble(fitted: Fitted, dataset: Dataset, settings: Assembling, *, controls
     heads = [own[column] for column in site]
     kinds = {kind: _joined(kind, margins, heads, examples, settings.best_k) for kind in KINDS}
     ensemble, score = kinds[settings.combine]
-    rows = examples.rows["validation"]
-    wrong = examples.wrong[rows]
     calibrations = {kind: fit_calibration(kind, wrong, score[rows]) for kind in CALIBRATIONS}
     lacking = [name for name in SIGNALS if name not in examples.table]
     entropy_model = with_entropy = None
@@ -286,9 +266,8 @@ def assemble(fitted: Fitted, dataset: Dataset, settings: Assembling, *, controls
         about = "logistic model of the score and all entropy signals, fitted on validation"
         scores = entropy_model(score, signals)
         with_entropy = Detector(WITH_ENTROPY, scores, about, sigmoid, entropy_model.threshold)
-    domain, distances = None, None
-    if settings.domain is not None:
-        domain, distances = fit_domain(dataset, site, settings.domain)
+    rate = settings.domain
+    domain, distances = (None, None) if rate is None else fit_domain(dataset, site, rate)
     bank = ProbeBank(
         dataset.specs[best.site].select([c.layer for c in site]), fitted.head.select(heads),
         threshold=settings.rule()(wrong, score[rows]), calibration=calibrations[settings.calibration],
@@ -326,8 +305,7 @@ _MOST_ROWS = 8192
 def fit_domain(dataset: Dataset, columns: Sequence[Column], rate: float) -> tuple[Domain, np.ndarray]:
     """Fit the domain of the training states, with a limit that a ``rate`` of validation texts exceeds.
 
-    Returns:
-        The domain, and the distance (texts,) of every text: the mean over its rows, which are tokens or one.
+    Also returns the distance (texts,) of every text: the mean over its rows, which are tokens or one.
     """
     index = [dataset.columns.index(column) for column in columns]
     text_of, splits = dataset.examples.text_of, dataset.examples.rows
@@ -355,8 +333,8 @@ def _joined(
 
 
 def _alone(
-    name: str, margins: Margins, head: int, examples: Examples, labels: np.ndarray | None = None,
-    about: str = "its head alone",
+    name: str, margins: Margins, head: int, examples: Examples, about: str = "its head alone",
+    labels: np.ndarray | None = None,
 ) -> Detector:  # fmt: skip
     """One head as a detector, with a temperature of its own."""
     scores = margins.of_head(head)
@@ -367,14 +345,13 @@ def _alone(
 
 
 def _head_controls(tasks: Sequence[Task], margins: Margins, examples: Examples) -> list[Detector]:
-    """The embedding layer's head, and the one on permuted labels, which is measured against such."""
     found: list[Detector] = []
     for index, task in enumerate(tasks):
         about = f"the same head at {task.column}"
         if task.target == "correct" and task.layer == 0:
-            found.append(_alone(EMBEDDING, margins, index, examples, about=about))
+            found.append(_alone(EMBEDDING, margins, index, examples, about))
         elif task.target == "shuffled":
             permuted = 1 - targets_of([task], examples)[:, 0].numpy()
             about += ", trained and tested on permuted labels"
-            found.append(_alone(SHUFFLED, margins, index, examples, permuted, about))
+            found.append(_alone(SHUFFLED, margins, index, examples, about, permuted))
     return found

@@ -1,17 +1,14 @@
 """Detectors available before the first token of a text, and after its last, next to the heads.
 
-A state or signal of the position that predicts the first token is available before that token is
-kept; anything computed over the written tokens is available afterwards. Only detectors of the same
-moment can be compared: a trigger that reads the former can stop the model before it writes. So each
-moment has a table, over all test texts and within strata of length and kind, because length alone
-predicts much of the error.
+A state or signal of the position that predicts the first token is available before that token is kept: a
+trigger that reads it can stop the model before it writes. Only detectors of the same moment are compared,
+over all test texts and within strata of length and kind, because length alone predicts much of the error.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -45,20 +42,15 @@ _AFTER = (
 _COLUMNS = (*SIGNALS, "rind_max")
 
 
-def moment_of(spec: FeatureSpec) -> Moment:
-    """Moment at which the states of the heads are available."""
-    return "before" if spec.pool == "predicting" else "after"
-
-
 def known(moment: Moment, trained: Trained, examples: Examples) -> dict[str, list[Detector]]:
     """Collect the detectors of a moment by kind; those of "before" remain available "after".
 
-    "head" has the prober's score first, and nothing if the states are not available yet; "signal" has
-    each signal alone and all combined by a logistic model fitted on training texts; "joined" has the
-    prober's score with all signals, fitted on validation texts, where that score is not overconfident.
+    "head" has the prober's score first, or nothing; "signal" each, and all combined by a logistic model
+    of training texts; "joined" the prober's score with all signals, fitted on validation texts, where that
+    score is not overconfident.
     """
     heads: list[Detector] = []
-    if MOMENTS.index(moment_of(trained.bank.spec)) <= MOMENTS.index(moment):
+    if moment == "after" or trained.bank.spec.pool == "predicting":
         best = trained.layers[trained.best]
         heads = [replace(trained.saved, name=best.name if len(trained.layers) == 1 else ENSEMBLE)]
         if len(trained.layers) > 1:
@@ -83,7 +75,6 @@ def known(moment: Moment, trained: Trained, examples: Examples) -> dict[str, lis
 
 
 def _signals(moment: Moment, examples: Examples) -> list[Detector]:
-    """Signals from before the text that its store has, and that tell something new at a moment."""
     if not set(BEFORE) <= set(examples.table):
         return []
     table = {column: examples.table[column].to_numpy(dtype=float) for column in BEFORE}
@@ -128,66 +119,68 @@ def strata_of(examples: Examples, spec: FeatureSpec) -> dict[str, Strata]:
 
 
 def moment_figures(trained: Trained, examples: Examples, bootstrap: Bootstrap) -> dict[str, Any]:
-    """Compute both tables, as ``metrics.json`` holds them.
+    """Compute both tables, as ``metrics.json`` holds them; ``bootstrap`` is of the test examples.
 
-    ``position``: before and after what. ``strata``: how the test texts are divided, each
-    ``{"compared", "strata": {name: {"n", "wrong"}}}``; "compared" are the texts of strata with both
-    classes. ``before`` and ``after``: ``head`` names the prober's score or is null; ``detectors``
-    have ``kind`` (head, signal or joined), ``about``, and AUROC with its interval over ``all`` and
-    within each division; ``pairs`` are paired differences, of the head and of the head with
-    signals, each minus the others. ``bootstrap`` is of the test examples.
+    ``position``: before and after what. ``strata``: how the test texts are divided, where "compared" are the
+    texts of strata with both classes. ``before`` and ``after``: ``head`` names the prober's score or is null;
+    ``detectors`` have kind, about, and AUROC with its interval over ``all`` and within each division;
+    ``pairs`` are paired differences, of the head and of the head with signals, each minus the others.
     """
     test = examples.rows["test"]
     wrong = examples.wrong[test]
     spec = trained.bank.spec
     strata = strata_of(examples, spec)
-    measures: dict[str, Callable[..., Any]] = {"all": partial(metrics.auroc, wrong)}
-    for name, of in strata.items():
-        measures[name] = partial(_within, wrong, of.of)
-
-    def every(scores: np.ndarray, weights: np.ndarray) -> list[Any]:
-        return [measure(scores, weights) for measure in measures.values()]
-
     figures: dict[str, Any] = {
         "position": "entity" if spec.position == "entity" else "answer",
         "strata": {name: _division(of, wrong) for name, of in strata.items()},
     }
     for moment in MOMENTS:
         found = known(moment, trained, examples)
-        # A constant ranks nothing.
-        ranking = {k: [d for d in ds if np.ptp(d.scores[test]) > 0] for k, ds in found.items()}
-        samples = {
-            d.name: dict(zip(measures, bootstrap.samples(d.scores[test], every), strict=True))
-            for ds in ranking.values() for d in ds
-        }  # fmt: skip
-        heads, signals, joined = ranking.values()
-        pairs = [(a, b) for a in heads[:1] for b in signals]
-        pairs += [(a, b) for a in joined for b in (*heads, *signals)]
+        samples = auroc_samples([d for ds in found.values() for d in ds], examples, bootstrap, strata)
+        heads, signals, joined = ([d for d in ds if d.name in samples] for ds in found.values())
         figures[moment] = {
             "head": found["head"][0].name if found["head"] else None,
             "detectors": {
                 d.name: {"kind": kind, "about": d.about}
-                | {key: with_limits("auroc", one) for key, one in samples[d.name].items()}
-                for kind, ds in ranking.items() for d in ds
+                | {key: _with_limits("auroc", one) for key, one in samples[d.name].items()}
+                for kind, ds in found.items() for d in ds if d.name in samples
             },
-            "pairs": {
-                f"{a.name} vs {b.name}": {
-                    key: with_limits("diff", samples[a.name][key].minus(samples[b.name][key]))
-                    for key in measures
-                }
-                for a, b in pairs
-            },
+            "pairs": paired(samples, heads[:1], signals) | paired(samples, joined, [*heads, *signals]),
         }  # fmt: skip
     figures["notes"] = _notes(examples, spec)
     return figures
 
 
-def _within(wrong: np.ndarray, strata: np.ndarray, scores: np.ndarray, weights: np.ndarray) -> Any:
-    return pooled_auroc(wrong, scores, strata, weights)
+def auroc_samples(
+    detectors: Sequence[Detector], examples: Examples, bootstrap: Bootstrap, strata: Mapping[str, Strata]
+) -> dict[str, dict[str, Sample]]:
+    """Sample each detector's AUROC over "all" test texts and within strata; a constant ranks nothing."""
+    test = examples.rows["test"]
+    wrong = examples.wrong[test]
+
+    def every(scores: np.ndarray, weights: np.ndarray) -> list[Any]:
+        within = [pooled_auroc(wrong, scores, of.of, weights) for of in strata.values()]
+        return [metrics.auroc(wrong, scores, weights), *within]
+
+    return {
+        d.name: dict(zip(["all", *strata], bootstrap.samples(d.scores[test], every), strict=True))
+        for d in detectors if np.ptp(d.scores[test]) > 0
+    }  # fmt: skip
 
 
-def with_limits(name: str, sample: Sample) -> dict[str, Any]:
-    """Convert a figure for JSON: ``{name: value, "ci95": [low, high]}``, null where undefined."""
+def paired(
+    samples: Mapping[str, Mapping[str, Sample]], ours: Sequence[Detector], others: Sequence[Detector]
+) -> dict[str, Any]:
+    """Compute paired differences in AUROC, each of ``ours`` minus each of ``others``, by division."""
+    return {
+        f"{a.name} vs {b.name}": {
+            key: _with_limits("diff", one.minus(samples[b.name][key])) for key, one in samples[a.name].items()
+        }
+        for a in ours for b in others if {a.name, b.name} <= samples.keys()
+    }  # fmt: skip
+
+
+def _with_limits(name: str, sample: Sample) -> dict[str, Any]:
     return {name: None if np.isnan(sample.value) else sample.value, "ci95": sample.interval.limits}
 
 
@@ -205,7 +198,7 @@ def _notes(examples: Examples, spec: FeatureSpec) -> list[str]:
     lacking = [column for column in BEFORE if column not in examples.table]
     if lacking:
         found.append(f"no signals from before a text: the store has no column {lacking[0]}, make it again")
-    if moment_of(spec) == "before":
+    if spec.pool == "predicting":
         found.append("after the entity the prober's score is that of the state before it, still known then")
     elif spec.position == "entity":
         found.append("no head reads the state before the entity: that is a store of pool=predicting")

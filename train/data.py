@@ -32,13 +32,9 @@ _OVER_TOKENS = {
 
 @dataclass(frozen=True, slots=True)
 class Examples:
-    """Labelled texts of a store, in its order.
+    """Labelled texts of a store, one row of ``table`` each, in its order; ``rows`` of each split.
 
-    Attributes:
-        table: all columns, one row per text.
-        rows: row numbers of each split.
-        members: row numbers in the store of each text's tokens, in order; None for pooled states,
-            which have one row per text.
+    ``members`` are the rows in the store of each text's tokens, in order; None for pooled states.
     """
 
     table: pd.DataFrame
@@ -61,7 +57,6 @@ class Examples:
         return found
 
     def column(self, name: str, split: str) -> np.ndarray:
-        """Values of a column in one split."""
         return self.table[name].to_numpy()[self.rows[split]]
 
     def groups(self, split: str) -> np.ndarray:
@@ -71,9 +66,8 @@ class Examples:
     def training_part(self, texts: int, seed: int) -> Examples:
         """Limit the training texts to ``texts`` at most, and one group at least.
 
-        Whole groups are drawn by ``seed``, and parts are nested. Groups of one data set with as many
-        right and as many wrong texts are spread evenly over the order of the draw, so that every part
-        is as balanced as the whole.
+        Whole groups are drawn by ``seed``, and parts are nested. Groups alike in data set and in numbers of
+        right and wrong texts are spread evenly over the draw: every part is as balanced as the whole.
         """
         of = self.column("group", "train").astype(str)
         dataset = self.column("dataset", "train") if "dataset" in self.table else ""
@@ -106,12 +100,9 @@ class Examples:
 
 @dataclass(frozen=True, slots=True)
 class SplitRequest:
-    """Choice of the training, validation and test texts.
+    """Choice of the training, validation and test texts, as of the settings of the same names.
 
-    Attributes:
-        split: "store" takes the store's own; three shares deal its groups anew, by ``seed``.
-        train_on: data sets to train and validate on; empty is all of them, or all but ``test_on``.
-        test_on: data sets to test on; empty is those of ``train_on``.
+    ``split`` is "store" for the store's own, or three shares, by which its groups are dealt anew.
     """
 
     split: str | Sequence[float] = "store"
@@ -151,16 +142,15 @@ class SplitRequest:
         names = sorted(set(groups), key=lambda g: draw_key("split", self.seed, str(g)))
         of = deal(names, shares)
         if len(set(of.values())) < len(SPLITS):
-            why = f"{what} has {len(names)} groups, too few for three splits of these shares"
-            raise UserError(f"split={shares}: {why}", code="labels")
+            few = f"{len(names)} groups, too few for three splits"
+            raise UserError(f"split={shares}: {what} has {few} of these shares", code="labels")
         return np.array([of[g] for g in groups], dtype=object)
 
 
 def load_examples(stores: Sequence[Stored], request: SplitRequest | None = None) -> Examples:
     """Load the texts of finished stores, one per site; without a request, in the splits of the store.
 
-    Raises:
-        UserError: stores of other texts, a group in two splits, a split that is empty or of one class.
+    UserError for stores of other texts, a group in two splits, or a split that is empty or of one class.
     """
     first = stores[0]
     table, members = as_texts(first)
@@ -174,8 +164,7 @@ def load_examples(stores: Sequence[Stored], request: SplitRequest | None = None)
     split = (request or SplitRequest()).assign(table, what)
     table = table.assign(split=split)
     rows = {name: np.flatnonzero(split == name) for name in SPLITS}
-    _check_leaks(table[split != ""], what)
-    _check_splits(table, rows, what)
+    _check_splits(table[split != ""], what)
     return Examples(table, rows, members)
 
 
@@ -191,24 +180,22 @@ def as_texts(store: Stored) -> tuple[pd.DataFrame, tuple[np.ndarray, ...] | None
     return whole.assign(id=whole["span"]).drop(columns="token").reset_index(drop=True), members
 
 
-def _check_leaks(table: pd.DataFrame, what: str) -> None:
-    sides = {group: sorted(set(found)) for group, found in table.groupby("group")["split"]}
-    leaks = [group for group, found in sides.items() if len(found) > 1]
-    if leaks:
+def _check_splits(table: pd.DataFrame, what: str) -> None:
+    """Refuse groups in two splits, and splits without both classes."""
+    sides = table.groupby("group")["split"].unique()
+    leaks = sides[sides.map(len) > 1]
+    if len(leaks):
         more = f" (and {len(leaks) - 1} more groups are)" if len(leaks) > 1 else ""
-        where = f"the group {leaks[0]!r} is in {' and '.join(sides[leaks[0]])}{more}"
+        where = f"the group {leaks.index[0]!r} is in {' and '.join(sorted(leaks.iloc[0]))}{more}"
         anew = "deal the groups anew with split=[0.6,0.2,0.2]"
         raise UserError(f"{what} leaks: {where}; {anew}", code="overlap")
-
-
-def _check_splits(table: pd.DataFrame, rows: Mapping[str, np.ndarray], what: str) -> None:
-    for split, found in rows.items():
-        labels = table["correct"].to_numpy()[found]
-        if not len(found):
+    for split in SPLITS:
+        labels = table["correct"].to_numpy()[table["split"] == split]
+        if not len(labels):
             fix = "deal its groups anew with split=[0.6,0.2,0.2], or make it with a higher limit"
             raise UserError(f"{what} has no {split} examples: {fix}", code="labels")
         if labels.min() == labels.max():
-            few = f"only {'right' if labels[0] else 'wrong'} texts among its {len(found)} {split} examples"
+            few = f"only {'right' if labels[0] else 'wrong'} texts among its {len(labels)} {split} examples"
             fix = "a detector needs both kinds, make it with a higher limit or another label"
             raise UserError(f"{what} has {few}: {fix}", code="labels")
 
@@ -231,9 +218,9 @@ class Padded(NamedTuple):
 
 
 class StoreStates:
-    """States of stores as tensors, read row by row from their memory-mapped files.
+    """States of stores of the same rows, one per site, read row by row from their memory-mapped files.
 
-    The stores have the same rows in the same order, one per site; columns are grouped in their order.
+    Columns are grouped in the order of the stores.
     """
 
     def __init__(self, stores: Sequence[Stored], columns: Sequence[Column]) -> None:
@@ -281,8 +268,7 @@ class Inputs(NamedTuple):
 class Dataset:
     """Examples, and states (rows of the stores, columns, d) for training and measuring heads.
 
-    The columns are the requested layers, and the embedding output as layer 0 if stored; grouped by site,
-    then by layer.
+    Columns are the requested layers by site, and the embedding output as layer 0 if stored.
     """
 
     examples: Examples
@@ -306,11 +292,7 @@ class Dataset:
         return cls(examples, StoreStates(stores, columns), columns, specs)
 
     def inputs(self, head: ProbeHead) -> Inputs:
-        """Select inputs for training and scoring such heads.
-
-        Raises:
-            UserError: heads that pool tokens over states that are pooled already.
-        """
+        """Select inputs of such heads; UserError where they pool tokens, and the states are pooled."""
         if not head.tokens:
             return Inputs(self.states, self.examples.text_of)
         members = self.examples.members
@@ -321,11 +303,7 @@ class Dataset:
 
 
 def layers_to_train(value: Any, spec: FeatureSpec) -> tuple[int, ...]:
-    """Parse the requested layers: "all" but 0, one number, a range "1-20", or a list of numbers.
-
-    Raises:
-        UserError: not understood, not in the store, or layer 0.
-    """
+    """Parse the requested layers: "all" but 0, one number, a range "1-20", or a list of numbers."""
     if isinstance(value, str) and (ends := re.fullmatch(r"(\d+)-(\d+)", value)):
         if int(ends[1]) > int(ends[2]):
             raise UserError(f"layer={value} names no layer: give the smaller number first", code="layers")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -16,27 +16,19 @@ from probers.evaluation import metrics
 from probers.evaluation.bootstrap import UNDEFINED, Bootstrap, Interval
 
 from .assemble import ENSEMBLE, WITH_ENTROPY, Detector, Trained
-from .before_after import moment_figures, with_limits
+from .before_after import auroc_samples, moment_figures, paired
 from .data import Examples
 from .fit import SHUFFLED
 
 Figures = dict[str, Any]
 
-#: Figures of the order of the scores, of the decisions, and of the probabilities.
 _RANKING = ("auroc", "auprc", "prr", "recall_at_fpr10")
-_DECISIONS = ("accuracy", "balanced_accuracy", "f1")
-_PROBABILITIES = ("brier", "ece")
 
 
 class Evaluator:
-    """Figures on the test examples, with bootstrap resamples drawn once and shared.
+    """Figures on the test examples: rows ``test`` (n,), labels ``wrong`` (n,), and a ``bootstrap`` by group.
 
     ``rule`` chooses missing thresholds on validation.
-
-    Attributes:
-        test: row numbers of the test examples, n of them.
-        wrong: (n,) their labels.
-        bootstrap: of them, by group.
     """
 
     def __init__(self, examples: Examples, rule: ThresholdRule, *, resamples: int, seed: int) -> None:
@@ -48,8 +40,7 @@ class Evaluator:
     def figures(self, detector: Detector) -> Figures:
         """Compute every figure with its 95% interval under ``<name>_ci``; null where undefined.
 
-        A resample's bins are noisier than the texts' own, so the interval of a small ECE lies a little
-        high and may pass the figure itself.
+        A resample's bins are noisier than the texts' own, so the interval of a small ECE lies a little high.
         """
         return self._figures(self.calibrated(detector), self.test, self.bootstrap)
 
@@ -66,13 +57,10 @@ class Evaluator:
     def by(
         self, column: str, detectors: Sequence[Detector], overall: Mapping[str, Figures]
     ) -> dict[str, Figures]:
-        """Compute the figures of every detector for each value of a column.
+        """Compute the figures of every detector for each value of a column, if there is such a column.
 
         Thresholds and probabilities remain those of all examples: no value is calibrated separately.
         ``overall`` has the figures on all test examples by name, used if there is only one value.
-
-        Returns:
-            Value -> ``{"n", "groups", "base_rate", "detectors": {name: figures}}``; empty without the column.
         """
         if column not in self.examples.table:
             return {}
@@ -96,20 +84,13 @@ class Evaluator:
 
     def pairs(self, ours: Sequence[Detector], others: Sequence[Detector]) -> dict[str, Figures]:
         """Compute paired differences in AUROC, each detector of ``ours`` minus each of ``others``."""
-
-        def auroc(scores: np.ndarray, weights: np.ndarray) -> list[Any]:
-            return [metrics.auroc(self.wrong, scores, weights)]
-
-        ranking = [d for d in (*ours, *others) if np.ptp(d.scores[self.test]) > 0]  # a constant ranks nothing
-        drawn = {d.name: self.bootstrap.samples(d.scores[self.test], auroc)[0] for d in ranking}
-        return {
-            f"{a.name} vs {b.name}": {"auroc": with_limits("diff", drawn[a.name].minus(drawn[b.name]))}
-            for a in ours for b in others if {a.name, b.name} <= set(drawn)
-        }  # fmt: skip
+        samples = auroc_samples([*ours, *others], self.examples, self.bootstrap, {})
+        found = paired(samples, ours, others)
+        return {pair: {"auroc": difference["all"]} for pair, difference in found.items()}
 
     def probabilities(self, probability: np.ndarray) -> Figures:
         """Compute ECE and Brier score of P(wrong) (n,) of the test examples, with intervals."""
-        return self._of_probabilities(self.wrong, probability, self.bootstrap)
+        return _measured(self.bootstrap, self.wrong, probability, brier=metrics.brier, ece=metrics.ece)
 
     def _figures(self, detector: Detector, rows: np.ndarray, bootstrap: Bootstrap) -> Figures:
         assert detector.probability is not None and detector.threshold is not None
@@ -118,23 +99,18 @@ class Evaluator:
         ranked: Sequence[Interval] = [UNDEFINED] * len(_RANKING)
         if np.ptp(scores) != 0:  # a constant ranks nothing
             ranked = bootstrap.intervals(scores, partial(metrics.ranking, wrong))
-        decided = bootstrap.intervals(
-            fired, _at_once(wrong, metrics.accuracy, metrics.balanced_accuracy, metrics.f1_detection)
-        )
         return (
             _named(_RANKING, ranked)
-            | _named(_DECISIONS, decided)
-            | self._of_probabilities(wrong, detector.probability(scores), bootstrap)
+            | _measured(
+                bootstrap, wrong, fired, accuracy=metrics.accuracy,
+                balanced_accuracy=metrics.balanced_accuracy, f1=metrics.f1_detection,
+            )
+            | _measured(bootstrap, wrong, detector.probability(scores), brier=metrics.brier, ece=metrics.ece)
             | {
                 "base_rate": float(wrong.mean()), "fired": float(fired.mean()),
                 "threshold": float(detector.threshold), "about": detector.about,
             }
         )  # fmt: skip
-
-    @staticmethod
-    def _of_probabilities(wrong: np.ndarray, probability: np.ndarray, bootstrap: Bootstrap) -> Figures:
-        found = bootstrap.intervals(probability, _at_once(wrong, metrics.brier, metrics.ece))
-        return _named(_PROBABILITIES, found)
 
     def _labels(self, detector: Detector) -> np.ndarray:
         return self.examples.wrong if detector.wrong is None else detector.wrong
@@ -146,17 +122,19 @@ class Evaluator:
         return Bootstrap(self._groups(rows), resamples=self._resamples, seed=self._seed)
 
 
-def _at_once(wrong: np.ndarray, *figures: Callable[..., Any]) -> Callable[..., list[Any]]:
-    """Combine figures of values (n,) with weights for :meth:`Bootstrap.intervals`."""
+def _measured(
+    bootstrap: Bootstrap, wrong: np.ndarray, values: np.ndarray, **figures: Callable[..., Any]
+) -> Figures:
+    """Compute figures of values (n,) with their intervals, by name."""
 
-    def several(values: np.ndarray, weights: np.ndarray) -> list[Any]:
+    def all_of_them(values: np.ndarray, weights: np.ndarray) -> list[Any]:
         weights = weights.astype(np.float64, copy=False)  # once for all of them
-        return [figure(wrong, values, weights) for figure in figures]
+        return [figure(wrong, values, weights) for figure in figures.values()]
 
-    return several
+    return _named(figures, bootstrap.intervals(values, all_of_them))
 
 
-def _named(names: Sequence[str], intervals: Sequence[Interval]) -> Figures:
+def _named(names: Iterable[str], intervals: Sequence[Interval]) -> Figures:
     return {k: v for n, i in zip(names, intervals, strict=True) for k, v in i.figures(n).items()}
 
 
@@ -176,14 +154,9 @@ def split_sizes(examples: Examples) -> dict[str, Mapping[str, Any]]:
 
 
 def summarise(trained: Trained, evaluator: Evaluator, training: Mapping[str, Any]) -> dict[str, Any]:
-    """Compute all test figures, ready for JSON.
+    """Compute all test figures, as ``metrics.json`` holds them; ``training`` (steps, heads, ..) is copied.
 
-    ``layers`` is a list of ``{"site", "layer", "validation": {..}, "auroc", "auroc_ci", ..,
-    "seeds"}``; every entry of ``ensembles`` and ``controls``, ``ensemble`` (the saved one),
-    ``with_entropy``, and every detector within ``conditions`` and ``datasets`` has the same
-    figures. ``pairs`` are paired differences in AUROC; ``moments`` are those of
-    :func:`.before_after.moment_figures`; ``calibration`` is of the saved score; ``domain`` has the share
-    of test texts beyond the limit from validation. ``training`` (steps, heads, ..) is copied.
+    ``ensemble`` and ``calibration`` are of the saved score; all but ``layers`` are by name.
     """
     with_entropy = [] if trained.with_entropy is None else [trained.with_entropy]
     detectors = [*trained.layers.values(), *trained.ensembles.values(), *with_entropy, *trained.controls]
@@ -237,7 +210,7 @@ def _spread(scores: np.ndarray | None, evaluator: Evaluator) -> Figures | None:
     """Test AUROC of every seed's head, with mean and standard deviation (n - 1)."""
     if scores is None or len(scores) < 2:
         return None
-    found = [float(metrics.auroc(evaluator.wrong, one[evaluator.test])) for one in scores]
+    found = [float(metrics.auroc(evaluator.wrong, one)) for one in scores[:, evaluator.test]]
     return {"auroc": found, "mean": float(np.mean(found)), "std": float(np.std(found, ddof=1))}
 
 
@@ -257,7 +230,7 @@ def _calibration(trained: Trained, evaluator: Evaluator) -> Figures:
 
 
 def _domain(trained: Trained, evaluator: Evaluator) -> Figures | None:
-    """Limit and size of the domain, and the share of test texts beyond it, all false alarms."""
+    """Limit and size of the domain, and the share of test texts beyond it, which are false alarms."""
     if trained.distances is None or (domain := trained.bank.domain) is None:
         return None
     beyond = (trained.distances[evaluator.test] > domain.limit).astype(float)

@@ -1,8 +1,4 @@
-"""Pictures of a prober, as PNG files without a display.
-
-In the functions that draw curves ``path`` is the PNG's and ``wrong`` (n,) is 1 where a text is wrong;
-everything else is of the same n texts, and higher scores mean more likely wrong.
-"""
+"""Pictures of a prober, as PNG files without a display; ``wrong`` (n,) and scores are of the same n texts."""
 
 from __future__ import annotations
 
@@ -58,12 +54,11 @@ class Series(NamedTuple):
 
 
 class Level(NamedTuple):
-    """Horizontal line, named beside the axes."""
+    """Horizontal line, named beside the axes; a coloured one is drawn strongly."""
 
     value: float
     name: str
     colour: str = GREY
-    strong: bool = False
 
 
 def canvas(width: float, height: float, *, columns: int = 1, rows: int = 1, **options: Any) -> Any:
@@ -100,11 +95,9 @@ def levels(panels: Sequence[tuple[Axes, Sequence[Level]]]) -> None:
         low, high = ax.get_ylim()
         margin = 0.02 * (high - low)
         ax.set_ylim(min(low, entries[0].value - margin), max(high, entries[-1].value + margin))
-        for entry in entries:
-            ax.axhline(
-                entry.value, color=entry.colour, zorder=0,
-                linewidth=1.6 if entry.strong else 0.8, linestyle="-" if entry.strong else ":",
-            )  # fmt: skip
+        for value, _, colour in entries:
+            width, line = (0.8, ":") if colour == GREY else (1.6, "-")
+            ax.axhline(value, color=colour, zorder=0, linewidth=width, linestyle=line)
     if panels:
         figure: Any = panels[0][0].figure
         figure.draw_without_rendering()  # settles the heights, which the names' distance needs
@@ -129,28 +122,15 @@ def _names(ax: Axes, entries: Sequence[Level]) -> None:
 
 
 def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Place labels near where they are wanted (ascending), in order, at least ``gap`` apart.
+    """Place labels near where they are wanted (ascending), ``gap`` apart at least, from ``low`` to ``high``.
 
-    Labels that would overlap form a stack around the mean of the places wanted, moved inside ``low`` to
-    ``high`` where there is room.
+    Labels that would overlap form a stack around the mean of the places wanted: squared moves are least.
     """
-    stacks: list[list[float]] = []  # of places wanted
-    starts: list[float] = []
-    for place in wanted:
-        stacks.append([place])
-        starts.append(_start(stacks[-1], gap, low, high))
-        while len(stacks) > 1 and starts[-1] < starts[-2] + gap * len(stacks[-2]):
-            upper = stacks.pop()
-            stacks[-1].extend(upper)
-            starts.pop()
-            starts[-1] = _start(stacks[-1], gap, low, high)
-    return [start + gap * i for start, stack in zip(starts, stacks, strict=True) for i in range(len(stack))]
+    from sklearn.isotonic import isotonic_regression
 
-
-def _start(stack: Sequence[float], gap: float, low: float, high: float) -> float:
-    """Place of the lowest label of a stack."""
-    height = gap * (len(stack) - 1)
-    return max(low, min(float(np.mean(stack)) - height / 2, high - height))
+    below = gap * np.arange(len(wanted))  # what the labels below need: without it, places must only not fall
+    start = isotonic_regression(np.asarray(wanted) - below, y_min=low, y_max=max(low, high - below[-1]))
+    return list(map(float, start + below))
 
 
 def save(figure: Figure, path: Path) -> None:
@@ -240,7 +220,7 @@ def tenths(wrong: np.ndarray, probability: np.ndarray) -> tuple[np.ndarray, np.n
 
 
 def logit_density(path: Path, wrong: np.ndarray, margins: Mapping[str, np.ndarray]) -> None:
-    """Draw a panel per head, by its name: histograms of both classes' margins (n,), each of area 1."""
+    """Draw histograms of both classes' margins (n,), each of area 1, in a panel per head, by its name."""
     bins = int(np.clip(np.sqrt(len(wrong)), 10, 32))
     figure, axes = canvas(4.8 * len(margins), 4.0, columns=len(margins))
     for ax, (name, values) in zip(axes[0], margins.items(), strict=True):
@@ -276,12 +256,7 @@ _PANELS = (("auroc", "AUROC, finding wrong texts (test)"), ("accuracy", "accurac
 
 
 def write_plots(folder: Path, figures: Mapping[str, Any], trained: Trained, evaluator: Evaluator) -> None:
-    """Write the pictures of one training run.
-
-    ``auroc_by_layer.png``, ``roc_pr.png``, ``reliability.png``, ``logit_density.png``,
-    ``coverage_risk.png``, and ``learning_curve.png`` where there is one; ``figures`` are those of
-    ``metrics.json``.
-    """
+    """Write the pictures of one training run; ``figures`` are those of ``metrics.json``."""
     folder.mkdir(parents=True, exist_ok=True)
     rows, wrong = evaluator.test, evaluator.wrong
     names = dict(zip(trained.layers, (layer_name(figures, e) for e in figures["layers"]), strict=True))
@@ -312,7 +287,6 @@ def write_plots(folder: Path, figures: Mapping[str, Any], trained: Trained, eval
 
 
 def _by_layer(path: Path, figures: Mapping[str, Any]) -> None:
-    """Draw AUROC and accuracy of every layer's head, by site; level lines are the other detectors."""
     from matplotlib.ticker import MaxNLocator
 
     figure, axes = canvas(9.0, 7.6, rows=2, sharex=True)
@@ -328,8 +302,8 @@ def _by_layer(path: Path, figures: Mapping[str, Any]) -> None:
             _errorbars(ax, places, entries, key, name, (PROBER, *OTHERS)[number % (1 + len(OTHERS))])
         ax.set_ylabel(label)
         panels.append((ax, [
-            *_level(together, key, ENSEMBLE, BLUE, strong=True),
-            *_level(figures["with_entropy"], key, _with_entropy(figures), GREEN, strong=True),
+            *_level(together, key, ENSEMBLE, BLUE),
+            *_level(figures["with_entropy"], key, _with_entropy(figures), GREEN),
             *_controls(figures, _BY_LAYER, key),
         ]))  # fmt: skip
     layers = sorted({entry["layer"] for entry in figures["layers"]})
@@ -343,7 +317,6 @@ def _by_layer(path: Path, figures: Mapping[str, Any]) -> None:
 
 
 def _learning_curve(path: Path, figures: Mapping[str, Any]) -> None:
-    """Draw AUROC and accuracy over training groups; level lines are the baselines."""
     points = figures["learning_curve"]
     groups = np.array([point["groups"] for point in points], dtype=float)
     figure, axes = canvas(11.0, 4.4, columns=2)
@@ -380,11 +353,8 @@ def _errorbars(
     )  # fmt: skip
 
 
-def _level(
-    entry: Mapping[str, Any] | None, key: str, name: str, colour: str = GREY, *, strong: bool = False
-) -> list[Level]:
-    """A figure of an entry as a level line, if there is one."""
-    return [] if entry is None or entry[key] is None else [Level(entry[key], name, colour, strong)]
+def _level(entry: Mapping[str, Any] | None, key: str, name: str, colour: str = GREY) -> list[Level]:
+    return [] if entry is None or entry[key] is None else [Level(entry[key], name, colour)]
 
 
 def _controls(figures: Mapping[str, Any], names: Sequence[str], key: str) -> list[Level]:

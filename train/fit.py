@@ -58,12 +58,9 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """Trained heads, one per task, each in its best state.
+    """Trained heads, one per task, each in its best state, with figures (tasks,) on validation.
 
-    Attributes:
-        accuracy, loss, auroc: (tasks,) on validation.
-        steps: optimiser steps taken.
-        seconds: wall time; after a resume, of this run alone.
+    ``steps`` of the optimiser; ``seconds`` are, after a resume, of this run alone.
     """
 
     tasks: tuple[Task, ...]
@@ -74,13 +71,11 @@ class Fitted:
     steps: int
     seconds: float
 
-    def select(self, heads: Sequence[int]) -> Fitted:
+    def select(self, heads: list[int]) -> Fitted:
         """Select heads by position."""
-        index = list(heads)
-        figures = {name: getattr(self, name)[index] for name in _FIGURES}
-        return replace(
-            self, tasks=tuple(self.tasks[i] for i in index), head=self.head.select(index), **figures
-        )
+        figures = {name: getattr(self, name)[heads] for name in _FIGURES}
+        tasks = tuple(self.tasks[i] for i in heads)
+        return replace(self, tasks=tasks, head=self.head.select(heads), **figures)
 
 
 #: Validation figures of each head.
@@ -90,9 +85,9 @@ _FIGURES = ("accuracy", "loss", "auroc")
 def targets_of(tasks: Sequence[Task], examples: Examples) -> Tensor:
     """Compute classes (N, tasks); 1 is correct, or a person for the positive control.
 
-    Shuffled labels are permuted within each split, including the test split: a head trained on
-    meaningless labels must be at chance on other such labels. (On the true labels it need not be:
-    it can pick up a strong direction of the states by accident, with either sign.)
+    Shuffled labels are permuted within the test split too: a head trained on meaningless labels must be at
+    chance on other such labels. (On the true ones it can pick up a strong direction of the states by
+    accident.)
     """
     columns = []
     for task in tasks:
@@ -113,13 +108,8 @@ def fit(
 ) -> Fitted:  # fmt: skip
     """Train all tasks' heads in one pass; each comes out as if it had been trained alone.
 
-    Args:
-        out: folder for the logger's files and a checkpoint to resume from.
-        what: name of the training in the progress bar and the checkpoint, if there are several.
-
-    Raises:
-        UserError: heads that pool tokens over states that are pooled already.
-        RunError: a state or a loss that is not finite.
+    ``out`` is for the logger's files and a checkpoint to resume from, ``what`` names one of several
+    trainings. RunError for a state or a loss that is not finite.
     """
     start = time.perf_counter()
     head = make_head([task.stream for task in tasks], dataset.states.shape[-1])
@@ -188,7 +178,6 @@ def moments(states: States, rows: Tensor, columns: Sequence[int], targets: Tenso
 def _explained(
     error: NotFiniteError, dataset: Dataset, inputs: Inputs, rows: Mapping[str, np.ndarray]
 ) -> RunError:
-    """Explain a loss that is not finite: a damaged state, or too large steps."""
     for split, numbers in rows.items():
         for part in torch.from_numpy(numbers).split(CHUNK):
             found = inputs.states[part]
@@ -221,14 +210,11 @@ def plan_tasks(dataset: Dataset, settings: Fitting) -> tuple[list[Task], list[st
     layers = [column.layer for column in wanted if column.site == site]
     middle = layers[len(layers) // 2]
     notes: list[str] = []
-    embedding = next((column for column in dataset.columns if column.layer == 0), None)
-    if embedding is None:
+    embedding = [Task(0, seed=first, site=column.site) for column in dataset.columns if column.layer == 0]
+    if not embedding:
         notes.append(f"control {EMBEDDING!r} left out: the store has no layer 0")
-    else:
-        tasks.append(Task(0, seed=first, site=embedding.site))
-    tasks.append(Task(middle, "shuffled", first, site))
-    problem = _no_person(dataset.examples)
-    if problem:
+    tasks += [*embedding, Task(middle, "shuffled", first, site)]
+    if problem := _no_person(dataset.examples):
         notes.append(f"positive control left out: {problem}")
     else:
         tasks.append(Task(middle, "person", first, site))
@@ -245,11 +231,7 @@ def _no_person(examples: Examples) -> str | None:
 
 
 def own_tasks(tasks: Sequence[Task], part: Partition) -> list[Task]:
-    """Select the heads of a part's range of layers, controls included; the first has the embedding layer.
-
-    Raises:
-        UserError: there are fewer layers than parts.
-    """
+    """Select the heads of a part's range of layers, controls included; the first has the embedding layer."""
     layers = sorted({task.layer for task in tasks if task.layer})
     if part.count > (n := len(layers)):
         raise UserError(f"part={part}: {n} layers are trained, give {n} parts at most", code="parts")
@@ -270,29 +252,19 @@ def file_of(what: str) -> str:
 
 
 def save(fitted: Fitted, file: Path) -> None:
-    """Write trained heads in full precision, with their validation figures.
-
-    Raises:
-        RunError: they cannot be written.
-    """
+    """Write trained heads in full precision, with their validation figures."""
     tensors = {f"head.{name}": value for name, value in fitted.head.state_dict().items()}
     tensors |= {name: torch.from_numpy(getattr(fitted, name)) for name in _FIGURES}
     write_tensors(file, tensors, {"tasks": [asdict(task) for task in fitted.tasks], "steps": fitted.steps})
 
 
 def joined(parts: PartRuns, make_head: MakeHead, tasks: Sequence[Task], width: int, what: str = "") -> Fitted:
-    """Join the heads of all parts, in the order of the tasks; the parts may have more.
-
-    Raises:
-        UserError: a part lacks its heads.
-        RunError: a part's file is damaged.
-    """
+    """Join the heads of all parts, in the order of the tasks; the parts may have more."""
     tensors: dict[str, list[Tensor]] = {}
     there: list[Task] = []
     steps = 0
     for run in parts.runs:
-        file = run.path / file_of(what)
-        found, about = _read(file)
+        found, about = _read(run.path / file_of(what))
         there += [Task(**task) for task in about["tasks"]]
         steps = max(steps, about["steps"])
         for name, value in found.items():

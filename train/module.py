@@ -47,12 +47,9 @@ class Schedule:
 class Batches(Sampler[Tensor]):
     """Row numbers (S, b), batch by batch; every iteration goes through one stretch of the schedule.
 
-    Each of S seeds has an order of its own, a new one every pass, which depends on the seed and the pass
-    alone: the batches of a head depend neither on the heads trained beside it nor on interruptions.
-
-    Args:
-        weights: (rows,) chances to be drawn, with replacement; None shuffles.
-        start: stretches finished before.
+    Each of S seeds has an order of its own, which depends on the seed and the pass alone: not on the heads
+    trained beside it, nor on interruptions. ``weights`` (rows,) are chances to be drawn, with replacement;
+    None shuffles. ``start`` stretches are finished already.
     """
 
     def __init__(
@@ -60,9 +57,8 @@ class Batches(Sampler[Tensor]):
         weights: Tensor | None = None, start: int = 0,
     ) -> None:  # fmt: skip
         self._rows, self._size, self._seeds = rows, batch_size, seeds
-        self._schedule, self._weights = schedule, weights
-        self._stretch = start
-        self._orders: tuple[int, Tensor] = (-1, rows)
+        self._schedule, self._weights, self._stretch = schedule, weights, start
+        self._epoch, self._order = -1, rows
 
     def __iter__(self) -> Iterator[Tensor]:
         ends = [0, *self._schedule.ends]
@@ -70,12 +66,9 @@ class Batches(Sampler[Tensor]):
         self._stretch += 1
         for step in range(first, end):
             epoch, place = divmod(step, self._schedule.per_epoch)
-            yield self._order(epoch)[:, place * self._size : (place + 1) * self._size]
-
-    def _order(self, epoch: int) -> Tensor:
-        if self._orders[0] != epoch:
-            self._orders = (epoch, torch.stack([self._draw(seed, epoch) for seed in self._seeds]))
-        return self._orders[1]
+            if epoch != self._epoch:
+                self._epoch, self._order = epoch, torch.stack([self._draw(s, epoch) for s in self._seeds])
+            yield self._order[:, place * self._size : (place + 1) * self._size]
 
     def _draw(self, seed: int, epoch: int) -> Tensor:
         generator = torch.Generator().manual_seed(draw_key("order", seed, str(epoch)) >> 1)
@@ -86,10 +79,7 @@ class Batches(Sampler[Tensor]):
 
 
 class StoreData(Dataset[tuple[Any, Tensor]]):
-    """Whole batches by row numbers (S, b): states of S * b rows as stored, targets (S, b, heads).
-
-    Made of states (N, columns, d), targets (N, heads) as class numbers, and the rows of each split.
-    """
+    """Whole batches by row numbers (S, b): states of S * b rows as stored, targets (S, b, heads)."""
 
     def __init__(
         self, states: States | TokenStates, targets: Tensor, rows: Mapping[str, np.ndarray], batches: Batches
@@ -100,7 +90,7 @@ class StoreData(Dataset[tuple[Any, Tensor]]):
         return self._states[index.flatten()], self._targets[index]
 
     def training(self) -> DataLoader:
-        """Load training batches in order."""
+        """Load the training batches of a stretch."""
         return self._loader(self._batches)
 
     def validation(self) -> DataLoader:
@@ -115,11 +105,7 @@ class StoreData(Dataset[tuple[Any, Tensor]]):
 
 
 def balancing(balance: Balance, labels: np.ndarray) -> tuple[Tensor | None, tuple[float, float]]:
-    """Make two classes of unlike size weigh the same, from the labels (n,) of the training rows.
-
-    Returns:
-        Chances of the rows to be drawn, or None, and the weight of each class in the loss.
-    """
+    """Chances of training rows with labels (n,) to be drawn, or None, and each class's weight in the loss."""
     counts = np.bincount(labels, minlength=2)
     weight = len(labels) / (2 * counts)
     if balance == "sampling":
@@ -137,9 +123,9 @@ def head_losses(
 ) -> Tensor:  # fmt: skip
     """Mean cross-entropy (heads,) of logits (n, heads, 2) against classes (n, heads).
 
-    "double_softmax" applies a softmax before the cross-entropy's own, as the released Probing-RAG code
-    does, which bounds the loss between 0.31 and 1.31. ``weights`` (heads, 2) of the classes make the mean a
-    weighted one; ``smoothing`` is the share of every target that is spread over both classes.
+    "double_softmax" applies a softmax before the cross-entropy's own, as the released Probing-RAG code does,
+    which bounds the loss between 0.31 and 1.31. ``weights`` (heads, 2) are of the classes; ``smoothing`` is
+    the share of every target that is spread over both classes.
     """
     if loss == "double_softmax":
         logits = logits.softmax(dim=-1)
@@ -167,8 +153,7 @@ class ProberModule(LightningModule):
 
     The loss is the sum of the heads' losses and AdamW works element by element, so no head's gradient or
     step depends on another's. After the warm-up every validation compares each head with its own best
-    (accuracy, ties by loss) and copies the parameters of those that improved. A head that ran out of
-    patience copies no more.
+    (accuracy, ties by loss) and copies the parameters of those that improved, until patience runs out.
 
     Args:
         columns: (H,) position of each head's layer among the batch's columns.
@@ -177,11 +162,10 @@ class ProberModule(LightningModule):
         warmup: steps during which validations keep nothing.
 
     Attributes:
-        accuracy, loss_value, auroc: (H,) validation figures of the kept states.
-        waited: (H,) validations since the last improvement.
+        accuracy, loss_value, auroc: (H,) of the kept states on validation.
+        waited: (H,) validations since.
         recent: (H,) losses of the last step.
-        steps_before: steps taken before an interruption.
-        lr: learning rate of the next step when training begins.
+        steps_before, lr: steps before an interruption, and the learning rate when training begins.
     """
 
     def __init__(
@@ -191,11 +175,10 @@ class ProberModule(LightningModule):
         super().__init__()
         self.head, self.how = head, how
         self._columns, self._orders = torch.tensor(columns), torch.tensor(orders)
-        self._heads = torch.arange(len(columns))
         plain = all(each == (1.0, 1.0) for each in class_weights)
         self._weights = None if plain else torch.tensor(class_weights)
-        self._warmup = warmup
-        count = len(columns)
+        self._warmup, count = warmup, len(columns)
+        self._heads = torch.arange(count)
         self.accuracy = np.full(count, -1.0)
         self.loss_value = np.full(count, np.inf)
         self.auroc = np.full(count, np.nan)
@@ -219,7 +202,7 @@ class ProberModule(LightningModule):
         return self.tensors(), {"steps": self.steps_taken, "head_step": self.head.step, "lr": lr}
 
     def resume(self, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
-        """Continue from what another module had stored."""
+        """Continue from what :meth:`stored` gave."""
         self.head.load_state_dict(below(tensors, "head"))
         self.best = below(tensors, "best")
         for name, value in below(tensors, "figures").items():
@@ -229,7 +212,6 @@ class ProberModule(LightningModule):
 
     @property
     def steps_taken(self) -> int:
-        """Optimiser steps, including those before an interruption."""
         return self.steps_before + (self.trainer.global_step if self._trainer is not None else 0)
 
     @property

@@ -40,19 +40,19 @@ def cut(text: str, width: int) -> str:
     return text if len(text) <= width else text[: width - 2] + ".."
 
 
-def layer_name(figures: Mapping[str, Any], entry: Mapping[str, Any]) -> str:
+def layer_name(figures: Json, entry: Json) -> str:
     """Name a layer, with its site where there are several."""
     several = len(figures["sites"]) > 1
     return f"{entry['site']} layer {entry['layer']}" if several else f"layer {entry['layer']}"
 
 
-def best_name(figures: Mapping[str, Any]) -> str:
+def best_name(figures: Json) -> str:
     """Number of the layer that is best on validation, with its site where there are several."""
     site = f"{figures['best_site']} " if len(figures["sites"]) > 1 else ""
     return f"{site}{figures['best_layer']}"
 
 
-def warnings(figures: Mapping[str, Any]) -> list[str]:
+def warnings(figures: Json) -> list[str]:
     """List reasons to distrust the figures, one sentence each."""
     found = []
     shuffled = figures["controls"].get(SHUFFLED, {})
@@ -67,7 +67,7 @@ def warnings(figures: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def table(figures: Mapping[str, Any]) -> str:
+def table(figures: Json) -> str:
     """Tabulate layers, ensembles, controls, datasets, conditions, calibration, learning curve and notes."""
     test, best = figures["splits"]["test"], _best(figures)
     single = len(figures["layers"]) == 1
@@ -110,20 +110,19 @@ def table(figures: Mapping[str, Any]) -> str:
     return "\n".join(parts)
 
 
-def _best(figures: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The layer that is best on validation."""
+def _best(figures: Json) -> Mapping[str, Any]:
     best = (figures["best_site"], figures["best_layer"])
     return next(entry for entry in figures["layers"] if (entry["site"], entry["layer"]) == best)
 
 
-def _line(name: str, entry: Mapping[str, Any], mark: str = "") -> str:
+def _line(name: str, entry: Json, mark: str = "") -> str:
     return (
         f"  {cut(f'{name} {mark}'.rstrip(), _NAME - 2):{_NAME - 2}}{number(entry['auroc']):>6}  "
         f"{bounds(entry['auroc_ci']):13}" + "".join(f"{number(entry[key]):>7}" for _, key in _COLUMNS)
     )
 
 
-def _by(what: str, values: Mapping[str, Any], shown: Mapping[str, str]) -> list[str]:
+def _by(what: str, values: Json, shown: Mapping[str, str]) -> list[str]:
     """AUROC of some detectors, under the names shown, value by value where there are several."""
     if len(values) < 2:
         return []
@@ -139,7 +138,7 @@ def _by(what: str, values: Mapping[str, Any], shown: Mapping[str, str]) -> list[
     return lines
 
 
-def _against(found: Mapping[str, Any], name: str, key: str) -> str:
+def _against(found: Json, name: str, key: str) -> str:
     """Place a detector against the prober's score by the paired difference: "-" below, "+" above."""
     for pair, below in ((f"{found['head']} vs {name}", "-"), (f"{name} vs {found['head']}", "+")):
         low, high = found["pairs"].get(pair, {}).get(key, {}).get("ci95") or (0, 0)
@@ -148,13 +147,13 @@ def _against(found: Mapping[str, Any], name: str, key: str) -> str:
     return ""
 
 
-def moment_columns(figures: Mapping[str, Any]) -> dict[str, str]:
+def moment_columns(figures: Json) -> dict[str, str]:
     """Map the keys of a moment's figures to titles."""
     titles = {"length": "within length", "type": "within type", "length and type": "within both"}
     return {"all": "AUROC", **{name: titles[name] for name in figures["strata"]}}
 
 
-def _moments(figures: Mapping[str, Any]) -> list[str]:
+def _moments(figures: Json) -> list[str]:
     """AUROC of detectors before and after a text, over all test texts and within strata."""
     divisions = moment_columns(figures)
     lines = []
@@ -181,7 +180,7 @@ def _moments(figures: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _calibration(entry: Mapping[str, Any]) -> str:
+def _calibration(entry: Json) -> str:
     before, after = entry["before"], entry["after"]
     others = "".join(
         f"; {kind}: ECE {number(f['ece'])}, Brier {number(f['brier'])}" for kind, f in entry["other"].items()
@@ -200,12 +199,9 @@ _HEADER = ("", "best layer", "validation", "AUROC (test)", "acc.", "ECE", "folde
 def compare_runs(jobs: Sequence[Sequence[str]], folders: Sequence[Path]) -> str:
     """Tabulate what each run varied (``key=value``), its best layer, and figures of the score that is saved.
 
-    Choose by the column "validation", the AUROC of the best layer on validation texts: test figures of a
-    row chosen by them would be too good. Classifiers of questions (head=adaptive) are left out; "" without
-    a prober. Only the folders' names may go beyond the terminal's width.
-
-    Raises:
-        RunError: a folder without readable figures.
+    Choose by the column "validation", the best layer's AUROC: test figures of a row chosen by them would be
+    too good. Classifiers of questions (head=adaptive) are left out; "" without a prober. RunError for a
+    folder without readable figures.
     """
     found = [(job, folder, _figures(folder)) for job, folder in zip(jobs, folders, strict=True)]
     found = [each for each in found if "layers" in each[2]]
@@ -228,8 +224,7 @@ def compare_runs(jobs: Sequence[Sequence[str]], folders: Sequence[Path]) -> str:
     return "\n".join([*lines, f"folders are below {shared}; choose by validation, report the test figures"])
 
 
-def _row(figures: Mapping[str, Any]) -> tuple[str, ...]:
-    """The best layer, its validation figure, and figures of the score that is saved."""
+def _row(figures: Json) -> tuple[str, ...]:
     saved = figures["ensemble"]
     return (
         best_name(figures), number(_best(figures)["validation"]["auroc"], ".3f"),
@@ -241,12 +236,11 @@ def _row(figures: Mapping[str, Any]) -> tuple[str, ...]:
 def _figures(folder: Path) -> dict[str, Any]:
     path = folder / _METRICS
     try:
-        found = read_json(path)
-        if not isinstance(found, dict):
-            raise ValueError("holds no JSON object")
+        if isinstance(found := read_json(path), dict):
+            return found
+        raise ValueError("holds no JSON object")
     except (OSError, ValueError) as error:
         raise RunError(f"the figures of a run cannot be read: {path}: {error}", code="damaged") from error
-    return found
 
 
 def write_card(bank: ProbeBank, figures: Json, *, data: Sequence[Path], source: str, out: Path) -> str:
@@ -285,7 +279,6 @@ def rag_command(bank: ProbeBank, out: str | Path) -> str | None:
 
 
 def _scored(figures: Json) -> list[tuple[str, Json]]:
-    """Name and figures of every detector."""
     rows = [(layer_name(figures, entry), entry) for entry in figures["layers"]]
     if len(rows) > 1:
         for kind, entry in figures["ensembles"].items():
@@ -297,7 +290,6 @@ def _scored(figures: Json) -> list[tuple[str, Json]]:
 
 
 def _calibrated(bank: ProbeBank, figures: Json) -> dict[str, Json]:
-    """The figures of each calibration, by name."""
     entry, saved = figures["calibration"], bank.calibration.to_dict()
     value = f" {saved['value']:.3g}" if "value" in saved else ""
     after = f"**{entry['method']}**{value} (saved)"

@@ -28,11 +28,7 @@ log = logging.getLogger(__name__)
 
 
 def run(settings: Train, parts: PartRuns | None = None) -> Path:
-    """Train, calibrate, evaluate and write a prober; returns its folder. ``parts`` have trained its heads.
-
-    Raises:
-        UserError: the request cannot be met; raised before anything is trained.
-    """
+    """Train, calibrate, evaluate and write a prober; returns its folder. ``parts`` have trained its heads."""
     from probers.adaptive.training import TARGETS
     from probers.adaptive.training import run as run_classifier
 
@@ -158,9 +154,9 @@ def _next(bank: ProbeBank, out: Path, further: Sequence[Path]) -> str:
 
 def _data(given: Any) -> list[Path]:
     """The stores to read: those given, or the newest complete one."""
-    if given is None and (found := newest_store()) is not None:
-        return [found]
     if given is None:
+        if (found := newest_store()) is not None:
+            return [found]
         what = "there is no complete feature store under runs/: run probers-datagen, or pass data=FOLDER"
         raise UserError(what, code="no-artifact")
     if not (paths := list(map(Path, _listed(given)))):

@@ -20,11 +20,7 @@ Layers = Annotated[str, Limits("all, a range as 1-20", pattern=r"^(all|\d{1,4}-\
 
 @dataclass(frozen=True, kw_only=True)
 class Fitting:
-    """Training of heads.
-
-    Raises:
-        UserError: a value that is not allowed.
-    """
+    """Training of heads; UserError for a value that is not allowed."""
 
     epochs: Count = 2
     """passes over the training examples"""
@@ -63,18 +59,13 @@ class Fitting:
         check_options(type(self), vars(self))
 
     def hardware(self) -> dict[str, Any]:
-        """Options of Lightning's trainer for ``device``.
-
-        Raises:
-            UserError: a device that this machine lacks.
-        """
+        """Options of Lightning's trainer for ``device``; UserError for one that this machine lacks."""
         import torch
 
         kind, _, index = self.device.partition(":")
         if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
-            raise UserError(
-                f"device={self.device}: this machine has {torch.cuda.device_count()} CUDA devices; use cpu"
-            )
+            there = f"this machine has {torch.cuda.device_count()} CUDA devices"
+            raise UserError(f"device={self.device}: {there}; use cpu")
         return {"accelerator": kind, "devices": [int(index)] if index else 1}
 
 
@@ -104,11 +95,7 @@ class Assembling:
         check_options(type(self), vars(self))
 
     def rule(self) -> ThresholdRule:
-        """The rule that chooses thresholds.
-
-        Raises:
-            UserError: an unknown rule, or a number that it does not take.
-        """
+        """The rule that chooses thresholds; UserError for an unknown one, or a number it does not take."""
         from probers.bank.decision import ThresholdRule
 
         return ThresholdRule.parse(self.threshold)

@@ -1,7 +1,6 @@
 """Additional probers of one training, with fewer texts or fewer layers, and its learning curve.
 
-Each equals the prober of a separate training: heads for fewer texts are trained on those texts alone,
-and heads of some layers are taken from the training, where no head depends on another.
+Each equals the prober of a separate training: no head depends on another.
 """
 
 from __future__ import annotations
@@ -25,9 +24,7 @@ _TEXTS, _SHARES = 1000, (0.25, 0.5)
 def sizes_of(settings: Train, whole: Examples) -> dict[int, Examples]:
     """Map each size to examples with at most that many training texts, smallest first.
 
-    Raises:
-        UserError: a size larger than the training texts, one smaller than a group, or one whose
-            texts have the same label.
+    UserError for a size beyond the training texts, below the first group, or whose texts have the same label.
     """
     sizes, texts = settings.sizes, len(whole.rows["train"])
     if sizes and max(sizes) > texts:
@@ -48,25 +45,20 @@ def sizes_of(settings: Train, whole: Examples) -> dict[int, Examples]:
 def sets_of(
     layer_sets: Sequence[int | Sequence[int] | Literal["each"]], layers: Sequence[int]
 ) -> list[tuple[int, ...]]:
-    """List the sets of trained layers that are asked for, without duplicates.
-
-    Raises:
-        UserError: a set with an untrained layer, or an empty one.
-    """
-    found: list[tuple[int, ...]] = []
+    """List the sets of trained layers that are asked for, without duplicates."""
+    found: dict[tuple[int, ...], None] = {}
     for given in layer_sets:
         if given == "each":
-            found += [(layer,) for layer in layers]
+            found |= dict.fromkeys((layer,) for layer in layers)
             continue
-        wanted = {given} if isinstance(given, int) else set(map(int, given))
+        wanted = {given} if isinstance(given, int) else set(given)
         if odd := sorted(wanted - set(layers)):
-            known = ", ".join(map(str, layers))
-            what = f"layer_sets names layer {odd[0]}, and the layers trained are {known}"
-            raise UserError(what, code="layers")
+            why = f"the layers trained are {', '.join(map(str, layers))}"
+            raise UserError(f"layer_sets names layer {odd[0]}, and {why}", code="layers")
         if not wanted:
             raise UserError("layer_sets holds [], a set without layers: name one at least", code="layers")
-        found.append(tuple(sorted(wanted)))
-    return list(dict.fromkeys(found))
+        found[tuple(sorted(wanted))] = None
+    return list(found)
 
 
 class SweptProber(NamedTuple):
@@ -102,8 +94,7 @@ def of_sizes(
 ) -> tuple[Trained, list[SweptProber]]:
     """Add its learning curve to the prober (Probing-RAG, table 3); make those of the sizes asked for.
 
-    Only the training texts differ: layers, validation and test texts and the number of passes are the
-    same, so that fewer texts take fewer steps. The prober of all texts is that of the training.
+    Only the training texts differ, not the number of passes, so that fewer texts take fewer steps.
     """
     whole, notes = dataset.examples, list(trained.notes)
     tasks = [Task(k, seed=settings.seed, site=trained.best.site) for k in trained.bank.layers]

@@ -33,18 +33,10 @@ _ABOUT = {"stretches": int, "steps": int, "head_step": int, "lr": float, "finish
 
 
 class Checkpoint(Callback):
-    """State of a training in a file, written after a validation and at the end.
+    """State of a training in a file, written after a validation (``every`` seconds at most) and at the end.
 
     The module resumes from the file; one that is damaged or of other heads is logged, and the training
-    starts over.
-
-    Args:
-        every: least number of seconds between two writings.
-        stretches: validations of the whole training.
-
-    Attributes:
-        stretches: validations completed so far.
-        finished: true when nothing is left to train.
+    starts over. The attribute ``stretches`` counts validations completed, the argument all of them.
     """
 
     def __init__(self, path: Path, module: ProberModule, *, every: float, stretches: int) -> None:
@@ -141,25 +133,22 @@ def train(
     module: ProberModule, data: Callable[[int], StoreData], schedule: Schedule, names: Sequence[str], *,
     out: Path | None, what: str,
 ) -> None:  # fmt: skip
-    """Train a module, resuming an interrupted run in ``out``.
+    """Train a module, resuming an interrupted run in ``out``, which gets the logger's files and a checkpoint.
 
-    Args:
-        data: from the number of finished stretches to the batches of the others.
-        names: (heads,) for the progress bar, "" for the controls.
-        out: folder for the logger's files and the checkpoint; None writes neither.
-        what: name of the training where ``out`` has several.
+    ``data`` gives the batches after a number of finished stretches; ``names`` (heads,) are for the progress
+    bar, "" for controls; ``what`` names one of several trainings.
     """
     head, how = module.head, module.how
     if not head.learns:
         schedule = Schedule(0, 1, 1)
-    saved = None
+    callbacks: list[Callback] = []
+    done = 0
     if out is not None and head.learns:
         file = out / f"checkpoint{what and '-' + what}.safetensors"
         saved = Checkpoint(file, module, every=how.save_every, stretches=len(schedule.ends))
         if saved.finished:
             return
-    done = 0 if saved is None else saved.stretches
-    callbacks: list[Callback] = [] if saved is None else [saved]
+        done, callbacks = saved.stretches, [saved]
     large = sum(p.numel() for p in head.parameters()) >= _LARGE
     bar = tqdm(
         total=schedule.steps, initial=[0, *schedule.ends][done], unit="step", mininterval=0.3,
@@ -189,7 +178,7 @@ def train(
 
 
 class _Progress(Callback):
-    """Updates of a progress bar with the mean loss and the best layer so far."""
+    """Progress bar with the mean loss and the best layer so far."""
 
     def __init__(self, bar: Any, names: Sequence[str]) -> None:
         self._bar, self._names, self._best = bar, names, ""
@@ -230,8 +219,8 @@ _LARGE = 10_000_000
 def _one_thread() -> Iterator[None]:
     """Use one CPU thread, for small matrices.
 
-    A step of twelve narrow layers takes about 20 ms on one thread and 10 on two idle cores, but a second
-    when another program keeps a core busy: each of a hundred small operations waits for the slower thread.
+    A step of twelve narrow layers takes 20 ms on one thread and 10 on two idle cores, but a second when
+    another program keeps a core busy.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -248,8 +237,7 @@ def _quiet() -> Iterator[None]:
     levels = [logger.level for logger in loggers]
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module=r"lightning\..*")
-        warnings.filterwarnings("ignore", message=r".*does not have many workers.*")
-        warnings.filterwarnings("ignore", message=r".*Tensor Cores.*")
+        warnings.filterwarnings("ignore", message=r".*(does not have many workers|Tensor Cores).*")
         for logger in loggers:
             logger.setLevel(logging.ERROR)
         try:

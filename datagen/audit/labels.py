@@ -39,15 +39,10 @@ _LABELS = {1: ("faithful", "✓"), 0: ("hallucinated", "✗")}
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """The result of :func:`audit`.
+    """Figures of :func:`audit` for JSON, and the same as lines to print.
 
-    Attributes:
-        figures: for JSON: ``rows``, ``spans``, ``drawn``, ``wrong`` (share), ``labels`` (by column
-            and value: ``n``, ``wrong``), ``undecided`` (``n``, ``share`` of all cuts, ``by_stage``; of
-            compared entities only), ``splits``, ``detectors`` (``accuracy`` and ``auroc``, each
-            with ``_ci95``), ``probe`` (``layer``, ``tried``, ``validation_auroc``), ``differences``
-            (AUROC of the probe minus a baseline's, with ``ci95``), ``warnings`` and ``notes``.
-        lines: the same to print.
+    ``labels`` are by column and value, ``undecided`` of compared entities only, ``differences`` the AUROC of
+    the probe minus a baseline's.
     """
 
     figures: dict[str, Any]
@@ -55,19 +50,11 @@ class Audit:
 
 
 def audit(store: FeatureStore, *, seed: int, most: int = 20_000) -> Audit:
-    """Label counts, and what predicts the labels of held-out articles.
+    """Count labels, and measure what predicts those of held-out articles.
 
-    Everything is fitted on training groups (articles) and measured on test groups, with 95%
-    bootstrap intervals clustered by group. Spans that have a row per token (pool=tokens) count
-    once, with their last token. Of long prompts the end is read, of long texts the beginning.
-
-    Args:
-        store: with all its shards, finished or not.
-        seed: of the draw and of the resamples.
-        most: how many spans the predictions are made of at most; the counts are of all.
-
-    Raises:
-        UserError: a shard that cannot be read.
+    Everything is fitted on training groups (articles) and measured on test groups, with 95% bootstrap
+    intervals clustered by group. The predictions are made of ``most`` spans at most, the counts of all. Of
+    long prompts the end is read, of long texts the beginning.
     """
     drawn = draw_rows(store, seed=seed, most=most, tally=("correct", "question_type", "match_stage"))
     columns = ["group", "split", "correct", *(c for b in BASELINES for c in b.columns)]
@@ -154,10 +141,8 @@ def _warnings(leaks: Leaks, two_sided: list[str], config: Mapping[str, Any]) -> 
     """Warn of whatever inflates a head's figure on these labels, with remedies."""
     found = []
     if two_sided:
-        found.append(
-            f"warning: {len(two_sided)} groups are on two sides of the split (such as {two_sided[0]!r}): "
-            "nothing measured on it is held out"
-        )
+        where = f"{len(two_sided)} groups are on two sides of the split (such as {two_sided[0]!r})"
+        found.append(f"warning: {where}: nothing measured on it is held out")
     if leaks.probe is None:
         return found
     probe = leaks.detectors[PROBE].auroc
@@ -175,18 +160,14 @@ def _warnings(leaks: Leaks, two_sided: list[str], config: Mapping[str, Any]) -> 
             continue
         says = f"warning: {name} predicts the labels without the model, AUROC {_shown(measured)}"
         if near:
-            says += (
-                f", and is within reach of what a head could claim: the probe has {_shown(probe)}, "
-                f"difference {_shown(difference, sign=True)}"
-            )
+            says += f", and is within reach of what a head could claim: the probe has {_shown(probe)}"
+            says += f", difference {_shown(difference, sign=True)}"
         found.append(says)
-    return [*found, *_advice(found, leaks, config)]
+    return [*found, _advice(leaks, config)] if found else []
 
 
-def _advice(warnings: list[str], leaks: Leaks, config: Mapping[str, Any]) -> list[str]:
+def _advice(leaks: Leaks, config: Mapping[str, Any]) -> str:
     """Options that may help and are not set already."""
-    if not warnings:
-        return []
     options = []
     uneven = any(abs((size["wrong"] or 0.5) - 0.5) > _UNEVEN for size in leaks.splits.values())
     if uneven and not (config.get("balance", True) or config.get("balance_to")):
@@ -194,7 +175,7 @@ def _advice(warnings: list[str], leaks: Leaks, config: Mapping[str, Any]) -> lis
     if config.get("negatives") == "untouched":
         options.append("negatives=generated (both labels from texts the model wrote)")
     options.append("more articles or questions (a higher limit narrows the intervals)")
-    return [f"what may help: {'; '.join(options)}"]
+    return f"what may help: {'; '.join(options)}"
 
 
 def _figures(name: str, interval: Interval | None) -> dict[str, Any]:
@@ -213,19 +194,14 @@ def _shown(interval: Interval | None, *, sign: bool = False) -> str:
 
 
 def sample_html(
-    rows: Sequence[Mapping[str, Any]],
-    *,
-    about: Mapping[str, str],
+    rows: Sequence[Mapping[str, Any]], *, about: Mapping[str, str],
     undecided: Sequence[Mapping[str, Any]] = (),
-) -> str:
+) -> str:  # fmt: skip
     """Render labelled cases as one self-contained HTML page without scripts, to be read before use.
 
-    Args:
-        rows: as :func:`~probers.datagen.audit.draw` gives them; what a row lacks is left out of its case.
-        about: facts for the head in the order to be shown: source, model, label share ...
-        undecided: cases without a label, as :func:`~probers.datagen.audit.draw_undecided` gives them: id,
-            reason, gold, written, type, stage, evidence, each of them absent, empty or None where
-            unknown; the first :data:`MOST_UNDECIDED` are shown.
+    ``rows`` and ``undecided`` are as of :func:`~probers.datagen.audit.draw` and
+    :func:`~probers.datagen.audit.draw_undecided`, of which the first :data:`MOST_UNDECIDED` are shown; what
+    one lacks is left out. ``about`` are facts for the head.
     """
     return render(
         "probers.datagen.audit/sample.html.j2",
@@ -250,7 +226,7 @@ def _tables(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[str, list
 
 
 def _before(prompt: str) -> str:
-    """The end of the text before the cut, from the beginning of a word where words have spaces."""
+    """Cut the end of the text before the cut, from the beginning of a word where words have spaces."""
     end = prompt[-_BEFORE:]
     if len(end) < len(prompt):
         _, space, rest = end.partition(" ")

@@ -23,14 +23,10 @@ _STRENGTHS = (1e-3, 1e-2, 1e-1)
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """A fitted probe's scores.
+    """Scores (n,) of the test rows, log-odds of "hallucinated", by a probe on a layer of those tried.
 
-    Attributes:
-        layer: the layer it reads.
-        tried: the layers it was chosen from.
-        validation: AUROC on validation that chose layer and penalty; None where validation
-            has not both labels, and the middle ones were taken.
-        scores: (n,) of the test rows, log-odds of "hallucinated".
+    ``validation`` is the AUROC that chose layer and penalty; None where validation has not both labels, and
+    the middle ones were taken.
     """
 
     layer: int
@@ -40,7 +36,7 @@ class Probe:
 
 
 def depths(layers: Sequence[int]) -> tuple[int, ...]:
-    """About three of the stored layers, at a third, two thirds and the end; not the embedding output."""
+    """Choose three of the stored layers, at a third, two thirds and the end; not the embedding output."""
     inner = [k for k in layers if k > 0] or list(layers)
     places = np.ceil(np.array([1, 2, 3]) * len(inner) / 3).astype(int) - 1
     return tuple(sorted({inner[i] for i in places}))
@@ -49,16 +45,10 @@ def depths(layers: Sequence[int]) -> tuple[int, ...]:
 def linear_probe(
     store: FeatureStore, rows: np.ndarray, wrong: np.ndarray, splits: Mapping[str, np.ndarray]
 ) -> Probe:
-    """Standardised states, logistic regression; one layer and one split are in memory at a time.
+    """Fit logistic regressions to standardised states; one layer and one split are in memory at a time.
 
-    Args:
-        store: with the states.
-        rows: (n,) row numbers in the store.
-        wrong: (n,) 1 where the text is hallucinated.
-        splits: places in ``rows`` of "train" (both labels), "validation" and "test".
-
-    Raises:
-        UserError: a shard that cannot be read.
+    ``rows`` (n,) are row numbers in the store, ``wrong`` (n,) 1 where the text is hallucinated, and
+    ``splits`` places in ``rows`` of "train" (both labels), "validation" and "test".
     """
     tried, strengths = depths(store.spec.layers), _STRENGTHS
     told = wrong[splits["validation"]]
@@ -88,7 +78,6 @@ def linear_probe(
 
 
 def _logistic(inputs: np.ndarray, wrong: np.ndarray, strengths: Sequence[float]) -> list[Any]:
-    """scikit-learn's logistic regressions, one per inverse penalty."""
     from sklearn.exceptions import ConvergenceWarning
 
     with warnings.catch_warnings():
@@ -137,15 +126,10 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Leaks:
-    """The result of :func:`measure_leaks`.
+    """Figures of detectors, :data:`MAJORITY` first and :data:`PROBE` last; none where the splits allow none.
 
-    Attributes:
-        splits: spans, groups and share of wrong texts per split.
-        detectors: figures by name, :data:`MAJORITY` first and :data:`PROBE` last; empty where
-            the splits allow none.
-        differences: AUROC of the probe minus that of each baseline, paired.
-        probe: what the probe reads.
-        notes: what was left out, and why.
+    ``splits`` have spans, groups and share of wrong texts; ``differences`` are the AUROC of the probe minus
+    that of each baseline, paired.
     """
 
     splits: dict[str, dict[str, Any]]
@@ -158,20 +142,13 @@ class Leaks:
 def measure_leaks(store: FeatureStore, rows: np.ndarray, table: pd.DataFrame, *, seed: int) -> Leaks:
     """Fit every detector on the training groups and measure it on the test groups.
 
-    Args:
-        store: with the states.
-        rows: (n,) row numbers in the store.
-        table: the n rows: group, split, correct and the baselines' columns as far as there are any.
-        seed: of the resamples.
-
-    Raises:
-        UserError: a shard that cannot be read.
+    ``rows`` (n,) are row numbers in the store, ``table`` has group, split, correct and the baselines' columns
+    of these rows, as far as there are any.
     """
     wrong = 1 - table["correct"].to_numpy()
     places = {split: np.flatnonzero(table["split"] == split) for split in SPLITS}
     splits = {split: _size(table.iloc[found], wrong[found]) for split, found in places.items()}
-    problem = _problem(splits)
-    if problem:
+    if problem := _problem(splits):
         return Leaks(splits, notes=[f"no leak check: {problem}"])
     train, test = places["train"], places["test"]
     bootstrap = Bootstrap(table["group"].to_numpy()[test], seed=seed)
@@ -201,7 +178,6 @@ def _size(table: pd.DataFrame, wrong: np.ndarray) -> dict[str, Any]:
 
 
 def _problem(splits: Mapping[str, Mapping[str, Any]]) -> str | None:
-    """Reason why nothing can be fitted or measured, or None."""
     for split in ("train", "test"):
         size = splits[split]
         if not size["n"]:
@@ -211,10 +187,8 @@ def _problem(splits: Mapping[str, Mapping[str, Any]]) -> str | None:
             return f"all {size['n']} {split} examples are {label}"
     test = splits["test"]
     if test["n"] < LEAST_SPANS or test["groups"] < LEAST_GROUPS:
-        return (
-            f"{test['n']} test examples of {test['groups']} groups are too few "
-            f"(at least {LEAST_SPANS} of {LEAST_GROUPS})"
-        )
+        few = f"{test['n']} test examples of {test['groups']} groups are too few"
+        return f"{few} (at least {LEAST_SPANS} of {LEAST_GROUPS})"
     return None
 
 

@@ -1,14 +1,13 @@
-"""Some rows of a feature store, drawn by seed: the same ones however the rows lie in shards.
+"""Rows of a feature store, drawn by seed in one pass: the same ones however the rows lie in shards.
 
-A row is drawn by a hash of its span, so that the draw needs one pass, holds no more
-than what it keeps, and does not change when rows are added elsewhere. Where every
-token of a span has a row (pool=tokens), the span counts once, with its last token.
+A row is drawn by a hash of its span, so that the draw does not change when rows are added elsewhere. Where
+every token of a span has a row (pool=tokens), the span counts once, with its last token.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,11 +21,7 @@ from probers.store.store import FeatureStore
 
 
 def stored_columns(store: FeatureStore) -> list[str]:
-    """Names of the columns of the store's rows.
-
-    Raises:
-        UserError: a shard that cannot be read, or a store without rows.
-    """
+    """Names of the columns of the store's rows; UserError for a shard that cannot be read, or no row."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -45,9 +40,7 @@ def one_per_span(rows: pd.DataFrame, seed: int) -> pd.DataFrame:
     Rows without a column ``span`` are spans of their own. The index tells where each row stood.
     """
     names = rows["id"] if "span" not in rows else rows["group"] + "\x1f" + rows["span"].astype(str)
-    keyed = rows.assign(
-        key=np.fromiter((draw_key("audit", seed, name) for name in names), np.uint64, len(rows))
-    )
+    keyed = rows.assign(key=np.array([draw_key("audit", seed, name) for name in names], np.uint64))
     if "token" in rows:
         keyed = keyed.sort_values("token", kind="stable")
     return keyed.drop_duplicates("key", keep="last").sort_index()
@@ -72,22 +65,15 @@ class Tally:
 
     def figures(self) -> dict[str, Any]:
         """Number and share of wrong ones by value."""
-        return {
-            value: {"n": n, "wrong": round(events / n, 4)}
-            for value, (n, events) in sorted(self.counts.items())
-        }
+        found = sorted(self.counts.items())
+        return {value: {"n": n, "wrong": round(events / n, 4)} for value, (n, events) in found}
 
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """Result of one pass over the small columns of a store.
+    """Row numbers of drawn spans, ascending, and the numbers of rows ``stored`` and of ``spans``.
 
-    Attributes:
-        rows: row numbers in the store of the spans drawn, ascending.
-        stored: number of rows of the store.
-        spans: number of spans among them.
-        tallies: label counts over all spans by each column asked for that is there.
-        columns: names of the store's columns.
+    ``tallies`` count the labels of all spans by column; ``columns`` are those of the store.
     """
 
     rows: np.ndarray
@@ -98,17 +84,7 @@ class Drawn:
 
 
 def draw_rows(store: FeatureStore, *, seed: int, most: int, tally: Sequence[str] = ()) -> Drawn:
-    """At most ``most`` spans of the store, and the label counts of all of them by some columns.
-
-    Args:
-        store: with all its shards, finished or not.
-        seed: of the draw.
-        most: how many spans to draw.
-        tally: names of columns.
-
-    Raises:
-        UserError: a shard that cannot be read.
-    """
+    """Draw at most ``most`` spans of a store, and count the labels of all by the columns ``tally``."""
     there = stored_columns(store)
     tallies = {name: Tally() for name in tally if name in there}
     wanted = [c for c in ("id", "group", "span", "token", "correct", *tallies) if c in there]
@@ -135,13 +111,9 @@ def _first(keys: np.ndarray, rows: np.ndarray, most: int) -> tuple[np.ndarray, n
 def read_drawn(
     store: FeatureStore, drawn: Drawn, columns: Sequence[str], cuts: dict[str, slice]
 ) -> pd.DataFrame:
-    """Columns of the drawn rows, in the order of ``drawn.rows``; only one shard is in memory at a time.
+    """Read those of some columns that there are, in the order of ``drawn.rows``, one shard at a time.
 
-    Args:
-        store: the store that was drawn from.
-        drawn: as :func:`draw_rows` gave it.
-        columns: those of them that the store has are read.
-        cuts: which characters of a text column to keep.
+    ``cuts`` says which characters of a text column to keep.
     """
     parts, start = [], 0
     for table in store.tables([c for c in columns if c in drawn.columns]):
@@ -162,19 +134,11 @@ UNDECIDED = "undecided"
 def draw(
     tables: FeatureStore | Iterable[pd.DataFrame], count: int = 50, seed: int = 0
 ) -> list[dict[str, Any]]:
-    """Rows drawn by seed so that both labels and every match stage appear, in a seeded order.
+    """Draw rows so that both labels and every match stage appear, in a seeded order.
 
-    Each label has half of them, as far as there are any; within a label every match stage has
-    one, and the others are dealt by how often the stages occur. One pass; no more rows are kept
-    than ``count`` for each label and stage. A span with a row per token counts once.
-
-    Args:
-        tables: a store, or its rows in parts, with the columns of :data:`probers.store.files.COLUMNS`.
-        count: how many; with fewer than there are labels and stages the rarest stages are missing.
-        seed: of the draw.
-
-    Raises:
-        UserError: a shard that cannot be read.
+    Each label has half of them, as far as there are any; within a label every match stage has one, and the
+    others are dealt by how often the stages occur; the rarest are missing where ``count`` is too small. The
+    rows may come in parts, with the columns of :data:`probers.store.files.COLUMNS`.
     """
     strata: dict[tuple[int, str], pd.DataFrame] = {}
     sizes: Counter[tuple[int, str]] = Counter()
@@ -197,36 +161,25 @@ def draw(
 def draw_undecided(
     cases: Iterable[Mapping[str, Any]], count: int = 15, seed: int = 0
 ) -> list[Mapping[str, Any]]:
-    """At most ``count`` of what was left out as undecided, drawn by seed; the others are passed over.
-
-    Args:
-        cases: as :meth:`FeatureStore.left_out` gives them, with ``id`` and ``reason``.
-        count: how many.
-        seed: of the draw.
-    """
+    """Draw at most ``count`` undecided cases of :meth:`FeatureStore.left_out`."""
     undecided = (case for case in cases if case["reason"] == UNDECIDED)
     return heapq.nsmallest(count, undecided, key=lambda case: draw_key("sample", seed, str(case["id"])))
 
 
 def _shares(sizes: Mapping[tuple[int, str], int], count: int) -> dict[tuple[int, str], int]:
     """Allot rows to each (label, stage): halves by label, then at least one each and by size."""
-    by_label: dict[int, dict[tuple[int, str], int]] = defaultdict(dict)
-    for key, size in sizes.items():
-        by_label[key[0]][key] = size
-    totals = {label: sum(found.values()) for label, found in by_label.items()}
-    halves = _deal(totals, count, dict.fromkeys(totals, 1.0))
+    totals: Counter[int] = Counter()
+    for (label, _), size in sizes.items():
+        totals[label] += size
     shares: dict[tuple[int, str], int] = {}
-    for label, found in by_label.items():
-        shares |= _deal(found, halves[label], {key: float(size) for key, size in found.items()})
+    for label, half in _deal(totals, count, dict.fromkeys(totals, 1)).items():
+        found = {key: size for key, size in sizes.items() if key[0] == label}
+        shares |= _deal(found, half, found)
     return shares
 
 
-def _deal(sizes: Mapping[Any, int], count: int, weights: Mapping[Any, float]) -> dict[Any, int]:
-    """``count`` seats among parts by weight, none more than its size, one for each as far as they go.
-
-    Each next seat goes where a seat stands for most weight (Webster's method), so parts that
-    are used up leave theirs to the others.
-    """
+def _deal(sizes: Mapping[Any, int], count: int, weights: Mapping[Any, int]) -> dict[Any, int]:
+    """Deal seats by weight (Webster's method), no part more than its size, each one as far as they go."""
     dealt = dict.fromkeys(sizes, 0)
     for _ in range(min(count, sum(sizes.values()))):
         open_ = [key for key in sizes if dealt[key] < sizes[key]]

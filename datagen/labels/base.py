@@ -31,9 +31,7 @@ if TYPE_CHECKING:
 class Examples:
     """Rows for the store with their states, a (layers, width) array of each feature, and what gave none.
 
-    Attributes:
-        states: of each row, those of each feature.
-        tokens: how many the model wrote for them.
+    ``tokens`` counts what the model wrote for them.
     """
 
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -46,11 +44,10 @@ class Examples:
         self.states.append(states)
 
     def leave_out(self, id: str, reason: str, **evidence: str) -> None:
-        """Note a piece of work that gave no row; reasons are counted by their words up to a colon."""
+        """Note work that gave no row; reasons are counted by their words up to a colon."""
         self.left_out.append({"id": id, "reason": reason, **evidence})
 
     def extend(self, more: Examples) -> None:
-        """Add others behind these."""
         self.rows += more.rows
         self.states += more.states
         self.left_out += more.left_out
@@ -61,7 +58,7 @@ class Examples:
         return {span_of(row): row["correct"] for row in self.rows} | {o["id"]: None for o in self.left_out}
 
     def sort(self, names: Sequence[str]) -> None:
-        """Put them in the order in which ``names`` has the ids of their spans."""
+        """Sort by the place in ``names`` of the ids of their spans."""
         place = {name: i for i, name in enumerate(names)}
         order = sorted(range(len(self.rows)), key=lambda i: place[span_of(self.rows[i])])
         self.rows = [self.rows[i] for i in order]
@@ -86,9 +83,8 @@ class Prepared(NamedTuple):
     record: Mapping[str, Any] = {}
 
 
-#: Why a prompt that the model was told to skip gave no row.
+#: Reasons for leaving out a prompt that the model skipped, and a question no passage of which can be shown.
 TOO_LONG = "too long: the prompt exceeds the model's context"
-#: Why a question with passages that were found, but are too long for any to be shown, gave no row.
 NO_ROOM = "no passage fits: the context is too short for any that was found"
 
 
@@ -101,15 +97,14 @@ class LabelBuilder(ABC):
     """A source of labelled examples.
 
     Attributes:
-        item_name: what a progress bar counts: "question", "article".
-        unit_name: what a piece of work is called: "question", "cut".
+        item_name, unit_name: what a progress bar counts, and a piece of work: "article", "cut".
         wrong_name: what a label of 0 is called.
         pools: poolings that it has states for.
         position: which tokens are read, for the FeatureSpec.
-        balance_by: columns for each of whose values labels are balanced when that is asked for.
-        parts: how many values those columns have within a split.
-        lm: what generates; None where the examples are made already, and :meth:`build` is not asked.
-        prompt: the form of its prompts; a chat prompt is bound to the model's own template.
+        balance_by: columns for each of whose values labels are balanced, "split" first.
+        parts: number of values that the others have within a split.
+        lm: None where the examples are made already, and :meth:`build` is not asked.
+        prompt: a chat prompt is bound to the model's own template.
     """
 
     item_name: ClassVar[str]
@@ -147,9 +142,9 @@ class LabelBuilder(ABC):
 
     @abstractmethod
     def units(self) -> Iterator[Any]:
-        """The pieces of work, each with ``group``, ``split``, and an ``id`` by which it is known to be done.
+        """Yield the pieces of work once, in an order that depends on the configuration alone.
 
-        Their order depends on the configuration alone; iterated once.
+        Each has ``group``, ``split``, and an ``id`` by which it is known to be done.
         """
 
     @abstractmethod
@@ -160,10 +155,8 @@ class LabelBuilder(ABC):
     def build(self, units: Sequence[Any], known: Mapping[str, int | None]) -> Iterator[Examples]:
         """Generate for some units and label the result, batch by batch as the model makes them.
 
-        Args:
-            units: whole, so that batches are cut from all of them.
-            known: the labels (:meth:`Examples.labels`) of what is not to be made again; the rest
-                comes out the same, whatever is known.
+        What ``known`` has the labels of (:meth:`Examples.labels`) is not made again; the rest comes out the
+        same.
         """
 
     @abstractmethod
@@ -220,11 +213,7 @@ def token_states(generation: Generation, needs: Needs) -> list[np.ndarray]:
 
 
 def recorded_needs(needs: Needs, *, attention: bool = True) -> Needs:
-    """Needs of a generation that :func:`recorded` describes.
-
-    Args:
-        attention: False where the model's is not to be had; the signals of it are then missing.
-    """
+    """Needs of what :func:`recorded` describes; without ``attention`` the signals of it are missing."""
     return replace(needs, attention=attention, top=True)
 
 
@@ -233,58 +222,41 @@ def recorded(
 ) -> dict[str, Any]:
     """The columns that describe a generation itself: its text, length and token signals.
 
-    Args:
-        generation: recorded with :func:`recorded_needs`.
-        tokens: ascending positions that the signals are taken over; all by default.
-        first: the token before which it is said what was known by then; that of the span by default.
+    The signals are of the ascending ``tokens``, by default all, and of the moment before ``first``, by
+    default their first. The generation was recorded with :func:`recorded_needs`.
     """
+    part = list(range(len(generation.token_ids)) if tokens is None else tokens)
     if first is None:
-        first = tokens[0] if tokens else 0
-    attended = generation.needs.attention
-    scores = rind_scores(generation, variant="paper").scores if attended else None
-    span = generation
-    if tokens is not None:
-        part = np.asarray(tokens)
-        scores = None if scores is None else np.asarray(scores)[part]
-        span = replace(
-            generation,
-            token_ids=tuple(generation.token_ids[i] for i in tokens),
-            offsets=tuple(generation.offsets[i] for i in tokens),
-            logprobs=generation.logprobs[part],
-            entropies=generation.entropies[part],
-        )
+        first = part[0] if part else 0
+    ids, offsets = tuple(generation.token_ids[i] for i in part), tuple(generation.offsets[i] for i in part)
+    logprobs, entropies = generation.logprobs[part], generation.entropies[part]
+    span = replace(generation, token_ids=ids, offsets=offsets, logprobs=logprobs, entropies=entropies)
+    rind = None
+    if generation.needs.attention:
+        scores = rind_scores(generation, variant="paper").scores
+        rind = float(max(scores[i] for i in part))
     return {
-        "text": generation.text,
-        "n_tokens": len(span.token_ids),
-        **signals(span),
-        "rind_max": None if scores is None else float(max(scores)),
+        "text": generation.text, "n_tokens": len(span.token_ids), **signals(span), "rind_max": rind,
         **signals_before(generation, first),
-    }
+    }  # fmt: skip
 
 
 _REASON = "balance: more of its label than of the other"
 _ENOUGH = "balance: its split has enough of its label"
 
-#: What a span is counted with: the values of the columns it is balanced by, and its label.
+#: The values of the columns that a span is balanced by, and its label.
 _Kind = tuple[tuple[str, ...], int]
 
 
 def _kinds(rows: Iterable[Mapping[str, Any]], by: Sequence[str]) -> dict[str, _Kind]:
-    """Group of each span for counting."""
     return {span_of(row): (tuple(row[column] for column in by), int(row["correct"])) for row in rows}
 
 
 class Quotas:
     """Wanted and present numbers of examples of each label in every split.
 
-    Args:
-        wanted: examples by split, of both labels and all parts together; a split it does not
-            name has no quota.
-        by: the columns labels are balanced by, "split" first.
-        parts: how many values the others have within a split.
-
-    Raises:
-        UserError: a number that cannot be had of both labels and all parts alike.
+    ``wanted`` has examples by split, of both labels and all parts together; UserError for a number that they
+    cannot share evenly. ``by`` and ``parts`` are as of :class:`LabelBuilder`.
     """
 
     def __init__(self, wanted: Mapping[str, int], *, by: Sequence[str], parts: int) -> None:
@@ -292,11 +264,9 @@ class Quotas:
         self._wanted: dict[str, int] = {}
         for split, examples in wanted.items():
             if examples % self._kinds_of_split:
-                apart = f" for each {by[-1]}" if parts > 1 else ""
-                raise UserError(
-                    f"balance_to.{split}={examples} must be a multiple of {self._kinds_of_split}, so that as "
-                    f"many are right as wrong{apart}"
-                )
+                why = f"so that as many are right as wrong{f' for each {by[-1]}' if parts > 1 else ''}"
+                what = f"balance_to.{split}={examples} must be a multiple of {self._kinds_of_split}"
+                raise UserError(f"{what}, {why}")
             self._wanted[split] = examples // self._kinds_of_split
         self._found: Counter[_Kind] = Counter()
 
@@ -313,9 +283,7 @@ class Quotas:
 
     def full(self, split: str) -> bool:
         """Tell whether a split has enough of each label in each part."""
-        wanted = self.of(split)
-        if wanted is None:
-            return False
+        wanted = self._wanted.get(split, np.inf)
         enough = [n for (values, _), n in self._found.items() if values[0] == split and n >= wanted]
         return len(enough) == self._kinds_of_split
 
@@ -328,20 +296,11 @@ class Quotas:
 def balance(store: FeatureStore, *, by: Sequence[str], seed: int, quotas: Quotas | None = None) -> list[str]:
     """Drop examples until both labels are equally frequent, and a split with a quota has no more than that.
 
-    Rows of one span (pool "tokens") stay or go together. What goes joins what the shards left
-    out. A shard is written anew whole or not at all, and doing it all again changes nothing: a
-    run that was killed in between ends as one that was not. Of the more frequent label those
-    with the smallest hashes stay; in a split with a quota the first, which are the same however
-    much was made beyond them.
-
-    Args:
-        by: columns; the labels are balanced for each of their values, "split" first.
-        seed: of the hashes.
-        quotas: how many examples some splits are to have; None is none.
-
-    Returns:
-        Notes on what could not be balanced, for there was one label only, and on quotas that
-        were not reached.
+    Labels are balanced for each of the values of the columns ``by``. Rows of one span (pool "tokens") stay or
+    go together, and what goes joins what the shards left out. Doing it all again changes nothing: a run that
+    was killed in between ends as one that was not. Of the more frequent label those with the smallest hashes
+    stay; in a split with a quota the first, which are the same however much was made beyond them. Returns
+    notes on labels that could not be balanced, and quotas that were not reached.
     """
     drawn: dict[tuple[str, ...], dict[int, array[int]]] = defaultdict(lambda: {0: array("Q"), 1: array("Q")})
     name = "span" if "span" in stored_columns(store) else "id"
@@ -367,43 +326,25 @@ def balance(store: FeatureStore, *, by: Sequence[str], seed: int, quotas: Quotas
                 most[values, correct] = min(least, quota)
             elif len(found) > least:
                 below[values, correct] = int(np.sort(np.frombuffer(found, np.uint64))[least])
-    if below or most:
-        taken: Counter[_Kind] = Counter()
-        for index in range(store.next_shard):
-            _thin(store, index, by, _keep(below, most, taken, seed))
-    return notes
-
-
-def _keep(
-    below: Mapping[_Kind, int], most: Mapping[_Kind, int], taken: Counter[_Kind], seed: int
-) -> Callable[[str, _Kind], str]:
-    """Reason for dropping a span, "" to keep it; called once for each span, in the store's order.
-
-    Args:
-        below: what the hash of a span must be below, by kind.
-        most: how many of the first spans stay, by kind.
-        taken: spans asked about so far, by kind.
-        seed: of the hashes.
-    """
+    taken: Counter[_Kind] = Counter()
 
     def reason(span: str, kind: _Kind) -> str:
+        """Reason for dropping a span; asked once for each, in the store's order."""
         taken[kind] += 1
         if kind in most:
             return _ENOUGH if taken[kind] > most[kind] else ""
         return _REASON if kind in below and draw_key("balance", seed, span) >= below[kind] else ""
 
-    return reason
+    for index in range(store.next_shard if below or most else 0):
+        _thin(store, index, by, reason)
+    return notes
 
 
 def _thin(store: FeatureStore, index: int, by: Sequence[str], reason: Callable[[str, _Kind], str]) -> None:
     """Write one shard without the spans that have a reason to go."""
     rows, states, units, left_out = store.read_shard(index)
-    gone = {}
-    for span, kind in _kinds(rows, by).items():
-        if why := reason(span, kind):
-            gone[span] = {"id": span, "reason": why}
-    if gone:
-        keep = [number for number, row in enumerate(rows) if span_of(row) not in gone]
-        kept = [rows[i] for i in keep]
-        thinned = [each[keep] for each in states]
-        store.write_shard(index, kept, *thinned, units=units, left_out=[*left_out, *gone.values()])
+    reasons = {span: reason(span, kind) for span, kind in _kinds(rows, by).items()}
+    if gone := [{"id": span, "reason": why} for span, why in reasons.items() if why]:
+        keep = [number for number, row in enumerate(rows) if not reasons[span_of(row)]]
+        kept, thinned = [rows[i] for i in keep], [each[keep] for each in states]
+        store.write_shard(index, kept, *thinned, units=units, left_out=[*left_out, *gone])

@@ -1,7 +1,6 @@
 """Answers with and without retrieved passages, labelled right or wrong (Probing-RAG, section 3).
 
-Every question gives two examples, one per condition, which share its split. The
-states are those of the rationale and answer tokens; the prompt is left out.
+Every question gives two examples, which share its split. The states are those of rationale and answer.
 """
 
 from __future__ import annotations
@@ -37,25 +36,18 @@ Acc = Literal["tokens", "substring"]
 
 
 def parse_label(rule: str, acc: Acc = "tokens", matcher: EntityMatcher | None = None) -> Rule:
-    """The label rule: ``(text, answer, gold answers) -> right or wrong``.
+    """Make the label rule ``(text, answer, gold answers) -> right or wrong``; UserError for an unknown one.
 
-    Args:
-        rule: "em", "acc" (a gold answer stands in the text), "match" (the answer means the same) or "f1>=x".
-        acc: what "stands in" means, see :func:`probers.evaluation.answers.accuracy_contains`.
-        matcher: of "match"; None is one with its defaults.
-
-    Raises:
-        UserError: any other rule.
+    "em", "acc" (a gold answer stands in the text, as :func:`probers.evaluation.answers.accuracy_contains`
+    says), "match" (the answer means the same) or "f1>=x".
     """
     if acc not in get_args(Acc):
         raise UserError(f"acc={acc} is unknown: choose {' or '.join(get_args(Acc))}", "unknown-choice")
     right = right_by("acc_substring" if (rule, acc) == ("acc", "substring") else rule, matcher)
     if right is not None and rule != "acc_substring":
         return right
-    raise UserError(
-        f"label={rule} is no label rule: choose em, acc, match or f1>=0.8 (any bound from 0 to 1)",
-        "unknown-choice",
-    )
+    choices = "em, acc, match or f1>=0.8 (any bound from 0 to 1)"
+    raise UserError(f"label={rule} is no label rule: choose {choices}", "unknown-choice")
 
 
 #: Columns with the scores of an answer, whatever rule labels it.
@@ -68,14 +60,10 @@ _CELLS = {"both": (1, 1), "only_with": (0, 1), "only_without": (1, 0), "neither"
 
 @dataclass
 class CotBuilder(LabelBuilder):
-    """Generates and labels chains of thought for questions.
+    """Generates and labels chains of thought for questions, each with a gold answer at least.
 
-    Attributes:
-        asked: the questions; each needs at least one gold answer.
-        k: passages retrieved with the question in the second condition.
-        matcher: of label="match"; None is one with its defaults.
-        shuffle: ask the questions in an order drawn by this seed, which is the same whatever
-            order they come in; None asks them as they come.
+    ``k`` passages are retrieved in the second condition. With a seed ``shuffle`` questions are asked in an
+    order that it draws, whatever order they come in.
     """
 
     lm: CausalLM | None
@@ -103,9 +91,8 @@ class CotBuilder(LabelBuilder):
         self._right = parse_label(self.label, self.acc, self.matcher)
         for question in self.asked.questions:
             if not any(a.strip() for a in question.answers):
-                raise UserError(
-                    f"question {question.id} has no gold answer, so it cannot be labelled", "labels"
-                )
+                why = "has no gold answer, so it cannot be labelled"
+                raise UserError(f"question {question.id} {why}", "labels")
 
     @classmethod
     def prepare(cls, settings: Datagen) -> Prepared:
@@ -125,22 +112,15 @@ class CotBuilder(LabelBuilder):
 
         def make(lm: CausalLM | None, needs: Needs, folder: Path) -> LabelBuilder:
             return cls(
-                lm,
-                asked,
-                retriever=None if lm is None else settings.retriever.make(corpus),
-                prompt=prompt,
-                needs=needs,
-                label=settings.label,
-                acc=settings.acc,
-                matcher=matcher,
-                k=settings.k,
+                lm, asked, None if lm is None else settings.retriever.make(corpus), prompt, needs,
+                label=settings.label, acc=settings.acc, matcher=matcher, k=settings.k,
                 max_new_tokens=settings.max_new_tokens,
                 shuffle=settings.seed if settings.balance_to else None,
-            )
+            )  # fmt: skip
 
-        files = (settings.corpus, settings.matcher.options["aliases"], settings.matcher.options["vectors"])
+        named = (settings.corpus, settings.matcher.options["aliases"], settings.matcher.options["vectors"])
         record = wordnet_found(settings) if settings.label == "match" else {}
-        return Prepared(make, [*source.files, *filter(None, files)], record)
+        return Prepared(make, [*source.files, *filter(None, named)], record)
 
     @property
     def items(self) -> int:
@@ -163,18 +143,16 @@ class CotBuilder(LabelBuilder):
 
     def build(self, units: Sequence[Question], known: Mapping[str, int | None]) -> Iterator[Examples]:
         assert self.lm is not None and self.retriever is not None
-        closed = [self.prompt.question(q.question) for q in units]
         found = self.retriever.search([q.question for q in units], self.k)
         asked = [(q.question, [p.text for p in ps], "") for q, ps in zip(units, found, strict=True)]
         shown = passages_that_fit(self.lm.fits, self.prompt, asked, [self.max_new_tokens] * len(units))
-        opened = [
-            self.prompt.question(text, passages[:count])
-            for (text, passages, _), count in zip(asked, shown, strict=True)
-        ]
+        prompts = [self.prompt.question(q.question) for q in units]
+        for (text, texts, _), count in zip(asked, shown, strict=True):
+            prompts.append(self.prompt.question(text, texts[:count]))
         names = self.names(units)
         requests = [
             GenerationRequest(text, self.max_new_tokens, question.id)
-            for text, question in zip([*closed, *opened], [*units, *units], strict=True)
+            for text, question in zip(prompts, [*units, *units], strict=True)
         ]
         needs = recorded_needs(self.needs, attention=self.lm.attends)
         batches = self.lm.generate_each(
@@ -201,15 +179,10 @@ class CotBuilder(LabelBuilder):
     def _row(self, question: Question, condition: str, generation: Generation) -> dict[str, Any]:
         answer = final_answer(generation.text, self.prompt.answer_cue, question.dataset)
         return {
-            "id": f"{question.id}/{condition}",
-            "group": question.group,
-            "split": question.split,
+            "id": f"{question.id}/{condition}", "group": question.group, "split": question.split,
             "correct": int(self._right(generation.text, answer, question.answers)),
-            "dataset": question.dataset,
-            "condition": condition,
-            "question": question.question,
-            "answer": answer,
-            "gold": question.answers[0],
+            "dataset": question.dataset, "condition": condition, "question": question.question,
+            "answer": answer, "gold": question.answers[0],
             "em": exact_match(answer, question.answers),
             "f1": f1_score(answer, question.answers).f1,
             "acc": accuracy_contains(generation.text, question.answers, mode=self.acc),
@@ -217,7 +190,7 @@ class CotBuilder(LabelBuilder):
             "answer_kind": str(question.truth.get("answer_kind", "")),
             "knowledge": str(question.truth.get("kind", "")),
             **recorded(generation),
-        }
+        }  # fmt: skip
 
     def summarise(self, store: FeatureStore) -> tuple[dict[str, Any], list[str]]:
         """Scores per data set and condition, and whom retrieval helps, hurts or leaves."""
@@ -248,9 +221,7 @@ class CotBuilder(LabelBuilder):
         if cut:
             figures["fewer_passages"] = int(cut)
             lines.append(f"{cut} prompts show fewer than k={self.k} passages: no more were found, or fit")
-        pairs = Counter(
-            (found["closed_book"], found["with_passages"]) for found in both.values() if len(found) == 2
-        )
+        pairs = Counter(tuple(found[c] for c in _CONDITIONS) for found in both.values() if len(found) == 2)
         if pairs:
             shares = {name: round(pairs[cell] / pairs.total(), 6) for name, cell in _CELLS.items()}
             shares |= {

@@ -1,8 +1,7 @@
 """Entity hallucination labels from articles (RaDIO; MIND for the plain continuation).
 
-An article is cut right before an entity; the model goes on; the entity at the head of
-what it wrote is compared with the article's. The states are those of the tokens of
-the entity, from the pass that wrote it.
+An article is cut right before an entity; the model goes on; the entity at the head of what it wrote is
+compared with the article's. The states are those of the tokens of the entity, from the pass that wrote it.
 """
 
 from __future__ import annotations
@@ -79,6 +78,11 @@ class Settled:
         return entity is None or len(text[entity.end :].split()) > _TAIL
 
 
+def stop_rule(recognise: Recognise, *, cheap: bool) -> Callable[[str], bool]:
+    """Choose the rule to stop by; a recogniser that is not ``cheap`` is not asked at every word."""
+    return Settled(recognise) if cheap else one_sentence
+
+
 def may_go_on(generation: Generation, entity: Entity, recognise: Recognise) -> bool:
     """Tell whether ``max_new_tokens`` may have cut off the entity at the head of a continuation."""
     if generation.stop != "length":
@@ -86,11 +90,6 @@ def may_go_on(generation: Generation, entity: Entity, recognise: Recognise) -> b
     after = generation.text[entity.end :].strip()
     longer = head_entity(f"{generation.text.rstrip()} Xanten", recognise) if after else None
     return longer is None or longer.end != entity.end
-
-
-def stop_rule(recognise: Recognise, *, cheap: bool) -> Callable[[str], bool]:
-    """The rule to stop a continuation by; a recogniser that is not ``cheap`` is not asked at every word."""
-    return Settled(recognise) if cheap else one_sentence
 
 
 def abstain(
@@ -110,22 +109,16 @@ def abstain(
     """
     article = " ".join(cut.article.sentences)
     if match.stage == "number" and cut.entity.type == written.type == "number":
-        units = [
-            number.unit if number else "" for number in map(read_number, (cut.entity.text, written.text))
-        ]
-        counted = [
-            unit or _noun(*at)
-            for unit, at in zip(units, ((article, cut.entity.end), (text, written.end)), strict=True)
-        ]
+        numbers = map(read_number, (cut.entity.text, written.text))
+        units = [number.unit if number else "" for number in numbers]
+        counted = [units[0] or _noun(article, cut.entity.end), units[1] or _noun(text, written.end)]
         known = all(counted) or (match.verdict == "different" and any(units))
         if match.verdict != "undecided" and known and not same_unit(*counted):
             return Match("undecided", "counted", " / ".join(counted))
-    if (
-        match.stage == "wordnet"
-        and match.verdict == "equivalent"
-        and _names_both(article, cut.entity.text, written.text)
-    ):
-        return Match("undecided", "both", f"{cut.entity.text} / {written.text}")
+    if match.stage == "wordnet" and match.verdict == "equivalent":
+        names = (cut.entity.text, written.text)
+        if all(re.search(rf"(?<!\w){re.escape(name)}(?!\w)", article) for name in names):
+            return Match("undecided", "both", " / ".join(names))
     if match.verdict != "different":
         return match
     if match.stage != "date" and not same_kind(cut.entity.type, written.type):
@@ -146,11 +139,6 @@ def abstain(
             if found.verdict == "equivalent":
                 return Match("undecided", "order", f"{entity.text} after {cut.entity.text}")
     return match
-
-
-def _names_both(article: str, a: str, b: str) -> bool:
-    """Tell whether an article has both of two names as words of their own."""
-    return all(re.search(rf"(?<!\w){re.escape(name)}(?!\w)", article) for name in (a, b))
 
 
 def _noun(text: str, end: int) -> str:
@@ -174,12 +162,12 @@ class WikiBuilder(LabelBuilder):
     """Continues cut articles and labels the entities written; features are pooled over their tokens.
 
     Attributes:
-        negatives: what faithful examples are made of. "generated": entities the model wrote
-            that mean the same as the article's. "untouched": the article itself, read by
-            the model (MIND): every hallucinated entity is paired with the one the article has.
+        negatives: "generated": faithful examples are entities the model wrote that mean the same as the
+            article's. "untouched": every hallucinated entity is paired with the article's own, read by the
+            model (MIND).
         doubtful: "undecided" leaves out what the comparison cannot tell (:func:`abstain`), "compared"
             labels it all the same (RaDIO).
-        context: most tokens of the article before a cut that the model is shown; None is all.
+        context: most tokens of the article before a cut that the model is shown.
     """
 
     lm: CausalLM | None
@@ -206,28 +194,22 @@ class WikiBuilder(LabelBuilder):
         """Check the settings, read the articles and make the first cut."""
         limit = settings.limit
         if isinstance(limit, Mapping):
-            raise UserError(
-                f"limit={shown(limit)} is for source=cot: give one number with source=wiki, whose "
-                "articles are drawn before they are split; balance_to sets the number of examples per split",
-                "conflict",
-            )
+            told = f"limit={shown(limit)} is for source=cot: give one number with source=wiki"
+            why = "articles are drawn before they are split, and balance_to sets the examples per split"
+            raise UserError(f"{told}, whose {why}", "conflict")
 
         def articles() -> ArticleSource:
             return open_articles(
-                settings.articles,
-                limit=limit,
-                seed=settings.seed,
-                on_bad_line=settings.on_bad_line,
-                rules=Rules(settings.min_sentences, settings.max_chars),
-                wikipedia=plain(settings.wikipedia),
-            )
+                settings.articles, limit=limit, seed=settings.seed, on_bad_line=settings.on_bad_line,
+                rules=Rules(settings.min_sentences, settings.max_chars), wikipedia=plain(settings.wikipedia),
+            )  # fmt: skip
 
         options = dict(settings.matcher.options)
         auto = options["vectors"] == _AUTO
         own = options["vectors"] == _OWN or (auto and settings.articles != "testbed")
-        if auto:
+        if own or auto:
             options["vectors"] = ""
-        matcher = EntityMatcher(**(options | {"vectors": ""} if own else options))
+        matcher = EntityMatcher(**options)
         prompt = settings.prompt.make()
         recognise = Recogniser(settings.recogniser, fine=True)
         plan = CutPlan(articles(), recognise, settings.per_article, settings.within, settings.seed)
@@ -248,17 +230,9 @@ class WikiBuilder(LabelBuilder):
                     log.info("names are compared without word vectors: %s", error)
             log.info("%s", compare.told())
             return cls(
-                lm,
-                plan,
-                needs,
-                compare,
-                recognise,
-                prompt,
-                negatives=settings.negatives,
-                doubtful=settings.doubtful,
-                max_new_tokens=settings.max_new_tokens,
-                context=settings.context,
-            )
+                lm, plan, needs, compare, recognise, prompt, negatives=settings.negatives,
+                doubtful=settings.doubtful, max_new_tokens=settings.max_new_tokens, context=settings.context,
+            )  # fmt: skip
 
         files = (settings.articles, settings.matcher.options["aliases"], settings.matcher.options["vectors"])
         return Prepared(make, [*filter(None, files)], wordnet_found(settings))
@@ -284,15 +258,10 @@ class WikiBuilder(LabelBuilder):
             units = list(shortened(units, self.context, partial(_token_starts, lm)))
         needs = span_needs(self.needs, attention=lm.attends)
         labels = dict(known)
-        requests = [
-            GenerationRequest(
-                self.prompt.continuation(cut.article.title, cut.before), self.max_new_tokens, cut.id
-            )
-            for cut in units
-        ]
-        stop = [stop_rule(self.recognise, cheap=self.recognise.name == "rules")]
+        requests = [GenerationRequest(self._prompt(cut), self.max_new_tokens, cut.id) for cut in units]
+        stop = stop_rule(self.recognise, cheap=self.recognise.name == "rules")
         seen = {place for place, cut in enumerate(units) if cut.id in known}
-        batches = lm.generate_each(requests, Decoding(needs, stop=stop), known=seen)
+        batches = lm.generate_each(requests, Decoding(needs, stop=[stop]), known=seen)
         for made in batches:
             examples = Examples(tokens=sum(len(generation.token_ids) for generation in made.values()))
             for place, generation in made.items():
@@ -303,6 +272,9 @@ class WikiBuilder(LabelBuilder):
         # They are read, and thus known, all or none.
         if self.negatives == "untouched" and not any(_untouched(cut) in known for cut in hallucinated):
             yield self._read_articles(lm, hallucinated, needs)
+
+    def _prompt(self, cut: Cut) -> str:
+        return self.prompt.continuation(cut.article.title, cut.before)
 
     def _label(self, cut: Cut, generation: Generation, examples: Examples) -> None:
         """Add the example, or why there is none."""
@@ -315,9 +287,8 @@ class WikiBuilder(LabelBuilder):
             examples.leave_out(cut.id, "no entity at the head", gold=cut.entity.text, written=text)
             return
         if may_go_on(generation, written, self.recognise):
-            examples.leave_out(
-                cut.id, "cut off by max_new_tokens", gold=cut.entity.text, written=written.text
-            )
+            why = "cut off by max_new_tokens"
+            examples.leave_out(cut.id, why, gold=cut.entity.text, written=written.text)
             return
         match = self.matcher.match(cut.entity.text, written.text)
         if self.doubtful == "undecided":
@@ -340,7 +311,7 @@ class WikiBuilder(LabelBuilder):
         examples = Examples()
         kept, prompts, texts = [], [], []
         for cut in cuts:
-            prompt = self.prompt.continuation(cut.article.title, cut.before)
+            prompt = self._prompt(cut)
             try:
                 (encoded,) = encode_prompts(lm.tokenizer, [prompt], [cut.id])
                 tokens = encode_continuation(lm.tokenizer, encoded, cut.between + cut.entity.text)
@@ -369,26 +340,16 @@ class WikiBuilder(LabelBuilder):
         facts = cut.article.truth.get("facts", {})
         id = cut.id if how == "generated" else _untouched(cut)
         row = {
-            "group": cut.article.id,
-            "split": cut.article.split,
+            "group": cut.article.id, "split": cut.article.split,
             "correct": int(match.verdict == "equivalent"),
-            "dataset": "wiki",
-            "condition": how,
-            "span": id,
-            "question": cut.before,
-            "answer": entity.text,
-            "gold": cut.entity.text,
-            "question_type": cut.entity.type,
-            "answer_kind": entity.type,
+            "dataset": "wiki", "condition": how, "span": id,
+            "question": cut.before, "answer": entity.text, "gold": cut.entity.text,
+            "question_type": cut.entity.type, "answer_kind": entity.type,
             "knowledge": facts.get(cut.entity.text, ""),
-            "title": cut.article.title,
-            "cut_at": cut.entity.start,
-            "sentence": cut.sentence,
-            "entity_start": entity.start,
-            "entity_end": entity.end,
-            "match_stage": match.stage,
-            "match_evidence": match.evidence,
-        }
+            "title": cut.article.title, "cut_at": cut.entity.start, "sentence": cut.sentence,
+            "entity_start": entity.start, "entity_end": entity.end,
+            "match_stage": match.stage, "match_evidence": match.evidence,
+        }  # fmt: skip
         for index, columns, states in span_rows(generation, tokens, self.needs):
             own = id if index < 0 else f"{id}#{index}"
             examples.add({"id": own, "token": index, **row, **columns}, states)

@@ -36,10 +36,7 @@ class ScoredSpan:
 
 @dataclass(frozen=True, slots=True)
 class DomainDistance:
-    """Distance of what was judged from the texts that the prober was trained on: about 1 within them.
-
-    Above the prober's ``limit`` it is ``unlike`` them: scores and probabilities were never tested there.
-    """
+    """Distance of what was judged from the training texts: about 1 within, ``unlike`` above the limit."""
 
     distance: float
     limit: float
@@ -48,15 +45,10 @@ class DomainDistance:
 
 @dataclass(frozen=True, slots=True)
 class Assessment:
-    """A prober's judgement of a text.
+    """A prober's judgement of a text: that of its worst span, if there is one.
 
-    Attributes:
-        score, p_wrong: of the worst span; None where the text has none to judge.
-        threshold, fires: above it the text's score fires.
-        token_scores, token_p_wrong: (n,) one per token: of it alone, of what would begin with it, or of the
-            text up to it, as the heads read. Calibration is of spans and whole texts.
-        spans: from left to right.
-        domain: None where the prober does not know, or nothing was judged.
+    ``token_scores`` and ``token_p_wrong`` (n,) are of each token alone, of what would begin with it, or of
+    the text up to it, as the heads read; calibration is of spans and whole texts.
     """
 
     score: float | None
@@ -83,14 +75,9 @@ class Assessor:
         self._recognise = Recogniser(bank.recogniser or "rules", quiet=True) if of_entities else None
 
     def __call__(
-        self,
-        prompt: str,
-        text: str,
-        offsets: Sequence[tuple[int, int]],
-        scores: Sequence[float],
-        *,
+        self, prompt: str, text: str, offsets: Sequence[tuple[int, int]], scores: Sequence[float], *,
         distances: Sequence[float] | None = None,
-    ) -> Assessment:
+    ) -> Assessment:  # fmt: skip
         """Assess ``text``, written behind ``prompt``.
 
         ``offsets`` are [start, end) of its n tokens, characters; ``scores`` and ``distances`` (n,) are those
@@ -115,12 +102,9 @@ class Assessor:
         )
 
     def token_lists(
-        self,
-        scores: Sequence[float | None],
-        offsets: Sequence[Sequence[int]],
-        logprobs: Sequence[float | None],
-        entropies: Sequence[float] | None = None,
-    ) -> dict[str, Any]:
+        self, scores: Sequence[float | None], offsets: Sequence[Sequence[int]],
+        logprobs: Sequence[float | None], entropies: Sequence[float] | None = None,
+    ) -> dict[str, Any]:  # fmt: skip
         """Lists of (some of) a text's tokens in a response; a token that was not scored has None for a score.
 
         ``offsets`` are [start, end) in the text, characters; log-probabilities and entropies nats.
@@ -133,12 +117,9 @@ class Assessor:
         }  # fmt: skip
 
     def response(
-        self,
-        prompt: str,
-        text: str,
-        lists: Mapping[str, Any],
+        self, prompt: str, text: str, lists: Mapping[str, Any],
         distances: Sequence[float | None] | None = None,
-    ) -> dict[str, Any]:
+    ) -> dict[str, Any]:  # fmt: skip
         """Make the field ``hallucination`` of a response (docs/serving.md).
 
         ``lists`` are of all n tokens, from :meth:`token_lists`; ``distances`` (n,) are theirs, if known.

@@ -41,29 +41,21 @@ log = logging.getLogger(__name__)
 class ProbeBank(ModelHubMixin):
     """Frozen heads, one per layer of ``spec.layers``; call it with states to get scores.
 
-    ``save_pretrained(path, push_to_hub=False, repo_id=None)`` and ``push_to_hub(repo_id,
-    private=None, token=None, branch=None, create_pr=None, commit_message=..)`` are those of
-    :class:`huggingface_hub.ModelHubMixin`, which makes public what is not said to be private.
+    ``save_pretrained(path, push_to_hub=False, repo_id=None)`` and ``push_to_hub(repo_id, private=None, ..)``
+    are those of :class:`huggingface_hub.ModelHubMixin`, which makes public what is not said to be private.
+    ValueError for heads, layers, domain and ensemble that do not fit each other.
 
     Attributes:
-        spec: the features it reads; its layers are those of the heads, in order.
         threshold: fires when the score exceeds it; chosen on validation data, as the calibration.
-        ensemble: how the layers become one score.
-        aggregate: how the scores of a span's tokens become the span's, "max", "mean" or "last", for heads of
-            single tokens (``spec.pool`` is "tokens"), whose threshold and calibration hold for spans; None
-            for heads of pooled states, and for heads that pool a span's tokens themselves.
+        aggregate: how the scores of a span's tokens become the span's, for heads of single tokens
+            (``spec.pool`` is "tokens"), whose threshold and calibration hold for spans; else None.
         entropy_model: the heads' score together with entropies; None when not fitted.
-        recogniser: what found the entities whose labels it learned, as ``recogniser`` of probers-datagen;
-            None for other labels, and where that is not known.
+        recogniser: found the entities whose labels it learned, as ``recogniser`` of probers-datagen; None
+            for other labels, and where that is not known.
         domain, seen: states and questions that it was trained on; None where not known.
-        metrics, card: as in ``metrics.json`` and ``README.md``.
-        pictures: the PNG files that the card shows, by name.
+        metrics, card, pictures: ``metrics.json``, ``README.md``, and the PNG files that it shows, by name.
         allow_other: also read other weights of the same shape, such as another quantization of the
             model, with a warning; not saved.
-
-    Raises:
-        ValueError: heads, layers, domain and ensemble that do not fit each other.
-        UserError: an ``aggregate`` that does not fit the heads.
     """
 
     spec: FeatureSpec
@@ -118,10 +110,7 @@ class ProbeBank(ModelHubMixin):
         return self.spec.needs
 
     def check_model(self, model: ModelSpec) -> None:
-        """Refuse a model this prober was not trained on; names both (UserError).
-
-        One of the same shape is only warned of with :attr:`allow_other`.
-        """
+        """Refuse a model it was not trained on; :attr:`allow_other` only warns of one of the same shape."""
         trained = self.spec.model
         if trained.same_as(model) or (trained.layers, trained.width) != (model.layers, model.width):
             self.spec.check_model(model, what="the prober")
@@ -151,16 +140,13 @@ class ProbeBank(ModelHubMixin):
         """Score (n,), higher is more likely wrong; fires above :attr:`threshold`.
 
         Args:
-            states: (n, layers, d), one row per text, or per token for heads of single tokens,
-                whose threshold is for what :meth:`score_spans` gives; (n, T, layers, d) for
-                heads that pool tokens themselves.
-            signals: entropy signals (n,) each; given, the result is the log-odds of "wrong" from
-                heads and entropies, which fires above ``entropy_model.threshold``.
+            states: (n, layers, d), one row per text, or per token for heads of single tokens, whose threshold
+                is for :meth:`score_spans`; (n, T, layers, d) for heads that pool tokens themselves.
+            signals: entropy signals (n,) each; with them the result is the log-odds of "wrong" from heads and
+                entropies, which fires above ``entropy_model.threshold``.
             mask: (n, T) bool, which tokens there are, for heads that pool them; None is all.
 
-        Raises:
-            RunError: states that are not finite; a signal that is absent or no number.
-            UserError: signals, and the prober was trained without. ValueError is for another shape.
+        RunError for states that are not finite, or a signal that is absent or no number.
         """
         score = self.ensemble(self.margins(states, mask))
         return score if signals is None else self._with_entropy(score, signals)
@@ -172,11 +158,8 @@ class ProbeBank(ModelHubMixin):
     ) -> np.ndarray:
         """Scores (n,) of spans of tokens; they fire above :attr:`threshold`.
 
-        Args:
-            states: (t, layers, d) of a text's tokens.
-            spans: (n, 2) first token and the one after the last; they may overlap. ValueError for one that
-                is empty or not among the tokens, UserError for heads of pooled states.
-            signals: entropy signals (n,) each of the spans, as in :meth:`score`.
+        ``states`` (t, layers, d) are of a text's tokens, ``spans`` (n, 2) first token and the one after the
+        last; ``signals`` are of the spans, as in :meth:`score`. UserError for heads of pooled states.
         """
         bounds = check_spans(spans, len(states))
         if self.aggregate is not None:
@@ -224,11 +207,11 @@ class ProbeBank(ModelHubMixin):
         entities that began.
 
         Args:
-            model: the transformers model this prober was trained on; another is a UserError.
-            per: after each token the score of the "sequence" so far, pooled as in training,
-                or of the "token" alone, to see where it rises.
-            tokenizer: gives its end-of-sequence and padding ids beside those of
-                ``model.generation_config``, and the text that entities are found in.
+            model: the transformers model this prober was trained on.
+            per: after each token the score of the "sequence" so far, pooled as in training, or of the
+                "token" alone, to see where it rises.
+            tokenizer: gives end-of-sequence and padding ids beside those of ``model.generation_config``, and
+                the text that entities are found in.
         """
         from ..online.watch import Scores
 
@@ -242,13 +225,8 @@ class ProbeBank(ModelHubMixin):
         ``generate`` asks after sampling a token and before forwarding it: the decision rests on the tokens
         before that one, and the sampled token is part of what is returned. Heads of ``pool=predicting`` end a
         row once an entity has begun whose score was too high before it; ``stop.entities`` says where to cut.
-        Hooks are on the model until the object is closed (``.close()``) or collected.
-
-        Args:
-            model, tokenizer: as of :meth:`watch`.
-            threshold: ends a row when its score exceeds it; None is :attr:`threshold`.
-            min_tokens: tokens to read before the first decision. Heads that were trained on
-                whole answers know little of what the first few tokens of one look like.
+        Hooks are on the model until the object is closed (``.close()``) or collected. ``min_tokens`` are read
+        before the first decision: heads of whole answers know little of how the first few tokens look.
         """
         from ..online.watch import StopOnScore
 
@@ -276,16 +254,11 @@ class ProbeBank(ModelHubMixin):
         allow_other: bool = False,
         **hub: Unpack[HubOptions],
     ) -> ProbeBank:
-        """Load a prober from a folder, or from the Hugging Face Hub when no such folder exists.
+        """Load a prober from a folder, or from ``owner/name`` on the Hugging Face Hub.
 
-        The arguments are the mixin's, whose own version would ask the Hub for any mistyped
-        path, and hand the fields of ``config.json`` on before anything has checked them.
-
-        Args:
-            pretrained_model_name_or_path: folder, or ``owner/name`` on the Hub; UserError where there is no
-                prober, or a damaged one.
-            head_class: the class of the heads, where it is not one of this package's.
-            **hub: options of the download, as keywords: :class:`.io.HubOptions`.
+        The mixin's own version would ask the Hub for any mistyped path, and hand the fields of
+        ``config.json`` on before anything has checked them. ``head_class`` is that of heads which are none of
+        this package's; ``hub`` are options of the download (:class:`.io.HubOptions`).
         """
         folder = locate(pretrained_model_name_or_path, **hub)
         config, papers = read(folder, str(pretrained_model_name_or_path))

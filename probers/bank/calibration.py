@@ -178,9 +178,8 @@ def fit_temperature(wrong: np.ndarray, scores: np.ndarray) -> Temperature:
 def fit_isotonic(wrong: np.ndarray, scores: np.ndarray) -> Isotonic:
     """Fit isotonic regression, with values between 1 / (n + 2) and (n + 1) / (n + 2).
 
-    It says 0 and 1 of the scores beyond the last error it saw, which n examples cannot show. The bounds are
-    what the rule of succession says after n examples without one exception: all that is moved is 0 and 1,
-    since any other share among n examples is farther from both.
+    Beyond the last error it saw it would say 0 and 1, which n examples cannot show: the bounds are those of
+    the rule of succession after n examples without an exception. Any other share is farther from 0 and 1.
     """
     from sklearn.isotonic import IsotonicRegression
 
@@ -228,11 +227,11 @@ class EntropyModel:
             told = f"the prober's entropy model is not over {', '.join(SIGNALS)}: train it again"
             raise UserError(told, "damaged")
         check_record(cls, numbers, "entropy_model.")
-        vectors: dict[str, Any] = {name: tuple(numbers.pop(name)) for name in ("mean", "scale", "weights")}
+        vectors = {name: tuple(numbers[name]) for name in ("mean", "scale", "weights")}
         if any(len(vector) != len(inputs) for vector in vectors.values()) or 0 in vectors["scale"]:
             told = f"the prober's entropy model has not one number for each of its {len(inputs)} inputs"
             raise UserError(told, "damaged")
-        return cls(**vectors, **numbers)
+        return cls(**numbers | vectors)
 
     def __call__(self, score: np.ndarray, signals: Mapping[str, Any]) -> np.ndarray:
         """Log-odds (n,) of "wrong"; RunError for a signal that is absent, of another length or no number."""
@@ -248,11 +247,9 @@ class EntropyModel:
 
 
 def fit_entropy_model(
-    wrong: np.ndarray,
-    scores: np.ndarray,
-    signals: Mapping[str, np.ndarray],
+    wrong: np.ndarray, scores: np.ndarray, signals: Mapping[str, np.ndarray],
     rule: Callable[[np.ndarray, np.ndarray], float],
-) -> EntropyModel:
+) -> EntropyModel:  # fmt: skip
     """Weigh the heads' scores against ``SIGNALS`` (n,) each; ``rule`` chooses the log-odds' threshold."""
     inputs = np.stack([scores, *(np.asarray(signals[name], dtype=float) for name in SIGNALS)], axis=1)
     weights, mean, scale, intercept = fit_logistic(inputs, wrong)

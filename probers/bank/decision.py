@@ -67,8 +67,7 @@ def run_heads_on_spans(head: ProbeHead, states: Any, spans: np.ndarray) -> np.nd
 def half_precision(head: ProbeHead) -> ProbeHead:
     """Round the learned weights in place to what half precision can hold; RunError where they are beyond it.
 
-    Done before thresholds and test figures are computed, so that they hold for the
-    saved prober. Standardisation statistics keep single precision.
+    Thresholds and test figures are of the rounded weights. Standardisation statistics keep single precision.
     """
     with torch.no_grad():
         for name, parameter in head.named_parameters():
@@ -85,16 +84,12 @@ KINDS: tuple[str, ...] = get_args(Kind)
 
 @dataclass(frozen=True, slots=True)
 class Ensemble:
-    """Rule that makes one score of the heads' margins.
+    """Rule that makes one score of the heads' margins: their weighted sum, plus an intercept.
 
-    Attributes:
-        kind: "logits" sums margins (Probing-RAG, the decision rule of algorithm 1), "probabilities" sums
-            softmax[wrong] - softmax[correct] (its released code), "best" is the mean margin of a few layers,
-            "stacked" the log-odds of a logistic model over all margins (Wolpert 1992); others: UserError.
-        weights: one per layer; empty is 1 for every layer.
-        intercept: added to the weighted sum; of "stacked".
-
-    ValueError for weights or an intercept that are no numbers, or absent where the kind needs them.
+    "logits" sums margins (Probing-RAG, the decision rule of algorithm 1), "probabilities" sums
+    softmax[wrong] - softmax[correct] (its released code), "best" is the mean margin of a few layers,
+    "stacked" the log-odds of a logistic model over all margins (Wolpert 1992). There is one weight per
+    layer; empty is 1 for every layer.
     """
 
     kind: Kind = "logits"
@@ -172,11 +167,9 @@ RULES: dict[str, str | None] = {
 class ThresholdRule:
     """Rule by which a threshold is chosen; UserError for an unknown name or a wrong value.
 
-    Attributes:
-        name: "balanced_accuracy", "f1" (of wrong texts), "accuracy"; "budget", a share of texts
-            that fire; "recall_at_fpr", the highest recall among thresholds whose false positive
-            rate is low enough; "cost", the lowest price of misses and false alarms together.
-        value: the number that the last three need.
+    "balanced_accuracy", "f1" (of wrong texts), "accuracy"; with a value "budget", a share of texts that fire,
+    "recall_at_fpr", the highest recall of thresholds whose false positive rate is low enough, and "cost", the
+    lowest price of misses and false alarms together.
     """
 
     name: str = "balanced_accuracy"

@@ -1,11 +1,10 @@
 """Domain: whether states are like those that a prober was trained on.
 
-A head gives a score to any vector. For states unlike its training's (another language, code, another
-form of prompt) that score was never tested, and calibration says nothing of it. The distance is
-Mahalanobis' (Lee et al. 2018, "A Simple Unified Framework for Detecting Out-of-Distribution Samples") with
-one mean, under the covariance of probabilistic PCA (Tipping and Bishop 1999, eq. 6-8): a variance along each
-of k directions, and one for all that is left, so that k + 2 vectors of width d are kept per layer and no
-matrix of d x d.
+A head gives a score to any vector; for states unlike its training's (another language, code, another form of
+prompt) that score was never tested. The distance is Mahalanobis' (Lee et al. 2018, "A Simple Unified
+Framework for Detecting Out-of-Distribution Samples") with one mean, under the covariance of probabilistic PCA
+(Tipping and Bishop 1999, eq. 6-8): a variance along each of k directions, and one for all that is left, so
+that no matrix of d x d is kept.
 """
 
 from __future__ import annotations
@@ -48,11 +47,8 @@ class Domain:
         components, variances: (layers, k, d) orthonormal directions of scaled states, in half precision, and
             (layers, k) the variances along them.
         residual: (layers,) variance of every direction beyond.
-        limit: the distance beyond which a text is unlike the training texts; a text's is that of its pooled
-            state, or the mean over its tokens.
-        rate: share of validation texts that lie beyond it.
-
-    ValueError for other shapes, variances that are not positive, or numbers that are not finite.
+        limit: the distance of a text, the mean over its tokens where they are not pooled, beyond which it is
+            unlike the training texts, as a share ``rate`` of validation texts is.
     """
 
     mean: Tensor
@@ -82,8 +78,7 @@ class Domain:
     def __call__(self, states: Any) -> Tensor:
         """Distances (n,) of states (n, layers, d); of the training states their mean square is about 1.
 
-        The root of the squared Mahalanobis distance by dimension, mean over layers. RunError for states that
-        are not finite, ValueError for another shape.
+        The root of the squared Mahalanobis distance by dimension, mean over layers.
         """
         given = torch.as_tensor(states)
         if tuple(given.shape[1:]) != self.shape:
@@ -181,7 +176,6 @@ def _directions(chunks: Chunks, rows: int, spread: Tensor) -> tuple[Tensor, Tens
 
 
 def _along(x: Tensor, directions: Tensor) -> Tensor:
-    """(n, layers, k) of x (n, layers, d) along directions (layers, d, k)."""
     return torch.einsum("nld,ldk->nlk", x, directions)
 
 

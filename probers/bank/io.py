@@ -84,10 +84,9 @@ class _Config:
 
 
 def save(folder: Path, head: ProbeHead, config: Mapping[str, Any], papers: Mapping[str, Any]) -> None:
-    """Write a prober; one tensor ``layer.<k>.<name>`` per layer and parameter.
+    """Write a prober, with one tensor ``layer.<k>.<name>`` per layer and parameter.
 
-    ``config`` is what beside the heads is needed to score; ``config["spec"]`` has their layers. ``papers``
-    are ``metrics``, ``card``, ``pictures`` and ``seen``, as :func:`read` gives them.
+    ``config`` is what beside the heads is needed to score, ``papers`` are as of :func:`read`.
     """
     learned = dict(head.named_parameters())
     tensors = {
@@ -186,19 +185,16 @@ def load_head(
     folder: Path, config: Mapping[str, Any], layers: Sequence[int], width: int,
     head_class: type[nn.Module] | None,
 ) -> ProbeHead:  # fmt: skip
-    """The heads of some layers, of this width; ``config`` as of :func:`read`.
+    """Load the heads of some layers, of this width; ``config`` as of :func:`read`.
 
     ``head_class`` is their class where it is none of this package's. Nothing is made of a size that the
-    weights do not have. UserError for an unknown class, options that are none of its or not those of the
-    weights, or weights that are missing or damaged.
+    weights do not have.
     """
     file, name, options = folder / _HEADS, config["head"]["name"], config["head"]["options"]
     cls = HEADS.get(name, head_class)
     if cls is None:
-        told = (
-            f"the prober's head {name!r} is not one of {', '.join(HEADS)}: pass head_class to from_pretrained"
-        )
-        raise UserError(told, "own-class")
+        told = f"the prober's head {name!r} is not one of {', '.join(HEADS)}"
+        raise UserError(f"{told}: pass head_class to from_pretrained", "own-class")
     make = factory(partial(cls, **options))
     if name in HEADS:
         check_component(cls, options, "head.")

@@ -125,15 +125,16 @@ class Row(NamedTuple):
 _OBJECT = ("Data", "Domain", "Split", "VerifiedEval", "Version")
 
 
-def file_rows(path: Path) -> Iterator[Row]:
+def file_rows(path: Path, *, by_id: bool = False) -> Iterator[Row]:
     """Yield the records of a file (``.gz`` too); memory does not grow with their number.
 
     A file that begins with ``[`` is one array, TriviaQA's are an object around one, and any other holds JSON
-    lines. UserError where it is not UTF-8 text, or damaged while compressed.
+    lines; with ``by_id`` it is one object of records, each of which gets its ``id``. UserError where it is
+    not UTF-8 text, or damaged while compressed.
     """
     import ijson
 
-    item = _array(path)
+    item = "" if by_id else _array(path)
     if item is None:
         for number, line in read_lines(path):
             try:
@@ -145,8 +146,9 @@ def file_rows(path: Path) -> Iterator[Row]:
     number = 0
     with _opened(path) as file:
         try:
-            for number, record in enumerate(ijson.items(file, item, use_float=True), 1):
-                yield Row(f"record {number}", record)
+            read = ijson.kvitems if by_id else ijson.items
+            for number, found in enumerate(read(file, item, use_float=True), 1):
+                yield Row(f"record {number}", {"id": found[0], **found[1]} if by_id else found)
         except UnicodeDecodeError:
             told = "malformed JSON (a string that is no UTF-8 text, such as half of a pair of surrogates)"
             yield Row(f"record {number + 1}", None, told, True)
@@ -156,19 +158,6 @@ def file_rows(path: Path) -> Iterator[Row]:
             first = text.strip().splitlines()[0]
             told = "the file is cut short" if "premature EOF" in first else f"malformed JSON ({first})"
             yield Row(f"record {number + 1}", None, told, True)
-
-
-def object_rows(path: Path) -> Iterator[Row]:
-    """The records of a file that is one object of records by id; each gets its ``id``."""
-    import ijson
-
-    id = "1"
-    with _opened(path) as file:
-        try:
-            for id, record in ijson.kvitems(file, "", use_float=True):
-                yield Row(f"record {id}", {"id": id, **record} if isinstance(record, dict) else record)
-        except (ijson.JSONError, UnicodeDecodeError) as error:
-            yield Row(f"behind record {id}", None, _reason(error), True)
 
 
 def _array(path: Path) -> str | None:

@@ -40,10 +40,8 @@ log = logging.getLogger(__name__)
 class LayerDifference:
     """Difference between an engine's states of one layer, by its number, and ours.
 
-    Attributes:
-        absolute, relative: the largest, and as of :func:`relative_difference`; within the tolerance ``same``.
-        is_layer: another layer of ours that the states match clearly better.
-        normed: the states are those after the final norm.
+    ``absolute`` is the largest one. The states may match another of our layers clearly better, ``is_layer``,
+    or those after the final norm, ``normed``.
     """
 
     layer: int
@@ -80,20 +78,14 @@ def relative_difference(ours: np.ndarray, theirs: np.ndarray) -> float:
 
 
 def compare_states(
-    ours: Mapping[int, np.ndarray],
-    theirs: Mapping[int, np.ndarray],
-    *,
-    tolerance: float,
+    ours: Mapping[int, np.ndarray], theirs: Mapping[int, np.ndarray], *, tolerance: float,
     normed: np.ndarray | None = None,
-) -> list[LayerDifference]:
-    """Compare an engine's states with ours, layer by layer, of the same tokens in the same order.
+) -> list[LayerDifference]:  # fmt: skip
+    """Compare an engine's states (n, d) of the same tokens with ours, by layer.
 
-    Args:
-        ours: (n, d) by layer (0 the embedding, k the residual stream after block k); further layers than the
-            engine's can be recognised in its states.
-        theirs: (n, d) by the engine's number of the layer; ValueError for other shapes or a layer ours lacks.
-        tolerance: relative difference up to which states are the same.
-        normed: (n, d) our last layer after the final norm.
+    Ours are of layer 0, the embedding, to k, the residual stream after block k, and ``normed``, the last
+    after the final norm; those that the engine lacks can be recognised in its states. ValueError for other
+    shapes or a layer that ours lack.
     """
     found = []
     wide = {layer: np.asarray(states, dtype=np.float64) for layer, states in ours.items()}
@@ -131,10 +123,8 @@ def run(settings: Check) -> None:
     if bank is not None:
         bank.check_model(lm.spec)
         if bank.spec.site != "resid_post" or bank.spec.pool == "mind":
-            told = (
-                f"the prober reads {bank.spec.site}/{bank.spec.pool}, and only site=resid_post can be checked"
-            )
-            raise UserError(told, "unsupported")
+            reads = f"the prober reads {bank.spec.site}/{bank.spec.pool}"
+            raise UserError(f"{reads}, and only site=resid_post can be checked", "unsupported")
     tolerance = settings.tolerance or _TOLERANCES.get(lm.spec.dtype, 0.1)
     if url is not None:
         assert bank is not None
@@ -143,24 +133,24 @@ def run(settings: Check) -> None:
     made = lm.generate(settings.prompts, max_new_tokens=settings.max_new_tokens)
     written = [text for text in made if text.token_ids]
     if other is not None:
-        theirs, _ = our_states(other, written)
+        every, _ = our_states(other, written)
+        theirs = every if bank is None else {k: every[k] for k in bank.layers}
     else:
         # transformers returns the last layer only after the final norm.
         theirs = _plain_states(lm, range(lm.num_layers) if bank is None else bank.layers, written)
     ours, normed = our_states(lm, written)
-    asked = {k: theirs[k] for k in (theirs if bank is None else bank.layers)}
-    found = compare_states(ours, asked, tolerance=tolerance, normed=normed)
+    found = compare_states(ours, theirs, tolerance=tolerance, normed=normed)
     tokens = sum(len(g.token_ids) for g in written)
     log.info("%d tokens of %d texts, %s, %s", tokens, len(written), lm.spec, lm.spec.dtype)
     log.info("layer  largest difference  relative")
     for each in found:
         log.info("%5d  %18.3g  %8.2g  %s", each.layer, each.absolute, each.relative, each.told)
     if wrong := [each for each in found if not each.same]:
-        raise RunError(
-            f"engine={engine} differs from the states probers are trained on in {len(wrong)} of {len(found)} "
-            f"layers (relative difference above {tolerance:g}); its layer {wrong[0].layer}: {wrong[0].told}",
-            "mismatch",
+        first = f"(relative difference above {tolerance:g}); its layer {wrong[0].layer}: {wrong[0].told}"
+        told = (
+            f"differs from the states probers are trained on in {len(wrong)} of {len(found)} layers {first}"
         )
+        raise RunError(f"engine={engine} {told}", "mismatch")
     told = "engine=%s gives the states that probers are trained on: %d layers are the same"
     log.info(told, engine, len(found))
 
@@ -224,15 +214,15 @@ def _check_server(
         "layers one too high": ours[1], "layers one too low": ours[-1],
         "the token after": np.roll(ours[0], -1), "the token before": np.roll(ours[0], 1),
     }  # fmt: skip
-    distances = {name: relative_difference(scores, theirs) for name, scores in mistakes.items()}
-    name = min(distances, key=lambda key: distances[key])
-    clear = distances[name] < _CLEARLY * usual
-    what = "another prober, other weights, or states after the final norm"
-    raise RunError(
-        f"engine={url} gives other scores than this prober gives here (relative difference {usual:.2g}, "
-        f"above {tolerance:g}): {f'they are those of {name}' if clear else what}",
-        "mismatch",
+    least, name = min((relative_difference(scores, theirs), name) for name, scores in mistakes.items())
+    clear = least < _CLEARLY * usual
+    what = (
+        f"they are those of {name}"
+        if clear
+        else "another prober, other weights, or states after the final norm"
     )
+    far = f"(relative difference {usual:.2g}, above {tolerance:g})"
+    raise RunError(f"engine={url} gives other scores than this prober gives here {far}: {what}", "mismatch")
 
 
 def _asked(url: str, prompt: str, length: int) -> tuple[str, list[tuple[int, int]], np.ndarray]:

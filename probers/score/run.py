@@ -82,8 +82,7 @@ def score(
 ) -> list[dict[str, Any]]:
     """Score texts; returns their lines with ``id``, ``text`` and ``hallucination`` (None if too long).
 
-    ``file`` is the file's name in messages; finished lines are written to ``unfinished`` batch by batch, and
-    read there by a run that resumes.
+    Finished lines are written to ``unfinished`` batch by batch, and read there by a run that resumes.
     """
     journal = Journal(unfinished)
     made = _resumed(journal, texts)
@@ -93,12 +92,10 @@ def score(
     for batch in lm.score_each(requests, Scoring(text_needs(bank)), known=made):
         new = {}
         for place, written in batch.items():
-            told = None
+            told, one = None, texts[place]
             if written.token_ids:
                 assert written.state is not None
-                scores, distances = text_scores(bank, written.state)
-                told = assessor.of_generation(written, scores, distances)
-            one = texts[place]
+                told = assessor.of_generation(written, *text_scores(bank, written.state))
             new[place] = {**one.record, "id": one.id, "text": one.answer, "hallucination": told}
         journal.append(_kept(new))
         made |= new

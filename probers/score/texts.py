@@ -27,10 +27,9 @@ _PROMPT = 400
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A line of the file, and its place ``where`` for messages.
+    """A line of the file, as read in ``record``, and its place ``where`` for messages.
 
-    ``prompt`` is None for a chat, ``messages`` () for a plain prompt; ``wrong`` is None without a label;
-    ``record`` is the line as read.
+    ``prompt`` is None for a chat, ``messages`` () for a plain prompt; ``wrong`` is None without a label.
     """
 
     id: str
@@ -89,11 +88,7 @@ class Texts:
         return found._checked(f"texts={path}")
 
     def in_tokens(self, tokenizer: Any, on_bad_line: BadLine, file: str) -> Texts:
-        """The texts as the model can read them: without an end marker, and without those it cannot write.
-
-        UserError for a text that no tokens read as with ``on_bad_line="error"``, or where no other is left;
-        ``file`` names the file in messages.
-        """
+        """The texts as the model can read them: without an end marker, and without those it cannot write."""
         found = Texts(left_out=self.left_out)
         for one in self.texts:
             prompt, answer = one.prompt_for(tokenizer, file), without_end(tokenizer, one.answer)
@@ -139,9 +134,8 @@ def _text(record: Any, where: str) -> Text:
     if "prompt" in record:
         text(record, "prompt")
     elif not isinstance(messages, list) or not messages or not all(map(_is_message, messages)):
-        raise ValueError(
-            f'messages must be a list of one or more {{"role": .., "content": ..}}, not {shown(messages)}'
-        )
+        form = 'a list of one or more {"role": .., "content": ..}'
+        raise ValueError(f"messages must be {form}, not {shown(messages)}")
     id = identifier(record, "id") if record.get("id") is not None else where
     return Text(id, where, prompt, tuple(messages), record["answer"], wrong, record)
 
@@ -151,10 +145,7 @@ def _is_message(value: Any) -> bool:
 
 
 class Piece(NamedTuple):
-    """A piece of a text within one token and one span or none.
-
-    ``level`` is the step of its colour, None without a score; ``told`` the tooltip with its figures.
-    """
+    """A piece of a text within one token, its step of colour (None without a score), and its tooltip."""
 
     text: str
     level: int | None
@@ -162,14 +153,9 @@ class Piece(NamedTuple):
 
 
 def scores_html(
-    texts: Sequence[Text],
-    records: Sequence[Mapping[str, Any]],
-    *,
-    about: Mapping[str, str],
-    results: Mapping[str, Any],
-    limit: float,
-    most: int,
-) -> str:
+    texts: Sequence[Text], records: Sequence[Mapping[str, Any]], *, about: Mapping[str, str],
+    results: Mapping[str, Any], limit: float, most: int,
+) -> str:  # fmt: skip
     """Make the page: one file, without script or network.
 
     ``records`` are the texts' lines of scores.jsonl, ``about`` facts for the head, ``results`` those of
@@ -198,9 +184,9 @@ def parts(
 ) -> Iterator[tuple[Mapping[str, Any] | None, list[Piece]]]:
     """Cut a text at the borders of tokens and spans, from left to right.
 
-    A span over the whole text is not marked: the text's own score says the same. ``told`` is the text's
-    ``hallucination``, ``limit`` the threshold as a probability. Yields a span, or None between spans, and its
-    pieces.
+    Yields a span, or None between spans, and its pieces. A span over the whole text is not marked: the text's
+    own score says the same. ``told`` is the text's ``hallucination``, ``limit`` the threshold as a
+    probability.
     """
     offsets = told["token_offsets"]
     spans = [span for span in told["spans"] if (span["start"], span["end"]) != (0, len(text))]

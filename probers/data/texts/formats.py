@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ...options import shown
 from ...types import UserError
 from ..questions.values import Record, optional, records, strings, text
-from ..records import Row, file_rows, object_rows, open_text
+from ..records import Row, file_rows, open_text
 from .base import find_text, truth
 
 if TYPE_CHECKING:
@@ -287,7 +287,7 @@ def rows_of(path: Path) -> Iterator[Row]:
             except csv.Error as error:
                 yield Row(f"line {table.line_num}", None, str(error), True)
         return
-    yield from object_rows(path) if _is_object(path) else file_rows(path)
+    yield from file_rows(path, by_id=_is_object(path))
 
 
 def _is_object(path: Path) -> bool:
