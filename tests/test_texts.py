@@ -147,13 +147,13 @@ def test_tokens_belong_to_the_span_with_most_of_their_characters(tokenizer, data
     labels = token_labels(read_text({"answer": shown, "spans": marks}, ""), offsets)
     for token, (start, end) in enumerate(offsets):
         overlaps = [max(0, min(end, m["end"]) - max(start, m["start"])) for m in marks]
-        assert labels.inside[token] == (max(overlaps, default=0) > 0)
-        if labels.inside[token]:
+        assert labels.inside[token] == (1 if max(overlaps, default=0) > 0 else -1)
+        if labels.inside[token] == 1:
             chosen = labels.mark[token]
             assert overlaps[chosen] == max(overlaps)
             assert labels.wrong[token] == {True: 1, False: 0, None: -1}[marks[chosen]["wrong"]]
         else:
-            assert labels.wrong[token] == 0 and labels.mark[token] == -1
+            assert labels.wrong[token] == 0 and labels.mark[token] >= len(marks)
 
 
 def test_text_outside_that_is_right_is_cut_into_runs_by_sentence():
@@ -164,9 +164,10 @@ def test_text_outside_that_is_right_is_cut_into_runs_by_sentence():
     marked = text | {"spans": [{"start": 13, "end": 17, "wrong": True}]}
     found = token_labels(read_text(marked, ""), offsets)
     assert found.mark.tolist() == [1, 1, 1, 2, 0, 3, 3] and found.wrong.tolist() == [0, 0, 0, 0, 1, 0, 0]
-    assert token_labels(read_text(marked | {"outside": "unknown"}, ""), offsets).mark.tolist() == [
-        -1, -1, -1, -1, 0, -1, -1,
-    ]  # fmt: skip
+    unknown = token_labels(read_text(marked | {"outside": "unknown"}, ""), offsets)
+    assert unknown.mark.tolist() == found.mark.tolist()
+    assert unknown.inside.tolist() == [-1, -1, -1, -1, 1, -1, -1]
+    assert found.inside.tolist() == [0, 0, 0, 0, 1, 0, 0]
 
 
 #: Some records of our own in each layout, and the labels of the unit that they are read by.

@@ -213,6 +213,7 @@ class Trained:
         training: optimiser ``steps`` it took, and ``heads`` side by side.
         curve: probers of fewer training groups, the smallest first.
         distances: (texts,) from the prober's domain.
+        token_scores: (rows,) the prober's of every token, in the order of the texts' members.
         notes: parts left out, with the reason.
     """
 
@@ -229,6 +230,7 @@ class Trained:
     training: Mapping[str, int] = field(default_factory=dict)
     curve: Sequence[CurvePoint] = ()
     distances: np.ndarray | None = None
+    token_scores: np.ndarray | None = None
     notes: Sequence[str] = ()
 
     @property
@@ -294,6 +296,7 @@ def assemble(fitted: Fitted, dataset: Dataset, settings: Assembling, *, controls
         calibrations=calibrations,
         training={"steps": fitted.steps, "heads": len(tasks)},
         distances=distances,
+        token_scores=None if examples.inside is None else ensemble(margins.values[:, heads]),
         notes=notes + left_out,
     )
 

@@ -42,6 +42,11 @@ class Examples:
     members: tuple[np.ndarray, ...] | None = None
 
     @property
+    def inside(self) -> np.ndarray | None:
+        """(N,) true for marked spans, false for what lies outside of them; None for other stores."""
+        return self.table["inside"].to_numpy() == 1 if "inside" in self.table else None
+
+    @property
     def wrong(self) -> np.ndarray:
         """Labels (N,): 1 where the text is wrong or hallucinated."""
         return 1 - self.table["correct"].to_numpy()
@@ -162,6 +167,9 @@ def load_examples(stores: Sequence[Stored], request: SplitRequest | None = None)
             raise UserError(f"data={other.path} holds other texts than {first.path}: {why}", code="mismatch")
     what = f"data={first.path}"
     split = (request or SplitRequest()).assign(table, what)
+    if "token_wrong" in table:  # undecided ones are of no use; what nobody judged is trained on as right
+        unknown = (table["token_wrong"] < 0) | ((table["inside"] < 0) & (split != "train"))
+        split = np.where(unknown, "", split)
     table = table.assign(split=split)
     rows = {name: np.flatnonzero(split == name) for name in SPLITS}
     _check_splits(table[split != ""], what)
@@ -173,6 +181,9 @@ def as_texts(store: Stored) -> tuple[pd.DataFrame, tuple[np.ndarray, ...] | None
     table = store.table()
     if store.spec.pool != "tokens":
         return table, None
+    if "mark" in table:  # labelled tokens: a span is a mark, or a run of tokens outside of all marks
+        spans = table["span"] + "#" + table["mark"].astype(str)
+        table = table.assign(text_id=table["span"], span=spans, correct=1 - table["token_wrong"].abs())
     number = pd.factorize(table["span"])[0]
     order = np.lexsort((table["token"].to_numpy(), number))
     members = tuple(np.split(order, np.flatnonzero(np.diff(number[order])) + 1))
@@ -291,14 +302,15 @@ class Dataset:
         specs = {store.spec.site: store.spec for store in stores}
         return cls(examples, StoreStates(stores, columns), columns, specs)
 
-    def inputs(self, head: ProbeHead) -> Inputs:
-        """Select inputs of such heads; UserError where they pool tokens, and the states are pooled."""
-        if not head.tokens:
+    def inputs(self, head: ProbeHead, loss: str = "ce") -> Inputs:
+        """Select inputs of such heads; UserError where they need tokens, and the states are pooled."""
+        if not head.tokens and loss != "span_max":
             return Inputs(self.states, self.examples.text_of)
         members = self.examples.members
         if members is None:
+            what = f"head={head_name(head)}" if head.tokens else f"loss={loss}"
             why = "reads the states of every token, and the store has pooled ones: make one with pool=tokens"
-            raise UserError(f"head={head_name(head)} {why}", code="mismatch")
+            raise UserError(f"{what} {why}", code="mismatch")
         return Inputs(TokenStates(self.states, members), np.arange(len(members)))
 
 

@@ -19,6 +19,7 @@ from .assemble import ENSEMBLE, WITH_ENTROPY, Detector, Trained
 from .before_after import auroc_samples, moment_figures, paired
 from .data import Examples
 from .fit import SHUFFLED
+from .levels import level_figures
 
 Figures = dict[str, Any]
 
@@ -91,6 +92,15 @@ class Evaluator:
     def probabilities(self, probability: np.ndarray) -> Figures:
         """Compute ECE and Brier score of P(wrong) (n,) of the test examples, with intervals."""
         return _measured(self.bootstrap, self.wrong, probability, brier=metrics.brier, ece=metrics.ece)
+
+    def levels(self, trained: Trained) -> Figures | None:
+        """Compute the figures of tokens, spans, sentences and answers; None without labels of tokens."""
+        if trained.token_scores is None:
+            return None
+        threshold = trained.bank.threshold
+        return level_figures(
+            self.examples, trained.token_scores, threshold, resamples=self._resamples, seed=self._seed
+        )
 
     def _figures(self, detector: Detector, rows: np.ndarray, bootstrap: Bootstrap) -> Figures:
         assert detector.probability is not None and detector.threshold is not None
@@ -193,6 +203,7 @@ def summarise(trained: Trained, evaluator: Evaluator, training: Mapping[str, Any
         "conditions": evaluator.by("condition", [*ours, *true], overall),
         "datasets": evaluator.by("dataset", [*ours, *true], overall),
         "moments": moment_figures(trained, evaluator.examples, evaluator.bootstrap),
+        "levels": evaluator.levels(trained),
         "calibration": _calibration(trained, evaluator),
         "domain": _domain(trained, evaluator),
         "learning_curve": [

@@ -113,15 +113,20 @@ def fit(
     """
     start = time.perf_counter()
     head = make_head([task.stream for task in tasks], dataset.states.shape[-1])
-    inputs = dataset.inputs(head)
+    inputs = dataset.inputs(head, settings.loss)
     states, of = inputs.states, inputs.text_of
     rows = {split: np.flatnonzero(np.isin(of, texts)) for split, texts in dataset.examples.rows.items()}
     targets = targets_of(tasks, dataset.examples)[of]
     places = [dataset.columns.index(task.column) for task in tasks]
     training = torch.from_numpy(rows["train"])
     if head.needs_moments:
-        assert not isinstance(states, TokenStates)
-        head.prepare(moments(states, training, places, targets))
+        plain = dataset.inputs(head)
+        assert not isinstance(plain.states, TokenStates)
+        of_rows = np.flatnonzero(np.isin(plain.text_of, dataset.examples.rows["train"]))
+        classes = targets_of(tasks, dataset.examples)[plain.text_of]
+        head.prepare(moments(plain.states, torch.from_numpy(of_rows), places, classes))
+    inside = dataset.examples.inside
+    shares = None if inside is None else torch.from_numpy(np.where(inside, settings.span_weight, 1.0)[of])
     seeds = sorted({task.seed for task in tasks})
     schedule = Schedule(-(-len(training) // settings.batch_size), settings.epochs, settings.checks)
     correct = dataset.examples.table["correct"].to_numpy()[of]
@@ -130,11 +135,12 @@ def fit(
         head, places, [seeds.index(task.seed) for task in tasks], settings,
         class_weights=[weights if task.target == "correct" else (1.0, 1.0) for task in tasks],
         warmup=min(settings.warmup_epochs, settings.epochs - 1) * schedule.per_epoch * head.learns,
+        steps=schedule.per_epoch * settings.epochs,
     )  # fmt: skip
 
     def data(done: int) -> StoreData:
         batches = Batches(training, settings.batch_size, seeds, schedule, weights=chances, start=done)
-        return StoreData(states, targets, rows, batches)
+        return StoreData(states, targets, rows, batches, shares)
 
     names = [str(task.column) if task.is_probe else "" for task in tasks]
     try:

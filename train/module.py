@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -78,16 +79,23 @@ class Batches(Sampler[Tensor]):
         return self._rows[chosen]
 
 
-class StoreData(Dataset[tuple[Any, Tensor]]):
-    """Whole batches by row numbers (S, b): states of S * b rows as stored, targets (S, b, heads)."""
+#: States of S * b rows as stored, targets (S, b, heads), and weights (S, b) in the loss or None.
+Batch: TypeAlias = tuple[Any, Tensor, Tensor | None]
+
+
+class StoreData(Dataset[Batch]):
+    """Whole batches by row numbers (S, b)."""
 
     def __init__(
-        self, states: States | TokenStates, targets: Tensor, rows: Mapping[str, np.ndarray], batches: Batches
-    ) -> None:
+        self, states: States | TokenStates, targets: Tensor, rows: Mapping[str, np.ndarray], batches: Batches,
+        shares: Tensor | None = None,
+    ) -> None:  # fmt: skip
         self._states, self._targets, self._rows, self._batches = states, targets, rows, batches
+        self._shares = shares
 
-    def __getitem__(self, index: Tensor) -> tuple[Any, Tensor]:
-        return self._states[index.flatten()], self._targets[index]
+    def __getitem__(self, index: Tensor) -> Batch:
+        shares = None if self._shares is None else self._shares[index]
+        return self._states[index.flatten()], self._targets[index], shares
 
     def training(self) -> DataLoader:
         """Load the training batches of a stretch."""
@@ -119,23 +127,33 @@ _FIGURES = ("accuracy", "loss_value", "auroc", "waited")
 
 def head_losses(
     logits: Tensor, targets: Tensor, loss: Loss = "ce", *, weights: Tensor | None = None,
-    smoothing: float = 0.0,
+    shares: Tensor | None = None, smoothing: float = 0.0,
 ) -> Tensor:  # fmt: skip
     """Mean cross-entropy (heads,) of logits (n, heads, 2) against classes (n, heads).
 
     "double_softmax" applies a softmax before the cross-entropy's own, as the released Probing-RAG code does,
-    which bounds the loss between 0.31 and 1.31. ``weights`` (heads, 2) are of the classes; ``smoothing`` is
-    the share of every target that is spread over both classes.
+    which bounds the loss between 0.31 and 1.31. ``weights`` (heads, 2) are of the classes, ``shares``
+    (n, heads or 1) of the rows; ``smoothing`` is the share of every target that is spread over both classes.
     """
     if loss == "double_softmax":
         logits = logits.softmax(dim=-1)
     each = F.cross_entropy(
         logits.flatten(0, 1), targets.flatten(), reduction="none", label_smoothing=smoothing
     ).view(targets.shape)
-    if weights is None:
+    if weights is None and shares is None:
         return each.mean(dim=0)
-    of = weights.gather(1, targets.T).T
+    of = torch.ones_like(each) if weights is None else weights.gather(1, targets.T).T
+    of = of if shares is None else of * shares
     return (each * of).sum(dim=0) / of.sum(dim=0)
+
+
+def highest(logits: Tensor, mask: Tensor) -> Tensor:
+    """Logits (n, heads, 2) of spans, of the token likeliest wrong, from those of tokens (n, T, heads, 2).
+
+    ``mask`` (n, T, heads or 1) is true at tokens.
+    """
+    margins = (logits[..., WRONG] - logits[..., CORRECT]).masked_fill(~mask, -torch.inf).amax(dim=1)
+    return torch.stack([margins / 2, -margins / 2], dim=-1)
 
 
 def below(tensors: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
@@ -160,6 +178,7 @@ class ProberModule(LightningModule):
         orders: (H,) which of a batch's S row sets each head learns from.
         class_weights: (H, 2) of wrong and correct in the loss.
         warmup: steps during which validations keep nothing.
+        steps: those of the whole training, over which loss=span_max goes from tokens to spans.
 
     Attributes:
         accuracy, loss_value, auroc: (H,) of the kept states on validation.
@@ -170,14 +189,14 @@ class ProberModule(LightningModule):
 
     def __init__(
         self, head: ProbeHead, columns: Sequence[int], orders: Sequence[int], how: Fitting,
-        class_weights: Sequence[tuple[float, float]] = (), warmup: int = 0,
+        class_weights: Sequence[tuple[float, float]] = (), warmup: int = 0, steps: int = 1,
     ) -> None:  # fmt: skip
         super().__init__()
         self.head, self.how = head, how
         self._columns, self._orders = torch.tensor(columns), torch.tensor(orders)
         plain = all(each == (1.0, 1.0) for each in class_weights)
         self._weights = None if plain else torch.tensor(class_weights)
-        self._warmup, count = warmup, len(columns)
+        self._warmup, self._steps, count = warmup, steps, len(columns)
         self._heads = torch.arange(count)
         self.accuracy = np.full(count, -1.0)
         self.loss_value = np.full(count, np.inf)
@@ -186,7 +205,7 @@ class ProberModule(LightningModule):
         self.recent = torch.zeros(count)
         self.steps_before, self.lr = 0, how.lr
         self.best = {name: value.clone() for name, value in head.state_dict().items()}
-        self._seen: list[tuple[Tensor, Tensor]] = []
+        self._seen: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def tensors(self) -> dict[str, Tensor]:
         """Parameters, the best ones, and their figures, by name."""
@@ -220,37 +239,78 @@ class ProberModule(LightningModule):
         return self.waited >= (self.how.patience or np.inf)
 
     def forward(self, states: Tensor | Padded, sets: int = 1) -> Tensor:
-        """Logits (n, H, 2) of states (sets * n, columns, d), or of tokens (sets * n, T, columns, d)."""
+        """Logits (n, H, 2) of states (sets * n, columns, d), or of tokens (sets * n, T, columns, d).
+
+        Heads of single tokens give (n, T, H, 2).
+        """
         orders = self._orders if sets > 1 else torch.zeros_like(self._orders)
         if isinstance(states, Padded):
             # A mask is for all heads, so each reads every set's texts; its own are selected.
-            logits = self.head(states.states[:, :, self._columns].float(), states.mask)
+            tokens = states.states[:, :, self._columns].float()
+            if not self.head.tokens:
+                each = self.head(tokens.flatten(0, 1)).unflatten(0, tokens.shape[:2])
+                return each.unflatten(0, (sets, -1))[orders, :, :, self._heads].movedim(0, 2)
+            logits = self.head(tokens, states.mask)
             return logits.unflatten(0, (sets, -1))[orders, :, self._heads].transpose(0, 1)
         chosen = states.unflatten(0, (sets, -1))[orders, :, self._columns]  # (H, n, d)
         return self.head(chosen.float().transpose(0, 1))
 
-    def training_step(self, batch: tuple[Any, Tensor], index: int) -> Tensor:
-        states, targets = batch  # targets (S, b, H)
-        logits = self(states, sets=len(targets))
-        weights = None if self._weights is None else self._weights.to(logits)
-        targets = targets[self._orders, :, self._heads].T if len(targets) > 1 else targets[0]
-        losses = head_losses(
-            logits, targets, self.how.loss, weights=weights, smoothing=self.how.label_smoothing
-        )
-        self.recent = losses.detach()
-        return losses.sum()
+    def training_step(self, batch: Batch, index: int) -> Tensor:
+        states, targets, shares = batch
+        sets = len(targets)
+        logits = self(states, sets=sets)
+        targets = targets[self._orders, :, self._heads].T if sets > 1 else targets[0]
+        if shares is not None:
+            shares = shares[self._orders if sets > 1 else [0]].T
+        losses = partial(
+            head_losses, loss="ce" if self.how.loss == "span_max" else self.how.loss,
+            weights=None if self._weights is None else self._weights.to(logits),
+            smoothing=self.how.label_smoothing,
+        )  # fmt: skip
+        if logits.ndim == 4:
+            found = self._span_losses(logits, targets, shares, states.mask, losses)
+        else:
+            found = losses(logits, targets, shares=shares)
+        self.recent = found.detach()
+        return found.sum()
 
-    def validation_step(self, batch: tuple[Any, Tensor], index: int) -> None:
-        states, targets = batch
-        self._seen.append((self(states), targets[0]))
+    def _span_losses(
+        self, logits: Tensor, targets: Tensor, shares: Tensor | None, mask: Tensor,
+        losses: Callable[..., Tensor],
+    ) -> Tensor:  # fmt: skip
+        """(1 - w) token loss + w span loss, w from 0 to 1 over the training (Obeso et al. 2025, eq. 3 to 5).
+
+        The span loss is that of each span's highest token. Spans weigh alike in both losses.
+        """
+        orders = self._orders if len(mask) > len(logits) else torch.zeros_like(self._orders)
+        own = mask.unflatten(0, (-1, len(logits)))[orders].movedim(0, 2)  # (n, T, H)
+        of = torch.ones_like(targets, dtype=logits.dtype) if shares is None else shares.expand_as(targets)
+        tokens = losses(
+            logits.flatten(0, 1), targets[:, None].expand(own.shape).flatten(0, 1),
+            shares=(of[:, None] * own).flatten(0, 1),
+        )  # fmt: skip
+        share = min(1.0, self.steps_taken / max(1, self._steps - 1))
+        return (1 - share) * tokens + share * losses(highest(logits, own), targets, shares=of)
+
+    def validation_step(self, batch: Batch, index: int) -> None:
+        states, targets, shares = batch
+        logits = self(states)
+        if logits.ndim == 4:
+            logits = highest(logits, states.mask[..., None])
+        weights = torch.ones(len(targets[0])) if shares is None else shares[0]
+        self._seen.append((logits, targets[0], weights))
 
     def on_validation_epoch_end(self) -> None:
-        logits, targets = (torch.cat(part).cpu() for part in zip(*self._seen, strict=True))
+        logits, targets, weights = (torch.cat(part).cpu() for part in zip(*self._seen, strict=True))
         self._seen.clear()
-        losses = head_losses(logits, targets).double().numpy()
+        shares = weights[:, None] if (weights != 1).any() else None
+        losses = head_losses(logits, targets, shares=shares).double().numpy()
         if not np.isfinite(losses).all():
             raise NotFiniteError("the loss is not finite")
-        accuracy = (logits.argmax(dim=-1) == targets).double().mean(dim=0).numpy()
+        right = (logits.argmax(dim=-1) == targets).double()
+        if shares is not None:
+            right = right * shares * (len(shares) / shares.sum())
+        accuracy = right.mean(dim=0).numpy()
         if self.logger is not None:
             self._log(accuracy, losses)
         if self._warmup and self.steps_taken <= self._warmup:

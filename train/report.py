@@ -95,6 +95,7 @@ def table(figures: Json) -> str:
     if positive := figures["positive_control"]:
         reached = f"AUROC {number(positive['auroc'])}, accuracy {number(positive['accuracy'])}"
         parts.append(f"positive control, is the answer a person: {reached}")
+    parts += _levels(figures.get("levels"))
     parts += _moments(figures["moments"])
     parts.append(_calibration(figures["calibration"]))
     points = [f"{p['groups']}: {number(p['ensemble']['auroc'])}" for p in figures["learning_curve"]]
@@ -108,6 +109,26 @@ def table(figures: Json) -> str:
     for note in [*warnings(figures), *figures["notes"], *figures["moments"]["notes"]]:
         parts.append(fill(note, 98, initial_indent="note: ", subsequent_indent="  "))
     return "\n".join(parts)
+
+
+#: Columns of the table of levels.
+_OF_LEVELS = (("AUPRC", "auprc"), ("R@1%", "recall_at_fpr1"), ("R@10%", "recall_at_fpr10"), ("F1", "f1"))
+
+
+def _levels(levels: Json | None) -> list[str]:
+    """AUROC and more of tokens, spans, sentences and answers."""
+    if not levels:
+        return []
+    titles = "".join(f"{title:>7}" for title, _ in _OF_LEVELS)
+    lines = [f"{'by level':{_NAME}}{'n':>7}{'wrong':>7}  {'AUROC':21}{titles}"]
+    for name, entry in levels.items():
+        cells = "".join(f"{number(entry.get(key)):>7}" for _, key in _OF_LEVELS)
+        auroc = bounded(entry, "auroc")
+        lines.append(f"  {name:{_NAME - 2}}{entry['n']:>7}{number(entry['wrong']):>7}  {auroc:21}{cells}")
+    if (alarms := levels["token"].get("false_alarms")) is not None:
+        around = bounds(levels["token"]["false_alarms_ci"], ".0f")
+        lines.append(f"  false alarms per 1,000 tokens outside of marked spans: {alarms:.0f} {around}")
+    return lines
 
 
 def _best(figures: Json) -> Mapping[str, Any]:

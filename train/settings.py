@@ -13,7 +13,7 @@ from probers.types import Site, UserError
 if TYPE_CHECKING:
     from probers.bank.decision import ThresholdRule
 
-Loss = Literal["ce", "double_softmax"]
+Loss = Literal["ce", "double_softmax", "span_max"]
 Balance = Literal["none", "weights", "sampling"]
 Layers = Annotated[str, Limits("all, a range as 1-20", pattern=r"^(all|\d{1,4}-\d{1,4})$")]
 
@@ -39,7 +39,10 @@ class Fitting:
     weight_decay: NotNegative = 0.01
     """AdamW's weight decay"""
     loss: Loss = "ce"
-    """ce is cross-entropy; double_softmax puts a softmax before it (Probing-RAG's code)"""
+    """ce is cross-entropy; double_softmax puts a softmax before it (Probing-RAG's code). For stores of
+    tokens, span_max goes over from ce to that of the highest token of each span (Obeso et al. 2025)"""
+    span_weight: Positive = 10.0
+    """weight in the loss of a token within a marked span; one outside has 1 (stores of labelled tokens)"""
     label_smoothing: Annotated[float, Limits(ge=0, lt=1)] = 0.0
     """share of a label that is spread over both classes"""
     balance: Balance = "none"

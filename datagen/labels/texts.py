@@ -196,7 +196,7 @@ class TextsBuilder(LabelBuilder):
         states = token_states(generation, self.needs)
         wrong = int((labels.wrong == 1).any())
         for token, (start, _) in enumerate(generation.offsets):
-            same = np.flatnonzero(labels.mark == labels.mark[token]) if labels.mark[token] >= 0 else [token]
+            same = np.flatnonzero(labels.mark == labels.mark[token])
             first, last = generation.offsets[same[0]][0], generation.offsets[same[-1]][1]
             row = {
                 "id": f"{one.id}#{token}", "span": one.id, "token": token, "correct": 1 - wrong, **about,

@@ -57,9 +57,11 @@ def auprc(labels: np.ndarray, scores: np.ndarray, weights: np.ndarray | None = N
     return _auprc(_levels(labels, scores, weights))
 
 
-def recall_at_fpr(labels: np.ndarray, scores: np.ndarray, weights: np.ndarray | None = None) -> Any:
-    """Highest recall of a threshold whose false positive rate is at most 10% (no interpolation)."""
-    return _recall_at_fpr(_levels(labels, scores, weights))
+def recall_at_fpr(
+    labels: np.ndarray, scores: np.ndarray, weights: np.ndarray | None = None, *, most: float = 0.1
+) -> Any:
+    """Highest recall of a threshold whose false positive rate is at most ``most`` (no interpolation)."""
+    return _recall_at_fpr(_levels(labels, scores, weights), most)
 
 
 def prr(labels: np.ndarray, scores: np.ndarray, weights: np.ndarray | None = None) -> Any:
@@ -176,9 +178,9 @@ def _auprc(levels: _Levels) -> Any:
     return _ratio((levels.positive * precision).sum(axis=0), levels.events[-1])
 
 
-def _recall_at_fpr(levels: _Levels) -> Any:
+def _recall_at_fpr(levels: _Levels, most: float = 0.1) -> Any:
     hits, alarms = levels.above()
-    allowed = alarms <= 0.1 * levels.others[-1] + 1e-9
+    allowed = alarms <= most * levels.others[-1] + 1e-9
     recall = _ratio(np.where(allowed, hits, 0.0).max(axis=0), levels.events[-1])
     return np.where(levels.others[-1] > 0, recall, np.nan)[()]
 

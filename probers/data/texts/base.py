@@ -229,9 +229,8 @@ class TokenLabels(NamedTuple):
 
     Attributes:
         wrong: (n,) int8; -1 where undecided, 0 outside of all marks.
-        mark: (n,) place among the marks, counted from 0; then come the runs of unmarked tokens of each
-            sentence where text outside counts as right; -1 outside of both.
-        inside: (n,) bool, in a mark that somebody judged.
+        mark: (n,) place among the marks; then come the runs of other tokens, each within a sentence.
+        inside: (n,) int8: 1 in a mark, 0 outside where that counts as right, -1 outside and not judged.
         sentence: (n,) number of the sentence.
         shared: how many tokens belong to two marks of different label.
     """
@@ -263,11 +262,11 @@ def token_labels(text: Text, offsets: Sequence[tuple[int, int]]) -> TokenLabels:
                 wrong[token], place[token], best[token] = label, number, overlap
     starts = [start for start, _ in split_sentences(text.answer)][1:]
     sentence = np.searchsorted(starts, [end - 1 for _, end in offsets], side="right")
-    inside = place >= 0
-    if text.outside == "right" or (not marks and text.wrong is False):
-        following = len(marks) - 1
-        for token in np.flatnonzero(~inside).tolist():
-            goes_on = token > 0 and not inside[token - 1] and sentence[token - 1] == sentence[token]
-            following += int(not goes_on)
-            place[token] = following
+    right = text.outside == "right" or (not marks and text.wrong is False)
+    inside = np.where(place >= 0, 1, 0 if right else -1).astype(np.int8)
+    following = len(marks) - 1
+    for token in np.flatnonzero(inside < 1).tolist():
+        goes_on = token > 0 and inside[token - 1] < 1 and sentence[token - 1] == sentence[token]
+        following += int(not goes_on)
+        place[token] = following
     return TokenLabels(wrong, place, inside, sentence, int(shared.sum()))
