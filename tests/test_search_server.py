@@ -53,7 +53,7 @@ def test_a_server_that_ranks_alike_passes_and_nothing_is_left_there(
     """With the lengths that Lucene keeps, which move long passages and no short one."""
     with FakeElasticsearch(coarse_lengths=True) as server, FakeElasticsearch() as gone:
         server.version(number, product=product)
-        gone.__exit__()
+        gone.close()
         assert measure(data, server.url, gone.url) == 0
         assert not server.indices and len(server.asked("search")) > 60
     table = capsys.readouterr().out
