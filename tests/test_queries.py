@@ -2,7 +2,7 @@
 
 import math
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -178,13 +178,18 @@ TEXT = " The town near Orn, by Vel."
 P, N = 7, 6
 
 
+def filled(rows, n, columns):
+    """(n, columns) with what rows have at columns."""
+    table = np.zeros((n, columns), dtype=np.float32)
+    for row, entries in rows.items():
+        table[row, list(entries)] = list(entries.values())
+    return table
+
+
 def with_rows(rows):
     made, where = generated(TEXT)
-    table = np.zeros((N + 1, P + N), dtype=np.float32)
-    for i, entries in rows.items():
-        for column, value in entries.items():
-            table[i, column] = value
-    return replace(made, attention=AttentionRows(table, np.zeros(N, dtype=np.float32))), where
+    attention = AttentionRows(filled(rows, N + 1, P + N), np.zeros(N, dtype=np.float32))
+    return replace(made, attention=attention), where
 
 
 def test_qfs_paper_takes_the_hit_tokens_own_row():
@@ -200,27 +205,24 @@ def test_qfs_paper_takes_the_hit_tokens_own_row():
     assert QFS("paper", top_n=1)(ASKED, made, hit, where) == "Mara"
 
 
-@dataclass
 class Attends:
-    """A model whose attention within a text is as told: of each of its words, to words by their place."""
+    """A model whose attention within a text of n words is ``rows(n)``, (n + 1, n)."""
 
-    rows: dict = field(default_factory=dict)
-    texts: list = field(default_factory=list)
+    def __init__(self, rows):
+        self.rows, self.texts = rows, []
 
     def attention_of(self, texts):
         self.texts += texts
-        (text,) = texts
-        spans = [m.span() for m in re.finditer(r"\S+", text)]
-        table = np.zeros((len(spans) + 1, len(spans)), dtype=np.float32)
-        for i, entries in self.rows.items():
-            for place, value in entries.items():
-                table[i + 1, place] = value
-        return [(tuple(spans), AttentionRows(table, np.zeros(len(spans), dtype=np.float32)))]
+        spans = tuple(m.span() for m in re.finditer(r"\S+", texts[0]))
+        return [(spans, AttentionRows(self.rows(len(spans)), None))]
 
 
 def released(rows=None, text=TEXT, partial="", passages=()):
+    """A generation, and attention of words as told, to words by their place."""
     made, where = generated(text, partial, passages)
-    return replace(made, attention=None), replace(where, lm=Attends(rows or {}))
+    own = {word + 1: entries for word, entries in (rows or {}).items()}
+    lm = Attends(lambda n: filled(own, n + 1, n))
+    return replace(made, attention=None), replace(where, lm=lm)
 
 
 # Words of question and answer, as the released variant reads them: Where(0) was(1) Mara(2) Telka(3) born?(4)
@@ -573,18 +575,10 @@ def test_cioqf_asks_with_unique_places_in_order_whatever_the_scale_of_attention(
     assert CIOQF(norm, top_n)(ASKED, scaled, decision, where) == query
 
 
-class Noisy:
+def noisy(seed, scale=lambda n: 1.0):
     """A model with random attention within a text, of which every row has a scale."""
-
-    def __init__(self, seed, scale=lambda n: 1.0):
-        self.seed, self.scale = seed, scale
-
-    def attention_of(self, texts):
-        (text,) = texts
-        spans = tuple(m.span() for m in re.finditer(r"\S+", text))
-        n = len(spans)
-        rows = np.tril(np.random.default_rng(self.seed).random((n + 1, n)), k=-1).astype(np.float32)
-        return [(spans, AttentionRows((rows * self.scale(n)).astype(np.float32), None))]
+    draw = lambda n: np.tril(np.random.default_rng(seed).random((n + 1, n)), k=-1)  # noqa: E731
+    return Attends(lambda n: (draw(n).astype(np.float32) * scale(n)).astype(np.float32))
 
 
 @settings(max_examples=60)
@@ -596,13 +590,13 @@ def test_qfs_does_not_depend_on_the_scale_of_attention(seed, variant, top_n):
     decision = replace(DECISION, tokens=tuple(sorted(rng.choice(N, size=2, replace=False).tolist())))
     # The released variant renormalises every row, the paper's has one: each row has a scale of its own.
     scale = 2.0 ** rng.integers(-6, 7, size=(N + 1, 1))
-    scaled = Noisy(seed, lambda n: 2.0 ** np.random.default_rng(seed).integers(-6, 7, size=(n + 1, 1)))
+    scaled = noisy(seed, lambda n: 2.0 ** np.random.default_rng(seed).integers(-6, 7, size=(n + 1, 1)))
 
     def asked(rows, lm):
         seen = replace(made, attention=AttentionRows(rows, None))
         return QFS(variant, top_n)(ASKED, seen, decision, replace(where, lm=lm))
 
-    assert asked(rows, Noisy(seed)) == asked((rows * scale).astype(np.float32), scaled)
+    assert asked(rows, noisy(seed)) == asked((rows * scale).astype(np.float32), scaled)
 
 
 @settings(max_examples=60)
@@ -613,7 +607,7 @@ def test_query_words_are_unique_places_of_the_text_in_its_order(seed, variant, t
     rows = np.tril(rng.random(made.attention.rows.shape), k=len(made.prompt_ids) - 1).astype(np.float32)
     made = replace(made, attention=AttentionRows(rows, made.attention.column_max))
     hits = tuple(sorted(rng.choice(N, size=rng.integers(1, 4), replace=False).tolist()))
-    where = replace(where, lm=Noisy(seed))
+    where = replace(where, lm=noisy(seed))
     query = QFS(variant, top_n, max_tokens=max_tokens)(ASKED, made, replace(DECISION, tokens=hits), where)
     text = tokenize(f"{ASKED.question} Well, Mara Telka was {TEXT}")
     words = tokenize(query)

@@ -74,23 +74,38 @@ def shown_of(rag, capsys, *overrides):
 KNOWN = "It must be Land3. So the answer is Land3."
 
 
-def test_what_is_fetched_before_the_text_is_shown_before_it(rag, capsys):
-    first, query, fetched, text, last = shown_of(rag, capsys, "trigger=always")
-    assert (first, query) == ("▲ always fired before the text", "query: Where is town 3?")
-    assert fetched.startswith("fetched: Town 3 (")
-    assert (text, last) == (f"[1] {KNOWN}", "always did not fire again")
+WRONG, ASKED = "It must be Nowhere. So the answer is Nowhere.", "query: Where is town 3?"
+NOTHING = {2: "kept: nothing of it", 3: "query: It must be", 4: "fetched: nothing"}
 
 
-def test_a_rule_fires_after_what_it_waited_for_and_has_no_score(rag, capsys):
-    lines = shown_of(rag, capsys, "trigger=fixed_sentence")
-    assert lines[0] == "▲ fixed_sentence fired before the text"
-    assert lines[4:6] == [
-        "▲ fixed_sentence fired after “Land3.”, character 18",
-        "kept: It must be Land3. | discarded: So",
-    ]
-    assert not any("score" in line for line in lines)
-    lines = shown_of(rag, capsys, "trigger=fixed_length", "trigger.n=2")
-    assert lines[4:6] == ["▲ fixed_length fired after “must”, character 8", "kept: It must | discarded: be"]
+@pytest.mark.parametrize(
+    ("overrides", "lines"),
+    [
+        # What is fetched before the text is shown before it.
+        (["trigger=always"],
+         {0: "▲ always fired before the text", 1: ASKED, 3: f"[1] {KNOWN}", 4: "always did not fire again"}),
+        # A rule fires after what it waited for, and has no score.
+        (["trigger=fixed_sentence"],
+         {0: "▲ fixed_sentence fired before the text", 5: "kept: It must be Land3. | discarded: So",
+          4: "▲ fixed_sentence fired after “Land3.”, character 18"}),
+        (["trigger=fixed_length", "trigger.n=2"],
+         {4: "▲ fixed_length fired after “must”, character 8", 5: "kept: It must | discarded: be"}),
+        # Tokens that fired are shown as their words; the sentence is written anew from its beginning.
+        (["trigger=flare", "query=question"],
+         {1: "▲ flare fired at “Nowhere.”, character 12: score 0.865, threshold 0.2",
+          2: "kept: nothing of it", 3: ASKED}),
+        (["trigger=flare", "query=flare"], NOTHING),
+        (["trigger=entropy", "trigger.scope=sentence", "query=flare"], NOTHING | {5: f"[2] {WRONG}"}),
+    ],
+)  # fmt: skip
+def test_the_terminal_shows_what_fired_where_and_what_came_of_it(rag, capsys, overrides, lines):
+    shown = shown_of(rag, capsys, *overrides)
+    assert {i: shown[i] for i in lines} == lines
+    assert not any("score" in line for line in shown) or "fixed" not in overrides[0]
+    assert overrides != ["trigger=always"] or shown[2].startswith("fetched: Town 3 (")
+
+
+def test_a_trigger_that_does_not_fire_says_only_that(rag, capsys):
     assert shown_of(rag, capsys, "trigger=never")[1:] == ["never did not fire"]
 
 
@@ -123,18 +138,6 @@ def test_the_score_of_a_question_is_shown_once(rag, capsys, monkeypatch, row, fi
     )
     assert [line for line in lines if "fire" in line] == verdicts
     assert sum(line.startswith("query:") for line in lines) == fired
-
-
-def test_tokens_that_fired_are_shown_as_their_words(rag, capsys):
-    lines = shown_of(rag, capsys, "trigger=flare", "query=question")
-    assert lines[1] == "▲ flare fired at “Nowhere.”, character 12: score 0.865, threshold 0.2"
-    assert lines[2] == "kept: nothing of it"  # the sentence is written anew from its beginning
-    assert lines[3] == "query: Where is town 3?"
-    lines = shown_of(rag, capsys, "trigger=flare", "query=flare")
-    assert lines[2:5] == ["kept: nothing of it", "query: It must be", "fetched: nothing"]
-    lines = shown_of(rag, capsys, "trigger=entropy", "trigger.scope=sentence", "query=flare")
-    text = "It must be Nowhere. So the answer is Nowhere."
-    assert lines[2:6] == ["kept: nothing of it", "query: It must be", "fetched: nothing", f"[2] {text}"]
 
 
 def test_passages_without_room_and_searches_without_result_are_told(rag, capsys, monkeypatch):

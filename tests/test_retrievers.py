@@ -67,8 +67,9 @@ def test_titles_are_searched_and_bad_requests_are_named(engine, tmp_path, monkey
     for query in ("telka", "unknown"):
         with fails("bad-value", "k=0"):
             retriever.search([query], 0)
-    for nothing in ([], corpus("...", "?!"), stored(tmp_path, ["...", "?!"])):
-        with fails("empty"):
+    silent = ["...", "?!"]
+    for nothing, named in (([], ""), (corpus(*silent), ""), (stored(tmp_path, silent), "2 passages")):
+        with fails("empty", named):
             engine(nothing)
     with fails("bad-value", "b=1.5"):
         engine(corpus("a"), b=1.5)
