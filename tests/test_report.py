@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.colors import to_rgb
 
 from probers.pages import esc, num
 from probers.rag.report import write_report
@@ -522,10 +523,8 @@ def test_methods_look_different_and_keep_their_look() -> None:
 
 
 def luminance(colour: str) -> float:
-    digits = colour[1:] if len(colour) == 7 else "".join(2 * c for c in colour[1:])
-    parts = [int(digits[i : i + 2], 16) / 255 for i in (0, 2, 4)]
-    linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in to_rgb(colour)]
+    return float(np.dot([0.2126, 0.7152, 0.0722], linear))
 
 
 def contrast(a: str, b: str) -> float:
