@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from refusals import fails
-from test_lm import assert_all_same, rescored
+from test_lm import CLOSE, alone, assert_all_same, rescored
 from tiny import FAMILIES, PROMPTS, byte_level, reference, tiny_lm, tiny_path
 from torch import nn
 from transformers import AutoModelForCausalLM, BertConfig, GraniteConfig, MambaConfig, OPTConfig
@@ -22,7 +22,6 @@ from probers.capture.pooling import pool_tokens
 from probers.engine.model import CausalLM
 from probers.types import Feature, Needs, RunError
 
-CLOSE = {"rtol": 0, "atol": 1e-4}
 LAYERS = (0, 1, 2, 3)
 NO_SDPA = {("gemma2", "sdpa"), ("mpt", "sdpa"), ("falcon_alibi", "sdpa")}
 NORMS = ("norm", "ln_f", "final_layer_norm", "final_layernorm", "norm_f")
@@ -53,13 +52,16 @@ def hidden_of(family: str, generation) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_feature_is_what_transformers_says(family):
-    lm = tiny_lm(family)
+    lm = tiny_lm(family, batch_size=3)
     made = lm.generate(PROMPTS, max_new_tokens=9, needs=MANY)
+    assert [one.prompt for one in made] == [*PROMPTS]
     assert_all_same(made, rescored(lm, made))
+    assert_all_same(made, alone(lm, PROMPTS, max_new_tokens=9, needs=MANY))
     decoder = plain(family).get_decoder()
     norm = next(getattr(decoder, name) for name in NORMS if hasattr(decoder, name))
     for one in made:
         assert [*one.states] == [*MANY.features]
+        assert all(states.dtype == np.float32 for states in one.states.values())
         predicting, mean, last, tokens, positions, mind = list(one.states.values())[:6]
         hidden, p = hidden_of(family, one), len(one.prompt_ids)
         stream = np.stack(hidden[:3], axis=1)  # (T, layers, d)
@@ -74,27 +76,6 @@ def test_every_feature_is_what_transformers_says(family):
         np.testing.assert_allclose(tokens, stream[p:, [2, 1]], **CLOSE)  # layers in the order asked for
         vector = np.concatenate([last[1:].mean(axis=0), hidden[3][p:].mean(axis=0)])
         np.testing.assert_allclose(mind, vector[None], **CLOSE)
-
-
-@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "opt", "mpt"])
-@pytest.mark.parametrize("way", ["prefix", "nested", "without cache"])
-def test_predicting_states_are_those_of_the_position_before(family, way):
-    lm = tiny_lm(family, use_cache=way != "without cache", batch_size=8)
-    prompts, prefix = PROMPTS, ""
-    if way == "prefix":
-        prefix = "The river Odra flows. "
-        prompts = [prefix + p for p in PROMPTS]
-    elif way == "nested":
-        text = PROMPTS[0] + " and so on and on" * 12
-        prompts = [text, text[: len(text) // 2], text[: len(text) // 3], PROMPTS[1]]
-    needs = Needs.of((0, 2, 3), pool="predicting", attention=True)
-    made = lm.generate(prompts, max_new_tokens=9, needs=needs, prefix=prefix)
-    assert_all_same(made, lm.score(prompts, [g.token_ids for g in made], needs=needs, prefix=prefix))
-    for one in made:
-        hidden = reference(lm.model, one).hidden_states
-        expected = torch.stack([hidden[k][0, len(one.prompt_ids) - 1 : -1] for k in (0, 2)], dim=1)
-        assert one.state.shape == (len(one.token_ids), 3, 32)
-        np.testing.assert_allclose(one.state[:, :2], expected, **CLOSE)
 
 
 @pytest.mark.parametrize("family", ["llama", "opt"])
@@ -165,12 +146,12 @@ def test_attention_alone_forwards_the_generated_tokens_only(family):
     lm = tiny_lm(family, attn="eager")
     generations = lm.generate(PROMPTS, max_new_tokens=7)
     generations += lm.generate(PROMPTS[:2], max_new_tokens=12)  # padding among them
-    for one, alone in zip(generations, lm.attention_alone(generations), strict=True):
+    for one, own in zip(generations, lm.attention_alone(generations), strict=True):
         weights = reference(plain(family), replace(one, prompt_ids=()), output_attentions=True).attentions
         heads = weights[-1][0].numpy()
-        np.testing.assert_allclose(alone.rows[1:], heads.mean(axis=0), **CLOSE)
-        assert not alone.rows[0].any()
-        np.testing.assert_allclose(alone.column_max, heads.max(axis=1).mean(axis=0), **CLOSE)
+        np.testing.assert_allclose(own.rows[1:], heads.mean(axis=0), **CLOSE)
+        assert not own.rows[0].any()
+        np.testing.assert_allclose(own.column_max, heads.max(axis=1).mean(axis=0), **CLOSE)
 
 
 def traces(lm: CausalLM) -> tuple[int, list[int], set[str]]:

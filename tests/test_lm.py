@@ -44,23 +44,16 @@ def assert_all_same(ones: Iterable[Generation], others: Iterable[Generation]) ->
         assert_same(one, other)
 
 
+def assert_twins(*models: CausalLM) -> None:
+    assert_all_same(*(lm.generate(PROMPTS, max_new_tokens=8, needs=ALL) for lm in models))
+
+
 def rescored(lm: CausalLM, made: list[Generation]) -> list[Generation]:
     return lm.score([g.prompt for g in made], [g.token_ids for g in made], needs=made[0].needs)
 
 
 def alone(lm, prompts, **options) -> list[Generation]:
     return [lm.generate([prompt], **options)[0] for prompt in prompts]
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_score_and_other_batches_repeat_what_generate_recorded(family):
-    lm = tiny_lm(family, batch_size=3)
-    made = lm.generate(PROMPTS, max_new_tokens=14, needs=POOLS)
-    assert [g.prompt for g in made] == [*PROMPTS]
-    assert_all_same(made, rescored(lm, made))
-    assert_all_same(made, alone(lm, PROMPTS, max_new_tokens=14, needs=POOLS))
-    assert [made[0].states[f].shape for f in POOLS.features] == [(4, 32), (4, 32), (14, 4, 32)]
-    assert all(states.dtype == np.float32 for states in made[0].states.values())
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -85,16 +78,11 @@ def test_tokens_and_scores_are_those_of_transformers(family):
         np.testing.assert_allclose(np.exp(made.logprobs), made.top[0], rtol=1e-6)  # it is greedy
 
 
-def with_eos(token: int) -> CausalLM:
-    lm = tiny_lm()
-    lm.model.generation_config.eos_token_id = [token, 0]
-    return lm
-
-
 def test_a_text_that_ends_early_gets_nothing_from_later_steps(monkeypatch):
     free = tiny_lm().generate(PROMPTS, max_new_tokens=20, needs=ALL)
     eos = free[0].token_ids[5]
-    lm = with_eos(eos)
+    lm = tiny_lm()
+    lm.model.generation_config.eos_token_id = [eos, 0]
     made = lm.generate(PROMPTS, max_new_tokens=20, needs=ALL)
     lengths = [g.token_ids.index(eos) if eos in g.token_ids else 20 for g in free]
     assert len(set(lengths)) > 1  # some go on while others have ended
@@ -114,7 +102,9 @@ def test_a_text_that_ends_early_gets_nothing_from_later_steps(monkeypatch):
 
 def test_a_generation_without_tokens():
     first = tiny_lm().generate(PROMPTS[:1], max_new_tokens=1)[0].token_ids[0]
-    empty = with_eos(first).generate(PROMPTS[:1], max_new_tokens=5, needs=ALL)[0]
+    lm = tiny_lm()
+    lm.model.generation_config.eos_token_id = [first, 0]
+    empty = lm.generate(PROMPTS[:1], max_new_tokens=5, needs=ALL)[0]
     assert (empty.token_ids, empty.text, empty.offsets, empty.stop) == ((), "", (), "eos")
     assert empty.state is None
     assert empty.logprobs.shape == empty.entropies.shape == empty.attention.column_max.shape == (0,)
@@ -263,8 +253,7 @@ def test_no_prompts_is_no_work():
 
 def test_a_model_spread_over_devices_is_the_same_model():
     pytest.importorskip("accelerate")
-    models = tiny_lm(), tiny_lm(device_map={"": "cpu"})
-    assert_all_same(*(lm.generate(PROMPTS, max_new_tokens=6, needs=ALL) for lm in models))
+    assert_twins(tiny_lm(), tiny_lm(device_map={"": "cpu"}))
 
 
 def test_batches_halve_when_memory_runs_out(monkeypatch, caplog):
@@ -420,15 +409,24 @@ def test_a_prompt_that_is_too_long_is_named_left_out_or_cut(caplog):
 
 
 def test_no_padding_token_is_needed():
-    lm, without = tiny_lm(), tiny_lm()
+    without = tiny_lm()
     without.tokenizer.pad_token = None
-    assert_all_same(*(each.generate(PROMPTS, max_new_tokens=6) for each in (lm, without)))
+    assert_twins(tiny_lm(), without)
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "gpt2", "mpt"])
-def test_without_a_cache_the_same_comes_out(family):
-    models = tiny_lm(family), tiny_lm(family, use_cache=False)
-    assert_all_same(*(lm.generate(PROMPTS, max_new_tokens=8, needs=ALL) for lm in models))
+NESTED = (PROMPTS[0] + " and so on" * 20, PROMPTS[0] + " and so on" * 10, PROMPTS[0] + " and so", PROMPTS[1])
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "gpt2", "gemma2", "opt", "mpt"])
+@pytest.mark.parametrize("prompts", [PROMPTS, NESTED], ids=["unlike", "nested"])
+def test_without_a_cache_and_in_any_batch_the_same_comes_out(family, prompts):
+    needs = Needs((*POOLS.features, Feature((0, 2, 3), pool="predicting")), attention=True)
+    lm, bare = tiny_lm(family, batch_size=8), tiny_lm(family, use_cache=False, batch_size=8)
+    made = lm.generate(prompts, max_new_tokens=9, needs=needs)
+    assert_all_same(made, bare.generate(prompts, max_new_tokens=9, needs=needs))
+    assert_all_same(made, rescored(lm, made))
+    assert_all_same(made, rescored(bare, made))
+    assert_all_same(made, alone(lm, prompts, max_new_tokens=9, needs=needs))
 
 
 def test_half_precision_is_close():

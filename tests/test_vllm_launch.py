@@ -34,16 +34,12 @@ def make_bank(lm: CausalLM, site: Any = "resid_post", pool: Any = "tokens") -> P
     return ProbeBank(FeatureSpec(lm.spec, (6, 12), lm.width, site, pool), head, aggregate=aggregate)
 
 
-def asked(model: dict[str, Any] | None = None, **fields: Any) -> Serve:
-    return Serve(model=Model(**(model or {})), **fields)
-
-
 def test_the_command_names_model_prober_and_worker_and_hides_the_key(
     lm: CausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VLLM_PLUGINS", "theirs")
     make_bank(lm).save_pretrained(tmp_path)
-    argv, environment = command(asked(api_key="secret", port=8001), str(tmp_path))
+    argv, environment = command(Serve(api_key="secret", port=8001), str(tmp_path))
     options = dict(zip(argv, argv[1:], strict=False))
     assert str(model_path()) in argv and options["--served-model-name"] == "testbed"
     assert (options["--port"], options["--dtype"]) == ("8001", "float32")
@@ -59,7 +55,7 @@ def test_a_scheduler_of_our_own_only_where_the_last_token_must_be_read(
     lm: CausalLM, tmp_path: Path, pool: str, lengthened: bool
 ) -> None:
     make_bank(lm, pool=pool).save_pretrained(tmp_path)
-    argv, _ = command(asked(), str(tmp_path))
+    argv, _ = command(Serve(), str(tmp_path))
     assert ("--scheduler-cls" in argv) == lengthened
 
 
@@ -76,7 +72,7 @@ def test_what_vllm_cannot_do_is_refused_before_it_starts(
 ) -> None:
     make_bank(lm, site).save_pretrained(tmp_path)
     with fails(code, named):
-        command(asked(model), str(tmp_path))
+        command(Serve(model=Model(**model)), str(tmp_path))
 
 
 def test_a_prober_of_another_model_is_refused(lm: CausalLM, tmp_path: Path) -> None:
@@ -84,7 +80,7 @@ def test_a_prober_of_another_model_is_refused(lm: CausalLM, tmp_path: Path) -> N
     other = FeatureSpec(model, (6,), lm.width, pool="last")
     ProbeBank(other, LinearHead(["0/6"], lm.width)).save_pretrained(tmp_path)
     with fails(None, "other"):
-        command(asked(), str(tmp_path))
+        command(Serve(), str(tmp_path))
 
 
 @pytest.mark.parametrize("said", [None, {}, {"probers": {}}, {"probers": {"prober": "x", "layer": 3}}])
@@ -93,36 +89,37 @@ def test_settings_that_name_no_prober_or_an_unknown_field(said: Any) -> None:
         ServedProber.of(said)
 
 
-def test_a_choice_tells_its_tokens_once_and_the_whole_at_the_end(lm: CausalLM) -> None:
-    prompt = "Who does Lena Zaser work for?\nAnswer:"
-    made = lm.generate([prompt], max_new_tokens=12)[0]
-    choice = ForeignChoice(Assessor(make_bank(lm)), lm.tokenizer, made.prompt_ids)
+@pytest.fixture
+def written(lm: CausalLM) -> tuple[Any, ForeignChoice]:
+    """A text and an answer of it that begins."""
+    made = lm.generate(["Who does Lena Zaser work for?\nAnswer:"], max_new_tokens=12)[0]
+    return made, ForeignChoice(Assessor(make_bank(lm)), lm.tokenizer, made.prompt_ids)
+
+
+def test_a_choice_tells_its_tokens_once_and_the_whole_at_the_end(written: tuple[Any, ForeignChoice]) -> None:
+    made, choice = written
     choice.scores = [float(i) for i in range(len(made.token_ids))]
     choice.scores[2] = None
     parts = []
     for token, (start, end), logprob in zip(made.token_ids, made.offsets, made.logprobs, strict=True):
         choice.add(made.text[start:end], [token], [float(logprob)])
         parts += choice.chunk(choice.settled())["token_offsets"]
-    kept = choice.kept()
-    assert kept == len(made.token_ids)
-    whole = choice.whole(kept)
+    assert choice.kept() == len(made.token_ids)
+    whole = choice.whole(len(made.token_ids))
     assert whole["token_offsets"] == [list(span) for span in made.offsets]
     assert parts == whole["token_offsets"][: len(parts)]
     assert whole["token_scores"] == choice.scores and whole["token_p_wrong"][2] is None
     assert whole["token_logprobs"] == pytest.approx(made.logprobs.tolist())
 
 
-def test_a_choice_cut_at_a_stop_string_keeps_the_tokens_of_its_text_and_a_changed_one_none(
-    lm: CausalLM,
+@pytest.mark.parametrize("cut", [True, False])
+def test_a_choice_cut_at_a_stop_keeps_its_texts_tokens_and_a_changed_one_none(
+    written: tuple[Any, ForeignChoice], cut: bool
 ) -> None:
-    assess, prompt = Assessor(make_bank(lm)), "Who does Lena Zaser work for?\nAnswer:"
-    made = lm.generate([prompt], max_new_tokens=12)[0]
-    end = made.offsets[5][1]
-    cut, changed = (ForeignChoice(assess, lm.tokenizer, made.prompt_ids) for _ in range(2))
-    cut.add(made.text[:end], made.token_ids, made.logprobs.tolist())
-    assert cut.kept() == 6
-    changed.add("thoughts were taken out", made.token_ids, made.logprobs.tolist())
-    assert changed.kept() is None
+    made, choice = written
+    text = made.text[: made.offsets[5][1]] if cut else "thoughts were taken out"
+    choice.add(text, made.token_ids, made.logprobs.tolist())
+    assert choice.kept() == (6 if cut else None)
 
 
 def test_probers_serve_prints_the_command_or_says_what_vllm_does_not_offer(
