@@ -62,13 +62,7 @@ class Running:
 
 @contextmanager
 def running(
-    lm: CausalLM,
-    bank: ProbeBank | None,
-    *,
-    rows: int = 4,
-    waiting: int = 8,
-    corpus: bool = False,
-    **options: Any,
+    lm: CausalLM, bank: ProbeBank | None, *, rows: int = 4, waiting: int = 8, corpus: bool = False, **own: Any
 ) -> Iterator[Running]:
     """Serve until the block ends; with ``corpus``, also retrieval over the testbed's passages."""
     scheduler = Scheduler(lm, bank, rows=rows, most_waiting=waiting, cache_megabytes=16)
@@ -76,7 +70,7 @@ def running(
     if bank:
         told = {"pool": bank.spec.pool, "layers": bank.layers, "threshold": bank.threshold}
         prober = {"name": "random", **told}
-    served = Served(scheduler, "testbed", prober=prober, **more)
+    served = Served(scheduler, "testbed", prober=prober, **own)
     if corpus:
         loop = {"k": 2, "max_new_tokens": 48, "max_retrievals": 2, "answer_tokens": 16}
         served.retrieving = Retrieving(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 
@@ -27,13 +28,14 @@ NO_SDPA = {("gemma2", "sdpa"), ("mpt", "sdpa"), ("falcon_alibi", "sdpa")}
 NORMS = ("norm", "ln_f", "final_layer_norm", "final_layernorm", "norm_f")
 #: Attention and MLP read the same stream in these.
 PARALLEL = {"phi", "gpt_neox", "falcon"}
-MANY = Needs(
-    (
-        Feature(LAYERS, pool="predicting"), Feature(LAYERS, pool="mean"), Feature(LAYERS, pool="last"),
-        Feature((2, 1), pool="tokens"), Feature(LAYERS, pool="positions"), Feature((3,), pool="mind"),
-        Feature((1, 3), "mlp_out", "mean"), Feature((1, 3), "attn_out", "predicting"),
-    ),
-    attention=True, top=True,
+STREAM = Feature(LAYERS, pool="tokens")
+#: What attention and MLP add: at every token, on average, and at the last.
+ADDED = [[Feature((1, 2, 3), s, p) for p in ("tokens", "mean", "last")] for s in ("attn_out", "mlp_out")]
+MIDDLE = Feature((1, 2, 3), "resid_mid", "tokens")
+MANY = (
+    Feature(LAYERS, pool="predicting"), Feature(LAYERS, pool="mean"), Feature(LAYERS, pool="last"),
+    Feature((2, 1), pool="tokens"), Feature(LAYERS, pool="positions"), Feature((3,), pool="mind"),
+    Feature((1, 3), "attn_out", "predicting"), STREAM, *ADDED[0], *ADDED[1],
 )  # fmt: skip
 
 
@@ -53,14 +55,15 @@ def hidden_of(family: str, generation) -> list[np.ndarray]:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_feature_is_what_transformers_says(family):
     lm = tiny_lm(family, batch_size=3)
-    made = lm.generate(PROMPTS, max_new_tokens=9, needs=MANY)
+    needs = Needs((*MANY, *([] if family in PARALLEL else [MIDDLE])), attention=True, top=True)
+    made = lm.generate(PROMPTS, max_new_tokens=9, needs=needs)
     assert [one.prompt for one in made] == [*PROMPTS]
     assert_all_same(made, rescored(lm, made))
-    assert_all_same(made, alone(lm, PROMPTS, max_new_tokens=9, needs=MANY))
+    assert_all_same(made, alone(lm, PROMPTS, max_new_tokens=9, needs=needs))
     decoder = plain(family).get_decoder()
     norm = next(getattr(decoder, name) for name in NORMS if hasattr(decoder, name))
     for one in made:
-        assert [*one.states] == [*MANY.features]
+        assert [*one.states] == [*needs.features]
         assert all(states.dtype == np.float32 for states in one.states.values())
         predicting, mean, last, tokens, positions, mind = list(one.states.values())[:6]
         hidden, p = hidden_of(family, one), len(one.prompt_ids)
@@ -76,6 +79,22 @@ def test_every_feature_is_what_transformers_says(family):
         np.testing.assert_allclose(tokens, stream[p:, [2, 1]], **CLOSE)  # layers in the order asked for
         vector = np.concatenate([last[1:].mean(axis=0), hidden[3][p:].mean(axis=0)])
         np.testing.assert_allclose(mind, vector[None], **CLOSE)
+        assert_adds_up(one.states)
+    if family in PARALLEL:
+        with fails("model", "site=resid_mid"):
+            lm.generate(PROMPTS, max_new_tokens=8, needs=Needs((MIDDLE,)))
+
+
+def assert_adds_up(states: Mapping[Feature, np.ndarray]) -> None:
+    """What attention and MLP add is what the stream gains, and means and last states are of the tokens."""
+    stream, attention, mlp = states[STREAM], *(states[each[0]] for each in ADDED)
+    np.testing.assert_allclose(stream[:, :-1] + attention + mlp, stream[:, 1:], **CLOSE)
+    assert np.abs(attention).max() > 1e-2 and np.abs(mlp).max() > 1e-2
+    for tokens, mean, last in ADDED:
+        np.testing.assert_allclose(states[mean], states[tokens].mean(axis=0), **CLOSE)
+        np.testing.assert_allclose(states[last], states[tokens][-1], **CLOSE)
+    if MIDDLE in states:
+        np.testing.assert_allclose(stream[:, :-1] + attention, states[MIDDLE], **CLOSE)
 
 
 @pytest.mark.parametrize("family", ["llama", "opt"])
@@ -88,29 +107,6 @@ def test_minds_vector_of_a_part_comes_from_its_tokens(family):
         assert one.state.shape == (len(one.token_ids), 1, 64)
         np.testing.assert_allclose(pool_tokens(one.state[:2], "mind"), head.state, **CLOSE)
         assert not np.allclose(pool_tokens(one.state, "mind"), head.state, atol=1e-2)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_what_attention_and_mlp_add_is_what_the_stream_gains(family):
-    """At every token; and their means and last states are those of the tokens."""
-    lm = tiny_lm(family)
-    pools = [Feature((1, 2, 3), s, p) for s in ("attn_out", "mlp_out") for p in ("tokens", "mean", "last")]
-    stream, middle = Feature(LAYERS, pool="tokens"), Feature((1, 2, 3), "resid_mid", "tokens")
-    needs = Needs((stream, *pools, *([] if family in PARALLEL else [middle])))
-    made = lm.generate(PROMPTS, max_new_tokens=8, needs=needs)
-    assert_all_same(made, rescored(lm, made))
-    for states in (one.states for one in made):
-        attention, mlp = (states[Feature((1, 2, 3), site, "tokens")] for site in ("attn_out", "mlp_out"))
-        np.testing.assert_allclose(states[stream][:, :-1] + attention + mlp, states[stream][:, 1:], **CLOSE)
-        assert np.abs(attention).max() > 1e-2 and np.abs(mlp).max() > 1e-2
-        for tokens, mean, last in (pools[:3], pools[3:]):
-            np.testing.assert_allclose(states[mean], states[tokens].mean(axis=0), **CLOSE)
-            np.testing.assert_allclose(states[last], states[tokens][-1], **CLOSE)
-        if middle in states:
-            np.testing.assert_allclose(states[stream][:, :-1] + attention, states[middle], **CLOSE)
-    if family in PARALLEL:
-        with fails("model", "site=resid_mid"):
-            lm.generate(PROMPTS, max_new_tokens=8, needs=Needs((middle,)))
 
 
 def expected_rows(family: str, generation, *, layer: int = 0) -> tuple[np.ndarray, np.ndarray]:

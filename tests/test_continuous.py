@@ -45,6 +45,13 @@ def asked(lm: CausalLM, prompts: Sequence[str], limits: Sequence[int], **options
     ]
 
 
+def as_alone(lm: CausalLM, texts: Sequence[LiveText], **options: Any) -> bool:
+    """Whether the texts are those of :meth:`CausalLM.generate`."""
+    prompts, limits = [t.request.prompt.text for t in texts], [t.request.limit for t in texts]
+    alone = lm.generate(prompts, max_new_tokens=limits, **options)
+    return [tuple(text.row.ids) for text in texts] == [made.token_ids for made in alone]
+
+
 def drain(batch: ContinuousBatch) -> None:
     while batch.running or batch.waiting:
         batch.step()
@@ -126,13 +133,11 @@ def test_choices_of_one_prompt_read_it_once_and_draw_apart() -> None:
     texts = [LiveText(Request(prompt, 8, None, s), lm.tokenizer, stops, sampling) for s in streams]
     passes: list[object] = []
     handle = lm.model.register_forward_pre_hook(lambda *_: passes.append(1))
-    batch = ContinuousBatch(lm, rows=4)
-    batch.add(texts)
-    with batch:
+    with ContinuousBatch(lm, rows=4) as batch:
+        batch.add(texts)
         drain(batch)
     handle.remove()
-    alone = lm.generate([prompt.text] * 3, max_new_tokens=8, sampling=sampling)
-    assert [tuple(t.row.ids) for t in texts] == [g.token_ids for g in alone]
+    assert as_alone(lm, texts, sampling=sampling)
     assert len({tuple(t.row.ids) for t in texts}) > 1
     assert len(passes) <= 8
 
@@ -155,8 +160,7 @@ def test_prompts_are_read_by_turns_with_what_is_written() -> None:
         # The turn was the first text's own, and it had one after each piece but the last.
         assert len(first.row.ids) - written == pieces
         drain(batch)
-    alone = lm.generate([PROMPTS[0], PROMPTS[2]], max_new_tokens=(30, 4))
-    assert [tuple(text.row.ids) for text in (first, second)] == [made.token_ids for made in alone]
+    assert as_alone(lm, (first, second))
 
 
 def test_stops_cut_the_text_and_cancelled_ones_leave() -> None:
@@ -198,27 +202,21 @@ def test_a_broken_row_goes_and_the_others_stay() -> None:
         drain(batch)
     handle.remove()
     assert bad.error is not None and "NaN" in str(bad.error)
-    assert good.error is None
-    (alone,) = lm.generate(PROMPTS[:1], max_new_tokens=8)
-    assert good.generation(lm.tokenizer, Needs()).text == alone.text
+    assert good.error is None and as_alone(lm, [good])
 
 
 def test_columns_that_are_padding_everywhere_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("probers.engine.continuous._TRIM", 8)
     lm = tiny_lm("mistral")
-    prompts = [PROMPTS[2], PROMPTS[1], PROMPTS[1]]
-    limits = (5, 30, 30)
-    texts = asked(lm, prompts, limits)
-    batch = ContinuousBatch(lm, rows=3)
+    texts = asked(lm, [PROMPTS[2], PROMPTS[1], PROMPTS[1]], (5, 30, 30))
     widths = []
-    with batch:
+    with ContinuousBatch(lm, rows=3) as batch:
         batch.add(texts)
         while batch.running or batch.waiting:
             batch.step()
             widths.append(batch._length)
     assert min(widths[5:-1]) < len(texts[0].request.prompt.ids)
-    alone = lm.generate(prompts, max_new_tokens=limits)
-    assert [tuple(t.row.ids) for t in texts] == [g.token_ids for g in alone]
+    assert as_alone(lm, texts)
 
 
 def test_a_family_with_another_cache_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -60,9 +61,8 @@ def driver(out: Path, *more: str, limit: int = 8, before: str = "", **given) -> 
     code = f"from probers.commands.main import datagen\n{before}\ndatagen()"
     typed = ["source=cot", f"limit={limit}", *ALONE, f"out={out}", "launch=ray", *more]
 
-    def heard() -> None:  # also where who runs the tests does not hear Ctrl-C
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-
+    # Also where who runs the tests does not hear Ctrl-C.
+    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
     return subprocess.Popen([sys.executable, "-c", code, *typed], text=True, preexec_fn=heard, **given)
 
 
@@ -259,7 +259,7 @@ def test_the_failures_of_a_worker_are_sentences(tmp_path, monkeypatch):
         (UserError("seed is odd"), (launch.REFUSED, "seed is odd")),
         (ZeroDivisionError("by zero"), (launch.FAILED, "ZeroDivisionError: by zero")),
     ):
-        monkeypatch.setattr(launch.main, "run", lambda *_, error=error: (_ for _ in ()).throw(error))
+        monkeypatch.setattr(launch.main, "run", Mock(side_effect=error))
         assert launch.make_part(parts, part) == expected
     assert "Traceback" in parts.log(part).read_text()
 

@@ -69,7 +69,7 @@ class Loop:
         return self.whole(count, **options)[:, self.length :]
 
     def whole(self, count: int, **options: Any) -> Any:
-        return self.model.generate(**self.given, max_new_tokens=count, **options)
+        return self.model.generate(**self.given, max_new_tokens=count, **{"use_cache": True, **options})
 
     def sample(self, **options: Any) -> torch.Tensor:
         """14 random tokens per row, the same at each call."""
