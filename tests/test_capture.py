@@ -32,10 +32,13 @@ STREAM = Feature(LAYERS, pool="tokens")
 #: What attention and MLP add: at every token, on average, and at the last.
 ADDED = [[Feature((1, 2, 3), s, p) for p in ("tokens", "mean", "last")] for s in ("attn_out", "mlp_out")]
 MIDDLE = Feature((1, 2, 3), "resid_mid", "tokens")
-MANY = (
-    Feature(LAYERS, pool="predicting"), Feature(LAYERS, pool="mean"), Feature(LAYERS, pool="last"),
-    Feature((2, 1), pool="tokens"), Feature(LAYERS, pool="positions"), Feature((3,), pool="mind"),
-    Feature((1, 3), "attn_out", "predicting"), STREAM, *ADDED[0], *ADDED[1],
+MANY = Needs(
+    (
+        Feature(LAYERS, pool="predicting"), Feature(LAYERS, pool="mean"), Feature(LAYERS, pool="last"),
+        Feature((2, 1), pool="tokens"), Feature(LAYERS, pool="positions"), Feature((3,), pool="mind"),
+        Feature((1, 3), "mlp_out", "mean"), Feature((1, 3), "attn_out", "predicting"),
+    ),
+    attention=True, top=True,
 )  # fmt: skip
 
 
@@ -55,7 +58,8 @@ def hidden_of(family: str, generation) -> list[np.ndarray]:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_feature_is_what_transformers_says(family):
     lm = tiny_lm(family, batch_size=3)
-    needs = Needs((*MANY, *([] if family in PARALLEL else [MIDDLE])), attention=True, top=True)
+    more = [STREAM, *ADDED[0], *ADDED[1], *([] if family in PARALLEL else [MIDDLE])]
+    needs = replace(MANY, features=(*MANY.features, *more))
     made = lm.generate(PROMPTS, max_new_tokens=9, needs=needs)
     assert [one.prompt for one in made] == [*PROMPTS]
     assert_all_same(made, rescored(lm, made))

@@ -42,19 +42,33 @@ def make_bank(family: str = "llama", feature: Feature | None = None, **fields: A
     return ProbeBank(features, head, **{"threshold": 0.1, "calibration": Temperature(1.3), **fields})
 
 
+def plain(family: str = "llama", seed: int = 0) -> tuple[Any, Any]:
+    """A tiny model and its tokenizer as users have them; it never writes a special token."""
+    path = tiny_path(family, seed)
+    tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left")
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    without_specials(model, tokenizer)
+    return model, tokenizer
+
+
+def batch(tokenizer: Any) -> dict[str, torch.Tensor]:
+    found = tokenizer(list(PROMPTS), return_tensors="pt", padding=True)
+    return {"input_ids": found["input_ids"], "attention_mask": found["attention_mask"]}
+
+
+def hooks(model: Any) -> int:
+    return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
+
+
 class Loop:
-    """A model that never writes a special token, its tokenizer as users have it, a prober, and PROMPTS."""
+    """A user's own model, tokenizer and prompts, and a prober."""
 
     def __init__(
         self, family: str = "llama", feature: Feature | None = None, *, seed: int = 0, **fields: Any
     ) -> None:
-        path = tiny_path(family, seed)
-        self.tokenizer: Any = AutoTokenizer.from_pretrained(path, padding_side="left")
-        self.model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
-        without_specials(self.model, self.tokenizer)
+        self.model, self.tokenizer = plain(family, seed)
         self.bank = make_bank(family, feature, **fields)
-        self.given = dict(self.tokenizer(list(PROMPTS), return_tensors="pt", padding=True))
-        self.given.pop("token_type_ids", None)
+        self.given = batch(self.tokenizer)
         self.length = self.given["input_ids"].shape[1]
         self.one = self.tokenizer(PROMPTS[0], return_tensors="pt")["input_ids"]
 
@@ -83,9 +97,6 @@ class Loop:
         end = next(t for t, at in firsts.items() if 2 <= min(at) < 12 and len(at) < len(written))
         self.model.generation_config.eos_token_id = [self.tokenizer.eos_token_id, end]
         return [row[: row.index(end)] if end in row else row for row in written]
-
-    def hooks(self) -> int:
-        return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in self.model.modules())
 
 
 def lengths(scores: Scores) -> list[int]:
@@ -237,11 +248,11 @@ def test_heads_that_pool_tokens_themselves_are_refused() -> None:
     own.bank = ProbeBank(
         FeatureSpec(spec, (2,), spec.width, pool="tokens"), AttentionPoolHead(["a"], spec.width)
     )
-    before = own.hooks()
+    before = hooks(own.model)
     for ask in (own.watch, partial(own.watch, per="token"), own.stop):
         with fails("unsupported", "score_spans"):
             ask()
-    assert own.hooks() == before
+    assert hooks(own.model) == before
 
 
 def test_states_are_rounded_as_the_features_were() -> None:
@@ -256,7 +267,7 @@ def test_states_are_rounded_as_the_features_were() -> None:
 @pytest.mark.parametrize("sampling", [{}, {"do_sample": True, "temperature": 1.5}])
 def test_watching_changes_nothing_and_leaves_nothing(sampling: dict[str, Any]) -> None:
     own = Loop()
-    before = own.hooks()
+    before = hooks(own.model)
 
     def generate(**options: Any) -> torch.Tensor:
         torch.manual_seed(5)
@@ -264,7 +275,7 @@ def test_watching_changes_nothing_and_leaves_nothing(sampling: dict[str, Any]) -
 
     plainly = generate()
     with own.watch() as scores:
-        assert own.hooks() > before
+        assert hooks(own.model) > before
         watched = generate()
         drawn = torch.get_rng_state()
         scores.finish(watched)
@@ -272,7 +283,7 @@ def test_watching_changes_nothing_and_leaves_nothing(sampling: dict[str, Any]) -
     stop = own.stop(threshold=np.inf)
     never = generate(stopping_criteria=[stop])
     stop.close()
-    assert own.hooks() == before
+    assert hooks(own.model) == before
     kept = scores.tokens
     for written in (watched, never, generate()):  # outside the block nothing is read
         assert torch.equal(written, plainly)
@@ -281,12 +292,12 @@ def test_watching_changes_nothing_and_leaves_nothing(sampling: dict[str, Any]) -
 
 def test_hooks_go_when_generation_fails() -> None:
     own = Loop()
-    before, layer = own.hooks(), decoder_layers(own.model)[1]
+    before, layer = hooks(own.model), decoder_layers(own.model)[1]
     handle = layer.register_forward_hook(lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError), own.watch() as scores:
         own.write(3)
     handle.remove()
-    assert own.hooks() == before
+    assert hooks(own.model) == before
     passes = iter((1, 1, 0))
     handle = layer.register_forward_hook(lambda *_: 1 / next(passes) and None)
     with scores:
@@ -296,7 +307,7 @@ def test_hooks_go_when_generation_fails() -> None:
         assert lengths(scores) == [1] * 5  # what was read before it failed
         scores.finish(own.whole(4))  # afresh
     assert lengths(scores) == [4] * 5
-    assert own.hooks() == before
+    assert hooks(own.model) == before
 
 
 def test_a_second_call_starts_afresh_and_one_token_prompts_work() -> None:
@@ -382,18 +393,18 @@ def test_padding_and_what_follows_an_end_count_for_nothing() -> None:
 
 def test_a_criterion_takes_its_hooks_along() -> None:
     own = Loop()
-    before = own.hooks()
+    before = hooks(own.model)
     stop = own.stop(threshold=np.inf)
-    assert isinstance(stop, StopOnScore) and own.hooks() > before
+    assert isinstance(stop, StopOnScore) and hooks(own.model) > before
     own.write(3, stopping_criteria=[stop])
-    assert own.hooks() > before
+    assert hooks(own.model) > before
     del stop
     gc.collect()
-    assert own.hooks() == before
+    assert hooks(own.model) == before
     stop = own.stop()
     for _ in range(2):
         stop.close()
-    assert own.hooks() == before
+    assert hooks(own.model) == before
     with fails("conflict"):
         own.write(3, stopping_criteria=[stop])
 
@@ -446,11 +457,11 @@ def test_another_model_is_refused() -> None:
     own = Loop()
     trained = own.bank.spec.model
     for other in (Loop(seed=1), Loop("qwen2")):  # other weights of the same shape
-        other.bank, before = own.bank, other.hooks()
+        other.bank, before = own.bank, hooks(other.model)
         for make in (other.watch, other.stop):
             with fails("mismatch"):
                 make()
-        assert other.hooks() == before
+        assert hooks(other.model) == before
     anonymous = AutoModelForCausalLM.from_config(own.model.config)  # only its shape is known
     anonymous.name_or_path = ""
     with own.bank.watch(anonymous):
