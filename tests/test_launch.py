@@ -244,7 +244,7 @@ def test_a_part_is_written_by_one_process_and_left_alone_by_another(made, tmp_pa
 
 def test_a_worker_says_how_far_its_part_is(tmp_path, monkeypatch):
     monkeypatch.setattr(launch, "_STATE_OFTEN", 0.0)
-    parts, part = Parts("datagen", COT, str(tmp_path / "run"), 4), Partition(1, 4)
+    parts, part = Parts("datagen", COT, str(tmp_path / "run"), 2), Partition(1, 2)
     assert launch.make_part(parts, part) == (launch.DONE, "")
     state = launch.read_progress(parts.state(part))
     own = FeatureStore.open(part.folder(tmp_path / "run")).units

@@ -34,8 +34,10 @@ def wheel(source) -> Path:
 
 def environment(wheel: Path, folder: Path) -> Path:
     """The programs of a fresh environment with its own ``probers`` and this one's dependencies."""
-    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-    subprocess.run([folder / "bin/python", "-m", "pip", "install", "-q", "--no-deps", str(wheel)], check=True)
+    python = [sys.executable, "-m"]
+    subprocess.run([*python, "venv", "--without-pip", folder], check=True)
+    install = [*python, "pip", "--python", folder / "bin/python", "install", "-q", "--no-deps", wheel]
+    subprocess.run(install, check=True)
     site = next((folder / "lib").glob("python*/site-packages"))
     # In a folder that is named so no further .pth is read: what is installed editable there is not seen.
     borrowed = [path for path in sys.path if path.endswith("site-packages")]
