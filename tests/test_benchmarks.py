@@ -67,12 +67,8 @@ def test_every_row_is_there_and_all_ways_agree(lm: CausalLM, monkeypatch: pytest
     capture.measure("tiny", lm, SMALL, results)
     assert results.same
     assert not [note for notes in results.notes.values() for note in notes if "**" in note]
-    names = [
-        "plain `generate`",
-        "entropies, log-probs",
-        "+ mean of all layers",
-        "+ last layer's attention rows",
-    ]
+    names = ["plain `generate`", "entropies, log-probs", "+ mean of all layers"]
+    names += ["+ last layer's attention rows"]
     assert [row[1:3] for row in cells(results, "capture")] == [[b, w] for b in "13" for w in names]
     figures = ("seconds", "seconds, forward calls alone", "extra memory, MB")
     assert [row[1:3] for row in cells(results, "peers")] == [[b, what] for b in "13" for what in figures]
@@ -108,9 +104,11 @@ def test_no_way_ends_early(lm: CausalLM) -> None:
 def test_other_tokens_are_noticed_and_ties_are_told_apart(lm: CausalLM) -> None:
     prompts = workload.long_prompts(lm.tokenizer, 2, 20)
     written = peers.plain(lm, prompts, 6)
+    assert peers.differing(lm, prompts, written, written) == (0, 0)
     other = [written[0], (*written[1][:3], (written[1][3] + 1) % 512, *written[1][4:])]
-    for found, counts in ((written, (0, 0)), (other, (1, 1)), ([written[0], written[1][:4]], (1, 1))):
-        assert peers.differing(lm, prompts, written, found) == counts
+    assert peers.differing(lm, prompts, written, other) == (1, 1)
+    shorter = [written[0], written[1][:4]]
+    assert peers.differing(lm, prompts, written, shorter) == (1, 1)
     results = Results(capture.HEADS)
     cost.check(results, "capture", "here", lm, prompts, {"plain": written, "other": other})
     assert not results.same and "1 texts of 'other'" in results.notes["capture"][0]
@@ -127,17 +125,19 @@ def test_other_tokens_are_noticed_and_ties_are_told_apart(lm: CausalLM) -> None:
 
 def test_parity_sees_a_wrong_capture(lm: CausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
     prompts = workload.long_prompts(lm.tokenizer, 2, 20)
-    assert 0 < (peers.parity(lm, prompts, 6) or 0) < 1e-4
+    same = peers.parity(lm, prompts, 6)
+    assert same is not None and 0 < same < 1e-4
     honest = peers.ours
 
     def shifted(*args: object, **options: object) -> list:
-        made = honest(*args, **options)
-        for generation in made:
+        generations = honest(*args, **options)
+        for generation in generations:
             generation.state[:, 1] += 0.01
-        return made
+        return generations
 
     monkeypatch.setattr(peers, "ours", shifted)
-    assert (peers.parity(lm, prompts, 6) or 0) > 1e-3
+    wrong = peers.parity(lm, prompts, 6)
+    assert wrong is not None and wrong > 1e-3
 
 
 def test_padding_is_counted_and_the_model_left_as_it_was(lm: CausalLM) -> None:
@@ -259,7 +259,8 @@ def test_the_training_benchmark_shortens_trainings_and_scales_their_time(tmp_pat
     assert short["parameters"] == whole["parameters"] > 2 * 512 * 512
     assert short["seconds"] >= 32 * short["step"] > 0
     for run in (short, whole):
-        assert set(run["parts"]) == {*clock.PARTS, "trainer"} and min(run["parts"].values()) > 0
+        assert set(run["parts"]) == {*clock.PARTS, "trainer"}
+        assert all(seconds > 0 for seconds in run["parts"].values())
         assert sum(run["parts"].values()) == pytest.approx(run["step"])
         assert run["validation"] > 0 and run["threads"] == 1
 
@@ -285,9 +286,11 @@ def test_the_synthetic_store_is_made_once_and_its_middle_layers_tell_most(tmp_pa
     table = store.table()
     assert len(table) == 1030 and len(files) == 9  # three shards
     assert table.groupby("group").size().max() == 2 and table.groupby("group")["split"].nunique().max() == 1
-    right = table["correct"].to_numpy() == 1
-    states = [store.layer(layer).astype(float) for layer in store.spec.layers]
-    gaps = [abs(each[right].mean(axis=0) - each[~right].mean(axis=0)).sum() for each in states]
+    gaps = []
+    for layer in store.spec.layers:
+        states = store.layer(layer).astype(float)
+        means = [states[table["correct"].to_numpy() == label].mean(axis=0) for label in (0, 1)]
+        gaps.append(float(abs(means[1] - means[0]).sum()))
     assert gaps[1] > gaps[0] and gaps[1] > gaps[2]
 
 

@@ -22,7 +22,8 @@ class Commands:
     """Stands in for the commands: notes what they are asked, and makes what the next ones read."""
 
     def __init__(self):
-        self.asked, self.fails_at = [], None
+        self.asked = []
+        self.fails_at = None
 
     def __call__(self, command, overrides):
         if len(self.asked) == self.fails_at:
@@ -33,10 +34,11 @@ class Commands:
             assert key not in given or Path(given[key]).is_dir(), f"{key}={given[key]} was not made before"
         self.asked.append((command, given))
         out = Path(given["out"])
-        if given.get("source") != "wiki":
+        if given.get("source") == "wiki":
+            if not out.exists():
+                make_token_store(out, 8)
+        else:
             out.mkdir(parents=True, exist_ok=True)
-        elif not out.exists():
-            make_token_store(out, 8)
         if command == "compare":
             for name in ("report.html", "results.json"):
                 (out / name).write_text(f"{name} of the comparison")

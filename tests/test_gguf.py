@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -99,21 +98,23 @@ def test_the_fingerprint_is_the_files_under_any_name_and_however_it_was_loaded(f
     assert fingerprint(plain.name_or_path, plain) == ""
 
 
-#: What is made of a good file, and what the error names.
-DAMAGES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
-    "header": (lambda blob: blob[:100], "damaged"),
-    "names": (lambda blob: blob[:3000], "damaged"),
-    "weights": (lambda blob: blob[: len(blob) // 2], "damaged"),
-    "empty": (lambda blob: b"", "is no GGUF file"),
-    "text": (lambda blob: b"hello there", "is no GGUF file"),
-    "odd": (lambda blob: blob.replace(b"llama", b"lloma"), "architecture lloma"),
-}
+def damaged(files: Path, folder: Path, what: str) -> Path:
+    blob, file = (files / "full.gguf").read_bytes(), folder / f"{what}.gguf"
+    blob = {
+        "header": blob[:100], "names": blob[:3000], "weights": blob[: len(blob) // 2], "empty": b"",
+        "text": b"hello there", "odd": blob.replace(b"llama", b"lloma"),
+    }[what]  # fmt: skip
+    file.write_bytes(blob)
+    return file
 
 
-@pytest.mark.parametrize(("damage", "named"), DAMAGES.values(), ids=DAMAGES)
-def test_what_cannot_be_read_is_named_in_one_sentence(files, tmp_path, damage, named):
-    file = tmp_path / "bad.gguf"
-    file.write_bytes(damage((files / "full.gguf").read_bytes()))
+@pytest.mark.parametrize(
+    ("what", "named"),
+    [*((what, "damaged") for what in ("header", "names", "weights")), ("empty", "is no GGUF file"),
+     ("text", "is no GGUF file"), ("odd", "architecture lloma")],
+)  # fmt: skip
+def test_what_cannot_be_read_is_named_in_one_sentence(files, tmp_path, what, named):
+    file = damaged(files, tmp_path, what)
     with fails("bad-file", f"model={file} ", named):
         load(file, tmp_path / "cache")
     assert not [p for p in (tmp_path / "cache").iterdir() if p.is_dir() and p.name != "files"]

@@ -1,4 +1,4 @@
-"""What is shared, kept or done in pieces saves passes and memory, and changes nothing of what comes out."""
+"""A shared prefix changes what is computed, and nothing of what comes out."""
 
 from __future__ import annotations
 
@@ -6,13 +6,10 @@ import pytest
 import torch
 from test_lm import assert_all_same
 from tiny import FAMILIES, forwarded, tiny_lm
-from tiny import PROMPTS as TEXTS
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DynamicCache
 
-from probers.engine import forward
 from probers.engine.decode import closed
-from probers.engine.kv_cache import BlockCache, GrowingLayer, new_cache
+from probers.engine.kv_cache import GrowingLayer, new_cache
 from probers.types import Feature, Needs
 
 EXEMPLARS = "Question: Who was her mother?\nAnswer: She was born in 1931, moved when she was ten.\n"
@@ -112,56 +109,3 @@ def test_rows_that_stay_are_not_moved():
     assert torch.equal(layer.keys[:, :, :4], numbers[[4, 1, 3]]) and layer.keys.shape[2] == 6
     layer.batch_select_indices(torch.tensor([1, 0]))  # any other order as well
     assert torch.equal(layer.keys[:, :, :4], numbers[[1, 4]])
-
-
-# Memory: what is held at once, and that pieces change no number.
-
-ALL = Needs.of((0, 1, 2, 3), attention=True)
-
-
-class Largest(TorchDispatchMode):
-    """Counts new tensors and keeps the size of the largest of a vocabulary's width."""
-
-    def __init__(self, vocabulary: int) -> None:
-        super().__init__()
-        self.vocabulary, self.largest, self.stacked = vocabulary, 0, 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        if isinstance(out, torch.Tensor) and out.dim() == 3 and out.shape[-1] == self.vocabulary:
-            self.largest = max(self.largest, out.numel())
-        self.stacked += func in (torch.ops.aten.stack.default, torch.ops.aten.clone.default)
-        return out
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_logits_in_pieces_give_the_scores_of_whole_ones(family, monkeypatch):
-    lm = tiny_lm(family, batch_size=8)
-    made = lm.generate(TEXTS, max_new_tokens=12, needs=ALL)
-    texts = [g.prompt for g in made], [g.token_ids[: 12 - row] for row, g in enumerate(made)]
-    vocabulary = int(lm.model.config.vocab_size)
-    held = []
-    whole = None
-    for positions in (1000, 5, 1):
-        monkeypatch.setattr(forward, "_PIECE", positions * len(TEXTS) * vocabulary)
-        with Largest(vocabulary) as seen:
-            scored = lm.score(*texts, needs=ALL)
-        held.append(seen.largest // (len(TEXTS) * vocabulary))
-        whole = whole or scored
-        assert_all_same(whole, scored)
-    assert held == [13, 5, 1]
-    assert_all_same(made[:1], lm.score(*(each[:1] for each in texts), needs=ALL))
-
-
-def test_a_block_of_the_cache_is_one_copy():
-    layers = [(torch.randn(2, 70, 4), torch.randn(2, 70, 4)) for _ in range(5)]
-    layers.append((torch.randn(1, 70, 8), torch.randn(1, 70, 6)))
-    cache, ids = BlockCache(), list(range(70))
-    with Largest(0) as seen:
-        cache.keep(ids, layers)
-    assert seen.stacked == 2 * 3  # two blocks, three shapes
-    found = cache.find(ids)
-    assert found is not None and found.ids == tuple(range(64))
-    for own, kept in zip(layers, found.layers, strict=True):
-        for one, other in zip(own, kept, strict=True):
-            assert torch.equal(one[:, :64], other)

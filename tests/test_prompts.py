@@ -1,6 +1,6 @@
 """Prompts: what stands where, and chat prompts through the tokenizer's own template."""
 
-from dataclasses import dataclass, replace
+import dataclasses
 from datetime import date
 from functools import partial
 from types import SimpleNamespace
@@ -48,28 +48,31 @@ def test_a_chat_prompt_goes_through_the_models_template(tokenizer):
     asked = chat.question("Who?", ["A passage."], partial="It was")
     assert asked.startswith("<|user|>Context:\n[1] A passage.\nQuestion: Who?")
     assert asked.endswith("<|end|><|assistant|>It was")
-    assert asked[slice(*chat.question_span(asked, "Who?", "It was"))] == "Who?"
+    start, end = chat.question_span(asked, "Who?", "It was")
+    assert asked[start:end] == "Who?"
     article = chat.continuation("Spain", "Spain is in")
     assert article == "<|user|>Tell me something about Spain.<|end|><|assistant|>Spain is in"
-    shots = replace(template("chat"), exemplars="One example.\n").bind(tokenizer)
+    shots = dataclasses.replace(template("chat"), exemplars="One example.\n").bind(tokenizer)
     assert shots.question("Who?").startswith(shots.prefix) and shots.prefix == "<|user|>One example.\n"
 
 
 def test_a_bos_the_tokenizer_adds_itself_is_not_written_twice(tokenizer):
-    @dataclass
-    class Model:
-        adds: tuple[int, ...]
+    class Adding:
         bos_token, bos_token_id, chat_template = "<s>", 1, "x"
 
         def apply_chat_template(self, messages, **_):
             return f"<s>[INST] {messages[0]['content']} [/INST]"
 
         def __call__(self, text, **_):
-            return {"input_ids": [*self.adds, 7]}
+            return {"input_ids": [1, 7]}
+
+    class Plain(Adding):
+        def __call__(self, text, **_):
+            return {"input_ids": [7]}
 
     chat = PromptTemplate("c", chat=True)
-    assert chat.bind(Model((1,))).question("Who?").startswith("[INST] Question")
-    assert chat.bind(Model(())).question("Who?").startswith("<s>[INST] Question")
+    assert chat.bind(Adding()).question("Who?").startswith("[INST] Question")
+    assert chat.bind(Plain()).question("Who?").startswith("<s>[INST] Question")
 
 
 def test_a_model_without_a_chat_template_is_refused():
@@ -142,9 +145,9 @@ def test_exemplars_may_come_from_a_file_as_it_stands(tmp_path):
     assert made.exemplars == "Question: Ünd {x}?\r\nAnswer: ${y} 1.\n\n" == made.prefix
     assert made.question("Who?") == f"{made.exemplars}Question: Who?\nAnswer:"
     # What is in it tells prompts apart, and not where it lies.
-    same = replace(template("dragin_iirc"), exemplars=made.exemplars)
+    same = dataclasses.replace(template("dragin_iirc"), exemplars=made.exemplars)
     assert made.fingerprint == same.fingerprint != template("dragin_iirc").fingerprint
-    assert replace(made, exemplars="").exemplars == ""
+    assert dataclasses.replace(made, exemplars="").exemplars == ""
     file.write_bytes(b"\xff\xfe")
     for given in (file, tmp_path / "no.txt"):
         with fails(None, given):
@@ -158,8 +161,8 @@ def test_a_form_that_cannot_be_filled_in_is_refused_before_anything_runs(form):
     with fails("bad-value", "question_form="):
         settings("rag", [f"prompt.question_form='{form}'"]).prompt.make()
     with fails("bad-value", "passage="):
-        replace(template("testbed"), passage="{title}")
-    assert replace(template("testbed"), question_form="{{x}} {question}").question("Q") == "{x} Q"
+        dataclasses.replace(template("testbed"), passage="{title}")
+    assert dataclasses.replace(template("testbed"), question_form="{{x}} {question}").question("Q") == "{x} Q"
 
 
 @pytest.mark.parametrize("name", ["testbed", "mind", "radio", "dragin", "probing_rag", *DRAGIN])
@@ -167,7 +170,8 @@ def test_every_form_begins_with_its_prefix_and_shows_where_the_question_is(name)
     prompt = template(name)
     asked = prompt.question("Who was it?", ["A passage."], partial=" It was")
     assert asked.startswith(prompt.prefix) and prompt.bind(None) is prompt
-    assert asked[slice(*prompt.question_span(asked, "Who was it?", " It was"))] == "Who was it?"
+    start, end = prompt.question_span(asked, "Who was it?", " It was")
+    assert asked[start:end] == "Who was it?"
 
 
 @pytest.mark.parametrize(

@@ -58,8 +58,9 @@ def test_a_dense_index_is_mapped_and_finds_what_one_in_memory_finds(tmp_path: Pa
     assert str(tmp_path / "index.faiss") in Path("/proc/self/maps").read_text()
     read = Neighbours(method, vectors, tmp_path)
     read._index = faiss.read_index(str(tmp_path / "index.faiss"))
-    if method == "ivfpq":
-        mapped._index.nprobe = read._index.nprobe = 20
+    for index in (mapped, read):
+        if method == "ivfpq":
+            index._index.nprobe = 20
     assert mapped.search(vectors[:50], 5) == read.search(vectors[:50], 5)
 
 

@@ -55,11 +55,6 @@ def completion(server: Running, prompt: Any = PROMPT, **options: Any) -> Any:
     return server.client.completions.create(model="testbed", prompt=prompt, **options)
 
 
-def retrieval(server: Running, trigger: str, threshold: float | None = None, **options: Any) -> Any:
-    asked = {"trigger": trigger} | ({} if threshold is None else {"threshold": threshold})
-    return completion(server, QUESTION, extra_body={"retrieval": asked}, **options)
-
-
 @pytest.mark.parametrize("pool", ["tokens", "predicting", "mean", "last"])
 def test_scores_are_those_of_a_pass_over_the_whole_text(lm: CausalLM, pool: Any) -> None:
     bank = bank_for(lm, pool)
@@ -150,7 +145,8 @@ def test_retrieval_is_the_loop_of_a_request(server: Running, lm: CausalLM, trigg
     assert served is not None
     rag = RAG(lm, served.retriever, own(threshold=0.05), prompt=served.prompt, draft=0, **served.options)
     alone = rag(QUESTION)
-    made = retrieval(server, trigger, 0.05, max_tokens=None).choices[0]
+    asked = {"retrieval": {"trigger": trigger, "threshold": 0.05}}
+    made = completion(server, QUESTION, max_tokens=None, extra_body=asked).choices[0]
     assert alone.retrievals > 0
     assert made.text == alone.text
     assert made.retrieval["answer"] == alone.answer and made.retrieval["retrievals"] == alone.retrievals
@@ -162,14 +158,17 @@ def test_retrieval_is_the_loop_of_a_request(server: Running, lm: CausalLM, trigg
     assert discarded == [r.text[len(r.accepted) :] for r in alone.rounds if r.query and r.text != r.accepted]
     scores = [e["score"] for e in events if e["type"] == "judged"]
     np.testing.assert_allclose(scores, [r.decision.score for r in alone.rounds if r.decision], atol=1e-5)
-    chunks = list(retrieval(server, trigger, 0.05, max_tokens=None, stream=True))
+    chunks = list(completion(server, QUESTION, max_tokens=None, stream=True, extra_body=asked))
     assert "".join(c.choices[0].text for c in chunks) == alone.text
     drafts = [c for c in chunks if (getattr(c.choices[0], "retrieval", None) or {}).get("type") == "draft"]
     assert len(drafts) > len(alone.rounds)
 
 
 def test_a_prober_asks_for_retrieval(server: Running) -> None:
-    never, often = (retrieval(server, "probing", t).choices[0].retrieval for t in (1e5, -1e5))
+    never, often = (
+        completion(server, QUESTION, extra_body={"retrieval": {"trigger": "probing", "threshold": threshold}})
+        .choices[0].retrieval for threshold in (1e5, -1e5)
+    )  # fmt: skip
     assert (never["retrievals"], often["retrievals"]) == (0, 2)
     judged = [e for e in often["events"] if e["type"] == "judged"]
     assert all(e["fire"] for e in judged)
@@ -179,13 +178,14 @@ def test_a_prober_asks_for_retrieval(server: Running) -> None:
 
 
 def test_retrieval_ends_for_its_reason_and_tells_its_usage(server: Running) -> None:
-    asked: dict[str, Any] = {"seed": 5, "top_p": 1}
-    assert retrieval(server, "never", max_tokens=48, **asked).choices[0].finish_reason == "stop"
-    asked |= {"max_tokens": 3, "stream": True, "stream_options": {"include_usage": True}}
+    asked: dict[str, Any] = {"extra_body": {"retrieval": {"trigger": "never"}}, "seed": 5, "top_p": 1}
+    assert completion(server, QUESTION, max_tokens=48, **asked).choices[0].finish_reason == "stop"
     with running(server.served.scheduler.lm, None, corpus=True) as bare:
         assert bare.served.retrieving is not None
         bare.served.retrieving.options["answer_tokens"] = 0  # type: ignore[index]
-        *_, last, usage = retrieval(bare, "never", **asked)
+        *_, last, usage = completion(
+            bare, QUESTION, max_tokens=3, stream=True, stream_options={"include_usage": True}, **asked
+        )
     assert last.choices[0].finish_reason == "length"
     assert usage.choices == [] and usage.usage.total_tokens > usage.usage.prompt_tokens > 0
 
@@ -195,15 +195,16 @@ def test_retrieval_and_plain_requests_share_one_thread_of_the_model(lm: CausalLM
     hook = decoder_layers(lm.model)[0].register_forward_pre_hook(
         lambda *_: threads.add(threading.current_thread().name)
     )
+    asked = {"retrieval": {"trigger": "rind", "threshold": 0.05}}
     found: dict[tuple[str, int], Any] = {}
     with running(lm, bank_for(lm), corpus=True) as server:
         plain = [completion(server, prompt).choices[0] for prompt in PROMPTS]
-        loop = retrieval(server, "rind", 0.05).choices[0]
+        loop = completion(server, QUESTION, extra_body=asked).choices[0]
         threads.clear()
 
         def ask(kind: str, i: int) -> None:
-            made = completion(server, PROMPTS[i]) if kind == "plain" else retrieval(server, "rind", 0.05)
-            found[kind, i] = made.choices[0]
+            given, body = (PROMPTS[i], None) if kind == "plain" else (QUESTION, asked)
+            found[kind, i] = completion(server, given, extra_body=body).choices[0]
 
         in_threads(ask, *((kind, i) for i in range(4) for kind in ("plain", "loop")))
     hook.remove()
@@ -442,7 +443,7 @@ def test_without_a_prober_there_are_no_scores(lm: CausalLM) -> None:
         made = completion(server)
         assert not hasattr(made.choices[0], "hallucination")
         with pytest.raises(openai.BadRequestError, match="corpus=FILE"):
-            retrieval(server, "never")
+            completion(server, extra_body={"retrieval": {"trigger": "never"}})
 
 
 def test_what_the_model_breaks_on_ends_alone(lm: CausalLM, server: Running, monkeypatch: Any) -> None:

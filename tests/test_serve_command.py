@@ -54,10 +54,12 @@ def serving(*arguments: str, cwd: Path) -> Iterator[tuple[subprocess.Popen[str],
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        *(([wrong], wrong) for wrong in ("port=70000", "rows=0", "backend=other")),
+        (["port=70000"], "port=70000 must be"),
+        (["rows=0"], "rows=0 must be"),
+        (["backend=other"], "backend=other must be"),
         (["host=nowhere.invalid"], "host=nowhere.invalid port=8000 "),
         (["port=0", "model=nowhere/x", "prober=none"], "nowhere/x"),
-        (["port=0", "corpus=missing.jsonl", "prober=none"], "corpus=missing.jsonl"),
+        (["port=0", "corpus=missing.jsonl", "prober=none"], "corpus=missing.jsonl is not a file"),
         (["port=0"], "probers-train head=radio"),
         (["port=0", "prober=missing"], "missing"),
     ],
@@ -79,15 +81,18 @@ def test_a_terminated_server_ends_what_it_began(tmp_path: Path) -> None:
     with serving(*NONE, cwd=tmp_path) as (server, url):
         assert httpx.get(f"{url}/").status_code == 200  # the page
         client = openai.OpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0)
-        options = {"max_tokens": 150, "temperature": 1.2, "seed": 1}
-        stream = client.completions.create(model="testbed", prompt="The", stream=True, **options)
-        chunks = [next(stream)]
+        stream = client.completions.create(
+            model="testbed", prompt="The", max_tokens=150, temperature=1.2, seed=1, stream=True
+        )
+        pieces = iter(stream)
+        texts = [next(pieces).choices[0].text]
         threading.Timer(0.05, server.send_signal, [signal.SIGTERM]).start()
-        chunks += stream
+        chunks = list(pieces)
+        texts += [chunk.choices[0].text for chunk in chunks]
         assert chunks[-1].choices[0].finish_reason in ("length", "stop")
         assert server.wait(30) in (0, -signal.SIGTERM)
         assert "Traceback" not in server.stderr.read()
-    assert len("".join(chunk.choices[0].text for chunk in chunks).split()) > 5
+    assert len("".join(texts).split()) > 5
 
 
 @pytest.mark.long

@@ -1,0 +1,86 @@
+"""What vLLM's worker keeps of a text is what our own engine records, in whatever pieces it is computed."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny import PROMPTS, tiny_lm
+
+from probers.commands import main as cli
+from probers.engine.vllm.records import TextRecord
+from probers.types import Feature, Needs
+
+DEPTH = 3
+POOLS: list[tuple[Any, tuple[int, ...]]] = [
+    ("predicting", (0, 2)), ("tokens", (1, 3)), ("positions", (0, 1, 2, 3)), ("mean", (2,)), ("last", (3, 1)),
+    ("mind", (DEPTH,)), ("mind_tokens", (DEPTH,)),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def text() -> tuple[Any, Any, torch.Tensor]:
+    """A model, a text it wrote, and the states (places, layers, d) that vLLM would have of it."""
+    lm = tiny_lm(dtype="float32")
+    made = lm.generate(PROMPTS[:1], max_new_tokens=9)[0]
+    last = Feature((DEPTH,), pool="mind_tokens")
+    every = Feature(tuple(range(DEPTH + 1)), pool="positions")
+    needs = Needs((every, last))
+    read = lm.score([made.prompt], [made.token_ids], needs=needs)[0]
+    normed = read.states[last][:, 0, lm.width :]  # of the tokens alone; nothing reads it before them
+    states = np.concatenate([read.states[every], np.concatenate([normed[:1], normed])[:, None]], axis=1)
+    return lm, made, torch.from_numpy(states)
+
+
+@pytest.mark.parametrize(("pool", "layers"), POOLS)
+@pytest.mark.parametrize("kept", [1, 6, 9])
+def test_states_of_every_pool_as_places_come(
+    text: tuple[Any, Any, torch.Tensor], pool: Any, layers: tuple[int, ...], kept: int
+) -> None:
+    lm, made, states = text
+    needs = Needs((Feature(layers, pool=pool), Feature((1,), pool="last" if pool != "last" else "mean")))
+    rng, record = random.Random(kept), TextRecord(needs, 5)
+    while record.count < kept + 1:
+        count = min(rng.randint(1, 3), len(states) - record.count)
+        new = states[record.count : record.count + count]
+        record.add({layers: new[:, list(layers)] for layers in record.layers}, count)
+        record.commit(min(kept, record.count - 2))
+    want = lm.score([made.prompt], [made.token_ids[:kept]], needs=needs)[0]
+    found = record.recorded(kept)
+    assert found.broken is None and found.scores.shape == (4, 0)
+    assert [*found.states] == [*want.states] == [*needs.features]
+    for feature, have in found.states.items():
+        np.testing.assert_allclose(have, want.states[feature], rtol=1e-5, atol=1e-5)
+
+
+def test_the_first_broken_state_is_named_by_token_and_layer() -> None:
+    needs = Needs.of((1, 2), pool="positions")
+    states = torch.ones(4, 2, 8)
+    states[3, 1, 4] = float("nan")
+    record = TextRecord(needs, 0)
+    record.add({(1, 2): states}, 4)
+    assert record.recorded(3).broken == (*needs.features, 2, 1)
+    record = TextRecord(needs, 0)
+    record.add({(1, 2): states}, 4)
+    assert record.recorded(2).broken is None  # it is no part of the text
+
+
+@pytest.mark.parametrize("command", ["datagen", "compare", "rag", "check"])
+def test_without_vllm_the_extra_is_named(
+    command: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("probers.engine.vllm.lm.find_spec", lambda name: None)
+    more = {
+        "datagen": [f"out={tmp_path / 'out'}", "limit=4"],
+        "compare": [f"out={tmp_path / 'out'}", "limit=4", "triggers=[never]"],
+        "rag": ["trigger=never", "question=Who?"],
+        "check": [],
+    }[command]
+    with pytest.raises(SystemExit) as ended:
+        cli.main(command, ["engine=vllm", *more])
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and 'engine=vllm needs vLLM: pip install "probers[vllm]"' in said
+    assert not (tmp_path / "out").exists()
