@@ -32,7 +32,6 @@ from .build import (
     for_engine,
     for_other,
     loop_options,
-    prober_kind,
     remote,
     unserved,
     with_bank,
@@ -121,9 +120,8 @@ class Terminal:
         counts = f"{count(c.retrievals, 'retrieval')}, {count(c.generations, 'generation')}, "
         if c.passages_cut:
             counts += f"{count(c.passages_cut, 'passage')} left out for want of room, "
-        self._write(
-            "\n" + self._paint("dim", f"{counts}{count(c.tokens, 'token')}, {c.seconds:.2f} s") + "\n"
-        )
+        counts += f"{count(c.tokens, 'token')}, {c.seconds:.2f} s"
+        self._write(f"\n{self._paint('dim', counts)}\n")
 
     def _verdict(self, done: Round, decision: Decision) -> str:
         compared = self._compared(decision)
@@ -143,11 +141,9 @@ class Terminal:
     def _start(self, text: str) -> None:
         """Begin a round's line; three dots stand for the accepted text that it goes on from."""
         if not self._begun:
-            self._rounds += 1
+            self._rounds, self._begun = self._rounds + 1, True
             space = "" if text[:1].isspace() else " "
-            mark = f"[{self._rounds}]" + (" …" if self._partial else space)
-            self._write(self._paint("dim", mark))
-            self._begun = True
+            self._write(self._paint("dim", f"[{self._rounds}]{' …' if self._partial else space}"))
 
     def _line(self, text: str) -> None:
         self._write(f"    {text}\n")
@@ -169,11 +165,9 @@ def _fetched(passages: Sequence[Passage], left_out: int) -> str:
     """Titles of the passages in the prompt, and the number of others found."""
     if not passages and left_out:
         return f"fetched: {count(left_out, 'passage')}, left out because none fits the model's context"
-    titles = [(p.title or p.id) + ("" if p.score is None else f" ({p.score:.2f})") for p in passages] or [
-        "nothing"
-    ]
+    titles = [(p.title or p.id) + ("" if p.score is None else f" ({p.score:.2f})") for p in passages]
     more = f"; {left_out} more left out for want of room" if left_out else ""
-    return f"fetched: {'; '.join(titles)}{more}"
+    return f"fetched: {'; '.join(titles) or 'nothing'}{more}"
 
 
 def _kept(done: Round) -> str:
@@ -225,17 +219,15 @@ def run(settings: Rag, parts: PartRuns | None = None) -> Path | None:
         raise UserError("question is empty: write a question in words", "empty")
     one, part = settings.question is not None, settings.partition
     if one and part is not None:
-        raise UserError(
-            f"part={part} splits many questions, but question= gives one: leave part out", "conflict"
-        )
+        told = f"part={part} splits many questions, but question= gives one: leave part out"
+        raise UserError(told, "conflict")
     asked = question_source(settings)
     corpus = load_passages(settings)
     if why := unserved(settings.engine, settings.trigger, settings.query):
         raise UserError(f"{why}: choose another, or engine=transformers", "unsupported")
     asks = for_engine(settings.engine, settings.trigger)
-    given = with_bank(
-        asks, lambda: find_prober(settings, prober_kind(asks)), lambda: find_classifier(settings)
-    )
+    kind = getattr(asks.kind, "prober", None) or "answers"
+    given = with_bank(asks, lambda: find_prober(settings, kind), lambda: find_classifier(settings))
     if asks.get("wrong") == "match" and "matcher" in getattr(asks.kind, "__dataclass_fields__", ()):
         given["matcher"] = load_matcher(settings)
     chosen = [given.get(key, asks.get(key)) for key in ("bank", "classifier")]
@@ -301,24 +293,20 @@ def _known(settings: Rag, asked: QuestionSource) -> Question:
 def _many(
     settings: Rag, asked: QuestionSource, contamination: Contamination
 ) -> tuple[list[Question], dict[str, Any]]:
-    """The questions asked for, and the record of how they were chosen.
-
-    A set without splits is all test questions, except those that a prober was trained or tuned on.
-    """
+    """The questions asked for, and the record of how they were chosen."""
+    # A set without splits is all test questions, except those that a prober was trained or tuned on.
+    deal_splits = bool(contamination.silent) or settings.split not in ("test", None)
     found = open_questions(
         asked, limit=settings.limit, split=settings.split, seed=settings.seed,
-        on_bad_line=settings.on_bad_line,
-        deal_splits=bool(contamination.silent) or settings.split not in ("test", None),
-        unfit=contamination.not_asked,
+        on_bad_line=settings.on_bad_line, deal_splits=deal_splits, unfit=contamination.not_asked,
     )  # fmt: skip
     for line in found.lines():
         log.info("%s", line)
     if found.record["dealt"] and settings.split is not None:
-        log.info(
-            "%s names no splits: the %s questions are dealt by seed=%s, as probers-datagen deals them "
-            "(split=null asks all)",
-            asked.spec, settings.split, settings.seed,
-        )  # fmt: skip
+        told = (
+            f"the {settings.split} questions are dealt by seed={settings.seed}, as probers-datagen deals them"
+        )
+        log.info("%s names no splits: %s (split=null asks all)", asked.spec, told)
     return found.questions, found.record
 
 
@@ -333,30 +321,18 @@ def _show(rag: RAG, question: Question) -> Answer:
 
 
 def _write(
-    settings: Rag,
-    folder: RunFolder,
-    name: str,
-    filter: str | None,
-    asked: QuestionSource,
-    questions: Sequence[Question],
-    answers: Sequence[Answer],
-) -> None:
+    settings: Rag, folder: RunFolder, name: str, filter: str | None, asked: QuestionSource,
+    questions: Sequence[Question], answers: Sequence[Answer],
+) -> None:  # fmt: skip
     """Write ``results.json`` with one method, and report the files."""
     matcher = load_matcher(settings) if asked.mentions else None
     entry = Comparison(questions, None).figures(Outcomes(questions, answers, matcher=matcher))
-    config = dict(folder.config)
-    results = {
-        "schema": 1,
-        "config": config,
-        "filter": filter,
-        **({} if matcher is None else {"match_stages": list(matcher.active)}),
-        "n": len(questions),
-        "methods": {name: entry},
-        "pairs": {},
-    }
-    write_text(folder.path / "results.json", canonical_json(results))
+    stages = {} if matcher is None else {"match_stages": list(matcher.active)}
+    results = {"schema": 1, "config": dict(folder.config), "filter": filter, **stages, "n": len(questions)}
+    figures = folder.path / "results.json"
+    write_text(figures, canonical_json(results | {"methods": {name: entry}, "pairs": {}}))
     folder.finish({"trigger": name, "n": len(questions), "em": entry["em"]})
-    if config["question"] is None:
+    if settings.question is None:
         log.info("%s", "\n".join(table_lines({name: entry})))
         if empty := sum(a.counters.empty_retrievals for a in answers):
             log.info("%s found nothing; those answers went on without passages", count(empty, "retrieval"))
@@ -364,6 +340,6 @@ def _write(
             log.info("%s left out for want of room in the model's context", count(cut, "passage"))
         if missing := sum(not q.answers for q in questions):
             log.info("%d of %d questions have no gold answer and count in no score", missing, len(questions))
-    traces, figures = folder.path / _TRACES, folder.path / "results.json"
-    log.info("wrote %s to %s, figures to %s", count(len(answers), "trace"), traces, figures)
+    traces = count(len(answers), "trace")
+    log.info("wrote %s to %s, figures to %s", traces, folder.path / _TRACES, figures)
     log.info("next: probers-compare%s", "" if asked.name == "testbed" else f" {asked.typed}")

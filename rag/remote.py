@@ -14,7 +14,6 @@ from collections.abc import Container, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any, NoReturn, TypeVar
 
@@ -76,13 +75,11 @@ class Logprobs(BaseModel):
 
     def flat(self) -> Logprobs:
         """The same in the form of completions."""
-        if self.content is None:
+        if (content := self.content) is None:
             return self
-        return Logprobs(
-            tokens=[each.token for each in self.content],
-            token_logprobs=[each.logprob for each in self.content],
-            top_logprobs=[{top.token: top.logprob for top in each.top_logprobs} for each in self.content],
-        )
+        tops = [{top.token: top.logprob for top in each.top_logprobs} for each in content]
+        tokens, logprobs = [each.token for each in content], [each.logprob for each in content]
+        return Logprobs(tokens=tokens, token_logprobs=logprobs, top_logprobs=tops)
 
 
 class Hallucination(BaseModel):
@@ -225,13 +222,11 @@ class RemoteLM(LanguageModel):
         try:
             import openai
         except ImportError as error:
-            raise UserError(
-                f'engine={url} needs openai: pip install "probers[remote]"', "missing-extra"
-            ) from error
+            told = f'engine={url} needs openai: pip install "probers[remote]"'
+            raise UserError(told, "missing-extra") from error
         self.url, self.name, self._at_once = url, name, at_once
-        self._client = openai.OpenAI(
-            base_url=url, api_key=os.environ.get("OPENAI_API_KEY") or "-", max_retries=_RETRIES
-        )
+        key = os.environ.get("OPENAI_API_KEY") or "-"
+        self._client = openai.OpenAI(base_url=url, api_key=key, max_retries=_RETRIES)
         self.prober = self._listed()
         self.top, first = self._first()
         self.exact = first.hallucination is not None and first.hallucination.exact is not None
@@ -249,10 +244,8 @@ class RemoteLM(LanguageModel):
 
     @property
     def tokenizer(self) -> NoReturn:
-        raise UserError(
-            f"a chat prompt needs the tokenizer, but {self._lacks('it')}: choose another prompt",
-            "unsupported",
-        )
+        told = f"a chat prompt needs the tokenizer, but {self._lacks('it')}: choose another prompt"
+        raise UserError(told, "unsupported")
 
     def fits(self, prompts: Sequence[str], more: Sequence[int]) -> list[bool]:
         return [True] * len(prompts)  # the server refuses what is too long
@@ -262,11 +255,8 @@ class RemoteLM(LanguageModel):
     ) -> Iterator[dict[int, Generation]]:
         """As :meth:`LanguageModel.generate_each`, several requests at a time, all in one batch.
 
-        Names, prefix, cache and draft are ignored: saving work is the server's affair.
-
-        Raises:
-            UserError: states or attention are needed, or the server refuses the request.
-            RunError: it cannot be reached, fails or stays busy, or its answer makes no sense.
+        Names, prefix, cache and draft are ignored: saving work is the server's affair. UserError also where
+        the server refuses the request, RunError where it cannot be reached, fails, or makes no sense.
         """
         if how.needs.features or how.needs.attention:
             raise UserError(self._lacks("hidden states or attention"), "unsupported")
@@ -274,19 +264,20 @@ class RemoteLM(LanguageModel):
         options = _drawing(how.sampling) | ({"stop": list(stops.strings[:_STOPS])} if stops.strings else {})
         asked = {place: request for place, request in enumerate(requests) if place not in known}
         pool = ThreadPoolExecutor(self._at_once)
+
+        def ask(one: GenerationRequest) -> Choice:
+            return self._ask(one.prompt, one.max_new_tokens, self.top, options)
+
         try:
-            ask = partial(self._ask, top=self.top, how=options)
-            choices = list(pool.map(lambda each: ask(each.prompt, each.max_new_tokens), asked.values()))
+            choices = list(pool.map(ask, asked.values()))
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
-        made: dict[int, Generation] = {}
-        for (place, request), choice in zip(asked.items(), choices, strict=True):
-            try:
-                made[place] = generation(request.prompt, choice, how.needs, stops)
-            except ValueError as error:
-                raise RunError(
-                    f"engine={self.url} returned tokens that do not match its text: {error}", "server"
-                ) from None
+        try:
+            each = zip(asked.items(), choices, strict=True)
+            made = {i: generation(one.prompt, choice, how.needs, stops) for (i, one), choice in each}
+        except ValueError as error:
+            told = f"engine={self.url} returned tokens that do not match its text: {error}"
+            raise RunError(told, "server") from None
         yield made
 
     def score_each(
@@ -314,9 +305,8 @@ class RemoteLM(LanguageModel):
         one = next((each for each in found if each.id == self.name), None)
         if one is None:
             names = ", ".join(each.id for each in found[:5]) or "none"
-            raise UserError(
-                f"engine={self.url} has no model {self.name!r}: pass model=NAME, one of {names}", "model"
-            )
+            told = f"engine={self.url} has no model {self.name!r}: pass model=NAME, one of {names}"
+            raise UserError(told, "model")
         return one.prober
 
     def _first(self) -> tuple[int, Choice]:
@@ -330,10 +320,8 @@ class RemoteLM(LanguageModel):
                 continue
             if choice.logprobs is not None and choice.logprobs.flat().top_logprobs is not None:
                 return top, choice
-        raise UserError(
-            f"engine={self.url} returns no log-probabilities of {self.name}: have it answer logprobs",
-            "unsupported",
-        )
+        told = f"engine={self.url} returns no log-probabilities of {self.name}: have it answer logprobs"
+        raise UserError(told, "unsupported")
 
     def _ask(self, prompt: str, limit: int, top: int, how: dict[str, Any]) -> Choice:
         with self._telling():
@@ -350,9 +338,8 @@ class RemoteLM(LanguageModel):
             why = f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
         except (AttributeError, TypeError):  # the client gives other types as they came
             why = "no JSON"
-        raise RunError(
-            f"engine={self.url} does not answer as OpenAI's API does ({why}): correct the address", "server"
-        )
+        told = f"engine={self.url} does not answer as OpenAI's API does ({why}): correct the address"
+        raise RunError(told, "server")
 
     @contextmanager
     def _telling(self) -> Iterator[None]:
@@ -393,8 +380,6 @@ def _drawing(sampling: Sampling | None) -> dict[str, Any]:
     if sampling is None:
         return {"temperature": 0}
     if sampling.top_k:
-        raise UserError(
-            f"top_k={sampling.top_k} is not in OpenAI's API: leave it at 0 for an engine behind a URL",
-            "unsupported",
-        )
+        told = f"top_k={sampling.top_k} is not in OpenAI's API: leave it at 0 for an engine behind a URL"
+        raise UserError(told, "unsupported")
     return {"temperature": sampling.temperature, "top_p": sampling.top_p, "seed": sampling.seed}

@@ -122,12 +122,9 @@ class Outcomes:
 class Comparison:
     """Figures with intervals of several methods, from the same bootstrap resamples of groups of questions.
 
-    Args:
-        questions: the common questions.
-        reference: the closed-book run, whose wrong answers the triggers should find;
-            None leaves out the figures that depend on it.
-        wrong: rule by which an answer counts as wrong, for triggers and consistency
-            (:func:`probers.evaluation.answers.right_by`).
+    ``reference`` is the closed-book run, whose wrong answers the triggers should find; None leaves out the
+    figures that depend on it. An answer that fails the rule ``wrong`` is wrong, for triggers and consistency
+    (:func:`probers.evaluation.answers.right_by`).
     """
 
     def __init__(
@@ -137,11 +134,9 @@ class Comparison:
         groups = [q.group or q.id for q in questions]
         answered = [g for g, q in zip(groups, questions, strict=True) if q.answers]
         self.rule = wrong
-        self.unit = {
-            "unit": "question" if len(set(groups)) == len(groups) else "group",
-            "units": len(set(groups)),
-            "resamples": resamples,
-        }
+        units = len(set(groups))
+        unit = "question" if units == len(groups) else "group"
+        self.unit = {"unit": unit, "units": units, "resamples": resamples}
         self._all = Bootstrap(np.array(groups), resamples=resamples, seed=seed)
         self._scored = Bootstrap(np.array(answered), resamples=resamples, seed=seed) if answered else None
         #: 1 for each scored question whose closed-book answer is wrong, else 0.
@@ -168,11 +163,8 @@ class Comparison:
         retrievals = run.cost("retrievals")
         named = (*OUTCOMES, *(() if run.matcher is None else (MATCH,)), *COSTS, *_AGAINST)
         entry: dict[str, Any] = {name: _value(found.get(name)) for name in named}
-        entry["retrieval_share"] = {
-            "none": float((retrievals == 0).mean()),
-            "single": float((retrievals == 1).mean()),
-            "multi": float((retrievals > 1).mean()),
-        }
+        shares = {"none": retrievals == 0, "single": retrievals == 1, "multi": retrievals > 1}
+        entry["retrieval_share"] = {name: float(such.mean()) for name, such in shares.items()}
         entry["trigger"] = {name: _value(found.get(f"trigger.{name}")) for name in _TRIGGER}
         entry["ci95"] = {name: i.limits for name, i in found.items() if i.limits is not None}
         return entry
