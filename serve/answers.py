@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,12 +34,7 @@ def finish_reason(stop: StopReason | None) -> str:
 
 @dataclass(slots=True)
 class Frame:
-    """The fields around the choices of a response or chunk, and the form of a choice.
-
-    Attributes:
-        kind: "text_completion" or "chat.completion".
-        model: name of the model in requests.
-    """
+    """The fields around the choices of a response or chunk of a ``kind``, and the form of a choice."""
 
     kind: str
     model: str
@@ -80,39 +75,31 @@ class Frame:
         return {"index": index, **content, "finish_reason": finish, "logprobs": None, **more}
 
 
-def usage_of(texts: Iterable[ScoredText]) -> dict[str, Any]:
+def usage(prompt: int, written: int) -> dict[str, Any]:
+    """Make ``usage`` of numbers of tokens."""
+    return {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
+
+
+def usage_of(texts: Sequence[ScoredText]) -> dict[str, Any]:
     """Count the tokens of texts; a prompt of several texts counts once."""
-    every = list(texts)
-    prompts = {text.request.prompt.name: text for text in every}
+    prompts = {text.request.prompt.name: text for text in texts}
     asked = sum(len(text.request.prompt.ids) for text in prompts.values())
-    written = sum(len(text.row.ids) for text in every)
     cached = sum(text.cached for text in prompts.values())
-    return {
-        "prompt_tokens": asked, "completion_tokens": written, "total_tokens": asked + written,
-        "prompt_tokens_details": {"cached_tokens": cached},
-    }  # fmt: skip
+    written = sum(len(text.row.ids) for text in texts)
+    return usage(asked, written) | {"prompt_tokens_details": {"cached_tokens": cached}}
 
 
 class Choice:
     """One text of a response while it grows; ``finished`` once the last piece was returned.
 
-    Args:
-        index: place among the response's choices.
-        alternatives: number of likeliest tokens per place; None leaves log-probabilities out.
-        assess: the prober's assessor; None without a prober.
+    ``alternatives`` is the number of likeliest tokens per place; None leaves log-probabilities out.
     """
 
     def __init__(
-        self,
-        frame: Frame,
-        index: int,
-        text: ScoredText,
-        tokenizer: Any,
-        alternatives: int | None,
+        self, frame: Frame, index: int, text: ScoredText, tokenizer: Any, alternatives: int | None,
         assess: Assessor | None,
-    ) -> None:
-        self.text = text
-        self.finished = False
+    ) -> None:  # fmt: skip
+        self.text, self.finished = text, False
         self._frame, self._index, self._tokenizer = frame, index, tokenizer
         self._alternatives, self._assess = alternatives, assess
         self._tokens = self._characters = 0
@@ -139,7 +126,6 @@ class Choice:
         return self._end(0, self.text.text, whole=True)
 
     def _end(self, start: int, piece: str, *, whole: bool = False) -> dict[str, Any]:
-        """The choice of a text that is over, which assesses all of it."""
         text, kept = self.text, self.text.row.kept
         more = self._logprobs(start, kept)
         if self._assess is not None:
@@ -169,13 +155,10 @@ class Choice:
             {each["token"]: each["logprob"] for each in (*entry["top_logprobs"][::-1], entry)}
             for entry in content
         ]
-        found = {
-            "tokens": [entry["token"] for entry in content],
-            "token_logprobs": text.logprobs[start:stop],
-            "top_logprobs": told if self._alternatives else None,
-            "text_offset": [self._offset(place)[0] for place in range(start, stop)],
-        }
-        return {"logprobs": found}
+        offsets = [self._offset(place)[0] for place in range(start, stop)]
+        found = {"tokens": [entry["token"] for entry in content], "token_logprobs": text.logprobs[start:stop]}
+        tops = told if self._alternatives else None
+        return {"logprobs": found | {"top_logprobs": tops, "text_offset": offsets}}
 
     def _entry(self, token: int, logprob: float, bare: bool) -> dict[str, Any]:
         """A token with its log-probability; ``bare`` without a space before it."""

@@ -94,24 +94,17 @@ class ScoredText(LiveText):
     """A growing text with the prober's scores of its tokens.
 
     Attributes:
-        scores: a score per token read.
-        distances: a distance per token read from the prober's domain; None without a domain.
+        scores: one per token read.
+        distances: of each token read from the prober's domain; None without a domain.
         vectors: with ``keep``, the states (heads, width) of each token read.
         shown: tokens that are kept whatever comes and were read; for other threads, as of the last step.
         changed: called on the scheduler's thread when the text has grown or is over.
     """
 
     def __init__(
-        self,
-        request: Request,
-        tokenizer: Any,
-        stops: Stops,
-        sampling: Sampling | None = None,
-        *,
-        alternatives: int = 0,
-        keep: bool = False,
-        changed: Callable[[], None],
-    ) -> None:
+        self, request: Request, tokenizer: Any, stops: Stops, sampling: Sampling | None = None, *,
+        alternatives: int = 0, keep: bool = False, changed: Callable[[], None],
+    ) -> None:  # fmt: skip
         super().__init__(request, tokenizer, stops, sampling, alternatives=alternatives)
         self.scores: list[float] = []
         self.distances: list[float] | None = None
@@ -130,17 +123,10 @@ class ScoredText(LiveText):
 
 
 class Scheduler:
-    """Writes texts together, and runs other work with the model between two steps.
+    """Writes at most ``rows`` texts together, and runs other work with the model between two steps.
 
-    Attributes:
-        error: why the thread died and nothing can be written any more; None while it lives.
-
-    Args:
-        lm: the model; nothing else may run it.
-        bank: prober that scores every token, if any.
-        rows: largest number of texts written at once.
-        most_waiting: largest number of texts that wait.
-        cache_megabytes: size of the cache of earlier texts' keys and values.
+    Nothing else may run ``lm``. ``bank`` scores every token, and ``cache_megabytes`` hold keys and values of
+    earlier texts. ``error`` is why the thread died and nothing can be written any more.
     """
 
     def __init__(
@@ -180,12 +166,7 @@ class Scheduler:
         self._thread.join()
 
     def submit(self, texts: Sequence[ScoredText]) -> None:
-        """Submit texts, all or none.
-
-        Raises:
-            ApiError: too many wait already.
-            RunError: the thread is dead.
-        """
+        """Submit texts, all or none (ApiError: too many wait already; RunError: the thread is dead)."""
         with self._lock:
             if self.error is not None:
                 raise self.error
@@ -196,11 +177,7 @@ class Scheduler:
         self._inbox.put(lambda batch: batch.add(texts))
 
     def call(self, work: Callable[[], T]) -> T:
-        """Run ``work`` on the scheduler's thread between two steps; returns its result.
-
-        Raises:
-            RunError: the thread is dead.
-        """
+        """Run ``work`` on the scheduler's thread between two steps (RunError: the thread is dead)."""
         done: Future[T] = Future()
 
         def run(_: ContinuousBatch) -> None:
@@ -330,12 +307,9 @@ class SharedLM(CausalLM):
         limits = [asked.max_new_tokens for asked in requests]
         fitting, _ = self._fit(self._encode(requests), limits, "max_new_tokens={}", needs, known)
         changed, stops = threading.Event(), self.stops(how.stop)
-        texts = [
-            ScoredText(
-                Request(prompt, limit), self.tokenizer, stops, keep=bool(needs.features), changed=changed.set
-            )
-            for prompt, limit in zip(fitting, limits, strict=True)
-        ]
+        asked = [Request(prompt, limit) for prompt, limit in zip(fitting, limits, strict=True)]
+        own: dict[str, Any] = {"keep": bool(needs.features), "changed": changed.set}
+        texts = [ScoredText(one, self.tokenizer, stops, **own) for one in asked]
         self.scheduler.submit(texts)
         while not all(text.over for text in texts):
             changed.wait()

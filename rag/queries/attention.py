@@ -63,9 +63,8 @@ class AttentionQuery(LimitedQuery):
     def rows(self, generation: Generation) -> np.ndarray:
         """The recorded attention (n + 1, p + n), see :class:`~probers.types.AttentionRows`."""
         if generation.attention is None:
-            raise RunError(
-                f"query={name_of(self)} needs attention, but the generation has none recorded", "mismatch"
-            )
+            told = f"query={name_of(self)} needs attention, but the generation has none recorded"
+            raise RunError(told, "mismatch")
         return generation.attention.rows
 
 
@@ -93,13 +92,10 @@ class QFS(PaperOrReleased, AttentionQuery):
 
     def text(self, question: Question, generation: Generation, decision: Decision, state: State) -> str:
         hits = hit_tokens(generation, decision)
-        if self.variant == "paper":
-            return self._paper(generation, hits[0], state)
-        return self._released(question, generation, hits, state)
-
-    def _paper(self, generation: Generation, hit: int, state: State) -> str:
-        rows, column = self.rows(generation), len(generation.prompt_ids) + hit
-        found, row = before(context_words(generation, state), column), own_row(rows, hit)
+        if self.variant == "released":
+            return self._released(question, generation, hits, state)
+        context = context_words(generation, state)
+        found, row = words_before(context, self.rows(generation), hits[0], generation)
         columns = sorted({c for w in found for c in w.columns})
         ranked = set(sorted(columns, key=lambda c: (-row[c], c))[: self.top_n])
         return " ".join(w.text for w in found if ranked & set(w.columns))
@@ -174,15 +170,12 @@ def context_words(generation: Generation, state: State) -> list[ContextWord]:
     return found
 
 
-def before(found: Sequence[ContextWord], column: int) -> list[ContextWord]:
-    """The words that end before a token."""
-    return [w for w in found if w.columns[-1] < column]
-
-
-def own_row(rows: np.ndarray, token: int) -> np.ndarray:
-    """(p + n,) attention of a generated token itself, or of the last one with known attention."""
-    row: np.ndarray = rows[min(token + 1, len(rows) - 1)]
-    return row
+def words_before(
+    context: Sequence[ContextWord], rows: np.ndarray, hit: int, generation: Generation
+) -> tuple[list[ContextWord], np.ndarray]:
+    """The words that end before a generated token, and the token's own row (p + n,) or the last known."""
+    column = len(generation.prompt_ids) + hit
+    return [w for w in context if w.columns[-1] < column], rows[min(hit + 1, len(rows) - 1)]
 
 
 def bare(word: str) -> str:
@@ -251,11 +244,11 @@ class CIOQF(AttentionQuery):
         self, rows: np.ndarray, hits: Sequence[int], generation: Generation, state: State
     ) -> tuple[list[ContextWord], np.ndarray]:
         """The words before the first token that fired, and Tok of each; ``rows`` is (n + 1, p + n)."""
-        hit, found = hits[0], context_words(generation, state)
-        words, row = before(found, len(generation.prompt_ids) + hit), own_row(rows, hit)
+        context = context_words(generation, state)
+        words, row = words_before(context, rows, hits[0], generation)
         if not words:
             return [], np.zeros(0)
-        begin = generation.offsets[hit][0] if generation.offsets else 0
+        begin = generation.offsets[hits[0]][0] if generation.offsets else 0
         written = state.partial + generation.text[:begin]
         documents = [
             state.question.question,
@@ -263,7 +256,7 @@ class CIOQF(AttentionQuery):
             *(p.text for p in state.passages),
         ]
         attention = np.array([row[list(w.columns)].sum(dtype=np.float64) for w in words])
-        cosines = self._cosines(words, [w for w in found if w.asked], generation, state)
+        cosines = self._cosines(words, [w for w in context if w.asked], generation, state)
         terms = {
             "attention": _scaled(attention, self.norm),
             "tf_idf": _scaled(tf_idf([w.text for w in words], documents), self.norm),
@@ -277,22 +270,19 @@ class CIOQF(AttentionQuery):
     ) -> np.ndarray:
         """(N,) cosine of each word's vector with the mean vector of the question's words."""
         look: list[np.ndarray | None]
+        every = [*words, *asked]
         if self.vectors is not None:
             table = load_vectors(self.vectors)
-            look = [_look_up(table, w.text) for w in (*words, *asked)]
+            look = [_look_up(table, w.text) for w in every]
         else:
-            ids = [*generation.prompt_ids, *generation.token_ids]
-            columns = [c for w in (*words, *asked) for c in w.columns]
-            of = dict(
-                zip(columns, _embeddings(cast("CausalLM", state.lm), [ids[c] for c in columns]), strict=True)
-            )
-            look = [
-                np.stack([of[c] for c in w.columns]).mean(axis=0, dtype=np.float64) for w in (*words, *asked)
-            ]
+            ids = np.array([*generation.prompt_ids, *generation.token_ids])
+            columns = [c for w in every for c in w.columns]
+            rows = dict(zip(columns, _embeddings(cast("CausalLM", state.lm), ids[columns]), strict=True))
+            look = [np.mean([rows[c] for c in w.columns], axis=0, dtype=np.float64) for w in every]
         about = [v for v in look[len(words) :] if v is not None]
         if not about:
             return np.zeros(len(words))
-        mean = np.stack(about).mean(axis=0)
+        mean = np.mean(about, axis=0)
         return np.array([0.0 if v is None else _cosine(v, mean) for v in look[: len(words)]])
 
 

@@ -192,12 +192,9 @@ class Adaptive(Trigger):
 
     def __post_init__(self) -> None:
         if self.classifier is None:
-            raise UserError(
-                "trigger=adaptive needs a classifier of questions: train one with 'probers-train "
-                "head=adaptive' and pass its folder as trigger.classifier, or a model with the labels "
-                "no, single and multi",
-                "no-artifact",
-            )
+            remedy = "train one with 'probers-train head=adaptive' and pass its folder as trigger.classifier"
+            told = f"trigger=adaptive needs a classifier of questions: {remedy}"
+            raise UserError(f"{told}, or a model with the labels no, single and multi", "no-artifact")
         from probers.adaptive.classifiers import load_classifier
 
         given = self.classifier
@@ -263,9 +260,8 @@ class LlmJudge(Trigger):
         if form.chat:
             form = form.bind(states[0].lm.tokenizer)
         asked = [form.question(self.prompt.replace("{question}", s.question.question)) for s in states]
-        replies = states[0].generate(
-            asked, max_new_tokens=self.max_new_tokens, names=[s.question.id for s in states]
-        )
+        names = [state.question.id for state in states]
+        replies = states[0].generate(asked, max_new_tokens=self.max_new_tokens, names=names)
         decisions = []
         for reply, state in zip(replies, states, strict=True):
             state.spend(reply)

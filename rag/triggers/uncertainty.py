@@ -129,28 +129,22 @@ class Rind(PaperOrReleased, Trigger):
 
     def _decide(self, rind: RindScores, generation: Generation, state: State) -> Decision:
         shown = tuple(map(float, rind.per_token(len(generation.token_ids))))
-        taken = _of_the_first_word(rind, generation) if state.fresh and self.variant == "paper" else 0
+        found = words(generation.text, generation.offsets)
+        taken = 0  # leading units that belong to the text's first word and may not fire
+        if state.fresh and self.variant == "paper" and found:
+            taken = sum(start < found[0].end for start, _ in rind.spans)
         score, hits = rind.max(taken), rind.hits(self.threshold, taken)
         if not hits:
             return verdict(score, self.threshold, token_scores=shown)
         if self.variant == "paper":
             start, end = rind.spans[hits[0]]
-            found = words(generation.text, generation.offsets)
             position = next((w.start for w in found if w.end > start and w.start < end), start)
             tokens = set(rind.tokens[hits[0]])
         else:
             position = rind.sentences[rind.sentence(hits[0])][0]
             tokens = {t for i in hits for t in rind.tokens[i]}
-        return verdict(
-            score, self.threshold, position=position, tokens=tuple(sorted(tokens)), token_scores=shown
-        )
-
-
-def _of_the_first_word(rind: RindScores, generation: Generation) -> int:
-    """Number of leading units that belong to the text's first word."""
-    first = words(generation.text, generation.offsets)[:1]
-    end = first[0].end if first else 0
-    return sum(start < end for start, _ in rind.spans)
+        place = {"position": position, "tokens": tuple(sorted(tokens))}
+        return verdict(score, self.threshold, **place, token_scores=shown)
 
 
 def sentences(generation: Generation) -> list[Part]:
