@@ -59,15 +59,9 @@ class Batches:
 
         Batches hold texts of like length, and the longest come first: if memory runs out, it does so at once.
         What is ``known`` is left out of the batches that were made with it, so that the others are the same.
-
-        Args:
-            price: what a batch costs in places, by which batches are cut (:func:`cheapest`);
-                None cuts by :func:`cut`.
-            read: the texts are read already; "auto" then takes four times as many, up to 256,
-                as long as memory holds them.
-
-        Raises:
-            RunError: memory ran out for a single text, or for a batch of a size that was given.
+        With the ``price`` of a batch in places they are cut by :func:`cheapest`, without one by :func:`cut`.
+        Of texts that are ``read`` already "auto" takes four times as many, up to 256, as memory holds.
+        RunError where memory runs out for a single text, or for a batch of a size that was given.
         """
         places: Iterable[int] = lengths if isinstance(lengths, Mapping) else range(len(lengths))
         waiting = sorted(places, key=lambda i: -lengths[i])
@@ -86,30 +80,27 @@ class Batches:
                     done = zip(chosen, work(chosen), strict=True)
                     made = {i: one for i, one in done if i in new}
             except (RuntimeError, MemoryError) as error:
-                if not _out_of_memory(error):
+                said = ("out of memory", "can't allocate memory")
+                kinds = (MemoryError, torch.OutOfMemoryError)
+                if not isinstance(error, kinds) and not any(each in str(error) for each in said):
                     raise
                 self._shrink(len(chosen))
             else:
                 waiting = waiting[len(chosen) :]
-                full = self._auto and len(chosen) == most and 2 * self.size <= self._most
-                if full and self._roomy():
-                    self.size *= 2
+                if self._auto and len(chosen) == most and 2 * self.size <= self._most:
+                    taken, free = memory_share(self._device) - self._before, 1 - self._before
+                    if taken < _ROOMY * free:
+                        self.size *= 2
             if (self.size, self._beside) != before:
                 plan = []
             if made:
                 yield made
 
-    def _roomy(self) -> bool:
-        """Tell whether what batches took is little of the memory that was free before them."""
-        free = 1 - self._before
-        return memory_share(self._device) - self._before < _ROOMY * free
-
     def _shrink(self, failed: int) -> None:
         """Halve the batch after ``failed`` texts did not fit in memory."""
         if not self._auto:
-            raise RunError(
-                f"memory ran out with batch_size={self.size}: lower it, or batch_size=auto", "memory"
-            )
+            told = f"memory ran out with batch_size={self.size}: lower it, or batch_size=auto"
+            raise RunError(told, "memory")
         if failed == 1:
             raise RunError("memory ran out for a single text: shorten it or take a smaller model", "memory")
         if failed > self.size:
@@ -171,12 +162,6 @@ def memory_share(device: torch.device) -> float:
         return 1.0
     free, total = torch.cuda.mem_get_info(device)
     return 1 - free / total
-
-
-def _out_of_memory(error: BaseException) -> bool:
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
-        return True
-    return "out of memory" in str(error) or "can't allocate memory" in str(error)
 
 
 #: Tokens that must be saved: about what a further pass over one token of each row costs.

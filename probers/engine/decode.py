@@ -60,7 +60,8 @@ class Row:
         self.ids: list[int] = []
         self.kept = 0
         self.stop: StopReason | None = None
-        self._text = TextStream(tokenizer, request.prompt.ids) if read or stops.read_text else None
+        decoded = read or stops.look_back or stops.callables
+        self._text = TextStream(tokenizer, request.prompt.ids) if decoded else None
         self._end: int | None = None  # of the text, where a stop string cuts it
 
     def accept(self, tokens: Sequence[int], guessed: Sequence[int]) -> tuple[int, int]:
@@ -87,17 +88,13 @@ class Row:
             known = len(self._text.visible)
             self._text.push(token)
             text = self._text.visible
-            place = self._stops.find(text, known)
-            if place is not None:
-                self._end = place
+            if (place := self._stops.find(text, known)) is not None:
+                self._end, self.stop = place, "stop"
                 kept = sum(end <= place for _, end in self._text.offsets())
                 self.kept = max(kept, self._text.settled(0))  # what was pooled stays
+            elif any(stop(text) for stop in self._stops.callables):
                 self.stop = "stop"
-                return
-            if any(stop(text) for stop in self._stops.callables):
-                self.stop = "stop"
-                return
-        if len(self.ids) == self.limit:
+        if self.stop is None and len(self.ids) == self.limit:
             self.stop = "length"
 
     @property
@@ -203,8 +200,7 @@ def generate_batch(
 ) -> list[Generation]:
     """Continue the prompts of a batch, in their order; ``stops`` are those of ``how`` and the model's own.
 
-    Raises:
-        RunError: a logit or a recorded state is NaN or infinite.
+    RunError for a logit or a recorded state that is NaN or infinite.
     """
     rows = [Row(request, tokenizer, stops) for request in requests]
     limit = max(request.limit for request in requests)
@@ -268,8 +264,7 @@ def generate_batch(
     return [
         row.prompt.continued(
             tokenizer, row.ids[: row.kept], recorded[:, number, : row.kept], stop=row.stop or "length",
-            needs=how.needs, states=capture.states(number),
-            attention=capture.attention(number),
+            needs=how.needs, states=capture.states(number), attention=capture.attention(number),
         )
         for number, row in enumerate(rows)
     ]  # fmt: skip

