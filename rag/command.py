@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from probers.checksums import inputs
 from probers.commands.inputs import (
+    ProberKind,
     find_classifier,
     find_prober,
     load_matcher,
@@ -226,7 +227,7 @@ def run(settings: Rag, parts: PartRuns | None = None) -> Path | None:
     if why := unserved(settings.engine, settings.trigger, settings.query):
         raise UserError(f"{why}: choose another, or engine=transformers", "unsupported")
     asks = for_engine(settings.engine, settings.trigger)
-    kind = getattr(asks.kind, "prober", None) or "answers"
+    kind: ProberKind = getattr(asks.kind, "prober", None) or "answers"
     given = with_bank(asks, lambda: find_prober(settings, kind), lambda: find_classifier(settings))
     if asks.get("wrong") == "match" and "matcher" in getattr(asks.kind, "__dataclass_fields__", ()):
         given["matcher"] = load_matcher(settings)

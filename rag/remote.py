@@ -77,9 +77,11 @@ class Logprobs(BaseModel):
         """The same in the form of completions."""
         if (content := self.content) is None:
             return self
-        tops = [{top.token: top.logprob for top in each.top_logprobs} for each in content]
-        tokens, logprobs = [each.token for each in content], [each.logprob for each in content]
-        return Logprobs(tokens=tokens, token_logprobs=logprobs, top_logprobs=tops)
+        return Logprobs(
+            tokens=[each.token for each in content],
+            token_logprobs=[each.logprob for each in content],
+            top_logprobs=[{top.token: top.logprob for top in each.top_logprobs} for each in content],
+        )
 
 
 class Hallucination(BaseModel):
@@ -272,9 +274,10 @@ class RemoteLM(LanguageModel):
             choices = list(pool.map(ask, asked.values()))
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
+        made: dict[int, Generation] = {}
         try:
-            each = zip(asked.items(), choices, strict=True)
-            made = {i: generation(one.prompt, choice, how.needs, stops) for (i, one), choice in each}
+            for (place, one), choice in zip(asked.items(), choices, strict=True):
+                made[place] = generation(one.prompt, choice, how.needs, stops)
         except ValueError as error:
             told = f"engine={self.url} returned tokens that do not match its text: {error}"
             raise RunError(told, "server") from None

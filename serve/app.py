@@ -148,7 +148,15 @@ class Guard:
         counted = path if path.startswith("/v1/") and path.count("/") < 4 else "other"
         requests = self._served.scheduler.metrics.requests
         # One scope for all pieces of a response: a timeout for each costs as much as the piece.
-        reading = anyio.CancelScope()
+        reading, read = anyio.CancelScope(), 0
+
+        async def limited() -> Message:  # a body need not name its length
+            nonlocal read
+            event = await receive()
+            read += len(event.get("body", b""))
+            if read > _BODY:
+                raise _too_large()
+            return event
 
         async def sending(event: Message) -> None:
             if event["type"] == "http.response.start":
@@ -163,7 +171,7 @@ class Guard:
             await JSONResponse(error.body(), error.status)(scope, receive, sending)
             return
         with reading:  # the status is sent already, so that it can only hang up
-            await self._app(scope, _limited(receive), sending)
+            await self._app(scope, limited, sending)
 
     def _refused(self, path: str, method: str, headers: Mapping[bytes, bytes]) -> ApiError | None:
         key = self._served.api_key
@@ -184,18 +192,3 @@ class Guard:
 
 def _too_large() -> ApiError:
     return ApiError(413, f"the body has more than {_BODY} bytes: send a shorter one")
-
-
-def _limited(receive: Receive) -> Receive:
-    """Limit the bytes of a body that does not name its length."""
-    read = 0
-
-    async def counting() -> Message:
-        nonlocal read
-        event = await receive()
-        read += len(event.get("body", b""))
-        if read > _BODY:
-            raise _too_large()
-        return event
-
-    return counting

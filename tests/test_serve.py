@@ -232,11 +232,11 @@ def test_a_state_that_overflows_ends_its_text_alone(lm: CausalLM) -> None:
     second = scores.add_each(["a", "b"], torch.stack([2 * good, bad]))
     third = scores.add_each(["a", "b"], torch.stack([3 * good, 3 * good]))
     alone = GrowingScores(bank)
-    own = [alone.add(["a"], n * good[None])[0] for n in (1, 2, 3)]
+    own = [alone.add_each(["a"], n * good[None])[0] for n in (1, 2, 3)]
     assert own == pytest.approx([first[0], second[0], third[0]], abs=1e-5)
     assert isinstance(second[1], RunError)
     without = GrowingScores(bank)
-    own = [without.add(["b"], n * good[None])[0] for n in (1, 3)]
+    own = [without.add_each(["b"], n * good[None])[0] for n in (1, 3)]
     assert own == pytest.approx([first[1], third[1]], abs=1e-5)
 
 

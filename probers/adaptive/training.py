@@ -111,8 +111,7 @@ def run(request: Request) -> Path:
     chances = {CLASSIFIER: classifier.probabilities(asked), name: control.probabilities(asked)}
     figures = measure(test, chances, majority, resamples=request.resamples, seed=seed)
     figures["splits"] = {name: _split(part) for name, part in sorted(labelled.items())}
-    figures["labels"] = record
-    figures["base"] = None if of_words else public_model(settings.model)
+    figures |= {"labels": record, "base": None if of_words else public_model(settings.model)}
     seen(answers.rows).save(out)
     classifier.save(out)
     write_text(out / "metrics.json", canonical_json(figures))
@@ -150,11 +149,10 @@ def _refuse_unused(request: Request) -> None:
 
 def _data(given: str | list[str] | None) -> list[Path]:
     """The runs and stores given, or the newest complete store with answered questions."""
+    if given == []:
+        raise UserError("data=[] names no run or store: give a folder, or several", "missing-value")
     if given is not None:
-        paths = [given] if isinstance(given, str) else given
-        if not paths:
-            raise UserError("data=[] names no run or store: give a folder, or several", "missing-value")
-        return list(map(Path, paths))
+        return [Path(path) for path in ([given] if isinstance(given, str) else given)]
     if (found := newest_store("cot")) is None:
         told = f"'probers-datagen --source cot' makes one, or pass data=FOLDER, also of '{HOW}'"
         raise UserError(f"there is no store of answered questions under runs/: {told}", "no-artifact")
@@ -180,7 +178,7 @@ def measure(
     said = {name: each.argmax(axis=1) for name, each in chances.items()}
     bootstrap = Bootstrap(test.groups, resamples=resamples, seed=seed)
     right = {CLASSIFIER: said[CLASSIFIER] == gold, MAJORITY: gold == STRATEGIES.index(majority)}
-    right |= {name: each == gold for name, each in said.items() if name != CLASSIFIER}
+    right |= {name: each == gold for name, each in said.items()}
     wrong = (gold > 0).astype(int)
     aurocs, pairs = {}, {}
     if 0 < wrong.sum() < len(wrong):

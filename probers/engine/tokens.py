@@ -254,8 +254,8 @@ def fit_context(
     head = next((i for i, token in enumerate(prompt.ids) if token not in special), len(prompt.ids))
     if policy == "truncate_left" and room > head:
         tail = len(prompt.ids) - (room - head)
-        ids, offsets = (every[:head] + every[tail:] for every in (prompt.ids, prompt.offsets))
-        return Prompt(prompt.name, prompt.text, ids, offsets)
+        ids, offsets = prompt.ids, prompt.offsets
+        return replace(prompt, ids=ids[:head] + ids[tail:], offsets=offsets[:head] + offsets[tail:])
     told = f"{prompt.name} has {len(prompt.ids)} tokens, which with {what} exceeds the model's context of "
     remedy = "shorten it, ask for fewer tokens, or set model.on_too_long=skip or truncate_left"
     raise UserError(f"{told}{context}; {remedy}", "too-long")

@@ -77,8 +77,7 @@ class Ray:
     def make(self, command: str, typed: tuple[str, ...], out: str) -> Parts | None:
         """Make the missing parts; returns all parts.
 
-        UserError where Ray is missing or has no room, or a worker refuses the request; RunError where a part
-        failed ``tries`` times.
+        UserError where Ray is missing or has no room, or a worker refuses; RunError after ``tries`` times.
         """
         count = self.parts or count_begun(out)
         if count is not None and not Parts(command, typed, out, count).left:
@@ -87,13 +86,11 @@ class Ray:
             gpus, room = self._room(ray)
             parts = Parts(command, typed, out, count or room)
             left = len(parts.left)
-            log.info(
-                "%d of %d parts are left, for %d workers of %d CPUs and %g GPUs; their output is in %s",
-                left, parts.count, min(room, left), self.cpus_per_worker, gpus, logs(out),
-            )  # fmt: skip
-            actor = ray.remote(Worker).options(
-                num_cpus=self.cpus_per_worker, num_gpus=gpus, scheduling_strategy="SPREAD", max_restarts=0
-            )
+            crew = f"{min(room, left)} workers of {self.cpus_per_worker} CPUs and {gpus:g} GPUs"
+            told = f"{left} of {parts.count} parts are left, for {crew}"
+            log.info("%s; their output is in %s", told, logs(out))
+            each = {"num_cpus": self.cpus_per_worker, "num_gpus": gpus}
+            actor = ray.remote(Worker).options(**each, scheduling_strategy="SPREAD", max_restarts=0)
             _Crew(ray, actor, parts, self).run(room)
         return parts
 
@@ -156,8 +153,7 @@ class _Crew:
 
     def __init__(self, ray: Any, actor: Any, parts: Parts, options: Ray) -> None:
         self._ray, self._actor, self._parts, self._options = ray, actor, parts, options
-        self._queue = deque(parts.left)
-        self._tries: Counter[Partition | None] = Counter()
+        self._queue, self._tries = deque(parts.left), Counter[Partition | None]()
         self._where: dict[Any, str] = {}  # machine and process of each worker
         self._calls: dict[Any, tuple[Any, Partition | None]] = {}  # future answer -> worker and part
         self._waited: set[Partition] = set()

@@ -278,11 +278,11 @@ class CIOQF(AttentionQuery):
             ids = np.array([*generation.prompt_ids, *generation.token_ids])
             columns = [c for w in every for c in w.columns]
             rows = dict(zip(columns, _embeddings(cast("CausalLM", state.lm), ids[columns]), strict=True))
-            look = [np.mean([rows[c] for c in w.columns], axis=0, dtype=np.float64) for w in every]
+            look = [np.stack([rows[c] for c in w.columns]).mean(axis=0, dtype=np.float64) for w in every]
         about = [v for v in look[len(words) :] if v is not None]
         if not about:
             return np.zeros(len(words))
-        mean = np.mean(about, axis=0)
+        mean = np.stack(about).mean(axis=0)
         return np.array([0.0 if v is None else _cosine(v, mean) for v in look[: len(words)]])
 
 
@@ -308,7 +308,7 @@ def _cosine(a: np.ndarray, b: np.ndarray) -> float:
     return float(a @ b) / size if size else 0.0
 
 
-def _embeddings(lm: CausalLM, ids: Sequence[int]) -> np.ndarray:
+def _embeddings(lm: CausalLM, ids: np.ndarray) -> np.ndarray:
     """(tokens, d) rows of the model's input embedding."""
     import torch
 

@@ -135,9 +135,9 @@ class _Response:
         self._prompt: list[int] = []
         self._chat = isinstance(request, ChatCompletionRequest)
         # vLLM returns the tokens on request; fields that the client did not ask for are removed again.
-        self._unasked = [] if request.return_token_ids else ["token_ids", "prompt_token_ids"]
+        self._unasked = set() if request.return_token_ids else {"token_ids", "prompt_token_ids"}
         if request.logprobs is None or request.logprobs is False:
-            self._unasked.append("logprobs")
+            self._unasked.add("logprobs")
             request.logprobs = True if self._chat else 0
         request.return_token_ids = True
         request.vllm_xargs = {**(request.vllm_xargs or {}), KEY: self._scored.key}
@@ -221,9 +221,8 @@ class _Response:
     def _without(self, body: dict[str, Any], null: bool = False) -> dict[str, Any]:
         """Remove the fields that the client did not ask for; in a whole answer they become null."""
         for part in (body, *body.get("choices", ())):
-            for name in part.keys() & set(self._unasked):
+            for name in part.keys() & self._unasked:
+                del part[name]
                 if null:
                     part[name] = None
-                else:
-                    del part[name]
         return body
