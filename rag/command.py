@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from probers.checksums import inputs
 from probers.commands.inputs import (
@@ -55,19 +55,12 @@ _CODES = {"dim": "2", "bold": "1", "red": "31", "green": "32", "yellow": "33", "
 class Terminal:
     """Prints a question's rounds as they happen, in colours on a terminal unless NO_COLOR is set.
 
-    Args:
-        of: source of the trigger's score. A rule's score says nothing and is not printed; a question's score
-            is printed once.
-        before: it may retrieve before anything is written.
+    The trigger's score is ``of`` a text, a question, a rule or chance: a rule's says nothing and is not
+    printed, a question's is printed once. A trigger with ``before`` may retrieve before anything is written.
     """
 
     def __init__(
-        self,
-        trigger: str,
-        out: TextIO | None = None,
-        *,
-        of: Literal["text", "question", "rule", "chance"] = "text",
-        before: bool = False,
+        self, trigger: str, out: TextIO | None = None, *, of: str = "text", before: bool = False
     ) -> None:
         self._trigger, self._of, self._before = trigger, of, before
         self._out = out or sys.stdout
@@ -97,15 +90,15 @@ class Terminal:
         self._shown, self._begun = "", False
         if first:
             compared = "" if done.decision is None else self._compared(done.decision)
-            self._line(self._paint("red", f"▲ {self._trigger} fired before the text{compared}"))
+            self._line("red", f"▲ {self._trigger} fired before the text{compared}")
         elif done.decision is not None:
-            self._line(self._verdict(done, done.decision))
+            self._line(*self._verdict(done, done.decision))
             if done.decision.position is not None and done.query is not None and done.accepted != done.text:
-                self._line(self._paint("dim", _kept(done)))
+                self._line("dim", _kept(done))
         if done.query is not None:
             self._searched = True
-            self._line(self._paint("cyan", f"query: {done.query}"))
-            self._line(self._paint("green" if passages else "yellow", _fetched(passages, left_out)))
+            self._line("cyan", f"query: {done.query}")
+            self._line("green" if passages else "yellow", _fetched(passages, left_out))
         anew = done.query is not None and (done.decision is None or done.decision.position is None)
         self._partial = bool(done.accepted.strip()) or (self._partial and not anew)
 
@@ -124,13 +117,13 @@ class Terminal:
         counts += f"{count(c.tokens, 'token')}, {c.seconds:.2f} s"
         self._write(f"\n{self._paint('dim', counts)}\n")
 
-    def _verdict(self, done: Round, decision: Decision) -> str:
+    def _verdict(self, done: Round, decision: Decision) -> tuple[str, str]:
         compared = self._compared(decision)
         if not decision.fire:
             again = " again" if self._searched and not compared else ""
-            return self._paint("dim", f"{self._trigger} did not fire{again}{compared}")
+            return "dim", f"{self._trigger} did not fire{again}{compared}"
         end = "" if done.query is not None else "; no retrieval is left"
-        return self._paint("red", f"▲ {self._trigger} fired {_place(done, decision)}{compared}{end}")
+        return "red", f"▲ {self._trigger} fired {_place(done, decision)}{compared}{end}"
 
     def _compared(self, decision: Decision) -> str:
         """Score and threshold, unless they say nothing new."""
@@ -146,8 +139,8 @@ class Terminal:
             space = "" if text[:1].isspace() else " "
             self._write(self._paint("dim", f"[{self._rounds}]{' …' if self._partial else space}"))
 
-    def _line(self, text: str) -> None:
-        self._write(f"    {text}\n")
+    def _line(self, colour: str, text: str) -> None:
+        self._write(f"    {self._paint(colour, text)}\n")
 
     def _paint(self, colour: str, text: str) -> str:
         return f"\x1b[{_CODES[colour]}m{_safe(text)}\x1b[0m" if self._colours else _safe(text)
@@ -195,9 +188,9 @@ def _place(done: Round, decision: Decision) -> str:
     if not spans:
         return f"at character {decision.position}"
     words = " … ".join(done.text[slice(*span)] for span in spans)
-    # A rule fires behind what it names, everything else at its beginning or before.
-    where = "after" if decision.position >= spans[-1][1] else "at"
-    return f"{where} “{words}”, character {spans[0][0] if where == 'at' else spans[-1][1]}"
+    if decision.position >= spans[-1][1]:  # a rule fires behind what it names
+        return f"after “{words}”, character {spans[-1][1]}"
+    return f"at “{words}”, character {spans[0][0]}"
 
 
 def _word(text: str, start: int, end: int) -> tuple[int, int]:

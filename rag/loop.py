@@ -170,11 +170,8 @@ class _Rounds:
             stop.append(_tell(self._listener, group[0][0].question))
         budgets = [rag.max_new_tokens - each.accepted.tokens for each, _ in group]
         limits = [a.limit(budget, rag.prompt.stop) for (_, a), budget in zip(group, budgets, strict=True)]
-        open_ = [each for each, _ in group]
-        made = self._generate(
-            open_, [each.accepted.text for each in open_], limits, stop=stop,
-            needs=_NOTHING if reading else rag.needs,
-        )  # fmt: skip
+        open_, needs = [each for each, _ in group], _NOTHING if reading else rag.needs
+        made = self._generate(open_, [each.accepted.text for each in open_], limits, stop=stop, needs=needs)
         for each, budget, limit, generation in zip(open_, budgets, limits, made, strict=True):
             early = generation.stop == "length" and limit < budget
             early |= generation.stop == "stop" and over is not None and over(generation.text)
@@ -194,14 +191,9 @@ class _Rounds:
             each.complete(words, generation)
 
     def _generate(
-        self,
-        open_: Sequence[OpenQuestion],
-        partials: Sequence[str],
-        limits: Sequence[int],
-        *,
-        stop: Sequence[Stop],
-        needs: Needs = _NOTHING,
-    ) -> list[Generation]:
+        self, open_: Sequence[OpenQuestion], partials: Sequence[str], limits: Sequence[int], *,
+        stop: Sequence[Stop], needs: Needs = _NOTHING,
+    ) -> list[Generation]:  # fmt: skip
         """Generate after each question's prompt and accepted text."""
         rag = self._rag
         prompts = [each.prompt(rag.prompt, text) for each, text in zip(open_, partials, strict=True)]
@@ -314,10 +306,7 @@ class RAG:
         """Answer questions together, in order; each as it would be alone.
 
         ``listener`` is told of every text and round, ``ended`` after each round how many questions ended.
-
-        Raises:
-            UserError: the trigger needs gold answers and a question has none.
-            RunError: a trigger's score is not a number.
+        UserError where the trigger needs gold answers and a question has none, RunError for a score of NaN.
         """
         self.trigger.check_questions(questions)
         started = time.perf_counter()

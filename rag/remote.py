@@ -129,11 +129,7 @@ class Models(BaseModel):
 
 
 def generation(prompt: str, choice: Choice, needs: Needs, stops: Stops) -> ServedGeneration:
-    """Convert a choice to a generation that ends where ``stops`` say.
-
-    Raises:
-        ValueError: text and tokens do not belong together.
-    """
+    """Convert a choice to a generation that ends where ``stops`` say (ValueError: tokens of another text)."""
     logprobs = (choice.logprobs or Logprobs()).flat()
     told = choice.hallucination
     spans = _spans(choice.text, logprobs) if told is None else told.token_offsets
@@ -204,20 +200,14 @@ class RemoteLM(LanguageModel):
     """A language model behind a URL, as the loop uses it.
 
     A server cannot end a text after a sentence or by a function: it writes on, and the text beyond the end
-    is cut off here. A prompt's length is unknown until it is sent.
+    is cut off here. A prompt's length is unknown until it is sent. ``url`` ends with ``/v1``, the key comes
+    from the environment's OPENAI_API_KEY. UserError for no such model, a rejected key or no
+    log-probabilities, RunError for no such server.
 
     Attributes:
         prober: the server's description of the prober whose scores come with each text; None without one.
         top: number of likeliest tokens that it returns for each place.
         exact: entropies are those of whole distributions, not :func:`~probers.uncertainty.entropy_of_top`.
-
-    Args:
-        url: up to and with ``/v1``. The key comes from the environment's OPENAI_API_KEY.
-        at_once: most requests at a time.
-
-    Raises:
-        UserError: no such model, a rejected key, or no log-probabilities.
-        RunError: no such server.
     """
 
     def __init__(self, url: str, name: str, *, at_once: int = 8) -> None:

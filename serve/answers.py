@@ -156,10 +156,10 @@ class Choice:
             for entry in content
         ]
         offsets = [self._offset(place)[0] for place in range(start, stop)]
-        found: dict[str, Any] = {"tokens": [entry["token"] for entry in content]}
-        found |= {"token_logprobs": text.logprobs[start:stop], "text_offset": offsets}
-        found |= {"top_logprobs": told if self._alternatives else None}
-        return {"logprobs": found}
+        return {"logprobs": {
+            "tokens": [entry["token"] for entry in content], "token_logprobs": text.logprobs[start:stop],
+            "top_logprobs": told if self._alternatives else None, "text_offset": offsets,
+        }}  # fmt: skip
 
     def _entry(self, token: int, logprob: float, bare: bool) -> dict[str, Any]:
         """A token with its log-probability; ``bare`` without a space before it."""

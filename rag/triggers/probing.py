@@ -194,12 +194,8 @@ class Probing(ReadsBank):
 
 def _part(generation: Generation, start: int, end: int) -> Generation:
     """Tokens [start, end) of a generation, with the fields its signals need."""
-    return replace(
-        generation,
-        token_ids=generation.token_ids[start:end],
-        entropies=generation.entropies[start:end],
-        logprobs=generation.logprobs[start:end],
-    )
+    names = ("token_ids", "entropies", "logprobs")
+    return replace(generation, **{name: getattr(generation, name)[start:end] for name in names})
 
 
 @dataclass
