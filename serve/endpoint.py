@@ -67,10 +67,7 @@ class Served:
 
 
 class _Wakes:
-    """Sets events of a loop from another thread, with one call to the loop per step.
-
-    Each call is a system call and makes the loop take turns with the generating thread.
-    """
+    """Sets events of a loop from another thread, with one call (a system call) to the loop per step."""
 
     def __init__(self) -> None:
         self._waiting: deque[asyncio.Event] = deque()
@@ -89,9 +86,7 @@ class Endpoint:
     """Answers requests for text."""
 
     def __init__(self, served: Served) -> None:
-        self._served = served
-        self._lm = served.scheduler.lm
-        self._wakes = _Wakes()
+        self._served, self._lm, self._wakes = served, served.scheduler.lm, _Wakes()
 
     async def __call__(self, request: Request, http: HttpRequest) -> Response:
         served, began = self._served, time.perf_counter()

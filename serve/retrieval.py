@@ -25,9 +25,8 @@ from .scheduler import Cancelled, Scheduler, SharedLM
 class Retrieving:
     """Answers requests by the loop.
 
-    Attributes:
-        options: defaults of ``k``, ``max_new_tokens``, ``max_retrievals`` and ``answer_tokens``.
-        query: default formulation of queries.
+    ``options`` are defaults of ``k``, ``max_new_tokens``, ``max_retrievals`` and ``answer_tokens``, ``query``
+    is the default formulation.
     """
 
     scheduler: Scheduler
@@ -50,12 +49,7 @@ class Retrieving:
         return found
 
     async def answer(self, request: Request, frame: Frame, gone: Callable[[], Awaitable[bool]]) -> Answering:
-        """Begin to answer the request's question.
-
-        Raises:
-            ApiError, UserError: an unknown trigger or query, or one that does not fit model or prober.
-        """
-        assert request.retrieval is not None
+        """Begin to answer the request's question (ApiError, UserError: an unfit trigger or query)."""
         _refuse(request)
         question, lm = Question("question", _question(request)), SharedLM(self.scheduler)
         rag = await asyncio.to_thread(self._loop, request, lm)

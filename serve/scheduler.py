@@ -137,10 +137,9 @@ class Scheduler:
         self._blocks = BlockCache(megabytes=cache_megabytes)
         self._running = None if bank is None else GrowingScores(bank)
         self._inbox: queue.SimpleQueue[Callable[[ContinuousBatch], None] | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()
+        self._lock, self._ending = threading.Lock(), False
         self._open: set[ScoredText] = set()
         self._calls: set[Future[Any]] = set()
-        self._ending = False
         self.error: RunError | None = None
         self._make()  # refuses a model that cannot be served before anything begins
         self._thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
@@ -272,15 +271,12 @@ class SharedLM(CausalLM):
     """The scheduler's model for one question of the retrieval loop.
 
     Texts join the running batch where its prober reads all states they need. Passes with attention or other
-    states run between its steps, while the other texts wait.
+    states run between its steps, while the other texts wait. A call is an ApiError when too many texts wait.
 
     Attributes:
         last: the last text written; None where it was not written in the running batch.
         stop: why the last text ended.
         gone: event that has the next call end in :class:`Cancelled`.
-
-    Raises:
-        ApiError: by a call, when too many texts wait already.
     """
 
     def __init__(self, scheduler: Scheduler) -> None:

@@ -39,22 +39,15 @@ class Batches:
     def __init__(self, size: int | str, device: torch.device) -> None:
         if size != "auto" and not (isinstance(size, int) and size > 0):
             raise UserError(f"batch_size={size} must be auto or a whole number above 0")
-        self._auto = size == "auto"
-        self._device = device
+        self._auto, self._device, self._most = size == "auto", device, MOST
         self._before = memory_share(device)  # taken already: the weights, other processes
-        self._most = MOST
         self._beside = BESIDE if self._auto else 1
         self.size = FIRST if self._auto else int(size)
 
     def each(
-        self,
-        lengths: Sequence[int] | Mapping[int, int],
-        work: Callable[[list[int]], list[T]],
-        *,
-        known: Container[int] = (),
-        price: int | None = None,
-        read: bool = False,
-    ) -> Iterator[dict[int, T]]:
+        self, lengths: Sequence[int] | Mapping[int, int], work: Callable[[list[int]], list[T]], *,
+        known: Container[int] = (), price: int | None = None, read: bool = False,
+    ) -> Iterator[dict[int, T]]:  # fmt: skip
         """``work`` for the indices or keys of ``lengths``, batch by batch.
 
         Batches hold texts of like length, and the longest come first: if memory runs out, it does so at once.
@@ -73,12 +66,10 @@ class Batches:
                 plan = cut(ordered, most) if price is None else cheapest(ordered, most, price)
             chosen = waiting[: plan.pop(0)]
             new = {i for i in chosen if i not in known}
-            made: dict[int, T] = {}
-            before = self.size, self._beside
+            made, before = dict[int, T](), (self.size, self._beside)
             try:
-                if new:
-                    done = zip(chosen, work(chosen), strict=True)
-                    made = {i: one for i, one in done if i in new}
+                done = zip(chosen, work(chosen), strict=True) if new else ()
+                made = {i: one for i, one in done if i in new}
             except (RuntimeError, MemoryError) as error:
                 said = ("out of memory", "can't allocate memory")
                 kinds = (MemoryError, torch.OutOfMemoryError)
@@ -193,12 +184,9 @@ def nested(prompts: Sequence[Sequence[int]], config: Any) -> list[int] | None:
 
 
 def read_nested(
-    decoder: Decoder,
-    batches: Batches,
-    prompts: Sequence[Sequence[int]],
-    whole: Sequence[int],
+    decoder: Decoder, batches: Batches, prompts: Sequence[Sequence[int]], whole: Sequence[int],
     known: Container[int],
-) -> Iterator[dict[int, CachedPrefix]]:
+) -> Iterator[dict[int, CachedPrefix]]:  # fmt: skip
     """Keys and values of all but the last token of each prompt, by its index; of nested ones computed once.
 
     Prompts come in groups that take as much memory as a batch of the longest of them would; one that is all

@@ -122,16 +122,14 @@ class _Reading:
 class ContinuousBatch:
     """The texts that are being written, and those that wait.
 
-    Everything happens in :meth:`step`, on the thread that calls it; use it as a context manager.
+    Everything happens in :meth:`step`, on the thread that calls it; use it as a context manager. UserError
+    for a family whose keys and values cannot be shared between texts.
 
     Args:
         feature: states of each token to read and tell ``reader`` of; None reads none.
         rows: most texts that are written at once.
         piece: most places of prompts that are read between two steps.
         blocks: what is kept of texts that are over.
-
-    Raises:
-        UserError: a family whose keys and values cannot be shared between texts.
     """
 
     def __init__(

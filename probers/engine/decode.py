@@ -146,11 +146,9 @@ class Batch:
         chosen = torch.tensor(slots, device=self._decoder.device)
         if self._cache is not None:
             select_rows(self._cache, slots)
-        if self._ids is not None:
-            self._ids = self._ids[chosen]
+        self._ids = None if self._ids is None else self._ids[chosen]
+        self._mask = None if self._mask is None else self._mask[chosen]
         self.rows, self._positions = self.rows[chosen], self._positions[chosen]
-        if self._mask is not None:
-            self._mask = self._mask[chosen]
         self.active = [self.active[slot] for slot in slots]
 
     def leave(self, cache: PrefixCache | None, rows: Sequence[Row], slots: Iterable[int]) -> None:
@@ -270,10 +268,8 @@ def generate_batch(
     ]  # fmt: skip
 
 
-#: Tokens that must be repeated before the guess, most first.
-_CONTEXT = (3, 2, 1)
-#: Tokens guessed after a single repeated one, which says little.
-_SHORT = 4
+_CONTEXT = (3, 2, 1)  # tokens that must be repeated before the guess, most first
+_SHORT = 4  # tokens guessed after a single repeated one, which says little
 
 
 class PromptLookup:
@@ -309,8 +305,7 @@ def guess(ids: np.ndarray, most: int) -> list[int]:
 
 
 def _refuse_broken(rows: Sequence[Row], capture: CaptureSession, scores: Tensor) -> None:
-    broken = capture.broken()
-    if broken is not None:
+    if (broken := capture.broken()) is not None:
         feature, row, token, layer = broken
         raise broken_state(feature, layer, f"generated token {token} of {rows[row].prompt.name}")
     for row, token in (~scores.isfinite().all(dim=0)).nonzero().tolist():

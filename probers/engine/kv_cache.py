@@ -43,9 +43,8 @@ class GrowingLayer(DynamicLayer):
         """Append (batch, heads, length, width) keys and values; returns all there are."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        start = self.get_seq_length()
+        rows, start = len(key_states), self.get_seq_length()
         end = start + key_states.shape[-2]
-        rows = len(key_states)
         if self._buffers is None or end > self._buffers[0].shape[-2]:
             room, before = max(end + _ROOM if start else end, self._capacity), (self.keys, self.values)
             self._buffers = empty(rows, room, key_states[0], value_states[0])
@@ -101,11 +100,11 @@ class GrowingLayer(DynamicLayer):
             self._view(len(self.keys), self.get_seq_length() - count)
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        """Keep some rows, and the room there was; where :func:`.decode.closed` orders them few are copied."""
+        """Keep some rows, as :meth:`select`."""
         self.select(indices.tolist())
 
     def select(self, sources: Sequence[int]) -> None:
-        """Do the same for rows that are listed on the host, without a copy from the device."""
+        """Keep some rows, and the room there was; where :func:`.decode.closed` orders them few are copied."""
         if self._buffers is None:
             return
         length = self.get_seq_length()

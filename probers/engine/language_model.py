@@ -158,12 +158,9 @@ class LanguageModel(ABC):
         """Continue every prompt: generations by their places in ``requests``, batch by batch.
 
         Requests at the places ``known`` are not wanted again. Batches are cut as if they were, so that the
-        others are written as they would be beside them.
-
-        Raises:
-            UserError: an empty prompt, one that with ``max_new_tokens`` exceeds the model's
-                context or lacks ``how.prefix``, a layer or site the model lacks.
-            RunError: NaN or infinite states or logits, out of memory for a single prompt.
+        others are written as they would be beside them. UserError for an empty prompt, one that with
+        ``max_new_tokens`` exceeds the model's context or lacks ``how.prefix``, a layer or site the model
+        lacks; RunError for NaN or infinite states or logits, or out of memory for a single prompt.
         """
 
     @abstractmethod

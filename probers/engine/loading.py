@@ -152,9 +152,8 @@ def model_source(
 def load(source: str, revision: str | None, how: Loading) -> tuple[Any, Any]:
     """A model in evaluation mode on its device or devices, and its tokenizer.
 
-    Raises:
-        UserError: there is no such device or number format, transformers finds or builds no causal
-            language model there, its weights are pickled, or a package that it needs is missing.
+    UserError where there is no such device or number format, transformers finds or builds no causal language
+    model there, its weights are pickled, or a package that it needs is missing.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -269,9 +268,7 @@ def locate(source: str, name: str | None, revision: str | None) -> Path | None:
     """The GGUF file that a model is in; None where it is none.
 
     ``source`` is a file ``*.gguf``, a name of :data:`PACKAGED`, or a folder or hub id with the file ``name``.
-
-    Raises:
-        UserError: a file or package that is not there; says what to do.
+    UserError for a file or package that is not there.
     """
     if name is None and source in PACKAGED:
         return _packaged(source)

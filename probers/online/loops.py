@@ -59,17 +59,15 @@ _BLOCK = 32
 class WatchedBatch:
     """Forwarded tokens of one batch's rows, and their scores.
 
+    ``per`` scores the "sequence" so far after each token, or the "token" alone. ``special`` are ids that end
+    a row, and ids that are not part of it; ``length`` counts positions before the first generated token.
+
     Attributes:
         prompt: ids (rows, columns) of the prompt in what ``generate`` returns; no columns for embeddings.
         tokens: (rows,) ids of each pass after the first.
         predicting: the heads read the state before a token, beginning with the prompt's last.
         stopped: (rows,) rows that a caller has stopped; none of their further tokens count.
         problem: why the loop could not be followed or scored.
-
-    Args:
-        per: score the "sequence" so far after each token, or the "token" alone.
-        special: ids that end a row, and ids that are not part of it.
-        length: positions before the first generated token, padding included.
     """
 
     def __init__(
@@ -78,20 +76,18 @@ class WatchedBatch:
         self.rows, self.prompt = rows, prompt
         self.predicting = bank.spec.pool == "predicting"
         self.tokens: list[Tensor] = []
-        self.stopped = torch.zeros(rows, dtype=torch.bool)
         self.problem: UserError | RunError | None = None
         self._bank, self._per, self._length = bank, per, length
         self.eos, self._special = special[0], torch.cat(special)
-        self._ended = torch.zeros(rows, dtype=torch.bool)
+        self.stopped, self._ended = (torch.zeros(rows, dtype=torch.bool) for _ in range(2))
         self._lives: list[Tensor] = []  # (rows,) of every token, whether it counts
-        self._added = 0
+        self._added = self._asked = 0
         self._vectors = GrowingVectors(bank.spec.pool)
         self._waiting: list[tuple[list[int], Tensor, Tensor]] = []  # of a token: live rows, vectors, finite
         self._scores: list[list[float]] = [[] for _ in range(rows)]
         self._mask: Tensor | None = None
         self._positions: Tensor | None = None
         self._keys: weakref.ref[Tensor] | None = None
-        self._asked = 0
 
     def refuse(self, why: str) -> None:
         self.problem = self.problem or UserError(why, code="unsupported")

@@ -93,9 +93,7 @@ class Scores(AbstractContextManager["Scores"]):
 
         They are found by the recogniser that made the prober's labels; those that begin a sentence are left
         out, as there. The last word, and what a further word would change, show once more was read.
-
-        Raises:
-            UserError: as :attr:`tokens`; heads that do not read the state before an entity; no tokenizer.
+        UserError also for heads that do not read the state before an entity, and without a tokenizer.
         """
         batch, (tokenizer, recognise) = self._batch(), _finding(self._watcher)
         found = []
@@ -110,12 +108,10 @@ class Scores(AbstractContextManager["Scores"]):
     def finish(self, sequences: Any) -> None:
         """Forward and read each row's last token as well; call it inside the block.
 
-        Takes what ``generate`` returned: ids (batch, length), or its output object. ``per="sequence"`` then
-        gives the scores of whole texts, equal to those of :meth:`.CausalLM.generate`'s records. It costs one
-        pass of one token per row on a copy of the keys and values. A second call does nothing.
-
-        Raises:
-            UserError: outside the block, or other sequences than those just generated.
+        Takes what ``generate`` returned: ids (batch, length), or its output object; UserError for others, and
+        outside the block. ``per="sequence"`` then gives the scores of whole texts, equal to those of
+        :meth:`.CausalLM.generate`'s records. It costs one pass of one token per row on a copy of the keys and
+        values. A second call does nothing.
         """
         if not self._attached:
             raise UserError("call scores.finish(sequences) inside the with block", code="conflict")

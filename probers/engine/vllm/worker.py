@@ -95,8 +95,8 @@ class ReadingWorker(_stock()):  # type: ignore[misc]
 class RecordingWorker(ReadingWorker):
     """A worker that records what is asked of texts, for :class:`.lm.VllmLM` to fetch when they end.
 
-    Memory: beside the buffer of tokens of a step at most x all layers x d numbers, of each text that runs
-    the vectors that its pool keeps, as long as it runs.
+    Memory: beside the buffer of tokens of a step at most x all layers x d numbers, of each running text the
+    vectors that its pool keeps.
     """
 
     scores = True
