@@ -84,15 +84,9 @@ def for_engine(engine: str, trigger: Component) -> Component:
     return Component("trigger", f"{ServedProbing.__module__}.{ServedProbing.__name__}", options)
 
 
-def with_bank(
-    trigger: Component, bank: Callable[[], Any], classifier: Callable[[], Any] | None = None
-) -> dict[str, Any]:
-    """Arguments with a prober or classifier, made on demand, for a trigger that has none."""
-    found = {}
-    for key, make in (("bank", bank), ("classifier", classifier)):
-        if make is not None and trigger.get(key, make) is None:
-            found[key] = make()
-    return found
+def with_bank(trigger: Component, **parts: Callable[[], Any]) -> dict[str, Any]:
+    """Arguments ``bank`` or ``classifier``, made on demand, for a trigger that has none."""
+    return {key: make() for key, make in parts.items() if trigger.get(key, make) is None}
 
 
 def for_other(bank: Any) -> dict[str, Any]:

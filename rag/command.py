@@ -221,7 +221,9 @@ def run(settings: Rag, parts: PartRuns | None = None) -> Path | None:
         raise UserError(f"{why}: choose another, or engine=transformers", "unsupported")
     asks = for_engine(settings.engine, settings.trigger)
     kind: ProberKind = getattr(asks.kind, "prober", None) or "answers"
-    given = with_bank(asks, lambda: find_prober(settings, kind), lambda: find_classifier(settings))
+    given = with_bank(
+        asks, bank=lambda: find_prober(settings, kind), classifier=lambda: find_classifier(settings)
+    )
     if asks.get("wrong") == "match" and "matcher" in getattr(asks.kind, "__dataclass_fields__", ()):
         given["matcher"] = load_matcher(settings)
     chosen = [given.get(key, asks.get(key)) for key in ("bank", "classifier")]

@@ -55,12 +55,9 @@ class Tried(NamedTuple):
 
 @dataclass(frozen=True)
 class Answers:
-    """Questions that one model answered with several strategies.
+    """Questions that one model answered with several strategies, also those on which some were not tried.
 
-    Attributes:
-        path, fingerprint: of the run or store, and of its content.
-        rule: the figure that decides whether an answer is right.
-        rows: all questions, also those on which a strategy was not tried.
+    ``rule`` is the figure that decides whether an answer is right.
     """
 
     path: Path
@@ -139,10 +136,8 @@ def joined(parts: Sequence[Answers]) -> Answers:
                 raise UserError(f"{both}: {name} is {mine} in one and {theirs} in the other", "mismatch")
         for row in part.rows:
             if (other := where.setdefault((row.dataset, row.id), part.path)) != part.path:
-                told = (
-                    f"question {row.id!r} is in data={other} and data={part.path}: give every question once"
-                )
-                raise UserError(told, "overlap")
+                told = f"question {row.id!r} is in data={other} and data={part.path}"
+                raise UserError(f"{told}: give every question once", "overlap")
             if (side := sides.setdefault((row.dataset, row.group), row.split)) != row.split:
                 told = f"the group {row.group!r} has questions of the {side} and of the {row.split} split"
                 raise UserError(f"{told} (data={part.path}): split them with one seed", "overlap")

@@ -56,12 +56,10 @@ class Letters:
         classifier = LetterClassifier(self.model, max_tokens=self.max_tokens, option="head.model")
         model, rows = classifier.model.to(where), _rows(labelled["train"])
         held_out = _rows(labelled["validation"]) if "validation" in labelled else []
-        groups = [
-            {"params": [p for p in model.parameters() if p.dim() > 1], "weight_decay": self.weight_decay},
-            # biases and norms do not decay
-            {"params": [p for p in model.parameters() if p.dim() <= 1], "weight_decay": 0.0},
-        ]
-        optimizer = torch.optim.AdamW(groups, lr=self.lr)
+        matrices = [p for p in model.parameters() if p.dim() > 1]
+        others = [p for p in model.parameters() if p.dim() <= 1]  # biases and norms do not decay
+        groups = [{"params": matrices, "weight_decay": self.weight_decay}, {"params": others}]
+        optimizer = torch.optim.AdamW(groups, lr=self.lr, weight_decay=0.0)
         order: Any = {"shuffle": True, "generator": torch.Generator().manual_seed(seed)}
         data = DataLoader[Any](rows, self.batch_size, collate_fn=list, **order)  # type: ignore[arg-type]
         steps = self.epochs * len(data)

@@ -138,13 +138,11 @@ def _identity(request: Request, parts: list[Answers]) -> dict[str, Any]:
 
 def _refuse_unused(request: Request) -> None:
     for option in fields(request):  # type: ignore[arg-type]
-        key = option.name
         default = option.default if option.default_factory is MISSING else option.default_factory()
-        if key in (*_USED, "device", "logger", "save_every") or key.startswith("_"):
-            continue
-        if (value := getattr(request, key)) != default:
-            told = f"a classifier of questions takes options as head.NAME, not {key}={value}: leave it out"
-            raise UserError(told, "conflict")
+        used = option.name in (*_USED, "device", "logger", "save_every") or option.name.startswith("_")
+        if not used and (value := getattr(request, option.name)) != default:
+            told = f"a classifier of questions takes options as head.NAME, not {option.name}={value}"
+            raise UserError(f"{told}: leave it out", "conflict")
 
 
 def _data(given: str | list[str] | None) -> list[Path]:
@@ -228,13 +226,13 @@ def table(figures: Mapping[str, Any]) -> str:
         shown = f"{name} ({figures['majority']})" if name == MAJORITY else name
         lines.append(f"  {shown:20}{bounded(entry, 'accuracy'):22}{bounded(entry, 'auroc')}".rstrip())
     titles = [*(f"said {name}" for name in names), "share", "recall"]
-    lines.append(f"  {'cheapest':10}" + "".join(f"{title:>13}" for title in titles))
+    percent = partial(number, form=".0%", absent="")
+    rows = [("cheapest", titles)]
     for name, row in zip(names, figures["confusion"], strict=True):
         entry = figures["by_strategy"][name]
-        cells = [*map(str, row), _percent(entry["share"]), _percent(entry["recall"])]
-        lines.append(f"  {name:10}" + "".join(f"{cell:>13}" for cell in cells).rstrip())
-    said = [_percent(figures["by_strategy"][name]["predicted_share"]) for name in names]
-    lines.append(f"  {'share':10}" + "".join(f"{share:>13}" for share in said))
+        rows.append((name, [*map(str, row), percent(entry["share"]), percent(entry["recall"])]))
+    rows.append(("share", [percent(figures["by_strategy"][name]["predicted_share"]) for name in names]))
+    lines += [f"  {head:10}{''.join(f'{cell:>13}' for cell in cells)}".rstrip() for head, cells in rows]
     return "\n".join([*lines, *(f"note: {note}" for note in _notes(figures))])
 
 
@@ -255,10 +253,6 @@ def write_card(figures: Mapping[str, Any], *, model: str, data: Sequence[Path], 
         out=public_path(out, "CLASSIFIER"), notes=_notes(figures), bounded=bounded,
         tried="multi" in figures["labels"]["tried"],
     )  # fmt: skip
-
-
-def _percent(value: float | None) -> str:
-    return number(value, ".0%", absent="")
 
 
 def _notes(figures: Mapping[str, Any]) -> list[str]:

@@ -167,7 +167,7 @@ def _build(name: str, settings: Compare, banks: Mapping[str, Callable[[], Any]])
     asked = for_engine(settings.engine, _part("trigger", entry))
     query = _part("query", entry).make()
     named = for_other(asked.get("bank")) if settings.allow_other else {}
-    given = {prober: with_bank(asked, bank) for prober, bank in banks.items()}
+    given = {prober: with_bank(asked, bank=bank) for prober, bank in banks.items()}
     found = []
     for prober, parts in given.items() if any(given.values()) else [("", {})]:
         try:

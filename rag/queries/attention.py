@@ -205,13 +205,12 @@ class CIOQF(AttentionQuery):
     Equation 5 of RaDIO (Zhu et al. 2025), for word i of N:
     Tok_i = norm(Att_i) + norm(TFIDF_i) + norm(Cos_i) + pos(i) / N.
 
-    Att_i is the attention (last layer, mean over heads) of the token that fired, summed
-    over the word's tokens. TFIDF_i is the word's share of the N words times
-    1 + ln((1 + D) / (1 + df)) over the D documents of the context itself: the question,
-    each sentence of the answer so far, each passage shown. The corpus's frequencies are
-    not taken: only one of the retrievers has any, and a query must not depend on it.
-    Cos_i is the cosine of the word's vector with the mean vector of the question's
-    words; a word without a vector has 0. pos(i) counts from 1.
+    Att_i is the attention (last layer, mean over heads) of the token that fired, summed over the word's
+    tokens. TFIDF_i is the word's share of the N words times 1 + ln((1 + D) / (1 + df)) over the D documents
+    of the context itself: the question, each sentence of the answer so far, each passage shown. The corpus's
+    frequencies are not taken: only one of the retrievers has any, and a query must not depend on it. Cos_i is
+    the cosine of the word's vector with the mean vector of the question's words; a word without a vector has
+    0. pos(i) counts from 1.
 
     Attributes:
         norm: over the N words, "minmax" to [0, 1] or "zscore" to mean 0 and deviation 1;

@@ -32,8 +32,7 @@ class QuestionQuery:
 class AnswerQuery:
     """Question, rationale and answer, without the words that announce the answer (Probing-RAG).
 
-    A wrong answer still tends to name the subject of the question, and the first hop of a two-hop
-    question.
+    A wrong answer still tends to name the subject of the question, and the first hop of a two-hop question.
 
     Attributes:
         question_first: ask with the question alone the first time, as the released code does.
@@ -144,11 +143,10 @@ class LastTokensQuery(LimitedQuery):
 class FlareQuery(LimitedQuery):
     """The sentence that fired without the tokens of probability below ``beta`` (FLARE, Jiang et al. 2023).
 
-    This is the paper's implicit query. The sentence is that of the first token that
-    fired; for a trigger that names no token, the one at its position; for a verdict on the
-    whole answer, all of it. Text of the sentence that was accepted earlier stays whatever its
-    probability. The spaces before omitted tokens stay, so that no two words
-    become one. When nothing is left, the question is asked.
+    This is the paper's implicit query. The sentence is that of the first token that fired; for a trigger that
+    names no token, the one at its position; for a verdict on the whole answer, all of it. Text of the
+    sentence that was accepted earlier stays whatever its probability. The spaces before omitted tokens stay,
+    so that no two words become one. When nothing is left, the question is asked.
 
     Attributes:
         beta: tokens of smaller probability are left out; 0 leaves none out.

@@ -237,10 +237,9 @@ class ServedProbing(Trigger):
 class Radio(ReadsBank):
     """Fires at the first token whose P(hallucination) is above 0.5 and above the text's mean (RaDIO).
 
-    With s_i = P(hallucination at token i), it fires where s_i > mean(s) and s_i > 0.5. (The
-    paper prints "below 0.5" of an output that must then be P(faithful).) s_i is the softmax
-    of the bank's head, averaged over layers where there are several; the bank's calibration
-    is for whole spans and is not used.
+    With s_i = P(hallucination at token i), it fires where s_i > mean(s) and s_i > 0.5. (The paper prints
+    "below 0.5" of an output that must then be P(faithful).) s_i is the softmax of the bank's head, averaged
+    over layers where there are several; the bank's calibration is for whole spans and is not used.
 
     The text before the word that fired is kept, and the model goes on from there with the
     fetched passages. The word it writes right there is accepted without judging, as otherwise the

@@ -172,9 +172,8 @@ class Oracle(Trigger):
 class Adaptive(Trigger):
     """Retrieves never, once or step by step, as a classifier of the question decides (Jeong et al. 2024).
 
-    "no": never. "single": once, with the question, before anything is generated. "multi": the same,
-    and then after every sentence. Its score is max(P(single), P(multi)) - P(no), above 0 where it
-    retrieves.
+    "no": never. "single": once, with the question, before anything is generated. "multi": the same, and then
+    after every sentence. Its score is max(P(single), P(multi)) - P(no), above 0 where it retrieves.
 
     Attributes:
         classifier: folder of probers-train head=adaptive or adaptive_t5; path or hub id of a model of

@@ -51,11 +51,10 @@ class Entropy(Trigger):
 class Flare(Trigger):
     """Fires at the first sentence with improbable tokens, which is then written anew (Jiang et al. 2023).
 
-    With p the probabilities of a sentence's tokens, "paper" fires where some p is below theta,
-    which is max(1 - p) > 1 - theta. The sentence that is written anew with passages is taken as it is,
-    and what follows is written, and judged, without passages. "dragin" is FLARE as DRAGIN's
-    repository has it: it fires where mean(1 - p) > threshold, and takes all that is written
-    with the passages as it is.
+    With p the probabilities of a sentence's tokens, "paper" fires where some p is below theta, which is
+    max(1 - p) > 1 - theta. The sentence that is written anew with passages is taken as it is, and what
+    follows is written, and judged, without passages. "dragin" is FLARE as DRAGIN's repository has it: it
+    fires where mean(1 - p) > threshold, and takes all that is written with the passages as it is.
 
     One pass looks at all sentences instead of one pass each, which writes the same.
 
@@ -91,8 +90,7 @@ class Flare(Trigger):
 class Rind(PaperOrReleased, Trigger):
     """Fires at the first place whose RIND score (DRAGIN) is above the threshold.
 
-    The text before that place is kept and the model goes on from there with the
-    passages it fetched.
+    The text before that place is kept and the model goes on from there with the passages it fetched.
 
     Attributes:
         threshold: fires above it; the two variants have scales of their own, and the

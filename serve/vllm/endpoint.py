@@ -66,15 +66,11 @@ class _Assessing:
         self.tokenizer: Any = engine.renderer.get_tokenizer()
         self._assess = Assessor(self._bank)
         # One thread: the recogniser of entities is not thread-safe, and vLLM's loop must not wait.
-        self._thread = ThreadPoolExecutor(1, "probers")
+        self.thread = ThreadPoolExecutor(1, "probers")
 
     def assessor(self, threshold: float | None) -> Assessor:
         """An assessor with the request's threshold."""
         return self._assess if threshold is None else Assessor(self._bank, threshold)
-
-    async def whole(self, choice: ForeignChoice, kept: int) -> dict[str, Any]:
-        """Assess a finished text."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, choice.whole, kept)
 
 
 async def completions(request: CompletionRequest, raw_request: Request) -> Any:
@@ -216,7 +212,8 @@ class _Response:
         await self._feed.until(lambda: len(scores) >= kept or name in self._scored.ended)
         if kept and len(scores) == kept - 1:
             await self._feed.close(self._scored, name, choice.prompt, choice.ids[:kept])
-        return await self._assessing.whole(choice, kept)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._assessing.thread, choice.whole, kept)
 
     def _without(self, body: dict[str, Any], null: bool = False) -> dict[str, Any]:
         """Remove the fields that the client did not ask for; in a whole answer they become null."""

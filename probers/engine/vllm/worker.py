@@ -80,16 +80,13 @@ class ReadingWorker(_stock()):  # type: ignore[misc]
         cached = step.scheduled_cached_reqs
         positions = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
         positions.update((new.req_id, new.num_computed_tokens) for new in step.scheduled_new_reqs)
+        if not step.num_scheduled_tokens:
+            return
+        batch = getattr(self.model_runner.execute_model_state, "input_batch", None)
         end = 0
-        for request in self._order() if step.num_scheduled_tokens else ():
+        for request in (batch or self.model_runner.input_batch).req_ids:
             start, end = end, end + step.num_scheduled_tokens[request]
             yield request, positions[request], range(start, end)
-
-    def _order(self) -> Sequence[str]:
-        state = self.model_runner.execute_model_state
-        batch = getattr(state, "input_batch", None) or self.model_runner.input_batch
-        ids: Sequence[str] = batch.req_ids
-        return ids
 
 
 class RecordingWorker(ReadingWorker):
