@@ -205,10 +205,7 @@ def _word(text: str, start: int, end: int) -> tuple[int, int]:
 
 
 def run(settings: Rag, parts: PartRuns | None = None) -> Path | None:
-    """Answer ``settings.question`` or ``settings.questions``, or join the finished parts of a split run.
-
-    Returns the folder written, if any. A wrong request is refused before any model runs (UserError).
-    """
+    """Answer the questions, or join the finished parts of a split run; returns the folder written, if any."""
     if settings.question is not None and not settings.question.strip():
         raise UserError("question is empty: write a question in words", "empty")
     one, part = settings.question is not None, settings.partition

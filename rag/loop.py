@@ -315,10 +315,7 @@ class RAG:
         return [each.answer(self.prompt.answer_cue, seconds, self.filter) for each in everyone]
 
     def run(self, questions: Sequence[Question], path: Path, *, progress: str | None = None) -> list[Answer]:
-        """Answer questions into a trace file, in its order, going on where an earlier run of it stopped.
-
-        ``progress`` names a progress bar; None shows none.
-        """
+        """Answer questions into a trace file, in its order, going on where an earlier run of it stopped."""
         from tqdm import tqdm
 
         def ended(count: int) -> None:

@@ -161,11 +161,9 @@ class Trigger:
         return None
 
     def __call__(self, generation: Generation, state: State) -> Decision:
-        """The decision on one generation."""
         return self.decide([generation], [state])[0]
 
     def decide(self, generations: Sequence[Generation], states: Sequence[State]) -> list[Decision]:
-        """The decision on every generation of a batch."""
         return [self(*each) for each in zip(generations, states, strict=True)]
 
     @property

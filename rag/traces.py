@@ -323,10 +323,7 @@ def own(questions: Sequence[Question], part: Partition | None) -> list[Question]
 
 
 def join_traces(parts: PartRuns, questions: Sequence[Question], file: str, out: Path) -> list[Answer]:
-    """Write the answers of all parts, in ``file`` of their folders, into that file of the whole in ``out``.
-
-    UserError for a part with other questions or without an answer, RunError where the file cannot be written.
-    """
+    """Write the answers of all parts, in ``file`` of their folders, into that file in ``out``."""
     found: dict[str, Answer] = {}
     for run in parts.runs:
         found |= {a.id: a for a in TraceFile(run.path / file).answers(own(questions, run.part))}

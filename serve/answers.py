@@ -46,7 +46,6 @@ class Frame:
         return self.kind == "chat.completion"
 
     def whole(self, choices: Sequence[Mapping[str, Any]], usage: Mapping[str, Any]) -> dict[str, Any]:
-        """Make a response without streaming."""
         return self._around(self.kind, choices) | {"usage": usage}
 
     def chunk(self, *choices: Mapping[str, Any], usage: Mapping[str, Any] | None = None) -> bytes:
@@ -122,7 +121,6 @@ class Choice:
         return self._frame.choice(self._index, piece, **more)
 
     def whole(self) -> dict[str, Any]:
-        """The choice of a response without streaming."""
         return self._end(0, self.text.text, whole=True)
 
     def _end(self, start: int, piece: str, *, whole: bool = False) -> dict[str, Any]:

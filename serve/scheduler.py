@@ -323,7 +323,6 @@ class SharedLM(CausalLM):
     def score_each(
         self, requests: Sequence[ScoreRequest], how: Scoring, *, known: Container[int] = ()
     ) -> Iterator[dict[int, Generation]]:
-        """Score as :meth:`LanguageModel.score_each`, between two steps."""
         yield from self._call(lambda: list(self.scheduler.lm.score_each(requests, how, known=known)))
 
     def _attend(self, sequences: Sequence[Sequence[int]], progress: str | None) -> list[AttentionRows]:

@@ -77,10 +77,7 @@ class Labelled(NamedTuple):
 
 
 def read(path: Path, *, checksums: bool = True) -> Answers:
-    """Read the answers of a comparison's folder, or of a feature store.
-
-    UserError where neither is there, or it is unfinished or damaged or lacks a strategy.
-    """
+    """Read the answers of a comparison's folder, or of a feature store (UserError: unfinished or unfit)."""
     state = read_state(path)
     if state is None or state["command"] != "compare":
         return of_store(FeatureStore.open(path, checksums=checksums))
@@ -122,10 +119,7 @@ def of_store(store: FeatureStore) -> Answers:
 
 
 def joined(parts: Sequence[Answers]) -> Answers:
-    """Join the answers of several runs.
-
-    UserError for other models, rules or strategies, a question in two of them, or a group in two splits.
-    """
+    """Join the answers of several runs (UserError: of other models or rules, or that overlap)."""
     first, sides, where = parts[0], dict[tuple[str, str], str](), dict[tuple[str, str], Path]()
     for part in parts:
         for name in ("model", "rule", "strategies"):

@@ -48,10 +48,7 @@ class Letters:
     max_tokens: Count = 384
 
     def fit(self, labelled: Mapping[str, Labelled], *, seed: int, device: str) -> LetterClassifier:
-        """Fine-tune on the training questions; keep the best epoch on the validation questions, if any.
-
-        UserError for an unknown model or device, RunError where the loss is not finite.
-        """
+        """Fine-tune on the training questions; keep the best epoch on the validation questions, if any."""
         where = pick_device(device)
         classifier = LetterClassifier(self.model, max_tokens=self.max_tokens, option="head.model")
         model, rows = classifier.model.to(where), _rows(labelled["train"])

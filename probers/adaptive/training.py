@@ -167,11 +167,7 @@ def _split(part: Labelled) -> dict[str, Any]:
 def measure(
     test: Labelled, chances: Mapping[str, np.ndarray], majority: str, *, resamples: int, seed: int
 ) -> dict[str, Any]:
-    """The figures of ``metrics.json`` on test questions.
-
-    ``chances`` are (n, 3) probabilities of the classifier and of its controls, ``majority`` is the most
-    frequent strategy of the training questions; the bootstrap draws groups.
-    """
+    """The figures of ``metrics.json``, of (n, 3) ``chances`` of classifier and controls on test questions."""
     gold = np.array([STRATEGIES.index(s) for s in test.strategies])
     said = {name: each.argmax(axis=1) for name, each in chances.items()}
     bootstrap = Bootstrap(test.groups, resamples=resamples, seed=seed)

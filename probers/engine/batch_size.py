@@ -127,10 +127,7 @@ def cut(lengths: Sequence[int], size: int) -> list[int]:
 
 
 def cheapest(lengths: Sequence[int], size: int, price: int) -> list[int]:
-    """Sizes of the cheapest batches of at most ``size`` texts, for descending ``lengths``.
-
-    A batch costs ``price`` places besides its own.
-    """
+    """Sizes of the cheapest batches of at most ``size`` texts; each costs ``price`` places more."""
     costs, begins = [0], [0]  # of the batches of the first so many texts, and where the last begins
     for end in range(1, len(lengths) + 1):
         starts = range(max(0, end - size), end)

@@ -196,10 +196,7 @@ def closed(slots: Sequence[int]) -> list[int]:
 def generate_batch(
     decoder: Decoder, tokenizer: Any, requests: Sequence[Request], how: Decoding, stops: Stops
 ) -> list[Generation]:
-    """Continue the prompts of a batch, in their order; ``stops`` are those of ``how`` and the model's own.
-
-    RunError for a logit or a recorded state that is NaN or infinite.
-    """
+    """Continue a batch's prompts, in their order (RunError: a logit or state is NaN or infinite)."""
     rows = [Row(request, tokenizer, stops) for request in requests]
     limit = max(request.limit for request in requests)
     random = [np.random.default_rng(r.stream) for r in requests if r.stream is not None]

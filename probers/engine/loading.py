@@ -134,10 +134,7 @@ class Loading:
 def model_source(
     name: str, revision: str | None = None, *, gguf: str | None = None, cache: str | Path = CACHE
 ) -> tuple[str, str | None]:
-    """The folder or hub id of a model, and its revision there; one of a GGUF file is de-quantised.
-
-    UserError where there is no such file or package.
-    """
+    """The folder or hub id of a model, and its revision there; one of a GGUF file is de-quantised."""
     if name.startswith("~"):
         name = str(Path(name).expanduser())
     if name == "testbed":
@@ -181,10 +178,7 @@ def load(source: str, revision: str | None, how: Loading) -> tuple[Any, Any]:
 
 
 def load_empty(source: str, revision: str | None, how: Loading) -> tuple[Any, Any]:
-    """A model without weights (on torch's meta device), for an engine that has them, and its tokenizer.
-
-    Its number format is that in which it would be loaded on ``how.device``.
-    """
+    """A model without weights (on torch's meta device), in the format of :func:`load`, and its tokenizer."""
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
     options: dict[str, Any] = {"revision": revision, "trust_remote_code": how.trust_remote_code}
@@ -302,10 +296,7 @@ def _packaged(name: str) -> Path:
 
 
 def dequantised(file: Path, cache: Path) -> Path:
-    """The folder of the model that a GGUF file holds, as transformers writes one, in single precision.
-
-    UserError for a file that transformers cannot read or a missing package, RunError without room for it.
-    """
+    """The folder of the model that a GGUF file holds, as transformers writes one, in single precision."""
     folder = cache / digest(f"{_SCHEMA} {file_digest(file, cache)}", 20)
     size = file.stat().st_size
     needed = Estimate(size * _SECONDS, size * _DISK, size * _MEMORY)

@@ -111,7 +111,6 @@ class CausalLM(LanguageModel):
     def generate_each(
         self, requests: Sequence[GenerationRequest], how: Decoding, *, known: Container[int] = ()
     ) -> Iterator[dict[int, Generation]]:
-        """Continue prompts in batches of like length; see :meth:`LanguageModel.generate_each`."""
         self.check(how.needs)
         stops = self.stops(how.stop)
         encoded = self._encode(requests)
@@ -150,7 +149,6 @@ class CausalLM(LanguageModel):
     def score_each(
         self, requests: Sequence[ScoreRequest], how: Scoring, *, known: Container[int] = ()
     ) -> Iterator[dict[int, Generation]]:
-        """Score texts in batches of like length; see :meth:`LanguageModel.score_each`."""
         self.check(how.needs)
         encoded, texts = self._encode_texts(requests)
         shared = self._shared(how.prefix, encoded)
@@ -169,11 +167,9 @@ class CausalLM(LanguageModel):
     def attention_alone(
         self, generations: Sequence[Generation], *, progress: str | None = None
     ) -> list[AttentionRows]:
-        """See :meth:`LanguageModel.attention_alone`."""
         return self._attend([g.token_ids for g in generations], progress)
 
     def attention_of(self, texts: Sequence[str]) -> list[tuple[tuple[tuple[int, int], ...], AttentionRows]]:
-        """See :meth:`LanguageModel.attention_of`."""
         encoded = encode_prompts(self.tokenizer, texts)
         rows = self._attend([prompt.ids for prompt in encoded], None)
         return [(prompt.offsets, each) for prompt, each in zip(encoded, rows, strict=True)]
@@ -216,7 +212,6 @@ class CausalLM(LanguageModel):
         return self._prefix[1]
 
     def fits(self, prompts: Sequence[str], more: Sequence[int]) -> list[bool]:
-        """See :meth:`LanguageModel.fits`."""
         if self.context is None or not prompts:
             return [True] * len(prompts)
         ids = self.tokenizer(list(prompts), verbose=False)["input_ids"]

@@ -193,10 +193,7 @@ class Prompt:
         self, tokenizer: Any, ids: Sequence[int], scores: np.ndarray, *, stop: StopReason, needs: Needs,
         states: Mapping[Feature, np.ndarray] | None = None, attention: AttentionRows | None = None,
     ) -> Generation:  # fmt: skip
-        """The generation of tokens ``ids`` (n,) after this prompt.
-
-        ``scores`` are (2, n) log-probabilities and entropies, or (4, n) with the two highest probabilities.
-        """
+        """The generation of ``ids`` (n,); ``scores`` (2, n), or (4, n) with the two top probabilities."""
         text, offsets = token_offsets(tokenizer, ids, self.ids)
         return Generation(
             self.text, self.ids, self.offsets, tuple(ids), text, offsets,
@@ -208,10 +205,7 @@ class Prompt:
 def encode_prompts(
     tokenizer: Any, prompts: Sequence[str], names: Sequence[str] | None = None
 ) -> list[Prompt]:
-    """Tokenize prompts as the tokenizer does by default, its BOS included; messages call them by ``names``.
-
-    UserError for a prompt that is empty or has no tokens.
-    """
+    """Tokenize prompts as the tokenizer does, BOS included (UserError: empty, or without tokens)."""
     called = [f"prompt {name}" for name in (range(len(prompts)) if names is None else names)]
     for name, text in zip(called, prompts, strict=True):
         if not text:

@@ -75,10 +75,7 @@ class Ray:
     """false leaves the joining of the parts to probers-merge"""
 
     def make(self, command: str, typed: tuple[str, ...], out: str) -> Parts | None:
-        """Make the missing parts; returns all parts.
-
-        UserError where Ray is missing or has no room, or a worker refuses; RunError after ``tries`` times.
-        """
+        """Make the missing parts; returns all parts (RunError: one failed ``tries`` times)."""
         count = self.parts or count_begun(out)
         if count is not None and not Parts(command, typed, out, count).left:
             return Parts(command, typed, out, count)

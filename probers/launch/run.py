@@ -105,10 +105,7 @@ def count_begun(out: str) -> int | None:
 
 
 def run(command: str, settings: Any) -> Any:
-    """Make the parts of a run and merge them; returns the command's result, or None where it does not wait.
-
-    UserError for a request that cannot be split or a worker's refusal, RunError where a part keeps failing.
-    """
+    """Make the parts of a run and merge them; returns the command's result, None without waiting."""
     name = next(option.partition("=")[2] for option in settings.record["typed"] if key_of(option) == "launch")
     if settings.part is not None:
         raise UserError(f"launch={name} makes all parts: leave part={settings.part} out", "conflict")

@@ -72,10 +72,7 @@ class Submitit:
     """false leaves the joining of the parts to probers-merge"""
 
     def make(self, command: str, typed: tuple[str, ...], out: str) -> Parts | None:
-        """Make the missing parts; returns all parts, or None with ``wait=false``.
-
-        UserError where submitit, Slurm or a worker refuses the request, RunError after ``tries``.
-        """
+        """Make the missing parts; returns all parts, or None with ``wait=false``."""
         parts = Parts(command, typed, out, self.parts)
         told: dict[Partition, str] = {}
         for turn in range(self.tries):

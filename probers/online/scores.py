@@ -152,10 +152,7 @@ def text_needs(bank: Prober) -> Needs:
 
 
 def text_scores(bank: Prober, vectors: np.ndarray) -> tuple[list[float], list[float] | None]:
-    """Scores (n,) and distances (n,) of a text that was read whole, as of :func:`score_vectors`.
-
-    ``vectors`` (n, heads, width) are of its n tokens, recorded with :func:`text_needs`.
-    """
+    """Scores (n,) and distances (n,) of a whole text from vectors (n, heads, width) of :func:`text_needs`."""
     check_growing(bank)
     growing, tokens = GrowingVectors(bank.spec.pool), torch.from_numpy(vectors)
     if len(tokens):

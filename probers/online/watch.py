@@ -234,10 +234,7 @@ class GrowingText:
         self.found: WrittenEntity | None = None
 
     def first_above(self, threshold: float, scores: Sequence[float], *, over: bool) -> WrittenEntity | None:
-        """The first entity that has begun with a score above a threshold.
-
-        ``scores`` are of the state before each token so far; ``over`` says that the last word is whole.
-        """
+        """The first entity begun with a score above a threshold; ``over``: the last word is whole."""
         text = self._stream.visible
         if not over:
             whole = _WHOLE_WORDS.match(text)

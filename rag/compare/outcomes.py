@@ -170,10 +170,7 @@ class Comparison:
         return entry
 
     def pairs(self, runs: Mapping[str, Outcomes]) -> dict[str, dict[str, Any]]:
-        """Each method minus each earlier one with paired intervals and p-values, for results.json.
-
-        The pairs of each figure are one family for Holm's correction.
-        """
+        """Each method minus each earlier one, paired; a figure's are one family for Holm's correction."""
         samples = {name: self._samples(run) for name, run in runs.items()}
         found: dict[str, dict[str, Any]] = {}
         for i, (later, ones) in enumerate(samples.items()):
@@ -238,10 +235,7 @@ def table_lines(
     methods: Mapping[str, Mapping[str, Any]], at_random: Mapping[str, Mapping[str, Any]] | None = None,
     headline: str = "em",
 ) -> list[str]:  # fmt: skip
-    """The main figures of the methods of results.json as lines of a text table.
-
-    With ``random_at_budget`` of results.json the difference in the headline is a column.
-    """
+    """Lines of a text table of results.json, also of ``random_at_budget`` in it."""
     beside = {"acc_substring": "acc", "kept_tokens": "tokens"}  # shown where they are not the same
     columns = [
         ("EM", "em", 3), ("F1", "f1", 3), ("match", MATCH, 3), ("ACC", "acc", 3),

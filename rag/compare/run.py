@@ -44,11 +44,7 @@ _THRESHOLDS = "thresholds.json"
 
 
 def run(settings: Compare, parts: PartRuns | None = None) -> Path:
-    """Compare ``settings.triggers`` on ``settings.questions``; returns the folder of the report.
-
-    ``parts`` are the finished parts of a split run, to be joined. A wrong request is a UserError before any
-    model runs.
-    """
+    """Compare the methods, or join the finished ``parts`` of a run; returns the report's folder."""
     from probers.bank.bank import ProbeBank
 
     banks: dict[str, ProbeBank] = {}

@@ -133,10 +133,7 @@ class QFS(PaperOrReleased, AttentionQuery):
 
 
 def _seen_by(word: Part, rows: np.ndarray) -> np.ndarray:
-    """(n,) mean attention to the text before a word at the positions that predicted its tokens.
-
-    Row i of ``rows`` (n + 1, n) is of the position before token i.
-    """
+    """(n,) mean attention at the positions that predicted a word's tokens, of ``rows`` (n + 1, n)."""
     first = word.tokens[0]
     weights = np.zeros(rows.shape[1])
     for row in rows[list(word.tokens), :first].astype(np.float64):

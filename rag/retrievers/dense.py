@@ -155,11 +155,7 @@ def passage_text(passage: Passage) -> str:
 def encode_corpus(
     passages: Sequence[Passage], encoder: Encoder, folder: Path, *, piece: int = PIECE
 ) -> dict[str, Any]:
-    """Write the vectors of all passages, resuming after those that an interrupted call wrote.
-
-    Returns the shape of the file, passages and width, and the model's name. A vector that is not finite is
-    a RunError that names the passage.
-    """
+    """Write the vectors of all passages, resuming after those that an interrupted call wrote."""
     done, width, content = _written(folder)
     total, rest = len(passages), passages_from(passages, done)
     with (

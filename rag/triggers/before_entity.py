@@ -104,11 +104,9 @@ class BeforeEntity(_AtEntities, ReadsBank):
 
     @property
     def record(self) -> dict[str, Any]:
-        """Its options, with the threshold in force."""
         return super().record | {"threshold": self._threshold}
 
     def scores(self, generations: Sequence[Generation]) -> list[np.ndarray]:
-        """P(wrong) of an entity that would begin with each token."""
         return self.by_token(generations, lambda states: self._chances(self._bank.score(states)))
 
     def _chances(self, score: np.ndarray) -> np.ndarray:
@@ -150,7 +148,6 @@ class EntitySignal(_AtEntities):
         return Needs(top=self.signal == "margin")
 
     def scores(self, generations: Sequence[Generation]) -> list[np.ndarray]:
-        """The signal of each token's distribution, which belongs to the position before it."""
         if self.signal == "entropy":
             return [g.entropies for g in generations]
         if self.signal == "margin":

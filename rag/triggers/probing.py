@@ -65,7 +65,6 @@ class ReadsBank(Trigger):
         return as_stored(chosen, self._bank.spec.dtype).numpy()
 
     def check(self, model: ModelSpec, prompt: PromptTemplate) -> None:
-        """Refuse another model than the bank's features were read from; it serves any prompt."""
         self._bank.check_model(model)
 
     def by_token(
@@ -146,7 +145,6 @@ class Probing(ReadsBank):
         self._threshold = chosen if given is None else given
 
     def check(self, model: ModelSpec, prompt: PromptTemplate) -> None:
-        """Refuse another model than the bank's features were read from, and another prompt for answers."""
         super().check(model, prompt)
         trained = self._bank.spec.prompt
         if self._recognise is None and trained and trained != prompt.fingerprint:
@@ -161,7 +159,6 @@ class Probing(ReadsBank):
 
     @property
     def record(self) -> dict[str, Any]:
-        """Its options, with the prober's threshold where none was given."""
         return super().record | ({"threshold": self._threshold} if self.threshold is None else {})
 
     def decide(self, generations: Sequence[Generation], states: Sequence[State]) -> list[Decision]:

@@ -69,7 +69,6 @@ class FixedLength(Trigger):
         at_least("trigger.n", self.n)
 
     def look_ahead(self, question: Question) -> LookAhead:
-        """One stretch of ``n`` tokens."""
         return LookAhead(tokens=self.n)
 
     def __call__(self, generation: Generation, state: State) -> Decision:
@@ -89,7 +88,6 @@ class FixedSentence(Trigger):
     decides_by = "rule"
 
     def look_ahead(self, question: Question) -> LookAhead:
-        """One sentence."""
         return LookAhead(sentences=1)
 
     def __call__(self, generation: Generation, state: State) -> Decision:
@@ -200,12 +198,10 @@ class Adaptive(Trigger):
         self._classifier = load_classifier(given) if isinstance(given, str) else given
 
     def decide_before(self, states: Sequence[State]) -> list[Decision]:
-        """Decide which questions to retrieve for; all new ones are classified at once."""
         asked = [state.question for state in states]
         return [ruled(name != "no", score) for name, score in self._classified(asked)]
 
     def look_ahead(self, question: Question) -> LookAhead | None:
-        """One sentence for questions that take several steps."""
         ((name, _),) = self._classified([question])
         return LookAhead(sentences=1) if name == "multi" else None
 

@@ -113,7 +113,6 @@ class Rind(PaperOrReleased, Trigger):
         return "sentence" if self.variant == "released" else "nothing"
 
     def decide(self, generations: Sequence[Generation], states: Sequence[State]) -> list[Decision]:
-        """The decision on every generation; the released variant's pass runs once for all."""
         if not generations:
             return []
         if self.variant == "paper":

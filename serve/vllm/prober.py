@@ -71,10 +71,7 @@ class ServedProber:
 
 
 def model_spec(name: str, source: str, config: Any, dtype: str) -> ModelSpec:
-    """Describe a server's model for :meth:`ProbeBank.check_model`.
-
-    ``name`` is the user's, ``source`` its folder or hub id, ``config`` of transformers.
-    """
+    """Describe the model at ``source``, called ``name``, for :meth:`ProbeBank.check_model`."""
     text = config.get_text_config()
     folder = str(Path(source).expanduser())
     revision = fingerprint(folder, SimpleNamespace(config=config))
@@ -82,10 +79,7 @@ def model_spec(name: str, source: str, config: Any, dtype: str) -> ModelSpec:
 
 
 def command(settings: Serve, prober: str) -> tuple[list[str], dict[str, str]]:
-    """Make the command line and the additional environment of the server.
-
-    UserError for an option that vLLM lacks, no such model, or a prober of another model or of other states.
-    """
+    """Make the command line and the additional environment of the server (UserError: what vLLM cannot do)."""
     model = settings.model
     for name in ("device_map", "quantization", "attn"):
         if getattr(model, name) is not None:

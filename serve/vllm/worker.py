@@ -53,10 +53,7 @@ def key_of(request: NewRequestData | Request) -> str | None:
 
 
 def closing(key: str, text: str, first: int) -> dict[str, Any]:
-    """Make ``extra_args`` of a request that has the last token of a text scored.
-
-    ``text`` is the id of its own request, of which the first ``first`` prompt tokens are its prompt.
-    """
+    """Make ``extra_args`` to have a text's last token scored; its prompt are the ``first`` prompt tokens."""
     return {KEY: key, _CLOSES: [text, first]}
 
 

@@ -127,7 +127,6 @@ class VllmLM(CausalLM):
     def score_each(
         self, requests: Sequence[ScoreRequest], how: Scoring, *, known: Container[int] = ()
     ) -> Iterator[dict[int, Generation]]:
-        """Score texts and yield them as read (:meth:`LanguageModel.score_each`); the prefix is unused."""
         self.check(how.needs)
         encoded, ids = self._encode_texts(requests)
         more = [len(tokens) for tokens in ids]
