@@ -59,7 +59,7 @@ def test_shifted_layers_are_named(states, by):
 def test_the_last_layer_after_the_norm_is_named(states):
     ours, normed = states
     (each,) = told(states, {3: normed})
-    assert each.normed and "after the final norm" in each.told and each.is_layer is None
+    assert each.normed and each.is_layer is None
     (each,) = compare_states(ours, {3: normed}, tolerance=TOLERANCE)
     assert not each.same and not each.normed
 
