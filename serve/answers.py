@@ -171,19 +171,17 @@ class ForeignChoice:
     """One text of a response while another engine writes it behind ``prompt``.
 
     Attributes:
-        prompt, ids: tokens; of the text so far, an end of sequence included.
+        ids: tokens of the text so far, an end of sequence included.
         scores: of its tokens so far, which may come later; None for a text that is not scored.
         distances: of the same tokens from the prober's domain; None without a domain.
     """
 
     def __init__(self, assess: Assessor, tokenizer: Any, prompt: Sequence[int]) -> None:
-        self._assess, self._tokenizer = assess, tokenizer
-        self.prompt = list(prompt)
+        self._assess, self._tokenizer, self.prompt = assess, tokenizer, list(prompt)
         self.ids: list[int] = []
         self.scores: list[float | None] | None = None
         self.distances: list[float | None] | None = None
-        self._told = 0  # tokens in the chunks so far
-        self._text = ""
+        self._text, self._told = "", 0  # tokens in the chunks so far
         self._logprobs: list[float | None] = []
         self._stream = TextStream(tokenizer, self.prompt)
         self._offsets: Sequence[tuple[int, int]] = ()  # of the finished text's tokens

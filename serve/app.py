@@ -32,6 +32,7 @@ _POLICY = (
 )
 
 _BODY = 4_000_000  # bytes of a request
+_TOO_LARGE = f"the body has more than {_BODY} bytes: send a shorter one"
 
 
 def make_app(served: Served) -> FastAPI:
@@ -155,7 +156,7 @@ class Guard:
             event = await receive()
             read += len(event.get("body", b""))
             if read > _BODY:
-                raise _too_large()
+                raise ApiError(413, _TOO_LARGE)
             return event
 
         async def sending(event: Message) -> None:
@@ -166,8 +167,7 @@ class Guard:
             reading.deadline = math.inf
 
         headers = {name.lower(): value for name, value in scope["headers"]}
-        error = self._refused(path, str(scope["method"]), headers)
-        if error is not None:
+        if (error := self._refused(path, str(scope["method"]), headers)) is not None:
             await JSONResponse(error.body(), error.status)(scope, receive, sending)
             return
         with reading:  # the status is sent already, so that it can only hang up
@@ -186,9 +186,5 @@ class Guard:
                 return ApiError(415, "send the body as Content-Type: application/json")
             length = headers.get(b"content-length", b"0")
             if length.isdigit() and int(length) > _BODY:
-                return _too_large()
+                return ApiError(413, _TOO_LARGE)
         return None
-
-
-def _too_large() -> ApiError:
-    return ApiError(413, f"the body has more than {_BODY} bytes: send a shorter one")

@@ -82,13 +82,18 @@ def _serve(settings: Serve, key: str | None, listening: socket.socket) -> None:
     import torch
     import uvicorn
 
+    from probers.bank.bank import ProbeBank
     from probers.capture.blocks import decoder_layers
+    from probers.online.scores import check_growing
 
     from .app import make_app
     from .endpoint import Served
     from .scheduler import Scheduler
 
-    bank = _bank(settings)
+    bank: ProbeBank | None = None
+    if (found := _prober(settings)) is not None:
+        bank = ProbeBank.from_pretrained(found, allow_other=settings.allow_other)
+        check_growing(bank)
     retriever = None if settings.corpus is None else settings.retriever.make(load_passages(settings))
     lm = load_model(settings)
     if bank is not None:
@@ -129,17 +134,6 @@ def _prober(settings: Serve) -> str | None:
         return None
     # Standard output is for the command that print_command=true prints.
     return find_prober(settings, "tokens", "answers", "entities", asks="probers-serve", level=logging.WARNING)
-
-
-def _bank(settings: Serve) -> ProbeBank | None:
-    from probers.bank.bank import ProbeBank
-    from probers.online.scores import check_growing
-
-    if (found := _prober(settings)) is None:
-        return None
-    bank = ProbeBank.from_pretrained(found, allow_other=settings.allow_other)
-    check_growing(bank)
-    return bank
 
 
 def _entry(bank: ProbeBank, settings: Serve) -> dict[str, Any]:

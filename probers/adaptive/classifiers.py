@@ -207,10 +207,9 @@ class ModelClassifier(_Transformer):
 class LetterClassifier(_Transformer):
     """A sequence-to-sequence model of transformers (T5) that writes A, B or C, as the paper's classifier.
 
-    A strategy's probability is the softmax over the logits of the three letters at the first written
-    place, as in the released code, whose ``max_tokens`` cuts a longer question. ``name`` is a path or hub id,
-    given as ``option``. UserError for a model that cannot be loaded without running its own code or a pickle,
-    a tokenizer that does not tell the letters apart, or an altered folder of ours.
+    A strategy's probability is the softmax over the logits of the three letters at the first written place,
+    as in the released code; ``max_tokens`` cuts a longer question. UserError for a model that needs its
+    own code or a pickle, letters that are not told apart, or an altered folder of ours.
     """
 
     def __init__(self, name: str, *, max_tokens: int = 384, option: str = "trigger.classifier") -> None:

@@ -194,16 +194,12 @@ class _Crew:
                 raise UserError(problem, "worker")
         else:
             self._made(worker, part, *answer)
-        if worker in self._where:
-            self._next(worker)
-
-    def _next(self, worker: Any) -> None:
-        if not self._queue:
+        if worker in self._where and self._queue:
+            part, parts = self._queue.popleft(), self._parts
+            call = worker.make.remote(parts.command, list(parts.typed), parts.out, str(part))
+            self._calls[call] = (worker, part)
+        elif worker in self._where:
             self._end(worker)
-            return
-        part = self._queue.popleft()
-        call = worker.make.remote(self._parts.command, list(self._parts.typed), self._parts.out, str(part))
-        self._calls[call] = (worker, part)
 
     def _made(self, worker: Any, part: Partition, became: str, told: str) -> None:
         if became == DONE:

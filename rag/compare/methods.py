@@ -126,11 +126,11 @@ def build_methods(
     methods = [method for name in names for method in _build(name, settings, probers or {"": bank})]
     built = [method.name for method in methods]
     if probers and built == names:
-        told = f"probers are given, but none of triggers=[{','.join(names)}] reads one"
-        raise UserError(f"{told}: add probing", "conflict")
+        told = f"probers are given, but none of triggers=[{','.join(names)}] reads one: add probing"
+        raise UserError(told, "conflict")
     if twice := [name for name in built if built.count(name) > 1]:
-        told = f"two methods would be called {twice[0]}"
-        raise UserError(f"{told}: rename one, or the folder of its prober", "conflict")
+        told = f"two methods would be called {twice[0]}: rename one, or the folder of its prober"
+        raise UserError(told, "conflict")
     if settings.queries is None:
         return methods
     made = [(name, named_part("query", name, {}).make()) for name in settings.queries]
