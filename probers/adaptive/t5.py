@@ -55,7 +55,7 @@ class Letters:
         held_out = _rows(labelled["validation"]) if "validation" in labelled else []
         matrices = [p for p in model.parameters() if p.dim() > 1]
         others = [p for p in model.parameters() if p.dim() <= 1]  # biases and norms do not decay
-        groups = [{"params": matrices, "weight_decay": self.weight_decay}, {"params": others}]
+        groups: Any = [{"params": matrices, "weight_decay": self.weight_decay}, {"params": others}]
         optimizer = torch.optim.AdamW(groups, lr=self.lr, weight_decay=0.0)
         order: Any = {"shuffle": True, "generator": torch.Generator().manual_seed(seed)}
         data = DataLoader[Any](rows, self.batch_size, collate_fn=list, **order)  # type: ignore[arg-type]

@@ -67,8 +67,7 @@ class Row:
     def accept(self, tokens: Sequence[int], guessed: Sequence[int]) -> tuple[int, int]:
         """Take the next token, and those after it as long as the guesses before them were right.
 
-        ``tokens`` is one more than were guessed. Returns how many guesses were right, and how many tokens
-        were looked at.
+        ``tokens`` is one more than ``guessed``. Returns numbers of right guesses and of tokens looked at.
         """
         for count, token in enumerate(tokens):
             written = len(self.ids)

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 class CausalLM(LanguageModel):
-    """A decoder-only model of transformers with its tokenizer.
+    """A decoder-only model of transformers with its tokenizer; UserError for any other model.
 
     Attributes:
         model: the transformers model, in evaluation mode and otherwise untouched.
@@ -44,9 +44,6 @@ class CausalLM(LanguageModel):
             "skip" (its Generation has no tokens and the stop "skipped"), or "truncate_left"
             (the beginning of the prompt goes, special tokens there stay).
         use_cache: False does without keys and values, for models whose cache is broken.
-
-    Raises:
-        UserError: the model is no causal decoder, by name and reason.
     """
 
     def __init__(

@@ -89,10 +89,8 @@ class GrowingVectors:
 class GrowingScores:
     """Scores of the newest tokens of texts that grow side by side, each under its own key.
 
-    ``before`` says that heads read the state before a token; a text's first is then the prompt's last.
-
-    Raises:
-        UserError: heads that pool a span's tokens themselves.
+    ``before`` says that heads read the state before a token; a text's first is then the prompt's last. Heads
+    that pool a span's tokens themselves are refused (UserError).
     """
 
     def __init__(self, bank: Prober) -> None:

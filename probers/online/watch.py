@@ -65,11 +65,8 @@ class Scores(AbstractContextManager["Scores"]):
         features were, or joined by the prober's ``aggregate``; with ``per="token"`` its own states. Heads of
         ``pool=predicting`` give (n + 1,) scores, from before the first token to before the one to come. Each
         says how likely an entity that begins there is wrong (``bank.probability`` of it), and nothing where
-        none begins: :attr:`entities`.
-
-        Raises:
-            UserError: nothing was generated, or by a loop that cannot be followed.
-            RunError: NaN or infinite states; names layer and token.
+        none begins: :attr:`entities`. UserError where nothing was generated, or by a loop that cannot be
+        followed; RunError for NaN or infinite states.
         """
         return [np.array(row, dtype=np.float64) for row in self._batch().scores()]
 

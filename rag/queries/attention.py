@@ -145,8 +145,7 @@ def _seen_by(word: Part, rows: np.ndarray) -> np.ndarray:
 def context_words(generation: Generation, state: State) -> list[ContextWord]:
     """Words of the question, the accepted text and the generation, in this order.
 
-    Leaves out exemplars and passages of the prompt, what was truncated of it, words without a
-    letter or digit, and quotes and commas around words.
+    Leaves out exemplars and passages, what was truncated, words without a letter or digit, and punctuation.
     """
     text, offsets = whole_text(generation)
     # A prompt that was truncated on the left has no tokens of its beginning.
@@ -181,11 +180,7 @@ def bare(word: str) -> str:
 
 
 def hit_tokens(generation: Generation, decision: Decision) -> tuple[int, ...]:
-    """The tokens from which a query looks back: those that fired.
-
-    For a trigger that names none, the first token after its position; for a verdict on
-    the whole answer, the last token.
-    """
+    """The tokens that fired; of a trigger that names none, the first after its position, or else the last."""
     if decision.tokens:
         return decision.tokens
     last = max(len(generation.token_ids) - 1, 0)

@@ -248,10 +248,7 @@ class Dense(Encoder):
         self._neighbours = Neighbours(method, vectors, folder)
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-        """Find the ``k`` passages nearest to each query, best first; none for a blank query.
-
-        A ``k`` below 1 is a UserError, a query's vector that is not finite a RunError.
-        """
+        """Find the ``k`` passages nearest to each query, best first; none for a blank query."""
         at_least("k", k)
         texts = [query for query in queries if query.strip()]
         if not texts:

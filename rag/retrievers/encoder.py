@@ -102,10 +102,7 @@ class Encoder:
         return digest.hexdigest()[:20]
 
     def encode(self, texts: Sequence[str], kind: Kind) -> np.ndarray:
-        """Encode as (n, d) float32, of length 1 where the model compares by cosine; rows may hold NaN.
-
-        A batch that does not fit into the device's memory is a RunError.
-        """
+        """Encode as (n, d) float32, of length 1 where the model compares by cosine; rows may hold NaN."""
         import torch
 
         try:

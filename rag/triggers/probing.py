@@ -215,9 +215,7 @@ class ServedProbing(Trigger):
     def __post_init__(self, theta: float | None) -> None:
         self.threshold = _threshold(self.threshold, theta)
 
-    @property
-    def name(self) -> str:
-        return "probing"
+    name = "probing"
 
     def __call__(self, generation: Generation, state: State) -> Decision:
         if not isinstance(generation, ServedGeneration) or math.isnan(generation.threshold):

@@ -141,9 +141,6 @@ class Oracle(Trigger):
         wrong: an answer is wrong if it fails em, acc (a gold answer is in the text), acc_substring, match or
             f1>=0.8 (:func:`probers.evaluation.answers.right_by`).
         matcher: for wrong=match; None is one with its defaults, in commands the command's.
-
-    Raises:
-        UserError: no such rule.
     """
 
     again: bool = False

@@ -48,11 +48,8 @@ class VllmLM(CausalLM):
     Of the options of :meth:`CausalLM.from_pretrained`, ``batch_size`` counts the texts that run side by side
     ("auto" is 64), ``device`` is "auto" or the kind of device that the installed vLLM is made for, and
     ``device_map``, ``quantization`` and ``attn`` must be None. ``model`` is that of transformers without its
-    weights; ``context`` one token less than the model's, for the step that reads a text's last token.
-
-    Args:
-        empty, tokenizer: of :func:`probers.engine.loading.load_empty`.
-        engine: of vLLM, with a :class:`.worker.RecordingWorker`.
+    weights (:func:`probers.engine.loading.load_empty`); ``context`` one token less than the model's, for the
+    step that reads a text's last token. ``engine`` is vLLM's, with a :class:`.worker.RecordingWorker`.
     """
 
     attends = False
@@ -109,8 +106,7 @@ class VllmLM(CausalLM):
     ) -> Iterator[dict[int, Generation]]:
         """Continue prompts and yield texts as they end; see :meth:`LanguageModel.generate_each`.
 
-        ``how.sampling`` must be None. Prefix, cache and draft are ignored: vLLM's own cache finds known
-        beginnings.
+        ``how.sampling`` must be None. Prefix, cache and draft are ignored: vLLM has its own cache.
         """
         self.check(how.needs)
         if how.sampling is not None:

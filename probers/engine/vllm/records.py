@@ -91,10 +91,8 @@ def readable(stock: type[nn.Module], *, scores: bool = False) -> type[nn.Module]
     the layers those that ``additional_config`` names under :data:`KEY`, ascending; rows are the step's tokens
     in the order in which they were scheduled. The layer after the last is the final norm's output. With
     ``scores`` they also keep ``probers_scores``, (4, requests of the step), what
-    :func:`probers.engine.forward.token_scores` says of each request's likeliest next token.
-
-    Raises:
-        UserError: a class without the interface; names it.
+    :func:`probers.engine.forward.token_scores` says of each request's likeliest next token. A class without
+    the interface is a UserError.
     """
     from vllm.model_executor.models.interfaces import supports_eagle3
 

@@ -34,10 +34,8 @@ def _stock() -> Any:
 class ReadingWorker(_stock()):  # type: ignore[misc]
     """vLLM's worker with a model whose states, and with ``scores`` these, can be read (:func:`.readable`).
 
-    Raises:
-        UserError: a model that does not hand out its states; pipeline parallelism, speculation, or data
-            parallelism of a model with experts (the copies of another are independent engines: vLLM tells
-            each that it is alone).
+    UserError for pipeline parallelism, speculation, or data parallelism of a model with experts (the copies
+    of another are independent engines: vLLM tells each that it is alone).
     """
 
     scores = False
