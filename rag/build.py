@@ -86,7 +86,7 @@ def for_engine(engine: str, trigger: Component) -> Component:
 
 def with_bank(trigger: Component, **parts: Callable[[], Any]) -> dict[str, Any]:
     """Arguments ``bank`` or ``classifier``, made on demand, for a trigger that has none."""
-    return {key: make() for key, make in parts.items() if trigger.get(key, make) is None}
+    return {key: make() for key, make in parts.items() if trigger.get(key, "none") is None}
 
 
 def for_other(bank: Any) -> dict[str, Any]:
