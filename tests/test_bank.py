@@ -22,11 +22,14 @@ from refusals import fails
 from safetensors.torch import load_file, save_file
 from test_heads import Own
 
+from probers.bank import io
 from probers.bank.bank import ProbeBank
 from probers.bank.calibration import EntropyModel, Isotonic, Temperature
 from probers.bank.decision import Ensemble, half_precision
-from probers.bank.io import HubOptions
+from probers.commands.compose import compose
+from probers.commands.inputs import find_prober
 from probers.heads import HEADS, LinearHead, Moments, ProbingRagHead, factory
+from probers.rag.triggers import Probing
 from probers.store.spec import FeatureSpec, ModelSpec
 from probers.types import Code, Needs, Pool, RunError
 from probers.uncertainty import SIGNALS
@@ -328,7 +331,7 @@ def test_the_mixin_leaves_a_bank_as_it_is(tmp_path: Path) -> None:
         bank.save_pretrained(tmp_path)
     assert (tmp_path / "plots/auroc.png").exists()
     theirs = inspect.signature(ModelHubMixin.from_pretrained).parameters
-    ours = {*inspect.signature(ProbeBank.from_pretrained).parameters, *HubOptions.__annotations__}
+    ours = {*inspect.signature(ProbeBank.from_pretrained).parameters, *io.HubOptions.__annotations__}
     assert set(theirs) - {"model_kwargs"} <= ours
     with pytest.raises(TypeError):
         ProbeBank.from_pretrained(tmp_path, revison="v1")  # type: ignore[call-arg]
@@ -547,3 +550,41 @@ def test_json_that_is_deep_or_no_text_is_one_sentence(tmp_path: Path, blob: byte
         ProbeBank.from_pretrained(tmp_path / "p")
     file.write_text("[" * 100 + "]" * 100)
     ProbeBank.from_pretrained(tmp_path / "p")
+
+
+SHIPPED = Path(__file__).parents[1] / "probers" / "bank" / "shipped" / "smollm2"
+
+
+def test_the_shipped_one_is_found_by_name(tmp_path: Path, monkeypatch: MonkeyPatch, caplog: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert io.shipped("smollm2") == "smollm2" and io.locate("smollm2") == SHIPPED
+    assert {io.shipped(name) for name in ("testbed", "../shipped/smollm2", "")} == {None}
+    cfg = compose("rag", ["model.name=smollm2"])
+    for kind in ("answers", "tokens"):
+        assert find_prober(cfg, kind) == "smollm2"
+        assert "prober: smollm2 (comes with probers" in caplog.text
+        caplog.clear()
+    for asked in ((cfg, "entities"), (compose("rag", []),)):
+        with fails("no-artifact"):
+            find_prober(*asked)
+    (tmp_path / "smollm2").mkdir()
+    assert io.locate("smollm2") == Path("smollm2")
+
+
+def test_the_shipped_one_scores_tokens_and_is_a_trigger() -> None:
+    bank = ProbeBank.from_pretrained("smollm2")
+    assert bank.spec.pool == "tokens" and bank.spec.model.id == "smollm2" and bank.spec.width == 576
+    assert len(bank.layers) <= 3 and bank.recogniser == "auto" and bank.seen is not None
+    states = np.random.default_rng(0).normal(size=(5, len(bank.layers), 576)).astype(np.float32)
+    chances = bank.probability(bank.score_spans(states, [(0, 2), (1, 5)]))
+    assert chances.min() > 0 and chances.max() < 1
+    assert Probing("smollm2").record["threshold"] == bank.threshold
+    assert bank.metrics and "# " in bank.card
+
+
+def test_the_shipped_one_is_small_and_says_nothing_of_a_machine() -> None:
+    files = list(SHIPPED.rglob("*"))
+    assert {file.name for file in files} <= set(io.FILES)
+    assert sum(file.stat().st_size for file in files) <= 3_000_000
+    for text in (file.read_text() for file in files if file.suffix != ".safetensors"):
+        assert not any(word in text for word in ("/tmp", "/work", "/home", "/root"))

@@ -1,6 +1,5 @@
 """What states a prober knows: distances as the whole covariance gives them, alarms as promised."""
 
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -14,12 +13,10 @@ from test_bank import make_bank, make_states
 from probers.bank.assessment import Assessor
 from probers.bank.bank import ProbeBank
 from probers.bank.domain import FILE, Domain, limit_of
-from probers.commands import main as cli
 from probers.engine.model import CausalLM
 from probers.online.scores import GrowingScores, text_needs, text_scores
 from probers.train.assemble import fit_domain
 from probers.train.data import Dataset
-from probers.train.settings import Assembling
 from probers.types import RunError
 
 
@@ -187,20 +184,3 @@ def test_a_server_says_it_of_what_it_wrote(pool):
     told = Assessor(bank)(PROMPT, read.text, read.offsets, scores, distances=distances).domain
     assert made.hallucination["domain"]["distance"] == pytest.approx(told.distance, rel=1e-3)
     assert made.hallucination["domain"]["unlike"] == told.unlike
-
-
-def test_a_trained_prober_has_one_with_its_false_alarms_on_test_texts(store, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    quick = ["epochs=1", "warmup_epochs=0", "learning_curve=false", "resamples=100", "layer=2"]
-    cli.run("train", [f"data={store.path}", "out=with", *quick])
-    bank = ProbeBank.from_pretrained("with")
-    told = json.loads((tmp_path / "with/metrics.json").read_text())["domain"]
-    assert told["limit"] == bank.domain.limit and told["rate"] == 0.05
-    assert 0 <= told["false_alarms_ci"][0] <= told["false_alarms"] <= told["false_alarms_ci"][1] < 0.2
-    assert "## Texts unlike its data" in bank.card
-    cli.run("train", [f"data={store.path}", "out=without", "domain=null", *quick])
-    without = ProbeBank.from_pretrained("without")
-    assert without.domain is None and without.metrics["domain"] is None and "unlike" not in without.card
-    assert Assembling().domain == 0.05
-    with fails("bad-value", "domain=1"):
-        cli.run("train", ["domain=1.0"])

@@ -69,8 +69,11 @@ def assert_same_head(found: Fitted, i: int, alone: Fitted) -> None:
 
 @pytest.mark.parametrize(
     ("head", "how"),
-    [("linear", {"lr": 3e-2}), ("radio", {}), ("mind", {"lr": 1e-2, "epochs": 8}), ("mean_difference", {})],
-)
+    [
+        ("probing_rag", {}), ("linear", {"lr": 3e-2}), ("radio", {}), ("mind", {"lr": 1e-2, "epochs": 8}),
+        ("mean_difference", {}),
+    ],
+)  # fmt: skip
 def test_the_signal_is_found_only_where_it_is(data: Dataset, head: str, how: dict[str, Any]) -> None:
     tasks = [Task(0), Task(1), Task(2), Task(3), Task(2, "shuffled"), Task(2, "person")]
     none, weak, best, middle, shuffled, person = aurocs(data, train(data, tasks, HEADS[head], **how))
@@ -176,9 +179,15 @@ def damaged(path: Path, how: str) -> None:
         write_tensors(path, held, about | {"stretches": json.loads(how)})
 
 
-@pytest.mark.parametrize("how", ["cut short", "of older versions", "wider", '"2"', "9", "folder", "pipe"])
+@pytest.mark.parametrize(
+    ("how", "named"),
+    [
+        ("cut short", "damaged"), ("of older versions", "checksum"), ("wider", "(best."), ('"2"', "progress"),
+        ("9", "validation 9"), ("folder", "is a folder"), ("pipe", "pipe"),
+    ],
+)  # fmt: skip
 def test_a_damaged_checkpoint_is_named_and_the_training_begins_anew(
-    interrupted: Path, undisturbed: Fitted, data: Dataset, tmp_path: Path, how: str, caplog: Any
+    interrupted: Path, undisturbed: Fitted, data: Dataset, tmp_path: Path, how: str, named: str, caplog: Any
 ) -> None:
     path = Path(shutil.copy(interrupted, tmp_path))
     damaged(path, how)
@@ -186,7 +195,7 @@ def test_a_damaged_checkpoint_is_named_and_the_training_begins_anew(
         (path / "notes.txt").write_text("mine")
     same_as(train(data, [Task(2)], out=tmp_path), undisturbed)
     (line,) = [x for x in caplog.messages if "checkpoint" in x]
-    assert line.startswith(f"{path} ") and line.endswith(": the training starts over")
+    assert line.startswith(f"{path} ") and named in line and line.endswith(": the training starts over")
     assert read_checkpoint(path)[1]["finished"]
     assert (tmp_path / f"{path.name}.old/notes.txt").exists() == (how == "folder")
 

@@ -129,10 +129,10 @@ def test_a_head_trained_among_others_is_the_head_trained_alone(name: str) -> Non
             nn.functional.cross_entropy(logits, target.flatten(), reduction="sum").backward()
             optimizer.step()
         trained.append(head.state_dict())
-    start = make(name).state_dict()
-    for key, value in trained[1].items():
-        torch.testing.assert_close(trained[0][key][1:2], value, atol=1e-4, rtol=1e-3)
-    assert any(not torch.allclose(trained[0][key][1], start[key][1], atol=1e-2) for key in start)
+    start, (together, alone) = make(name).state_dict(), trained
+    for key, value in alone.items():
+        torch.testing.assert_close(together[key][1:2], value, atol=1e-4, rtol=1e-3)
+    assert any(not torch.allclose(together[key][1], start[key][1], atol=1e-2) for key in start)
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -181,26 +181,28 @@ def test_state_and_options_rebuild_it(name: str) -> None:
     assert again.options == head.options and head_name(again) == head_name(head)
 
 
-@pytest.mark.parametrize(
-    ("name", "width", "options", "size"),
-    [("probing_rag", 2048, {}, 2_637_828), ("linear", 2048, {}, 24_580), ("radio", 2048, {}, 1_050_116),
-     ("mind", 2048, {}, 1_131_652), ("mean_difference", 2048, {}, 16_384),
-     ("attention_pool", 2048, {}, 12_292),
-     ("mind", 2 * 2048, {"standardise": True}, 2_212_996)],  # two joined vectors
-)  # fmt: skip
-def test_the_configuration_makes_the_head_of_its_name(
-    name: str, width: int, options: dict[str, Any], size: int
-) -> None:
-    """With bytes per layer of Gemma 2B as saved: parameters in half precision, buffers in single."""
+#: Bytes per layer of Gemma 2B as saved.
+SIZES = {
+    "probing_rag": 2_637_828, "linear": 24_580, "radio": 1_050_116, "mind": 1_131_652,
+    "mean_difference": 16_384, "attention_pool": 12_292,
+}  # fmt: skip
+
+
+def saved_bytes(head: ProbeHead) -> int:
+    """Parameters in half precision, buffers in single."""
+    learned = dict(head.named_parameters())
+    return sum(v.numel() * (2 if k in learned else 4) for k, v in head.state_dict().items())
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_the_configuration_makes_the_head_of_its_name(name: str) -> None:
+    """And the 5 MB published are the limit."""
     config = compose("train", [f"head={name}"]).head
     head = factory(instantiate(config, _partial_=True))(["a"], 8)
     assert type(head) is HEADS[name] and head_name(head) == name
     default = HEADS[name](["a"], 8)
     assert head.options == default.options == {k: v for k, v in config.items() if k != "_target_"}
-    head = HEADS[name](["a"], width, **options)
-    learned = dict(head.named_parameters())
-    found = sum(v.numel() * (2 if k in learned else 4) for k, v in head.state_dict().items())
-    assert found == size < 5e6  # the 5 MB published are the limit
+    assert saved_bytes(HEADS[name](["a"], 2048)) == SIZES[name] < 5e6
 
 
 @pytest.mark.parametrize(
@@ -363,11 +365,14 @@ def test_mean_difference_is_one_at_the_wrong_mean_and_minus_one_at_the_other() -
         np.testing.assert_array_equal(margin[:, i] < 0, reference == 1)
 
 
-def test_what_needs_moments() -> None:
+def test_what_needs_moments_reads_tokens_and_learns() -> None:
     needing = {name for name in HEADS if HEADS[name](["a"], 4).needs_moments}
     assert needing == {"linear", "mean_difference"}
     assert h.RadioHead(["a"], 4, standardise=True).needs_moments
     assert not make("foreign").needs_moments
+    assert [name for name, cls in HEADS.items() if cls.tokens] == ["attention_pool"]
+    assert [name for name, cls in HEADS.items() if not cls.learns] == ["mean_difference"]
+    assert saved_bytes(h.MindHead(["a"], 2 * 2048, standardise=True)) == 2_212_996  # two joined vectors
 
     class Mine(h.ProbingRagHead):
         def prepare(self, moments: Moments) -> None: ...
@@ -554,8 +559,6 @@ def test_wrong_shapes_and_names() -> None:
             make(name)(torch.zeros(shape), given)
         assert shown in str(told.value)
     assert [head_name(cls) for cls in HEADS.values()] == list(HEADS)
-    assert [name for name, cls in HEADS.items() if cls.tokens] == ["attention_pool"]
-    assert [name for name, cls in HEADS.items() if not cls.learns] == ["mean_difference"]
 
     class Mine(LinearHead):
         pass

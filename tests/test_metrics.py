@@ -47,13 +47,10 @@ RANKING = (m.auroc, m.auprc, m.prr, m.recall_at_fpr)
 def test_resamples_at_once_equal_one_at_a_time_and_one_sorting_gives_the_four_figures() -> None:
     labels, scores = sample(0)
     weights = np.random.default_rng(1).integers(0, 3, (len(labels), 7)).astype(float)
-    probabilities = 1 / (1 + np.exp(-scores))
-    fired = (scores > 0).astype(float)
     for metric, values in [
-        *((f, scores) for f in RANKING),
-        *((f, probabilities) for f in (m.ece, m.brier)),
-        *((f, fired) for f in (m.accuracy, m.balanced_accuracy, m.f1_detection)),
-    ]:
+        *((f, scores) for f in RANKING), *((f, 1 / (1 + np.exp(-scores))) for f in (m.ece, m.brier)),
+        *((f, scores > 0.0) for f in (m.accuracy, m.balanced_accuracy, m.f1_detection)),
+    ]:  # fmt: skip
         together = metric(labels, values, weights)
         alone = [metric(labels, values, weights[:, i]) for i in range(7)]
         np.testing.assert_allclose(together, alone, err_msg=metric.__name__)
@@ -61,10 +58,7 @@ def test_resamples_at_once_equal_one_at_a_time_and_one_sorting_gives_the_four_fi
         for value, metric in zip(m.ranking(labels, scores, w), RANKING, strict=True):
             np.testing.assert_allclose(value, metric(labels, scores, w), rtol=1e-12)
     assert np.isnan(m.ranking(np.ones(5), np.arange(5.0)).auroc)
-
-
-def test_weights_mean_repetition() -> None:
-    labels, scores = sample(2, 60)
+    labels, scores = sample(2, 60)  # weights mean repetition
     weights = np.random.default_rng(3).integers(0, 4, 60)
     for metric in RANKING:
         repeated = metric(np.repeat(labels, weights), np.repeat(scores, weights))

@@ -43,7 +43,7 @@ RESAMPLES = 100
 
 
 def make_examples(*, datasets: int = 1) -> Examples:
-    """Planted texts of 400 groups; entropies that know a little of the labels, other columns nothing."""
+    """Planted texts of 400 groups; entropies and texts know a little of the labels."""
     rng = np.random.default_rng(0)
     table = pd.DataFrame(make_rows(1600, rng, rng.integers(0, 2, 1600), rng.integers(0, 2, 1600)))
     group = np.arange(1600) // 4
