@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from probers.bank.io import CONFIG, locate
 from probers.commands.components import Component
-from probers.commands.inputs import ProberKind
 from probers.commands.runs import RunFolder
 from probers.data.splits import Seen
 from probers.types import Question, UserError
 
-from .protocol import as_trigger, name_of
+from .protocol import as_trigger, attends, name_of
 from .remote import RemoteLM
 from .triggers.probing import Probing, ServedProbing
 
@@ -30,11 +29,6 @@ log = logging.getLogger(__name__)
 
 #: ``engine`` of a model in this process: transformers or vLLM.
 LOCAL, VLLM = "transformers", "vllm"
-
-
-def prober_kind(trigger: Component) -> ProberKind:
-    """Kind of prober that a trigger reads; whole answers if it does not say."""
-    return getattr(trigger.kind, "prober", None) or "answers"
 
 
 def served(engine: str) -> bool:
@@ -52,11 +46,8 @@ def remote(settings: Answering, folder: RunFolder | None = None) -> RemoteLM | N
     if folder is not None:
         begun = folder.chosen.get("engine", lm.told)
         if begun != lm.told:
-            raise UserError(
-                f"{folder.path} was begun with another server ({begun}; now {lm.told}): choose another out, "
-                "or overwrite=true",
-                "mismatch",
-            )
+            told = f"{folder.path} was begun with another server ({begun}; now {lm.told})"
+            raise UserError(f"{told}: choose another out, or overwrite=true", "mismatch")
         folder.choose("engine", begun)
     return lm
 
@@ -68,20 +59,16 @@ def unserved(engine: str, trigger: Component, query: Component) -> str | None:
     told = f"trigger={name_of(trigger.kind)}"
     own = [key for key in ("bank", "combine", "with_entropy") if trigger.get(key)]
     if served(engine) and getattr(trigger.kind, "prober", None) and (own or not _is_probing(trigger)):
-        return (
-            f"{told}{f' with {own[0]}' if own else ''} reads hidden states, which {engine} does not hand out"
-        )
+        told += f" with {own[0]}" if own else ""
+        return f"{told} reads hidden states, which {engine} does not hand out"
     # Triggers with a bank or classifier cannot be made without it, and read states or nothing of the model.
-    looks = {} if {"bank", "classifier"} & set(trigger.options) else {told: as_trigger(trigger.make())}
+    made = [] if {"bank", "classifier"} & set(trigger.options) else [(told, as_trigger(trigger.make()))]
     asks = query.make()
-    parts: dict[str, Any] = {**looks, f"query={name_of(asks)}": asks}
-    for name, part in parts.items():
-        beyond = {
-            "hidden states": bool(part.needs.features) and served(engine),
-            "attention": part.needs.attention or getattr(part, "attends_alone", False),
-        }
-        for what in (each for each, reads in beyond.items() if reads):
-            return f"{name} reads {what}, which {engine} does not hand out"
+    for name, part in [*made, (f"query={name_of(asks)}", asks)]:
+        if part.needs.features and served(engine):
+            return f"{name} reads hidden states, which {engine} does not hand out"
+        if attends(part):
+            return f"{name} reads attention, which {engine} does not hand out"
     return None
 
 
@@ -97,15 +84,9 @@ def for_engine(engine: str, trigger: Component) -> Component:
     return Component("trigger", f"{ServedProbing.__module__}.{ServedProbing.__name__}", options)
 
 
-def with_bank(
-    trigger: Component, bank: Callable[[], Any], classifier: Callable[[], Any] | None = None
-) -> dict[str, Any]:
-    """Arguments with a prober or classifier, made on demand, for a trigger that has none."""
-    found = {}
-    for key, make in (("bank", bank), ("classifier", classifier)):
-        if make is not None and trigger.get(key, make) is None:
-            found[key] = make()
-    return found
+def with_bank(trigger: Component, **parts: Callable[[], Any]) -> dict[str, Any]:
+    """Arguments ``bank`` or ``classifier``, made on demand, for a trigger that has none."""
+    return {key: make() for key, make in parts.items() if trigger.get(key, "none") is None}
 
 
 def for_other(bank: Any) -> dict[str, Any]:
@@ -147,13 +128,10 @@ class Contamination:
         found = {part: Seen.read(locate(part)) for part in parts}
         silent = [part for part, seen in found.items() if seen is None]
         if silent and not allowed:
-            raise UserError(
-                f"{silent[0]} does not say which questions it was trained on, and the same could be asked: "
-                "train it again with probers-train, or pass allow_overlap=true, which the report shows",
-                "overlap",
-            )
-        known = (seen for seen in found.values() if seen is not None)
-        return cls(reduce(or_, known, Seen({})), silent, allowed)
+            told = f"{silent[0]} does not say which questions it was trained on, and the same could be asked"
+            remedy = "train it again with probers-train, or pass allow_overlap=true, which the report shows"
+            raise UserError(f"{told}: {remedy}", "overlap")
+        return cls(reduce(or_, filter(None, found.values()), Seen({})), silent, allowed)
 
     def beside(self, part: str) -> Contamination:
         """Add a prober without a record of its training questions."""
@@ -191,9 +169,8 @@ def named(given: Sequence[str]) -> dict[str, str]:
     places = [Path(path).resolve() for path in paths]
     for number, place in enumerate(places):
         if (first := places.index(place)) < number:
-            raise UserError(
-                f"probers names {paths[first]} and again {paths[number]}: once is enough", "conflict"
-            )
+            told = f"probers names {paths[first]} and again {paths[number]}: once is enough"
+            raise UserError(told, "conflict")
     names = [place.name for place in places]
     for length in range(2, max((len(place.parts) for place in places), default=0)):
         if len(set(names)) == len(names):
@@ -205,21 +182,15 @@ def named(given: Sequence[str]) -> dict[str, str]:
 def _below(path: str) -> list[str]:
     folder = Path(path)
     found = [] if (folder / CONFIG).is_file() else [file.parent for file in folder.glob(f"*/{CONFIG}")]
-    return sorted(map(str, found), key=_numbers) or [path]
-
-
-def _numbers(path: str) -> tuple[list[int], str]:
-    name = Path(path).name
-    return list(map(int, re.findall(r"\d+", name))), name
+    found.sort(key=lambda each: (list(map(int, re.findall(r"\d+", each.name))), each.name))
+    return list(map(str, found)) or [path]
 
 
 def check_one_model(banks: Mapping[str, ProbeBank]) -> None:
     """Refuse probers of different models; names two of them (UserError)."""
-    for path, bank in banks.items():
-        first, other = next(iter(banks.items()))
-        if not bank.spec.model.same_as(other.spec.model):
-            raise UserError(
-                f"probers: {first} reads the model {other.spec.model} and {path} reads {bank.spec.model}: a "
-                "comparison has one model",
-                "mismatch",
-            )
+    models = {path: bank.spec.model for path, bank in banks.items()}
+    for path, model in models.items():
+        first, other = next(iter(models.items()))
+        if not model.same_as(other):
+            told = f"probers: {first} reads the model {other} and {path} reads {model}"
+            raise UserError(f"{told}: a comparison has one model", "mismatch")

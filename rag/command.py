@@ -7,10 +7,11 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from probers.checksums import inputs
 from probers.commands.inputs import (
+    ProberKind,
     find_classifier,
     find_prober,
     load_matcher,
@@ -32,7 +33,6 @@ from .build import (
     for_engine,
     for_other,
     loop_options,
-    prober_kind,
     remote,
     unserved,
     with_bank,
@@ -55,19 +55,12 @@ _CODES = {"dim": "2", "bold": "1", "red": "31", "green": "32", "yellow": "33", "
 class Terminal:
     """Prints a question's rounds as they happen, in colours on a terminal unless NO_COLOR is set.
 
-    Args:
-        of: source of the trigger's score. A rule's score says nothing and is not printed; a question's score
-            is printed once.
-        before: it may retrieve before anything is written.
+    The trigger's score is ``of`` a text, a question, a rule or chance: a rule's says nothing and is not
+    printed, a question's is printed once. A trigger with ``before`` may retrieve before anything is written.
     """
 
     def __init__(
-        self,
-        trigger: str,
-        out: TextIO | None = None,
-        *,
-        of: Literal["text", "question", "rule", "chance"] = "text",
-        before: bool = False,
+        self, trigger: str, out: TextIO | None = None, *, of: str = "text", before: bool = False
     ) -> None:
         self._trigger, self._of, self._before = trigger, of, before
         self._out = out or sys.stdout
@@ -97,15 +90,15 @@ class Terminal:
         self._shown, self._begun = "", False
         if first:
             compared = "" if done.decision is None else self._compared(done.decision)
-            self._line(self._paint("red", f"▲ {self._trigger} fired before the text{compared}"))
+            self._line("red", f"▲ {self._trigger} fired before the text{compared}")
         elif done.decision is not None:
-            self._line(self._verdict(done, done.decision))
+            self._line(*self._verdict(done, done.decision))
             if done.decision.position is not None and done.query is not None and done.accepted != done.text:
-                self._line(self._paint("dim", _kept(done)))
+                self._line("dim", _kept(done))
         if done.query is not None:
             self._searched = True
-            self._line(self._paint("cyan", f"query: {done.query}"))
-            self._line(self._paint("green" if passages else "yellow", _fetched(passages, left_out)))
+            self._line("cyan", f"query: {done.query}")
+            self._line("green" if passages else "yellow", _fetched(passages, left_out))
         anew = done.query is not None and (done.decision is None or done.decision.position is None)
         self._partial = bool(done.accepted.strip()) or (self._partial and not anew)
 
@@ -121,17 +114,16 @@ class Terminal:
         counts = f"{count(c.retrievals, 'retrieval')}, {count(c.generations, 'generation')}, "
         if c.passages_cut:
             counts += f"{count(c.passages_cut, 'passage')} left out for want of room, "
-        self._write(
-            "\n" + self._paint("dim", f"{counts}{count(c.tokens, 'token')}, {c.seconds:.2f} s") + "\n"
-        )
+        counts += f"{count(c.tokens, 'token')}, {c.seconds:.2f} s"
+        self._write(f"\n{self._paint('dim', counts)}\n")
 
-    def _verdict(self, done: Round, decision: Decision) -> str:
+    def _verdict(self, done: Round, decision: Decision) -> tuple[str, str]:
         compared = self._compared(decision)
         if not decision.fire:
             again = " again" if self._searched and not compared else ""
-            return self._paint("dim", f"{self._trigger} did not fire{again}{compared}")
+            return "dim", f"{self._trigger} did not fire{again}{compared}"
         end = "" if done.query is not None else "; no retrieval is left"
-        return self._paint("red", f"▲ {self._trigger} fired {_place(done, decision)}{compared}{end}")
+        return "red", f"▲ {self._trigger} fired {_place(done, decision)}{compared}{end}"
 
     def _compared(self, decision: Decision) -> str:
         """Score and threshold, unless they say nothing new."""
@@ -143,14 +135,12 @@ class Terminal:
     def _start(self, text: str) -> None:
         """Begin a round's line; three dots stand for the accepted text that it goes on from."""
         if not self._begun:
-            self._rounds += 1
+            self._rounds, self._begun = self._rounds + 1, True
             space = "" if text[:1].isspace() else " "
-            mark = f"[{self._rounds}]" + (" …" if self._partial else space)
-            self._write(self._paint("dim", mark))
-            self._begun = True
+            self._write(self._paint("dim", f"[{self._rounds}]{' …' if self._partial else space}"))
 
-    def _line(self, text: str) -> None:
-        self._write(f"    {text}\n")
+    def _line(self, colour: str, text: str) -> None:
+        self._write(f"    {self._paint(colour, text)}\n")
 
     def _paint(self, colour: str, text: str) -> str:
         return f"\x1b[{_CODES[colour]}m{_safe(text)}\x1b[0m" if self._colours else _safe(text)
@@ -169,11 +159,9 @@ def _fetched(passages: Sequence[Passage], left_out: int) -> str:
     """Titles of the passages in the prompt, and the number of others found."""
     if not passages and left_out:
         return f"fetched: {count(left_out, 'passage')}, left out because none fits the model's context"
-    titles = [(p.title or p.id) + ("" if p.score is None else f" ({p.score:.2f})") for p in passages] or [
-        "nothing"
-    ]
+    titles = [(p.title or p.id) + ("" if p.score is None else f" ({p.score:.2f})") for p in passages]
     more = f"; {left_out} more left out for want of room" if left_out else ""
-    return f"fetched: {'; '.join(titles)}{more}"
+    return f"fetched: {'; '.join(titles) or 'nothing'}{more}"
 
 
 def _kept(done: Round) -> str:
@@ -200,9 +188,9 @@ def _place(done: Round, decision: Decision) -> str:
     if not spans:
         return f"at character {decision.position}"
     words = " … ".join(done.text[slice(*span)] for span in spans)
-    # A rule fires behind what it names, everything else at its beginning or before.
-    where = "after" if decision.position >= spans[-1][1] else "at"
-    return f"{where} “{words}”, character {spans[0][0] if where == 'at' else spans[-1][1]}"
+    if decision.position >= spans[-1][1]:  # a rule fires behind what it names
+        return f"after “{words}”, character {spans[-1][1]}"
+    return f"at “{words}”, character {spans[0][0]}"
 
 
 def _word(text: str, start: int, end: int) -> tuple[int, int]:
@@ -217,24 +205,21 @@ def _word(text: str, start: int, end: int) -> tuple[int, int]:
 
 
 def run(settings: Rag, parts: PartRuns | None = None) -> Path | None:
-    """Answer ``settings.question`` or ``settings.questions``, or join the finished parts of a split run.
-
-    Returns the folder written, if any. A wrong request is refused before any model runs (UserError).
-    """
+    """Answer the questions, or join the finished parts of a split run; returns the folder written, if any."""
     if settings.question is not None and not settings.question.strip():
         raise UserError("question is empty: write a question in words", "empty")
     one, part = settings.question is not None, settings.partition
     if one and part is not None:
-        raise UserError(
-            f"part={part} splits many questions, but question= gives one: leave part out", "conflict"
-        )
+        told = f"part={part} splits many questions, but question= gives one: leave part out"
+        raise UserError(told, "conflict")
     asked = question_source(settings)
     corpus = load_passages(settings)
     if why := unserved(settings.engine, settings.trigger, settings.query):
         raise UserError(f"{why}: choose another, or engine=transformers", "unsupported")
     asks = for_engine(settings.engine, settings.trigger)
+    kind: ProberKind = getattr(asks.kind, "prober", None) or "answers"
     given = with_bank(
-        asks, lambda: find_prober(settings, prober_kind(asks)), lambda: find_classifier(settings)
+        asks, bank=lambda: find_prober(settings, kind), classifier=lambda: find_classifier(settings)
     )
     if asks.get("wrong") == "match" and "matcher" in getattr(asks.kind, "__dataclass_fields__", ()):
         given["matcher"] = load_matcher(settings)
@@ -301,24 +286,20 @@ def _known(settings: Rag, asked: QuestionSource) -> Question:
 def _many(
     settings: Rag, asked: QuestionSource, contamination: Contamination
 ) -> tuple[list[Question], dict[str, Any]]:
-    """The questions asked for, and the record of how they were chosen.
-
-    A set without splits is all test questions, except those that a prober was trained or tuned on.
-    """
+    """The questions asked for, and the record of how they were chosen."""
+    # A set without splits is all test questions, except those that a prober was trained or tuned on.
+    deal_splits = bool(contamination.silent) or settings.split not in ("test", None)
     found = open_questions(
         asked, limit=settings.limit, split=settings.split, seed=settings.seed,
-        on_bad_line=settings.on_bad_line,
-        deal_splits=bool(contamination.silent) or settings.split not in ("test", None),
-        unfit=contamination.not_asked,
+        on_bad_line=settings.on_bad_line, deal_splits=deal_splits, unfit=contamination.not_asked,
     )  # fmt: skip
     for line in found.lines():
         log.info("%s", line)
     if found.record["dealt"] and settings.split is not None:
-        log.info(
-            "%s names no splits: the %s questions are dealt by seed=%s, as probers-datagen deals them "
-            "(split=null asks all)",
-            asked.spec, settings.split, settings.seed,
-        )  # fmt: skip
+        told = (
+            f"the {settings.split} questions are dealt by seed={settings.seed}, as probers-datagen deals them"
+        )
+        log.info("%s names no splits: %s (split=null asks all)", asked.spec, told)
     return found.questions, found.record
 
 
@@ -333,30 +314,18 @@ def _show(rag: RAG, question: Question) -> Answer:
 
 
 def _write(
-    settings: Rag,
-    folder: RunFolder,
-    name: str,
-    filter: str | None,
-    asked: QuestionSource,
-    questions: Sequence[Question],
-    answers: Sequence[Answer],
-) -> None:
+    settings: Rag, folder: RunFolder, name: str, filter: str | None, asked: QuestionSource,
+    questions: Sequence[Question], answers: Sequence[Answer],
+) -> None:  # fmt: skip
     """Write ``results.json`` with one method, and report the files."""
     matcher = load_matcher(settings) if asked.mentions else None
     entry = Comparison(questions, None).figures(Outcomes(questions, answers, matcher=matcher))
-    config = dict(folder.config)
-    results = {
-        "schema": 1,
-        "config": config,
-        "filter": filter,
-        **({} if matcher is None else {"match_stages": list(matcher.active)}),
-        "n": len(questions),
-        "methods": {name: entry},
-        "pairs": {},
-    }
-    write_text(folder.path / "results.json", canonical_json(results))
+    stages = {} if matcher is None else {"match_stages": list(matcher.active)}
+    results = {"schema": 1, "config": dict(folder.config), "filter": filter, **stages, "n": len(questions)}
+    figures = folder.path / "results.json"
+    write_text(figures, canonical_json(results | {"methods": {name: entry}, "pairs": {}}))
     folder.finish({"trigger": name, "n": len(questions), "em": entry["em"]})
-    if config["question"] is None:
+    if settings.question is None:
         log.info("%s", "\n".join(table_lines({name: entry})))
         if empty := sum(a.counters.empty_retrievals for a in answers):
             log.info("%s found nothing; those answers went on without passages", count(empty, "retrieval"))
@@ -364,6 +333,6 @@ def _write(
             log.info("%s left out for want of room in the model's context", count(cut, "passage"))
         if missing := sum(not q.answers for q in questions):
             log.info("%d of %d questions have no gold answer and count in no score", missing, len(questions))
-    traces, figures = folder.path / _TRACES, folder.path / "results.json"
-    log.info("wrote %s to %s, figures to %s", count(len(answers), "trace"), traces, figures)
+    traces = count(len(answers), "trace")
+    log.info("wrote %s to %s, figures to %s", traces, folder.path / _TRACES, figures)
     log.info("next: probers-compare%s", "" if asked.name == "testbed" else f" {asked.typed}")

@@ -131,7 +131,10 @@ class _Rounds:
         on, ended = [], []
         for each in judged:
             if each.query is not None:
-                each.truncate(reading=reads, again=self._stays_the_same(each))
+                following = each.prompt(rag.prompt, each.before_hit.text)
+                # After the prompt just answered the model would write the same.
+                again = not reads and not each.cut and following == each.written.prompt
+                each.truncate(reading=reads, again=again)
                 on.append(each)
             elif each.cut:
                 each.extend()
@@ -139,11 +142,6 @@ class _Rounds:
             else:
                 ended.append(each)
         return on, ended
-
-    def _stays_the_same(self, each: OpenQuestion) -> bool:
-        """Tell whether the next prompt equals the one just answered: the model would write the same."""
-        whole = self._rag.trigger.takes == "nothing" and not each.cut
-        return whole and each.prompt(self._rag.prompt, each.before_hit.text) == each.written.prompt
 
     def _write(self, active: Sequence[OpenQuestion]) -> None:
         """Generate the continuation of every open question, up to its look-ahead and token limit."""
@@ -157,11 +155,11 @@ class _Rounds:
             may_fire = not each.reading and each.counters.retrievals < most and not trigger.judges_answer
             ahead = (trigger.look_ahead(each.question) if may_fire else None) or LookAhead()
             alike.setdefault((each.reading, ahead.sentences), []).append((each, ahead))
-        for group in alike.values():
-            self._write_together(group)
+        for (reading, _), group in alike.items():
+            self._write_together(group, reading)
 
-    def _write_together(self, group: Sequence[tuple[OpenQuestion, LookAhead]]) -> None:
-        rag, reading = self._rag, group[0][0].reading
+    def _write_together(self, group: Sequence[tuple[OpenQuestion, LookAhead]], reading: bool) -> None:
+        rag = self._rag
         stop: list[Stop] = list(rag.prompt.stop)
         over = group[0][1].over(rag.prompt.stop)
         if over is not None:
@@ -172,11 +170,8 @@ class _Rounds:
             stop.append(_tell(self._listener, group[0][0].question))
         budgets = [rag.max_new_tokens - each.accepted.tokens for each, _ in group]
         limits = [a.limit(budget, rag.prompt.stop) for (_, a), budget in zip(group, budgets, strict=True)]
-        open_ = [each for each, _ in group]
-        made = self._generate(
-            open_, [each.accepted.text for each in open_], limits, stop=stop,
-            needs=_NOTHING if reading else rag.needs,
-        )  # fmt: skip
+        open_, needs = [each for each, _ in group], _NOTHING if reading else rag.needs
+        made = self._generate(open_, [each.accepted.text for each in open_], limits, stop=stop, needs=needs)
         for each, budget, limit, generation in zip(open_, budgets, limits, made, strict=True):
             early = generation.stop == "length" and limit < budget
             early |= generation.stop == "stop" and over is not None and over(generation.text)
@@ -191,24 +186,19 @@ class _Rounds:
             return
         announcing = [("" if each.text[-1:].isspace() else " ") + cue for each in short]
         partials = [each.text + words for each, words in zip(short, announcing, strict=True)]
-        made = self._generate(short, partials, rag.answer_tokens, stop=rag.prompt.stop)
+        made = self._generate(short, partials, [rag.answer_tokens] * len(short), stop=rag.prompt.stop)
         for each, words, generation in zip(short, announcing, made, strict=True):
             each.complete(words, generation)
 
     def _generate(
-        self,
-        open_: Sequence[OpenQuestion],
-        partials: Sequence[str],
-        limit: int | Sequence[int],
-        *,
-        stop: Sequence[Stop],
-        needs: Needs = _NOTHING,
-    ) -> list[Generation]:
+        self, open_: Sequence[OpenQuestion], partials: Sequence[str], limits: Sequence[int], *,
+        stop: Sequence[Stop], needs: Needs = _NOTHING,
+    ) -> list[Generation]:  # fmt: skip
         """Generate after each question's prompt and accepted text."""
         rag = self._rag
         prompts = [each.prompt(rag.prompt, text) for each, text in zip(open_, partials, strict=True)]
         return rag.generate(
-            prompts, max_new_tokens=limit, needs=needs, stop=stop, prefix=rag.prompt.prefix,
+            prompts, max_new_tokens=limits, needs=needs, stop=stop, prefix=rag.prompt.prefix,
             names=[each.question.id for each in open_], cache=self._cache, draft=rag.draft,
         )  # fmt: skip
 
@@ -232,24 +222,15 @@ class _Rounds:
 
     def _state(self, each: OpenQuestion, shown: str, *, judged: bool = False) -> State:
         """State of a question whose prompt is ``shown``."""
-        prompt, asked = self._rag.prompt, each.question.question
+        rag, asked, written = self._rag, each.question, each.accepted.text
         answer = None
         if judged:
-            answer = final_answer(each.text + each.ending, prompt.answer_cue, each.question.dataset)
+            answer = final_answer(each.text + each.ending, rag.prompt.answer_cue, asked.dataset)
         return State(
-            question=each.question,
-            lm=self._rag.lm,
-            generate=self._rag.generate,
-            prompt=prompt,
-            question_span=prompt.question_span(shown, asked, each.accepted.text),
-            partial=each.accepted.text,
-            passages=each.passages,
-            retrievals=each.counters.retrievals,
-            fresh=each.accepted.fresh,
-            verdict=each.verdict,
-            answer=answer,
-            spend=each.counters.add,
-        )
+            asked, rag.lm, rag.prompt, rag.prompt.question_span(shown, asked.question, written), written,
+            passages=each.passages, retrievals=each.counters.retrievals, fresh=each.accepted.fresh,
+            verdict=each.verdict, answer=answer, spend=each.counters.add, generate=rag.generate,
+        )  # fmt: skip
 
 
 def _tell(listener: Listener, question: Question) -> Callable[[str], bool]:
@@ -320,19 +301,12 @@ class RAG:
         return self.lm.generate(prompts, max_new_tokens=max_new_tokens, **options)
 
     def answer(
-        self,
-        questions: Sequence[Question],
-        listener: Listener | None = None,
-        *,
-        ended: Ended | None = None,
+        self, questions: Sequence[Question], listener: Listener | None = None, *, ended: Ended | None = None
     ) -> list[Answer]:
         """Answer questions together, in order; each as it would be alone.
 
         ``listener`` is told of every text and round, ``ended`` after each round how many questions ended.
-
-        Raises:
-            UserError: the trigger needs gold answers and a question has none.
-            RunError: a trigger's score is not a number.
+        UserError where the trigger needs gold answers and a question has none, RunError for a score of NaN.
         """
         self.trigger.check_questions(questions)
         started = time.perf_counter()
@@ -341,10 +315,7 @@ class RAG:
         return [each.answer(self.prompt.answer_cue, seconds, self.filter) for each in everyone]
 
     def run(self, questions: Sequence[Question], path: Path, *, progress: str | None = None) -> list[Answer]:
-        """Answer questions into a trace file, in its order, going on where an earlier run of it stopped.
-
-        ``progress`` names a progress bar; None shows none.
-        """
+        """Answer questions into a trace file, in its order, going on where an earlier run of it stopped."""
         from tqdm import tqdm
 
         def ended(count: int) -> None:

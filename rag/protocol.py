@@ -38,7 +38,6 @@ class State:
     """Progress of one question, as triggers and query formulations see it.
 
     Attributes:
-        lm: the model that generates, for methods that need another pass of it.
         generate: as :meth:`RAG.generate <probers.rag.loop.RAG.generate>`.
         question_span: [start, end) of the question's own text in ``generation.prompt``.
         partial: accepted answer text, with which ``generation.prompt`` ends.
@@ -149,11 +148,9 @@ class Trigger:
         """Refuse questions without gold answers if it judges answers (UserError)."""
         without = [q.id for q in questions if not q.answers]
         if without and self.judges_answer:
-            raise UserError(
-                f"trigger={self.name} needs gold answers, but {len(without)} of {len(questions)} questions "
-                f'have none ({without[0]!r} for example): add "answers" or choose another trigger',
-                code="labels",
-            )
+            told = f"{len(without)} of {len(questions)} questions have none ({without[0]!r} for example)"
+            remedy = 'add "answers" or choose another trigger'
+            raise UserError(f"trigger={self.name} needs gold answers, but {told}: {remedy}", "labels")
 
     def decide_before(self, states: Sequence[State]) -> Sequence[Decision | None]:
         """For a trigger with ``before``, the verdict on each question; None retrieves without one."""
@@ -164,11 +161,9 @@ class Trigger:
         return None
 
     def __call__(self, generation: Generation, state: State) -> Decision:
-        """The decision on one generation."""
         return self.decide([generation], [state])[0]
 
     def decide(self, generations: Sequence[Generation], states: Sequence[State]) -> list[Decision]:
-        """The decision on every generation of a batch."""
         return [self(*each) for each in zip(generations, states, strict=True)]
 
     @property
@@ -224,29 +219,25 @@ class PaperOrReleased:
     def attends_alone(self) -> bool:
         return self.variant == "released"
 
-    @property
-    def filters(self) -> bool:
-        return self.variant == "released"
+    filters = attends_alone
 
 
 class _Adapted(Trigger):
     """An object with ``needs`` and ``__call__`` that does not derive from Trigger, with its defaults."""
 
-    def __init__(self, own: Any) -> None:
+    def __init__(self, own: Trigger) -> None:
         self._own = own
 
     @property
     def needs(self) -> Needs:
-        needs: Needs = self._own.needs
-        return needs
+        return self._own.needs
 
     @property
     def name(self) -> str:
         return name_of(self._own)
 
     def __call__(self, generation: Generation, state: State) -> Decision:
-        decision: Decision = self._own(generation, state)
-        return decision
+        return self._own(generation, state)
 
 
 def as_trigger(part: Any) -> Trigger:
@@ -265,11 +256,8 @@ def refuse_nan(trigger: Trigger, decisions: Sequence[Decision | None], questions
     """Stop if a trigger's score for a question is NaN (RunError)."""
     for decision, question in zip(decisions, questions, strict=True):
         if decision and (math.isnan(decision.score) or any(map(math.isnan, decision.token_scores))):
-            raise RunError(
-                f"trigger={trigger.name} gave NaN on question {question.id!r}: "
-                "the model's states or logits are broken there",
-                code="model",
-            )
+            told = f"trigger={trigger.name} gave NaN on question {question.id!r}"
+            raise RunError(f"{told}: the model's states or logits are broken there", "model")
 
 
 #: Models whose attention has been read successfully.
@@ -281,30 +269,25 @@ _ONE_TOKEN = Generation("", (), (), (0,), "", ((0, 0),), _NOTHING, _NOTHING, "le
 def check_readable(lm: CausalLM | RemoteLM, trigger: Trigger, query: Any) -> None:
     """Refuse a trigger or query whose signals the model lacks; attention is tried on one token."""
     if trigger.served and getattr(lm, "prober", None) is None:
-        raise UserError(
-            f"trigger={trigger.name} reads a server's scores, but this server has no prober: choose another "
-            "trigger, or a probers-serve with a prober",
-            code="unsupported",
-        )
-    named = {f"trigger={trigger.name}": trigger.needs, f"query={name_of(query)}": query.needs}
-    reading = [name for name, needs in named.items() if needs.features]
+        told = f"trigger={trigger.name} reads a server's scores, but this server has no prober"
+        raise UserError(f"{told}: choose another trigger, or a probers-serve with a prober", "unsupported")
+    named = {f"trigger={trigger.name}": trigger, f"query={name_of(query)}": query}
+    reading = " and ".join(name for name, part in named.items() if part.needs.features)
     if reading and not lm.spec.layers:
-        raise UserError(
-            f"{' and '.join(reading)} read hidden states, which a server does not hand out",
-            code="unsupported",
-        )
-    wanting = [f"trigger={trigger.name}"] if trigger.needs.attention or trigger.attends_alone else []
-    if query.needs.attention or getattr(query, "attends_alone", False):
-        wanting.append(f"query={name_of(query)}")
-    if not wanting or lm in _READABLE:
+        raise UserError(f"{reading} read hidden states, which a server does not hand out", "unsupported")
+    attending = " and ".join(name for name, part in named.items() if attends(part))
+    if not attending or lm in _READABLE:
         return
     try:
         lm.attention_alone([_ONE_TOKEN])
     except (RunError, UserError) as error:
-        raise UserError(
-            f"{' and '.join(wanting)} cannot be used with this model: {error}", code="unsupported"
-        ) from error
+        raise UserError(f"{attending} cannot be used with this model: {error}", "unsupported") from error
     _READABLE.add(lm)
+
+
+def attends(part: Any) -> bool:
+    """Tell whether a trigger or query reads attention."""
+    return bool(part.needs.attention or getattr(part, "attends_alone", False))
 
 
 def filter_of(trigger: Trigger, query: Any) -> str | None:

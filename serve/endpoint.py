@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 import secrets
 import time
 from collections import deque
@@ -42,8 +43,7 @@ class Served:
 
     Attributes:
         name: name of the model in requests.
-        prober: entry of the prober in the list of models; None without one.
-        retrieving: the loop of retrieval; None without a corpus.
+        prober: entry of the prober in the list of models.
         max_tokens: tokens per text; a request without its own limit gets 16 for a completion, as OpenAI's,
             and all of them for a chat.
         patience: seconds that a client may take to read a piece before it is dropped.
@@ -67,10 +67,7 @@ class Served:
 
 
 class _Wakes:
-    """Sets events of a loop from another thread, with one call to the loop per step.
-
-    Each call is a system call and makes the loop take turns with the generating thread.
-    """
+    """Sets events of a loop from another thread, with one call (a system call) to the loop per step."""
 
     def __init__(self) -> None:
         self._waiting: deque[asyncio.Event] = deque()
@@ -89,9 +86,7 @@ class Endpoint:
     """Answers requests for text."""
 
     def __init__(self, served: Served) -> None:
-        self._served = served
-        self._lm = served.scheduler.lm
-        self._wakes = _Wakes()
+        self._served, self._lm, self._wakes = served, served.scheduler.lm, _Wakes()
 
     async def __call__(self, request: Request, http: HttpRequest) -> Response:
         served, began = self._served, time.perf_counter()
@@ -139,12 +134,9 @@ class Endpoint:
         asked, assess = request.hallucination, None
         if scheduler.bank is not None:
             assess = Assessor(scheduler.bank, None if asked is None else asked.threshold)
-        choices = [
-            Choice(frame, index, text, self._lm.tokenizer, request.alternatives, assess)
-            for index, text in enumerate(texts)
-        ]
         scheduler.submit(texts)
-        return choices, changed
+        more = self._lm.tokenizer, request.alternatives, assess
+        return [Choice(frame, index, text, *more) for index, text in enumerate(texts)], changed
 
     async def _whole(
         self, frame: Frame, choices: Sequence[Choice], changed: asyncio.Event, http: HttpRequest
@@ -198,14 +190,9 @@ class Endpoint:
                 self._served.scheduler.metrics.scores.observe(chance)
 
     def _texts(self, request: Request, changed: Callable[[], None]) -> list[ScoredText]:
-        """Make the texts of a request.
-
-        Raises:
-            ApiError: they do not fit the model or the server's limits.
-        """
-        limit = self._limit(request)
+        """Make the texts of a request (ApiError: they do not fit the model or the server's limits)."""
+        limit, sampling = self._limit(request), _sampling(request)
         prompts = [self._fitting(prompt, limit, request.most) for prompt in self._prompts(request)]
-        sampling = self._sampling(request)
         wanted = [prompt for prompt in prompts for _ in range(request.choices)]
         if len(wanted) > _MOST_TEXTS:
             told = f"the request is for {len(wanted)} texts: ask for {_MOST_TEXTS} or fewer"
@@ -231,10 +218,8 @@ class Endpoint:
         context = self._lm.context
         room = limit if context is None else context - len(prompt.ids)
         if room < 1 or (asked is not None and room < limit):
-            told = (
-                f"This model's maximum context length is {context} tokens, but the prompt has "
-                f"{len(prompt.ids)} and {limit} are to be written: shorten the prompt or max_tokens"
-            )
+            told = f"This model's maximum context length is {context} tokens, but the prompt has "
+            told += f"{len(prompt.ids)} and {limit} are to be written: shorten the prompt or max_tokens"
             raise ApiError(400, told, "prompt", "context_length_exceeded")
         return prompt, min(limit, room)
 
@@ -248,7 +233,9 @@ class Endpoint:
         found = []
         for number, text in enumerate(texts):
             if isinstance(text, str):
-                _check_text(text)
+                if re.search("[\ud800-\udfff]", text):
+                    told = "the prompt holds half a pair of surrogates: send valid Unicode"
+                    raise ApiError(400, told, "prompt")
                 found += encode_prompts(tokenizer, [text], [str(number)])
             else:
                 found.append(self._of_ids(text, number))
@@ -261,12 +248,13 @@ class Endpoint:
         text, offsets = token_offsets(self._lm.tokenizer, ids)
         return Prompt(f"prompt {number}", text, tuple(ids), offsets)
 
-    def _sampling(self, request: Request) -> Sampling | None:
-        temperature = 1.0 if request.temperature is None else request.temperature
-        if temperature == 0:
-            return None
-        seed = abs(request.seed) if request.seed is not None else secrets.randbits(63)
-        return Sampling(max(temperature, 1e-3), 0, request.top_p or 1.0, seed)
+
+def _sampling(request: Request) -> Sampling | None:
+    temperature = 1.0 if request.temperature is None else request.temperature
+    if temperature == 0:
+        return None
+    seed = abs(request.seed) if request.seed is not None else secrets.randbits(63)
+    return Sampling(max(temperature, 1e-3), 0, request.top_p or 1.0, seed)
 
 
 def _stream(chunks: AsyncIterator[bytes], end: Callable[[], None]) -> Response:
@@ -280,11 +268,3 @@ def _stream(chunks: AsyncIterator[bytes], end: Callable[[], None]) -> Response:
 
     headers = {"Cache-Control": "no-store"}
     return StreamingResponse(timed(), media_type="text/event-stream", headers=headers)
-
-
-def _check_text(text: str) -> None:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        told = "the prompt holds half a pair of surrogates: send valid Unicode"
-        raise ApiError(400, told, "prompt") from None

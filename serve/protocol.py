@@ -30,6 +30,7 @@ _OF_ANSWERS = (
 )  # fmt: skip
 
 Tokens = Annotated[list[Annotated[int, Field(ge=0, le=2**31 - 1)]], Field(min_length=1)]
+Texts = Annotated[list[str], Field(min_length=1)]
 Stop = Annotated[str, Field(min_length=1)]
 PartName = Annotated[str, Field(min_length=1, max_length=100)]
 Threshold = Annotated[float, Field(allow_inf_nan=False)]
@@ -80,12 +81,7 @@ class Hallucination(_Strict):
 
 
 class Retrieval(_Strict):
-    """``retrieval`` of a request; missing fields are the server's.
-
-    Attributes:
-        trigger, query: names of ``probers-rag``.
-        threshold: threshold of the trigger.
-    """
+    """``retrieval`` of a request, in names of ``probers-rag``; missing fields are the server's."""
 
     trigger: PartName
     query: PartName | None = None
@@ -149,12 +145,7 @@ class CompletionRequest(_Asking):
 
     kind: ClassVar[Literal["text_completion"]] = "text_completion"
 
-    prompt: (
-        str
-        | Tokens
-        | Annotated[list[str], Field(min_length=1)]
-        | Annotated[list[Tokens], Field(min_length=1)]
-    )
+    prompt: str | Tokens | Texts | Annotated[list[Tokens], Field(min_length=1)]
     logprobs: UpTo20 | None = None
 
     @property

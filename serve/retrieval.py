@@ -15,7 +15,7 @@ from probers.rag.loop import RAG
 from probers.rag.protocol import QueryFormulator, Trigger, as_trigger
 from probers.types import Passage, ProbersError, Question, Retriever, Round, RunError, UserError
 
-from .answers import Frame, finish_reason, sse
+from .answers import Frame, finish_reason, sse, usage
 from .protocol import ApiError, ChatRequest, Request
 from .protocol import Retrieval as Wanted
 from .scheduler import Cancelled, Scheduler, SharedLM
@@ -25,9 +25,8 @@ from .scheduler import Cancelled, Scheduler, SharedLM
 class Retrieving:
     """Answers requests by the loop.
 
-    Attributes:
-        options: defaults of ``k``, ``max_new_tokens``, ``max_retrievals`` and ``answer_tokens``.
-        query: default formulation of queries.
+    ``options`` are defaults of ``k``, ``max_new_tokens``, ``max_retrievals`` and ``answer_tokens``, ``query``
+    is the default formulation.
     """
 
     scheduler: Scheduler
@@ -50,17 +49,11 @@ class Retrieving:
         return found
 
     async def answer(self, request: Request, frame: Frame, gone: Callable[[], Awaitable[bool]]) -> Answering:
-        """Begin to answer the request's question.
-
-        Raises:
-            ApiError, UserError: an unknown trigger or query, or one that does not fit model or prober.
-        """
-        assert request.retrieval is not None
+        """Begin to answer the request's question (ApiError, UserError: an unfit trigger or query)."""
         _refuse(request)
-        question = _question(request)
-        lm = SharedLM(self.scheduler)
+        question, lm = Question("question", _question(request)), SharedLM(self.scheduler)
         rag = await asyncio.to_thread(self._loop, request, lm)
-        return Answering(rag, lm, Question("question", question), frame, gone)
+        return Answering(rag, lm, question, frame, gone)
 
     def _trigger(self, wanted: Wanted) -> Trigger:
         options = {} if wanted.threshold is None else {"threshold": wanted.threshold}
@@ -68,9 +61,8 @@ class Retrieving:
         if part.options.get("bank", 0) is not None:
             return as_trigger(part.make())
         if self.scheduler.bank is None:
-            raise UserError(
-                "this trigger needs a prober, but the server has none: choose another", "conflict"
-            )
+            told = "this trigger needs a prober, but the server has none: choose another"
+            raise UserError(told, "conflict")
         return as_trigger(part.make(bank=self.scheduler.bank))
 
     def _loop(self, request: Request, lm: SharedLM) -> RAG:
@@ -111,15 +103,14 @@ class Answering:
     def __init__(
         self, rag: RAG, lm: SharedLM, question: Question, frame: Frame, gone: Callable[[], Awaitable[bool]]
     ) -> None:
-        self._rag, self._lm, self._question, self._frame = rag, lm, question, frame
-        self._gone = gone
+        self._rag, self._lm, self._question, self._frame, self._gone = rag, lm, question, frame, gone
         self._tell: Callable[[str | dict[str, Any]], object]
         self._accepted = ""
         self._passages: Sequence[Passage] = ()
 
     async def chunks(self, *, with_usage: bool) -> AsyncIterator[bytes]:
         """Stream the response."""
-        frame, usage = self._frame, None
+        frame, used = self._frame, None
         for chunk in frame.opening(1):
             yield chunk
         try:
@@ -127,15 +118,15 @@ class Answering:
                 if isinstance(each, str):
                     yield frame.chunk(frame.choice(0, each))
                 elif each["type"] == "end":
-                    more, usage = {name: each[name] for name in ("hallucination", "retrieval")}, each["usage"]
+                    more, used = {name: each[name] for name in ("hallucination", "retrieval")}, each["usage"]
                     yield frame.chunk(frame.choice(0, "", each["finish"], **more))
                 else:
                     yield frame.chunk(frame.choice(0, "", retrieval=each))
         except ApiError as error:
             yield sse(error.body())
             return
-        if with_usage and usage is not None:
-            yield frame.chunk(usage=usage)
+        if with_usage and used is not None:
+            yield frame.chunk(usage=used)
         yield sse("[DONE]")
 
     async def whole(self) -> dict[str, Any]:
@@ -187,9 +178,7 @@ class Answering:
             "type": "end", "finish": finish_reason(self._lm.stop),
             "hallucination": self._assessed(prompt, answer.text),
             "retrieval": {"answer": answer.answer, "retrievals": answer.counters.retrievals},
-            "usage": {
-                "prompt_tokens": asked, "completion_tokens": written, "total_tokens": asked + written,
-            },
+            "usage": usage(asked, written),
         })  # fmt: skip
 
     def _assessed(self, prompt: str, text: str) -> dict[str, Any] | None:

@@ -94,24 +94,17 @@ class ScoredText(LiveText):
     """A growing text with the prober's scores of its tokens.
 
     Attributes:
-        scores: a score per token read.
-        distances: a distance per token read from the prober's domain; None without a domain.
+        scores: one per token read.
+        distances: of each token read from the prober's domain; None without a domain.
         vectors: with ``keep``, the states (heads, width) of each token read.
         shown: tokens that are kept whatever comes and were read; for other threads, as of the last step.
         changed: called on the scheduler's thread when the text has grown or is over.
     """
 
     def __init__(
-        self,
-        request: Request,
-        tokenizer: Any,
-        stops: Stops,
-        sampling: Sampling | None = None,
-        *,
-        alternatives: int = 0,
-        keep: bool = False,
-        changed: Callable[[], None],
-    ) -> None:
+        self, request: Request, tokenizer: Any, stops: Stops, sampling: Sampling | None = None, *,
+        alternatives: int = 0, keep: bool = False, changed: Callable[[], None],
+    ) -> None:  # fmt: skip
         super().__init__(request, tokenizer, stops, sampling, alternatives=alternatives)
         self.scores: list[float] = []
         self.distances: list[float] | None = None
@@ -130,17 +123,10 @@ class ScoredText(LiveText):
 
 
 class Scheduler:
-    """Writes texts together, and runs other work with the model between two steps.
+    """Writes at most ``rows`` texts together, and runs other work with the model between two steps.
 
-    Attributes:
-        error: why the thread died and nothing can be written any more; None while it lives.
-
-    Args:
-        lm: the model; nothing else may run it.
-        bank: prober that scores every token, if any.
-        rows: largest number of texts written at once.
-        most_waiting: largest number of texts that wait.
-        cache_megabytes: size of the cache of earlier texts' keys and values.
+    Nothing else may run ``lm``. ``bank`` scores every token, and ``cache_megabytes`` hold keys and values of
+    earlier texts. ``error`` is why the thread died and nothing can be written any more.
     """
 
     def __init__(
@@ -151,10 +137,9 @@ class Scheduler:
         self._blocks = BlockCache(megabytes=cache_megabytes)
         self._running = None if bank is None else GrowingScores(bank)
         self._inbox: queue.SimpleQueue[Callable[[ContinuousBatch], None] | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()
+        self._lock, self._ending = threading.Lock(), False
         self._open: set[ScoredText] = set()
         self._calls: set[Future[Any]] = set()
-        self._ending = False
         self.error: RunError | None = None
         self._make()  # refuses a model that cannot be served before anything begins
         self._thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
@@ -180,12 +165,7 @@ class Scheduler:
         self._thread.join()
 
     def submit(self, texts: Sequence[ScoredText]) -> None:
-        """Submit texts, all or none.
-
-        Raises:
-            ApiError: too many wait already.
-            RunError: the thread is dead.
-        """
+        """Submit texts, all or none (ApiError: too many wait already; RunError: the thread is dead)."""
         with self._lock:
             if self.error is not None:
                 raise self.error
@@ -196,11 +176,7 @@ class Scheduler:
         self._inbox.put(lambda batch: batch.add(texts))
 
     def call(self, work: Callable[[], T]) -> T:
-        """Run ``work`` on the scheduler's thread between two steps; returns its result.
-
-        Raises:
-            RunError: the thread is dead.
-        """
+        """Run ``work`` on the scheduler's thread between two steps (RunError: the thread is dead)."""
         done: Future[T] = Future()
 
         def run(_: ContinuousBatch) -> None:
@@ -295,15 +271,12 @@ class SharedLM(CausalLM):
     """The scheduler's model for one question of the retrieval loop.
 
     Texts join the running batch where its prober reads all states they need. Passes with attention or other
-    states run between its steps, while the other texts wait.
+    states run between its steps, while the other texts wait. A call is an ApiError when too many texts wait.
 
     Attributes:
         last: the last text written; None where it was not written in the running batch.
         stop: why the last text ended.
         gone: event that has the next call end in :class:`Cancelled`.
-
-    Raises:
-        ApiError: by a call, when too many texts wait already.
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
@@ -330,12 +303,9 @@ class SharedLM(CausalLM):
         limits = [asked.max_new_tokens for asked in requests]
         fitting, _ = self._fit(self._encode(requests), limits, "max_new_tokens={}", needs, known)
         changed, stops = threading.Event(), self.stops(how.stop)
-        texts = [
-            ScoredText(
-                Request(prompt, limit), self.tokenizer, stops, keep=bool(needs.features), changed=changed.set
-            )
-            for prompt, limit in zip(fitting, limits, strict=True)
-        ]
+        asked = [Request(prompt, limit) for prompt, limit in zip(fitting, limits, strict=True)]
+        own: dict[str, Any] = {"keep": bool(needs.features), "changed": changed.set}
+        texts = [ScoredText(one, self.tokenizer, stops, **own) for one in asked]
         self.scheduler.submit(texts)
         while not all(text.over for text in texts):
             changed.wait()
@@ -353,7 +323,6 @@ class SharedLM(CausalLM):
     def score_each(
         self, requests: Sequence[ScoreRequest], how: Scoring, *, known: Container[int] = ()
     ) -> Iterator[dict[int, Generation]]:
-        """Score as :meth:`LanguageModel.score_each`, between two steps."""
         yield from self._call(lambda: list(self.scheduler.lm.score_each(requests, how, known=known)))
 
     def _attend(self, sequences: Sequence[Sequence[int]], progress: str | None) -> list[AttentionRows]:

@@ -69,7 +69,7 @@ def test_values_move_the_threshold_and_agree_with_the_metrics() -> None:
     wrong, scores = scored(400)
     for fpr in (0.0, 0.1, 0.5, 1.0):
         fired = scores > ThresholdRule("recall_at_fpr", fpr)(wrong, scores)
-        assert fired[wrong == 1].mean() == pytest.approx(m.recall_at_fpr(wrong, scores, fpr=fpr))
+        assert fired[wrong == 1].mean() == pytest.approx(m.recall_at_fpr(wrong, scores, most=fpr))
         assert fired[wrong == 0].mean() <= fpr
     shares = [(scores > ThresholdRule("budget", b)(wrong, scores)).mean() for b in (0, 0.25, 0.5, 1)]
     np.testing.assert_allclose(shares, [0, 0.25, 0.5, 1], atol=0.03)

@@ -143,7 +143,7 @@ def test_running_scores_know_the_distances_and_an_assessment_says_them():
     states = torch.from_numpy(make_states(4)).float()
     running = GrowingScores(bank)
     for state in states:
-        scores = running.add(["a", "b"], torch.stack([state, -state]))
+        scores = running.add_each(["a", "b"], torch.stack([state, -state]))
     pooled = states.half().float().cumsum(dim=0) / torch.arange(1, 5)[:, None, None]
     np.testing.assert_allclose(running.distances("a"), bank.domain(pooled.half()), rtol=2e-3)
     assert len(running.distances("b")) == 4 and running.distances("nobody") == []

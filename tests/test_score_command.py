@@ -89,7 +89,7 @@ def test_a_text_read_whole_has_the_scores_that_it_had_while_it_grew(model, pool)
     growing, scores = GrowingScores(bank), []
     for place in range(before, before + len(ids)):
         at = place - growing.before
-        scores += growing.add(["text"], torch.stack([states[1][0, at], kept[0][at]])[None])
+        scores += growing.add_each(["text"], torch.stack([states[1][0, at], kept[0][at]])[None])
     assert len(scores) > 3
     np.testing.assert_allclose(text_scores(bank, read.state)[0], scores, atol=1e-4)
 

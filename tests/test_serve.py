@@ -226,7 +226,7 @@ def test_a_state_that_overflows_ends_its_text_alone(lm: CausalLM) -> None:
 
     def alone(*counts: int) -> Any:
         own = GrowingScores(bank)
-        return pytest.approx([own.add(["x"], n * good[None])[0] for n in counts], abs=1e-5)
+        return pytest.approx([own.add_each(["x"], n * good[None])[0] for n in counts], abs=1e-5)
 
     assert [first[0], second[0], third[0]] == alone(1, 2, 3)
     assert [first[1], third[1]] == alone(1, 3)

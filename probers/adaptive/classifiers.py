@@ -120,9 +120,7 @@ class AdaptiveClassifier:
         from safetensors.numpy import save
 
         folder, present = Path(folder), np.isfinite(self.intercepts)
-        tensors = {
-            "idf": self.idf, "weights": self.weights[present], "intercepts": self.intercepts[present]
-        }  # fmt: skip
+        tensors = {"idf": self.idf, "weights": self.weights[present], "intercepts": self.intercepts[present]}
         blob = save({name: np.ascontiguousarray(v, dtype=np.float64) for name, v in tensors.items()})
         config = {
             "format": _FORMAT, "schema": _SCHEMA, "weights": digest(blob, 64), "terms": list(self.terms),
@@ -202,32 +200,27 @@ class ModelClassifier(_Transformer):
         self._columns = _columns(self._model.config.id2label, name)
 
     def logits(self, questions: Sequence[str]) -> Tensor:
-        inputs = self._tokenizer(
-            list(questions), return_tensors="pt", padding=len(questions) > 1, truncation=True
-        )  # fmt: skip
-        return self._model(**inputs).logits[:, self._columns]
+        how = {"return_tensors": "pt", "padding": len(questions) > 1, "truncation": True}
+        return self._model(**self._tokenizer(list(questions), **how)).logits[:, self._columns]
 
 
 class LetterClassifier(_Transformer):
     """A sequence-to-sequence model of transformers (T5) that writes A, B or C, as the paper's classifier.
 
-    A strategy's probability is the softmax over the logits of the three letters at the first written
-    place, as in the released code, whose ``max_tokens`` cuts a longer question. ``name`` is a path or hub id,
-    given as ``option``. UserError for a model that cannot be loaded without running its own code or a pickle,
-    a tokenizer that does not tell the letters apart, or an altered folder of ours.
+    A strategy's probability is the softmax over the logits of the three letters at the first written place,
+    as in the released code; ``max_tokens`` cuts a longer question. UserError for a model that needs its
+    own code or a pickle, letters that are not told apart, or an altered folder of ours.
     """
 
     def __init__(self, name: str, *, max_tokens: int = 384, option: str = "trigger.classifier") -> None:
         _check_files(Path(name))
-        self.model, self.tokenizer = _pretrained(
-            "AutoModelForSeq2SeqLM", "sequence-to-sequence", option, name
-        )
+        kind = "AutoModelForSeq2SeqLM"
+        self.model, self.tokenizer = _pretrained(kind, "sequence-to-sequence", option, name)
         start = getattr(self.model.config, "decoder_start_token_id", None)
         self._start = self.model.generation_config.decoder_start_token_id if start is None else start
+        spelled = self.tokenizer(list(LETTERS), add_special_tokens=False).input_ids
         #: First token of each letter.
-        self.letters = [
-            next(iter(self.tokenizer(letter, add_special_tokens=False).input_ids), None) for letter in LETTERS
-        ]
+        self.letters = [next(iter(ids), None) for ids in spelled]
         if self._start is None or None in self.letters or len(set(self.letters)) < len(LETTERS):
             lacks = "no token to begin with" if self._start is None else "no token each for A, B and C"
             told = f"{option}={name} cannot classify questions: it has {lacks}; take a T5"

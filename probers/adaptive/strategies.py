@@ -52,12 +52,9 @@ class Tried(NamedTuple):
 
 @dataclass(frozen=True)
 class Answers:
-    """Questions that one model answered with several strategies.
+    """Questions that one model answered with several strategies, also those on which some were not tried.
 
-    Attributes:
-        path, fingerprint: of the run or store, and of its content.
-        rule: the figure that decides whether an answer is right.
-        rows: all questions, also those on which a strategy was not tried.
+    ``rule`` is the figure that decides whether an answer is right.
     """
 
     path: Path
@@ -77,10 +74,7 @@ class Labelled(NamedTuple):
 
 
 def read(path: Path, *, checksums: bool = True) -> Answers:
-    """Read the answers of a comparison's folder, or of a feature store.
-
-    UserError where neither is there, or it is unfinished or damaged or lacks a strategy.
-    """
+    """Read the answers of a comparison's folder, or of a feature store (UserError: unfinished or unfit)."""
     state = read_state(path)
     if state is None or state["command"] != "compare":
         return of_store(FeatureStore.open(path, checksums=checksums))
@@ -122,10 +116,7 @@ def of_store(store: FeatureStore) -> Answers:
 
 
 def joined(parts: Sequence[Answers]) -> Answers:
-    """Join the answers of several runs.
-
-    UserError for other models, rules or strategies, a question in two of them, or a group in two splits.
-    """
+    """Join the answers of several runs (UserError: of other models or rules, or that overlap)."""
     first, sides, where = parts[0], dict[tuple[str, str], str](), dict[tuple[str, str], Path]()
     for part in parts:
         for name in ("model", "rule", "strategies"):
@@ -136,10 +127,8 @@ def joined(parts: Sequence[Answers]) -> Answers:
                 raise UserError(f"{both}: {name} is {mine} in one and {theirs} in the other", "mismatch")
         for row in part.rows:
             if (other := where.setdefault((row.dataset, row.id), part.path)) != part.path:
-                told = (
-                    f"question {row.id!r} is in data={other} and data={part.path}: give every question once"
-                )
-                raise UserError(told, "overlap")
+                told = f"question {row.id!r} is in data={other} and data={part.path}"
+                raise UserError(f"{told}: give every question once", "overlap")
             if (side := sides.setdefault((row.dataset, row.group), row.split)) != row.split:
                 told = f"the group {row.group!r} has questions of the {side} and of the {row.split} split"
                 raise UserError(f"{told} (data={part.path}): split them with one seed", "overlap")

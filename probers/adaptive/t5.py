@@ -48,20 +48,15 @@ class Letters:
     max_tokens: Count = 384
 
     def fit(self, labelled: Mapping[str, Labelled], *, seed: int, device: str) -> LetterClassifier:
-        """Fine-tune on the training questions; keep the best epoch on the validation questions, if any.
-
-        UserError for an unknown model or device, RunError where the loss is not finite.
-        """
+        """Fine-tune on the training questions; keep the best epoch on the validation questions, if any."""
         where = pick_device(device)
         classifier = LetterClassifier(self.model, max_tokens=self.max_tokens, option="head.model")
         model, rows = classifier.model.to(where), _rows(labelled["train"])
         held_out = _rows(labelled["validation"]) if "validation" in labelled else []
-        groups = [
-            {"params": [p for p in model.parameters() if p.dim() > 1], "weight_decay": self.weight_decay},
-            # biases and norms do not decay
-            {"params": [p for p in model.parameters() if p.dim() <= 1], "weight_decay": 0.0},
-        ]
-        optimizer = torch.optim.AdamW(groups, lr=self.lr)
+        matrices = [p for p in model.parameters() if p.dim() > 1]
+        others = [p for p in model.parameters() if p.dim() <= 1]  # biases and norms do not decay
+        groups: Any = [{"params": matrices, "weight_decay": self.weight_decay}, {"params": others}]
+        optimizer = torch.optim.AdamW(groups, lr=self.lr, weight_decay=0.0)
         order: Any = {"shuffle": True, "generator": torch.Generator().manual_seed(seed)}
         data = DataLoader[Any](rows, self.batch_size, collate_fn=list, **order)  # type: ignore[arg-type]
         steps = self.epochs * len(data)

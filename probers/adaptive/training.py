@@ -111,8 +111,7 @@ def run(request: Request) -> Path:
     chances = {CLASSIFIER: classifier.probabilities(asked), name: control.probabilities(asked)}
     figures = measure(test, chances, majority, resamples=request.resamples, seed=seed)
     figures["splits"] = {name: _split(part) for name, part in sorted(labelled.items())}
-    figures["labels"] = record
-    figures["base"] = None if of_words else public_model(settings.model)
+    figures |= {"labels": record, "base": None if of_words else public_model(settings.model)}
     seen(answers.rows).save(out)
     classifier.save(out)
     write_text(out / "metrics.json", canonical_json(figures))
@@ -139,22 +138,19 @@ def _identity(request: Request, parts: list[Answers]) -> dict[str, Any]:
 
 def _refuse_unused(request: Request) -> None:
     for option in fields(request):  # type: ignore[arg-type]
-        key = option.name
         default = option.default if option.default_factory is MISSING else option.default_factory()
-        if key in (*_USED, "device", "logger", "save_every") or key.startswith("_"):
-            continue
-        if (value := getattr(request, key)) != default:
-            told = f"a classifier of questions takes options as head.NAME, not {key}={value}: leave it out"
-            raise UserError(told, "conflict")
+        used = option.name in (*_USED, "device", "logger", "save_every") or option.name.startswith("_")
+        if not used and (value := getattr(request, option.name)) != default:
+            told = f"a classifier of questions takes options as head.NAME, not {option.name}={value}"
+            raise UserError(f"{told}: leave it out", "conflict")
 
 
 def _data(given: str | list[str] | None) -> list[Path]:
     """The runs and stores given, or the newest complete store with answered questions."""
+    if given == []:
+        raise UserError("data=[] names no run or store: give a folder, or several", "missing-value")
     if given is not None:
-        paths = [given] if isinstance(given, str) else given
-        if not paths:
-            raise UserError("data=[] names no run or store: give a folder, or several", "missing-value")
-        return list(map(Path, paths))
+        return [Path(path) for path in ([given] if isinstance(given, str) else given)]
     if (found := newest_store("cot")) is None:
         told = f"'probers-datagen --source cot' makes one, or pass data=FOLDER, also of '{HOW}'"
         raise UserError(f"there is no store of answered questions under runs/: {told}", "no-artifact")
@@ -171,16 +167,12 @@ def _split(part: Labelled) -> dict[str, Any]:
 def measure(
     test: Labelled, chances: Mapping[str, np.ndarray], majority: str, *, resamples: int, seed: int
 ) -> dict[str, Any]:
-    """The figures of ``metrics.json`` on test questions.
-
-    ``chances`` are (n, 3) probabilities of the classifier and of its controls, ``majority`` is the most
-    frequent strategy of the training questions; the bootstrap draws groups.
-    """
+    """The figures of ``metrics.json``, of (n, 3) ``chances`` of classifier and controls on test questions."""
     gold = np.array([STRATEGIES.index(s) for s in test.strategies])
     said = {name: each.argmax(axis=1) for name, each in chances.items()}
     bootstrap = Bootstrap(test.groups, resamples=resamples, seed=seed)
     right = {CLASSIFIER: said[CLASSIFIER] == gold, MAJORITY: gold == STRATEGIES.index(majority)}
-    right |= {name: each == gold for name, each in said.items() if name != CLASSIFIER}
+    right |= {name: each == gold for name, each in said.items()}
     wrong = (gold > 0).astype(int)
     aurocs, pairs = {}, {}
     if 0 < wrong.sum() < len(wrong):
@@ -230,13 +222,13 @@ def table(figures: Mapping[str, Any]) -> str:
         shown = f"{name} ({figures['majority']})" if name == MAJORITY else name
         lines.append(f"  {shown:20}{bounded(entry, 'accuracy'):22}{bounded(entry, 'auroc')}".rstrip())
     titles = [*(f"said {name}" for name in names), "share", "recall"]
-    lines.append(f"  {'cheapest':10}" + "".join(f"{title:>13}" for title in titles))
+    percent = partial(number, form=".0%", absent="")
+    rows = [("cheapest", titles)]
     for name, row in zip(names, figures["confusion"], strict=True):
         entry = figures["by_strategy"][name]
-        cells = [*map(str, row), _percent(entry["share"]), _percent(entry["recall"])]
-        lines.append(f"  {name:10}" + "".join(f"{cell:>13}" for cell in cells).rstrip())
-    said = [_percent(figures["by_strategy"][name]["predicted_share"]) for name in names]
-    lines.append(f"  {'share':10}" + "".join(f"{share:>13}" for share in said))
+        rows.append((name, [*map(str, row), percent(entry["share"]), percent(entry["recall"])]))
+    rows.append(("share", [percent(figures["by_strategy"][name]["predicted_share"]) for name in names]))
+    lines += [f"  {head:10}{''.join(f'{cell:>13}' for cell in cells)}".rstrip() for head, cells in rows]
     return "\n".join([*lines, *(f"note: {note}" for note in _notes(figures))])
 
 
@@ -257,10 +249,6 @@ def write_card(figures: Mapping[str, Any], *, model: str, data: Sequence[Path], 
         out=public_path(out, "CLASSIFIER"), notes=_notes(figures), bounded=bounded,
         tried="multi" in figures["labels"]["tried"],
     )  # fmt: skip
-
-
-def _percent(value: float | None) -> str:
-    return number(value, ".0%", absent="")
 
 
 def _notes(figures: Mapping[str, Any]) -> list[str]:

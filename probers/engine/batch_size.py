@@ -39,35 +39,22 @@ class Batches:
     def __init__(self, size: int | str, device: torch.device) -> None:
         if size != "auto" and not (isinstance(size, int) and size > 0):
             raise UserError(f"batch_size={size} must be auto or a whole number above 0")
-        self._auto = size == "auto"
-        self._device = device
+        self._auto, self._device, self._most = size == "auto", device, MOST
         self._before = memory_share(device)  # taken already: the weights, other processes
-        self._most = MOST
         self._beside = BESIDE if self._auto else 1
         self.size = FIRST if self._auto else int(size)
 
     def each(
-        self,
-        lengths: Sequence[int] | Mapping[int, int],
-        work: Callable[[list[int]], list[T]],
-        *,
-        known: Container[int] = (),
-        price: int | None = None,
-        read: bool = False,
-    ) -> Iterator[dict[int, T]]:
+        self, lengths: Sequence[int] | Mapping[int, int], work: Callable[[list[int]], list[T]], *,
+        known: Container[int] = (), price: int | None = None, read: bool = False,
+    ) -> Iterator[dict[int, T]]:  # fmt: skip
         """``work`` for the indices or keys of ``lengths``, batch by batch.
 
         Batches hold texts of like length, and the longest come first: if memory runs out, it does so at once.
         What is ``known`` is left out of the batches that were made with it, so that the others are the same.
-
-        Args:
-            price: what a batch costs in places, by which batches are cut (:func:`cheapest`);
-                None cuts by :func:`cut`.
-            read: the texts are read already; "auto" then takes four times as many, up to 256,
-                as long as memory holds them.
-
-        Raises:
-            RunError: memory ran out for a single text, or for a batch of a size that was given.
+        With the ``price`` of a batch in places they are cut by :func:`cheapest`, without one by :func:`cut`.
+        Of texts that are ``read`` already "auto" takes four times as many, up to 256, as memory holds.
+        RunError where memory runs out for a single text, or for a batch of a size that was given.
         """
         places: Iterable[int] = lengths if isinstance(lengths, Mapping) else range(len(lengths))
         waiting = sorted(places, key=lambda i: -lengths[i])
@@ -79,37 +66,32 @@ class Batches:
                 plan = cut(ordered, most) if price is None else cheapest(ordered, most, price)
             chosen = waiting[: plan.pop(0)]
             new = {i for i in chosen if i not in known}
-            made: dict[int, T] = {}
-            before = self.size, self._beside
+            made, before = dict[int, T](), (self.size, self._beside)
             try:
-                if new:
-                    done = zip(chosen, work(chosen), strict=True)
-                    made = {i: one for i, one in done if i in new}
+                done = zip(chosen, work(chosen), strict=True) if new else ()
+                made = {i: one for i, one in done if i in new}
             except (RuntimeError, MemoryError) as error:
-                if not _out_of_memory(error):
+                said = ("out of memory", "can't allocate memory")
+                kinds = (MemoryError, torch.OutOfMemoryError)
+                if not isinstance(error, kinds) and not any(each in str(error) for each in said):
                     raise
                 self._shrink(len(chosen))
             else:
                 waiting = waiting[len(chosen) :]
-                full = self._auto and len(chosen) == most and 2 * self.size <= self._most
-                if full and self._roomy():
-                    self.size *= 2
+                if self._auto and len(chosen) == most and 2 * self.size <= self._most:
+                    taken, free = memory_share(self._device) - self._before, 1 - self._before
+                    if taken < _ROOMY * free:
+                        self.size *= 2
             if (self.size, self._beside) != before:
                 plan = []
             if made:
                 yield made
 
-    def _roomy(self) -> bool:
-        """Tell whether what batches took is little of the memory that was free before them."""
-        free = 1 - self._before
-        return memory_share(self._device) - self._before < _ROOMY * free
-
     def _shrink(self, failed: int) -> None:
         """Halve the batch after ``failed`` texts did not fit in memory."""
         if not self._auto:
-            raise RunError(
-                f"memory ran out with batch_size={self.size}: lower it, or batch_size=auto", "memory"
-            )
+            told = f"memory ran out with batch_size={self.size}: lower it, or batch_size=auto"
+            raise RunError(told, "memory")
         if failed == 1:
             raise RunError("memory ran out for a single text: shorten it or take a smaller model", "memory")
         if failed > self.size:
@@ -145,10 +127,7 @@ def cut(lengths: Sequence[int], size: int) -> list[int]:
 
 
 def cheapest(lengths: Sequence[int], size: int, price: int) -> list[int]:
-    """Sizes of the cheapest batches of at most ``size`` texts, for descending ``lengths``.
-
-    A batch costs ``price`` places besides its own.
-    """
+    """Sizes of the cheapest batches of at most ``size`` texts; each costs ``price`` places more."""
     costs, begins = [0], [0]  # of the batches of the first so many texts, and where the last begins
     for end in range(1, len(lengths) + 1):
         starts = range(max(0, end - size), end)
@@ -171,12 +150,6 @@ def memory_share(device: torch.device) -> float:
         return 1.0
     free, total = torch.cuda.mem_get_info(device)
     return 1 - free / total
-
-
-def _out_of_memory(error: BaseException) -> bool:
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
-        return True
-    return "out of memory" in str(error) or "can't allocate memory" in str(error)
 
 
 #: Tokens that must be saved: about what a further pass over one token of each row costs.
@@ -208,12 +181,9 @@ def nested(prompts: Sequence[Sequence[int]], config: Any) -> list[int] | None:
 
 
 def read_nested(
-    decoder: Decoder,
-    batches: Batches,
-    prompts: Sequence[Sequence[int]],
-    whole: Sequence[int],
+    decoder: Decoder, batches: Batches, prompts: Sequence[Sequence[int]], whole: Sequence[int],
     known: Container[int],
-) -> Iterator[dict[int, CachedPrefix]]:
+) -> Iterator[dict[int, CachedPrefix]]:  # fmt: skip
     """Keys and values of all but the last token of each prompt, by its index; of nested ones computed once.
 
     Prompts come in groups that take as much memory as a batch of the longest of them would; one that is all

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -48,14 +48,9 @@ class LiveText:
     """
 
     def __init__(
-        self,
-        request: Request,
-        tokenizer: Any,
-        stops: Stops,
-        sampling: Sampling | None = None,
-        *,
+        self, request: Request, tokenizer: Any, stops: Stops, sampling: Sampling | None = None, *,
         alternatives: int = 0,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.request, self.sampling, self.alternatives = request, sampling, alternatives
         self.row = Row(request, tokenizer, stops, read=True)
         self.random = None if request.stream is None else np.random.default_rng(request.stream)
@@ -64,8 +59,7 @@ class LiveText:
         self.tops: list[list[tuple[int, float]]] = []
         self.text = ""
         self.ends: list[int] = []
-        self.read = 0
-        self.cached = 0
+        self.read = self.cached = 0
         self.cancelled = self.left = False
         self.error: RunError | None = None
 
@@ -128,38 +122,27 @@ class _Reading:
 class ContinuousBatch:
     """The texts that are being written, and those that wait.
 
-    Everything happens in :meth:`step`, on the thread that calls it; use it as a context manager.
+    Everything happens in :meth:`step`, on the thread that calls it; use it as a context manager. UserError
+    for a family whose keys and values cannot be shared between texts.
 
     Args:
         feature: states of each token to read and tell ``reader`` of; None reads none.
         rows: most texts that are written at once.
         piece: most places of prompts that are read between two steps.
         blocks: what is kept of texts that are over.
-
-    Raises:
-        UserError: a family whose keys and values cannot be shared between texts.
     """
 
     def __init__(
-        self,
-        lm: CausalLM,
-        feature: Feature | None = None,
-        reader: Reader | None = None,
-        *,
-        rows: int = 16,
-        piece: int = 512,
-        blocks: BlockCache | None = None,
-    ) -> None:
+        self, lm: CausalLM, feature: Feature | None = None, reader: Reader | None = None, *,
+        rows: int = 16, piece: int = 512, blocks: BlockCache | None = None,
+    ) -> None:  # fmt: skip
         if not can_share(lm.model.config):
-            raise UserError(
-                f"{type(lm.model).__name__} keeps more than keys and values: take another model", "model"
-            )
+            told = f"{type(lm.model).__name__} keeps more than keys and values: take another model"
+            raise UserError(told, "model")
         self._decoder, self._config = lm.decoder, lm.model.config
-        self._reader = reader
         self._before = feature is not None and feature.pool in BEFORE
         self._tap = None if feature is None else tap_of(lm.model, feature)
-        self._rows, self._piece = rows, piece
-        self._blocks = blocks
+        self._reader, self._rows, self._piece, self._blocks = reader, rows, piece, blocks
         self._waiting: deque[LiveText] = deque()
         self._reading: _Reading | None = None
         self._running: list[LiveText] = []
@@ -290,8 +273,7 @@ class ContinuousBatch:
         if int(self._own.min()) < self._length:
             mask = (torch.arange(self._length + 1, device=device) >= pads).long()
         logits = self._decoder(self._next, mask, positions, cache=self._cache)[:, -1]
-        self._length += 1
-        self._own = self._own + 1
+        self._length, self._own = self._length + 1, self._own + 1
         if self._tap is not None:
             lengths = [len(text.request.prompt.ids) for text in self._running]
             prompts = torch.tensor(lengths, device=device)
@@ -311,14 +293,11 @@ class ContinuousBatch:
         """The next token (texts, 1) of each text; of one that is written it is of no account."""
         logits = logits.float()  # once; on a CPU the largest of bfloat16 numbers is slow to find
         tokens = logits.argmax(dim=-1)
-        drawn: dict[tuple[float, int, float], list[int]] = {}
+        drawn: dict[Sampling, list[int]] = {}
         for i, text in enumerate(texts):
             if text.sampling is not None and not text.written:
-                how = text.sampling
-                drawn.setdefault((how.temperature, how.top_k, how.top_p), []).append(i)
-        for places in drawn.values():
-            sampling = texts[places[0]].sampling
-            assert sampling is not None
+                drawn.setdefault(replace(text.sampling, seed=0), []).append(i)
+        for sampling, places in drawn.items():
             random = [texts[i].random for i in places]
             tokens[places] = sampling.draw(logits[places], [one for one in random if one is not None])
         alternatives = max((text.alternatives for text in texts), default=0)
@@ -356,19 +335,17 @@ class ContinuousBatch:
             gone.append(text)
         for text in gone:
             text.left = True
-        if ended:
-            self._select(closed([i for i in range(len(self._running)) if i not in ended]))
-        return gone
-
-    def _select(self, slots: list[int]) -> None:
+        if not ended:
+            return gone
+        slots = closed([i for i in range(len(self._running)) if i not in ended])
         chosen = torch.tensor(slots, dtype=torch.long)
         if slots:
             select_rows(self._cache, slots)
         else:
             self._cache, self._length = None, 0
-        self._own = self._own[chosen]
-        self._next = self._next[chosen.to(self._next.device)]
+        self._own, self._next = self._own[chosen], self._next[chosen.to(self._next.device)]
         self._running = [self._running[i] for i in slots]
+        return gone
 
 
 def _row(cache: Any, row: int, pad: int) -> list[tuple[Tensor, Tensor]]:

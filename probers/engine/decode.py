@@ -60,14 +60,14 @@ class Row:
         self.ids: list[int] = []
         self.kept = 0
         self.stop: StopReason | None = None
-        self._text = TextStream(tokenizer, request.prompt.ids) if read or stops.read_text else None
+        decoded = read or stops.look_back or stops.callables
+        self._text = TextStream(tokenizer, request.prompt.ids) if decoded else None
         self._end: int | None = None  # of the text, where a stop string cuts it
 
     def accept(self, tokens: Sequence[int], guessed: Sequence[int]) -> tuple[int, int]:
         """Take the next token, and those after it as long as the guesses before them were right.
 
-        ``tokens`` is one more than were guessed. Returns how many guesses were right, and how many tokens
-        were looked at.
+        ``tokens`` is one more than ``guessed``. Returns numbers of right guesses and of tokens looked at.
         """
         for count, token in enumerate(tokens):
             written = len(self.ids)
@@ -87,17 +87,13 @@ class Row:
             known = len(self._text.visible)
             self._text.push(token)
             text = self._text.visible
-            place = self._stops.find(text, known)
-            if place is not None:
-                self._end = place
+            if (place := self._stops.find(text, known)) is not None:
+                self._end, self.stop = place, "stop"
                 kept = sum(end <= place for _, end in self._text.offsets())
                 self.kept = max(kept, self._text.settled(0))  # what was pooled stays
+            elif any(stop(text) for stop in self._stops.callables):
                 self.stop = "stop"
-                return
-            if any(stop(text) for stop in self._stops.callables):
-                self.stop = "stop"
-                return
-        if len(self.ids) == self.limit:
+        if self.stop is None and len(self.ids) == self.limit:
             self.stop = "length"
 
     @property
@@ -149,11 +145,9 @@ class Batch:
         chosen = torch.tensor(slots, device=self._decoder.device)
         if self._cache is not None:
             select_rows(self._cache, slots)
-        if self._ids is not None:
-            self._ids = self._ids[chosen]
+        self._ids = None if self._ids is None else self._ids[chosen]
+        self._mask = None if self._mask is None else self._mask[chosen]
         self.rows, self._positions = self.rows[chosen], self._positions[chosen]
-        if self._mask is not None:
-            self._mask = self._mask[chosen]
         self.active = [self.active[slot] for slot in slots]
 
     def leave(self, cache: PrefixCache | None, rows: Sequence[Row], slots: Iterable[int]) -> None:
@@ -201,11 +195,7 @@ def closed(slots: Sequence[int]) -> list[int]:
 def generate_batch(
     decoder: Decoder, tokenizer: Any, requests: Sequence[Request], how: Decoding, stops: Stops
 ) -> list[Generation]:
-    """Continue the prompts of a batch, in their order; ``stops`` are those of ``how`` and the model's own.
-
-    Raises:
-        RunError: a logit or a recorded state is NaN or infinite.
-    """
+    """Continue a batch's prompts, in their order (RunError: a logit or state is NaN or infinite)."""
     rows = [Row(request, tokenizer, stops) for request in requests]
     limit = max(request.limit for request in requests)
     random = [np.random.default_rng(r.stream) for r in requests if r.stream is not None]
@@ -268,17 +258,14 @@ def generate_batch(
     return [
         row.prompt.continued(
             tokenizer, row.ids[: row.kept], recorded[:, number, : row.kept], stop=row.stop or "length",
-            needs=how.needs, states=capture.states(number),
-            attention=capture.attention(number),
+            needs=how.needs, states=capture.states(number), attention=capture.attention(number),
         )
         for number, row in enumerate(rows)
     ]  # fmt: skip
 
 
-#: Tokens that must be repeated before the guess, most first.
-_CONTEXT = (3, 2, 1)
-#: Tokens guessed after a single repeated one, which says little.
-_SHORT = 4
+_CONTEXT = (3, 2, 1)  # tokens that must be repeated before the guess, most first
+_SHORT = 4  # tokens guessed after a single repeated one, which says little
 
 
 class PromptLookup:
@@ -314,8 +301,7 @@ def guess(ids: np.ndarray, most: int) -> list[int]:
 
 
 def _refuse_broken(rows: Sequence[Row], capture: CaptureSession, scores: Tensor) -> None:
-    broken = capture.broken()
-    if broken is not None:
+    if (broken := capture.broken()) is not None:
         feature, row, token, layer = broken
         raise broken_state(feature, layer, f"generated token {token} of {rows[row].prompt.name}")
     for row, token in (~scores.isfinite().all(dim=0)).nonzero().tolist():

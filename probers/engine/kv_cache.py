@@ -17,7 +17,7 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, takewhile
 from typing import Any
 
 import numpy as np
@@ -43,9 +43,8 @@ class GrowingLayer(DynamicLayer):
         """Append (batch, heads, length, width) keys and values; returns all there are."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        start = self.get_seq_length()
+        rows, start = len(key_states), self.get_seq_length()
         end = start + key_states.shape[-2]
-        rows = len(key_states)
         if self._buffers is None or end > self._buffers[0].shape[-2]:
             room, before = max(end + _ROOM if start else end, self._capacity), (self.keys, self.values)
             self._buffers = empty(rows, room, key_states[0], value_states[0])
@@ -66,14 +65,6 @@ class GrowingLayer(DynamicLayer):
         self.lazy_initialization(keys, values)
         self._buffers = empty(rows, max(length, self._capacity), keys, values)
         return self._view(rows, length)
-
-    def _make_room(self, keys: Tensor, values: Tensor, capacity: int) -> None:
-        start, before = self.get_seq_length(), (self.keys, self.values)
-        self._buffers = empty(len(keys), max(capacity, self._capacity), keys[0], values[0])
-        if start:
-            for buffer, old in zip(self._buffers, before, strict=True):
-                assert old is not None  # there are positions already
-                buffer[:, :, :start] = old
 
     def join(self, other: GrowingLayer, rows: int) -> None:
         """Take the rows of another layer as well, with room for ``rows``; shorter ones begin masked."""
@@ -109,11 +100,11 @@ class GrowingLayer(DynamicLayer):
             self._view(len(self.keys), self.get_seq_length() - count)
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        """Keep some rows, and the room there was; where :func:`.decode.closed` orders them few are copied."""
+        """Keep some rows, as :meth:`select`."""
         self.select(indices.tolist())
 
     def select(self, sources: Sequence[int]) -> None:
-        """Do the same for rows that are listed on the host, without a copy from the device."""
+        """Keep some rows, and the room there was; where :func:`.decode.closed` orders them few are copied."""
         if self._buffers is None:
             return
         length = self.get_seq_length()
@@ -287,20 +278,15 @@ class BlockCache:
         self._size, self._room = size, megabytes * 1e6
         # Of each block, its keys and values in tensors (parts of one shape, heads, size, width).
         self._blocks: OrderedDict[bytes, list[Tensor]] = OrderedDict()
-        self._places: list[
-            int
-        ] = []  # among the parts of a block, of layer 1's keys, its values, layer 2's ..
+        # Places among the parts of a block, of layer 1's keys, its values, layer 2's ..
+        self._places: list[int] = []
 
     def __len__(self) -> int:
         return len(self._blocks)
 
     def find(self, ids: Sequence[int]) -> CachedPrefix | None:
         """The known beginning of a prompt, without its last token; None if nothing is known."""
-        found = []
-        for name in self._names(ids[:-1]):
-            if name not in self._blocks:
-                break
-            found.append(name)
+        found = list(takewhile(self._blocks.__contains__, self._names(ids[:-1])))
         self._touch(found)
         if not found:
             return None

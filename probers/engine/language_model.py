@@ -107,10 +107,9 @@ class ScoreRequest:
 class Scoring:
     """Settings for recording texts.
 
-    Attributes:
-        needs: what to record besides log-probabilities and entropies.
-        prefix: text that all prompts begin with (a run's exemplars). Its keys and values
-            are computed once and kept for later calls; results do not depend on it.
+    ``needs`` are recorded besides log-probabilities and entropies. ``prefix`` is text that all prompts begin
+    with (a run's exemplars); its keys and values are computed once and kept for later calls, and results do
+    not depend on it.
     """
 
     needs: Needs = NOTHING
@@ -159,12 +158,9 @@ class LanguageModel(ABC):
         """Continue every prompt: generations by their places in ``requests``, batch by batch.
 
         Requests at the places ``known`` are not wanted again. Batches are cut as if they were, so that the
-        others are written as they would be beside them.
-
-        Raises:
-            UserError: an empty prompt, one that with ``max_new_tokens`` exceeds the model's
-                context or lacks ``how.prefix``, a layer or site the model lacks.
-            RunError: NaN or infinite states or logits, out of memory for a single prompt.
+        others are written as they would be beside them. UserError for an empty prompt, one that with
+        ``max_new_tokens`` exceeds the model's context or lacks ``how.prefix``, a layer or site the model
+        lacks; RunError for NaN or infinite states or logits, or out of memory for a single prompt.
         """
 
     @abstractmethod
@@ -197,24 +193,14 @@ class LanguageModel(ABC):
         """
 
     def generate(
-        self,
-        prompts: Sequence[str],
-        *,
-        max_new_tokens: int | Sequence[int],
-        names: Sequence[str] | None = None,
-        progress: str | None = None,
-        **how: Any,
-    ) -> list[Generation]:
+        self, prompts: Sequence[str], *, max_new_tokens: int | Sequence[int],
+        names: Sequence[str] | None = None, progress: str | None = None, **how: Any,
+    ) -> list[Generation]:  # fmt: skip
         """Continue every prompt, in batches of like length; order out is order in.
 
-        Args:
-            max_new_tokens: most tokens per text; one number for all, or one each.
-            names: what messages call the prompts; by default their place in the list.
-            progress: label of a progress bar; None shows none.
-            **how: ``needs``, ``stop``, ``sampling``, .. of :class:`Decoding`.
-
-        Raises:
-            UserError, RunError: as :meth:`generate_each`; lists of unlike lengths.
+        ``max_new_tokens`` is one number for all, or one each. Messages call the prompts by ``names``, by
+        default their places. ``progress`` is the label of a bar, and ``how`` are ``needs``, ``stop``,
+        ``sampling``, .. of :class:`Decoding`. Errors are those of :meth:`generate_each`.
         """
         limits = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else max_new_tokens
         rows = aligned(prompts, names, **{"limits in max_new_tokens": limits})
@@ -222,14 +208,9 @@ class LanguageModel(ABC):
         return collected(self.generate_each(requests, Decoding(**how)), len(requests), progress)
 
     def score(
-        self,
-        prompts: Sequence[str],
-        continuations: Sequence[str | Sequence[int]],
-        *,
-        names: Sequence[str] | None = None,
-        progress: str | None = None,
-        **how: Any,
-    ) -> list[Generation]:
+        self, prompts: Sequence[str], continuations: Sequence[str | Sequence[int]], *,
+        names: Sequence[str] | None = None, progress: str | None = None, **how: Any,
+    ) -> list[Generation]:  # fmt: skip
         """Record the same as :meth:`generate` for given continuations, in one forward pass.
 
         ``score([g.prompt], [g.token_ids])`` repeats what ``generate`` recorded. ``how`` are the fields of

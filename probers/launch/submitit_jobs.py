@@ -72,27 +72,19 @@ class Submitit:
     """false leaves the joining of the parts to probers-merge"""
 
     def make(self, command: str, typed: tuple[str, ...], out: str) -> Parts | None:
-        """Make the missing parts; returns all parts, or None with ``wait=false``.
-
-        Raises:
-            UserError: submitit or Slurm refuses the array, or a worker the request.
-            RunError: a part failed ``tries`` times.
-        """
+        """Make the missing parts; returns all parts, or None with ``wait=false``."""
         parts = Parts(command, typed, out, self.parts)
         told: dict[Partition, str] = {}
         for turn in range(self.tries):
-            left = parts.left
-            if not left:
+            if not (left := parts.left):
                 return parts
             if turn:
                 part = next(part for part in left if part in told)
                 log.info("%d parts are begun again; part %s: %s", len(left), part, told[part])
             jobs = dict(zip(left, self._submit(parts, left), strict=True))
-            first, last = (jobs[part].job_id for part in (left[0], left[-1]))
-            log.info(
-                "%d of %d parts are queued, jobs %s to %s; their output is in %s",
-                len(left), parts.count, first, last, logs(out),
-            )  # fmt: skip
+            queued = f"{len(left)} of {parts.count} parts are queued"
+            where = f"jobs {jobs[left[0]].job_id} to {jobs[left[-1]].job_id}"
+            log.info("%s, %s; their output is in %s", queued, where, logs(out))
             if not self.wait:
                 log.info("when every part is there: %s", parts.merge_command())
                 return None

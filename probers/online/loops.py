@@ -59,17 +59,15 @@ _BLOCK = 32
 class WatchedBatch:
     """Forwarded tokens of one batch's rows, and their scores.
 
+    ``per`` scores the "sequence" so far after each token, or the "token" alone. ``special`` are ids that end
+    a row, and ids that are not part of it; ``length`` counts positions before the first generated token.
+
     Attributes:
         prompt: ids (rows, columns) of the prompt in what ``generate`` returns; no columns for embeddings.
         tokens: (rows,) ids of each pass after the first.
         predicting: the heads read the state before a token, beginning with the prompt's last.
         stopped: (rows,) rows that a caller has stopped; none of their further tokens count.
         problem: why the loop could not be followed or scored.
-
-    Args:
-        per: score the "sequence" so far after each token, or the "token" alone.
-        special: ids that end a row, and ids that are not part of it.
-        length: positions before the first generated token, padding included.
     """
 
     def __init__(
@@ -78,20 +76,18 @@ class WatchedBatch:
         self.rows, self.prompt = rows, prompt
         self.predicting = bank.spec.pool == "predicting"
         self.tokens: list[Tensor] = []
-        self.stopped = torch.zeros(rows, dtype=torch.bool)
         self.problem: UserError | RunError | None = None
         self._bank, self._per, self._length = bank, per, length
         self.eos, self._special = special[0], torch.cat(special)
-        self._ended = torch.zeros(rows, dtype=torch.bool)
+        self.stopped, self._ended = (torch.zeros(rows, dtype=torch.bool) for _ in range(2))
         self._lives: list[Tensor] = []  # (rows,) of every token, whether it counts
-        self._added = 0
+        self._added = self._asked = 0
         self._vectors = GrowingVectors(bank.spec.pool)
         self._waiting: list[tuple[list[int], Tensor, Tensor]] = []  # of a token: live rows, vectors, finite
         self._scores: list[list[float]] = [[] for _ in range(rows)]
         self._mask: Tensor | None = None
         self._positions: Tensor | None = None
         self._keys: weakref.ref[Tensor] | None = None
-        self._asked = 0
 
     def refuse(self, why: str) -> None:
         self.problem = self.problem or UserError(why, code="unsupported")
@@ -176,10 +172,8 @@ class WatchedBatch:
         read = len(self.tokens)
         same = read == self._asked and tuple(ids.shape) == (self.rows, self.prompt.shape[1] + read + 1)
         if not same or (read and not torch.equal(ids[:, -2], self.tokens[-1].to(ids.device))):
-            raise UserError(
-                f"{_UNREADABLE}; and use a stopping criterion with the model it was made for",
-                code="unsupported",
-            )
+            told = f"{_UNREADABLE}; and use a stopping criterion with the model it was made for"
+            raise UserError(told, "unsupported")
         self._asked += 1
 
     def stop_above(self, threshold: float) -> None:
@@ -196,10 +190,8 @@ class WatchedBatch:
         """Forward ``last`` (rows, 1) as ``generate`` would, on a copy of ``cache``."""
         mask, positions = self._mask, self._positions
         if cache is None or (mask is not None and mask.dim() != 2):
-            raise UserError(
-                "finish needs passes that return the cache, and a mask of 2 dimensions or none",
-                code="unsupported",
-            )
+            told = "finish needs passes that return the cache, and a mask of 2 dimensions or none"
+            raise UserError(told, "unsupported")
         decoder = Decoder(model)
         last = last.to(decoder.device)
         if mask is not None:
@@ -219,8 +211,8 @@ class GenerationWatcher(ExitStack):
     """Listener on a model's passes, with the newest :class:`WatchedBatch`; None before the first pass.
 
     Hooks are on the model while it is entered. With ``keep_cache`` keys and values of the last pass are kept,
-    so that one more token can be forwarded. Heads that cannot follow a text are refused (UserError), and a
-    model they were not trained on.
+    so that one more token can be forwarded. Heads that cannot follow a text, or another model than theirs,
+    are refused (UserError).
     """
 
     def __init__(
@@ -230,14 +222,11 @@ class GenerationWatcher(ExitStack):
         check_growing(bank)
         # Depth and width are always compared, the weights where the model knows where it is from.
         name = str(getattr(model, "name_or_path", "") or "")
-        spec = ModelSpec(
-            id=name or bank.spec.model.id,
-            revision=fingerprint(name, model) if name else "",
-            layers=len(decoder_layers(model)),
-            width=int(model.config.get_text_config().hidden_size),
-            dtype=str(model.dtype).removeprefix("torch."),
-        )
-        bank.check_model(spec)
+        width, dtype = int(model.config.get_text_config().hidden_size), str(model.dtype)
+        bank.check_model(ModelSpec(
+            name or bank.spec.model.id, fingerprint(name, model) if name else "",
+            len(decoder_layers(model)), width, dtype.removeprefix("torch."),
+        ))  # fmt: skip
         check_needs(bank.spec.needs, model)
         self.bank, self.model, self.tokenizer = bank, model, tokenizer
         self.batch: WatchedBatch | None = None
@@ -288,11 +277,10 @@ class GenerationWatcher(ExitStack):
         if batch is None:
             return
         states = self._tap.take_last(*batch.lengths(given.get("attention_mask")))
-        if batch.problem is not None:
-            return
         cache = _cache_of(given if isinstance(output, tuple) else output)
         if cache is None and not isinstance(output, tuple):
             batch.refuse(_NO_CACHE)
+        if batch.problem is not None:
             return
         batch.passed(cache, given)
         self.cache = cache if self._keep_cache else None
@@ -306,10 +294,7 @@ def _cache_of(values: Mapping[str, Any]) -> Any:
 
 
 def _first_keys(cache: Any) -> Tensor | None:
-    """The first layer's keys, where they stay the same tensor from one pass to the next.
-
-    Beam search, cropping and the like replace it, and are noticed by that.
-    """
+    """The first layer's keys, where they stay the same tensor; beam search and the like replace it."""
     if cache is None or getattr(cache, "offloading", False):
         return None
     for layer in getattr(cache, "layers", ()):

@@ -58,12 +58,9 @@ class Prober(Protocol):
 def check_growing(bank: Prober) -> None:
     """Refuse heads that cannot score a text token by token (UserError)."""
     if bank.head.tokens:
-        raise UserError(
-            "this prober's heads pool all tokens of a span and cannot score a growing text: record its "
-            'states with Needs.of(layers, pool="tokens") and call bank.score_spans, or train heads of single '
-            "tokens (head=radio, linear, ..) or of pooled states",
-            code="unsupported",
-        )
+        told = "this prober's heads pool all tokens of a span and cannot score a growing text: record its "
+        told += 'states with Needs.of(layers, pool="tokens") and call bank.score_spans, or train heads of '
+        raise UserError(f"{told}single tokens (head=radio, linear, ..) or of pooled states", "unsupported")
 
 
 class GrowingVectors:
@@ -92,10 +89,8 @@ class GrowingVectors:
 class GrowingScores:
     """Scores of the newest tokens of texts that grow side by side, each under its own key.
 
-    ``before`` says that heads read the state before a token; a text's first is then the prompt's last.
-
-    Raises:
-        UserError: heads that pool a span's tokens themselves.
+    ``before`` says that heads read the state before a token; a text's first is then the prompt's last. Heads
+    that pool a span's tokens themselves are refused (UserError).
     """
 
     def __init__(self, bank: Prober) -> None:
@@ -105,27 +100,14 @@ class GrowingScores:
         self._vectors = GrowingVectors(bank.spec.pool)
         self._distances: dict[Hashable, list[float]] = {}
 
-    def add(self, keys: Sequence[Hashable], states: Tensor) -> list[float]:
-        """Take one more token of some texts, each under its key; the score of each text after it.
-
-        ``states`` (texts, layers read, d) are of the token, or of the position before it for heads of that.
-
-        Raises:
-            RunError: a state that is not finite, also as the prober's number format has it; names the layer.
-        """
-        scores: list[float] = []
-        for found in self.add_each(keys, states):
-            if isinstance(found, RunError):
-                raise found
-            scores.append(found)
-        return scores
-
     def add_each(
         self, keys: Sequence[Hashable], states: Tensor, names: Sequence[str] = ()
     ) -> list[float | RunError]:
-        """Take one more token as :meth:`add`; a text whose state is not finite has an error for a score.
+        """Take one more token of some texts, each under its key; the score of each text after it.
 
-        Such a state is not pooled. ``names`` are the texts' in their errors.
+        ``states`` (texts, layers read, d) are of the token, or of the position before it for heads of that.
+        A state that is not finite, also in the prober's number format, is not pooled and has an error for a
+        score; ``names`` are the texts' in their errors.
         """
         feature = self._bank.spec.feature
         stored = as_stored(token_vectors(states, feature.pool), self._bank.spec.dtype)
@@ -134,9 +116,8 @@ class GrowingScores:
         found: list[float | RunError] = [math.nan] * len(keys)
         for row in (~fine).nonzero().flatten().tolist():
             layer = int((~(rounded if read[row].all() else read)[row]).nonzero()[0])
-            found[row] = broken_state(
-                feature, layer, f"a token of {names[row] if names else 'a growing text'}"
-            )
+            where = f"a token of {names[row] if names else 'a growing text'}"
+            found[row] = broken_state(feature, layer, where)
         if not (kept := fine.nonzero().flatten().tolist()):
             return found
         own = token_vectors(states[kept], feature.pool)
@@ -169,10 +150,7 @@ def text_needs(bank: Prober) -> Needs:
 
 
 def text_scores(bank: Prober, vectors: np.ndarray) -> tuple[list[float], list[float] | None]:
-    """Scores (n,) and distances (n,) of a text that was read whole, as of :func:`score_vectors`.
-
-    ``vectors`` (n, heads, width) are of its n tokens, recorded with :func:`text_needs`.
-    """
+    """Scores (n,) and distances (n,) of a whole text from vectors (n, heads, width) of :func:`text_needs`."""
     check_growing(bank)
     growing, tokens = GrowingVectors(bank.spec.pool), torch.from_numpy(vectors)
     if len(tokens):

@@ -65,21 +65,14 @@ class Scores(AbstractContextManager["Scores"]):
         features were, or joined by the prober's ``aggregate``; with ``per="token"`` its own states. Heads of
         ``pool=predicting`` give (n + 1,) scores, from before the first token to before the one to come. Each
         says how likely an entity that begins there is wrong (``bank.probability`` of it), and nothing where
-        none begins: :attr:`entities`.
-
-        Raises:
-            UserError: nothing was generated, or by a loop that cannot be followed.
-            RunError: NaN or infinite states; names layer and token.
+        none begins: :attr:`entities`. UserError where nothing was generated, or by a loop that cannot be
+        followed; RunError for NaN or infinite states.
         """
         return [np.array(row, dtype=np.float64) for row in self._batch().scores()]
 
     @property
     def sequence(self) -> np.ndarray:
-        """(batch,) float64, the last score of each row.
-
-        Raises:
-            UserError: as :attr:`tokens`, or no token of a row was read.
-        """
+        """(batch,) float64, the last score of each row; UserError also where no token of a row was read."""
         tokens = self.tokens
         for row, scores in enumerate(tokens):
             if not len(scores):
@@ -97,12 +90,9 @@ class Scores(AbstractContextManager["Scores"]):
 
         They are found by the recogniser that made the prober's labels; those that begin a sentence are left
         out, as there. The last word, and what a further word would change, show once more was read.
-
-        Raises:
-            UserError: as :attr:`tokens`; heads that do not read the state before an entity; no tokenizer.
+        UserError also for heads that do not read the state before an entity, and without a tokenizer.
         """
-        batch, tokenizer = self._batch(), _tokenizer(self._watcher)
-        recognise = Recogniser(self._watcher.bank.recogniser or "rules", quiet=True)
+        batch, (tokenizer, recognise) = self._batch(), _finding(self._watcher)
         found = []
         for row, scores in enumerate(batch.scores()):
             prompt = batch.prompt[row].tolist()
@@ -115,12 +105,10 @@ class Scores(AbstractContextManager["Scores"]):
     def finish(self, sequences: Any) -> None:
         """Forward and read each row's last token as well; call it inside the block.
 
-        Takes what ``generate`` returned: ids (batch, length), or its output object. ``per="sequence"`` then
-        gives the scores of whole texts, equal to those of :meth:`.CausalLM.generate`'s records. It costs one
-        pass of one token per row on a copy of the keys and values. A second call does nothing.
-
-        Raises:
-            UserError: outside the block, or other sequences than those just generated.
+        Takes what ``generate`` returned: ids (batch, length), or its output object; UserError for others, and
+        outside the block. ``per="sequence"`` then gives the scores of whole texts, equal to those of
+        :meth:`.CausalLM.generate`'s records. It costs one pass of one token per row on a copy of the keys and
+        values. A second call does nothing.
         """
         if not self._attached:
             raise UserError("call scores.finish(sequences) inside the with block", code="conflict")
@@ -133,9 +121,8 @@ class Scores(AbstractContextManager["Scores"]):
             seen = torch.stack(batch.tokens, dim=1).to(ids.device)
             same = torch.equal(ids[:, columns : columns + read], seen)
         if not same:
-            raise UserError(
-                "finish needs the sequences that generate has just returned, unchanged", "mismatch"
-            )
+            told = "finish needs the sequences that generate has just returned, unchanged"
+            raise UserError(told, "mismatch")
         last = ids[:, columns + read :]
         if last.shape[1] and bool(batch.counted(last[:, 0]).any()):
             batch.forward(self._watcher.model, last, self._watcher.cache)
@@ -165,10 +152,7 @@ class StopOnScore(StoppingCriteria):
         if math.isnan(self.threshold):
             raise UserError(f"threshold={threshold} is not a number")
         self._watcher = GenerationWatcher(bank, model, tokenizer)
-        self._recognise: Recogniser | None = None
-        if bank.spec.pool == "predicting":
-            _tokenizer(self._watcher)
-            self._recognise = Recogniser(bank.recogniser or "rules", quiet=True)
+        self._finding = _finding(self._watcher) if bank.spec.pool == "predicting" else None
         self._texts: list[GrowingText] = []
         self._watcher.__enter__()
         # The hooks know the watcher only, so that this object is collected as soon as it is unused.
@@ -197,23 +181,21 @@ class StopOnScore(StoppingCriteria):
     def __call__(self, input_ids: torch.LongTensor, scores: Any, **kwargs: Any) -> torch.BoolTensor:
         """Decide which rows to stop, (batch,), by the tokens before the newest, which was not forwarded yet.
 
-        Raises:
-            UserError: a call that cannot be followed, or of another model than the watched one.
-            RunError: NaN or infinite states; names layer and token.
+        UserError for a call that cannot be followed or of another model, RunError for states not finite.
         """
         if not self._finalizer.alive:
             raise UserError("this criterion is closed: call bank.stopping_criteria again", code="conflict")
-        batch = self._watcher.batch
-        if batch is None:
+        if (batch := self._watcher.batch) is None:
             raise UserError("this criterion watches another model than the one that runs", code="mismatch")
         if batch.problem is not None:
             raise batch.problem
         batch.ask(input_ids)
         scores = batch.scores()
         enough = len(batch.tokens) >= self.min_tokens
-        if self._recognise is not None:
-            tokenizer, recognise, last = self._watcher.tokenizer, self._recognise, input_ids[:, -1]
+        if self._finding is not None:
+            last = input_ids[:, -1]
             if not batch.tokens or not self._texts:
+                tokenizer, recognise = self._finding
                 self._texts = [GrowingText(tokenizer, ids, recognise) for ids in batch.prompt.tolist()]
             ends, counts = torch.isin(last, batch.eos.to(last.device)).tolist(), batch.counted(last).tolist()
             for row, (text, token) in enumerate(zip(self._texts, last.tolist(), strict=True)):
@@ -227,17 +209,16 @@ class StopOnScore(StoppingCriteria):
         return batch.stopped.to(input_ids.device)  # type: ignore[return-value]
 
 
-def _tokenizer(watcher: GenerationWatcher) -> Any:
-    """The tokenizer to find entities with (UserError: none, or heads that read no state before one)."""
-    if watcher.bank.spec.pool != "predicting":
-        raise UserError(
-            f"this prober reads {watcher.bank.spec.pool} states and cannot score entities before they are "
-            "written: train one on a store of 'probers-datagen --source wiki pool=predicting'",
-            code="unsupported",
-        )
+def _finding(watcher: GenerationWatcher) -> tuple[Any, Recogniser]:
+    """Tokenizer and recogniser to find entities with (UserError: heads that read no state before one)."""
+    bank = watcher.bank
+    if bank.spec.pool != "predicting":
+        told = f"this prober reads {bank.spec.pool} states and cannot score entities before they are written"
+        remedy = "train one on a store of 'probers-datagen --source wiki pool=predicting'"
+        raise UserError(f"{told}: {remedy}", "unsupported")
     if watcher.tokenizer is None:
         raise UserError("finding entities needs the model's tokenizer: pass tokenizer=", code="missing-value")
-    return watcher.tokenizer
+    return watcher.tokenizer, Recogniser(bank.recogniser or "rules", quiet=True)
 
 
 class GrowingText:
@@ -246,17 +227,11 @@ class GrowingText:
     def __init__(self, tokenizer: Any, prompt: Sequence[int], recognise: Recognise) -> None:
         self._stream = TextStream(tokenizer, prompt)
         self._prompt, self._recognise = decode(tokenizer, prompt), recognise
-        self._read = ""
+        self._read, self.push = "", self._stream.push
         self.found: WrittenEntity | None = None
 
-    def push(self, token: int) -> None:
-        self._stream.push(token)
-
     def first_above(self, threshold: float, scores: Sequence[float], *, over: bool) -> WrittenEntity | None:
-        """The first entity that has begun with a score above a threshold.
-
-        ``scores`` are of the state before each token so far; ``over`` says that the last word is whole.
-        """
+        """The first entity begun with a score above a threshold; ``over``: the last word is whole."""
         text = self._stream.visible
         if not over:
             whole = _WHOLE_WORDS.match(text)

@@ -8,7 +8,7 @@ recorded so far that fire at one of the two only. The closed-book answers are on
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 from pathlib import Path
@@ -55,8 +55,7 @@ def record_all(
     """Record a trajectory for every query that an adaptive method asked with, into the folder ``out``.
 
     Triggers of whole answers are asked about each of its answers. With ``every``, methods are included that
-    did not retrieve, which they may for other questions. The recorded answers of the ``parts`` of a split
-    run are joined.
+    did not retrieve, which they may for other questions. The ``parts``' recorded answers are joined.
     """
     fired = [run for run in runs if run.method.adaptive and (every or run.cost("retrievals").any())]
     if not rag.max_retrievals or not fired or not len(fired[0].scored):
@@ -182,14 +181,13 @@ _CLOSE = 0.05
 
 @dataclass(frozen=True)
 class Setting:
-    """Option of a method that varies from run to run.
+    """Option of a method that varies from run to run; ``ends`` are the settings to begin with.
 
     Attributes:
         option: ``threshold`` of the score; ``n``, tokens from one retrieval to the next, and with it those
             that a query of as many last tokens has; or, for rules without either, ``max_retrievals``.
         own: its value in the method's own run, or for ``max_retrievals`` the most that it took.
         idle: a value at which nothing is retrieved, if there is one.
-        ends: settings to begin with.
     """
 
     option: Literal["threshold", "n", "max_retrievals"]
@@ -226,17 +224,13 @@ class Setting:
 
     def next(self, found: Mapping[float, Outcomes]) -> float | None:
         """Choose the value to run next; None where there is nothing left to learn."""
-        for end in self.ends:
-            if end not in found:
-                return end
+        if left := [end for end in self.ends if end not in found]:
+            return left[0]
         scores = np.concatenate([_scores(run) for run in found.values()])
-        gaps = [
-            (abs(found[low].mean_retrievals - found[high].mean_retrievals), low, high)
-            for low, high in pairwise(sorted(found))
-        ]
+        retrievals = {value: run.mean_retrievals for value, run in found.items()}
+        gaps = [(abs(retrievals[low] - retrievals[high]), low, high) for low, high in pairwise(sorted(found))]
         for apart, low, high in sorted(gaps, reverse=True):
-            value = self.between(low, high, scores) if apart > _CLOSE else None
-            if value is not None:
+            if apart > _CLOSE and (value := self.between(low, high, scores)) is not None:
                 return value
         return None
 
@@ -253,27 +247,22 @@ class Setting:
 
 
 def rerun_all(
-    rag: RAG, runs: Iterable[MethodRun], reference: Outcomes, recorded: Sequence[QueryTrajectory], out: Path,
-    *, points: int,
+    rag: RAG, runs: Collection[MethodRun], reference: Outcomes, recorded: Sequence[QueryTrajectory],
+    out: Path, *, points: int,
 ) -> dict[str, dict[str, Any]]:  # fmt: skip
     """Run the curve of every adaptive method that has none from recorded answers.
 
     Each has at most so many ``points`` besides the method's own run and the closed-book ``reference``. The
-    traces in ``out`` are where a killed comparison goes on.
-
-    Returns:
-        By name of the method: ``option`` and ``value``, what was set and to what, ordered by ``retrievals``
-        per question; the figures of recorded answers; and ``own``, the setting in the table.
+    traces in ``out`` are where a killed comparison goes on. By name of the method, a curve has ``option`` and
+    ``value``, what was set and to what, ordered by ``retrievals`` per question; the figures of recorded
+    answers; and ``own``, the setting in the table.
     """
     if not points or not rag.max_retrievals or not len(reference.scored):
         return {}
     out.mkdir(parents=True, exist_ok=True)
-    replayed = {name for entry in recorded for name in entry.trajectory.triggers}
-    curves = {
-        run.name: _curve(rag, run, reference, out, points)
-        for run in runs
-        if run.method.adaptive and not run.method.trigger.judges_answer and run.name not in replayed
-    }
+    known = {name for entry in recorded for name in entry.trajectory.triggers}
+    known |= {run.name for run in runs if not run.method.adaptive or run.method.trigger.judges_answer}
+    curves = {run.name: _curve(rag, run, reference, out, points) for run in runs if run.name not in known}
     return {name: curve for name, curve in curves.items() if len(set(curve["retrievals"])) > 1}
 
 
@@ -284,8 +273,7 @@ def _curve(rag: RAG, run: MethodRun, reference: Outcomes, out: Path, points: int
         found.setdefault(setting.idle, reference)
     questions = [run.questions[i] for i in run.scored]
     for _ in range(points):
-        value = setting.next(found)
-        if value is None:
+        if (value := setting.next(found)) is None:
             break
         file = out / f"{method.name}-{setting.option}={value!r}.jsonl"
         progress = f"{method.name} {setting.option}={value:.3g}"

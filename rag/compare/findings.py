@@ -187,21 +187,17 @@ def _notes(settings: Compare, found: Findings, wrong: np.ndarray | None) -> list
     for kind, names in grouped(filters).items():
         notes.append(f"Content words of {', '.join(names)} are those of this filter: {kind}.")
     if wrong is not None and len(set(wrong)) == 1:
-        which = "wrong" if wrong[0] else "right"
-        notes.append(
-            f"Every closed-book answer is {which}, so that there is nothing for a trigger to tell apart: its "
-            "AUPRC and ECE here say nothing of it."
-        )
+        told = f"Every closed-book answer is {'wrong' if wrong[0] else 'right'}"
+        why = "so that there is nothing for a trigger to tell apart"
+        notes.append(f"{told}, {why}: its AUPRC and ECE here say nothing of it.")
     if len(found.banks) > 1:
         notes.append(f"Figures of layers and controls are those of {next(iter(found.banks))}.")
     if settings.wrong != "em":
         notes.append(f"Answers are wrong by {settings.wrong} here: for thresholds, AUROC and consistency.")
     pairs = len(found.runs) * (len(found.runs) - 1) // 2
     if pairs > LEVEL * (1 + settings.resamples):
-        notes.append(
-            f"resamples={settings.resamples} are too few to settle any of {pairs} pairs when all are "
-            f"considered: give {math.ceil(pairs / LEVEL)} or more."
-        )
+        few = f"resamples={settings.resamples} are too few to settle any of {pairs} pairs"
+        notes.append(f"{few} when all are considered: give {math.ceil(pairs / LEVEL)} or more.")
     if missing := sum(not q.answers for q in questions):
         notes.append(f"{missing} of {len(questions)} questions have no gold answer and are in no score.")
     for name, run in found.runs.items():
@@ -217,12 +213,8 @@ def roc(wrong: np.ndarray, scores: np.ndarray) -> dict[str, Any]:
     levels = np.unique(scores)[::-1]
     fpr = [0.0, *(float((scores[wrong == 0] >= t).mean()) for t in levels)]
     tpr = [0.0, *(float((scores[wrong == 1] >= t).mean()) for t in levels)]
-    keep = thinned(len(fpr))
-    return {
-        "fpr": [fpr[i] for i in keep],
-        "tpr": [tpr[i] for i in keep],
-        "auroc": float(auroc(wrong, scores)),
-    }
+    keep, area = thinned(len(fpr)), float(auroc(wrong, scores))
+    return {"fpr": [fpr[i] for i in keep], "tpr": [tpr[i] for i in keep], "auroc": area}
 
 
 def by_knowledge(run: Outcomes, figure: str) -> dict[str, dict[str, Any]]:
@@ -287,11 +279,10 @@ def _told_round(done: Round, passages: Mapping[str, Passage]) -> dict[str, Any]:
     decision = done.decision
     # An offset leaves out what a token shares with its neighbour, so pieces run up to the next start.
     edges = [*(a for a, _ in done.tokens), len(done.text)]
-    pieces = [done.text[a:b] for a, b in pairwise(edges)]
-    if not pieces and done.text:
-        pieces = [done.text]
+    pieces = [done.text[a:b] for a, b in pairwise(edges)] or [done.text] * bool(done.text)
     scores = decision.token_scores if decision is not None else ()
     hits = decision.tokens if decision is not None and decision.fire else ()
+    shown = [passages[each] for each in done.passage_ids if each in passages]
     return {
         "tokens": [
             {"text": piece, "score": scores[i] if scores else None, "fired": i in hits}
@@ -301,7 +292,5 @@ def _told_round(done: Round, passages: Mapping[str, Passage]) -> dict[str, Any]:
         "threshold": None if decision is None else decision.threshold,
         "fired": decision is not None and decision.fire,
         "query": done.query,
-        "passages": [
-            {"title": p.title, "text": p.text} for p in map(passages.get, done.passage_ids) if p is not None
-        ],
+        "passages": [{"title": passage.title, "text": passage.text} for passage in shown],
     }

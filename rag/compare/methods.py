@@ -110,33 +110,27 @@ def build_methods(
 ) -> list[Method]:
     """Build the methods named by ``settings.triggers``, in this order.
 
-    Args:
-        settings: of ``probers-compare``. Where it names ``queries``, the methods ask with these: with one of
-            them all alike, and with several each becomes as many. Those that ask nothing, or the question
-            before anything is generated and nothing later, stay.
-        bank: gives the prober; asked only if a method needs it.
-        probers: in its place several by name; every method that needs one becomes as many.
-
-    Raises:
-        UserError: an unknown method, trigger, query or option; lists the choices.
+    ``bank`` gives the prober, and is asked only if a method needs it; of several ``probers`` in its place
+    every method that needs one becomes as many. With one of ``settings.queries`` all methods ask alike, with
+    several each becomes as many; those that ask nothing after the text began stay. UserError for an unknown
+    method, trigger, query or option.
     """
-    names, entries = settings.triggers, settings.methods
+    names, known = settings.triggers, ", ".join(settings.methods)
     if not names:
-        raise UserError("triggers=[] compares nothing: name at least one of " + ", ".join(entries), "empty")
+        raise UserError(f"triggers=[] compares nothing: name at least one of {known}", "empty")
     for name in names:
-        if name not in entries:
-            told = f"unknown method {name!r} in triggers: choose from {', '.join(entries)}"
-            raise UserError(told, "unknown-choice")
+        if name not in settings.methods:
+            raise UserError(f"unknown method {name!r} in triggers: choose from {known}", "unknown-choice")
         if names.count(name) > 1:
             raise UserError(f"triggers names {name} twice: once is enough", "conflict")
     methods = [method for name in names for method in _build(name, settings, probers or {"": bank})]
     built = [method.name for method in methods]
     if probers and built == names:
-        told = f"probers are given, but none of triggers=[{','.join(names)}] reads one"
-        raise UserError(f"{told}: add probing", "conflict")
+        told = f"probers are given, but none of triggers=[{','.join(names)}] reads one: add probing"
+        raise UserError(told, "conflict")
     if twice := [name for name in built if built.count(name) > 1]:
-        told = f"two methods would be called {twice[0]}"
-        raise UserError(f"{told}: rename one, or the folder of its prober", "conflict")
+        told = f"two methods would be called {twice[0]}: rename one, or the folder of its prober"
+        raise UserError(told, "conflict")
     if settings.queries is None:
         return methods
     made = [(name, named_part("query", name, {}).make()) for name in settings.queries]
@@ -173,7 +167,7 @@ def _build(name: str, settings: Compare, banks: Mapping[str, Callable[[], Any]])
     asked = for_engine(settings.engine, _part("trigger", entry))
     query = _part("query", entry).make()
     named = for_other(asked.get("bank")) if settings.allow_other else {}
-    given = {prober: with_bank(asked, bank) for prober, bank in banks.items()}
+    given = {prober: with_bank(asked, bank=bank) for prober, bank in banks.items()}
     found = []
     for prober, parts in given.items() if any(given.values()) else [("", {})]:
         try:
@@ -183,15 +177,10 @@ def _build(name: str, settings: Compare, banks: Mapping[str, Callable[[], Any]])
                 raise
             raise UserError(f"probers, {prober}: {error}", error.code) from error
         tunable = trigger.options.get("threshold") is not None or bool(entry.get("tune"))
-        method = Method(
-            f"{name}_{prober}" if prober else name,
-            trigger,
-            query,
-            tunable=tunable and not {"threshold", "theta"} & set(options),
-            matched=isinstance(trigger, Random) and "rate" not in options,
-            searches=searches,
-        )
-        found.append(method)
+        tunable &= not {"threshold", "theta"} & set(options)
+        matched = isinstance(trigger, Random) and "rate" not in options
+        called = f"{name}_{prober}" if prober else name
+        found.append(Method(called, trigger, query, tunable, matched, searches))
     return found
 
 
@@ -207,23 +196,20 @@ def with_retrievers(methods: Sequence[Method], corpus: Sequence[Passage]) -> lis
 
 
 def vary(settings: Compare) -> Compare:
-    """Replace every method in ``settings.vary`` by one method for each of its values.
+    """Replace every method in ``settings.vary`` by one for each of its values, or combination of values.
 
     ``vary={dragin: {threshold: [0.6, 0.9]}}`` makes the methods ``dragin_threshold=0.6`` and
-    ``dragin_threshold=0.9``; ``query.top_n`` is an option of the query. Of several options every
-    combination is one.
-
-    Raises:
-        UserError: a method that is not there, an option without values, or two of the same name.
+    ``dragin_threshold=0.9``; ``query.top_n`` is an option of the query. UserError for a method that is not
+    there, or an option without values.
     """
     asked, given = settings.triggers, settings.vary or {}
     for name, options in given.items():
         if name not in settings.methods:
-            known = ", ".join(asked)
-            raise UserError(f"unknown method {name!r} in vary: choose from {known}", "unknown-choice")
+            told = f"unknown method {name!r} in vary: choose from {', '.join(asked)}"
+            raise UserError(told, "unknown-choice")
         if name not in asked and not settings.methods[name].get("if_given"):
-            told = f"vary names {name}, which is not compared"
-            raise UserError(f"{told}: add it to triggers, or leave it out", "conflict")
+            told = f"vary names {name}, which is not compared: add it to triggers, or leave it out"
+            raise UserError(told, "conflict")
         if empty := next((option for option, values in options.items() if not values), None):
             raise UserError(f"vary.{name}.{empty}=[] has no value: name at least one", "empty")
     names: list[str] = []
@@ -280,14 +266,13 @@ def complete(settings: Compare) -> tuple[Compare, list[str]]:
 
 def _of_engine(settings: Compare) -> tuple[list[str], list[str]]:
     """The methods that the engine supports, and a note on each of the others."""
-    left, notes = [], []
+    left, notes = list(settings.triggers), []
     for name in settings.triggers:
-        entry, why = settings.methods.get(name, {}), None
-        if {"trigger", "query"} <= set(entry):  # other mistakes are reported later
-            why = unserved(settings.engine, _part("trigger", entry), _part("query", entry))
-        if why is None:
-            left.append(name)
-        else:
+        entry = settings.methods.get(name, {})
+        if not {"trigger", "query"} <= set(entry):  # reported later
+            continue
+        if why := unserved(settings.engine, _part("trigger", entry), _part("query", entry)):
+            left.remove(name)
             notes.append(f"{name} is left out: {why}.")
             log.info("%s", notes[-1])
     if notes and not left:

@@ -122,12 +122,9 @@ class Outcomes:
 class Comparison:
     """Figures with intervals of several methods, from the same bootstrap resamples of groups of questions.
 
-    Args:
-        questions: the common questions.
-        reference: the closed-book run, whose wrong answers the triggers should find;
-            None leaves out the figures that depend on it.
-        wrong: rule by which an answer counts as wrong, for triggers and consistency
-            (:func:`probers.evaluation.answers.right_by`).
+    ``reference`` is the closed-book run, whose wrong answers the triggers should find; None leaves out the
+    figures that depend on it. An answer that fails the rule ``wrong`` is wrong, for triggers and consistency
+    (:func:`probers.evaluation.answers.right_by`).
     """
 
     def __init__(
@@ -137,11 +134,9 @@ class Comparison:
         groups = [q.group or q.id for q in questions]
         answered = [g for g, q in zip(groups, questions, strict=True) if q.answers]
         self.rule = wrong
-        self.unit = {
-            "unit": "question" if len(set(groups)) == len(groups) else "group",
-            "units": len(set(groups)),
-            "resamples": resamples,
-        }
+        units = len(set(groups))
+        unit = "question" if units == len(groups) else "group"
+        self.unit = {"unit": unit, "units": units, "resamples": resamples}
         self._all = Bootstrap(np.array(groups), resamples=resamples, seed=seed)
         self._scored = Bootstrap(np.array(answered), resamples=resamples, seed=seed) if answered else None
         #: 1 for each scored question whose closed-book answer is wrong, else 0.
@@ -168,20 +163,14 @@ class Comparison:
         retrievals = run.cost("retrievals")
         named = (*OUTCOMES, *(() if run.matcher is None else (MATCH,)), *COSTS, *_AGAINST)
         entry: dict[str, Any] = {name: _value(found.get(name)) for name in named}
-        entry["retrieval_share"] = {
-            "none": float((retrievals == 0).mean()),
-            "single": float((retrievals == 1).mean()),
-            "multi": float((retrievals > 1).mean()),
-        }
+        shares = {"none": retrievals == 0, "single": retrievals == 1, "multi": retrievals > 1}
+        entry["retrieval_share"] = {name: float(such.mean()) for name, such in shares.items()}
         entry["trigger"] = {name: _value(found.get(f"trigger.{name}")) for name in _TRIGGER}
         entry["ci95"] = {name: i.limits for name, i in found.items() if i.limits is not None}
         return entry
 
     def pairs(self, runs: Mapping[str, Outcomes]) -> dict[str, dict[str, Any]]:
-        """Each method minus each earlier one with paired intervals and p-values, for results.json.
-
-        The pairs of each figure are one family for Holm's correction.
-        """
+        """Each method minus each earlier one, paired; a figure's are one family for Holm's correction."""
         samples = {name: self._samples(run) for name, run in runs.items()}
         found: dict[str, dict[str, Any]] = {}
         for i, (later, ones) in enumerate(samples.items()):
@@ -246,10 +235,7 @@ def table_lines(
     methods: Mapping[str, Mapping[str, Any]], at_random: Mapping[str, Mapping[str, Any]] | None = None,
     headline: str = "em",
 ) -> list[str]:  # fmt: skip
-    """The main figures of the methods of results.json as lines of a text table.
-
-    With ``random_at_budget`` of results.json the difference in the headline is a column.
-    """
+    """Lines of a text table of results.json, also of ``random_at_budget`` in it."""
     beside = {"acc_substring": "acc", "kept_tokens": "tokens"}  # shown where they are not the same
     columns = [
         ("EM", "em", 3), ("F1", "f1", 3), ("match", MATCH, 3), ("ACC", "acc", 3),

@@ -44,11 +44,7 @@ _THRESHOLDS = "thresholds.json"
 
 
 def run(settings: Compare, parts: PartRuns | None = None) -> Path:
-    """Compare ``settings.triggers`` on ``settings.questions``; returns the folder of the report.
-
-    ``parts`` are the finished parts of a split run, to be joined. A wrong request is a UserError before any
-    model runs.
-    """
+    """Compare the methods, or join the finished ``parts`` of a run; returns the report's folder."""
     from probers.bank.bank import ProbeBank
 
     banks: dict[str, ProbeBank] = {}
@@ -63,8 +59,8 @@ def run(settings: Compare, parts: PartRuns | None = None) -> Path:
     settings = vary(given)
     probers = named(settings.probers)
     if probers and settings.prober is not None:
-        told = f"prober={settings.prober} and probers are both given"
-        raise UserError(f"{told}: name every prober in probers", "conflict")
+        told = f"prober={settings.prober} and probers are both given: name every prober in probers"
+        raise UserError(told, "conflict")
 
     @cache
     def bank(path: str | None = None) -> ProbeBank:
@@ -108,13 +104,9 @@ def run(settings: Compare, parts: PartRuns | None = None) -> Path:
         "%d questions, %s (split %s), corpus %s with %d passages, model %s",
         len(questions), asked.spec, split, settings.corpus, len(corpus), settings.model.name,
     )  # fmt: skip
-    rag = SharedRAG(
-        remote(settings, folder) or load_model(settings, folder, engine=settings.engine),
-        settings.retriever.make(corpus),
-        Never(),
-        **loop_options(settings),
-        cache=GenerationCache(megabytes=settings.memory),
-    )
+    lm = remote(settings, folder) or load_model(settings, folder, engine=settings.engine)
+    retriever, memory = settings.retriever.make(corpus), GenerationCache(megabytes=settings.memory)
+    rag = SharedRAG(lm, retriever, Never(), **loop_options(settings), cache=memory)
     methods = with_retrievers(methods, corpus)
     model = None if parts is None else parts.runs[0].state.get("chosen", {}).get("model")
     if model is not None and model != str(rag.lm.spec):
@@ -148,16 +140,14 @@ def run(settings: Compare, parts: PartRuns | None = None) -> Path:
     if part is not None:  # figures come with the whole
         index(record_all(rag, runs.values(), replay, every=True), replay)
         folder.finish({"n": len(mine), "part": settings.part})
-        log.info(
-            "wrote the traces of %d questions, part %s, to %s/traces", len(mine), settings.part, folder.path
-        )
+        told = f"{len(mine)} questions, part {settings.part}, to {folder.path}/traces"
+        log.info("wrote the traces of %s", told)
         log.info("when every part is there: probers-merge %s/*", folder.path.parent)
         return folder.path
     trajectories = record_all(rag, runs.values(), replay, parts=parts)
     reruns = rerun_all(rag, runs.values(), reference, trajectories, replay, points=settings.sweep)
-    write(
-        folder, settings, Findings(runs, reference, trajectories, reruns, corpus, banks, notes, bool(tuned))
-    )
+    found_all = Findings(runs, reference, trajectories, reruns, corpus, banks, notes, bool(tuned))
+    write(folder, settings, found_all)
     return folder.path
 
 
@@ -178,12 +168,9 @@ def _open(
     settings: Compare, asked: QuestionSource, contamination: Contamination, methods: Sequence[Method],
     deal_splits: bool,
 ) -> tuple[QuestionSet, str, str]:  # fmt: skip
-    """The questions, their split, and the split that thresholds are chosen on.
-
-    Many question sets do not publish their test answers: then their validation questions are asked,
-    and thresholds come from their training questions. Without ``deal_splits`` a set that names no splits
-    is all test questions. With ``split=all`` all are asked, and each has a split.
-    """
+    """The questions, their split, and the split that thresholds are chosen on."""
+    # Many question sets do not publish their test answers: then their validation questions are asked, and
+    # thresholds come from their training questions.
     find = partial(
         open_questions, asked, limit=settings.limit, unfit=contamination.not_asked, seed=settings.seed,
         on_bad_line=settings.on_bad_line,
@@ -220,10 +207,8 @@ def _tune(
         chosen = ", ".join(f"{name} {tuned[name].threshold:.3g}" for name in tunable)
         log.info("thresholds chosen on %d %s questions: %s", len(questions), split, chosen)
     elif tunable:
-        told = (
-            f"The thresholds of {', '.join(tunable)} are those they came with: there are no {split} questions"
-        )
-        notes.append(f"{told} with both right and wrong closed-book answers.")
+        why = f"there are no {split} questions with both right and wrong closed-book answers"
+        notes.append(f"The thresholds of {', '.join(tunable)} are those they came with: {why}.")
     elif not tuned and not questions:
         notes.append(f"No score is calibrated: there are no {split} questions.")
     return tuned

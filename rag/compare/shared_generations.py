@@ -124,24 +124,17 @@ def narrowed(generation: Generation, needs: Needs) -> Generation:
     """Reduce a generation to ``needs``, which its own must cover."""
     if generation.needs == needs:
         return generation
-    return replace(
-        generation,
-        needs=needs,
-        states={feature: _narrowed(generation, feature) for feature in needs.features if generation.states},
-        attention=generation.attention if needs.attention else None,
-        top=generation.top if needs.top else None,
-    )
+    states = {feature: _narrowed(generation, feature) for feature in needs.features if generation.states}
+    attention, top = generation.attention if needs.attention else None, generation.top if needs.top else None
+    return replace(generation, needs=needs, states=states, attention=attention, top=top)
 
 
 def _narrowed(generation: Generation, feature: Feature) -> np.ndarray:
     """The states of a feature, taken from one with the same site and pool and at least its layers."""
     if feature in generation.states:
         return generation.states[feature]
-    its = next(
-        other
-        for other in generation.states
-        if (other.site, other.pool) == (feature.site, feature.pool) and {*feature.layers} <= {*other.layers}
-    )
+    alike = [e for e in generation.states if (e.site, e.pool) == (feature.site, feature.pool)]
+    its = next(other for other in alike if {*feature.layers} <= {*other.layers})
     return generation.states[its].take([its.layers.index(layer) for layer in feature.layers], axis=-2)
 
 

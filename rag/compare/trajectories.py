@@ -67,9 +67,8 @@ class RetrievalTrajectory:
     def at_random(self, budget: float) -> dict[str, np.ndarray]:
         """Compute the expected results, as of :meth:`granted`, of random retrieval at a mean of ``budget``.
 
-        Every question is granted the same number of retrievals or one more, each with the same chance, as
-        :class:`~probers.rag.triggers.Random` does; the figures are the mean over its draws. Beyond what the
-        questions take at most, the budget is that.
+        Every question is granted the same number of retrievals or one more, each with the same chance, as by
+        :class:`~probers.rag.triggers.Random`; beyond what the questions take at most, the budget is that.
         """
         means = [float(self.granted(j)["retrievals"].mean()) for j in range(self._most + 1)]
         low = max(0, min(int(np.searchsorted(means, budget, side="right")) - 1, self._most - 1))

@@ -63,9 +63,8 @@ class AttentionQuery(LimitedQuery):
     def rows(self, generation: Generation) -> np.ndarray:
         """The recorded attention (n + 1, p + n), see :class:`~probers.types.AttentionRows`."""
         if generation.attention is None:
-            raise RunError(
-                f"query={name_of(self)} needs attention, but the generation has none recorded", "mismatch"
-            )
+            told = f"query={name_of(self)} needs attention, but the generation has none recorded"
+            raise RunError(told, "mismatch")
         return generation.attention.rows
 
 
@@ -93,13 +92,10 @@ class QFS(PaperOrReleased, AttentionQuery):
 
     def text(self, question: Question, generation: Generation, decision: Decision, state: State) -> str:
         hits = hit_tokens(generation, decision)
-        if self.variant == "paper":
-            return self._paper(generation, hits[0], state)
-        return self._released(question, generation, hits, state)
-
-    def _paper(self, generation: Generation, hit: int, state: State) -> str:
-        rows, column = self.rows(generation), len(generation.prompt_ids) + hit
-        found, row = before(context_words(generation, state), column), own_row(rows, hit)
+        if self.variant == "released":
+            return self._released(question, generation, hits, state)
+        context = context_words(generation, state)
+        found, row = words_before(context, self.rows(generation), hits[0], generation)
         columns = sorted({c for w in found for c in w.columns})
         ranked = set(sorted(columns, key=lambda c: (-row[c], c))[: self.top_n])
         return " ".join(w.text for w in found if ranked & set(w.columns))
@@ -137,10 +133,7 @@ class QFS(PaperOrReleased, AttentionQuery):
 
 
 def _seen_by(word: Part, rows: np.ndarray) -> np.ndarray:
-    """(n,) mean attention to the text before a word at the positions that predicted its tokens.
-
-    Row i of ``rows`` (n + 1, n) is of the position before token i.
-    """
+    """(n,) mean attention at the positions that predicted a word's tokens, of ``rows`` (n + 1, n)."""
     first = word.tokens[0]
     weights = np.zeros(rows.shape[1])
     for row in rows[list(word.tokens), :first].astype(np.float64):
@@ -152,8 +145,7 @@ def _seen_by(word: Part, rows: np.ndarray) -> np.ndarray:
 def context_words(generation: Generation, state: State) -> list[ContextWord]:
     """Words of the question, the accepted text and the generation, in this order.
 
-    Leaves out exemplars and passages of the prompt, what was truncated of it, words without a
-    letter or digit, and quotes and commas around words.
+    Leaves out exemplars and passages, what was truncated, words without a letter or digit, and punctuation.
     """
     text, offsets = whole_text(generation)
     # A prompt that was truncated on the left has no tokens of its beginning.
@@ -174,15 +166,12 @@ def context_words(generation: Generation, state: State) -> list[ContextWord]:
     return found
 
 
-def before(found: Sequence[ContextWord], column: int) -> list[ContextWord]:
-    """The words that end before a token."""
-    return [w for w in found if w.columns[-1] < column]
-
-
-def own_row(rows: np.ndarray, token: int) -> np.ndarray:
-    """(p + n,) attention of a generated token itself, or of the last one with known attention."""
-    row: np.ndarray = rows[min(token + 1, len(rows) - 1)]
-    return row
+def words_before(
+    context: Sequence[ContextWord], rows: np.ndarray, hit: int, generation: Generation
+) -> tuple[list[ContextWord], np.ndarray]:
+    """The words that end before a generated token, and the token's own row (p + n,) or the last known."""
+    column = len(generation.prompt_ids) + hit
+    return [w for w in context if w.columns[-1] < column], rows[min(hit + 1, len(rows) - 1)]
 
 
 def bare(word: str) -> str:
@@ -191,11 +180,7 @@ def bare(word: str) -> str:
 
 
 def hit_tokens(generation: Generation, decision: Decision) -> tuple[int, ...]:
-    """The tokens from which a query looks back: those that fired.
-
-    For a trigger that names none, the first token after its position; for a verdict on
-    the whole answer, the last token.
-    """
+    """The tokens that fired; of a trigger that names none, the first after its position, or else the last."""
     if decision.tokens:
         return decision.tokens
     last = max(len(generation.token_ids) - 1, 0)
@@ -212,13 +197,12 @@ class CIOQF(AttentionQuery):
     Equation 5 of RaDIO (Zhu et al. 2025), for word i of N:
     Tok_i = norm(Att_i) + norm(TFIDF_i) + norm(Cos_i) + pos(i) / N.
 
-    Att_i is the attention (last layer, mean over heads) of the token that fired, summed
-    over the word's tokens. TFIDF_i is the word's share of the N words times
-    1 + ln((1 + D) / (1 + df)) over the D documents of the context itself: the question,
-    each sentence of the answer so far, each passage shown. The corpus's frequencies are
-    not taken: only one of the retrievers has any, and a query must not depend on it.
-    Cos_i is the cosine of the word's vector with the mean vector of the question's
-    words; a word without a vector has 0. pos(i) counts from 1.
+    Att_i is the attention (last layer, mean over heads) of the token that fired, summed over the word's
+    tokens. TFIDF_i is the word's share of the N words times 1 + ln((1 + D) / (1 + df)) over the D documents
+    of the context itself: the question, each sentence of the answer so far, each passage shown. The corpus's
+    frequencies are not taken: only one of the retrievers has any, and a query must not depend on it. Cos_i is
+    the cosine of the word's vector with the mean vector of the question's words; a word without a vector has
+    0. pos(i) counts from 1.
 
     Attributes:
         norm: over the N words, "minmax" to [0, 1] or "zscore" to mean 0 and deviation 1;
@@ -251,11 +235,11 @@ class CIOQF(AttentionQuery):
         self, rows: np.ndarray, hits: Sequence[int], generation: Generation, state: State
     ) -> tuple[list[ContextWord], np.ndarray]:
         """The words before the first token that fired, and Tok of each; ``rows`` is (n + 1, p + n)."""
-        hit, found = hits[0], context_words(generation, state)
-        words, row = before(found, len(generation.prompt_ids) + hit), own_row(rows, hit)
+        context = context_words(generation, state)
+        words, row = words_before(context, rows, hits[0], generation)
         if not words:
             return [], np.zeros(0)
-        begin = generation.offsets[hit][0] if generation.offsets else 0
+        begin = generation.offsets[hits[0]][0] if generation.offsets else 0
         written = state.partial + generation.text[:begin]
         documents = [
             state.question.question,
@@ -263,7 +247,7 @@ class CIOQF(AttentionQuery):
             *(p.text for p in state.passages),
         ]
         attention = np.array([row[list(w.columns)].sum(dtype=np.float64) for w in words])
-        cosines = self._cosines(words, [w for w in found if w.asked], generation, state)
+        cosines = self._cosines(words, [w for w in context if w.asked], generation, state)
         terms = {
             "attention": _scaled(attention, self.norm),
             "tf_idf": _scaled(tf_idf([w.text for w in words], documents), self.norm),
@@ -277,18 +261,15 @@ class CIOQF(AttentionQuery):
     ) -> np.ndarray:
         """(N,) cosine of each word's vector with the mean vector of the question's words."""
         look: list[np.ndarray | None]
+        every = [*words, *asked]
         if self.vectors is not None:
             table = load_vectors(self.vectors)
-            look = [_look_up(table, w.text) for w in (*words, *asked)]
+            look = [_look_up(table, w.text) for w in every]
         else:
-            ids = [*generation.prompt_ids, *generation.token_ids]
-            columns = [c for w in (*words, *asked) for c in w.columns]
-            of = dict(
-                zip(columns, _embeddings(cast("CausalLM", state.lm), [ids[c] for c in columns]), strict=True)
-            )
-            look = [
-                np.stack([of[c] for c in w.columns]).mean(axis=0, dtype=np.float64) for w in (*words, *asked)
-            ]
+            ids = np.array([*generation.prompt_ids, *generation.token_ids])
+            columns = [c for w in every for c in w.columns]
+            rows = dict(zip(columns, _embeddings(cast("CausalLM", state.lm), ids[columns]), strict=True))
+            look = [np.stack([rows[c] for c in w.columns]).mean(axis=0, dtype=np.float64) for w in every]
         about = [v for v in look[len(words) :] if v is not None]
         if not about:
             return np.zeros(len(words))
@@ -318,7 +299,7 @@ def _cosine(a: np.ndarray, b: np.ndarray) -> float:
     return float(a @ b) / size if size else 0.0
 
 
-def _embeddings(lm: CausalLM, ids: Sequence[int]) -> np.ndarray:
+def _embeddings(lm: CausalLM, ids: np.ndarray) -> np.ndarray:
     """(tokens, d) rows of the model's input embedding."""
     import torch
 

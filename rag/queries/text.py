@@ -6,6 +6,7 @@ import math
 import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from itertools import accumulate, takewhile
 
 from probers.text import split_sentences
 from probers.types import Decision, Generation, Needs, Question, UserError
@@ -31,8 +32,7 @@ class QuestionQuery:
 class AnswerQuery:
     """Question, rationale and answer, without the words that announce the answer (Probing-RAG).
 
-    A wrong answer still tends to name the subject of the question, and the first hop of a two-hop
-    question.
+    A wrong answer still tends to name the subject of the question, and the first hop of a two-hop question.
 
     Attributes:
         question_first: ask with the question alone the first time, as the released code does.
@@ -50,11 +50,8 @@ class AnswerQuery:
 
     def __post_init__(self) -> None:
         if self.with_passages and self.whole_output:
-            raise UserError(
-                "query.with_passages=true and query.whole_output=true exclude each other: the whole output "
-                "contains the passages already",
-                "conflict",
-            )
+            told = "query.with_passages=true and query.whole_output=true exclude each other"
+            raise UserError(f"{told}: the whole output contains the passages already", "conflict")
 
     def __call__(self, question: Question, generation: Generation, decision: Decision, state: State) -> str:
         if self.question_first and not state.retrievals:
@@ -91,14 +88,10 @@ class LimitedQuery(ABC):
         """The query before it is cut."""
 
     def __call__(self, question: Question, generation: Generation, decision: Decision, state: State) -> str:
-        found: list[str] = []
-        used = 0
-        for word in reversed(self.text(question, generation, decision, state).split()):
-            used += len(tokenize(word))
-            if used > self.max_tokens:
-                break
-            found.append(word)
-        query = " ".join(reversed(found))
+        words = self.text(question, generation, decision, state).split()
+        sizes = accumulate(len(tokenize(word)) for word in reversed(words))
+        kept = len(list(takewhile(self.max_tokens.__ge__, sizes)))
+        query = " ".join(words[len(words) - kept :])
         return query if tokenize(query) else question.question
 
 
@@ -150,11 +143,10 @@ class LastTokensQuery(LimitedQuery):
 class FlareQuery(LimitedQuery):
     """The sentence that fired without the tokens of probability below ``beta`` (FLARE, Jiang et al. 2023).
 
-    This is the paper's implicit query. The sentence is that of the first token that
-    fired; for a trigger that names no token, the one at its position; for a verdict on the
-    whole answer, all of it. Text of the sentence that was accepted earlier stays whatever its
-    probability. The spaces before omitted tokens stay, so that no two words
-    become one. When nothing is left, the question is asked.
+    This is the paper's implicit query. The sentence is that of the first token that fired; for a trigger that
+    names no token, the one at its position; for a verdict on the whole answer, all of it. Text of the
+    sentence that was accepted earlier stays whatever its probability. The spaces before omitted tokens stay,
+    so that no two words become one. When nothing is left, the question is asked.
 
     Attributes:
         beta: tokens of smaller probability are left out; 0 leaves none out.
@@ -168,26 +160,19 @@ class FlareQuery(LimitedQuery):
             raise UserError(f"query.beta={self.beta} is not a probability: give one from 0 to 1")
 
     def text(self, question: Question, generation: Generation, decision: Decision, state: State) -> str:
-        text = state.partial + generation.text
-        start, end = _sentence(text, generation, decision, len(state.partial))
+        text, shift = state.partial + generation.text, len(state.partial)
+        start, end = 0, len(text)
+        if decision.tokens:
+            # The token's last character: its first may be the space before the sentence.
+            start, end = sentence_at(text, shift + max(generation.offsets[decision.tokens[0]][1] - 1, 0))
+        elif decision.position is not None:
+            start, end = sentence_at(text, shift + decision.position)
         kept = list(text)
         for (a, b), logprob in zip(generation.offsets, generation.logprobs, strict=True):
             if math.exp(float(logprob)) < self.beta:
-                for place in range(a + len(state.partial), b + len(state.partial)):
+                for place in range(a + shift, b + shift):
                     kept[place] = kept[place] if kept[place].isspace() else ""
         return "".join(kept[start:end])
-
-
-def _sentence(text: str, generation: Generation, decision: Decision, shift: int) -> tuple[int, int]:
-    """[start, end) in the answer of the sentence that fired."""
-    if decision.tokens:
-        # The token's last character: its first may be the space before the sentence.
-        place = shift + max(generation.offsets[decision.tokens[0]][1] - 1, 0)
-    elif decision.position is not None:
-        place = shift + decision.position
-    else:
-        return 0, len(text)
-    return sentence_at(text, place)
 
 
 def sentence_at(text: str, place: int) -> tuple[int, int]:

@@ -19,14 +19,10 @@ __all__ = ["LEVEL", "write_report"]
 def write_report(results: Mapping[str, Any], data: Mapping[str, Any], path: Path) -> None:
     """Write the comparison as one HTML file without scripts or network access.
 
-    Parts without data are left out; figures that are null are dashes.
-
-    Args:
-        results: results.json, schema 1.
-        data: further data of the page, any of ``title``, ``command``, ``model``, ``corpus``, ``n``,
-            ``threshold_rule``, ``date``, ``flags``, ``knowledge_em``, ``layers``, ``controls``, ``ensemble``,
-            ``roc``, ``replay``, ``reruns``, ``points``, ``notes`` and ``examples``.
-        path: the file, which is replaced atomically.
+    Parts without data are left out; figures that are null are dashes. ``results`` are results.json, schema 1;
+    ``data`` any of ``title``, ``command``, ``model``, ``corpus``, ``n``, ``threshold_rule``, ``date``,
+    ``flags``, ``knowledge_em``, ``layers``, ``controls``, ``ensemble``, ``roc``, ``replay``, ``reruns``,
+    ``points``, ``notes`` and ``examples``.
     """
     found = Findings(results, data)
     glyphs = (mark_glyph, interval_glyph, level_glyph, shares_glyph)

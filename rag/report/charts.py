@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from markupsafe import Markup
 
@@ -136,7 +134,10 @@ def roc_chart(found: Findings) -> Markup:
     for name, points, _ in reversed(curves):
         plot.line(points, f"line {found.looks[name].css}", dash=found.looks[name].dash)
     for name, points, _ in reversed(curves):
-        plot.marker(found.looks[name].marker, _falling_diagonal(points), found.looks[name].mark)
+        x, y = np.transpose(points)
+        # Where the curve from (0, 0) to (1, 1) crosses fpr + tpr = 1.
+        crossing = float(np.interp(1.0, x + y, x)), float(np.interp(1.0, x + y, y))
+        plot.marker(found.looks[name].marker, crossing, found.looks[name].mark)
     for index, (name, _, auroc) in enumerate(curves):
         x, y = (index // lines) * WIDTH / 2 + 4, plot.size[1] - _ROW * (lines - index % lines) + 6
         plot.key(x, y, found.looks[name], f"{clipped(name, 20)} {num(auroc)}")
@@ -144,12 +145,6 @@ def roc_chart(found: Findings) -> Markup:
         "ROC of every trigger for “the answer is wrong”, with its AUROC. Markers only tell the curves apart;"
         " on the dotted line a trigger is guessing."
     )
-
-
-def _falling_diagonal(points: Sequence[Point]) -> Point:
-    """Intersection of a curve from (0, 0) to (1, 1) with fpr + tpr = 1."""
-    x, y = np.transpose(points)
-    return float(np.interp(1.0, x + y, x)), float(np.interp(1.0, x + y, y))
 
 
 #: Of the chart of the headline.

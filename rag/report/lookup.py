@@ -285,9 +285,6 @@ def shown_at_once(example: Json) -> tuple[str, ...]:
     """Methods to unfold so that readers see the colours: a prober, and one that fired on a token."""
     rounds = {method["method"]: method.get("rounds", ()) for method in example.get("methods", ())}
     probers = [name for name in rounds if stem(name) == "probing"]
-    fired = [
-        name
-        for name, entries in rounds.items()
-        if any(token.get("fired") for entry in entries for token in entry.get("tokens", ()))
-    ]
+    tokens = {n: [t for entry in entries for t in entry.get("tokens", ())] for n, entries in rounds.items()}
+    fired = [name for name, each in tokens.items() if any(token.get("fired") for token in each)]
     return (*probers[:1], *fired[:1])

@@ -201,13 +201,10 @@ def interval_glyph(
         f"{4 + (width - 8) * (end - low) / ((high - low) or 1.0):.1f}" for end in (0, *ci, value)
     )
     axis = f'<line class="axis" x1="{nought}" x2="{nought}" y1="0" y2="{height}"/>' if zero else ""
-    return _glyph(
-        f"0 0 {width} {height}",
-        f'<line class="grid" x1="0" x2="{width}" y1="{middle}" y2="{middle}"/>{axis}'
-        f'<line class="whisker ink" x1="{left}" x2="{right}" y1="{middle}" y2="{middle}"/>'
-        f'<circle class="mark ink" cx="{dot}" cy="{middle}" r="3"/>',
-        " wide" if zero else "",
-    )
+    grid = f'<line class="grid" x1="0" x2="{width}" y1="{middle}" y2="{middle}"/>'
+    whisker = f'<line class="whisker ink" x1="{left}" x2="{right}" y1="{middle}" y2="{middle}"/>'
+    mark = f'<circle class="mark ink" cx="{dot}" cy="{middle}" r="3"/>'
+    return _glyph(f"0 0 {width} {height}", grid + axis + whisker + mark, " wide" if zero else "")
 
 
 def level_glyph(share: float | None) -> str:

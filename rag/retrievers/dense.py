@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -63,11 +64,9 @@ def choose(method: str, count: int) -> Method:
 
 def estimate(method: Method, count: int, width: int) -> Estimate:
     """Time and memory to build the index of (count, width) vectors; searching takes the same memory."""
-    if method == "hnsw":
-        size, seconds = count * (4.0 * width + 8 * _LINKS + 16), _HNSW_SECONDS
-    else:
-        size = count * (_code_size(width) + 8.0) + 4.0 * _cells(count) * width
-        seconds = _IVFPQ_SECONDS
+    size, seconds = count * (4.0 * width + 8 * _LINKS + 16), _HNSW_SECONDS
+    if method == "ivfpq":
+        size, seconds = count * (_code_size(width) + 8.0) + 4.0 * _cells(count) * width, _IVFPQ_SECONDS
     return Estimate(count * seconds * width / 384, size, size + 4.0 * width * _BLOCK)
 
 
@@ -81,8 +80,8 @@ def build(method: Method, vectors: np.ndarray, folder: Path) -> dict[str, Any]:
         index = faiss.IndexHNSWFlat(width, _LINKS, metric)
         index.hnsw.efConstruction = _EF_BUILD
     else:
-        coarse, bits = faiss.IndexFlatIP(width), 8
-        index = faiss.IndexIVFPQ(coarse, width, _cells(count), _code_size(width), bits, metric)
+        coarse = faiss.IndexFlatIP(width)
+        index = faiss.IndexIVFPQ(coarse, width, _cells(count), _code_size(width), 8, metric)  # 8 bits
         sample = min(count, max(_PER_CELL * index.nlist, 40 * 256))
         rows = np.sort(np.random.default_rng(0).choice(count, sample, replace=False))
         index.train(np.ascontiguousarray(vectors[rows]))
@@ -156,11 +155,7 @@ def passage_text(passage: Passage) -> str:
 def encode_corpus(
     passages: Sequence[Passage], encoder: Encoder, folder: Path, *, piece: int = PIECE
 ) -> dict[str, Any]:
-    """Write the vectors of all passages, resuming after those that an interrupted call wrote.
-
-    Returns the shape of the file, passages and width, and the model's name. A vector that is not finite is
-    a RunError that names the passage.
-    """
+    """Write the vectors of all passages, resuming after those that an interrupted call wrote."""
     done, width, content = _written(folder)
     total, rest = len(passages), passages_from(passages, done)
     with (
@@ -178,9 +173,8 @@ def encode_corpus(
             file.flush()
             os.fsync(file.fileno())
             done, width = done + len(batch), vectors.shape[1]
-            write_text(
-                folder / _ABOUT, sealed({"rows": done, "width": width, "content": content.hexdigest()})
-            )
+            about = {"rows": done, "width": width, "content": content.hexdigest()}
+            write_text(folder / _ABOUT, sealed(about))
             bar.update(len(batch))
     return {"passages": done, "width": width, "model": encoder.name}
 
@@ -205,11 +199,12 @@ def _written(folder: Path) -> tuple[int, int, hashlib._Hash]:
                 left -= len(block)
         if content.hexdigest() != about["content"]:
             raise ValueError("is of vectors that were altered")
+        return about["rows"], about["width"], content
+    except FileNotFoundError:
+        pass
     except (OSError, ValueError) as error:
-        if not isinstance(error, FileNotFoundError):
-            log.warning("%s %s: the passages are encoded anew", folder / _ABOUT, first_line(error))
-        return 0, 0, hashlib.sha256()
-    return about["rows"], about["width"], content
+        log.warning("%s %s: the passages are encoded anew", folder / _ABOUT, first_line(error))
+    return 0, 0, hashlib.sha256()
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -241,40 +236,28 @@ class Dense(Encoder):
         super().__post_init__()
         identity = f"1 {fingerprint(self.passages)} {self.fingerprint}"  # 1: the format of files
         folder = Path(self.cache) / digest(identity, 20)
-        made = build_once(
-            folder,
-            f"vectors of {len(self.passages):,} passages by {self.name}",
-            lambda folder: encode_corpus(self.passages, self, folder),
-            self._estimate,
-        )
+        what = f"vectors of {len(self.passages):,} passages by {self.name}"
+        encode = partial(encode_corpus, self.passages, self)
+        made = build_once(folder, what, encode, self._estimate)
         shape = made["passages"], made["width"]
         vectors = np.asarray(np.memmap(folder / _VECTORS, np.float32, "r", shape=shape))
         if method != "flat":
             folder = folder.with_name(f"{folder.name}-{method}")
-            build_once(
-                folder,
-                f"{method} index of {len(vectors):,} vectors",
-                lambda folder: build(method, vectors, folder),
-                lambda: estimate(method, *vectors.shape),
-            )
+            what = f"{method} index of {len(vectors):,} vectors"
+            build_once(folder, what, partial(build, method, vectors), partial(estimate, method, *shape))
         self._neighbours = Neighbours(method, vectors, folder)
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-        """Find the ``k`` passages nearest to each query, best first; none for a blank query.
-
-        A ``k`` below 1 is a UserError, a query's vector that is not finite a RunError.
-        """
+        """Find the ``k`` passages nearest to each query, best first; none for a blank query."""
         at_least("k", k)
-        found: list[list[Passage]] = [[] for _ in queries]
-        asked = [i for i, query in enumerate(queries) if query.strip()]
-        if not asked:
-            return found
-        texts = [queries[i] for i in asked]
+        texts = [query for query in queries if query.strip()]
+        if not texts:
+            return [[] for _ in queries]
         vectors = self.encode(texts, "query")
         check_finite(vectors, self, [f"the query {text!r:.60}" for text in texts])
-        for i, rows in zip(asked, self._neighbours.search(vectors, k), strict=True):
-            found[i] = [replace(self.passages[row], score=score) for row, score in rows]
-        return found
+        near = iter(self._neighbours.search(vectors, k))
+        rows = [next(near) if query.strip() else [] for query in queries]
+        return [[replace(self.passages[row], score=score) for row, score in found] for found in rows]
 
     def _estimate(self) -> Estimate | None:
         count = len(self.passages)

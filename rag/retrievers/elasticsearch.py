@@ -187,9 +187,8 @@ class Elasticsearch:
         self._client: Any = opensearchpy.OpenSearch(hosts, timeout=self.timeout, http_auth=login, **options)
         self._streaming_bulk: Any = opensearchpy.helpers.streaming_bulk
         if not self._ask(self._speaks_opensearch):
-            self._client = elasticsearch.Elasticsearch(
-                hosts, request_timeout=self.timeout, basic_auth=login, **options
-            )
+            options |= {"request_timeout": self.timeout, "basic_auth": login}
+            self._client = elasticsearch.Elasticsearch(hosts, **options)
             self._streaming_bulk = elasticsearch.helpers.streaming_bulk
             self._ask(self._client.info)  # it refuses anything but Elasticsearch
 

@@ -102,10 +102,7 @@ class Encoder:
         return digest.hexdigest()[:20]
 
     def encode(self, texts: Sequence[str], kind: Kind) -> np.ndarray:
-        """Encode as (n, d) float32, of length 1 where the model compares by cosine; rows may hold NaN.
-
-        A batch that does not fit into the device's memory is a RunError.
-        """
+        """Encode as (n, d) float32, of length 1 where the model compares by cosine; rows may hold NaN."""
         import torch
 
         try:
@@ -157,13 +154,10 @@ class Encoder:
         name, carrier = self.name, importlib.util.find_spec(CARRIER)
         if self.model is None and carrier is not None and carrier.submodule_search_locations:
             name = f"{carrier.submodule_search_locations[0]}/model"
+        kind = {"dtype": getattr(torch, self.dtype)} if self.dtype else None
         try:
             return SentenceTransformer(
-                name,
-                revision=self.revision,
-                device=self.device,
-                model_kwargs={"dtype": getattr(torch, self.dtype)} if self.dtype else None,
-                trust_remote_code=False,
+                name, revision=self.revision, device=self.device, model_kwargs=kind, trust_remote_code=False
             )
         except (OSError, ValueError, RuntimeError, KeyError) as error:
             told = f"retriever.model={name} cannot be loaded: {first_line(error)}"

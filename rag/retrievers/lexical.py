@@ -90,10 +90,7 @@ class LexicalRetriever:
         self._passages = passages
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-        """Find up to ``k`` passages per query, best first; fewer when fewer share a token with it.
-
-        Passages of equal scores keep the order of the corpus. A ``k`` below 1 is a UserError.
-        """
+        """Find up to ``k`` passages that share a token with a query, best first, equals in corpus order."""
         at_least("k", k)
         return [self._best(self._scores(tokenize(query)), k) for query in queries]
 

@@ -26,13 +26,10 @@ if TYPE_CHECKING:
 class _AtEntities(Trigger):
     """Fires before the first entity of a draft whose score is above the threshold.
 
-    A recogniser finds the entities of the draft. The score of each is that of the position that
-    predicted its first token, so that it contains nothing of the entity itself. The text before the
-    entity that fired is kept, and the model goes on from there with the fetched passages. An entity right
-    at the beginning is then accepted, as otherwise the same place could fire for ever. When no retrieval
-    is left, the draft is accepted as always.
-
-    A text's score is that of its highest entity, 0 without any. Like the training labels, it leaves out
+    An entity's score is that of the position that predicted its first token, so that it contains nothing of
+    the entity itself. The text before the entity that fired is kept, and the model goes on from there with
+    the fetched passages; an entity right at the beginning is then accepted, or the same place could fire for
+    ever. A text's score is that of its highest entity, 0 without any. Like the training labels, it leaves out
     entities that begin a sentence (unless ``openings``) or that the question names (unless ``asked``).
     """
 
@@ -59,14 +56,11 @@ class _AtEntities(Trigger):
         if state.fresh and entities and entities[0].start <= HEAD:
             entities = entities[1:]
         found = with_scores(entities, generation.offsets, scores)
-        shown, threshold = tuple(map(float, scores)), self._threshold
         # max() would pass over a NaN.
         top = float(np.max([each.score for each in found], initial=0.0))
-        for each in found:
-            if each.score > threshold:
-                place = {"position": each.entity.start, "tokens": each.tokens}
-                return verdict(top, threshold, token_scores=shown, **place)
-        return verdict(top, threshold, token_scores=shown)
+        hit = next((each for each in found if each.score > self._threshold), None)
+        place = {} if hit is None else {"position": hit.entity.start, "tokens": hit.tokens}
+        return verdict(top, self._threshold, token_scores=tuple(map(float, scores)), **place)
 
 
 @dataclass
@@ -110,11 +104,9 @@ class BeforeEntity(_AtEntities, ReadsBank):
 
     @property
     def record(self) -> dict[str, Any]:
-        """Its options, with the threshold in force."""
         return super().record | {"threshold": self._threshold}
 
     def scores(self, generations: Sequence[Generation]) -> list[np.ndarray]:
-        """P(wrong) of an entity that would begin with each token."""
         return self.by_token(generations, lambda states: self._chances(self._bank.score(states)))
 
     def _chances(self, score: np.ndarray) -> np.ndarray:
@@ -156,7 +148,6 @@ class EntitySignal(_AtEntities):
         return Needs(top=self.signal == "margin")
 
     def scores(self, generations: Sequence[Generation]) -> list[np.ndarray]:
-        """The signal of each token's distribution, which belongs to the position before it."""
         if self.signal == "entropy":
             return [g.entropies for g in generations]
         if self.signal == "margin":

@@ -47,10 +47,8 @@ class ReadsBank(Trigger):
     def unfit(self, scores: str, reads: str) -> UserError:
         """The error for a prober that reads something else than the trigger scores."""
         named = f" {self.bank}" if isinstance(self.bank, str) else ""
-        return UserError(
-            f"trigger={self.name} scores {scores}, but the prober{named} reads {reads}: {self.make}",
-            "mismatch",
-        )
+        told = f"trigger={self.name} scores {scores}, but the prober{named} reads {reads}"
+        return UserError(f"{told}: {self.make}", "mismatch")
 
     def states(self, generation: Generation) -> np.ndarray:
         """The states that the bank reads, rounded as its training features were.
@@ -67,7 +65,6 @@ class ReadsBank(Trigger):
         return as_stored(chosen, self._bank.spec.dtype).numpy()
 
     def check(self, model: ModelSpec, prompt: PromptTemplate) -> None:
-        """Refuse another model than the bank's features were read from; it serves any prompt."""
         self._bank.check_model(model)
 
     def by_token(
@@ -133,36 +130,27 @@ class Probing(ReadsBank):
         recombined = False
         if self.combine is not None and self.combine != bank.combine:
             if self.combine not in ("logits", "probabilities"):
-                raise UserError(
-                    f"trigger.combine={self.combine} is not how the prober was fitted ({bank.combine}): "
-                    "choose logits, probabilities or null",
-                    "unknown-choice",
-                )
+                told = f"trigger.combine={self.combine} is not how the prober was fitted ({bank.combine})"
+                raise UserError(f"{told}: choose logits, probabilities or null", "unknown-choice")
             bank, recombined = replace(bank, ensemble=Ensemble(self.combine)), True
         if self.with_entropy and (recombined or bank.entropy_model is None):
             reason = "was fitted with another combine" if recombined else "was trained without signals"
-            raise UserError(
-                f"trigger.with_entropy=true: the prober {reason}; use with_entropy=false", "mismatch"
-            )
-        chosen = bank.threshold
+            told = f"trigger.with_entropy=true: the prober {reason}; use with_entropy=false"
+            raise UserError(told, "mismatch")
+        chosen = 0.0 if recombined else bank.threshold
         if self.with_entropy and bank.entropy_model is not None:
             chosen = bank.entropy_model.threshold
-        elif recombined:
-            chosen = 0.0
         self._bank, self._recombined = bank, recombined
         self._recognise = Recogniser(bank.recogniser or "rules", quiet=True) if of_tokens else None
         self._threshold = chosen if given is None else given
 
     def check(self, model: ModelSpec, prompt: PromptTemplate) -> None:
-        """Refuse another model than the bank's features were read from, and another prompt for answers."""
         super().check(model, prompt)
         trained = self._bank.spec.prompt
         if self._recognise is None and trained and trained != prompt.fingerprint:
-            raise UserError(
-                f"the prober was trained on answers to the prompt {trained}, but the prompt now is "
-                f"{prompt.fingerprint} ({prompt.name}): use the same prompt for both",
-                "mismatch",
-            )
+            told = f"the prober was trained on answers to the prompt {trained}"
+            now = f"{prompt.fingerprint} ({prompt.name})"
+            raise UserError(f"{told}, but the prompt now is {now}: use the same prompt for both", "mismatch")
 
     @property
     def probability(self) -> Callable[[np.ndarray], np.ndarray] | None:
@@ -171,23 +159,17 @@ class Probing(ReadsBank):
 
     @property
     def record(self) -> dict[str, Any]:
-        """Its options, with the prober's threshold where none was given."""
         return super().record | ({"threshold": self._threshold} if self.threshold is None else {})
 
     def decide(self, generations: Sequence[Generation], states: Sequence[State]) -> list[Decision]:
-        decisions = [verdict(UNANSWERED, self._threshold)] * len(generations)
         written = [i for i, g in enumerate(generations) if g.token_ids]
-        if not written:
-            return decisions
+        scores = np.full(len(generations), UNANSWERED)
         if self._recognise is not None:
-            for i in written:
-                decisions[i] = self._worst(generations[i], states[i])
-            return decisions
-        vectors = np.stack([self.states(generations[i]) for i in written])
-        given = self._signals([generations[i] for i in written])
-        for index, score in zip(written, self._bank.score(vectors, given), strict=True):
-            decisions[index] = verdict(float(score), self._threshold)
-        return decisions
+            scores[written] = [self._worst(generations[i], states[i], self._recognise) for i in written]
+        elif written:
+            vectors = np.stack([self.states(generations[i]) for i in written])
+            scores[written] = self._bank.score(vectors, self._signals([generations[i] for i in written]))
+        return [verdict(float(score), self._threshold) for score in scores]
 
     def _signals(self, texts: Sequence[Generation]) -> dict[str, np.ndarray] | None:
         """Entropy signals (n,) of texts, if they are part of the score."""
@@ -196,27 +178,21 @@ class Probing(ReadsBank):
         each = [signals(text) for text in texts]
         return {name: np.array([s[name] for s in each]) for name in each[0]}
 
-    def _worst(self, generation: Generation, state: State) -> Decision:
-        assert self._recognise is not None
+    def _worst(self, generation: Generation, state: State, recognise: Recogniser) -> float:
+        """The highest score of an entity in a text, or that of all its tokens."""
         found = written_entities(
-            generation.text, self._recognise,
-            prompt=generation.prompt, accepted=state.partial, openings=True,
-        )  # fmt: skip
+            generation.text, recognise, prompt=generation.prompt, accepted=state.partial, openings=True
+        )
         tokens = [tokens_of(generation.offsets, entity.start, entity.end) for entity in found]
         spans = [(own[0], own[-1] + 1) for own in tokens if own] or [(0, len(generation.token_ids))]
         given = self._signals([_part(generation, *span) for span in spans])
-        scores = self._bank.score_spans(self.states(generation), np.array(spans), given)
-        return verdict(float(np.max(scores)), self._threshold)
+        return float(np.max(self._bank.score_spans(self.states(generation), np.array(spans), given)))
 
 
 def _part(generation: Generation, start: int, end: int) -> Generation:
     """Tokens [start, end) of a generation, with the fields its signals need."""
-    return replace(
-        generation,
-        token_ids=generation.token_ids[start:end],
-        entropies=generation.entropies[start:end],
-        logprobs=generation.logprobs[start:end],
-    )
+    names = ("token_ids", "entropies", "logprobs")
+    return replace(generation, **{name: getattr(generation, name)[start:end] for name in names})
 
 
 @dataclass
@@ -239,9 +215,7 @@ class ServedProbing(Trigger):
     def __post_init__(self, theta: float | None) -> None:
         self.threshold = _threshold(self.threshold, theta)
 
-    @property
-    def name(self) -> str:
-        return "probing"
+    name = "probing"
 
     def __call__(self, generation: Generation, state: State) -> Decision:
         if not isinstance(generation, ServedGeneration) or math.isnan(generation.threshold):
@@ -258,10 +232,9 @@ class ServedProbing(Trigger):
 class Radio(ReadsBank):
     """Fires at the first token whose P(hallucination) is above 0.5 and above the text's mean (RaDIO).
 
-    With s_i = P(hallucination at token i), it fires where s_i > mean(s) and s_i > 0.5. (The
-    paper prints "below 0.5" of an output that must then be P(faithful).) s_i is the softmax
-    of the bank's head, averaged over layers where there are several; the bank's calibration
-    is for whole spans and is not used.
+    With s_i = P(hallucination at token i), it fires where s_i > mean(s) and s_i > 0.5. (The paper prints
+    "below 0.5" of an output that must then be P(faithful).) s_i is the softmax of the bank's head, averaged
+    over layers where there are several; the bank's calibration is for whole spans and is not used.
 
     The text before the word that fired is kept, and the model goes on from there with the
     fetched passages. The word it writes right there is accepted without judging, as otherwise the

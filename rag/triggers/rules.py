@@ -69,7 +69,6 @@ class FixedLength(Trigger):
         at_least("trigger.n", self.n)
 
     def look_ahead(self, question: Question) -> LookAhead:
-        """One stretch of ``n`` tokens."""
         return LookAhead(tokens=self.n)
 
     def __call__(self, generation: Generation, state: State) -> Decision:
@@ -89,7 +88,6 @@ class FixedSentence(Trigger):
     decides_by = "rule"
 
     def look_ahead(self, question: Question) -> LookAhead:
-        """One sentence."""
         return LookAhead(sentences=1)
 
     def __call__(self, generation: Generation, state: State) -> Decision:
@@ -143,9 +141,6 @@ class Oracle(Trigger):
         wrong: an answer is wrong if it fails em, acc (a gold answer is in the text), acc_substring, match or
             f1>=0.8 (:func:`probers.evaluation.answers.right_by`).
         matcher: for wrong=match; None is one with its defaults, in commands the command's.
-
-    Raises:
-        UserError: no such rule.
     """
 
     again: bool = False
@@ -172,9 +167,8 @@ class Oracle(Trigger):
 class Adaptive(Trigger):
     """Retrieves never, once or step by step, as a classifier of the question decides (Jeong et al. 2024).
 
-    "no": never. "single": once, with the question, before anything is generated. "multi": the same,
-    and then after every sentence. Its score is max(P(single), P(multi)) - P(no), above 0 where it
-    retrieves.
+    "no": never. "single": once, with the question, before anything is generated. "multi": the same, and then
+    after every sentence. Its score is max(P(single), P(multi)) - P(no), above 0 where it retrieves.
 
     Attributes:
         classifier: folder of probers-train head=adaptive or adaptive_t5; path or hub id of a model of
@@ -192,24 +186,19 @@ class Adaptive(Trigger):
 
     def __post_init__(self) -> None:
         if self.classifier is None:
-            raise UserError(
-                "trigger=adaptive needs a classifier of questions: train one with 'probers-train "
-                "head=adaptive' and pass its folder as trigger.classifier, or a model with the labels "
-                "no, single and multi",
-                "no-artifact",
-            )
+            remedy = "train one with 'probers-train head=adaptive' and pass its folder as trigger.classifier"
+            told = f"trigger=adaptive needs a classifier of questions: {remedy}"
+            raise UserError(f"{told}, or a model with the labels no, single and multi", "no-artifact")
         from probers.adaptive.classifiers import load_classifier
 
         given = self.classifier
         self._classifier = load_classifier(given) if isinstance(given, str) else given
 
     def decide_before(self, states: Sequence[State]) -> list[Decision]:
-        """Decide which questions to retrieve for; all new ones are classified at once."""
         asked = [state.question for state in states]
         return [ruled(name != "no", score) for name, score in self._classified(asked)]
 
     def look_ahead(self, question: Question) -> LookAhead | None:
-        """One sentence for questions that take several steps."""
         ((name, _),) = self._classified([question])
         return LookAhead(sentences=1) if name == "multi" else None
 
@@ -263,9 +252,8 @@ class LlmJudge(Trigger):
         if form.chat:
             form = form.bind(states[0].lm.tokenizer)
         asked = [form.question(self.prompt.replace("{question}", s.question.question)) for s in states]
-        replies = states[0].generate(
-            asked, max_new_tokens=self.max_new_tokens, names=[s.question.id for s in states]
-        )
+        names = [state.question.id for state in states]
+        replies = states[0].generate(asked, max_new_tokens=self.max_new_tokens, names=names)
         decisions = []
         for reply, state in zip(replies, states, strict=True):
             state.spend(reply)

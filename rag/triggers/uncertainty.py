@@ -51,11 +51,10 @@ class Entropy(Trigger):
 class Flare(Trigger):
     """Fires at the first sentence with improbable tokens, which is then written anew (Jiang et al. 2023).
 
-    With p the probabilities of a sentence's tokens, "paper" fires where some p is below theta,
-    which is max(1 - p) > 1 - theta. The sentence that is written anew with passages is taken as it is,
-    and what follows is written, and judged, without passages. "dragin" is FLARE as DRAGIN's
-    repository has it: it fires where mean(1 - p) > threshold, and takes all that is written
-    with the passages as it is.
+    With p the probabilities of a sentence's tokens, "paper" fires where some p is below theta, which is
+    max(1 - p) > 1 - theta. The sentence that is written anew with passages is taken as it is, and what
+    follows is written, and judged, without passages. "dragin" is FLARE as DRAGIN's repository has it: it
+    fires where mean(1 - p) > threshold, and takes all that is written with the passages as it is.
 
     One pass looks at all sentences instead of one pass each, which writes the same.
 
@@ -91,8 +90,7 @@ class Flare(Trigger):
 class Rind(PaperOrReleased, Trigger):
     """Fires at the first place whose RIND score (DRAGIN) is above the threshold.
 
-    The text before that place is kept and the model goes on from there with the
-    passages it fetched.
+    The text before that place is kept and the model goes on from there with the passages it fetched.
 
     Attributes:
         threshold: fires above it; the two variants have scales of their own, and the
@@ -115,7 +113,6 @@ class Rind(PaperOrReleased, Trigger):
         return "sentence" if self.variant == "released" else "nothing"
 
     def decide(self, generations: Sequence[Generation], states: Sequence[State]) -> list[Decision]:
-        """The decision on every generation; the released variant's pass runs once for all."""
         if not generations:
             return []
         if self.variant == "paper":
@@ -129,28 +126,22 @@ class Rind(PaperOrReleased, Trigger):
 
     def _decide(self, rind: RindScores, generation: Generation, state: State) -> Decision:
         shown = tuple(map(float, rind.per_token(len(generation.token_ids))))
-        taken = _of_the_first_word(rind, generation) if state.fresh and self.variant == "paper" else 0
+        found = words(generation.text, generation.offsets)
+        taken = 0  # leading units that belong to the text's first word and may not fire
+        if state.fresh and self.variant == "paper" and found:
+            taken = sum(start < found[0].end for start, _ in rind.spans)
         score, hits = rind.max(taken), rind.hits(self.threshold, taken)
         if not hits:
             return verdict(score, self.threshold, token_scores=shown)
         if self.variant == "paper":
             start, end = rind.spans[hits[0]]
-            found = words(generation.text, generation.offsets)
             position = next((w.start for w in found if w.end > start and w.start < end), start)
             tokens = set(rind.tokens[hits[0]])
         else:
             position = rind.sentences[rind.sentence(hits[0])][0]
             tokens = {t for i in hits for t in rind.tokens[i]}
-        return verdict(
-            score, self.threshold, position=position, tokens=tuple(sorted(tokens)), token_scores=shown
-        )
-
-
-def _of_the_first_word(rind: RindScores, generation: Generation) -> int:
-    """Number of leading units that belong to the text's first word."""
-    first = words(generation.text, generation.offsets)[:1]
-    end = first[0].end if first else 0
-    return sum(start < end for start, _ in rind.spans)
+        place = {"position": position, "tokens": tuple(sorted(tokens))}
+        return verdict(score, self.threshold, **place, token_scores=shown)
 
 
 def sentences(generation: Generation) -> list[Part]:

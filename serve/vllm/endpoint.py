@@ -66,15 +66,11 @@ class _Assessing:
         self.tokenizer: Any = engine.renderer.get_tokenizer()
         self._assess = Assessor(self._bank)
         # One thread: the recogniser of entities is not thread-safe, and vLLM's loop must not wait.
-        self._thread = ThreadPoolExecutor(1, "probers")
+        self.thread = ThreadPoolExecutor(1, "probers")
 
     def assessor(self, threshold: float | None) -> Assessor:
         """An assessor with the request's threshold."""
         return self._assess if threshold is None else Assessor(self._bank, threshold)
-
-    async def whole(self, choice: ForeignChoice, kept: int) -> dict[str, Any]:
-        """Assess a finished text."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, choice.whole, kept)
 
 
 async def completions(request: CompletionRequest, raw_request: Request) -> Any:
@@ -135,9 +131,9 @@ class _Response:
         self._prompt: list[int] = []
         self._chat = isinstance(request, ChatCompletionRequest)
         # vLLM returns the tokens on request; fields that the client did not ask for are removed again.
-        self._unasked = [] if request.return_token_ids else ["token_ids", "prompt_token_ids"]
+        self._unasked = set() if request.return_token_ids else {"token_ids", "prompt_token_ids"}
         if request.logprobs is None or request.logprobs is False:
-            self._unasked.append("logprobs")
+            self._unasked.add("logprobs")
             request.logprobs = True if self._chat else 0
         request.return_token_ids = True
         request.vllm_xargs = {**(request.vllm_xargs or {}), KEY: self._scored.key}
@@ -216,14 +212,14 @@ class _Response:
         await self._feed.until(lambda: len(scores) >= kept or name in self._scored.ended)
         if kept and len(scores) == kept - 1:
             await self._feed.close(self._scored, name, choice.prompt, choice.ids[:kept])
-        return await self._assessing.whole(choice, kept)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._assessing.thread, choice.whole, kept)
 
     def _without(self, body: dict[str, Any], null: bool = False) -> dict[str, Any]:
         """Remove the fields that the client did not ask for; in a whole answer they become null."""
         for part in (body, *body.get("choices", ())):
-            for name in part.keys() & set(self._unasked):
+            for name in part.keys() & self._unasked:
+                del part[name]
                 if null:
                     part[name] = None
-                else:
-                    del part[name]
         return body

@@ -29,12 +29,12 @@ logger = init_logger(f"vllm.{__name__}")
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """Scores of one HTTP request.
+    """Scores of one HTTP request, by vLLM's ids of its texts.
 
     Attributes:
         key: entry of ``extra_args`` in its texts' sampling parameters.
-        texts: scores by vLLM's id of the text; None for a token that could not be read.
-        distances: distances of the tokens from the prober's domain by text; {} without a domain.
+        texts: scores; None for a token that could not be read.
+        distances: of the tokens from the prober's domain; {} without a domain.
         engines: number of the engine that writes each text, from 0.
         ended: texts that vLLM has ended; they may still be closed.
     """

@@ -47,18 +47,11 @@ class ServedProber:
 
     @classmethod
     def of(cls, additional_config: Any) -> ServedProber:
-        """Read the settings of a server.
-
-        Raises:
-            UserError: there are none, or they have an unknown field.
-        """
+        """Read the settings of a server (UserError: there are none, or they have an unknown field)."""
         given = additional_config.get(KEY) if isinstance(additional_config, Mapping) else None
         if not isinstance(given, Mapping) or not given.get("prober"):
-            raise UserError(
-                f'--additional-config names no prober: give {{"{KEY}": {{"prober": "FOLDER"}}}}, or start '
-                "the server with probers-serve backend=vllm",
-                "missing-value",
-            )
+            told = f'--additional-config names no prober: give {{"{KEY}": {{"prober": "FOLDER"}}}}'
+            raise UserError(f"{told}, or start the server with probers-serve backend=vllm", "missing-value")
         check_record(cls, {**asdict(cls("")), **given}, f"additional_config.{KEY}.")
         return cls(**{**given, "layers": tuple(given.get("layers", ()))})
 
@@ -67,27 +60,18 @@ class ServedProber:
         return {**asdict(self), "layers": list(StateTap.layers_of(bank.spec.feature))}
 
     def load(self) -> ProbeBank:
-        """Load the prober.
-
-        Raises:
-            UserError: it is missing, reads states that vLLM does not return, or cannot score a growing text.
-        """
+        """Load the prober; UserError for one that vLLM's states or growing texts do not suit."""
         bank = ProbeBank.from_pretrained(self.prober, allow_other=self.allow_other)
         check_growing(bank)
         if bank.spec.site != "resid_post":
-            raise UserError(
-                f"prober={self.prober} reads site={bank.spec.site}, but vLLM returns only the residual "
-                "stream after a block: train one with site=resid_post",
-                "unsupported",
-            )
+            told = f"prober={self.prober} reads site={bank.spec.site}"
+            why = "but vLLM returns only the residual stream after a block: train one with site=resid_post"
+            raise UserError(f"{told}, {why}", "unsupported")
         return bank
 
 
 def model_spec(name: str, source: str, config: Any, dtype: str) -> ModelSpec:
-    """Describe a server's model for :meth:`ProbeBank.check_model`.
-
-    ``name`` is the user's, ``source`` its folder or hub id, ``config`` of transformers.
-    """
+    """Describe the model at ``source``, called ``name``, for :meth:`ProbeBank.check_model`."""
     text = config.get_text_config()
     folder = str(Path(source).expanduser())
     revision = fingerprint(folder, SimpleNamespace(config=config))
@@ -95,12 +79,7 @@ def model_spec(name: str, source: str, config: Any, dtype: str) -> ModelSpec:
 
 
 def command(settings: Serve, prober: str) -> tuple[list[str], dict[str, str]]:
-    """Make the command line and the additional environment of the server.
-
-    Raises:
-        UserError: an option that vLLM lacks, no such model, a prober of another model, or one that reads
-            states that vLLM does not return.
-    """
+    """Make the command line and the additional environment of the server (UserError: what vLLM cannot do)."""
     model = settings.model
     for name in ("device_map", "quantization", "attn"):
         if getattr(model, name) is not None:

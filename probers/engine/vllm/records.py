@@ -91,18 +91,14 @@ def readable(stock: type[nn.Module], *, scores: bool = False) -> type[nn.Module]
     the layers those that ``additional_config`` names under :data:`KEY`, ascending; rows are the step's tokens
     in the order in which they were scheduled. The layer after the last is the final norm's output. With
     ``scores`` they also keep ``probers_scores``, (4, requests of the step), what
-    :func:`probers.engine.forward.token_scores` says of each request's likeliest next token.
-
-    Raises:
-        UserError: a class without the interface; names it.
+    :func:`probers.engine.forward.token_scores` says of each request's likeliest next token. A class without
+    the interface is a UserError.
     """
     from vllm.model_executor.models.interfaces import supports_eagle3
 
     if not supports_eagle3(stock):
-        raise UserError(
-            f"vLLM's {stock.__name__} lacks SupportsEagle3, which hands out states: run it without vLLM",
-            "model",
-        )
+        told = f"vLLM's {stock.__name__} lacks SupportsEagle3, which hands out states: run it without vLLM"
+        raise UserError(told, "model")
 
     class Readable(stock):  # type: ignore[misc, valid-type]
         probers_states: Tensor
@@ -122,10 +118,8 @@ def readable(stock: type[nn.Module], *, scores: bool = False) -> type[nn.Module]
         def forward(self, *args: Any, **kwargs: Any) -> Any:
             hidden, states = super().forward(*args, **kwargs)
             if len(states) != len(self._aux):
-                raise UserError(
-                    f"vLLM's {stock.__name__} lacks some of the layers {list(self._aux)}: use others",
-                    "layers",
-                )
+                told = f"vLLM's {stock.__name__} lacks some of the layers {list(self._aux)}: use others"
+                raise UserError(told, "layers")
             for place, state in enumerate([*states, hidden] if self._normed else states):
                 self.probers_states[: len(state), place].copy_(state)
             return hidden

@@ -34,10 +34,8 @@ def _stock() -> Any:
 class ReadingWorker(_stock()):  # type: ignore[misc]
     """vLLM's worker with a model whose states, and with ``scores`` these, can be read (:func:`.readable`).
 
-    Raises:
-        UserError: a model that does not hand out its states; pipeline parallelism, speculation, or data
-            parallelism of a model with experts (the copies of another are independent engines: vLLM tells
-            each that it is alone).
+    UserError for pipeline parallelism, speculation, or data parallelism of a model with experts (the copies
+    of another are independent engines: vLLM tells each that it is alone).
     """
 
     scores = False
@@ -80,23 +78,20 @@ class ReadingWorker(_stock()):  # type: ignore[misc]
         cached = step.scheduled_cached_reqs
         positions = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
         positions.update((new.req_id, new.num_computed_tokens) for new in step.scheduled_new_reqs)
+        if not step.num_scheduled_tokens:
+            return
+        batch = getattr(self.model_runner.execute_model_state, "input_batch", None)
         end = 0
-        for request in self._order() if step.num_scheduled_tokens else ():
+        for request in (batch or self.model_runner.input_batch).req_ids:
             start, end = end, end + step.num_scheduled_tokens[request]
             yield request, positions[request], range(start, end)
-
-    def _order(self) -> Sequence[str]:
-        state = self.model_runner.execute_model_state
-        batch = getattr(state, "input_batch", None) or self.model_runner.input_batch
-        ids: Sequence[str] = batch.req_ids
-        return ids
 
 
 class RecordingWorker(ReadingWorker):
     """A worker that records what is asked of texts, for :class:`.lm.VllmLM` to fetch when they end.
 
-    Memory: beside the buffer of tokens of a step at most x all layers x d numbers, of each text that runs
-    the vectors that its pool keeps, as long as it runs.
+    Memory: beside the buffer of tokens of a step at most x all layers x d numbers, of each running text the
+    vectors that its pool keeps.
     """
 
     scores = True
