@@ -8,12 +8,11 @@ refreshed), and fails on request.
 import json
 import math
 import re
-import socket
-import ssl
 import threading
 from collections import Counter, defaultdict
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
+
+from http_fakes import Handler, Server
 
 STOP_WORDS = re.findall(  # Lucene's
     r"\w+",
@@ -25,6 +24,7 @@ FULL = (
     "read-only-allow-delete block];"
 )
 JSON = "application/json"
+SHARDS = {"total": 1, "successful": 1, "skipped": 0, "failed": 0}
 
 
 class RefusedError(Exception):
@@ -62,8 +62,7 @@ class FakeIndex:
         for field, properties in self.searched.items():
             self.analyze(field, "")
             assert properties["similarity"] in self.settings["similarity"]
-        self.docs, self.visible = {}, {}
-        self.postings, self.lengths = {}, {}
+        self.docs, self.visible, self.postings, self.lengths = {}, {}, {}, {}
 
     def analyze(self, field, text):
         name = self.searched[field]["analyzer"]
@@ -97,6 +96,7 @@ class FakeIndex:
         return 201, None
 
     def refresh(self):
+
         self.visible = dict(self.docs)
         self.postings = {f: defaultdict(dict) for f in self.searched}
         self.lengths = {f: {} for f in self.searched}
@@ -106,6 +106,7 @@ class FakeIndex:
                 self.lengths[field][name] = len(tokens)
                 for token, count in Counter(tokens).items():
                     self.postings[field][token][name] = count
+        return {"_shards": SHARDS}
 
     def scores(self, query, most_clauses):
         """Document -> score for those that match."""
@@ -138,7 +139,7 @@ class FakeIndex:
         return total
 
 
-class FakeElasticsearch:
+class FakeElasticsearch(Server):
     """The server; a context manager. Attributes say how it behaves, and may be changed at any time.
 
     Attributes:
@@ -163,25 +164,11 @@ class FakeElasticsearch:
         self.path = ""  # before that of every request
         self.coarse_lengths = coarse_lengths
         self._stop = threading.Event()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
-        self._server.daemon_threads = True
-        if tls is not None:
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.load_cert_chain(*tls)
-            self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
-        scheme = "https" if tls else "http"
-        self.url = f"{scheme}://127.0.0.1:{self._server.server_port}"
+        super().__init__(self._handler(), tls)
 
-    def __enter__(self):
-        self._thread.start()
-        return self
-
-    def __exit__(self, *error):
+    def close(self):
         self._stop.set()
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        super().close()
 
     def version(self, number, *, product="Elasticsearch"):
         known = {"Elasticsearch": "You Know, for Search", "OpenSearch": "The OpenSearch Project"}
@@ -201,20 +188,17 @@ class FakeElasticsearch:
         if method == "GET" and not parts:
             return "root", lambda: self.greeting
         name, *rest = parts
-        known = {
+        bulk = "bulk", lambda: self.bulk(name, body)
+        return {
             ("HEAD", ""): ("exists", lambda: self.index(name) and {}),
             ("PUT", ""): ("create", lambda: self.create(name, json.loads(body))),
             ("DELETE", ""): ("delete", lambda: self.delete(name, asked)),
-            ("GET", "_mapping"): (
-                "mapping", lambda: {self.index(name).name: {"mappings": self.index(name).mappings}}
-            ),
+            ("GET", "_mapping"): ("mapping", lambda: {name: {"mappings": self.index(name).mappings}}),
             ("POST", "_search"): ("search", lambda: self.search(name, json.loads(body), asked)),
-            ("PUT", "_bulk"): ("bulk", lambda: self.bulk(name, body)),
-            ("POST", "_bulk"): ("bulk", lambda: self.bulk(name, body)),
-            ("POST", "_refresh"): ("refresh", lambda: self.refresh(name)),
-            ("POST", "_count"): ("count", lambda: self.count(name)),
-        }  # fmt: skip
-        return known[method, "".join(rest)]
+            ("PUT", "_bulk"): bulk, ("POST", "_bulk"): bulk,
+            ("POST", "_refresh"): ("refresh", lambda: self.index(name).refresh()),
+            ("POST", "_count"): ("count", lambda: {"count": len(self.index(name).visible)}),
+        }[method, "".join(rest)]  # fmt: skip
 
     @property
     def elastic(self):
@@ -239,10 +223,6 @@ class FakeElasticsearch:
         if name in self.indices or asked.get("ignore_unavailable") != ["true"]:
             del self.indices[self.index(name).name]
         return {"acknowledged": True}
-
-    def refresh(self, name):
-        self.index(name).refresh()
-        return {"_shards": {"total": 1, "successful": 1, "failed": 0}}
 
     def bulk(self, name, body):
         index = self.index(name)
@@ -270,9 +250,6 @@ class FakeElasticsearch:
             return 201, None
         return index.create(name, source)
 
-    def count(self, name):
-        return {"count": len(self.index(name).visible), "_shards": {"total": 1, "successful": 1, "failed": 0}}
-
     def search(self, name, body, asked):
         assert asked["search_type"] == ["dfs_query_then_fetch"]
         index = self.index(name)
@@ -286,16 +263,14 @@ class FakeElasticsearch:
             {"_index": name, "_id": d, "_score": None, "sort": [found[d], index.visible[d]["n"]]}
             for d in ranked
         ]
-        shards = {"total": 1, "successful": 1, "skipped": 0, "failed": 0}
-        return {"took": 1, "timed_out": False, "_shards": shards, "hits": {"max_score": None, "hits": hits}}
+        return {"took": 1, "timed_out": False, "_shards": SHARDS, "hits": {"max_score": None, "hits": hits}}
 
     def _handler(fake):
-        class Handler(BaseHTTPRequestHandler):
+        class Speaking(Handler):
             protocol_version = "HTTP/1.1"
-            disable_nagle_algorithm = True  # else each answer waits 40 ms for an acknowledgement
 
             def handle_one(self):
-                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                body = self.body()
                 endpoint, act = fake.answer(self.command, self.path, body)
                 kind = self.headers.get("Content-Type", "") + self.headers.get("Accept", "")
                 # OpenSearch's client asks what the server is, and that of Elasticsearch makes sure.
@@ -311,17 +286,10 @@ class FakeElasticsearch:
                     status, headers, answer = fault
                 if fault == "lost":
                     return self.hang_up()
-                blob = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
-                self.send_response(status)
                 common = {"Content-Type": self.headers.get("Accept") or JSON}
                 if fake.elastic:
                     common["X-Elastic-Product"] = "Elasticsearch"
-                for name, value in (common | headers).items():
-                    self.send_header(name, value)
-                self.send_header("Content-Length", str(len(blob)))
-                self.end_headers()
-                if self.command != "HEAD":
-                    self.wfile.write(blob[: len(blob) // 2] if fault == "cut" else blob)
+                self.send(status, answer, common | headers, half=fault == "cut")
                 if fault == "cut":
                     self.hang_up()
 
@@ -340,11 +308,4 @@ class FakeElasticsearch:
                 except RefusedError as error:
                     return error.status, {}, {"error": error.error, "status": error.status}
 
-            def hang_up(self):
-                self.close_connection = True
-                self.connection.shutdown(socket.SHUT_RDWR)
-
-            def log_message(self, *args):
-                pass
-
-        return Handler
+        return Speaking

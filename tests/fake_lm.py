@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
 from typing import Any
 
@@ -47,35 +47,27 @@ def offsets(parts: list[str]) -> tuple[tuple[int, int], ...]:
     return tuple(pairwise(ends))
 
 
+@dataclass(eq=False)
 class FakeLM:
     """Stands in for CausalLM.
 
-    Args:
+    Attributes:
         write: the continuation of a prompt, before limits and stops.
         entropy: of each word.
         state: the pooled state, (4,), of a text, for every layer.
         context: tokens that a prompt and what is written after it may have together.
-
-    Attributes:
         batch: texts that :meth:`generate_each` makes at once.
     """
 
-    batch = 1_000_000
-    attends = True
+    write: Callable[[str], str]
+    entropy: Callable[[str], float] = lambda word: 0.1
+    state: Callable[[str], list[float]] = lambda text: [0.0] * 4
+    context: int = 1_000_000
+    prompts: list[str] = field(default_factory=list)
+    batches: list[int] = field(default_factory=list)
+    prefixes: set[str] = field(default_factory=set)
 
-    spec, width = SPEC, SPEC.width
-
-    def __init__(
-        self,
-        write: Callable[[str], str],
-        entropy: Callable[[str], float] = lambda word: 0.1,
-        state: Callable[[str], list[float]] = lambda text: [0.0] * 4,
-        context: int = 1_000_000,
-    ) -> None:
-        self.write, self.entropy, self.state, self.context = write, entropy, state, context
-        self.prompts: list[str] = []
-        self.batches: list[int] = []
-        self.prefixes: set[str] = set()
+    attends, spec, width, batch = True, SPEC, SPEC.width, 1_000_000
 
     def generate(
         self, prompts, *, max_new_tokens, needs=NONE, stop=(), prefix="", names=None, **ignored: object

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+
+from http_fakes import Handler, Server
 
 PAGE = Path(__file__).parents[1] / "serve" / "page"
 TYPES = {".html": "text/html; charset=utf-8", ".css": "text/css", ".js": "text/javascript"}
@@ -87,7 +87,7 @@ class Prepared:
         yield chunk("", "stop", hallucination=self.whole(), **last)
 
 
-class FakeServer:
+class FakeServer(Server):
     """Serves the page and prepared answers by question; notes what it was asked.
 
     Attributes:
@@ -99,48 +99,35 @@ class FakeServer:
         self.model = dict(MODEL)
         fake = self
 
-        class Handler(BaseHTTPRequestHandler):
-            def log_message(self, *_: Any) -> None:
-                pass
-
-            def send(self, status: int, body: bytes, kind: str) -> None:
-                self.send_response(status)
-                self.send_header("Content-Type", kind)
-                self.send_header("Content-Security-Policy", POLICY)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
+        class Serving(Handler):
             def refused(self) -> bool:
                 if fake.key and self.headers.get("Authorization") != f"Bearer {fake.key}":
-                    self.send_json(401, {"error": {"message": "give an API key: Authorization: Bearer KEY"}})
+                    self.send(401, {"error": {"message": "give an API key: Authorization: Bearer KEY"}})
                     return True
                 return False
-
-            def send_json(self, status: int, value: Any) -> None:
-                self.send(status, json.dumps(value).encode(), "application/json")
 
             def do_GET(self) -> None:
                 if self.path == "/v1/models":
                     if not self.refused():
-                        self.send_json(200, {"object": "list", "data": [fake.model]})
+                        self.send(200, {"object": "list", "data": [fake.model]})
                     return
                 name = "index.html" if self.path == "/" else self.path.removeprefix("/page/")
                 file = PAGE / name
                 if "/" in name or not file.is_file():
-                    self.send_json(404, {"detail": "Not Found"})
+                    self.send(404, {"detail": "Not Found"})
                     return
-                self.send(200, file.read_bytes(), TYPES[file.suffix])
+                headers = {"Content-Type": TYPES[file.suffix], "Content-Security-Policy": POLICY}
+                self.send(200, file.read_bytes(), headers)
 
             def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                body = json.loads(self.body())
                 if self.refused():
                     return
                 fake.asked.append(body | {"path": self.path})
                 chat = self.path == "/v1/chat/completions"
                 found = fake.prepared[body["messages"][-1]["content"] if chat else body["prompt"]]
                 if found.status != 200:
-                    self.send_json(found.status, {"error": {"message": found.error}})
+                    self.send(found.status, {"error": {"message": found.error}})
                     return
                 self.send_response(200)
                 self.send_header("Content-Type", "text/event-stream")
@@ -154,11 +141,5 @@ class FakeServer:
                 except (BrokenPipeError, ConnectionResetError):
                     pass  # the page stopped listening
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_port}/"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        super().__init__(Serving)
+        self.url += "/"

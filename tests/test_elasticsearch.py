@@ -109,11 +109,9 @@ def test_ties_keep_the_corpus_order_and_few_matches_are_not_padded(server):
 
 
 def test_an_analyzer_of_the_server_with_stop_words_and_two_fields(server):
-    passages = [
-        Passage("a", "The Heron", "It is a bird of the inlet."),
-        Passage("b", "Inlet", "The heron is not in it."),
-        Passage("c", "Moss", "Of the moss and the kelp."),
-    ]
+    texts = {"The Heron": "It is a bird of the inlet.", "Inlet": "The heron is not in it.",
+             "Moss": "Of the moss and the kelp."}  # fmt: skip
+    passages = [Passage(name, title, text) for name, (title, text) in zip("abc", texts.items(), strict=True)]
     english = connect(server, passages, analyzer="english", fields="separate")
     found, stops = english.search(["the heron", "it is not of the"], 5)
     assert {p.id for p in found} == {"a", "b"} and stops == []
@@ -156,6 +154,10 @@ def test_k_is_checked_and_may_exceed_the_corpus(elastic):
     with fails("server", "HTTP 400", "Result window is too large"):
         retriever.search(["amber"], 10_001)
     assert retriever.search([], 3) == []
+    elastic.requests.clear()
+    with fails("empty"):
+        connect(elastic, [])
+    assert not elastic.requests
 
 
 # --- loading ----------------------------------------------------------------------------------------
@@ -226,12 +228,9 @@ def test_bulk_requests_keep_to_their_sizes(server, monkeypatch):
     connect(server, passages, rebuild=True)
     bodies = server.asked("bulk")
     assert all(len(b) <= 10_000 or len(b.splitlines()) == 2 for b in bodies) and len(bodies) == 6
-
-
-def test_a_proxy_that_takes_less_is_told(server):
-    server.largest_body = 9000
+    server.largest_body = 9000  # as of a proxy that takes less
     with fails("server", "HTTP 413", "<html>too large", kind=RunError):
-        connect(server, corpus(*("amber " * 200 for _ in range(40))))
+        connect(server, passages[:40], rebuild=True)
 
 
 def test_a_passage_of_ten_megabytes_and_odd_characters_are_loaded(server):
@@ -292,16 +291,24 @@ def test_a_lasting_fault_in_a_search_is_one_clear_sentence_and_then_it_goes_on(s
     assert ids(retriever.search(["amber"], 1)) == [["p0"]]
 
 
-def test_of_several_nodes_one_may_be_dead(server, monkeypatch):
-    monkeypatch.setattr(time, "sleep", None)  # nothing is waited for
-    with FakeElasticsearch() as gone:
+@pytest.fixture
+def gone():
+    """The address of a server that is not there."""
+    with FakeElasticsearch() as fake:
         pass
+    return fake.url
+
+
+def test_of_several_nodes_one_may_be_dead(server, gone, monkeypatch):
+    with fails("network", gone, "Connection refused", kind=RunError):
+        connect(server, corpus("amber"), url=gone)
+    monkeypatch.setattr(time, "sleep", None)  # nothing is waited for
     passages = corpus("amber", "basil")
     for _ in range(4):  # whichever node is asked first
-        assert ids(connect(server, passages, url=[gone.url, server.url]).search(["basil"], 1)) == [["p1"]]
-    monkeypatch.setenv("ES_URL", f"{gone.url} {server.url}")
+        assert ids(connect(server, passages, url=[gone, server.url]).search(["basil"], 1)) == [["p1"]]
+    monkeypatch.setenv("ES_URL", f"{gone} {server.url}")
     retriever = connect(server, passages, url=None)
-    assert ids(retriever.search(["amber"], 1)) == [["p0"]] and f"{gone.url}, {server.url})" in repr(retriever)
+    assert ids(retriever.search(["amber"], 1)) == [["p0"]] and f"{gone}, {server.url})" in repr(retriever)
 
 
 @pytest.mark.parametrize("endpoint", ["bulk", "search"])
@@ -340,13 +347,6 @@ def test_an_index_is_dropped_and_made_again(server):
     assert ids(connect(server, corpus("amber")).search(["amber"], 1)) == [["p0"]]
 
 
-def test_a_server_that_is_not_there_is_told(server):
-    with FakeElasticsearch() as gone:
-        pass
-    with fails("network", gone.url, "Connection refused", kind=RunError):
-        connect(gone, corpus("amber"))
-
-
 def test_passages_put_off_are_sent_again_alone_and_those_refused_are_listed(server, monkeypatch):
     server.put_off = {"3": 2, "5": 1}
     connect(server, ALL, index="one")
@@ -363,14 +363,13 @@ def test_passages_put_off_are_sent_again_alone_and_those_refused_are_listed(serv
     server.put_off = {"3": 99}
     with fails("server", "'p3' (es_rejected_execution_exception", kind=RunError):
         connect(server, ALL, index="three")
-
-
-def test_many_refused_passages_stop_the_loading(server, monkeypatch):
-    passages = corpus(*(f"word{i}" for i in range(200)))
+    # Many that are refused stop the loading.
+    server.put_off = {}
     server.refuse = {str(i): "no" for i in range(200)}
     by(monkeypatch, 10)
+    server.requests.clear()
     with fails("server", "10 passages", "'p9'", kind=RunError):
-        connect(server, passages)
+        connect(server, corpus(*(f"word{i}" for i in range(200))))
     assert len(server.asked("bulk")) == 1
 
 
@@ -440,24 +439,21 @@ def test_a_redirection_is_not_followed(server, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("number", "product"),
-    [("7.0.0", "Elasticsearch"), ("7.17.28", "Elasticsearch"), ("8.0.0", "Elasticsearch"),
-     ("9.1.2", "Elasticsearch"), ("1.3.20", "OpenSearch"), ("2.19.1", "OpenSearch"), ("3.0.0", "OpenSearch")],
-)  # fmt: skip
-def test_servers_that_speak_it_are_taken(elastic, number, product):
-    elastic.version(number, product=product)
-    retriever = connect(elastic, corpus("amber"))
-    assert type(retriever._client).__module__.startswith("elasticsearch" if elastic.elastic else "opensearch")
-
-
-@pytest.mark.parametrize(
-    ("number", "product"), [("6.8.23", "Elasticsearch"), ("4.1", "Another engine"), ("", "Elasticsearch")]
+    ("product", "numbers"),
+    [("Elasticsearch", "7.0.0 7.17.28 8.0.0 9.1.2"), ("OpenSearch", "1.3.20 2.19.1 3.0.0")],
 )
-def test_others_are_refused_before_anything_is_done(elastic, number, product):
-    elastic.version(number, product=product)
-    with fails("server", "HTTP 200", "retriever.url"):
-        connect(elastic, corpus("amber"))
-    assert {name for name, _ in elastic.requests} == {"root"}
+def test_servers_that_speak_it_are_taken_and_no_others(elastic, product, numbers):
+    for number in numbers.split():
+        elastic.version(number, product=product)
+        elastic.indices.clear()
+        client = type(connect(elastic, corpus("amber"))._client)
+        assert client.__module__.startswith("elasticsearch" if elastic.elastic else "opensearch")
+    for other, number in (("Elasticsearch", "6.8.23"), ("Another engine", "4.1"), ("Elasticsearch", "")):
+        elastic.version(number, product=other)
+        elastic.requests.clear()
+        with fails("server", "HTTP 200", "retriever.url"):
+            connect(elastic, corpus("amber"))
+        assert {name for name, _ in elastic.requests} == {"root"}
 
 
 @pytest.mark.parametrize(
@@ -513,12 +509,6 @@ def test_a_missing_extra_is_one_sentence_with_the_line_that_installs_it(elastic,
         connect(elastic, corpus("amber"))
 
 
-def test_an_empty_corpus_is_refused(elastic):
-    with fails("empty"):
-        connect(elastic, [])
-    assert not elastic.requests
-
-
 KEY, USER, PASSWORD = "aWQ6c2VjcmV0LWtleS0xMjM=", "reader", "pa ss:word@1/2"
 BASIC = "Basic cmVhZGVyOnBhIHNzOndvcmRAMS8y"
 WAYS = {
@@ -544,31 +534,26 @@ def test_credentials_come_from_the_environment_and_go_nowhere_else(server, way, 
     index = next(iter(server.indices.values()))
     told += [str(index.mappings), str(index.settings), str(server.requests)]
 
-    def note(error):
-        """What an error says, and what a traceback would say of those it came from."""
+    def refused(*named, kind=UserError):
+        """Search, and note what the error says and what a traceback would say of those it came from."""
+        with fails("server", *named, kind=kind) as error:
+            retriever.search(["basil"], 1)
         seen = error.value
         while seen is not None:
             told.append(f"{seen!r} {seen}")
             seen = seen.__cause__ or (None if seen.__suppress_context__ else seen.__context__)
 
     server.faults["search"] = [(503, {}, {"error": f"{header} cannot be served"})] * 9
-    with fails("server", "*** cannot be served", kind=RunError) as error:
-        retriever.search(["basil"], 1)
-    note(error)
+    refused("*** cannot be served", kind=RunError)
     server.faults.clear()
     server.forbidden = {"search"}
-    with fails("server", "HTTP 403", "'manage', 'read'") as error:
-        retriever.search(["basil"], 1)
-    note(error)
+    refused("HTTP 403", "'manage', 'read'")
     server.authorization = "another"
-    with fails("server", "HTTP 401", "ES_API_KEY", "ES_USERNAME and ES_PASSWORD") as error:
-        retriever.search(["basil"], 1)
-    note(error)
+    refused("HTTP 401", "ES_API_KEY", "ES_USERNAME and ES_PASSWORD")
     assert any(record.name.startswith(("elastic_transport", "opensearch")) for record in caplog.records)
     output = capfd.readouterr()
     told += [caplog.text, output.out, output.err]
-    secrets = [KEY, "secret-key-123", PASSWORD, BASIC.split()[1], "pa%20ss", "pa ss"]
-    for secret in secrets:
+    for secret in (KEY, "secret-key-123", PASSWORD, BASIC.split()[1], "pa%20ss", "pa ss"):
         assert not any(secret in text for text in told), [text for text in told if secret in text]
 
 
@@ -581,22 +566,17 @@ def test_an_address_with_a_password_is_refused_as_an_option_without_being_shown(
         connect(elastic, corpus("amber"), url=url)
     assert "hid" not in str(error.value) and "den@" not in str(error.value)
     assert error.value.__cause__ is None
-    asked = Component.of("retriever", "elasticsearch", url=url)
     with fails("bad-value") as error:
-        asked.make(corpus("amber"))
+        Component.of("retriever", "elasticsearch", url=url).make(corpus("amber"))
     assert "hid" not in str(error.value)
 
 
 @pytest.mark.parametrize(
     "environ",
-    [
-        {"ES_API_KEY": KEY, "ES_USERNAME": USER, "ES_PASSWORD": "hidden"},
-        {"ES_USERNAME": USER},
-        {"ES_PASSWORD": "hidden"},
-        {"ES_API_KEY": "hid den\nc"},
-        {"ES_USERNAME": "reader", "ES_PASSWORD": "hidd\u00e9n"},
-    ],
-)
+    [{"ES_API_KEY": KEY, "ES_USERNAME": USER, "ES_PASSWORD": "hidden"}, {"ES_USERNAME": USER},
+     {"ES_PASSWORD": "hidden"}, {"ES_API_KEY": "hid den\nc"},
+     {"ES_USERNAME": "reader", "ES_PASSWORD": "hidd\u00e9n"}],
+)  # fmt: skip
 def test_credentials_that_contradict_each_other_are_told(elastic, monkeypatch, environ):
     for name, value in environ.items():
         monkeypatch.setenv(name, value)

@@ -51,10 +51,9 @@ def test_only_what_is_new_is_forwarded(monkeypatch):
 def test_a_text_that_changed_in_the_middle():
     lm, cache = tiny_lm("llama"), PrefixCache()
     lm.generate(PROMPTS, max_new_tokens=6, names=NAMES, cache=cache)
-    changed = [p.replace("Question", "A question", 2) for p in PROMPTS]
-    plainly = lm.generate(changed, max_new_tokens=6, needs=NEEDS)
-    again = lm.generate(changed, max_new_tokens=6, needs=NEEDS, names=NAMES, cache=cache)
-    assert_all_same(plainly, again)
+    changed, options = [p.replace("Question", "A question", 2) for p in PROMPTS], {"max_new_tokens": 6}
+    again = lm.generate(changed, needs=NEEDS, names=NAMES, cache=cache, **options)
+    assert_all_same(lm.generate(changed, needs=NEEDS, **options), again)
 
 
 def test_stopped_texts_leave_what_was_forwarded():
@@ -69,28 +68,30 @@ def test_stopped_texts_leave_what_was_forwarded():
     assert_same(plainly, again)
 
 
-def test_sliding_windows_leave_nothing():
-    lm, cache = tiny_lm("mistral"), PrefixCache()
-    lm.generate(PROMPTS, max_new_tokens=2, names=NAMES, cache=cache)
-    assert len(cache) == 0
-    lm = tiny_lm("llama")
-    lm.generate(PROMPTS, max_new_tokens=2, names=NAMES, cache=cache)
-    assert len(cache) == 3
+@pytest.mark.parametrize(
+    ("family", "options", "kept"), [("mistral", {}, 0), ("llama", {}, 3), ("llama", {"megabytes": 0}, 0)]
+)
+def test_sliding_windows_leave_nothing_and_others_what_there_is_room_for(family, options, kept):
+    cache = PrefixCache(**options)
+    tiny_lm(family).generate(PROMPTS, max_new_tokens=2, names=NAMES, cache=cache)
+    assert len(cache) == kept
 
 
 def test_no_more_than_there_is_room_for():
-    lm, cache = tiny_lm("llama"), PrefixCache(megabytes=0)
-    lm.generate(PROMPTS, max_new_tokens=2, names=NAMES, cache=cache)
-    assert len(cache) == 0
+    lm = tiny_lm("llama")
+
+    def write(name):
+        lm.generate(PROMPTS[:1], max_new_tokens=2, names=[name], cache=cache)
+
     cache = PrefixCache()
-    lm.generate(PROMPTS[:1], max_new_tokens=2, names=["a"], cache=cache)
+    write("a")
     text = cache.get("prompt a")
     cache = PrefixCache(megabytes=1.5e-6 * sum(t.nbytes for pair in text.layers for t in pair))
     for _ in range(3):  # a text takes the place of the last of its name, and its room
-        lm.generate(PROMPTS[:1], max_new_tokens=2, names=["a"], cache=cache)
+        write("a")
         assert len(cache) == 1
-    lm.generate(PROMPTS[:1], max_new_tokens=2, names=["b"], cache=cache)
+    write("b")
     assert cache.get("prompt b") is None
     cache.forget("prompt a")
-    lm.generate(PROMPTS[:1], max_new_tokens=2, names=["b"], cache=cache)
+    write("b")
     assert cache.get("prompt b") is not None

@@ -4,11 +4,11 @@ import io
 import itertools
 import json
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
-from fake_lm import FakeLM, FakeRetriever, passage
+from fake_lm import FakeLM, FakeRetriever, passage, tokens
 from refusals import fails
 
 from probers.prompts import TESTBED_PROMPT
@@ -40,29 +40,35 @@ def find(query):
     return [passage(f"Town {town} is in Land{town}."), passage("Something else.")]
 
 
-def make(trigger, *, writes=write, finds=find, entropy=lambda word: 0.1, **options):
-    lm, retriever = FakeLM(writes, entropy), FakeRetriever(finds)
-    options.setdefault("query", QuestionQuery())
-    return RAG(lm, retriever, trigger, **options), lm, retriever
+def make(trigger, *, writes=write, finds=find, entropy=lambda word: 0.1, context=1_000_000, **options):
+    lm, retriever = FakeLM(writes, entropy, context=context), FakeRetriever(finds)
+    return RAG(lm, retriever, trigger, **{"query": QuestionQuery(), **options}), lm, retriever
+
+
+def one(trigger, **options):
+    """The answer to a question that the model does not know, and the model."""
+    rag, lm, _ = make(trigger, **options)
+    return rag(QUESTIONS[1]), lm
 
 
 @dataclass
 class Scripted:
-    """Fires as told: one decision per call and question, the last one repeated."""
+    """Fires as told: one decision per call and question, the last one repeated; notes what it is shown."""
 
     decisions: list
     needs = Needs()
+    seen: list = field(default_factory=list)
 
     def __call__(self, generation, state):
-        done = state.retrievals
-        return self.decisions[min(done, len(self.decisions) - 1)]
+        self.seen.append((generation, state))
+        return self.decisions[min(state.retrievals, len(self.decisions) - 1)]
 
 
 def fires(position=None, tokens=()):
     return Decision(True, 1.0, 0.5, position=position, tokens=tokens)
 
 
-SILENT = Decision(False, 0.0, 0.5)
+SILENT, START = Decision(False, 0.0, 0.5), fires(position=0, tokens=(0,))
 
 
 def test_never_retrieves_nothing_and_writes_once():
@@ -103,7 +109,7 @@ def test_oracle_judges_the_answer_that_would_be_given_also_when_it_is_forced():
     rag, _, retriever = make(Oracle(), writes=cut, max_new_tokens=5)
     answer = rag(QUESTIONS[0])
     assert (answer.answer, answer.retrievals, answer.counters.forced) == ("Land0", 0, True)
-    assert retriever.queries == []
+    assert not retriever.queries
     with fails("labels", "'question'"):
         rag("Where is town 0?")
 
@@ -120,32 +126,26 @@ def test_random_grants_its_rate_whatever_the_batch():
     assert [a.retrievals for a in other] != [a.retrievals for a in make(Random(0.3))[0].answer(many)]
 
 
-def test_new_passages_stand_in_place_of_the_old_ones():
+def numbered():
+    """A search that finds another passage every time."""
     texts = itertools.count()
-    rag, lm, _ = make(
-        Scripted([fires(), fires(), SILENT]), finds=lambda q: [passage(f"passage number {next(texts)}")]
-    )
-    answer = rag(QUESTIONS[1])
+    return lambda query: [passage(f"number {next(texts)}")]
+
+
+def test_new_passages_stand_in_place_of_the_old_ones():
+    answer, lm = one(Scripted([fires(), fires(), SILENT]), finds=numbered())
     assert ["number 0" in p for p in lm.prompts] == [False, True, False]
     assert ["number 1" in p for p in lm.prompts] == [False, False, True]
-    assert [r.passage_ids for r in answer.rounds] == [
-        ("p-passage number 0",), ("p-passage number 1",), (),
-    ]  # fmt: skip
+    assert [r.passage_ids for r in answer.rounds] == [("p-number 0",), ("p-number 1",), ()]
     assert all(r.accepted == "" for r in answer.rounds[:2])
 
 
 def test_the_limit_of_retrievals_is_exact_and_the_last_answer_stands():
-    texts = itertools.count()
     for limit in (0, 1, 3):
-        rag, _, _ = make(
-            Scripted([fires()]), finds=lambda q: [passage(f"fact {next(texts)}")], max_retrievals=limit
-        )
-        answer = rag(QUESTIONS[1])
+        answer, _ = one(Scripted([fires()]), finds=numbered(), max_retrievals=limit)
         assert (answer.retrievals, answer.counters.generations) == (limit, limit + 1)
-        assert answer.rounds[-1].decision.fire
-        assert answer.rounds[-1].query is None
-        assert answer.text
-    assert make(Always(), max_retrievals=0)[0](QUESTIONS[1]).retrievals == 0
+        assert answer.rounds[-1].decision.fire and answer.rounds[-1].query is None and answer.text
+    assert one(Always(), max_retrievals=0)[0].retrievals == 0
 
 
 def test_a_retrieval_that_changes_nothing_is_counted_and_the_same_is_judged_again():
@@ -164,8 +164,7 @@ def test_a_retrieval_that_changes_nothing_is_counted_and_the_same_is_judged_agai
     assert answer.counters.sentences == 10 * 2
     assert (answer.counters.kept_tokens, answer.answer) == (len(read.token_ids), "Land1")
     # Also where nothing is found, and the first prompt stays.
-    rag, lm, _ = make(Scripted([fires()]), finds=lambda q: [])
-    answer = rag(QUESTIONS[1])
+    answer, lm = one(Scripted([fires()]), finds=lambda q: [])
     assert (answer.retrievals, answer.counters.empty_retrievals, answer.counters.generations) == (3, 3, 4)
     assert (len(lm.prompts), answer.answer) == (1, "Nowhere")
 
@@ -181,11 +180,8 @@ def test_a_trigger_may_decide_otherwise_on_what_it_judges_again():
 
 
 def test_what_a_rule_judges_of_the_answer_is_asked_for_again():
-    def writes(prompt):
-        return " Nowhere." if prompt.endswith("is") else " Town 1 is far away."
-
-    rag, _, _ = make(Oracle(again=True), writes=writes, finds=lambda q: [])
-    answer = rag(QUESTIONS[1])
+    writes = lambda prompt: " Nowhere." if prompt.endswith("is") else " Town 1 is far away."  # noqa: E731
+    answer, _ = one(Oracle(again=True), writes=writes, finds=lambda q: [])
     assert (answer.retrievals, answer.counters.generations) == (3, 8)
     assert answer.text == "Town 1 is far away. So the answer is Nowhere."
 
@@ -196,26 +192,18 @@ def capitals(prompt):
 
 
 def test_a_hit_at_the_beginning_with_the_same_passages_is_judged_as_fresh():
-    seen = []
-
-    class Looking(Scripted):
-        def __call__(self, generation, state):
-            seen.append((generation.text, state.fresh, state.retrievals))
-            return super().__call__(generation, state)
-
-    rag, lm, _ = make(Looking([fires(position=1, tokens=(0,)), SILENT]), finds=lambda q: [])
-    answer = rag(QUESTIONS[1])
-    assert seen == [(answer.rounds[0].text, False, 0), (answer.rounds[0].text, True, 1)]
+    trigger = Scripted([fires(position=1, tokens=(0,)), SILENT])
+    answer, lm = one(trigger, finds=lambda q: [])
+    text = answer.rounds[0].text
+    assert [(g.text, s.fresh, s.retrievals) for g, s in trigger.seen] == [(text, False, 0), (text, True, 1)]
     assert (answer.retrievals, answer.counters.generations, len(lm.prompts)) == (1, 2, 1)
     # What is behind what is taken as it is can fire yet: the second sentence here.
-    rag, lm, _ = make(
+    answer, lm = one(
         Entropy(0.5, "max", "sentence"), writes=capitals, finds=lambda q: [], max_retrievals=9,
         entropy=lambda word: 1.0 if word == "SO." else 0.1,
     )  # fmt: skip
-    answer = rag(QUESTIONS[1])
-    assert [r.accepted for r in answer.rounds] == [
-        "", " ONE IS SO.", " TWO IS SO. SO THE ANSWER IS THREE.",
-    ]  # fmt: skip
+    accepted = ["", " ONE IS SO.", " TWO IS SO. SO THE ANSWER IS THREE."]
+    assert [r.accepted for r in answer.rounds] == accepted
     assert (answer.retrievals, answer.counters.generations, len(lm.prompts)) == (2, 3, 2)
 
 
@@ -226,39 +214,29 @@ def test_only_what_would_be_written_alike_is_taken_again():
         def look_ahead(self, question):
             return LookAhead(tokens=1)
 
-    rag, lm, _ = make(Early([fires()]), finds=lambda q: [], max_retrievals=1)
-    answer = rag(QUESTIONS[1])
+    answer, lm = one(Early([fires()]), finds=lambda q: [], max_retrievals=1)
     assert len(lm.prompts) == 2 and lm.prompts[0] == lm.prompts[1]
     assert len(answer.rounds[0].tokens) < len(answer.rounds[1].tokens)
     assert answer.text == "Town 1 is in Nowhere. So the answer is Nowhere."
-    at = fires(position=0, tokens=(0,))
-    rag, lm, _ = make(Reader([at, SILENT]), writes=capitals, finds=lambda q: [])
-    answer = rag(QUESTIONS[1])
+    answer, lm = one(Reader([START, SILENT]), writes=capitals, finds=lambda q: [])
     assert lm.prompts[0] == lm.prompts[1]
     assert [r.accepted for r in answer.rounds] == ["", " ONE IS SO.", " TWO IS SO. SO THE ANSWER IS THREE."]
     # A text that its limit ended would end there again.
-    rag, lm, _ = make(Scripted([fires()]), finds=lambda q: [], max_new_tokens=4, answer_tokens=0)
-    answer = rag(QUESTIONS[1])
+    answer, lm = one(Scripted([fires()]), finds=lambda q: [], max_new_tokens=4, answer_tokens=0)
     assert (answer.text, answer.retrievals, len(lm.prompts)) == ("Town 1 is in", 3, 1)
     assert (answer.counters.tokens, answer.counters.kept_tokens) == (16, 4)
 
 
 def test_a_hit_in_the_middle_keeps_the_text_before_it_and_goes_on_from_there():
     text = " Town 1 is in Nowhere. So the answer is Nowhere."
-
-    def continues(prompt):
-        town, reading = asked(prompt)
-        return f" Land{town}. So the answer is Land{town}." if reading else text
-
-    hit = text.index("Nowhere")
-    rag, lm, _ = make(Scripted([fires(position=hit, tokens=(4,)), SILENT]), writes=continues)
-    answer = rag(QUESTIONS[1])
+    writes = lambda prompt: " Land1. So the answer is Land1." if asked(prompt)[1] else text  # noqa: E731
+    hit = fires(position=text.index("Nowhere"), tokens=(4,))
+    answer, lm = one(Scripted([hit, SILENT]), writes=writes)
     assert lm.prompts[1].endswith("Question: Where is town 1?\nAnswer: Town 1 is in")  # no space at the end
     assert answer.text == "Town 1 is in Land1. So the answer is Land1."
     assert [r.accepted for r in answer.rounds] == [" Town 1 is in", " Land1. So the answer is Land1."]
     # At the very beginning nothing is kept.
-    rag, lm, _ = make(Scripted([fires(position=1), SILENT]), writes=continues)
-    rag(QUESTIONS[1])
+    _, lm = one(Scripted([fires(position=1), SILENT]), writes=writes)
     assert lm.prompts[1].endswith("\nAnswer:")
 
 
@@ -266,11 +244,7 @@ def test_a_hit_in_the_middle_keeps_the_text_before_it_and_goes_on_from_there():
 class Reader(Scripted, Trigger):
     """Fires as told, and takes unjudged what it is told to of what is written from passages."""
 
-    share: str = "sentence"
-
-    @property
-    def takes(self):
-        return self.share
+    takes: str = "sentence"
 
 
 def sentences(prompt):
@@ -281,116 +255,97 @@ def sentences(prompt):
 
 
 def test_of_what_is_read_one_sentence_is_taken_and_what_follows_is_judged_without_passages():
-    at = fires(position=0, tokens=(0,))
-    rag, lm, _ = make(Reader([at, at, SILENT]), writes=sentences)
-    answer = rag(QUESTIONS[1])
+    answer, lm = one(Reader([START, START, SILENT]), writes=sentences)
     assert answer.text == "ONE IS SO. TWO IS SO. so the answer is three."
     reads = [prompt.startswith("Context:") for prompt in lm.prompts]
-    assert reads == [False, True, False, True, False]
-    assert [r.decision is None for r in answer.rounds] == reads
+    assert reads == [False, True, False, True, False] == [r.decision is None for r in answer.rounds]
     assert (answer.retrievals, answer.counters.generations) == (2, 5)
     # With the answer in what is taken, nothing more is written.
-    rag, lm, _ = make(Reader([at]), writes=sentences)
-    last = rag(QUESTIONS[1])
+    last, lm = one(Reader([START]), writes=sentences)
     assert (last.text, last.retrievals) == ("ONE IS SO. TWO IS SO. SO THE ANSWER IS THREE.", 3)
     assert len(lm.prompts) == 6
     # A limit leaves what follows as it is written without passages.
-    rag, _, _ = make(Reader([at]), writes=sentences, max_retrievals=1)
-    assert rag(QUESTIONS[1]).text == "ONE IS SO. two is so. so the answer is three."
+    limited, _ = one(Reader([START]), writes=sentences, max_retrievals=1)
+    assert limited.text == "ONE IS SO. two is so. so the answer is three."
+
+
+def reading(text):
+    """Writes :func:`sentences`, and this text where a prompt shows passages."""
+    return lambda prompt: text if prompt.startswith("Context:") else sentences(prompt)
 
 
 def test_all_that_is_read_is_taken_and_what_follows_is_judged_only_if_no_answer_is_there():
-    at = fires(position=0, tokens=(0,))
-    rag, lm, _ = make(Reader([at], share="all"), writes=sentences)
-    answer = rag(QUESTIONS[1])
+    answer, lm = one(Reader([START], takes="all"), writes=sentences)
     assert (answer.text, answer.retrievals) == ("ONE IS SO. TWO IS SO. SO THE ANSWER IS THREE.", 1)
     assert len(lm.prompts) == 2
-
-    def short(prompt):
-        return " ONE IS SO." if prompt.startswith("Context:") else sentences(prompt)
-
-    rag, lm, _ = make(Reader([at, SILENT], share="all"), writes=short)
-    answer = rag(QUESTIONS[1])
+    answer, lm = one(Reader([START, SILENT], takes="all"), writes=reading(" ONE IS SO."))
     assert answer.text == "ONE IS SO. two is so. so the answer is three."
     assert [prompt.startswith("Context:") for prompt in lm.prompts] == [False, True, False]
 
 
 def test_what_is_read_and_says_nothing_ends_the_question_and_so_does_the_token_limit():
-    at = fires(position=0, tokens=(0,))
-    silent = make(Reader([at]), writes=lambda p: "" if p.startswith("Context:") else sentences(p))[0]
-    assert (silent(QUESTIONS[1]).retrievals, silent(QUESTIONS[1]).counters.forced) == (1, True)
-    rag, lm, _ = make(Reader([at]), writes=sentences, max_new_tokens=6, answer_tokens=0)
-    answer = rag(QUESTIONS[1])
+    silent, _ = one(Reader([START]), writes=reading(""))
+    assert (silent.retrievals, silent.counters.forced) == (1, True)
+    answer, lm = one(Reader([START]), writes=sentences, max_new_tokens=6, answer_tokens=0)
     assert answer.text == "ONE IS SO. TWO IS SO."
     assert (answer.retrievals, len(lm.prompts)) == (2, 4)
 
 
 def test_state_tells_where_the_question_and_the_accepted_text_stand():
-    seen = []
-
-    class Looking(Scripted):
-        def __call__(self, generation, state):
-            start, end = state.question_span
-            assert generation.prompt[start:end] == state.question.question
-            assert generation.prompt.endswith(state.partial)
-            seen.append((state.partial, state.fresh, len(state.passages), state.retrievals))
-            return super().__call__(generation, state)
-
-    rag, _, _ = make(Looking([fires(position=8), SILENT]))
-    rag(QUESTIONS[1])
-    assert seen == [("", False, 0, 0), (" Town 1", True, 2, 1)]
+    trigger = Scripted([fires(position=8), SILENT])
+    one(trigger)
+    for generation, state in trigger.seen:
+        start, end = state.question_span
+        assert generation.prompt[start:end] == state.question.question
+        assert generation.prompt.endswith(state.partial)
+    told = [(s.partial, s.fresh, len(s.passages), s.retrievals) for _, s in trigger.seen]
+    assert told == [("", False, 0, 0), (" Town 1", True, 2, 1)]
 
 
 def test_the_token_limit_counts_what_was_kept_before():
     limits = {"writes": lambda p: " word" * 50, "max_new_tokens": 10, "answer_tokens": 0}
     # 4 words kept, 10 allowed: the second pass may write 6 more.
-    rag, _lm, _ = make(Scripted([fires(position=20), SILENT]), **limits)
-    answer = rag(QUESTIONS[1])
+    answer, _ = one(Scripted([fires(position=20), SILENT]), **limits)
     assert len(answer.text.split()) == 10
     assert answer.counters.tokens == 10 + 6
     assert (answer.answer, answer.counters.forced) == ("", False)
     # A hit behind the last allowed token leaves nothing to write: the text stands.
-    rag, _, retriever = make(Scripted([fires(position=50)]), **limits)
-    assert rag(QUESTIONS[1]).retrievals == 0
-    assert retriever.queries == []
+    assert one(Scripted([fires(position=50)]), **limits)[0].retrievals == 0
 
 
 def test_a_text_without_an_answer_gets_the_cue_once():
     def writes(prompt):
         return " Land1. And then" if prompt.endswith("So the answer is") else " Town 1 is far" + " away" * 60
 
-    rag, lm, _ = make(Never(), writes=writes, max_new_tokens=6, answer_tokens=2)
-    answer = rag(QUESTIONS[1])
+    answer, lm = one(Never(), writes=writes, max_new_tokens=6, answer_tokens=2)
     assert lm.prompts[1].endswith("Answer: Town 1 is far away away So the answer is")
     assert answer.text == "Town 1 is far away away So the answer is Land1. And"
     assert (answer.counters.generations, answer.counters.tokens, answer.counters.forced) == (2, 8, True)
     assert [r.decision is None for r in answer.rounds] == [False, True]
     # With the cue there nothing is added.
-    assert not make(Never())[0](QUESTIONS[1]).counters.forced
+    assert not one(Never())[0].counters.forced
 
 
 def test_a_retriever_that_finds_nothing_is_counted_and_the_answer_goes_on_without_passages():
     found = iter([[passage("old fact")], []])
-    rag, lm, _ = make(Scripted([fires(), fires(), SILENT]), finds=lambda q: next(found))
-    answer = rag(QUESTIONS[1])
+    answer, lm = one(Scripted([fires(), fires(), SILENT]), finds=lambda q: next(found))
     assert (answer.retrievals, answer.counters.empty_retrievals) == (2, 1)
-    assert "old fact" in lm.prompts[1]
-    assert "Context:" not in lm.prompts[2]
-    assert answer.text
+    assert "old fact" in lm.prompts[1] and "Context:" not in lm.prompts[2] and answer.text
+
+
+def cramped(texts, less):
+    """Options of a loop over a model with room for these passages and so many tokens less."""
+    whole = TESTBED_PROMPT.question(QUESTIONS[1].question, texts, partial=" So the answer is")
+    return {"context": len(tokens(whole)) + 20 + 5 - less, "max_new_tokens": 20, "answer_tokens": 5}
 
 
 def test_passages_without_room_go_from_the_last_and_are_counted():
     """Claim: whole passages go until the prompt has room; converse: with room all are shown."""
-    found = [passage("alpha " * 10), passage("beta " * 10), passage("gamma " * 10)]
-    whole = TESTBED_PROMPT.question(
-        QUESTIONS[1].question, [p.text for p in found], partial=" So the answer is"
-    )
-    room = len(re.findall(r"\s*\S+", whole)) + 20 + 5  # with 11 words for a passage and its number
-    for less, shown in ((0, 3), (1, 2), (11, 2), (12, 1), (33, 0)):
-        rag, lm, _ = make(Always(), finds=lambda q: found, max_new_tokens=20, answer_tokens=5)
-        lm.context = room - less
-        answer = rag(QUESTIONS[1])
-        assert [word in lm.prompts[0] for word in ("alpha", "beta", "gamma")] == [i < shown for i in range(3)]
+    words = ("alpha", "beta", "gamma")
+    found = [passage(f"{word} " * 10) for word in words]
+    for less, shown in ((0, 3), (1, 2), (11, 2), (12, 1), (33, 0)):  # 11 words for a passage and its number
+        answer, lm = one(Always(), finds=lambda q: found, **cramped([p.text for p in found], less))
+        assert [word in lm.prompts[0] for word in words] == [i < shown for i in range(3)]
         assert answer.counters.passages_cut == 3 - shown
         assert len(answer.rounds[0].passage_ids) == shown
         assert answer.counters.empty_retrievals == 0  # something was found
@@ -402,23 +357,21 @@ def without_seconds(answer):
     return trace
 
 
-def test_finished_questions_leave_the_batch():
-    rag, lm, _ = make(Oracle())
-    rag.answer(QUESTIONS)
-    assert lm.batches == [8, 8 - len(KNOWN)]
+def shown(rag, *verdict):
+    """What the terminal shows of a question, line by line."""
+    out = io.StringIO()
+    terminal = Terminal("rind", out)
+    terminal.final(rag(QUESTIONS[1], terminal), *verdict)
+    return out.getvalue().splitlines()
 
 
-def test_nan_is_an_error_that_names_the_question():
+def test_nan_is_an_error_that_names_the_question_and_bad_options_are_named():
     rag, _, _ = make(Entropy(0.5), entropy=lambda word: float("nan"))
     with fails("model", "NaN", "'q4'", kind=RunError):
         rag(QUESTIONS[4])
-
-
-def test_bad_options_are_named():
-    with fails("bad-value", "k=0"):
-        make(Never(), k=0)
-    with fails("bad-value", "max_retrievals=-1"):
-        make(Never(), max_retrievals=-1)
+    for option in ({"k": 0}, {"max_retrievals": -1}):
+        with fails("bad-value", *(f"{name}={value}" for name, value in option.items())):
+            make(Never(), **option)
 
 
 def test_a_trace_is_json_and_comes_back_equal():
@@ -444,26 +397,18 @@ def test_a_run_resumes_by_question_and_drops_a_half_written_line(tmp_path):
     assert lm.prompts == []
 
 
-def test_a_trace_file_of_other_questions_is_refused(tmp_path):
+def test_a_trace_file_of_other_questions_or_that_cannot_be_written_is_refused(tmp_path):
     path = tmp_path / "traces.jsonl"
     make(Never())[0].run(QUESTIONS[:3], path)
-    with fails("mismatch", "line 1", "'q0'"):
-        TraceFile(path).resume(QUESTIONS[1:])
-    with fails("mismatch", "line 3"):
-        TraceFile(path).resume(QUESTIONS[:2])
+    for others, named in ((QUESTIONS[1:], ("line 1", "'q0'")), (QUESTIONS[:2], ("line 3",))):
+        with fails("mismatch", *named):
+            TraceFile(path).resume(others)
     path.unlink()
     path.mkdir()
     with fails("bad-file", "traces.jsonl"):
         TraceFile(path).resume(QUESTIONS)
-
-
-def test_answers_that_cannot_be_written_are_told_with_the_file(tmp_path):
-    with fails("disk", str(tmp_path), kind=RunError):
-        TraceFile(tmp_path).append([])
-
-
-def altered(line):
-    return line.replace('"retrievals": ', '"retrievals": 1')
+    with fails("disk", str(path), kind=RunError):
+        TraceFile(path).append([])
 
 
 def without_seal(line):
@@ -471,7 +416,7 @@ def without_seal(line):
 
 
 DAMAGES = {
-    "altered": altered,
+    "altered": lambda line: line.replace('"retrievals": ', '"retrievals": 1'),
     "no checksum": without_seal,
     "cut": lambda line: line[:40],
     "another form": lambda line: "{}",
@@ -513,7 +458,7 @@ def test_no_flipped_bit_of_a_trace_is_used_silently(tmp_path, caplog):
     assert TraceFile(path).resume(QUESTIONS[:2]) == answers
     blob = path.read_bytes()
     first = blob.index(b"\n")
-    places = range(0, first, 3)
+    places = range(0, first, 11)
     for at in places:
         damaged = bytearray(blob)
         damaged[at] ^= 1 << (at % 8)
@@ -546,24 +491,16 @@ def test_a_run_that_goes_on_has_the_batches_of_one_that_was_not_interrupted(tmp_
     assert again != whole and again[:1] + again[3:] == whole[:1] + whole[3:]
 
 
-def test_the_bar_of_a_run_moves_with_the_rounds(tmp_path):
-    rag = make(Entropy(0.05))[0]
+def test_the_bar_of_a_run_moves_with_the_rounds():
     moves = []
-    answers = rag.answer(QUESTIONS, ended=moves.append)
-    rounds = max(len(answer.rounds) for answer in answers)
-    assert len(moves) == rounds > 1 and sum(moves) == len(QUESTIONS)
-    ended = [sum(len(answer.rounds) == number + 1 for answer in answers) for number in range(rounds)]
-    assert moves == ended
+    answers = make(Entropy(0.05))[0].answer(QUESTIONS, ended=moves.append)
+    rounds = [len(answer.rounds) for answer in answers]
+    assert moves == [rounds.count(number + 1) for number in range(max(rounds))] and len(moves) > 1
 
 
 def test_the_terminal_shows_text_place_query_titles_and_counters():
-    out = io.StringIO()
     hit = write("Where is town 1?").index("Nowhere")
-    rag, _, _ = make(Scripted([fires(position=hit, tokens=(4,)), SILENT]))
-    terminal = Terminal("rind", out)
-    question = QUESTIONS[1]
-    terminal.final(rag(question, terminal), question.answers, False)
-    lines = out.getvalue().splitlines()
+    lines = shown(make(Scripted([fires(position=hit, tokens=(4,)), SILENT]))[0], QUESTIONS[1].answers, False)
     assert lines[0] == "[1] Town 1 is in Nowhere. So the answer is Nowhere."
     assert lines[1] == f"    ▲ rind fired at “Nowhere.”, character {hit}: score 1, threshold 0.5"
     assert lines[2:5] == [
@@ -576,41 +513,28 @@ def test_the_terminal_shows_text_place_query_titles_and_counters():
     assert lines[7].startswith("Text: Town 1 is in Town 1 is in Land1.")  # as the model wrote it
     assert lines[8].endswith("(wrong; gold: Land1)")
     assert lines[9].startswith("1 retrieval, 2 generations, ")
-    assert "\x1b" not in out.getvalue()
-
-
-def shown(rag, trigger="rind"):
-    """What the terminal shows of a question, line by line."""
-    out = io.StringIO()
-    terminal = Terminal(trigger, out)
-    terminal.final(rag(QUESTIONS[1], terminal))
-    return out.getvalue().splitlines()
+    assert not any("\x1b" in line for line in lines)
 
 
 def test_the_terminal_tells_what_was_found_from_what_is_shown():
     """Of two passages found there is room for both, for one, for none; and none is found."""
     texts = ["alpha " * 10, "beta " * 10]
-    prompt = TESTBED_PROMPT.question(QUESTIONS[1].question, texts, partial=" So the answer is")
-    room = len(re.findall(r"\s*\S+", prompt)) + 20 + 5
     found = [replace(passage(text, name), score=2.0) for text, name in zip(texts, "AB", strict=True)]
     for less, line in (
         (0, "fetched: A (2.00); B (2.00)"),
         (1, "fetched: A (2.00); 1 more left out for want of room"),
         (12, "fetched: 2 passages, left out because none fits the model's context"),
     ):
-        rag, lm, _ = make(Always(), finds=lambda q: found, max_new_tokens=20, answer_tokens=5)
-        lm.context = room - less
-        assert f"    {line}" in shown(rag)
-        assert any("left out for want of room, " in each for each in shown(rag)) == (less > 0)
+        lines = shown(make(Always(), finds=lambda q: found, **cramped(texts, less))[0])
+        assert f"    {line}" in lines
+        assert any("left out for want of room, " in each for each in lines) == (less > 0)
     assert "    fetched: nothing" in shown(make(Always(), finds=lambda q: [])[0])
     unscored = [replace(found[0], score=None)]
     assert "    fetched: A" in shown(make(Always(), finds=lambda q: unscored)[0])
 
 
 def test_the_terminal_marks_what_goes_on_from_kept_text_and_what_is_written_anew():
-    def writes(prompt):
-        return "where it is." if "Town 1" in prompt else "Nowhere at all."
-
+    writes = lambda prompt: "where it is." if "Town 1" in prompt else "Nowhere at all."  # noqa: E731
     first, *_ = shown(make(Scripted([SILENT]), writes=writes, answer_tokens=0)[0])
     assert first == "[1] Nowhere at all."  # also where the text begins without a space
     # A rule cuts behind its token, within a word too, and the text goes on right there.
@@ -643,24 +567,25 @@ def test_the_terminal_is_not_steered_by_text():
         terminal = Terminal("never", screen)
         terminal.final(rag(Question("x", "Where\x1b[2J is town 1?"), terminal))
         shown = screen.getvalue()
-        assert "\x1b[2J" not in shown
-        assert "\x07" not in shown
+        assert "\x1b[2J" not in shown and "\x07" not in shown
         assert ("\x1b[31m" in shown) == isinstance(screen, Screen)
         assert "[4]" in shown  # three searches, and each time the same
 
 
-def test_parts_can_be_exchanged_on_a_loop():
-    rag, _, retriever = make(Never())
-    assert replace(rag, trigger=Always())(QUESTIONS[1]).retrievals == 1
-    assert len(retriever.queries) == 1
+def test_finished_questions_leave_the_batch_and_parts_can_be_exchanged():
+    rag, lm, retriever = make(Oracle())
+    rag.answer(QUESTIONS)
+    assert lm.batches == [8, 8 - len(KNOWN)]
+    retriever.queries.clear()
+    assert replace(rag, trigger=Always())(QUESTIONS[1]).retrievals == 1 == len(retriever.queries)
 
 
 def test_exemplars_are_named_as_the_prefix_of_every_prompt():
     template = replace(TESTBED_PROMPT, exemplars="Question: Who?\nAnswer: Nobody.\n")
-    rag, lm, _ = make(Scripted([fires(), SILENT]), prompt=template)
-    rag.lm.write = lambda prompt: write(prompt.removeprefix(template.exemplars))
-    rag.answer(QUESTIONS[:2])
-    assert lm.prefixes == {template.exemplars}
+    writes = lambda prompt: write(prompt.removeprefix(template.exemplars))  # noqa: E731
+    assert one(Scripted([fires(), SILENT]), prompt=template, writes=writes)[1].prefixes == {
+        template.exemplars
+    }
 
 
 def test_a_question_whose_prompt_was_left_out_is_answered_with_nothing():
@@ -684,16 +609,13 @@ def test_a_question_whose_prompt_was_left_out_is_answered_with_nothing():
 def test_questions_with_unlike_budgets_left_are_written_together():
     """Each of them within its own: what was kept before differs by town."""
 
-    @dataclass
-    class Cutting:
-        needs = Needs()
-
+    class Cutting(Scripted):
         def __call__(self, generation, state):
             town, reading = asked(generation.prompt)
             return SILENT if reading else fires(position=5 * (town + 1))
 
     def answered(questions):
-        rag, lm, _ = make(Cutting(), writes=lambda p: " word" * 50, max_new_tokens=10, answer_tokens=0)
+        rag, lm, _ = make(Cutting([]), writes=lambda p: " word" * 50, max_new_tokens=10, answer_tokens=0)
         return rag.answer(questions), lm.batches
 
     answers, batches = answered(QUESTIONS[:4])
@@ -705,25 +627,22 @@ def test_questions_with_unlike_budgets_left_are_written_together():
 
 
 def test_tokens_that_stay_and_alarms_are_counted():
-    rag, _, _ = make(Scripted([fires(position=17, tokens=(3,)), SILENT]))
-    answer = rag(QUESTIONS[1])
+    hit = fires(position=17, tokens=(3,))
+    answer, _ = one(Scripted([hit, SILENT]))
     discarded = sum(len(r.text.split()) - len(r.accepted.split()) for r in answer.rounds)
     assert answer.counters.kept_tokens == len(answer.text.split()) < answer.counters.tokens
     assert answer.counters.tokens == answer.counters.kept_tokens + discarded
     assert answer.counters.alarms == 1
     # A whole answer is discarded with what was kept of it before.
-    rag, _, _ = make(Scripted([fires(position=17, tokens=(3,)), fires(), SILENT]))
-    answer = rag(QUESTIONS[1])
+    answer, _ = one(Scripted([hit, fires(), SILENT]))
     assert answer.counters.kept_tokens == len(answer.text.split()) and answer.counters.alarms == 2
     # An alarm without a retrieval left is one too; whoever reads nothing raises none.
-    rag, _, _ = make(Scripted([fires()]), max_retrievals=1)
-    answer = rag(QUESTIONS[1])
+    answer, _ = one(Scripted([fires()]), max_retrievals=1)
     assert (answer.retrievals, answer.counters.alarms) == (1, 2)
     for trigger in (Never(), Always(), Random(rate=2)):
         assert all(a.counters.alarms == 0 for a in make(trigger)[0].answer(QUESTIONS))
     # A final answer that was asked for stays; the words that announce it are ours.
-    rag, _, _ = make(Never(), writes=lambda p: " Land1." if p.endswith("is") else " one two", answer_tokens=4)
-    answer = rag(QUESTIONS[1])
+    answer, _ = one(Never(), writes=lambda p: " Land1." if p.endswith("is") else " one two", answer_tokens=4)
     assert answer.counters.kept_tokens == answer.counters.tokens == 3 and answer.answer == "Land1"
 
 

@@ -1,7 +1,8 @@
 """Every method of the papers in one loop: when it retrieves, what stays, the same in any batch."""
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -90,12 +91,9 @@ def heads(pool="mean"):
 
 def told(trigger, **options):
     """A loop over ``prose`` with passages of which every query finds other ones."""
-    options.setdefault("query", Tail())
-    options.setdefault("max_retrievals", 4)
-    rag, lm, retriever = make(
-        trigger, writes=prose, entropy=hesitates,
-        finds=lambda q: [passage(f"Town is found by {q}"), *find(q)], **options,
-    )  # fmt: skip
+    options = {"query": Tail(), "max_retrievals": 4} | options
+    finds = lambda q: [passage(f"Town is found by {q}"), *find(q)]  # noqa: E731
+    rag, lm, retriever = make(trigger, writes=prose, entropy=hesitates, finds=finds, **options)
     lm.state = lambda text: [1.0 if "Atlantis" in text else -1.0, 0, 0, 0]
     return rag, lm, retriever
 
@@ -149,14 +147,11 @@ def test_no_trigger_depends_on_the_batch_and_a_killed_run_goes_on(name, tmp_path
 )
 def test_an_unsure_sentence_is_written_anew_and_what_is_before_it_stays(name):
     answer = told(EVERY[name]())[0](QUESTIONS[1])
-    kept = " Town 1 is quite old."
-    if name == "radio":  # all tokens of a text have one state here, so that it fires at the first
-        kept = ""
-    if name in ("before_entity", "entity_signal"):
-        kept += " It lies in"
+    # All tokens of a text have one state here, so that radio fires at the first.
+    kept = "" if name == "radio" else " Town 1 is quite old."
+    kept += " It lies in" if name in ("before_entity", "entity_signal") else ""
     assert answer.rounds[0].accepted == kept
-    assert answer.answer == "Land1"
-    assert "Atlantis" not in answer.text
+    assert answer.answer == "Land1" and "Atlantis" not in answer.text
     assert told(EVERY[name]())[0](QUESTIONS[2]).retrievals == 0  # it knows that one
 
 
@@ -164,9 +159,8 @@ def test_fixed_length_by_hand():
     rag, lm, retriever = told(FixedLength(5), query=QuestionQuery(), max_retrievals=9)
     answer = rag(QUESTIONS[2])
     # " Town 2 is quite old. It lies in Land2. So the answer is Land2.": 14 words, so behind 5 and 10.
-    assert [r.accepted for r in answer.rounds] == [
-        "", " Town 2 is quite old.", " It lies in Land2. So", " the answer is Land2.",
-    ]  # fmt: skip
+    stretches = ["", " Town 2 is quite old.", " It lies in Land2. So", " the answer is Land2."]
+    assert [r.accepted for r in answer.rounds] == stretches
     assert retriever.queries == ["Where is town 2?"] * 3
     assert lm.prompts[1].endswith("Answer: Town 2 is quite old.")
     # Six tokens show that there are more than five; the last pass shows the end.
@@ -182,31 +176,29 @@ def test_fixed_length_by_hand():
 def test_fixed_sentence_by_hand():
     rag, lm, retriever = told(FixedSentence(), max_retrievals=9)
     answer = rag(QUESTIONS[1])
-    assert [r.accepted for r in answer.rounds] == [
-        "", " Town 1 is quite old.", " It lies in Land1.", " So the answer is Land1.",
-    ]  # fmt: skip
+    sentences = ["", " Town 1 is quite old.", " It lies in Land1.", " So the answer is Land1."]
+    assert [r.accepted for r in answer.rounds] == sentences
     town = "Where is town 1?"
     assert retriever.queries == [town, f"{town} is quite old.", f"{town} lies in Land1."]
     assert ["is quite old." in p.partition("Question:")[0] for p in lm.prompts] == [False, True, False]
     assert answer.counters.tokens == 6 + 5 + 5  # the first word of the next sentence shows the end of one
 
 
+def whole(trigger):
+    """The same trigger, which looks at all that is written."""
+    kind = type("Whole", (type(trigger),), {"look_ahead": Trigger.look_ahead})
+    return kind(**{each.name: getattr(trigger, each.name) for each in fields(trigger) if each.init})
+
+
 @pytest.mark.parametrize("name", ["fixed_length", "fixed_sentence", "adaptive"])
 def test_writing_no_more_than_is_looked_at_changes_nothing_but_the_tokens(name):
-    trigger = EVERY[name]()
-    ahead = told(trigger)[0].answer(QUESTIONS)
-    rag = told(trigger)[0]
-    rag.trigger = type("Whole", (type(trigger),), {"look_ahead": Trigger.look_ahead})(
-        *([3] if name == "fixed_length" else [Strategies()] if name == "adaptive" else [])
-    )
-    whole = rag.answer(QUESTIONS)
-    for one, other in zip(ahead, whole, strict=True):
+    ahead, all_of_it = (told(make(EVERY[name]()))[0].answer(QUESTIONS) for make in (lambda same: same, whole))
+    for one, other in zip(ahead, all_of_it, strict=True):
         assert (one.text, one.answer, one.retrievals) == (other.text, other.answer, other.retrievals)
-        assert [(r.query, r.passage_ids, r.accepted) for r in one.rounds] == [
-            (r.query, r.passage_ids, r.accepted) for r in other.rounds
-        ]
+        steps = [[(r.query, r.passage_ids, r.accepted) for r in answer.rounds] for answer in (one, other)]
+        assert steps[0] == steps[1]
         assert one.counters.generations == other.counters.generations
-    assert sum(a.counters.tokens for a in ahead) < 0.9 * sum(a.counters.tokens for a in whole)
+    assert sum(a.counters.tokens for a in ahead) < 0.9 * sum(a.counters.tokens for a in all_of_it)
 
 
 def test_a_text_that_was_cut_short_goes_on_also_when_nothing_is_retrieved_there():
@@ -224,8 +216,7 @@ def test_a_text_that_was_cut_short_goes_on_also_when_nothing_is_retrieved_there(
     rag, _, retriever = told(Undecided())
     answers = rag.answer(QUESTIONS[:3])
     assert [a.text for a in answers] == [a.text for a in told(Never())[0].answer(QUESTIONS[:3])]
-    assert [a.counters.generations for a in answers] == [3, 3, 3]
-    assert retriever.queries == []
+    assert [a.counters.generations for a in answers] == [3, 3, 3] and not retriever.queries
     assert answers[1].rounds[0].accepted == " Town 1 is quite old. It"
     limited = told(Undecided(), max_new_tokens=8, answer_tokens=0)[0](QUESTIONS[1])
     assert limited.text == "Town 1 is quite old. It lies in"
@@ -245,15 +236,9 @@ def test_adaptive_retrieves_as_its_classifier_says():
     assert [d.score for d in first] == pytest.approx([-0.7, 0.7, 0.7] * 2)
     assert [d.fire for d in first] == [False, True, True] * 2
     assert told(Adaptive(Strategies()), max_retrievals=0)[0](QUESTIONS[2]).retrievals == 0
-
-
-def test_a_classifier_without_a_number_is_an_error():
-    class Broken:
-        def probabilities(self, questions):
-            return np.full((len(questions), 3), np.nan)
-
+    broken = SimpleNamespace(probabilities=lambda questions: np.full((len(questions), 3), np.nan))
     with fails("model", "adaptive gave NaN", "'q3'", kind=RunError):
-        told(Adaptive(Broken()))[0](QUESTIONS[3])
+        told(Adaptive(broken))[0](QUESTIONS[3])
 
 
 def test_the_judge_is_asked_once_before_anything_is_written():
@@ -270,10 +255,8 @@ def test_the_judge_is_asked_once_before_anything_is_written():
     # The same as one retrieval with the question for those of whom it says no, and none for the others.
     always = told(Always())[0].answer([QUESTIONS[3]])[0]
     assert unknown.text == always.text
-    assert [[r.decision.score for r in a.rounds if r.decision] for a in (known, unknown)] == [
-        [0.0],
-        [1.0, 1.0],
-    ]
+    scores = [[r.decision.score for r in a.rounds if r.decision] for a in (known, unknown)]
+    assert scores == [[0.0], [1.0, 1.0]]
     untouched = told(LlmJudge(), max_retrievals=0)[0](QUESTIONS[3])
     assert (untouched.retrievals, untouched.counters.generations) == (0, 1)
 
@@ -313,9 +296,8 @@ def test_probing_rag_by_hand(theta, limit, written):
     if written == 3:
         assert [r.decision.score for r in answer.rounds] == [2.0, 1.0, 0.5]
         # R(q, r, a) at first, R(q, passages, r, a) later.
-        assert retriever.queries == [
-            "Where is town 1? First guess.", "Where is town 1? about First guess. Second guess.",
-        ]  # fmt: skip
+        later = ("First guess.", "about First guess. Second guess.")
+        assert retriever.queries == [f"Where is town 1? {text}" for text in later]
         assert [r.decision.fire for r in answer.rounds] == [True, True, False]
     if limit == 1:
         assert [r.decision.fire for r in answer.rounds] == [True, True]  # the limit ends it
@@ -338,9 +320,8 @@ def test_a_model_without_readable_attention_is_refused_before_anything_runs(trig
 def test_published_thresholds_are_kept_and_the_others_are_tuned():
     names = "flare,flare_mean,entropy,entropy_sentence,rind_released,fixed_length,fixed_sentence,llm_judge"
     methods = build_methods(request("compare", [f"triggers=[{names}]"]), bank=heads)
-    assert {m.name for m in methods if m.tunable} == {
-        "flare_mean", "entropy", "entropy_sentence", "rind_released",
-    }  # fmt: skip
+    tuned = {"flare_mean", "entropy", "entropy_sentence", "rind_released"}
+    assert {m.name for m in methods if m.tunable} == tuned
     assert {m.name for m in methods if m.untested} == {"fixed_length", "fixed_sentence"}
     # A prober's probabilities depend on its training: RaDIO's 0.5 is kept where it is asked for.
     for given, tuned in (([], True), (["methods.radio.trigger_options.threshold=0.5"], False)):
@@ -358,14 +339,9 @@ def testbed():
 
 @pytest.mark.parametrize(
     ("trigger", "stop"),
-    [
-        (FixedLength(4), "\n"),
-        (FixedLength(3), "\nQuestion: "),
-        (FixedSentence(), "\n"),
-        (FixedSentence(), "\nQuestion: "),
-        (Flare(), "\n"),
-    ],
-)
+    [(FixedLength(4), "\n"), (FixedLength(3), "\nQuestion: "), (FixedSentence(), "\n"),
+     (FixedSentence(), "\nQuestion: "), (Flare(), "\n")],
+)  # fmt: skip
 def test_a_real_model_gives_the_same_in_any_batch_and_whatever_it_looks_ahead(testbed, trigger, stop):
     lm, questions, retriever = testbed
     prompt = replace(TESTBED_PROMPT, stop=(stop,))
@@ -373,9 +349,8 @@ def test_a_real_model_gives_the_same_in_any_batch_and_whatever_it_looks_ahead(te
     together = rag.answer(questions)
     assert [without_seconds(rag(q))["text"] for q in questions] == [a.text for a in together]
     if trigger.look_ahead(questions[0]) is not None:
-        whole = type("Whole", (type(trigger),), {"look_ahead": Trigger.look_ahead})
-        plain = replace(rag, trigger=whole(trigger.n) if isinstance(trigger, FixedLength) else whole())
-        assert [a.text for a in plain.answer(questions)] == [a.text for a in together]
+        plain = replace(rag, trigger=whole(trigger)).answer(questions)
+        assert [a.text for a in plain] == [a.text for a in together]
     assert sum(a.retrievals for a in together) > 0
 
 

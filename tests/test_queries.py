@@ -2,12 +2,12 @@
 
 import math
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 import torch
-from fake_lm import FakeLM
+from fake_lm import FakeLM, FakeRetriever
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import fails
@@ -49,105 +49,81 @@ ASKED = Question("q", "Where was Mara Telka born?")
 DECISION = Decision(True, 1.0, 0.5)
 
 
-def state(prompt, partial="", passages=()):
-    start = prompt.rindex(ASKED.question)
-    return State(
-        ASKED, None, TESTBED_PROMPT, (start, start + len(ASKED.question)), partial=partial, passages=passages
-    )
-
-
 def generated(text, partial="", passages=()):
     """A generation of one token per word, with its state, and no attention yet."""
     prompt = TESTBED_PROMPT.question(ASKED.question, [p.text for p in passages], partial=partial)
     made = FakeLM(lambda p: text).generate([prompt], max_new_tokens=99, needs=Needs(attention=True))[0]
-    return made, state(prompt, partial, passages)
+    span = (prompt.rindex(ASKED.question), prompt.rindex(ASKED.question) + len(ASKED.question))
+    return made, State(ASKED, None, TESTBED_PROMPT, span, partial=partial, passages=passages)
 
 
-def test_question_asks_the_question():
-    made, where = generated(" anything")
-    assert QuestionQuery()(ASKED, made, DECISION, where) == ASKED.question
+STORY = " He came. She was born in Orn. So the answer is Orn."
+ORN = " Mara Telka is from Orn. So the answer is Orn."
+WHOLE = "Where was Mara Telka born? She was born in Orn."
+RELEASED = AnswerQuery(question_first=True, whole_output=True)
+BEGUN, BORN = (" is from Orn.", " Mara Telka"), (" born in Orn.", " He came. She was")
+SEEN = ((Passage("1", "T", "Orn is a town."),), 0)
 
 
-def test_answer_asks_question_rationale_and_answer():
-    made, where = generated(" Mara Telka is from Orn. So the answer is Orn.")
-    query = AnswerQuery()(ASKED, made, DECISION, where)
-    assert query == "Where was Mara Telka born? Mara Telka is from Orn. Orn."
-    # In the middle of an answer: what is kept of it, after what was accepted before.
-    made, where = generated(" is from Orn. So", partial=" Mara Telka")
-    cut = replace(DECISION, position=len(" is from"))
-    assert AnswerQuery()(ASKED, made, cut, where) == "Where was Mara Telka born? Mara Telka is from"
+@pytest.mark.parametrize(
+    ("query", "text", "partial", "position", "more", "asked"),
+    [
+        (QuestionQuery(), " anything", "", None, (), ""),
+        (AnswerQuery(), ORN, "", None, (), " Mara Telka is from Orn. Orn."),
+        # In the middle of an answer: what is kept of it, after what was accepted before.
+        (AnswerQuery(), " is from Orn. So", " Mara Telka", len(" is from"), (), " Mara Telka is from"),
+        (AnswerQuery(), " Orn. So the answer is Orn.", "", None, SEEN, " Orn. Orn."),
+        (AnswerQuery(with_passages=True), " Orn. So the answer is Orn.", "", None, SEEN,
+         " Orn is a town. Orn. Orn."),
+        # The whole output from the second retrieval on.
+        (AnswerQuery(whole_output=True), *BEGUN, None, (), " Mara Telka is from Orn."),
+        (AnswerQuery(whole_output=True), *BEGUN, None, ((), 1),
+         "Question: Where was Mara Telka born? Answer: Mara Telka is from Orn."),
+        (RELEASED, *BEGUN, None, (), ""),
+        (RELEASED, *BEGUN, None, ((), 1),
+         "Question: Where was Mara Telka born? Answer: Mara Telka is from Orn."),
+        # The last sentence that was accepted, which goes back to what was accepted before.
+        (LastSentenceQuery(), STORY, "", None, (), "So the answer is Orn."),
+        (LastSentenceQuery(), STORY, "", 0, (), ""),
+        (LastSentenceQuery(), STORY, "", len(" He came."), (), "He came."),
+        (LastSentenceQuery(), STORY, "", len(" He came. She was born"), (), "She was born"),
+        (LastSentenceQuery(), *BORN, None, (), "She was born in Orn."),
+        (LastSentenceQuery(), *BORN, 0, (), "She was"),
+        (LastSentenceQuery(max_tokens=2), *BORN, None, (), "in Orn."),
+        # The last tokens; the prompt is no part of the answer, and nothing accepted is no query.
+        (LastTokensQuery(n=2), *BORN, None, (), "in Orn."),
+        (LastTokensQuery(n=2), *BORN, len(" born"), (), "was born"),
+        (LastTokensQuery(), *BORN, None, (), "He came. She was born in Orn."),
+        (LastTokensQuery(), " Orn.", "", None, (), "Orn."),
+        (LastTokensQuery(), " Orn.", "", 0, (), ""),
+        # Question and answer, of which the last tokens are kept.
+        (FullContextQuery(), " born in Orn.", " She was", None, (), WHOLE),
+        (FullContextQuery(), " born in Orn.", " She was", len(" born"), (), WHOLE.removesuffix(" in Orn.")),
+        (FullContextQuery(max_tokens=6), " born in Orn.", " She was", None, (), "born? She was born in Orn."),
+    ],
+)  # fmt: skip
+def test_queries_of_text_by_hand(query, text, partial, position, more, asked):
+    """``more`` are passages seen and retrievals; the question stands before a space."""
+    passages, retrievals = more or ((), 0)
+    made, where = generated(text, partial, passages)
+    expected = ASKED.question + asked if asked[:1] in ("", " ") else asked
+    decision, where = replace(DECISION, position=position), replace(where, retrievals=retrievals)
+    assert query(ASKED, made, decision, where) == expected
 
 
-def test_answer_can_ask_with_the_passages_seen_so_far():
-    seen = (Passage("1", "T", "Orn is a town."),)
-    made, where = generated(" Orn. So the answer is Orn.", passages=seen)
-    assert AnswerQuery()(ASKED, made, DECISION, where) == "Where was Mara Telka born? Orn. Orn."
-    query = AnswerQuery(with_passages=True)(ASKED, made, DECISION, where)
-    assert query == "Where was Mara Telka born? Orn is a town. Orn. Orn."
-
-
-def test_answer_can_ask_with_the_whole_output_from_the_second_retrieval_on():
-    made, where = generated(" is from Orn.", partial=" Mara Telka")
-    query = AnswerQuery(whole_output=True)
-    assert query(ASKED, made, DECISION, where) == "Where was Mara Telka born? Mara Telka is from Orn."
-    later = query(ASKED, made, DECISION, replace(where, retrievals=1))
-    assert later == "Question: Where was Mara Telka born? Answer: Mara Telka is from Orn."
-    as_released = AnswerQuery(question_first=True, whole_output=True)
-    assert as_released(ASKED, made, DECISION, where) == ASKED.question
-    assert as_released(ASKED, made, DECISION, replace(where, retrievals=1)) == later
+def test_a_full_context_ends_with_64_tokens_and_passages_are_no_part_of_a_whole_output():
+    long, where = generated(" word" * 90)
+    assert len(tokenize(FullContextQuery()(ASKED, long, DECISION, where))) == 64
     with fails("conflict", "whole_output=true"):
         AnswerQuery(with_passages=True, whole_output=True)
 
 
-STORY = " He came. She was born in Orn. So the answer is Orn."
-
-
-@pytest.mark.parametrize(
-    ("position", "asked"),
-    [
-        (None, "So the answer is Orn."),
-        (0, ASKED.question),
-        (len(" He came."), "He came."),
-        (len(" He came. She was born"), "She was born"),
-    ],
-)
-def test_last_sentence_is_the_last_one_accepted(position, asked):
-    made, where = generated(STORY)
-    assert LastSentenceQuery()(ASKED, made, replace(DECISION, position=position), where) == asked
-
-
-def test_last_sentence_goes_back_to_what_was_accepted_before():
-    made, where = generated(" born in Orn.", partial=" He came. She was")
-    assert LastSentenceQuery()(ASKED, made, DECISION, where) == "She was born in Orn."
-    assert LastSentenceQuery()(ASKED, made, replace(DECISION, position=0), where) == "She was"
-    assert LastSentenceQuery(max_tokens=2)(ASKED, made, DECISION, where) == "in Orn."
-
-
 def test_last_tokens_are_the_models():
-    made, where = generated(" born in Orn.", partial=" He came. She was")
-    assert LastTokensQuery(n=2)(ASKED, made, DECISION, where) == "in Orn."
-    assert LastTokensQuery(n=2)(ASKED, made, replace(DECISION, position=len(" born")), where) == "was born"
-    assert LastTokensQuery()(ASKED, made, DECISION, where) == "He came. She was born in Orn."
-    # The prompt is no part of the answer, and nothing accepted is no query.
-    made, where = generated(" Orn.")
-    assert LastTokensQuery()(ASKED, made, DECISION, where) == "Orn."
-    assert LastTokensQuery()(ASKED, made, replace(DECISION, position=0), where) == ASKED.question
-    # A word of two tokens: the query may begin within it.
+    """A word of two tokens: the query may begin within it."""
     made, where = generated(" in Ornville now")
     a, b = made.offsets[1]
     cut = replace(made, offsets=(made.offsets[0], (a, a + 4), (a + 4, b), made.offsets[2]))
     assert LastTokensQuery(n=2)(ASKED, cut, DECISION, where) == "ville now"
-
-
-def test_full_context_is_question_and_answer_and_keeps_the_last_tokens():
-    made, where = generated(" born in Orn.", partial=" She was")
-    whole = "Where was Mara Telka born? She was born in Orn."
-    assert FullContextQuery()(ASKED, made, DECISION, where) == whole
-    half = replace(DECISION, position=len(" born"))
-    assert FullContextQuery()(ASKED, made, half, where) == whole.removesuffix(" in Orn.")
-    assert FullContextQuery(max_tokens=6)(ASKED, made, DECISION, where) == "born? She was born in Orn."
-    long, where = generated(" word" * 90)
-    assert len(tokenize(FullContextQuery()(ASKED, long, DECISION, where))) == 64
 
 
 def unsure(text, probabilities, partial=""):
@@ -180,9 +156,8 @@ def test_flare_leaves_the_unsure_tokens_of_the_sentence_out():
 
 
 def test_flare_keeps_what_was_accepted_of_the_sentence():
-    made, where = unsure(
-        " born in Orn. He left.", {"born": 0.1, "Orn.": 0.1, "He": 0.1}, partial=" Kel. She was"
-    )
+    doubted = {"born": 0.1, "Orn.": 0.1, "He": 0.1}
+    made, where = unsure(" born in Orn. He left.", doubted, partial=" Kel. She was")
     hit = replace(DECISION, position=0, tokens=(0,))
     assert FlareQuery()(ASKED, made, hit, where) == "She was in"
 
@@ -197,25 +172,24 @@ def test_flare_without_a_sure_token_asks_the_question():
     assert FlareQuery()(ASKED, glued, replace(DECISION, tokens=(1,)), where) == "in by"
 
 
-@pytest.mark.parametrize("beta", [-0.1, 1.1, math.nan])
-def test_a_beta_that_is_no_probability_is_refused(beta):
-    with fails("bad-value"):
-        FlareQuery(beta=beta)
-
-
 # Prompt words (columns): Question:(0) Where(1) was(2) Mara(3) Telka(4) born?(5) Answer:(6)
 # Generated words (7..12): " The"(0) " town"(1) " near"(2) " Orn,"(3) " by"(4) " Vel."(5)
 TEXT = " The town near Orn, by Vel."
 P, N = 7, 6
 
 
+def filled(rows, n, columns):
+    """(n, columns) with what rows have at columns."""
+    table = np.zeros((n, columns), dtype=np.float32)
+    for row, entries in rows.items():
+        table[row, list(entries)] = list(entries.values())
+    return table
+
+
 def with_rows(rows):
     made, where = generated(TEXT)
-    table = np.zeros((N + 1, P + N), dtype=np.float32)
-    for i, entries in rows.items():
-        for column, value in entries.items():
-            table[i, column] = value
-    return replace(made, attention=AttentionRows(table, np.zeros(N, dtype=np.float32))), where
+    attention = AttentionRows(filled(rows, N + 1, P + N), np.zeros(N, dtype=np.float32))
+    return replace(made, attention=attention), where
 
 
 def test_qfs_paper_takes_the_hit_tokens_own_row():
@@ -231,27 +205,24 @@ def test_qfs_paper_takes_the_hit_tokens_own_row():
     assert QFS("paper", top_n=1)(ASKED, made, hit, where) == "Mara"
 
 
-@dataclass
 class Attends:
-    """A model whose attention within a text is as told: of each of its words, to words by their place."""
+    """A model whose attention within a text of n words is ``rows(n)``, (n + 1, n)."""
 
-    rows: dict = field(default_factory=dict)
-    texts: list = field(default_factory=list)
+    def __init__(self, rows):
+        self.rows, self.texts = rows, []
 
     def attention_of(self, texts):
         self.texts += texts
-        (text,) = texts
-        spans = [m.span() for m in re.finditer(r"\S+", text)]
-        table = np.zeros((len(spans) + 1, len(spans)), dtype=np.float32)
-        for i, entries in self.rows.items():
-            for place, value in entries.items():
-                table[i + 1, place] = value
-        return [(tuple(spans), AttentionRows(table, np.zeros(len(spans), dtype=np.float32)))]
+        spans = tuple(m.span() for m in re.finditer(r"\S+", texts[0]))
+        return [(spans, AttentionRows(self.rows(len(spans)), None))]
 
 
 def released(rows=None, text=TEXT, partial="", passages=()):
+    """A generation, and attention of words as told, to words by their place."""
     made, where = generated(text, partial, passages)
-    return replace(made, attention=None), replace(where, lm=Attends(rows or {}))
+    own = {word + 1: entries for word, entries in (rows or {}).items()}
+    lm = Attends(lambda n: filled(own, n + 1, n))
+    return replace(made, attention=None), replace(where, lm=lm)
 
 
 # Words of question and answer, as the released variant reads them: Where(0) was(1) Mara(2) Telka(3) born?(4)
@@ -299,10 +270,7 @@ def test_qfs_leaves_passages_out_and_takes_the_accepted_text_in():
     made, where = generated(" in Orn.", partial=" Mara Telka grew up", passages=seen)
     alone = released(text=" in Orn.", partial=" Mara Telka grew up", passages=seen)
     for query in (QFS("paper")(ASKED, made, hit, where), QFS("released")(ASKED, alone[0], hit, alone[1])):
-        assert "Zork" not in query
-        assert "Context" not in query
-        assert "grew" in query
-        assert "Orn" not in query
+        assert "grew" in query and not any(word in query for word in ("Zork", "Context", "Orn"))
     assert alone[1].lm.texts == ["Where was Mara Telka born? Mara Telka grew up  in Orn."]
 
 
@@ -313,12 +281,8 @@ def test_qfs_paper_ranks_tokens_and_then_finds_their_words():
     cut = (*made.prompt_offsets[:4], (start, end - 2), (end - 2, end), *made.prompt_offsets[5:])
     rows = np.zeros((N + 1, P + 1 + N), dtype=np.float32)
     rows[4, [3, 4, 5, 6]] = 0.3, 0.2, 0.2, 0.25
-    made = replace(
-        made,
-        prompt_offsets=cut,
-        prompt_ids=tuple(range(P + 1)),
-        attention=AttentionRows(rows, np.zeros(N, dtype=np.float32)),
-    )
+    attention = AttentionRows(rows, np.zeros(N, dtype=np.float32))
+    made = replace(made, prompt_offsets=cut, prompt_ids=tuple(range(P + 1)), attention=attention)
     asked = [QFS("paper", top_n=n)(ASKED, made, replace(DECISION, tokens=(3,)), where) for n in (1, 2, 3, 4)]
     # By the sums of words Telka would be first. Both of its tokens count among the four, and give one word.
     assert asked == ["Mara", "Mara born", "Mara Telka born", "Mara Telka born"]
@@ -337,7 +301,7 @@ def test_qfs_without_a_word_asks_the_question_and_keeps_the_last_tokens():
 def test_qfs_on_a_whole_answer_looks_from_its_last_token():
     made, where = with_rows({N: {4: 0.9}})
     assert QFS("paper", top_n=1)(ASKED, made, DECISION, where) == "Telka"
-    assert QFS("paper", top_n=9)(ASKED, *_empty(), where)
+    assert QFS("paper", top_n=9)(ASKED, generated("")[0], DECISION, where)
 
 
 def test_qfs_for_a_trigger_without_tokens_looks_from_its_position():
@@ -351,17 +315,6 @@ def test_qfs_for_a_trigger_without_tokens_looks_from_its_position():
     # At the very end there is nothing behind: the last token, as for a whole answer.
     made, where = with_rows({N: {4: 0.9}})
     assert QFS("paper", top_n=1)(ASKED, made, replace(DECISION, position=len(TEXT)), where) == "Telka"
-
-
-def _empty():
-    made, _ = generated("")
-    return made, DECISION
-
-
-def test_qfs_refuses_what_it_cannot_do():
-    made, where = generated(TEXT)
-    with fails("mismatch", kind=RunError):
-        QFS("paper")(ASKED, replace(made, attention=None), DECISION, where)
 
 
 # CIOQF. Words before the hit "Orn.": Where was Mara Telka born | Mara was born near, N = 9.
@@ -494,9 +447,7 @@ def test_cioqf_by_hand_with_z_scores():
     tfidf = [-math.sqrt(2) if t == ONCE else math.sqrt(0.5) for t in TFIDF]
     # cosine: mean (.6 + 3 * .8 - .6)/9 = 2.4/9, mean of squares (2 * .36 + 3 * .64)/9 = 2.64/9
     cosine = [(c - 2.4 / 9) / math.sqrt(2.64 / 9 - (2.4 / 9) ** 2) for c in COSINE]
-    scores = [
-        a + t + c + (i + 1) / 9 for i, (a, t, c) in enumerate(zip(attention, tfidf, cosine, strict=True))
-    ]
+    scores = np.array([attention, tfidf, cosine]).sum(axis=0) + np.arange(1, 10) / 9
     hit = replace(DECISION, position=0, tokens=(4,))
     for n in range(1, 10):
         assert CIOQF("zscore", top_n=n)(ASKED, made, hit, where) == best_words(scores, n)
@@ -541,13 +492,13 @@ def test_cioqf_takes_the_vectors_of_a_file(tmp_path):
         CIOQF(vectors=str(tmp_path / "none.txt"))
 
 
-def test_cioqf_with_nothing_before_asks_the_question_and_refuses_what_it_cannot_do():
+def test_cioqf_with_nothing_before_asks_the_question_and_no_attention_is_refused():
     made, where = with_vectors()
-    assert CIOQF()(ASKED, made, replace(DECISION, tokens=(0,)), replace(where, question_span=(0, 0))) == (
-        ASKED.question
-    )
-    with fails("mismatch", kind=RunError):
-        CIOQF()(ASKED, replace(made, attention=None), DECISION, where)
+    nothing = replace(where, question_span=(0, 0))
+    assert CIOQF()(ASKED, made, replace(DECISION, tokens=(0,)), nothing) == ASKED.question
+    for query in (CIOQF(), QFS("paper")):
+        with fails("mismatch", kind=RunError):
+            query(ASKED, replace(made, attention=None), DECISION, where)
 
 
 @pytest.mark.parametrize(
@@ -556,6 +507,9 @@ def test_cioqf_with_nothing_before_asks_the_question_and_refuses_what_it_cannot_
 def test_options_out_of_range_are_refused(make):
     with fails("bad-value", "query.max_tokens=0"):
         make(max_tokens=0)
+    for beta in (-0.1, 1.1, math.nan) if make is FlareQuery else ():
+        with fails("bad-value"):
+            FlareQuery(beta=beta)
     if make in (CIOQF, QFS):
         with fails("bad-value", "query.top_n=0"):
             make(top_n=0)
@@ -587,24 +541,18 @@ def lm():
 
 @pytest.mark.parametrize("query", QUERIES, ids=repr)
 def test_every_query_works_with_every_trigger(query, lm):
-    class Finds:
-        asked: tuple = ()
-
-        def search(self, queries, k):
-            self.asked += tuple(queries)
-            return [[Passage("1", "Mill", f"passage {len(self.asked)}")] for _ in queries]
-
     one = replace(ASKED, answers=("Orn",))
     for trigger in (
         Never(), Always(), Random(1.0), Oracle(), Entropy(0.0), Rind(0.0, "paper"), Rind(0.0, "released"),
         FixedLength(3), FixedSentence(), Flare(0.01), Flare(0.01, "dragin"), Entropy(0.0, scope="sentence"),
         LlmJudge(), Silent(),
     ):  # fmt: skip
-        rag = RAG(lm, Finds(), trigger, query=query, max_new_tokens=8, max_retrievals=2, answer_tokens=2)
+        found = FakeRetriever(lambda q: [Passage("1", "Mill", f"passage {len(found.queries)}")])  # noqa: B023
+        rag = RAG(lm, found, trigger, query=query, max_new_tokens=8, max_retrievals=2, answer_tokens=2)
         rag.answer([one])
-        assert all(q.strip() for q in rag.retriever.asked)
+        assert all(q.strip() for q in found.queries)
         if not isinstance(trigger, LlmJudge):  # a random model's reply
-            assert bool(rag.retriever.asked) == (not isinstance(trigger, Never)), trigger
+            assert bool(found.queries) == (not isinstance(trigger, Never)), trigger
 
 
 @settings(max_examples=60)
@@ -627,18 +575,10 @@ def test_cioqf_asks_with_unique_places_in_order_whatever_the_scale_of_attention(
     assert CIOQF(norm, top_n)(ASKED, scaled, decision, where) == query
 
 
-class Noisy:
+def noisy(seed, scale=lambda n: 1.0):
     """A model with random attention within a text, of which every row has a scale."""
-
-    def __init__(self, seed, scale=lambda n: 1.0):
-        self.seed, self.scale = seed, scale
-
-    def attention_of(self, texts):
-        (text,) = texts
-        spans = tuple(m.span() for m in re.finditer(r"\S+", text))
-        n = len(spans)
-        rows = np.tril(np.random.default_rng(self.seed).random((n + 1, n)), k=-1).astype(np.float32)
-        return [(spans, AttentionRows((rows * self.scale(n)).astype(np.float32), None))]
+    draw = lambda n: np.tril(np.random.default_rng(seed).random((n + 1, n)), k=-1)  # noqa: E731
+    return Attends(lambda n: (draw(n).astype(np.float32) * scale(n)).astype(np.float32))
 
 
 @settings(max_examples=60)
@@ -650,30 +590,24 @@ def test_qfs_does_not_depend_on_the_scale_of_attention(seed, variant, top_n):
     decision = replace(DECISION, tokens=tuple(sorted(rng.choice(N, size=2, replace=False).tolist())))
     # The released variant renormalises every row, the paper's has one: each row has a scale of its own.
     scale = 2.0 ** rng.integers(-6, 7, size=(N + 1, 1))
-    scaled = Noisy(seed, lambda n: 2.0 ** np.random.default_rng(seed).integers(-6, 7, size=(n + 1, 1)))
-    asked = [
-        QFS(variant, top_n)(
-            ASKED, replace(made, attention=AttentionRows(r, None)), decision, replace(where, lm=lm)
-        )
-        for r, lm in ((rows, Noisy(seed)), ((rows * scale).astype(np.float32), scaled))
-    ]
-    assert asked[0] == asked[1]
+    scaled = noisy(seed, lambda n: 2.0 ** np.random.default_rng(seed).integers(-6, 7, size=(n + 1, 1)))
+
+    def asked(rows, lm):
+        seen = replace(made, attention=AttentionRows(rows, None))
+        return QFS(variant, top_n)(ASKED, seen, decision, replace(where, lm=lm))
+
+    assert asked(rows, noisy(seed)) == asked((rows * scale).astype(np.float32), scaled)
 
 
 @settings(max_examples=60)
-@given(
-    seed=st.integers(0, 10_000),
-    variant=st.sampled_from(["paper", "released"]),
-    top_n=st.integers(1, 8),
-    max_tokens=st.integers(1, 6),
-)
+@given(st.integers(0, 10_000), st.sampled_from(["paper", "released"]), st.integers(1, 8), st.integers(1, 6))
 def test_query_words_are_unique_places_of_the_text_in_its_order(seed, variant, top_n, max_tokens):
     rng = np.random.default_rng(seed)
     made, where = generated(TEXT, partial=" Well, Mara Telka was")
     rows = np.tril(rng.random(made.attention.rows.shape), k=len(made.prompt_ids) - 1).astype(np.float32)
     made = replace(made, attention=AttentionRows(rows, made.attention.column_max))
     hits = tuple(sorted(rng.choice(N, size=rng.integers(1, 4), replace=False).tolist()))
-    where = replace(where, lm=Noisy(seed))
+    where = replace(where, lm=noisy(seed))
     query = QFS(variant, top_n, max_tokens=max_tokens)(ASKED, made, replace(DECISION, tokens=hits), where)
     text = tokenize(f"{ASKED.question} Well, Mara Telka was {TEXT}")
     words = tokenize(query)

@@ -4,18 +4,17 @@ import json
 import os
 import re
 import shutil
-import uuid
-from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
+from artefacts import write_lines
 from fake_elasticsearch import FakeElasticsearch
 from fake_lm import linear_bank
 from refusals import fails
-from test_compare import model, place  # noqa: F401
+from test_compare import model, of_other_weights, place  # noqa: F401
 
 from probers.adaptive.classifiers import AdaptiveClassifier
-from probers.bank.bank import ProbeBank
 from probers.commands import main as cli
 from probers.commands.components import choices
 from probers.commands.compose import request
@@ -35,6 +34,14 @@ def rag(place):  # noqa: F811
 
     run.path, run.models = place.path, place.models
     return run
+
+
+def traces(out):
+    return [json.loads(line) for line in (out / "traces.jsonl").read_text().splitlines()]
+
+
+def figures(out):
+    return json.loads((out / "results.json").read_text())
 
 
 def test_one_question_streams_where_it_fired_what_it_asked_and_fetched(rag, capsys, caplog):
@@ -67,23 +74,38 @@ def shown_of(rag, capsys, *overrides):
 KNOWN = "It must be Land3. So the answer is Land3."
 
 
-def test_what_is_fetched_before_the_text_is_shown_before_it(rag, capsys):
-    first, query, fetched, text, last = shown_of(rag, capsys, "trigger=always")
-    assert (first, query) == ("▲ always fired before the text", "query: Where is town 3?")
-    assert fetched.startswith("fetched: Town 3 (")
-    assert (text, last) == (f"[1] {KNOWN}", "always did not fire again")
+WRONG, ASKED = "It must be Nowhere. So the answer is Nowhere.", "query: Where is town 3?"
+NOTHING = {2: "kept: nothing of it", 3: "query: It must be", 4: "fetched: nothing"}
 
 
-def test_a_rule_fires_after_what_it_waited_for_and_has_no_score(rag, capsys):
-    lines = shown_of(rag, capsys, "trigger=fixed_sentence")
-    assert lines[0] == "▲ fixed_sentence fired before the text"
-    assert lines[4:6] == [
-        "▲ fixed_sentence fired after “Land3.”, character 18",
-        "kept: It must be Land3. | discarded: So",
-    ]
-    assert not any("score" in line for line in lines)
-    lines = shown_of(rag, capsys, "trigger=fixed_length", "trigger.n=2")
-    assert lines[4:6] == ["▲ fixed_length fired after “must”, character 8", "kept: It must | discarded: be"]
+@pytest.mark.parametrize(
+    ("overrides", "lines"),
+    [
+        # What is fetched before the text is shown before it.
+        (["trigger=always"],
+         {0: "▲ always fired before the text", 1: ASKED, 3: f"[1] {KNOWN}", 4: "always did not fire again"}),
+        # A rule fires after what it waited for, and has no score.
+        (["trigger=fixed_sentence"],
+         {0: "▲ fixed_sentence fired before the text", 5: "kept: It must be Land3. | discarded: So",
+          4: "▲ fixed_sentence fired after “Land3.”, character 18"}),
+        (["trigger=fixed_length", "trigger.n=2"],
+         {4: "▲ fixed_length fired after “must”, character 8", 5: "kept: It must | discarded: be"}),
+        # Tokens that fired are shown as their words; the sentence is written anew from its beginning.
+        (["trigger=flare", "query=question"],
+         {1: "▲ flare fired at “Nowhere.”, character 12: score 0.865, threshold 0.2",
+          2: "kept: nothing of it", 3: ASKED}),
+        (["trigger=flare", "query=flare"], NOTHING),
+        (["trigger=entropy", "trigger.scope=sentence", "query=flare"], NOTHING | {5: f"[2] {WRONG}"}),
+    ],
+)  # fmt: skip
+def test_the_terminal_shows_what_fired_where_and_what_came_of_it(rag, capsys, overrides, lines):
+    shown = shown_of(rag, capsys, *overrides)
+    assert {i: shown[i] for i in lines} == lines
+    assert not any("score" in line for line in shown) or "fixed" not in overrides[0]
+    assert overrides != ["trigger=always"] or shown[2].startswith("fetched: Town 3 (")
+
+
+def test_a_trigger_that_does_not_fire_says_only_that(rag, capsys):
     assert shown_of(rag, capsys, "trigger=never")[1:] == ["never did not fire"]
 
 
@@ -118,18 +140,6 @@ def test_the_score_of_a_question_is_shown_once(rag, capsys, monkeypatch, row, fi
     assert sum(line.startswith("query:") for line in lines) == fired
 
 
-def test_tokens_that_fired_are_shown_as_their_words(rag, capsys):
-    lines = shown_of(rag, capsys, "trigger=flare", "query=question")
-    assert lines[1] == "▲ flare fired at “Nowhere.”, character 12: score 0.865, threshold 0.2"
-    assert lines[2] == "kept: nothing of it"  # the sentence is written anew from its beginning
-    assert lines[3] == "query: Where is town 3?"
-    lines = shown_of(rag, capsys, "trigger=flare", "query=flare")
-    assert lines[2:5] == ["kept: nothing of it", "query: It must be", "fetched: nothing"]
-    lines = shown_of(rag, capsys, "trigger=entropy", "trigger.scope=sentence", "query=flare")
-    text = "It must be Nowhere. So the answer is Nowhere."
-    assert lines[2:6] == ["kept: nothing of it", "query: It must be", "fetched: nothing", f"[2] {text}"]
-
-
 def test_passages_without_room_and_searches_without_result_are_told(rag, capsys, monkeypatch):
     def small(cfg, folder, engine):
         made = model()
@@ -137,16 +147,14 @@ def test_passages_without_room_and_searches_without_result_are_told(rag, capsys,
         return made
 
     monkeypatch.setattr("probers.rag.command.load_model", small)
-    rows = [{"id": f"p{i}", "title": "", "text": f"town 3 {'and so on ' * 9}{i}"} for i in range(3)]
-    (rag.path / "long.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert shown_of(rag, capsys, "trigger=always", "corpus=long.jsonl")[2] == (
-        "fetched: 3 passages, left out because none fits the model's context"
-    )
+    texts = [f"town 3 {'and so on ' * 9}{i}" for i in range(3)]
+    write_lines(rag.path / "long.jsonl", [{"id": text, "title": "", "text": text} for text in texts])
     rag("question=Where is town 3?", "trigger=always", "corpus=long.jsonl")
-    assert "3 passages left out for want of room" in capsys.readouterr().out
-    (rag.path / "other.jsonl").write_text('{"id": "p", "title": "", "text": "zebra"}\n')
-    rag("question=Where is town 3?", "trigger=always", "corpus=other.jsonl")
-    assert "fetched: nothing" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "    fetched: 3 passages, left out because none fits the model's context\n" in shown
+    assert "3 passages left out for want of room" in shown
+    write_lines(rag.path / "other.jsonl", [{"id": "p", "title": "", "text": "zebra"}])
+    assert shown_of(rag, capsys, "trigger=always", "corpus=other.jsonl")[2] == "fetched: nothing"
     rag("trigger=always", "corpus=other.jsonl", "split=test", "out=empty")
     assert "40 retrievals found nothing; those answers went on without passages" in capsys.readouterr().out
 
@@ -154,28 +162,24 @@ def test_passages_without_room_and_searches_without_result_are_told(rag, capsys,
 def test_a_question_that_nobody_knows_has_no_verdict(rag, capsys):
     rag("question=Where  is town 777?", "trigger=rind", "query=qfs")
     shown = capsys.readouterr().out
-    assert "Question: Where is town 777?" in shown
-    assert "gold" not in shown
-    assert "rind" in shown
+    assert "Question: Where is town 777?" in shown and "gold" not in shown and "rind" in shown
 
 
 def test_one_question_with_out_writes_its_trace(rag):
     rag("question=Where is town 3?", "trigger=always", "out=one")
-    assert json.loads((rag.path / "one" / "traces.jsonl").read_text())["answer"] == "Land3"
-    assert json.loads((rag.path / "one" / "results.json").read_text())["n"] == 1
+    assert traces(rag.path / "one")[0]["answer"] == "Land3"
+    assert figures(rag.path / "one")["n"] == 1
 
 
 def test_many_questions_are_written_and_a_second_run_is_done_already(rag, capsys, caplog):
     out = rag("trigger=entropy", "split=test")
     assert str(out) == "runs/rag/entropy"
-    lines = [json.loads(line) for line in (out / "traces.jsonl").read_text().splitlines()]
-    assert len(lines) == 40
+    lines = traces(out)
+    assert len(lines) == 40 and lines[0]["filter"] is None
     assert set(lines[0]) == {"id", "question", "text", "answer", "rounds", "counters", "filter", "sha256"}
-    assert lines[0]["filter"] is None
-    results = json.loads((out / "results.json").read_text())
-    assert list(results["methods"]) == ["entropy"]
+    results = figures(out)
+    assert list(results["methods"]) == ["entropy"] and results["filter"] is None
     assert (results["schema"], results["n"], results["methods"]["entropy"]["em"]) == (1, 40, 1.0)
-    assert results["filter"] is None
     assert "wrote 40 traces to runs/rag/entropy/traces.jsonl" in capsys.readouterr().out
     rag("trigger=entropy", "split=test")
     assert "complete" in caplog.text
@@ -186,9 +190,7 @@ def test_many_questions_are_written_and_a_second_run_is_done_already(rag, capsys
 def test_results_and_traces_say_which_filter_found_content_words(rag, monkeypatch, variant, filter):
     monkeypatch.setattr("probers.text._tagger", lambda: None)
     out = rag("trigger=rind", f"trigger.variant={variant}", "query=question", "split=test", "limit=2")
-    results = json.loads((out / "results.json").read_text())
-    traces = [json.loads(line) for line in (out / "traces.jsonl").read_text().splitlines()]
-    assert [results["filter"], *(trace["filter"] for trace in traces)] == [filter] * 3
+    assert [figures(out)["filter"], *(trace["filter"] for trace in traces(out))] == [filter] * 3
 
 
 def test_an_out_folder_of_a_different_run_is_refused(rag):
@@ -233,13 +235,12 @@ def test_a_prober_that_the_trigger_does_not_take_is_named(rag, capsys):
 
 def test_questions_without_splits_are_all_asked_unless_the_trigger_was_trained(rag, capsys):
     rows = [{"id": f"q{i}", "question": f"Where is town {i}?", "answers": ["x"]} for i in range(20)]
-    (rag.path / "plain.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    given = ["questions=plain.jsonl", "corpus=corpus.jsonl"]
+    given = [f"questions={write_lines(rag.path / 'plain.jsonl', rows)}", "corpus=corpus.jsonl"]
 
     def asked(*overrides):
         out = cli.run("rag", [*given, *overrides])
         told = "names no splits: the" in capsys.readouterr().out
-        return len((out / "traces.jsonl").read_text().splitlines()), told
+        return len(traces(out)), told
 
     assert asked("trigger=entropy", "out=a") == (20, False)
     assert asked("trigger=entropy", "split=validation", "out=b") == (3, True)
@@ -257,16 +258,8 @@ def test_a_prober_of_another_quantization_is_refused_or_warned_of(rag, caplog, w
     given = ["trigger=probing", way, "limit=2", "out=o"]
     with fails(None, f"fake@{other}", "now is fake@r1", "allow_other=true"):
         rag(*given)
-    assert len((rag(*given, "allow_other=true") / "traces.jsonl").read_text().splitlines()) == 2
+    assert len(traces(rag(*given, "allow_other=true"))) == 2
     assert f"warning: the prober came from the model fake@{other}" in caplog.text
-
-
-def of_other_weights(prober):
-    """Let a prober be of other weights, which no other test has; says of which."""
-    bank, revision = ProbeBank.from_pretrained(prober), uuid.uuid4().hex[:12]
-    spec = replace(bank.spec, model=replace(bank.spec.model, revision=revision))
-    replace(bank, spec=spec).save_pretrained(prober)
-    return revision
 
 
 def test_questions_without_answers_are_refused_for_the_oracle_before_a_model_is_loaded(rag):
@@ -276,17 +269,17 @@ def test_questions_without_answers_are_refused_for_the_oracle_before_a_model_is_
     assert not rag.models and not (rag.path / "runs").exists()
 
 
-def test_every_part_in_the_configuration_can_be_made(rag, monkeypatch):
+@pytest.fixture
+def server(monkeypatch):
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    with FakeElasticsearch() as fake:
+        yield fake
+
+
+def test_every_part_in_the_configuration_can_be_made(rag, server, monkeypatch):
     """The YAML of a part and its class have the same options with the same defaults."""
-    with FakeElasticsearch() as server:
-        monkeypatch.setenv("ES_URL", server.url)
-        monkeypatch.setenv("no_proxy", "127.0.0.1")
-        make_every_part()
-
-
-def make_every_part():
-    token_bank("tokens")
-    token_bank("entities", pool="predicting")
+    monkeypatch.setenv("ES_URL", server.url)
+    token_banks(Path())
     classifier().save("adaptive")
     banks = {"radio": "tokens", "before_entity": "entities"}
     for group in ("trigger", "query", "retriever"):
@@ -306,9 +299,10 @@ def make_every_part():
                 assert {k: getattr(made, k) for k in own} == own
 
 
-def token_bank(folder, pool="tokens"):
-    """A prober of single tokens, or of the states before entities."""
-    linear_bank(pool=pool, position="entity", seen=Seen({})).save_pretrained(folder)
+def token_banks(folder):
+    """Probers of single tokens, and of the states before entities."""
+    for name, pool in (("tokens", "tokens"), ("entities", "predicting")):
+        linear_bank(pool=pool, position="entity", seen=Seen({})).save_pretrained(folder / name)
 
 
 def classifier():
@@ -336,17 +330,16 @@ def test_the_newest_of_the_kind_that_is_wanted_is_taken(rag, caplog):
     runs.mkdir(parents=True)
     for name in ("answers", "answers of another"):
         shutil.copytree(rag.path / "prober", runs / name)
-    token_bank(runs / "tokens")
-    token_bank(runs / "entities", pool="predicting")
+    token_banks(runs)
     classifier().save(runs / "adaptive")
     Seen({}).save(runs / "adaptive")
     classifier().save(runs / "adaptive of another")
     for name in ("answers", "tokens", "entities", "adaptive", "answers of another", "adaptive of another"):
         finished(runs / name, {"model": "x" if "another" in name else "testbed"})
     cfg = request("rag", [])
-    assert find_prober(cfg) == find_prober(cfg, "answers") == "runs/train/answers"
-    assert find_prober(cfg, "tokens") == "runs/train/tokens"
-    assert find_prober(cfg, "entities") == "runs/train/entities"
+    for kind in ("answers", "tokens", "entities"):
+        assert find_prober(cfg, kind) == f"runs/train/{kind}"
+    assert find_prober(cfg) == "runs/train/answers"
     assert find_classifier(cfg) == "runs/train/adaptive"
     caplog.clear()
     for trigger, found in (
@@ -356,10 +349,11 @@ def test_the_newest_of_the_kind_that_is_wanted_is_taken(rag, caplog):
         rag("question=Where is town 3?", f"trigger={trigger}")
         assert f"{found} (the newest" in caplog.text
     # What was trained counts as the run's input, whether it was found or named.
-    out = rag("trigger=adaptive", "split=test", "limit=2", "out=a")
-    found = json.loads((out / "results.json").read_text())["config"]["inputs"]
-    out = rag("trigger=adaptive", "trigger.classifier=runs/train/adaptive", "split=test", "limit=2", "out=b")
-    named = json.loads((out / "results.json").read_text())["config"]["inputs"]
+    given = ("trigger=adaptive", "split=test", "limit=2")
+    found, named = (
+        figures(rag(*given, *more))["config"]["inputs"]
+        for more in (["out=a"], ["out=b", "trigger.classifier=runs/train/adaptive"])
+    )
     assert found == named and found["runs/train/adaptive"]
 
 
@@ -376,25 +370,21 @@ def test_a_preset_answers_a_typed_question_without_its_question_set(rag, capsys,
 
 
 def test_questions_without_answers_are_answered_and_have_no_figures(rag, capsys):
-    lines = [
-        {"id": "a", "question": "Where is town 3?"},
-        {"id": "b", "question": "Where is town 4?", "answers": []},
-    ]
-    (rag.path / "open.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
+    first = {"id": "a", "question": "Where is town 3?"}
+    write_lines(rag.path / "open.jsonl", [first, {"id": "b", "question": "Where is town 4?", "answers": []}])
     out = cli.run("rag", ["questions=open.jsonl", "corpus=corpus.jsonl", "trigger=entropy", "split=null"])
-    found = json.loads((out / "results.json").read_text())["methods"]["entropy"]
+    found = figures(out)["methods"]["entropy"]
     assert found["em"] is found["f1"] is found["acc"] is None and found["trigger"]["auroc"] is None
     assert found["retrievals"] == 1.0
     assert "2 of 2 questions have no gold answer and count in no score" in capsys.readouterr().out
-    assert '"answer":"Land3"' in (out / "traces.jsonl").read_text().replace(": ", ":")
+    assert traces(out)[0]["answer"] == "Land3"
 
 
 def test_repeated_ids_are_refused_or_left_out_and_repeated_questions_are_answered(rag, capsys):
     def asked(*ids):
         lines = [{"id": id, "question": "Where is town 3?", "answers": ["Land3"]} for id in ids]
-        (rag.path / "twice.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
-        given = ["questions=twice.jsonl", "corpus=corpus.jsonl", "trigger=entropy"]
-        return [*given, "split=null", "overwrite=true"]
+        given = [f"questions={write_lines(rag.path / 'twice.jsonl', lines)}", "corpus=corpus.jsonl"]
+        return [*given, "trigger=entropy", "split=null", "overwrite=true"]
 
     with fails(None, "twice.jsonl line 2", "'a'"):
         cli.run("rag", asked("a", "a"))
@@ -423,32 +413,20 @@ def test_a_model_whose_attention_cannot_be_read_is_refused_before_anything_is_wr
     rag("trigger=entropy", "split=test", "out=here")
 
 
-def test_a_server_that_goes_away_ends_the_run_and_the_same_command_goes_on(rag, monkeypatch, capsys):
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
+def test_a_server_that_goes_away_ends_the_run_and_the_same_command_goes_on(rag, server, monkeypatch, capsys):
     monkeypatch.setattr("probers.rag.loop._CHUNK", 10)
-    with FakeElasticsearch() as server:
-        asked = ["trigger=always", "split=test", "retriever=elasticsearch", f"retriever.url={server.url}",
-                 "retriever.retries=1"]  # fmt: skip
-        whole = (rag(*asked, "out=whole") / "traces.jsonl").read_text()
-        answer, calls = server.search, []
-
-        def some(name, body, asked):
-            calls.append(1)
-            if len(calls) > 20:
-                server.faults["search"] = ["reset"] * 9
-            return answer(name, body, asked)
-
-        server.search = some
-        with pytest.raises(SystemExit) as ended:
-            cli.main("rag", [*COMMON, *asked, "out=parts"])
-        server.search = answer
-        error = capsys.readouterr().err.splitlines()[-1]
-        assert ended.value.code == 1
-        assert error.startswith("probers-rag: ") and server.url in error
-        kept = (rag.path / "parts" / "traces.jsonl").read_text()
-        assert 0 < len(kept.splitlines()) < 40
-        server.faults.clear()
-        rag(*asked, "out=parts")
+    asked = ["trigger=always", "split=test", "retriever=elasticsearch", f"retriever.url={server.url}",
+             "retriever.retries=1"]  # fmt: skip
+    whole = (rag(*asked, "out=whole") / "traces.jsonl").read_text()
+    server.faults["search"] = [None] * 20 + ["reset"] * 9
+    with pytest.raises(SystemExit) as ended:
+        cli.main("rag", [*COMMON, *asked, "out=parts"])
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert ended.value.code == 1 and error.startswith("probers-rag: ") and server.url in error
+    kept = (rag.path / "parts" / "traces.jsonl").read_text()
+    assert 0 < len(kept.splitlines()) < 40
+    server.faults.clear()
+    rag(*asked, "out=parts")
     resumed = (rag.path / "parts" / "traces.jsonl").read_text()
     assert resumed.startswith(kept)
     without_time = [re.sub(r'"(seconds|sha256)": *[^,}]+', "", text) for text in (whole, resumed)]

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.colors import to_rgb
 
 from probers.pages import esc, num
 from probers.rag.report import write_report
@@ -89,7 +90,6 @@ def sample_results() -> dict[str, Any]:
     for a, b in combinations(METHODS, 2):
         diff = METHODS[a][0] - METHODS[b][0]
         pairs[f"{a} vs {b}"] = {"em": {"diff": diff, "ci95": [diff - 0.027, diff + 0.027]}}
-    pairs["entropy vs probing"] = pairs.pop("entropy vs probing")
     pairs["entropy vs probing"]["trigger.auroc"] = {"diff": 0.021, "ci95": [0.004, 0.041]}
     return {"schema": 1, "config": {}, "n": 800, "methods": methods, "pairs": pairs}
 
@@ -110,13 +110,8 @@ def a_method(name: str, answer: str, rounds: Any, *, right: bool) -> dict[str, A
 def sample_example(rng: np.random.Generator, index: int) -> dict[str, Any]:
     words = " The film Velmora Rising was directed by Tarel Onvik , who was born in Quessandra ."
     pieces = [f" {word}" for word in words.split()]
-    passages = [
-        {
-            "title": "Velmora Rising",
-            "text": "Velmora Rising is a drama film of 1987, directed by Isa Tremond.",
-        },
-        {"title": "Tarel Onvik", "text": "Tarel Onvik is a composer born in Quessandra, in the Marl region."},
-    ]
+    told = {"Velmora Rising": "is a film of 1987, directed by Isa Tremond.", "Tarel Onvik": "is a composer."}
+    passages = [{"title": title, "text": f"{title} {text}"} for title, text in told.items()]
     methods = []
     for name in METHODS:
         scores: list[Any] = [None] * len(pieces)
@@ -208,21 +203,20 @@ def test_page_is_complete_and_well_formed(sample: tuple[str, Page]) -> None:
     charts = [chart["aria-labelledby"].split("-")[0] for chart in page.of_class("chart")]
     assert charts == ["tradeoff", "roc", "layers", "controls"]
     assert len(page.of_class("example")) == 10
-    assert page.all("html")[0]["lang"] == "en"
-    assert text.count("<h1>") == 1
-
-
-def test_references_by_id_resolve_and_cells_have_heads(sample: tuple[str, Page]) -> None:
-    _, page = sample
+    assert page.all("html")[0]["lang"] == "en" and text.count("<h1>") == 1
+    # References by id resolve, and cells have heads.
     ids = [attrs["id"] for _, attrs in page.tags if "id" in attrs]
-    assert len(ids) == len(set(ids))
     named = [ref for _, attrs in page.tags for ref in (attrs.get("aria-labelledby") or "").split()]
-    assert named and set(named) <= set(ids)
+    assert len(ids) == len(set(ids)) and named and set(named) <= set(ids)
     assert all(head.get("scope") in ("row", "col") for head in page.all("th"))
 
 
-def test_nothing_can_load_or_run(sample: tuple[str, Page]) -> None:
+def test_nothing_can_load_or_run_and_the_bytes_are_the_same_again(
+    sample: tuple[str, Page], tmp_path: Path
+) -> None:
     text, page = sample
+    assert render(sample_results(), sample_data(), tmp_path)[0] == text
+    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
     policy = next(meta["content"] for meta in page.all("meta") if "http-equiv" in meta)
     style = text.split("<style>")[1].split("</style>")[0]
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
@@ -267,11 +261,9 @@ def test_generated_text_is_escaped_everywhere(tmp_path: Path) -> None:
 @given(st.text())
 def test_escaped_text_reads_back_as_itself(text: str) -> None:
     page = Page(f'<p title="{esc(text)}">{esc(text)}</p>')
-    clean = re.sub(
-        "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]", "\ufffd", text
-    )
-    assert page.text == clean
-    assert page.tags == [("p", {"title": clean})]
+    odd = "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]"
+    clean = re.sub(odd, "\ufffd", text)
+    assert (page.text, page.tags) == (clean, [("p", {"title": clean})])
 
 
 def summary_of(results: dict[str, Any], folder: Path) -> str:
@@ -280,27 +272,21 @@ def summary_of(results: dict[str, Any], folder: Path) -> str:
     return Page(re.sub("</?b>", "", header)).text
 
 
-@pytest.mark.parametrize(
-    ("diff", "ci", "words"),
-    [
-        (0.021, [0.004, 0.041], "entropy is above"),
-        (-0.05, [-0.07, -0.03], "probing is above"),
-        (0.021, [-0.01, 0.05], "not settled"),
-    ],
-)
-def test_summary_says_who_is_above_whoever_it_is(
-    diff: float, ci: list[float], words: str, tmp_path: Path
-) -> None:
+def test_summary_says_who_is_above_whoever_it_is(tmp_path: Path) -> None:
     results = sample_results()
-    results["pairs"]["entropy vs probing"]["trigger.auroc"] = {"diff": diff, "ci95": ci}
-    first = summary_of(results, tmp_path)
-    sentence = first.split("probing against entropy.")[1].split("Exact match")[0]
-    assert sentence.strip().endswith(f"{words}." if "is" in words else "the interval contains zero.")
-    assert num(-diff, 3, sign=True) in sentence
-    # Filed the other way round, the same numbers give the same sentence.
-    del results["pairs"]["entropy vs probing"]["trigger.auroc"]
-    results["pairs"]["probing vs entropy"] = {"trigger.auroc": {"diff": -diff, "ci95": [-ci[1], -ci[0]]}}
-    assert sentence in summary_of(results, tmp_path)
+    for diff, ci, words in (
+        (0.021, [0.004, 0.041], "entropy is above"), (-0.05, [-0.07, -0.03], "probing is above"),
+        (0.021, [-0.01, 0.05], "the interval contains zero"),
+    ):  # fmt: skip
+        results["pairs"]["entropy vs probing"]["trigger.auroc"] = {"diff": diff, "ci95": ci}
+        first = summary_of(results, tmp_path)
+        sentence = first.split("probing against entropy.")[1].split("Exact match")[0]
+        assert sentence.strip().endswith(f"{words}.") and num(-diff, 3, sign=True) in sentence
+        # Filed the other way round, the same numbers give the same sentence.
+        del results["pairs"]["entropy vs probing"]["trigger.auroc"]
+        results["pairs"]["probing vs entropy"] = {"trigger.auroc": {"diff": -diff, "ci95": [-ci[1], -ci[0]]}}
+        assert sentence in summary_of(results, tmp_path)
+        del results["pairs"]["probing vs entropy"]
 
 
 def test_summary_names_the_best_method_and_what_is_not_settled(tmp_path: Path) -> None:
@@ -351,27 +337,22 @@ def test_null_figures_are_dashes(tmp_path: Path) -> None:
     assert row.count("<td") == row.count("–") == 12
     assert "None" not in page.text and "nan" not in page.text.lower().split()
     assert "no gold answers" in page.text
+    _, page = render({"schema": 1, "methods": {}}, {}, tmp_path)  # nothing at all still makes a page
+    assert "No method was run." in page.text
+    assert not page.of_class("chart") and not page.all("table")
 
 
 @pytest.mark.parametrize("part", [*sample_data(), "methods", "pairs"])
-@pytest.mark.parametrize("empty", [None, "absent"])
-def test_a_missing_part_leaves_the_rest(part: str, empty: str | None, tmp_path: Path) -> None:
+def test_a_missing_part_leaves_the_rest(part: str, tmp_path: Path) -> None:
     results, data = sample_results(), sample_data()
     holder = results if part in ("methods", "pairs") else data
-    if empty is None:
-        holder[part] = None
-    else:
-        del holder[part]
-    _, page = render(results, data, tmp_path)
-    expected = 4 - (part == "layers") - (part in ("roc",))
-    assert len(page.of_class("chart")) == expected
-    assert ("10 examples" in page.text) == (part != "examples")
-
-
-def test_nothing_at_all_still_makes_a_page(tmp_path: Path) -> None:
-    _, page = render({"schema": 1, "methods": {}}, {}, tmp_path)
-    assert "No method was run." in page.text
-    assert not page.of_class("chart") and not page.all("table")
+    holder[part] = None
+    pages = [render(results, data, tmp_path)[0]]
+    del holder[part]
+    pages.append(render(results, data, tmp_path)[0])
+    for page in map(Page, pages):
+        assert len(page.of_class("chart")) == 4 - (part in ("layers", "roc"))
+        assert ("10 examples" in page.text) == (part != "examples")
 
 
 def test_one_method_and_one_layer(tmp_path: Path) -> None:
@@ -425,7 +406,6 @@ def test_random_at_the_same_budget_is_a_column_and_queries_are_named(tmp_path: P
     }  # fmt: skip
     text, page = render(results, sample_data(), tmp_path)
     table = text.split('aria-labelledby="methods-caption"')[-1].split("</table>")[0]
-    assert "EM vs random" in table
     rows = {re.sub("<.*", "", row.split("</svg>")[1]): row for row in table.split("<tr>")[2:]}
     assert "<td><b>+0.106</b><small>+0.050 to +0.160</small></td>" in rows["probing"]
     assert "<td>−0.010<small>" in rows["entropy"]  # not settled, so not bold
@@ -485,7 +465,7 @@ def test_many_methods_are_not_all_named_and_equal_ones_not_ranked(tmp_path: Path
 def test_an_axis_of_one_value_has_round_ticks() -> None:
     axis = Axis.fit("", [0.0, 0.0])
     assert (axis.low, axis.high) == (0.0, pytest.approx(0.1))
-    assert all(len(label) <= 4 for _, label in axis.ticks)
+    assert max(len(label) for _, label in axis.ticks) <= 4
     assert Axis.fit("", [0.2, 0.7]) == Axis.fit("", [0.7, 0.2])
 
 
@@ -543,10 +523,8 @@ def test_methods_look_different_and_keep_their_look() -> None:
 
 
 def luminance(colour: str) -> float:
-    digits = colour[1:] if len(colour) == 7 else "".join(2 * c for c in colour[1:])
-    parts = [int(digits[i : i + 2], 16) / 255 for i in (0, 2, 4)]
-    linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in to_rgb(colour)]
+    return float(np.dot([0.2126, 0.7152, 0.0722], linear))
 
 
 def contrast(a: str, b: str) -> float:
@@ -567,12 +545,6 @@ def test_colours_are_readable(theme: int, sample: tuple[str, Page]) -> None:
         assert contrast(colours["ink"], colours[f"s{line}"]) >= 4.5, f"s{line}"
     shades = [luminance(colours[f"s{level}"]) for level in range(7)]
     assert shades == sorted(shades, reverse=theme != 1)  # one direction: readable without hue
-
-
-def test_same_input_same_bytes_and_nothing_else_in_the_folder(tmp_path: Path) -> None:
-    first, second = (render(sample_results(), sample_data(), tmp_path)[0] for _ in range(2))
-    assert first == second
-    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
 
 
 def test_numbers() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from artefacts import write_lines
 from fake_elasticsearch import FakeElasticsearch, FakeIndex
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
@@ -37,8 +38,7 @@ def data(tmp_path: Path) -> Path:
     with gzip.open(tmp_path / "passages.jsonl.gz", "wt") as file:
         file.writelines(f"{json.dumps(row)}\n" for row in rows)
     (tmp_path / "qa").mkdir()
-    asked = [{"question": f"who is {draw(6)}?"} for _ in range(30)]
-    (tmp_path / "qa/nq.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in asked))
+    write_lines(tmp_path / "qa/nq.jsonl", ({"question": f"who is {draw(6)}?"} for _ in range(30)))
     return tmp_path
 
 
@@ -53,7 +53,7 @@ def test_a_server_that_ranks_alike_passes_and_nothing_is_left_there(
     """With the lengths that Lucene keeps, which move long passages and no short one."""
     with FakeElasticsearch(coarse_lengths=True) as server, FakeElasticsearch() as gone:
         server.version(number, product=product)
-        gone.__exit__()
+        gone.close()
         assert measure(data, server.url, gone.url) == 0
         assert not server.indices and len(server.asked("search")) > 60
     table = capsys.readouterr().out

@@ -2,14 +2,12 @@
 
 import gzip
 import json
-import socket
 import threading
 import time
 import tracemalloc
 from collections import Counter
 from datetime import datetime, timedelta, timezone
 from email.utils import format_datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from unittest.mock import Mock
 from urllib.parse import parse_qs, urlsplit
 
@@ -18,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from artefacts import write_lines
+from http_fakes import Handler, Server
 from refusals import fails
 
 from probers.data.articles import Rules, open_articles
@@ -87,7 +86,7 @@ def wiki(tmp_path, monkeypatch):
     state = Wiki()
     stop = threading.Event()
 
-    class Handler(BaseHTTPRequestHandler):
+    class Speaking(Handler):
         def do_GET(self):
             asked = {k: v[0] for k, v in parse_qs(urlsplit(self.path).query).items()}
             state.requests.append(asked)
@@ -99,35 +98,19 @@ def wiki(tmp_path, monkeypatch):
                 stop.wait(5)
                 return
             if fault == "reset":
-                self.connection.shutdown(socket.SHUT_RDWR)
-                return
+                return self.hang_up()
             status, headers, answer = fault if isinstance(fault, tuple) else (200, {}, state.answer(asked))
-            blob = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
             if fault == "gzip":
-                blob, headers = gzip.compress(blob), {"Content-Encoding": "gzip"}
-            self.send_response(status)
-            for name, value in headers.items():
-                self.send_header(name, value)
-            self.send_header("Content-Length", str(len(blob)))
-            self.end_headers()
-            self.wfile.write(blob[: len(blob) // 2] if fault == "half" else blob)
+                answer, headers = gzip.compress(json.dumps(answer).encode()), {"Content-Encoding": "gzip"}
+            self.send(status, answer, headers, half=fault == "half")
 
-        def log_message(self, *args):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    state.options = {
-        "api_url": f"http://127.0.0.1:{server.server_port}/w/api.php", "cache": str(tmp_path / "cache"),
-        "rate": 1000.0, "backoff": 0.01, "timeout": 0.3,
-    }  # fmt: skip
-    yield state
-    stop.set()
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with Server(Speaking) as server:
+        state.options = {
+            "api_url": f"{server.url}/w/api.php", "cache": str(tmp_path / "cache"), "rate": 1000.0,
+            "backoff": 0.01, "timeout": 0.3,
+        }  # fmt: skip
+        yield state
+        stop.set()
 
 
 def towns(*names):
