@@ -56,6 +56,15 @@ def contents(folder: Path) -> dict[str, str]:
     return {str(file.relative_to(folder)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
 
 
+def harm(file: Path, damage: str = "altered") -> None:
+    """Alter a file, cut it short or remove it."""
+    blob = file.read_bytes()
+    if damage == "gone":
+        file.unlink()
+    else:
+        file.write_bytes(blob[:-5] if damage == "cut" else blob[:-9] + bytes([blob[-9] ^ 1]) + blob[-8:])
+
+
 def write_lines(file: Path, records: Iterable[Any]) -> str:
     """Write records as JSON lines and return the file's name."""
     file.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
