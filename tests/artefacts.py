@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable, Iterable
@@ -21,6 +22,11 @@ RUNS: dict[str, tuple[str, tuple[str, ...]]] = {
     "prober": ("train", ("data={cot}", "layer=[6]", "resamples=100", "learning_curve=false")),
     "classifier": ("train", ("data={cot}", "head=adaptive", "resamples=100")),
 }
+
+
+needs_articles = pytest.mark.skipif(
+    not os.environ.get("PROBERS_WIKI_ARTICLES"), reason="PROBERS_WIKI_ARTICLES names no folder"
+)
 
 
 @dataclass(frozen=True)
