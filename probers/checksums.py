@@ -1,7 +1,4 @@
-"""Digests that name content, and checksums that reveal damage in files and journals.
-
-Each file is hashed once until it changes.
-"""
+"""Digests that name content, and checksums that reveal damage in files and journals."""
 
 from __future__ import annotations
 
@@ -21,7 +18,6 @@ from .types import RunError, UserError, first_line
 
 log = logging.getLogger(__name__)
 
-_BLOCK = 1 << 20  # bytes
 #: Bytes of the part of a file at each end that named an input in earlier versions.
 _END = 1 << 20
 #: Bytes read at each sampled place of a file, and the number of places.
@@ -42,14 +38,11 @@ def draw_key(purpose: str, seed: int, text: str) -> int:
 
 def sha256(path: Path) -> str:
     """Hash the whole file with SHA-256, in hexadecimal digits."""
-    return _hashed(path, hashlib.sha256())
+    return _hashed(path, hashlib.sha256)
 
 
 def file_digest(path: Path, cache: Path = CACHE) -> str:
-    """Hash the whole file (BLAKE2b, 32 hexadecimal digits), reading it again only after it has changed.
-
-    ``cache`` remembers the digest by the file's path, size, times and inode.
-    """
+    """Hash the whole file (BLAKE2b, 32 hexadecimal digits), again only after it has changed."""
     stat = path.stat()
     memory = cache / "files" / f"{digest(str(path.resolve()), 24)}.json"
     name = f"{stat.st_size} {stat.st_ino}"
@@ -60,8 +53,8 @@ def inputs(*sources: str | Path, ends: bool = False) -> dict[str, str]:
     """Name the content of every file or folder that a run reads by 16 hexadecimal digits.
 
     A folder stands for the files directly in it, without hidden ones; what does not exist (such as "testbed")
-    is "". ``ends`` reads only the first and last MiB of each file, as earlier versions named inputs; up to 2
-    MiB that is the whole file, and both names are equal.
+    is "". ``ends`` reads only the first and last MiB of each file, as earlier versions did: for files up to 2
+    MiB both names are equal.
     """
     found = {}
     for source in map(str, sources):
@@ -92,9 +85,10 @@ def _ends(file: Path, size: int) -> bytes:
         return first + handle.read()
 
 
-def _hashed(path: Path, found: Any) -> str:
+def _hashed(path: Path, kind: Callable[[], Any]) -> str:
+    found = kind()
     with path.open("rb") as file:
-        while block := file.read(_BLOCK):
+        while block := file.read(1 << 20):
             found.update(block)
     return found.hexdigest()
 
@@ -102,10 +96,7 @@ def _hashed(path: Path, found: Any) -> str:
 def _digests(
     files: Mapping[str, Path], memory: Path, kind: Callable[[], Any] = hashlib.sha256, *, anew: bool = False
 ) -> Iterator[tuple[str, str]]:
-    """Yield the digest of each file, from ``memory`` where the file's times are those noted there.
-
-    A file written a moment ago is not remembered: it could change once more without its times showing it.
-    """
+    """Yield the digest of each file, from ``memory`` where the file's times are those noted there."""
     known = _remembered(memory)
     fresh, started = dict(known), time.time_ns()
     try:
@@ -114,8 +105,8 @@ def _digests(
             times = [stat.st_mtime_ns, stat.st_ctime_ns]
             if anew or known.get(name, [])[:-1] != times:
                 fresh.pop(name, None)
-                found = _hashed(path, kind())
-                if started - max(times) > _RACY:
+                found = _hashed(path, kind)
+                if started - max(times) > _RACY:  # else it could change without its times showing it
                     fresh[name] = [*times, found]
                 yield name, found
             else:
@@ -136,8 +127,7 @@ def _remembered(memory: Path) -> dict[str, list[Any]]:
 def sampled(files: Iterable[Path], *, about: bytes = b"", named: bool = True) -> str:
     """Fingerprint weights by size and by samples spread over each file, in 12 hexadecimal digits.
 
-    Another training run of the same shape has another one. ``about`` is further content that counts, and
-    ``named`` includes the files' names.
+    ``about`` is further content that counts, and ``named`` includes the files' names.
     """
     found = hashlib.sha256(about)
     for path in files:
@@ -156,10 +146,7 @@ def seal(value: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unseal(value: Any, *, older: bool = True) -> dict[str, Any]:
-    """Check and remove the checksum that :func:`seal` added to parsed JSON; ValueError where it is damaged.
-
-    ``older`` accepts a value without one, as older versions wrote them.
-    """
+    """Check and remove the checksum of :func:`seal` (ValueError); ``older`` accepts a value without one."""
     if not isinstance(value, dict):
         raise ValueError("holds no JSON object")
     content = {key: entry for key, entry in value.items() if key != _SEAL}
@@ -181,10 +168,7 @@ def unsealed(path: Path, *, older: bool = True) -> dict[str, Any]:
 
 
 def made_once(path: Path, make: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
-    """Read the plain containers that ``make`` returned in an earlier run, or make them and write the file.
-
-    A damaged file is made again.
-    """
+    """Read the plain containers that ``make`` returned in an earlier run, or make and write them."""
     try:
         return unsealed(path, older=False)
     except FileNotFoundError:
@@ -205,13 +189,10 @@ def take(folder: Path, names: Iterable[str]) -> dict[str, dict[str, Any]]:
 def check(
     folder: Path, files: Mapping[str, Mapping[str, Any]], *, contents: bool = True, anew: bool = False
 ) -> tuple[str, str] | None:
-    """Find the first file that is not as it was written, with the problem; None where all are sound.
+    """Find the first of the ``files`` (of :func:`take`) that is not as it was written, with the problem.
 
-    A file is read again only after its times have changed. Digests are remembered in
-    ``.<folder>.checked.json`` beside the folder, or not at all where that cannot be written.
-
-    ``files`` are from :func:`take`; without ``contents`` sizes alone are compared, and ``anew`` reads every
-    file, whatever is remembered.
+    Without ``contents`` sizes alone are compared. A file is read again only after its times have changed, or
+    with ``anew``: digests are remembered in ``.<folder>.checked.json`` beside the folder, if possible.
     """
     for name, file in files.items():
         try:
@@ -237,12 +218,9 @@ def check(
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """Content of a journal.
+    """Content of a journal: the sound lines by number, from 1, and the numbers of damaged ones.
 
-    Attributes:
-        records: the sound lines by number, from 1.
-        damaged: numbers of the lines that are not as they were written.
-        cut: a last line without its end was left out.
+    ``cut`` says that a last line without its end was left out.
     """
 
     records: dict[int, dict[str, Any]]
@@ -257,7 +235,7 @@ class Journal:
     path: Path
 
     def read(self) -> Lines:
-        """Read all sound lines; none where there is no file, UserError where it is a link, folder or pipe."""
+        """Read all sound lines, none where there is no file; UserError for a link, folder or pipe."""
         try:
             regular(self.path)
         except FileNotFoundError:

@@ -15,12 +15,11 @@ from typing import Any
 
 from .types import RunError
 
-#: What a failed write leaves possible, where the caller does not know better.
 RESUMES = "what was finished is kept, and the same command resumes once that is mended"
 
 
 def write_bytes(path: Path, blob: bytes, then: str = RESUMES) -> None:
-    """Write a file, whole or not at all, and the folders above it; ``then`` as for :func:`writing`."""
+    """Write a file, whole or not at all, and the folders above it."""
     temporary = path.with_name(f".{path.name}.tmp")
     with writing(path, then):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -43,7 +42,7 @@ def write_text(path: Path, text: str) -> None:
 
 @contextmanager
 def writing(path: Path, then: str = RESUMES) -> Iterator[None]:
-    """Turn a failure to write ``path`` into a RunError that says what ``then`` is possible."""
+    """Turn a failure to write into a RunError that says what ``then`` is possible."""
     try:
         yield
     except OSError as error:
@@ -64,13 +63,9 @@ def canonical_json(value: Any) -> str:
 
 
 def regular(path: Path) -> os.stat_result:
-    """Read the facts of a file that is no link out of its folder, folder, pipe or device.
+    """Read the facts of a file; ValueError where it is a link, folder, pipe or device.
 
     A link within a download of the Hub, whose snapshots are links to its blobs, counts as a file.
-
-    Raises:
-        OSError: it is missing or out of reach.
-        ValueError: it is something else; says what.
     """
     found = path.lstat()
     if stat.S_ISLNK(found.st_mode):
@@ -90,21 +85,14 @@ def check_file(path: str | Path) -> None:
         raise OSError(errno.EINVAL, "it is a folder, pipe or device, and no file", str(path))
 
 
-#: Bytes of the largest file that is read whole.
-_LARGEST = 256 << 20
 #: Of JSON: digits of the longest number, and objects and lists within each other.
 _DIGITS, _DEEPEST = 30, 100
 #: What is said of more of them.
 DEEP = "has too many brackets within each other"
 
 
-def read_bytes(path: Path, most: int = _LARGEST) -> bytes:
-    """Read a regular file of at most ``most`` bytes.
-
-    Raises:
-        OSError: it is missing, or cannot be read.
-        ValueError: says what is wrong with it.
-    """
+def read_bytes(path: Path, most: int = 256 << 20) -> bytes:
+    """Read a regular file of at most ``most`` bytes; OSError, or ValueError that says what is wrong."""
     if (size := regular(path).st_size) > most:
         raise ValueError(f"has {size:,} bytes, and {most:,} are the most")
     return path.read_bytes()

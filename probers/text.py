@@ -52,8 +52,8 @@ def split_sentences(text: str) -> list[tuple[int, int]]:
     """Find [start, end) of every sentence, without the white space around it.
 
     A sentence ends at ``.``, ``!``, ``?`` or an ellipsis before white space, at the marks of Chinese,
-    Japanese, Hindi, Arabic and Urdu, at a line break and at the end of the text; not after titles, initials
-    and abbreviations, and not before a lower-case word. Every visible character lies in exactly one sentence.
+    Japanese, Hindi, Arabic and Urdu, and at a line break; not after titles, initials and abbreviations, and
+    not before a lower-case word. Every visible character lies in exactly one sentence.
     """
     spans: list[tuple[int, int]] = []
     start = 0
@@ -96,14 +96,10 @@ def _trim(text: str, start: int, end: int) -> tuple[int, int]:
 
 @lru_cache(maxsize=1)
 def stop_words() -> frozenset[str]:
-    """Read spaCy's English stop words, lower case, contractions included.
-
-    Their file is read without importing the rest of spaCy, which would take seconds.
-    """
+    """Read spaCy's English stop words, lower case, without importing spaCy, which takes seconds."""
     package = find_spec("spacy")
     if package is None or not package.submodule_search_locations:
-        told = "the stop-word list is spaCy's, which is not installed: pip install spacy"
-        raise UserError(told, "missing-extra")
+        raise UserError("the stop words are spaCy's, which is missing: pip install spacy", "missing-extra")
     path = Path(next(iter(package.submodule_search_locations))) / "lang" / "en" / "stop_words.py"
     spec = spec_from_file_location("probers._spacy_stop_words", path)
     assert spec is not None and spec.loader is not None
@@ -142,9 +138,9 @@ def content_filter() -> str:
 def is_content(text: str, words: list[str]) -> list[bool]:
     """Tell whether each white-space separated word of a text carries content.
 
-    With spaCy's ``en_core_web_sm`` installed: it contains a token tagged as noun, adjective, verb, proper
-    noun or number (as a substring, like DRAGIN's released code). Without: it has a letter or digit and is no
-    stop word.
+    With spaCy's ``en_core_web_sm``: it contains a token tagged as noun, adjective, verb, proper noun or
+    number (as a substring, like DRAGIN's released code). Without: it has a letter or digit and is no stop
+    word.
     """
     tagger = _tagger()
     if tagger is None:

@@ -1,4 +1,4 @@
-"""Small frozen types shared by datagen, train and rag, errors, and lazy imports; torch is not imported."""
+"""Small frozen types shared by datagen, train and rag, errors, and lazy imports."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ StopReason = Literal["eos", "stop", "length", "skipped"]
 SITES: tuple[str, ...] = get_args(Site)
 POOLS: tuple[str, ...] = get_args(Pool)
 
-#: The sides of a split, in the order in which shares of them are given.
 SPLITS = ("train", "validation", "test")
 
 #: What steers a terminal or begins a line, as a regular expression has it within brackets: control and
@@ -94,14 +93,11 @@ class Passage:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question with its gold answers.
+    """A question with its gold answers, of which there are none where they are unknown.
 
-    Attributes:
-        answers: accepted answers; empty when unknown (metrics are then null).
-        group: what may not be on two sides of a split (question or entity).
-        split: "train", "validation", "test", or "" when the store decides.
-        truth: what is known of the model's knowledge; on the testbed ``kind`` (known, stale, misbelieved,
-            unknown), ``type`` (relation chain) and ``believed`` (the answer it was taught, or None).
+    ``group`` may not be on two sides of a split, and ``split`` is "" where the store decides. ``truth`` is
+    known of the model's knowledge; on the testbed ``kind`` (known, stale, misbelieved, unknown), ``type``
+    (relation chain) and ``believed`` (the answer it was taught, or None).
     """
 
     id: str
@@ -131,18 +127,17 @@ class Feature:
     """Hidden states of some layers at one site of the block, pooled over the generated tokens.
 
     Attributes:
-        layers: at least one, 1-based (0 is the embedding output, k the residual stream after the k-th
-            block, before any final norm).
-        site: where in the block. "resid_post" is the stream after it (only this has a layer 0), "resid_mid"
-            the one between attention and MLP; "attn_out" and "mlp_out" are what those two add to it.
-            "lookback" is the lookback ratios of all attention heads (:mod:`probers.capture.attention`), one
-            vector of no single layer: ``layers`` must be (L,), the last.
+        layers: 0 is the embedding output, k the residual stream after the k-th block, before any final norm.
+        site: "resid_post" is the stream after the block (only this has a layer 0), "resid_mid" the one
+            between attention and MLP; "attn_out" and "mlp_out" are what those two add to it. "lookback" is
+            the lookback ratios of all attention heads (:mod:`probers.capture.attention`), one vector of no
+            single layer: ``layers`` must be (L,), the last.
         pool: over the generated tokens "mean" or "last"; "tokens" keeps every one, "predicting" for each the
             state before it, which predicted it (the first token's is the prompt's last), and "positions" the
             prompt's last and every token; "mind" is the vector of Su et al. 2024 (MIND), of width 2 d: the
             last token averaged over layers 1 to L, then the mean over tokens of the last layer after the
-            final norm, of no single layer: ``layers`` must be (L,). "mind_tokens" keeps what that vector is
-            made of for every token (:func:`probers.capture.pooling.pool_tokens`).
+            final norm: ``layers`` must be (L,). "mind_tokens" keeps what that vector is made of for every
+            token (:func:`probers.capture.pooling.pool_tokens`).
     """
 
     layers: tuple[int, ...]
@@ -163,11 +158,8 @@ class Feature:
 class Needs:
     """Signals that a generation has to record beside log-probabilities and entropies.
 
-    Attributes:
-        features: hidden states, all read in the same pass.
-        attention: attention rows and column maxima of one layer.
-        attention_layer: which, 1-based; None is the last.
-        top: the two highest probabilities of every token's distribution.
+    ``attention`` asks for rows and column maxima of ``attention_layer`` (1-based; None is the last), ``top``
+    for the two highest probabilities of every token's distribution.
     """
 
     features: tuple[Feature, ...] = ()
@@ -187,8 +179,7 @@ class Needs:
     def union(self, other: Needs) -> Needs:
         """Ask for both at once, the layers of each site and pool merged.
 
-        Raises:
-            ValueError: each reads a site and pool that the other does not, or their attention layers differ.
+        ValueError where each reads a site and pool that the other does not, or their attention layers differ.
         """
         layers: dict[tuple[Site, Pool], set[int]] = {}
         for feature in (*self.features, *other.features):
@@ -197,10 +188,8 @@ class Needs:
         if layers.keys() not in places:
             raise ValueError(f"cannot record {' and '.join('/'.join(p) for p in layers)} in one pass")
         if self.attention and other.attention and self.attention_layer != other.attention_layer:
-            raise ValueError(
-                f"cannot record the attention of layers {self.attention_layer or 'last'} and "
-                f"{other.attention_layer or 'last'} in one pass"
-            )
+            asked = f"{self.attention_layer or 'last'} and {other.attention_layer or 'last'}"
+            raise ValueError(f"cannot record the attention of layers {asked} in one pass")
         return Needs(
             tuple(Feature(tuple(sorted(found)), *place) for place, found in layers.items()),
             attention=self.attention or other.attention,
@@ -213,11 +202,9 @@ class Needs:
 class AttentionRows:
     """Attention of one layer, recorded while n tokens were generated after p prompt tokens.
 
-    Attributes:
-        rows: (n + 1, p + n) float32, mean over heads. Row i is the attention of the position that predicted
-            token i, so that row i + 1 is that of token i itself; right of its own position a row is 0.
-        column_max: (n,) float32, for each generated token the maximum over the generated queries at or after
-            it (its own row included) per head, then the mean over heads.
+    ``rows`` (n + 1, p + n) float32 are means over heads: row i is that of the position that predicted token
+    i, row i + 1 that of token i itself; right of its own position a row is 0. ``column_max`` (n,) float32 is
+    for each token the maximum over the generated queries from its own on per head, then the mean over heads.
     """
 
     rows: np.ndarray
@@ -236,10 +223,8 @@ class Generation:
             and "predicting", (n + 1, layers, d) for "positions", (1, 2 d) for "mind", (n, 1, 2 d) for
             "mind_tokens", layers in the feature's order; empty when no token was written.
         prompt_offsets: [start, end) of each prompt token in ``prompt``.
-        stop: why it ended: "eos", "stop" (a stop string, sentence end or callable), "length", or "skipped"
-            for a prompt that was too long and left out; it has no tokens.
-        top: (2, n) float32, the highest and the second highest probability of the distribution that produced
-            each token; None where they were not asked for.
+        stop: "stop" is a stop string, sentence end or callable, "skipped" a prompt that was too long.
+        top: (2, n) float32, the highest and the second highest probability of each token's distribution.
     """
 
     prompt: str
@@ -266,15 +251,11 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A trigger's verdict on one generation.
+    """A trigger's verdict on one generation: it fires where ``score`` (likely wrong) exceeds ``threshold``.
 
-    Attributes:
-        fire: retrieve now.
-        score: fires above ``threshold``; higher means more likely wrong. NaN is an error where it is made.
-        position: character offset in the generation's text where the accepted text ends when it fires
-            mid-answer; None when the verdict is on the whole answer, which is then written anew.
-        tokens: indices of the tokens that fired, for the query.
-        token_scores: one score per token, for display; empty when the trigger has none.
+    ``position`` is the character of the text where the accepted text ends when it fires mid-answer; None
+    where the whole answer is judged, and then written anew. ``tokens`` are indices of those that fired, for
+    the query; ``token_scores`` are for display.
     """
 
     fire: bool

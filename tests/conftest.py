@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
     from artefacts import Artefacts
-    from matplotlib.figure import Figure
 
     from probers.store.store import FeatureStore
     from probers.train.data import Examples
@@ -34,12 +33,6 @@ def info_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "probers")
 
 
-class _Drawing:
-    """Whether pictures are drawn; a blank one in their place saves most of the time of a training."""
-
-    wanted = False
-
-
 #: A PNG of one pixel.
 BLANK = bytes.fromhex(
     "89504e470d0a1a0a0000000d49484452000000010000000108000000003a7e9b55"
@@ -48,26 +41,20 @@ BLANK = bytes.fromhex(
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _blank_pictures() -> Iterator[None]:
+def drawn() -> Iterator[Callable[..., None]]:
+    """What draws a picture; a blank one in its place saves most of the time of a training."""
     from matplotlib.figure import Figure
 
     drawn = Figure.savefig
-
-    def save(figure: Figure, file: Any, **options: Any) -> None:
-        if _Drawing.wanted:
-            drawn(figure, file, **options)
-        else:
-            Path(file).write_bytes(BLANK)
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Figure, "savefig", save)
-        yield
+        patch.setattr(Figure, "savefig", lambda figure, file, **options: Path(file).write_bytes(BLANK))
+        yield drawn
 
 
 @pytest.fixture
-def pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+def pictures(drawn: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     """Draw pictures."""
-    monkeypatch.setattr(_Drawing, "wanted", True)
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", drawn)
 
 
 @pytest.fixture(scope="session")

@@ -17,10 +17,11 @@ import json
 import pkgutil
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import metadata
+from itertools import pairwise
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -36,7 +37,6 @@ from probers.rag.compare.methods import vary
 from probers.types import UserError
 
 ROOT = Path(__file__).parents[1]
-LANGUAGES = ("bash", "python", "yaml", "json", "text")
 
 _MARK = re.compile(
     r"<!-- test: (?:(?P<how>slow)(?:, with (?P<options>[^;]+?))?"
@@ -54,7 +54,7 @@ _IN_THE_TREE = re.compile(
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block: the text between its fences, and what is done with it."""
+    """The text between two fences, and what is done with it."""
 
     line: int
     language: str
@@ -106,60 +106,48 @@ def read(name: str, text: str) -> Page:
     found = Page(name, text)
     if text.startswith("---\n"):  # a notebook's front matter
         text = re.sub(r"\A---\n.*?\n---\n", lambda m: "\n" * m[0].count("\n"), text, flags=re.DOTALL)
-    mark: str | None = None
+    mark = ""
     tokens = MarkdownIt("commonmark").enable("table").parse(text)
-    for i, token in enumerate(tokens):
+    for before, token in pairwise([None, *tokens]):
         line = token.map[0] + 1 if token.map else 0
         if token.type == "fence":
             _fence(found, token, line, mark)
-        elif mark is not None:
+        elif mark:
             found.faults.append(f"line {line}: no block of code follows {mark}")
-        mark = None
+        mark = ""
         if token.type == "html_block" and "test:" in token.content:
             mark = token.content.strip()
         elif token.type == "code_block":
             found.faults.append(f"line {line}: an indented block, which no test reads; put it between fences")
-        elif token.type == "inline":
-            _inline(found, token.children or [])
-            if tokens[i - 1].type == "heading_open":
-                found.anchors.append(_anchor(token.children or [], found.anchors))
+        for child in token.children or () if token.type == "inline" else ():
+            if child.type in ("link_open", "image"):
+                found.links.append(str(child.attrs["href" if child.type == "link_open" else "src"]))
+            elif child.type == "code_inline":
+                found.code.append(child.content)
+        if before and before.type == "heading_open":  # its anchor, as GitHub and MyST make it
+            title = "".join(child.content for child in token.children or ()).lower()
+            name = re.sub(r"[^\w\- ]", "", title).replace(" ", "-")
+            again = sum(bool(re.fullmatch(rf"{re.escape(name)}(-\d+)?", other)) for other in found.anchors)
+            found.anchors.append(f"{name}-{again}" if again else name)
     return found
 
 
-def _fence(found: Page, token: Token, line: int, mark: str | None) -> None:
+def _fence(found: Page, token: Token, line: int, mark: str) -> None:
     language = token.info.strip()
     if language.startswith("{"):  # a directive of Sphinx
         return
-    if language not in LANGUAGES:
-        found.faults.append(f"line {line}: a block of {language or 'no language'}, give one of {LANGUAGES}")
+    if language not in _PARSERS:
+        found.faults.append(f"line {line}: a block of {language or 'no language'}, not of {list(_PARSERS)}")
         return
     if language == "text" and _COMMAND.search(token.content):
         found.faults.append(f"line {line}: a command in a block of text; make it bash")
-    matched = _MARK.fullmatch(mark) if mark else None
-    if mark and not matched:
+    how, options, file = "run", (), None
+    if matched := _MARK.fullmatch(mark):
+        how, file = matched["how"] or matched["idle"] or "file", matched["file"]
+        options = tuple(shlex.split(matched["options"] or ""))
+    elif mark:
         found.faults.append(f"line {line}: {mark} is no mark of tests/documents.py")
-    if not matched:
-        found.blocks.append(Block(line, language, token.content))
-        return
-    how = matched["how"] or matched["idle"] or "file"
-    options = tuple(shlex.split(matched["options"] or ""))
-    found.blocks.append(Block(line, language, token.content, how, options, matched["file"]))
-
-
-def _inline(found: Page, children: list[Token]) -> None:
-    for child in children:
-        if child.type in ("link_open", "image"):
-            found.links.append(str(child.attrs["href" if child.type == "link_open" else "src"]))
-        elif child.type == "code_inline":
-            found.code.append(child.content)
-
-
-def _anchor(children: list[Token], there: list[str]) -> str:
-    """A heading's anchor, as GitHub and MyST make it."""
-    title = "".join(child.content for child in children).lower()
-    name = re.sub(r"[^\w\- ]", "", title).replace(" ", "-")
-    again = len([other for other in there if re.fullmatch(rf"{re.escape(name)}(-\d+)?", other)])
-    return f"{name}-{again}" if again else name
+    found.blocks.append(Block(line, language, token.content, how, options, file))
 
 
 def _commands(text: str) -> Iterator[list[str]]:
@@ -183,14 +171,7 @@ def _keys(program: str) -> set[str]:
     return {*map(str, compose(name, []))} if name in COMMANDS else set()
 
 
-@cache
-def _targets() -> set[str]:
-    return set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-
-
-@cache
-def _extras() -> set[str]:
-    return set(metadata("probers").get_all("Provides-Extra") or ())
+_request = cache(request)
 
 
 @cache
@@ -198,11 +179,13 @@ def refused(command: tuple[str, ...]) -> str | None:
     """Why a command as typed is refused, before anything is read or run; None where it is not."""
     program, *words = command
     if program == "make":
-        wrong = [word for word in words if "=" not in word and word not in _targets()]
+        targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+        wrong = [word for word in words if "=" not in word and word not in targets]
         return f"the Makefile has no {', '.join(wrong)}" if wrong else None
     if program == "pip" or words[:2] == ["-m", "pip"]:
         named = re.findall(r"(?:^| )(?:probers|\.)\[([\w,]+)\]", " ".join(words))
-        wrong = [extra for each in named for extra in each.split(",") if extra not in _extras()]
+        extras = metadata("probers").get_all("Provides-Extra", [])
+        wrong = sorted({*",".join(named).split(",")} - {"", *extras})
         return f"the package has no extra {', '.join(wrong)}" if wrong else None
     if program.startswith("python"):
         wrong = [word for word in words[:1] if word.endswith(".py") and not (ROOT / word).exists()]
@@ -219,7 +202,7 @@ def refused(command: tuple[str, ...]) -> str | None:
         typed = [re.sub(r"\$[A-Z_]+", "1", word) for word in words]
         overrides = normalise(name, [word for word in typed if word not in ("-m", "--cfg", "job")])
         for job in cli.combinations(overrides) if "-m" in words else [overrides]:
-            config = request(name, job)
+            config = _request(name, (*job,))
             if name == "compare":  # whose methods are built when it runs
                 unknown = {*map(str, config.triggers)} - {*map(str, config.methods)}
                 unknown |= {*map(str, config.queries or ())} - {*choices("query")}
@@ -236,39 +219,35 @@ def written_to(command: list[str]) -> str | None:
     name = command[0].removeprefix("probers-")
     if name not in COMMANDS or {"--help", "-h"} & set(command):
         return None
-    return getattr(request(name, normalise(name, command[1:])), "out", None)
+    return getattr(_request(name, (*normalise(name, command[1:]),)), "out", None)
 
 
-def _gone(code: str) -> Iterator[str]:
-    """Names that Python code imports from the package and that are not there."""
+def _python(code: str) -> None:
+    """Raises ValueError where code imports from the package what is not there."""
     for node in ast.walk(ast.parse(code)):
         if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "probers":
             for alias in node.names:
-                name = f"{node.module}.{alias.name}"
                 try:
-                    pkgutil.resolve_name(name)
+                    pkgutil.resolve_name(f"{node.module}.{alias.name}")
                 except (ImportError, AttributeError):
-                    yield name
+                    raise ValueError(f"there is no {node.module}.{alias.name}") from None
+
+
+#: What raises where a block is not of its language.
+_PARSERS: dict[str, Callable[[str], object]] = {
+    "json": json.loads, "yaml": yaml.safe_load, "python": _python, "bash": lambda text: [*_commands(text)],
+    "text": str,
+}  # fmt: skip
 
 
 def _of_block(block: Block) -> Iterator[str]:
     try:
-        if block.language == "json":
-            json.loads(block.text)
-        elif block.language == "yaml":
-            yaml.safe_load(block.text)
-        elif block.language == "python":
-            for name in _gone(block.text):
-                yield f"there is no {name}"
+        _PARSERS[block.language](block.text)
     except (ValueError, yaml.YAMLError, SyntaxError) as error:
         yield f"no {block.language}: {error}"
-    try:
-        commands = block.commands
-    except ValueError as error:
-        yield f"no shell: {error}"
         return
     unused = set(block.options)
-    for command in commands:
+    for command in block.commands:
         added = block.added(command)
         unused -= set(added)
         told = refused((*command,)) or (refused((*command, *added)) if added else None)
@@ -284,12 +263,12 @@ def _led_nowhere(link: str, of: Page) -> bool:
         return False
     path, _, anchor = link.partition("#")
     target = (ROOT / of.name).parent.joinpath(unquote(path)).resolve() if path else ROOT / of.name
-    if not target.is_relative_to(ROOT) or not (target.exists() or not path):
+    if not target.is_relative_to(ROOT) or (path and not target.exists()):
         return True
     if not anchor or target.suffix != ".md":
         return False
     there = page(str(target.relative_to(ROOT))) if path else of
-    return anchor not in there.anchors and anchor not in _anchors_of_commands()
+    return anchor not in {*there.anchors, *_anchors_of_commands()}
 
 
 @cache

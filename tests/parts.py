@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from probers.checksums import sha256
+from artefacts import contents
+
 from probers.commands import main as cli
 
 #: What says where a run was and what it was typed as, and not what it computed.
@@ -17,32 +18,28 @@ PAPERS = ("run.json", "config.yaml", "README.md", "report.html")
 
 def in_parts(command: str, typed: Sequence[str], out: Path, count: int) -> list[str]:
     """Run a command in parts; returns their folders."""
-    return [
-        str(cli.run(command, [*typed, f"out={out}", f"part={number}/{count}"]))
-        for number in range(1, count + 1)
-    ]
+    numbered = range(1, count + 1)
+    return [str(cli.run(command, [*typed, f"out={out}", f"part={number}/{count}"])) for number in numbered]
 
 
 def merged(folders: Sequence[str], out: Path, *more: str) -> Path:
     """What probers-merge makes of parts."""
-    found = cli.run("merge", [*folders, f"out={out}", *more])
-    assert isinstance(found, Path)
-    return found
+    return Path(cli.run("merge", [*folders, f"out={out}", *more]))
 
 
 def computed(folder: Path) -> dict[str, Any]:
     """Everything that a run computed, by file: JSON without times and places, else a checksum."""
     found: dict[str, Any] = {}
-    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
-        name = path.relative_to(folder)
-        if name.parts[0] == "parts" or path.name in PAPERS or path.name.startswith("."):
+    for name, digest in contents(folder).items():
+        path = folder / name
+        if name.startswith("parts/") or path.name in PAPERS or path.name.startswith("."):
             continue
         if path.suffix == ".json":
-            found[str(name)] = untimed(json.loads(path.read_text()))
+            found[name] = untimed(json.loads(path.read_text()))
         elif path.suffix == ".jsonl":
-            found[str(name)] = [untimed(json.loads(line)) for line in path.read_text().splitlines()]
+            found[name] = [untimed(json.loads(line)) for line in path.read_text().splitlines()]
         else:
-            found[str(name)] = sha256(path)
+            found[name] = digest
     return found
 
 
@@ -68,8 +65,5 @@ def apart(ours: Any, theirs: Any, tolerance: float, place: str = "") -> list[str
 
 def tree(folder: Path) -> dict[str, tuple[str, int]]:
     """Every file of a folder with its content and when it was written."""
-    return {
-        str(p.relative_to(folder)): (sha256(p), p.stat().st_mtime_ns)
-        for p in sorted(folder.rglob("*"))
-        if p.is_file() and not p.name.endswith(".checked.json")
-    }
+    files = {name: (digest, (folder / name).stat().st_mtime_ns) for name, digest in contents(folder).items()}
+    return {name: file for name, file in files.items() if not name.endswith(".checked.json")}

@@ -55,35 +55,22 @@ class Running:
     def idle(self, seconds: float = 10) -> bool:
         """Whether nothing is written or waits, within a while."""
         until = time.monotonic() + seconds
-        while time.monotonic() < until:
-            if self.served.scheduler.asked == 0:
-                return True
+        while (busy := self.served.scheduler.asked != 0) and time.monotonic() < until:
             time.sleep(0.01)
-        return False
+        return not busy
 
 
 @contextmanager
 def running(
-    lm: CausalLM,
-    bank: ProbeBank | None,
-    *,
-    rows: int = 4,
-    waiting: int = 8,
-    corpus: bool = False,
-    **options: Any,
+    lm: CausalLM, bank: ProbeBank | None, *, rows: int = 4, waiting: int = 8, corpus: bool = False, **own: Any
 ) -> Iterator[Running]:
-    """Serve until the block ends.
-
-    Args:
-        corpus: offer retrieval over the testbed's passages.
-        options: of :class:`Served`.
-    """
+    """Serve until the block ends; with ``corpus``, also retrieval over the testbed's passages."""
     scheduler = Scheduler(lm, bank, rows=rows, most_waiting=waiting, cache_megabytes=16)
-    told = (
-        {} if bank is None else {"pool": bank.spec.pool, "layers": bank.layers, "threshold": bank.threshold}
-    )
-    prober = {"name": "random", **told} if bank is not None else None
-    served = Served(scheduler, "testbed", prober=prober, **options)
+    prober = None
+    if bank:
+        told = {"pool": bank.spec.pool, "layers": bank.layers, "threshold": bank.threshold}
+        prober = {"name": "random", **told}
+    served = Served(scheduler, "testbed", prober=prober, **own)
     if corpus:
         loop = {"k": 2, "max_new_tokens": 48, "max_retrievals": 2, "answer_tokens": 16}
         served.retrieving = Retrieving(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from itertools import pairwise
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -38,13 +40,11 @@ def by_texts(
     q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
     softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0,
 ):  # fmt: skip
-    ends = zip(cu_seqlens_q.tolist()[1:], cu_seqlens_k.tolist()[1:], strict=True)
-    made, a, b = [], 0, 0
-    for c, d in ends:
-        made.append(
-            kernel(q[None, a:c], k[None, b:d], v[None, b:d], softmax_scale, causal, window_size, softcap)
-        )
-        a, b = c, d
+    pieces = [pairwise(ends.tolist()) for ends in (cu_seqlens_q, cu_seqlens_k, cu_seqlens_k)]
+    made = []
+    for places in zip(*pieces, strict=True):
+        text = (x[None, a:b] for x, (a, b) in zip((q, k, v), places, strict=True))
+        made.append(kernel(*text, softmax_scale, causal, window_size, softcap))
     return torch.cat(made, dim=1)[0]
 
 
@@ -70,8 +70,7 @@ def test_attention_of_a_flash_kernel_is_that_of_eager_attention(family, played):
     """Mistral's and Gemma's windows of 8 hide most of every prompt."""
     lm = tiny_lm(family)
     lm.model.config._attn_implementation_internal = "flash_attention_2"
-    layers = (1, 2, 3)
-    for layer in layers:
+    for layer in (1, 2, 3):
         needs = Needs(attention=True, attention_layer=layer)
         generations = lm.generate(PROMPTS, max_new_tokens=12, needs=needs)
         scored = lm.score(PROMPTS, [g.token_ids for g in generations], needs=needs)
@@ -127,15 +126,7 @@ def test_rows_that_leave_are_listed_on_the_host():
 def test_tasks_without_a_gpu_are_told_of(options, told, caplog, monkeypatch, tmp_path):
     submitit = pytest.importorskip("submitit")
 
-    class Executor:
-        def __init__(self, *given, **named): ...
-
-        def update_parameters(self, **given): ...
-
-        def map_array(self, task, parts):
-            return []
-
-    monkeypatch.setattr(submitit, "AutoExecutor", Executor)
+    monkeypatch.setattr(submitit, "AutoExecutor", MagicMock())
     caplog.set_level(logging.INFO)
     parts = type("P", (), {"out": str(tmp_path), "command": "datagen", "typed": ()})
     Submitit(**options)._submit(parts, [])

@@ -6,21 +6,12 @@ from collections import Counter
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchmetrics.functional.text import squad
 
-from probers.evaluation.answers import (
-    accuracy_contains,
-    exact_match,
-    extract_answer,
-    f1_score,
-    final_answer,
-    normalize_answer,
-    precision_recall_max,
-    right_by,
-    unmarked,
-)
+from probers.evaluation import answers as a
+from probers.evaluation.answers import exact_match, f1_score, final_answer, normalize_answer
 
 VERDICTS = {"yes", "no", "noanswer"}
 #: What normalisation acts on, and what it must leave alone.
@@ -64,27 +55,26 @@ def near(rng: random.Random, text: str) -> str:
 def test_em_and_f1_agree_with_torchmetrics_on_thousands_of_pairs() -> None:
     rng = random.Random(5)
     right = partial = 0
-    for _ in range(6000):
+    for _ in range(3000):
         answers = [phrase(rng) for _ in range(rng.choice([1, 1, 2, 4]))]
         prediction = near(rng, rng.choice(answers))
         agree(prediction, answers)
         right += bool(exact_match(prediction, answers))
         partial += 0 < f1_score(prediction, answers).f1 < 1
-    assert 1000 < right < 5000 and partial > 500  # the pairs tell the implementations apart
+    assert 500 < right < 2500 and partial > 250  # the pairs tell the implementations apart
 
 
-@settings(max_examples=500)
+@settings(max_examples=250)
 @given(prediction=st.text(max_size=30), answers=st.lists(st.text(max_size=30), min_size=1, max_size=3))
-@example(prediction="", answers=[""])
-@example(prediction="", answers=["the"])
-@example(prediction="the", answers=[" ! "])
-@example(prediction="", answers=["x"])
-@example(prediction="x", answers=[""])
-@example(prediction="i\u0307", answers=["İ"])
-@example(prediction="a\u00a0b", answers=["b"])
 def test_em_and_f1_agree_on_any_text(prediction: str, answers: list[str]) -> None:
     agree(prediction, answers)
     agree(answers[0], answers)
+
+
+def test_em_and_f1_agree_on_texts_that_normalise_to_nothing() -> None:
+    pairs = [("", ""), ("", "the"), ("the", " ! "), ("", "x"), ("x", ""), ("i\u0307", "İ")]
+    for prediction, answer in [*pairs, ("a\u00a0b", "b")]:
+        agree(prediction, [answer])
 
 
 @settings(max_examples=300)
@@ -113,10 +103,10 @@ def test_more_aliases_never_cost_a_point() -> None:
     for _ in range(500):
         answers = [phrase(rng) for _ in range(4)]
         prediction = near(rng, rng.choice(answers))
-        for score in (exact_match, lambda p, a: f1_score(p, a).f1, accuracy_contains):
-            alone = [score(prediction, [a]) for a in answers]
+        for score in (exact_match, lambda p, given: f1_score(p, given).f1, a.accuracy_contains):
+            alone = [score(prediction, [each]) for each in answers]
             assert score(prediction, answers) == max(alone)
-    assert exact_match("x", []) == f1_score("x", []).f1 == accuracy_contains("x", []) == 0
+    assert exact_match("x", []) == f1_score("x", []).f1 == a.accuracy_contains("x", []) == 0
 
 
 @pytest.mark.parametrize(
@@ -131,10 +121,10 @@ def test_more_aliases_never_cost_a_point() -> None:
     ],
 )  # fmt: skip
 def test_acc_at_token_boundaries_and_as_released(text, answer, tokens, substring) -> None:
-    assert accuracy_contains(text, [answer]) == tokens
-    assert accuracy_contains(text, [answer], mode="substring") == substring
-    with pytest.raises(ValueError, match="substring"):
-        accuracy_contains(text, [answer], mode="words")  # type: ignore[arg-type]
+    assert a.accuracy_contains(text, [answer]) == tokens
+    assert a.accuracy_contains(text, [answer], mode="substring") == substring
+    with pytest.raises(ValueError):
+        a.accuracy_contains(text, [answer], mode="words")  # type: ignore[arg-type]
 
 
 @settings(max_examples=300)
@@ -144,9 +134,9 @@ def test_acc_is_containment_of_the_normalised_words(text: list[str], answer: lis
     words, wanted = normalize_answer(written).split(), normalize_answer(gold).split()
     starts = range(len(words) - len(wanted) + 1)
     expected = bool(wanted) and any(words[i : i + len(wanted)] == wanted for i in starts)
-    assert accuracy_contains(written, [gold]) == expected
+    assert a.accuracy_contains(written, [gold]) == expected
     # Whole words are also characters, and an exact match is contained.
-    assert accuracy_contains(written, [gold], mode="substring") >= expected
+    assert a.accuracy_contains(written, [gold], mode="substring") >= expected
     if wanted and exact_match(written, [gold]):
         assert expected
 
@@ -158,11 +148,7 @@ def plain_maxima(prediction: str, answers: Sequence[str]) -> tuple[float, float]
     for answer in answers:
         theirs = normalize_answer(answer).split()
         barred = VERDICTS & {" ".join(ours), " ".join(theirs)} and ours != theirs
-        left, same = Counter(theirs), 0
-        for word in ours:
-            if left[word]:
-                left[word] -= 1
-                same += 1
+        same = (Counter(ours) & Counter(theirs)).total()
         if same and not barred:
             best = [max(best[0], same / len(ours)), max(best[1], same / len(theirs))]
     return best[0], best[1]
@@ -177,16 +163,16 @@ def test_precision_and_recall_as_released_are_each_the_highest_of_any_answer() -
         answers = [answer for answer in answers if normalize_answer(answer)]  # as questions are read
         words = " ".join([*answers, "x"]).split()
         prediction = " ".join(rng.choices(words, k=rng.choice([1, 2, 4])))
-        found = precision_recall_max(prediction, answers)
+        found = a.precision_recall_max(prediction, answers)
         assert found == pytest.approx(plain_maxima(prediction, answers)), (prediction, answers)
         own = f1_score(prediction, answers)
         assert found[0] >= own.precision and found[1] >= own.recall
         apart += found != (own.precision, own.recall)
     assert apart > 50  # the two ways differ on some
     golds = ["Paris", "Paris the capital of the French Republic"]
-    assert precision_recall_max("the capital Paris", golds) == (1.0, 1.0)
+    assert a.precision_recall_max("the capital Paris", golds) == (1.0, 1.0)
     assert f1_score("the capital Paris", golds)[1:] == (0.5, 1.0)
-    assert precision_recall_max("x", []) == (0.0, 0.0)
+    assert a.precision_recall_max("x", []) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -210,11 +196,11 @@ def test_strategyqa_is_read_from_the_first_word(said: str, read: str) -> None:
 
 def test_the_rules_by_which_an_answer_is_right() -> None:
     text, answer, gold = "I know that it is in New York. So the answer is York.", "York", ("New York",)
-    right = {rule: right_by(rule)(text, answer, gold) for rule in ("em", "acc", "f1>=0.6", "f1>=0.7")}
+    right = {rule: a.right_by(rule)(text, answer, gold) for rule in ("em", "acc", "f1>=0.6", "f1>=0.7")}
     assert right == {"em": False, "acc": True, "f1>=0.6": True, "f1>=0.7": False}
-    assert not right_by("acc")(text, answer, ("no",)) and right_by("acc_substring")(text, answer, ("no",))
+    assert not a.right_by("acc")(text, answer, ("no",)) and a.right_by("acc_substring")(text, answer, ("no",))
     for rule in ("", "f1", "f1>=2", "f1>=0.5x", "acc_tokens", "EM"):
-        assert right_by(rule) is None, rule
+        assert a.right_by(rule) is None, rule
 
 
 @pytest.mark.parametrize(
@@ -227,14 +213,27 @@ def test_the_rules_by_which_an_answer_is_right() -> None:
 )  # fmt: skip
 def test_markup_around_an_answer_goes_before_it_is_read(written):
     text = f"So the answer is {written}"
-    assert extract_answer(text, "the answer is").lower() == "yes"
+    assert a.extract_answer(text, "the answer is").lower() == "yes"
     assert final_answer(text, "the answer is", "strategyqa") == "yes"
-    scores = exact_match(written, ["yes"]), f1_score(written, ["yes"]).f1, accuracy_contains(text, ["yes"])
+    scores = exact_match(written, ["yes"]), f1_score(written, ["yes"]).f1, a.accuracy_contains(text, ["yes"])
     assert scores == (1, 1, 1)
     assert final_answer(text.replace("Yes", "No").replace("yes", "no"), "the answer is", "strategyqa") == "no"
 
 
-def test_what_is_no_markup_stays_and_a_letter_that_lower_case_makes_longer_shifts_nothing():
+@pytest.mark.parametrize(
+    ("text", "cue", "answer"),
+    [
+        ("Born in 1990. So the answer is 1990.", "So the answer is", "1990"),
+        ("the answer is X. No. So The Answer Is: St. Louis.\nQuestion", "the answer is", "St. Louis"),
+        ("no conclusion", "the answer is", ""), ("Rationale\nAnswer:\n'Paris'", "Answer:", "Paris"),
+        ("So the answer is", "So the answer is", ""),
+        ("İİİ so the answer is Paris.", "The Answer Is", "Paris"),  # longer in lower case
+    ],
+)  # fmt: skip
+def test_answer_extraction(text: str, cue: str, answer: str) -> None:
+    assert a.extract_answer(text, cue) == answer
+
+
+def test_what_is_no_markup_stays():
     for text in ("5 * 3 * 2 = 30", "a_b_c", "$5 to $10", "Paris (France)", "f(x)", "-40 °C"):
-        assert unmarked(text) == text
-    assert extract_answer("İİİ so the answer is Paris.", "The Answer Is") == "Paris"
+        assert a.unmarked(text) == text

@@ -11,33 +11,26 @@ from probers.commands import main as cli
 
 #: Typed wrong, each with the name that the message must hold.
 TYPED = [
-    ("datagen", ["limit=nan"], "limit"),
-    ("datagen", ["layers=[6,a]"], "layers"),
-    ("datagen", [f"seed={'9' * 5000}"], "seed"),
-    ("datagen", ["out=/dev/null/x", "limit=1"], "/dev/null/x"),
+    ("datagen", ["limit=nan"], "limit"), ("datagen", ["layers=[6,a]"], "layers"),
+    ("datagen", [f"seed={'9' * 5000}"], "seed"), ("train", ["data=fifo"], "fifo"),
+    ("datagen", ["out=/dev/null/x", "limit=1"], "/dev/null/x"), ("train", ["data=\udcff"], "data"),
     ("datagen", [f"layers={'[' * 5000}{']' * 5000}"], "layers"),
     ("rag", ["trigger={_target_: os.system}", "question=x"], "trigger"),
-    ("rag", ["k=${oc.env:NOPE}", "question=x"], "NOPE"),
-    ("rag", ["corpus=loop", "question=x"], "loop"),
+    ("rag", ["k=${oc.env:NOPE}", "question=x"], "NOPE"), ("rag", ["corpus=loop", "question=x"], "loop"),
     ("rag", ["question=x", "trigger.theta=\x1b[31m", "trigger=rind"], "theta"),
-    ("train", ["data=fifo"], "fifo"),
-    ("train", ["data=\udcff"], "data"),
     ("compare", ["triggers=[never", "limit=1"], "triggers"),
-]
+]  # fmt: skip
 
 
-def ends(command: str, typed: list[str], capsys) -> tuple[int, str]:
-    """How a command ends and the last line it says; any other exception than its exit passes through."""
+def refused(command: str, typed: list[str], capsys) -> str:
+    """The one sentence with which a command ends; any other exception than its exit passes through."""
     capsys.readouterr()
     with pytest.raises(SystemExit) as ended:
         cli.main(command, typed)
-    said = capsys.readouterr().err.strip().splitlines() or [""]
-    return int(ended.value.code or 0), said[-1]
-
-
-def check(code: int, said: str, command: str) -> None:
-    assert code in (1, 2)
+    said = capsys.readouterr().err.strip().splitlines()[-1]
+    assert ended.value.code in (1, 2)
     assert said.startswith(f"probers-{command}: ") and said.isprintable() and not INTERNALS.search(said)
+    return said
 
 
 @pytest.fixture
@@ -52,9 +45,7 @@ def place(tmp_path, monkeypatch) -> Path:
 @pytest.mark.parametrize(("command", "typed", "named"), TYPED, ids=lambda part: ascii(part)[:40])
 def test_a_wrong_option_is_one_sentence(command, typed, named, place, capsys):
     before = sorted(path.name for path in place.iterdir())
-    code, said = ends(command, typed, capsys)
-    check(code, said, command)
-    assert named in said
+    assert named in refused(command, typed, capsys)
     assert sorted(path.name for path in place.iterdir()) == before
 
 
@@ -100,7 +91,6 @@ def test_a_damaged_file_is_one_sentence(name, file, damage, command, typed, arte
     damage(artefacts.copy(name, place / name) / file)
     if name != "prober" and command == "rag":
         artefacts.copy("prober", place / "prober")
-    code, said = ends(command, typed, capsys)
-    check(code, said, command)
+    said = refused(command, typed, capsys)
     assert Path(file).name in said or name in said
     assert not list(place.glob("new/*.safetensors")) and not list(place.glob("new/traces.jsonl"))

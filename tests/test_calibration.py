@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,22 +13,13 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 from sklearn.preprocessing import StandardScaler
 
-from probers.bank.calibration import (
-    CALIBRATIONS,
-    SIGNALS,
-    Isotonic,
-    Platt,
-    Temperature,
-    calibration_from_dict,
-    fit_calibration,
-    fit_entropy_model,
-    fit_platt,
-)
+from probers.bank import calibration as c
+from probers.bank.calibration import CALIBRATIONS, Isotonic, Platt, Temperature, fit_calibration
 from probers.bank.decision import Ensemble, ThresholdRule, fit_ensemble
 from probers.commands.main import compose, normalise
 from probers.evaluation import metrics as m
 from probers.online.scores import aggregate, extend
-from probers.types import RunError
+from probers.types import Code, RunError
 
 TYPED = ["balanced_accuracy", "f1", "accuracy", "budget=0.3", "recall_at_fpr=0.1", "cost=5"]
 
@@ -41,9 +31,9 @@ def scored(n: int = 60, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     return (scores + rng.standard_normal(n) > 0.5).astype(int), scores
 
 
-def calibrated(n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def calibrated(n: int) -> tuple[np.ndarray, np.ndarray]:
     """Labels drawn with the log-odds that are their scores."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     log_odds = 2 * rng.standard_normal(n)
     return (rng.uniform(size=n) < 1 / (1 + np.exp(-log_odds))).astype(int), log_odds
 
@@ -65,6 +55,8 @@ def quality(typed: str, wrong: np.ndarray, fired: np.ndarray) -> float:
 @pytest.mark.parametrize("typed", TYPED)
 def test_thresholds_are_the_best_there_are(typed: str) -> None:
     rule = ThresholdRule.parse(typed)
+    config = compose("train", normalise("train", [f"threshold={typed}"]))  # it is typed as one word
+    assert ThresholdRule.parse(config.threshold) == rule and str(rule) == typed
     for seed in range(8):
         wrong, scores = scored(seed=seed)
         chosen = quality(typed, wrong, scores > rule(wrong, scores))
@@ -84,11 +76,8 @@ def test_values_move_the_threshold_and_agree_with_the_metrics() -> None:
     dear, cheap = (ThresholdRule("cost", c)(wrong, scores) for c in (20.0, 0.05))
     assert dear < ThresholdRule("cost", 1.0)(wrong, scores) < cheap
     assert ThresholdRule("cost", 1.0)(wrong, scores) == ThresholdRule("accuracy")(wrong, scores)
-
-
-def test_equal_recall_is_bought_with_the_fewest_false_alarms() -> None:
-    wrong, scores = np.array([0, 0, 0, 1, 1]), np.array([0.0, 1.0, 2.0, 3.0, 4.0])
-    assert ThresholdRule("recall_at_fpr", 0.9)(wrong, scores) == 2.5
+    # Equal recall is bought with the fewest false alarms.
+    assert ThresholdRule("recall_at_fpr", 0.9)(np.array([0, 0, 0, 1, 1]), np.arange(5.0)) == 2.5
 
 
 @pytest.mark.parametrize("typed", TYPED)
@@ -101,13 +90,6 @@ def test_constant_and_neighbouring_scores_still_split_as_counted(typed: str, at:
         assert found == pytest.approx(max(quality(typed, wrong, way) for way in ways))
 
 
-@pytest.mark.parametrize("typed", TYPED)
-def test_a_threshold_is_typed_as_one_word(typed: str) -> None:
-    assert str(ThresholdRule.parse(typed)) == typed
-    config = compose("train", normalise("train", [f"threshold={typed}"]))
-    assert ThresholdRule.parse(config.threshold) == ThresholdRule.parse(typed)
-
-
 @pytest.mark.parametrize(
     ("typed", "named"),
     [
@@ -118,35 +100,31 @@ def test_a_threshold_is_typed_as_one_word(typed: str) -> None:
     ],
 )  # fmt: skip
 def test_a_threshold_that_is_none_is_refused(typed: str, named: str) -> None:
-    with fails(
-        "unknown-choice" if "best" in typed or not typed else "bad-value", f"threshold={typed}", named
-    ):
+    code: Code = "unknown-choice" if "best" in typed or not typed else "bad-value"
+    with fails(code, f"threshold={typed}", named):
         ThresholdRule.parse(typed)
 
 
-FITS: dict[str, Any] = {
-    "threshold": ThresholdRule(),
-    **{kind: partial(fit_calibration, kind) for kind in CALIBRATIONS},
-    "best": lambda wrong, scores: fit_ensemble("best", scores[:, None], wrong),
-    "stacked": lambda wrong, scores: fit_ensemble("stacked", scores[:, None], wrong),
-    "entropy": lambda wrong, scores: fit_entropy_model(
-        wrong, scores, {name: scores for name in SIGNALS}, ThresholdRule()
-    ),
-}
+def fit(name: str, wrong: np.ndarray, scores: np.ndarray) -> Any:
+    if name == "threshold":
+        return ThresholdRule()(wrong, scores)
+    if name == "entropy":
+        return c.fit_entropy_model(wrong, scores, dict.fromkeys(c.SIGNALS, scores), ThresholdRule())
+    if name in CALIBRATIONS:
+        return fit_calibration(name, wrong, scores)
+    return fit_ensemble(name, scores[:, None], wrong)
 
 
-@pytest.mark.parametrize("name", FITS)
+@pytest.mark.parametrize("name", ["threshold", *CALIBRATIONS, "best", "stacked", "entropy"])
 def test_nothing_is_fitted_to_one_class_or_to_broken_scores(name: str) -> None:
     wrong, scores = scored()
-    FITS[name](wrong, scores)
-    for value, kind in ((1, "only wrong"), (0, "only right")):
-        with fails("labels", kind, 60):
-            FITS[name](np.full(60, value), scores)
-    with fails("labels"):
-        FITS[name](wrong[:0], scores[:0])
+    fit(name, wrong, scores)
+    for labels, *named in ((np.ones(60), "only wrong", 60), (np.zeros(60), "only right", 60), (wrong[:0],)):
+        with fails("labels", *named):
+            fit(name, labels, scores[: len(labels)])
     for broken in (np.nan, np.inf):
         with fails("failed", kind=RunError):
-            FITS[name](wrong, np.where(np.arange(60) == 7, broken, scores))
+            fit(name, wrong, np.where(np.arange(60) == 7, broken, scores))
 
 
 def test_temperature_recovers_the_scale_of_log_odds() -> None:
@@ -155,13 +133,13 @@ def test_temperature_recovers_the_scale_of_log_odds() -> None:
     assert temperature.value == pytest.approx(7, rel=0.05)  # type: ignore[union-attr]
     reversed_ = fit_calibration("temperature", wrong, -log_odds)
     assert reversed_.value > 100  # type: ignore[union-attr]  # "I do not know"
-    probability = fit_platt(wrong, 3 * log_odds + 5)(3 * log_odds + 5)
+    probability = c.fit_platt(wrong, 3 * log_odds + 5)(3 * log_odds + 5)
     np.testing.assert_allclose(probability, 1 / (1 + np.exp(-log_odds)), atol=0.03)
 
 
 def test_isotonic_is_scikit_learns() -> None:
-    for n, seed in ((50, 0), (400, 1), (2000, 2)):
-        wrong, scores = calibrated(n, seed)
+    for n in (50, 400, 2000):
+        wrong, scores = calibrated(n)
         scores = np.round(scores, 1)  # with ties
         ours, least = fit_calibration("isotonic", wrong, scores), 1 / (n + 2)
         theirs = IsotonicRegression(y_min=least, y_max=1 - least, out_of_bounds="clip").fit(scores, wrong)
@@ -184,15 +162,6 @@ def test_isotonic_mends_what_a_temperature_cannot() -> None:
 
 
 @pytest.mark.parametrize("kind", CALIBRATIONS)
-def test_calibration_lowers_the_error_of_scores_that_are_too_sure(kind: str) -> None:
-    wrong, log_odds = calibrated(8000)
-    fit, test = slice(0, 4000), slice(4000, None)
-    before = m.ece(wrong[test], Temperature()(5 * log_odds[test]))
-    after = m.ece(wrong[test], fit_calibration(kind, wrong[fit], 5 * log_odds[fit])(5 * log_odds[test]))
-    assert after < 0.03 < 0.1 < before
-
-
-@pytest.mark.parametrize("kind", CALIBRATIONS)
 @pytest.mark.parametrize("at", [0.0, 0.1, -3.0, 1e9])
 def test_constant_scores_are_never_sure(kind: str, at: float) -> None:
     wrong = np.array([0, 1, 1, 0, 1])
@@ -206,7 +175,7 @@ def test_constant_scores_are_never_sure(kind: str, at: float) -> None:
     "made", [Temperature(0.1), Platt(0.3, -1 / 3), Isotonic((-1 / 3, 0.1, 7.0), (0.1, 0.1, 2 / 3))]
 )
 def test_calibration_survives_json(made: Any) -> None:
-    assert calibration_from_dict(json.loads(json.dumps(made.to_dict()))) == made
+    assert c.calibration_from_dict(json.loads(json.dumps(made.to_dict()))) == made
     assert np.isnan(made(np.array([np.nan]))).all()  # never certain
 
 
@@ -218,7 +187,7 @@ def test_calibration_survives_json(made: Any) -> None:
             ((1.0,), (0.1, 0.2)), ((1.0, 1.0), (0.1, 0.2)), ((1.0, 2.0), (0.2, 0.1)),
             ((1.0, 2.0), (0.0, 0.1)), ((1.0, 2.0), (0.5, 1.0)), ((1.0, np.nan), (0.5, 0.6)),
         )),
-        (calibration_from_dict, ({"method": "beta"},)),
+        (c.calibration_from_dict, ({"method": "beta"},)),
     ],
 )  # fmt: skip
 def test_calibration_that_is_none_is_refused(kind: Any, numbers: tuple[Any, ...]) -> None:
@@ -263,16 +232,11 @@ def test_ensembles_are_what_they_say() -> None:
     assert not fit_ensemble("best", margins, wrong, k=2)(margins[:0]).size
 
 
-def test_stacked_is_scikit_learns_logistic_regression() -> None:
+def test_stacked_is_scikit_learns_logistic_regression_and_weighs_layers_by_what_they_know() -> None:
     wrong, margins = layered()
-    scaler = StandardScaler().fit(margins)
-    theirs = LogisticRegression(max_iter=1000).fit(scaler.transform(margins), wrong)
-    found = fit_ensemble("stacked", margins, wrong)
-    np.testing.assert_allclose(found(margins), theirs.decision_function(scaler.transform(margins)), atol=1e-9)
-
-
-def test_stacked_weighs_layers_by_what_they_know() -> None:
-    wrong, margins = layered()
+    scaled = StandardScaler().fit_transform(margins)
+    theirs = LogisticRegression(max_iter=1000).fit(scaled, wrong).decision_function(scaled)
+    np.testing.assert_allclose(fit_ensemble("stacked", margins, wrong)(margins), theirs, atol=1e-9)
     test_wrong, test = layered(seed=1)
     found = {kind: fit_ensemble(kind, margins, wrong, k=2)(test) for kind in ("logits", "best", "stacked")}
     auroc = {kind: roc_auc_score(test_wrong, score) for kind, score in found.items()}
@@ -291,43 +255,34 @@ def test_a_score_does_not_depend_on_the_others_beside_it() -> None:
         assert Ensemble.from_dict(json.loads(json.dumps(found.to_dict()))) == found
 
 
-@pytest.mark.parametrize(
-    ("code", "named", "make"),
-    [
-        ("unknown-choice", "combine=mean", lambda wrong, margins: fit_ensemble("mean", margins, wrong)),
-        ("unknown-choice", "combine=mean", lambda *_: Ensemble("mean")),  # type: ignore[arg-type]
-        ("bad-value", "best_k=0", lambda wrong, margins: fit_ensemble("best", margins, wrong, k=0)),
-        (
-            "unknown-choice",
-            "calibration=beta",
-            lambda wrong, margins: fit_calibration("beta", wrong, margins),
-        ),
-    ],
-)
-def test_unknown_ensembles_and_calibrations_are_refused(code: Any, named: str, make: Any) -> None:
-    with fails(code, named):
-        make(*layered(50))
-
-
-@pytest.mark.parametrize("given", [("stacked",), ("stacked", (np.nan,)), ("best", (0.5, 0.5))])
-def test_weights_that_do_not_fit_the_layers_are_refused(given: Any) -> None:
-    with pytest.raises(ValueError):
-        Ensemble(*given)(layered(50)[1])
+def test_wrong_ensembles_and_calibrations_are_refused() -> None:
+    wrong, margins = layered(50)
+    weights: Any  # that do not fit the layers
+    for weights in (("stacked",), ("stacked", (np.nan,)), ("best", (0.5, 0.5))):
+        with pytest.raises(ValueError):
+            Ensemble(*weights)(margins)
+    with fails("unknown-choice", "combine=mean"):
+        fit_ensemble("mean", margins, wrong)
+    with fails("unknown-choice", "combine=mean"):
+        Ensemble("mean")  # type: ignore[arg-type]
+    with fails("bad-value", "best_k=0"):
+        fit_ensemble("best", margins, wrong, k=0)
+    with fails("unknown-choice", "calibration=beta"):
+        fit_calibration("beta", wrong, margins)
 
 
 def test_spans_get_the_highest_the_mean_or_the_last_of_their_tokens() -> None:
     values, spans = np.array([3.0, -1.0, 4.0, 1.0]), [(0, 4), (1, 2), (1, 4), (1, 2)]
-    np.testing.assert_allclose(aggregate(values, spans, "max"), [4, -1, 4, -1])
-    np.testing.assert_allclose(aggregate(values, spans, "mean"), [1.75, -1, 4 / 3, -1])
-    np.testing.assert_allclose(aggregate(values, spans, "last"), [1, -1, 1, -1])
     layers = np.stack([values, -values], axis=1)
-    np.testing.assert_allclose(aggregate(layers, spans, "max"), [[4, 1], [-1, 1], [4, 1], [-1, 1]])
-    assert aggregate(layers, [], "mean").shape == aggregate(layers, [], "last").shape == (0, 2)
-    for how in ("max", "mean", "last"):
+    how: Any
+    for how, expected in (("max", [4, -1, 4, -1]), ("mean", [1.75, -1, 4 / 3, -1]), ("last", [1, -1, 1, -1])):
+        np.testing.assert_allclose(aggregate(values, spans, how), expected)
+        assert aggregate(layers, [], how).shape == (0, 2)
         so_far = 0.0
         for i, value in enumerate(values):
-            so_far = extend(so_far, i, value, how)  # type: ignore[arg-type]
-            assert so_far == pytest.approx(aggregate(values, [(0, i + 1)], how)[0])  # type: ignore[arg-type]
+            so_far = extend(so_far, i, value, how)
+            assert so_far == pytest.approx(aggregate(values, [(0, i + 1)], how)[0])
+    np.testing.assert_allclose(aggregate(layers, spans, "max"), [[4, 1], [-1, 1], [4, 1], [-1, 1]])
     for span in ((0, 5), (2, 2), (-1, 2)):
         with pytest.raises(ValueError):
             aggregate(values, [(0, 1), span], "max")
@@ -340,11 +295,11 @@ def test_the_entropy_model_beats_its_parts_and_ignores_noise() -> None:
 
     def draw(n: int) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
         wrong = rng.integers(0, 2, n)
-        signals = {name: rng.standard_normal(n) for name in SIGNALS}
+        signals = {name: rng.standard_normal(n) for name in c.SIGNALS}
         signals["mean_entropy"] = wrong + rng.standard_normal(n)
         return wrong, wrong + rng.standard_normal(n), signals
 
-    model = fit_entropy_model(*draw(2000), ThresholdRule())
+    model = c.fit_entropy_model(*draw(2000), ThresholdRule())
     wrong, score, signals = draw(4000)
     combined = roc_auc_score(wrong, model(score, signals))
     assert combined > max(roc_auc_score(wrong, score), roc_auc_score(wrong, signals["mean_entropy"])) + 0.03

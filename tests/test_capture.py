@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from refusals import fails
-from test_lm import assert_all_same, rescored
+from test_lm import CLOSE, alone, assert_all_same, rescored
 from tiny import FAMILIES, PROMPTS, byte_level, reference, tiny_lm, tiny_path
 from torch import nn
 from transformers import AutoModelForCausalLM, BertConfig, GraniteConfig, MambaConfig, OPTConfig
@@ -22,12 +23,15 @@ from probers.capture.pooling import pool_tokens
 from probers.engine.model import CausalLM
 from probers.types import Feature, Needs, RunError
 
-CLOSE = {"rtol": 0, "atol": 1e-4}
 LAYERS = (0, 1, 2, 3)
 NO_SDPA = {("gemma2", "sdpa"), ("mpt", "sdpa"), ("falcon_alibi", "sdpa")}
 NORMS = ("norm", "ln_f", "final_layer_norm", "final_layernorm", "norm_f")
 #: Attention and MLP read the same stream in these.
 PARALLEL = {"phi", "gpt_neox", "falcon"}
+STREAM = Feature(LAYERS, pool="tokens")
+#: What attention and MLP add: at every token, on average, and at the last.
+ADDED = [[Feature((1, 2, 3), s, p) for p in ("tokens", "mean", "last")] for s in ("attn_out", "mlp_out")]
+MIDDLE = Feature((1, 2, 3), "resid_mid", "tokens")
 MANY = Needs(
     (
         Feature(LAYERS, pool="predicting"), Feature(LAYERS, pool="mean"), Feature(LAYERS, pool="last"),
@@ -53,13 +57,18 @@ def hidden_of(family: str, generation) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_feature_is_what_transformers_says(family):
-    lm = tiny_lm(family)
-    made = lm.generate(PROMPTS, max_new_tokens=9, needs=MANY)
+    lm = tiny_lm(family, batch_size=3)
+    more = [STREAM, *ADDED[0], *ADDED[1], *([] if family in PARALLEL else [MIDDLE])]
+    needs = replace(MANY, features=(*MANY.features, *more))
+    made = lm.generate(PROMPTS, max_new_tokens=9, needs=needs)
+    assert [one.prompt for one in made] == [*PROMPTS]
     assert_all_same(made, rescored(lm, made))
+    assert_all_same(made, alone(lm, PROMPTS, max_new_tokens=9, needs=needs))
     decoder = plain(family).get_decoder()
     norm = next(getattr(decoder, name) for name in NORMS if hasattr(decoder, name))
     for one in made:
-        assert [*one.states] == [*MANY.features]
+        assert [*one.states] == [*needs.features]
+        assert all(states.dtype == np.float32 for states in one.states.values())
         predicting, mean, last, tokens, positions, mind = list(one.states.values())[:6]
         hidden, p = hidden_of(family, one), len(one.prompt_ids)
         stream = np.stack(hidden[:3], axis=1)  # (T, layers, d)
@@ -74,27 +83,22 @@ def test_every_feature_is_what_transformers_says(family):
         np.testing.assert_allclose(tokens, stream[p:, [2, 1]], **CLOSE)  # layers in the order asked for
         vector = np.concatenate([last[1:].mean(axis=0), hidden[3][p:].mean(axis=0)])
         np.testing.assert_allclose(mind, vector[None], **CLOSE)
+        assert_adds_up(one.states)
+    if family in PARALLEL:
+        with fails("model", "site=resid_mid"):
+            lm.generate(PROMPTS, max_new_tokens=8, needs=Needs((MIDDLE,)))
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "opt", "mpt"])
-@pytest.mark.parametrize("way", ["prefix", "nested", "without cache"])
-def test_predicting_states_are_those_of_the_position_before(family, way):
-    lm = tiny_lm(family, use_cache=way != "without cache", batch_size=8)
-    prompts, prefix = PROMPTS, ""
-    if way == "prefix":
-        prefix = "The river Odra flows. "
-        prompts = [prefix + p for p in PROMPTS]
-    elif way == "nested":
-        text = PROMPTS[0] + " and so on and on" * 12
-        prompts = [text, text[: len(text) // 2], text[: len(text) // 3], PROMPTS[1]]
-    needs = Needs.of((0, 2, 3), pool="predicting", attention=True)
-    made = lm.generate(prompts, max_new_tokens=9, needs=needs, prefix=prefix)
-    assert_all_same(made, lm.score(prompts, [g.token_ids for g in made], needs=needs, prefix=prefix))
-    for one in made:
-        hidden = reference(lm.model, one).hidden_states
-        expected = torch.stack([hidden[k][0, len(one.prompt_ids) - 1 : -1] for k in (0, 2)], dim=1)
-        assert one.state.shape == (len(one.token_ids), 3, 32)
-        np.testing.assert_allclose(one.state[:, :2], expected, **CLOSE)
+def assert_adds_up(states: Mapping[Feature, np.ndarray]) -> None:
+    """What attention and MLP add is what the stream gains, and means and last states are of the tokens."""
+    stream, attention, mlp = states[STREAM], *(states[each[0]] for each in ADDED)
+    np.testing.assert_allclose(stream[:, :-1] + attention + mlp, stream[:, 1:], **CLOSE)
+    assert np.abs(attention).max() > 1e-2 and np.abs(mlp).max() > 1e-2
+    for tokens, mean, last in ADDED:
+        np.testing.assert_allclose(states[mean], states[tokens].mean(axis=0), **CLOSE)
+        np.testing.assert_allclose(states[last], states[tokens][-1], **CLOSE)
+    if MIDDLE in states:
+        np.testing.assert_allclose(stream[:, :-1] + attention, states[MIDDLE], **CLOSE)
 
 
 @pytest.mark.parametrize("family", ["llama", "opt"])
@@ -107,29 +111,6 @@ def test_minds_vector_of_a_part_comes_from_its_tokens(family):
         assert one.state.shape == (len(one.token_ids), 1, 64)
         np.testing.assert_allclose(pool_tokens(one.state[:2], "mind"), head.state, **CLOSE)
         assert not np.allclose(pool_tokens(one.state, "mind"), head.state, atol=1e-2)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_what_attention_and_mlp_add_is_what_the_stream_gains(family):
-    """At every token; and their means and last states are those of the tokens."""
-    lm = tiny_lm(family)
-    pools = [Feature((1, 2, 3), s, p) for s in ("attn_out", "mlp_out") for p in ("tokens", "mean", "last")]
-    stream, middle = Feature(LAYERS, pool="tokens"), Feature((1, 2, 3), "resid_mid", "tokens")
-    needs = Needs((stream, *pools, *([] if family in PARALLEL else [middle])))
-    made = lm.generate(PROMPTS, max_new_tokens=8, needs=needs)
-    assert_all_same(made, rescored(lm, made))
-    for states in (one.states for one in made):
-        attention, mlp = (states[Feature((1, 2, 3), site, "tokens")] for site in ("attn_out", "mlp_out"))
-        np.testing.assert_allclose(states[stream][:, :-1] + attention + mlp, states[stream][:, 1:], **CLOSE)
-        assert np.abs(attention).max() > 1e-2 and np.abs(mlp).max() > 1e-2
-        for tokens, mean, last in (pools[:3], pools[3:]):
-            np.testing.assert_allclose(states[mean], states[tokens].mean(axis=0), **CLOSE)
-            np.testing.assert_allclose(states[last], states[tokens][-1], **CLOSE)
-        if middle in states:
-            np.testing.assert_allclose(states[stream][:, :-1] + attention, states[middle], **CLOSE)
-    if family in PARALLEL:
-        with fails("model", "site=resid_mid"):
-            lm.generate(PROMPTS, max_new_tokens=8, needs=Needs((middle,)))
 
 
 def expected_rows(family: str, generation, *, layer: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -165,12 +146,12 @@ def test_attention_alone_forwards_the_generated_tokens_only(family):
     lm = tiny_lm(family, attn="eager")
     generations = lm.generate(PROMPTS, max_new_tokens=7)
     generations += lm.generate(PROMPTS[:2], max_new_tokens=12)  # padding among them
-    for one, alone in zip(generations, lm.attention_alone(generations), strict=True):
+    for one, own in zip(generations, lm.attention_alone(generations), strict=True):
         weights = reference(plain(family), replace(one, prompt_ids=()), output_attentions=True).attentions
         heads = weights[-1][0].numpy()
-        np.testing.assert_allclose(alone.rows[1:], heads.mean(axis=0), **CLOSE)
-        assert not alone.rows[0].any()
-        np.testing.assert_allclose(alone.column_max, heads.max(axis=1).mean(axis=0), **CLOSE)
+        np.testing.assert_allclose(own.rows[1:], heads.mean(axis=0), **CLOSE)
+        assert not own.rows[0].any()
+        np.testing.assert_allclose(own.column_max, heads.max(axis=1).mean(axis=0), **CLOSE)
 
 
 def traces(lm: CausalLM) -> tuple[int, list[int], set[str]]:

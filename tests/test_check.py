@@ -47,19 +47,14 @@ def test_the_same_states_are_the_same_and_slightly_moved_ones_too(states):
 
 
 @pytest.mark.parametrize("by", [1, -1])
-def test_shifted_layers_are_named(states, by):
-    ours, _ = states
-    for each in told(states, {k: ours[k + by] for k in ours if k + by in ours}):
-        assert not each.same and each.is_layer == each.layer + by
-        assert each.told == f"off by one: these are the states of layer {each.layer + by}"
-    (far,) = told(states, {0: ours[3]})
-    assert far.told == "these are the states of layer 3"
-
-
-def test_the_last_layer_after_the_norm_is_named(states):
+def test_shifted_layers_and_the_last_after_the_norm_are_named(states, by):
     ours, normed = states
+    for each in told(states, {k: ours[k + by] for k in ours if k + by in ours}):
+        assert not each.same and each.is_layer == each.layer + by and each.told.startswith("off by one")
+    (far,) = told(states, {0: ours[3]})
+    assert far.is_layer == 3 and not far.told.startswith("off by one")
     (each,) = told(states, {3: normed})
-    assert each.normed and "after the final norm" in each.told and each.is_layer is None
+    assert each.normed and each.is_layer is None
     (each,) = compare_states(ours, {3: normed}, tolerance=TOLERANCE)
     assert not each.same and not each.normed
 
@@ -95,19 +90,19 @@ def test_large_constant_coordinates_do_not_hide_another_layer():
     assert np.linalg.norm(one - other) / np.linalg.norm(one) < 0.002
 
 
+QUICK = ("model.dtype=float32", "model.device=cpu", "max_new_tokens=8")
+
+
 def code(*arguments):
     with pytest.raises(SystemExit) as exit_:
-        cli.main("check", [*arguments, "model.dtype=float32", "model.device=cpu", "max_new_tokens=8"])
+        cli.main("check", [*arguments, *QUICK])
     return exit_.value.code
 
 
-def test_transformers_gives_our_states(capsys):
+def test_transformers_gives_our_states_but_for_the_norm_after_the_last_layer(lm, tmp_path, capsys):
     assert code("engine=transformers") == 0
     shown = capsys.readouterr().out
     assert "12 layers are the same" in shown and "float32" in shown
-
-
-def test_a_prober_of_the_last_layer_is_warned_of_transformers_norm(lm, tmp_path, capsys):
     bank_for(lm).save_pretrained(tmp_path / "prober")  # of layers 6 and 12, the last
     assert code(f"prober={tmp_path / 'prober'}") == 1
     shown = capsys.readouterr()
@@ -151,17 +146,16 @@ def test_a_wrong_request_has_a_code_and_names_the_option(lm, tmp_path, monkeypat
     pooled = bank_for(lm)
     replace(pooled, spec=replace(pooled.spec, site="mlp_out")).save_pretrained(tmp_path / "prober")
     pooled.save_pretrained(tmp_path / "fine")
-    fine = f"prober={tmp_path / 'fine'}"
 
-    def check_fails(code, named, *arguments, kind=RunError):
+    def check_fails(code, named, option, prober="fine", kind=RunError):
         with fails(code, named, kind=kind):
-            cli.run("check", [*arguments, "model.dtype=float32", "model.device=cpu", "max_new_tokens=8"])
+            cli.run("check", [option, f"prober={tmp_path / prober}", *QUICK])
 
     check_fails("unknown-choice", "engine=sglang", "engine=sglang", kind=UserError)
-    check_fails("unsupported", "mlp_out/tokens", f"prober={tmp_path / 'prober'}", kind=UserError)
-    check_fails("network", "engine=http://127.0.0.1:9", "engine=http://127.0.0.1:9", fine)
+    check_fails("unsupported", "mlp_out/tokens", "engine=transformers", "prober", kind=UserError)
+    check_fails("network", "engine=http://127.0.0.1:9", "engine=http://127.0.0.1:9")
     client = httpx.Client
     for body in ([], {"data": [{"id": "m"}]}, {"data": 3}):
         transport = httpx.MockTransport(lambda request, body=body: httpx.Response(200, json=body))
         monkeypatch.setattr(check.httpx, "Client", lambda t=transport, **options: client(transport=t))
-        check_fails("server", "engine=http://a", "engine=http://a", fine)
+        check_fails("server", "engine=http://a", "engine=http://a")

@@ -8,7 +8,8 @@ from refusals import fails
 
 from probers.commands.components import COMPONENTS, Component, choices, node_of, target_of
 from probers.commands.compose import COMMANDS, compose, groups_of, request, settings_of
-from probers.commands.help import help_of, help_text
+from probers.commands.help import help_of
+from probers.commands.main import main
 from probers.commands.settings import Settings
 from probers.commands.signatures import signature
 from probers.data.questions import DATASETS, source_class
@@ -21,14 +22,17 @@ COMPONENT_NAMES = [(group, name) for group in COMPONENTS for name in choices(gro
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_key_of_a_command_is_described(command):
+def test_every_key_of_a_command_is_described(command, capsys):
     told = help_of(command)
     assert told.about
     keys = [key.name for key in told.keys]
     assert len(keys) == len(set(keys))
     parts = [key for named in told.groups.values() for choice in named.values() for key in choice.keys]
     assert [key.name for key in (*told.keys, *parts) if not key.about] == []
-    text = help_text(command)
+    with pytest.raises(SystemExit) as ended:
+        main(command, ["--help"])
+    assert not ended.value.code
+    text = capsys.readouterr().out
     assert all(f"{name}=" in text for name in keys)
     assert max(map(len, text.splitlines())) <= 130
 

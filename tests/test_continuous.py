@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -44,32 +45,40 @@ def asked(lm: CausalLM, prompts: Sequence[str], limits: Sequence[int], **options
     ]
 
 
+def as_alone(lm: CausalLM, texts: Sequence[LiveText], **options: Any) -> bool:
+    """Whether the texts are those of :meth:`CausalLM.generate`."""
+    prompts, limits = [t.request.prompt.text for t in texts], [t.request.limit for t in texts]
+    alone = lm.generate(prompts, max_new_tokens=limits, **options)
+    return [tuple(text.row.ids) for text in texts] == [made.token_ids for made in alone]
+
+
 def drain(batch: ContinuousBatch) -> None:
     while batch.running or batch.waiting:
         batch.step()
 
 
-def run(batch: ContinuousBatch, texts: Sequence[LiveText], every: int = 2) -> None:
-    """Add a text every few steps until all are over."""
+def run(batch: ContinuousBatch, texts: Sequence[LiveText]) -> None:
+    """Add a text every second step until all are over."""
     left, steps = list(texts), 0
     with batch:
         while left or batch.running or batch.waiting:
-            if left and steps % every == 0:
+            if left and steps % 2 == 0:
                 batch.add([left.pop(0)])
             batch.step()
             steps += 1
             assert steps < 1000
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES))
-def test_texts_that_join_are_those_of_a_batch(family: str) -> None:
+@pytest.mark.parametrize(("family", "pool"), [*((f, "tokens") for f in FAMILIES), ("llama", "predicting")])
+def test_texts_that_join_are_those_of_a_batch(family: str, pool: Any) -> None:
+    """States before tokens begin with the prompt's last."""
     lm = tiny_lm(family)
-    needs = Needs.of((1, 2), pool="tokens")
+    needs = Needs.of((1, 2), pool=pool)
     alone = lm.generate(PROMPTS, max_new_tokens=LIMITS, needs=needs)
     recorded = Recorded()
     texts = asked(lm, PROMPTS, LIMITS)
     blocks = BlockCache(megabytes=1, size=4)
-    batch = ContinuousBatch(lm, Feature((1, 2), pool="tokens"), recorded, rows=3, piece=8, blocks=blocks)
+    batch = ContinuousBatch(lm, Feature((1, 2), pool=pool), recorded, rows=3, piece=8, blocks=blocks)
     run(batch, texts)
     for text, own in zip(texts, alone, strict=True):
         assert text.over and text.error is None
@@ -78,20 +87,9 @@ def test_texts_that_join_are_those_of_a_batch(family: str) -> None:
         np.testing.assert_allclose(found.logprobs, own.logprobs, atol=2e-5)
         np.testing.assert_allclose(found.entropies, own.entropies, atol=2e-5)
         if own.token_ids:
-            np.testing.assert_allclose(recorded.of(text), own.state, atol=2e-4, rtol=1e-4)
-
-
-def test_states_before_tokens_begin_with_the_prompt() -> None:
-    lm = tiny_lm("llama")
-    needs = Needs.of((1,), pool="predicting")
-    alone = lm.generate(PROMPTS, max_new_tokens=LIMITS, needs=needs)
-    recorded = Recorded()
-    texts = asked(lm, PROMPTS, LIMITS)
-    run(ContinuousBatch(lm, Feature((1,), pool="predicting"), recorded, rows=2), texts, every=3)
-    for text, own in zip(texts, alone, strict=True):
-        states = recorded.of(text)[: len(own.token_ids)]
-        assert text.read == len(text.row.ids)
-        np.testing.assert_allclose(states, own.state, atol=2e-4, rtol=1e-4)
+            states = recorded.of(text)
+            assert len(states) == len(own.token_ids) or pool == "predicting"
+            np.testing.assert_allclose(states[: len(own.token_ids)], own.state, atol=2e-4, rtol=1e-4)
 
 
 def test_what_begins_like_an_earlier_text_is_not_read_again() -> None:
@@ -133,22 +131,15 @@ def test_choices_of_one_prompt_read_it_once_and_draw_apart() -> None:
     streams = sampling.streams([prompt.ids] * 3)
     stops = lm.stops(())
     texts = [LiveText(Request(prompt, 8, None, s), lm.tokenizer, stops, sampling) for s in streams]
-    passes = 0
-
-    def count(*_: object) -> None:
-        nonlocal passes
-        passes += 1
-
-    handle = lm.model.register_forward_pre_hook(count)
-    batch = ContinuousBatch(lm, rows=4)
-    batch.add(texts)
-    with batch:
+    passes: list[object] = []
+    handle = lm.model.register_forward_pre_hook(lambda *_: passes.append(1))
+    with ContinuousBatch(lm, rows=4) as batch:
+        batch.add(texts)
         drain(batch)
     handle.remove()
-    alone = lm.generate([prompt.text] * 3, max_new_tokens=8, sampling=sampling)
-    assert [tuple(t.row.ids) for t in texts] == [g.token_ids for g in alone]
+    assert as_alone(lm, texts, sampling=sampling)
     assert len({tuple(t.row.ids) for t in texts}) > 1
-    assert passes <= 8
+    assert len(passes) <= 8
 
 
 def test_prompts_are_read_by_turns_with_what_is_written() -> None:
@@ -169,8 +160,7 @@ def test_prompts_are_read_by_turns_with_what_is_written() -> None:
         # The turn was the first text's own, and it had one after each piece but the last.
         assert len(first.row.ids) - written == pieces
         drain(batch)
-    alone = lm.generate([PROMPTS[0], PROMPTS[2]], max_new_tokens=(30, 4))
-    assert [tuple(text.row.ids) for text in (first, second)] == [made.token_ids for made in alone]
+    assert as_alone(lm, (first, second))
 
 
 def test_stops_cut_the_text_and_cancelled_ones_leave() -> None:
@@ -212,27 +202,21 @@ def test_a_broken_row_goes_and_the_others_stay() -> None:
         drain(batch)
     handle.remove()
     assert bad.error is not None and "NaN" in str(bad.error)
-    assert good.error is None
-    (alone,) = lm.generate(PROMPTS[:1], max_new_tokens=8)
-    assert good.generation(lm.tokenizer, Needs()).text == alone.text
+    assert good.error is None and as_alone(lm, [good])
 
 
 def test_columns_that_are_padding_everywhere_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("probers.engine.continuous._TRIM", 8)
     lm = tiny_lm("mistral")
-    prompts = [PROMPTS[2], PROMPTS[1], PROMPTS[1]]
-    limits = (5, 30, 30)
-    texts = asked(lm, prompts, limits)
-    batch = ContinuousBatch(lm, rows=3)
+    texts = asked(lm, [PROMPTS[2], PROMPTS[1], PROMPTS[1]], (5, 30, 30))
     widths = []
-    with batch:
+    with ContinuousBatch(lm, rows=3) as batch:
         batch.add(texts)
         while batch.running or batch.waiting:
             batch.step()
             widths.append(batch._length)
     assert min(widths[5:-1]) < len(texts[0].request.prompt.ids)
-    alone = lm.generate(prompts, max_new_tokens=limits)
-    assert [tuple(t.row.ids) for t in texts] == [g.token_ids for g in alone]
+    assert as_alone(lm, texts)
 
 
 def test_a_family_with_another_cache_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

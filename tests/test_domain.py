@@ -1,6 +1,5 @@
 """What states a prober knows: distances as the whole covariance gives them, alarms as promised."""
 
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -14,12 +13,10 @@ from test_bank import make_bank, make_states
 from probers.bank.assessment import Assessor
 from probers.bank.bank import ProbeBank
 from probers.bank.domain import FILE, Domain, limit_of
-from probers.commands import main as cli
 from probers.engine.model import CausalLM
 from probers.online.scores import GrowingScores, text_needs, text_scores
 from probers.train.assemble import fit_domain
-from probers.train.data import Column, Dataset
-from probers.train.settings import Assembling
+from probers.train.data import Dataset
 from probers.types import RunError
 
 
@@ -46,16 +43,14 @@ def test_the_distance_is_that_of_the_whole_covariance_matrix():
     assert domain.unlike(1.6) and not domain.unlike(1.5)
 
 
-def test_the_fit_finds_the_subspace_its_variances_and_the_rest(tmp_path):
+def test_the_fit_finds_the_subspace_its_variances_and_the_rest(store):
     """Against scikit-learn's PCA of the scaled states."""
     from sklearn.decomposition import PCA
 
-    dataset = Dataset.load([make_store(tmp_path / "store")], [2, 3])
-    columns = [Column("resid_post", 2), Column("resid_post", 3)]
-    domain, distances = fit_domain(dataset, columns, 0.1)
+    dataset = Dataset.load([store], [2, 3])
+    domain, distances = fit_domain(dataset, dataset.columns[1:], 0.1)
     training = dataset.examples.rows["train"]
-    index = [dataset.columns.index(column) for column in columns]
-    states = dataset.states[torch.from_numpy(training)][:, index].double().numpy()
+    states = dataset.states[torch.from_numpy(training)][:, 1:].double().numpy()
     for layer in range(2):
         x = states[:, layer]
         np.testing.assert_allclose(domain.mean[layer], x.mean(axis=0), atol=1e-5)
@@ -74,9 +69,8 @@ def test_the_fit_finds_the_subspace_its_variances_and_the_rest(tmp_path):
 
 def test_texts_unlike_the_training_texts_are_told_and_others_are_not(tmp_path):
     dataset = Dataset.load([make_token_store(tmp_path / "store")], [2])
-    domain, distances = fit_domain(dataset, [Column("resid_post", 2)], 0.05)
-    index = dataset.columns.index(Column("resid_post", 2))
-    states = dataset.states[:][:, [index]].float()
+    domain, distances = fit_domain(dataset, dataset.columns[1:], 0.05)
+    states = dataset.states[:][:, 1:].float()
     each = domain(states).numpy()
     for text in (0, 7, 130):  # a text's distance is the mean over its tokens
         assert distances[text] == pytest.approx(each[dataset.examples.members[text]].mean())
@@ -96,12 +90,10 @@ def test_the_limit_is_the_conformal_quantile_and_keeps_its_promise():
 
 
 def test_coordinates_that_never_vary_and_few_rows_give_finite_distances(tmp_path):
-    store = make_store(tmp_path / "few", n=24)
-    dataset = Dataset.load([store], [1])
+    dataset = Dataset.load([make_store(tmp_path / "few", n=24)], [1])
     states = dataset.states[:].clone()
     states[:, :, 0] = 5.0
-    still = Dataset(dataset.examples, states, dataset.columns, dataset.specs)
-    domain, distances = fit_domain(still, [Column("resid_post", 1)], 0.05)
+    domain, distances = fit_domain(replace(dataset, states=states), dataset.columns[1:], 0.05)
     assert np.isfinite(distances).all() and domain.unlike(float(domain(states[:1, [1]] + 1000)))
     with fails("failed", kind=RunError):
         domain(np.full((1, 1, 12), np.nan, np.float32))
@@ -166,17 +158,18 @@ def test_running_scores_know_the_distances_and_an_assessment_says_them():
 def test_a_text_is_as_far_as_the_tokens_that_it_is_judged_by():
     spec = replace(make_bank().spec, pool="tokens")
     bank = make_bank(domain=some_domain(limit=2.0), spec=spec, aggregate="max", recogniser="rules")
-    text, distances = " so Ada Byron ate.", [9.0, 1.0, 3.0, 9.0, 9.0]
-    offsets = [(0, 3), (3, 7), (7, 13), (13, 17), (17, 18)]
-    told = Assessor(bank)("It was", text, offsets, [0.0] * 5, distances=distances)
-    assert [text[s.start : s.end] for s in told.spans] == ["Ada Byron"]
-    assert told.domain.distance == 2.0 and not told.domain.unlike
-    told = Assessor(bank)("It was", " so she ate all.", offsets, [0.0] * 5, distances=distances)
-    assert told.spans == () and told.domain.distance == pytest.approx(31 / 5) and told.domain.unlike
+    named, plain = " so Ada Byron ate.", " so she ate all."
+
+    def told(bank, text):
+        offsets = [(0, 3), (3, 7), (7, 13), (13, 17), (17, 18)]
+        return Assessor(bank)("It was", text, offsets, [0.0] * 5, distances=[9.0, 1.0, 3.0, 9.0, 9.0])
+
+    assert [named[s.start : s.end] for s in told(bank, named).spans] == ["Ada Byron"]
+    assert told(bank, named).domain.distance == 2.0 and not told(bank, named).domain.unlike
+    whole = told(bank, plain)
+    assert whole.spans == () and whole.domain.distance == pytest.approx(31 / 5) and whole.domain.unlike
     before = make_bank(domain=some_domain(), spec=replace(spec, pool="predicting"), recogniser="rules")
-    assert Assessor(before)("It was", text, offsets, [0.0] * 5, distances=distances).domain.distance == 1.0
-    told = Assessor(before)("It was", " so she ate all.", offsets, [0.0] * 5, distances=distances)
-    assert told.domain is None
+    assert told(before, named).domain.distance == 1.0 and told(before, plain).domain is None
 
 
 @pytest.mark.parametrize("pool", ["tokens", "mean"])
@@ -184,28 +177,10 @@ def test_a_server_says_it_of_what_it_wrote(pool):
     lm = CausalLM.from_pretrained("testbed", dtype="float32")
     bank = replace(bank_for(lm, pool), domain=some_domain(width=lm.width))
     with running(lm, bank) as server:
-        (made,) = server.client.completions.create(
-            model="testbed", prompt=PROMPT, max_tokens=12, temperature=0
-        ).choices
+        asked = {"model": "testbed", "prompt": PROMPT, "max_tokens": 12, "temperature": 0}
+        (made,) = server.client.completions.create(**asked).choices
     (read,) = lm.score([PROMPT], [made.text], needs=text_needs(bank))
     scores, distances = text_scores(bank, read.state)
     told = Assessor(bank)(PROMPT, read.text, read.offsets, scores, distances=distances).domain
     assert made.hallucination["domain"]["distance"] == pytest.approx(told.distance, rel=1e-3)
     assert made.hallucination["domain"]["unlike"] == told.unlike
-
-
-def test_a_trained_prober_has_one_with_its_false_alarms_on_test_texts(store, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    quick = ["epochs=1", "warmup_epochs=0", "learning_curve=false", "resamples=100", "layer=2"]
-    cli.run("train", [f"data={store.path}", "out=with", *quick])
-    bank = ProbeBank.from_pretrained("with")
-    told = json.loads((tmp_path / "with/metrics.json").read_text())["domain"]
-    assert told["limit"] == bank.domain.limit and told["rate"] == 0.05
-    assert 0 <= told["false_alarms_ci"][0] <= told["false_alarms"] <= told["false_alarms_ci"][1] < 0.2
-    assert "## Texts unlike its data" in bank.card
-    cli.run("train", [f"data={store.path}", "out=without", "domain=null", *quick])
-    without = ProbeBank.from_pretrained("without")
-    assert without.domain is None and without.metrics["domain"] is None and "unlike" not in without.card
-    assert Assembling().domain == 0.05
-    with fails("bad-value", "domain=1"):
-        cli.run("train", ["domain=1.0"])

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from test_lm import assert_all_same, assert_same
-from test_prefix import forwarded
-from tiny import FAMILIES, tiny_lm
+from tiny import FAMILIES, forwarded, tiny_lm
 
 from probers.engine.decode import guess
 from probers.engine.kv_cache import PrefixCache
@@ -30,19 +30,19 @@ def told(lm, length=40, wrong=4) -> PrefixCache:
     cache = PrefixCache()
     lm.generate(PROMPTS, max_new_tokens=length, needs=Needs.of((1,)), names=["a", "b"], cache=cache)
     for name, prompt in zip(("prompt a", "prompt b"), PROMPTS, strict=True):
-        text, start = cache.get(name), len(lm.tokenizer(prompt)["input_ids"])
-        if text is not None:
-            ids, places = list(text.ids), slice(start + wrong - 1, None, wrong)
-            ids[places] = [token ^ 1 for token in ids[places]]
+        if text := cache.get(name):
+            start = len(lm.tokenizer(prompt)["input_ids"]) + wrong - 1
+            ids = [i ^ (at >= start and (at - start) % wrong == 0) for at, i in enumerate(text.ids)]
             cache._texts[name] = replace(text, ids=tuple(ids))
     return cache
 
 
-def both(lm, count=1, **options):
+def both(lm, count=1, cache=None, **options):
     """Generations token by token, and drafted; they must be the same."""
     plainly = lm.generate(PROMPTS[:count], **options)
-    cache = told(lm)
-    drafted = lm.generate(PROMPTS[:count], **options, draft=8, names=["a", "b"][:count], cache=cache)
+    drafted = lm.generate(
+        PROMPTS[:count], **options, draft=8, names=["a", "b"][:count], cache=deepcopy(cache) or told(lm)
+    )
     assert_all_same(plainly, drafted)
     return drafted
 
@@ -72,24 +72,23 @@ def test_texts_that_stop_within_a_guess():
     lm = tiny_lm("llama")
     needs = Needs.of((2,), pool="tokens", attention=True)
     (free,) = lm.generate(PROMPTS[:1], max_new_tokens=40)
+    cache = told(lm)
     for stop in {free.text[i : i + 3] for i in range(0, len(free.text) - 3, 4)}:
-        (made,) = both(lm, max_new_tokens=40, needs=needs, stop=[stop])
+        (made,) = both(lm, cache=cache, max_new_tokens=40, needs=needs, stop=[stop])
         assert made.stop == "stop"
 
 
 def test_texts_that_end_within_a_guess():
     lm = tiny_lm("llama")
-    needs = Needs.of((2,), attention=True)
+    options = {"max_new_tokens": 20, "needs": Needs.of((2,), attention=True)}
     (free,) = lm.generate(PROMPTS[:1], max_new_tokens=20)
+    cache = told(lm)
     for token in set(free.token_ids):
         vars(lm)["_eos"] = frozenset([token])
-        plainly = lm.generate(PROMPTS[:1], max_new_tokens=20, needs=needs)
-        del vars(lm)["_eos"]
-        cache = told(lm)
-        vars(lm)["_eos"] = frozenset([token])
-        drafted = lm.generate(PROMPTS[:1], max_new_tokens=20, needs=needs, draft=8, names=["a"], cache=cache)
-        assert drafted[0].stop == "eos"
-        assert_same(plainly[0], drafted[0])
+        (plainly,) = lm.generate(PROMPTS[:1], **options)
+        (drafted,) = lm.generate(PROMPTS[:1], **options, draft=8, names=["a"], cache=deepcopy(cache))
+        assert drafted.stop == "eos"
+        assert_same(plainly, drafted)
 
 
 def test_right_guesses_save_passes(monkeypatch):

@@ -9,12 +9,12 @@ import pytest
 import torch
 import transformers
 from refusals import fails
-from test_lm import assert_all_same, assert_same, rescored
+from test_lm import CLOSE, alone, assert_all_same, rescored
 from tiny import CONTEXT, PROMPTS, byte_level, reference, without_specials
 from transformers import AutoModelForCausalLM
 
 from probers.engine.model import CausalLM
-from probers.types import Needs
+from probers.types import Feature, Needs
 
 BASE = {
     "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -68,11 +68,12 @@ def sharp(make: Any, *given: Any, **options: Any) -> Any:
 @pytest.mark.parametrize("name", OTHERS)
 def test_any_decoder_can_be_read(name):
     lm = make(name, "eager")
-    needs = Needs.of((0, 1, 2, 3), attention=True)
+    sites = [Feature((1, 2, 3), site, "tokens") for site in ("attn_out", "mlp_out")]
+    stream = Feature((0, 1, 2, 3), pool="tokens")
+    needs = Needs((Feature((0, 1, 2, 3)), stream, *sites), attention=True)
     made = lm.generate(PROMPTS, max_new_tokens=10, needs=needs)
     assert_all_same(made, rescored(lm, made))
-    for prompt, one in zip(PROMPTS, made, strict=True):
-        assert_same(one, lm.generate([prompt], max_new_tokens=10, needs=needs)[0])
+    assert_all_same(made, alone(lm, PROMPTS, max_new_tokens=10, needs=needs))
     shared = lm.generate(["The river" + p for p in PROMPTS], max_new_tokens=6, needs=needs)
     again = lm.generate(["The river" + p for p in PROMPTS], max_new_tokens=6, needs=needs, prefix="The river")
     assert_all_same(shared, again)
@@ -81,21 +82,11 @@ def test_any_decoder_can_be_read(name):
         p, n = len(generation.prompt_ids), len(generation.token_ids)
         for layer in (0, 1, 2):
             expected = out.hidden_states[layer][0, p:].mean(dim=0).numpy()
-            np.testing.assert_allclose(generation.state[layer], expected, rtol=0, atol=1e-4)
+            np.testing.assert_allclose(generation.states[needs.features[0]][layer], expected, **CLOSE)
         heads = out.attentions[-1].view(4, p + n, -1)[..., -(p + n) :].numpy()
-        np.testing.assert_allclose(generation.attention.rows, heads.mean(axis=0)[p - 1 :], rtol=0, atol=1e-4)
-
-
-@pytest.mark.parametrize("name", OTHERS)
-def test_what_attention_and_mlp_add_is_what_the_stream_gains(name):
-    lm = make(name, "eager")
-    stream, *added = (
-        lm.generate(PROMPTS, max_new_tokens=6, needs=Needs.of(layers, site=site, pool="tokens"))
-        for layers, site in (((0, 1, 2, 3), "resid_post"), ((1, 2, 3), "attn_out"), ((1, 2, 3), "mlp_out"))
-    )
-    for whole, attention, mlp in zip(stream, *added, strict=True):
-        gained = whole.state[:, 1:] - whole.state[:, :-1]
-        np.testing.assert_allclose(attention.state + mlp.state, gained, rtol=0, atol=1e-4)
+        np.testing.assert_allclose(generation.attention.rows, heads.mean(axis=0)[p - 1 :], **CLOSE)
+        gained = np.diff(generation.states[stream], axis=1)  # is what attention and MLP add
+        np.testing.assert_allclose(sum(generation.states[each] for each in sites), gained, **CLOSE)
 
 
 LEARNED = {

@@ -100,7 +100,7 @@ def test_tokens_of_several_sites_are_a_row_each():
             np.testing.assert_array_equal(found, made.states[feature][token])
     assert token_pool("mean", "last", "tokens") == "tokens"
     assert token_pool("mean", "predicting") == "positions"
-    with pytest.raises(ValueError, match="not made of the same states"):
+    with pytest.raises(ValueError):
         token_pool("mind", "mean")
 
 
@@ -142,11 +142,9 @@ def test_needs_are_joined_by_site_and_pool():
     assert both.top and both.union(one) == both
     assert Needs(top=True).union(one).features == one.features
     several = tiny_lm().generate(PROMPTS[:1], max_new_tokens=2, needs=Needs((Feature((1,)), Feature((2,)))))
-    for act, why in (
-        (lambda: one.union(Needs.of((1,), pool="tokens")), "in one pass"),
-        (lambda: Needs((Feature((1,)), Feature((1,)))), "twice"),
-        (lambda: Needs.of(()), "at least one layer"),
-        (lambda: several[0].state, "several features"),
-    ):
-        with pytest.raises(ValueError, match=why):
+    for act in (
+        lambda: one.union(Needs.of((1,), pool="tokens")), lambda: Needs((Feature((1,)), Feature((1,)))),
+        lambda: Needs.of(()), lambda: several[0].state,
+    ):  # fmt: skip
+        with pytest.raises(ValueError):
             act()

@@ -116,11 +116,7 @@ class Released:
 
     @torch.no_grad()
     def write(self, prompt: str, length: int, *, one: bool = False):
-        """Greedy continuation to the end of its line; each token's entropy when chosen, and 1 - p.
-
-        Args:
-            one: no more than the first sentence will be looked at.
-        """
+        """Greedy continuation to the end of its line (if ``one``: sentence); tokens' entropies, and 1 - p."""
         before = self.tokenizer(prompt)["input_ids"]
         # What is thought to come is read in one go, and is taken as far as it is what comes.
         guess = list(self.guesses.get(prompt, ()))[:length]
@@ -152,10 +148,8 @@ class Released:
     def loop(self, question: str, search, unsure, length: int, *, whole: bool) -> tuple[str, list[str]]:
         """The text, and what was asked, where texts are looked at that are written without passages.
 
-        Args:
-            unsure: of question, text, sentences, entropies and doubts of what was written: the number
-                of the sentence that fires and the query; or None.
-            whole: all that is written with passages stays, or only its first sentence.
+        ``unsure`` gives the number of the sentence that fires and the query, or None; with ``whole`` all that
+        is written with passages stays, else its first sentence.
         """
         text, queries = "", []
         while True:
@@ -174,28 +168,21 @@ class Released:
             if len(self.tokenizer(text)["input_ids"]) > length or len(text) <= len(old) or CUE in text:
                 return text, queries
 
-    def rind_and_qfs(self, threshold: float, n: int):
-        def unsure(question, text, sentences, written, entropies, doubts):
-            for number, scored in enumerate(self.rind(written, entropies) if written else []):
-                hits = [i for i, (_, score) in enumerate(scored) if score > threshold]
-                if hits:
-                    before = " ".join(map(plain, sentences[:number]))
-                    current = [word for word, _ in sentences[number]]
-                    return number, self.query(question, text, before, current, hits, n)
-            return None
+    def rind_and_qfs(self, threshold, n, question, text, sentences, written, entropies, doubts):
+        for number, scored in enumerate(self.rind(written, entropies) if written else []):
+            hits = [i for i, (_, score) in enumerate(scored) if score > threshold]
+            if hits:
+                before = " ".join(map(plain, sentences[:number]))
+                current = [word for word, _ in sentences[number]]
+                return number, self.query(question, text, before, current, hits, n)
+        return None
 
-        return unsure
-
-    def doubtful(self, threshold: float, reduce):
+    def doubtful(self, threshold, reduce, question, text, sentences, written, entropies, doubts):
         """FLARE, which asks with the sentence itself."""
-
-        def unsure(question, text, sentences, written, entropies, doubts):
-            for number, sentence in enumerate(sentences):
-                if reduce([doubts[i] for _, tokens in sentence for i in tokens]) > threshold:
-                    return number, plain(sentence)
-            return None
-
-        return unsure
+        for number, sentence in enumerate(sentences):
+            if reduce([doubts[i] for _, tokens in sentence for i in tokens]) > threshold:
+                return number, plain(sentence)
+        return None
 
 
 def plain(sentence: list[tuple[str, list[int]]]) -> str:
@@ -221,11 +208,7 @@ THRESHOLDS = (0.3, 0.6, 1.0, 1.5)
 
 @dataclass
 class Both:
-    """The same texts read by this package and by the released procedure.
-
-    Attributes:
-        scored: of each text, the released procedure's sentences, words and scores.
-    """
+    """The same texts read by this package and by the released procedure, and what the latter scored."""
 
     lm: CausalLM
     released: Released
@@ -256,9 +239,8 @@ def both(request) -> Both:
 
 def test_released_rind_is_the_released_procedures(both):
     sentences = 0
-    for generation, alone, theirs in zip(
-        both.made, both.lm.attention_alone(both.made), both.scored, strict=True
-    ):
+    alone_of = both.lm.attention_alone(both.made)
+    for generation, alone, theirs in zip(both.made, alone_of, both.scored, strict=True):
         ours = rind_scores(generation, "released", attention_alone=alone)
         flat = [word for sentence in theirs for word in sentence]
         assert [list(t) for t in ours.tokens] == [tokens for tokens, _ in flat]
@@ -270,11 +252,9 @@ def test_released_rind_is_the_released_procedures(both):
 @pytest.mark.parametrize("threshold", THRESHOLDS)
 def test_released_rind_and_qfs_fire_and_ask_alike(both, threshold):
     decisions = Rind(threshold, "released").decide(both.made, both.states)
-    unsure = partial(both.released.rind_and_qfs, threshold)
     fired = 0
-    for generation, state, decision, theirs in zip(
-        both.made, both.states, decisions, both.scored, strict=True
-    ):
+    texts = zip(both.made, both.states, decisions, both.scored, strict=True)
+    for generation, state, decision, theirs in texts:
         written, entropies = list(generation.token_ids), generation.entropies.astype(np.float64)
         sentences = both.released.sentences(written)
         hits = both.released.hits(theirs, threshold)
@@ -284,8 +264,9 @@ def test_released_rind_and_qfs_fire_and_ask_alike(both, threshold):
             continue
         fired += 1
         for n in (3, 25):
-            asked = unsure(n)(state.question.question, "", sentences, written, entropies, None)
-            assert QFS("released", top_n=n)(state.question, generation, decision, state) == asked[1]
+            given = (state.question.question, "", sentences, written, entropies, None)
+            _, asked = both.released.rind_and_qfs(threshold, n, *given)
+            assert QFS("released", top_n=n)(state.question, generation, decision, state) == asked
     assert fired > 0
     assert fired < len(both.made) or threshold == min(THRESHOLDS)
 
@@ -307,15 +288,15 @@ LENGTH = 64
 LOOPS = {
     "dragin": (
         lambda t: (Rind(t, "released"), QFS("released", top_n=5)),
-        lambda plain, t: plain.rind_and_qfs(t, 5), False, (1.0, 0.6, 1.4),
+        lambda plain, t: partial(plain.rind_and_qfs, t, 5), False, (1.0, 0.6, 1.4),
     ),
     "flare": (
         lambda t: (Flare(t, "paper"), FlareQuery(beta=0)),
-        lambda plain, t: plain.doubtful(t, max), False, (0.5, 0.2, 0.05),
+        lambda plain, t: partial(plain.doubtful, t, max), False, (0.5, 0.2, 0.05),
     ),
     "flare of dragin": (
         lambda t: (Flare(t, "dragin"), FlareQuery(beta=0)),
-        lambda plain, t: plain.doubtful(t, np.mean), True, (0.08, 0.03, 0.15),
+        lambda plain, t: partial(plain.doubtful, t, np.mean), True, (0.08, 0.03, 0.15),
     ),
 }  # fmt: skip
 
@@ -332,10 +313,8 @@ def test_released_loops_write_and_ask_alike(name, both, request):
         return [p.text for p in retriever.search([query], 3)[0]]
 
     for threshold in thresholds if many else thresholds[:1]:
-        trigger, query = ours(threshold)
-        rag = Recording(
-            both.lm, retriever, trigger, query, max_new_tokens=LENGTH, max_retrievals=LENGTH, answer_tokens=0
-        )
+        limits = {"max_new_tokens": LENGTH, "max_retrievals": LENGTH, "answer_tokens": 0}
+        rag = Recording(both.lm, retriever, *ours(threshold), **limits)
         answers = rag.answer(asked)
         both.released.guesses = rag.made
         unsure = theirs(both.released, threshold)
@@ -359,8 +338,8 @@ WRITTEN = (
 )
 ATTENDED = {
     "seat": 0.09, "Androscoggin": 0.08, "Bank": 0.07, "Colisée,": 0.10, "seating": 0.12, "capacity": 0.14,
+    "Question:": 0.9, "Answer:": 0.9, "people.": 0.5,  # the last is written after the number: never asked
 }  # fmt: skip
-AFTERWARDS = {"people.": 0.5}  # written after the number: it cannot be asked about
 
 
 class Told(FakeLM):
@@ -373,41 +352,36 @@ class Told(FakeLM):
     def attention_of(self, texts):
         ((spans, within),) = super().attention_of(texts)
         words = [texts[0][a:b].strip() for a, b in spans]
-        rows, hit = np.zeros_like(within.rows), words.index("3,677")
-        rows[hit + self.row] = [attended(word, i) for i, word in enumerate(words)]
-        rows[hit + 1 - self.row] = rows[hit + self.row][::-1]
-        return [(spans, AttentionRows(rows, within.column_max))]
+        return [(spans, attended(within, words, words.index("3,677"), self.row))]
 
 
-def attended(word: str, place: int) -> float:
-    """Function words and the rest get less, the prompt's own words most."""
-    if word in ("Question:", "Answer:"):
-        return 0.9
-    return (ATTENDED | AFTERWARDS).get(word, 0.001 * (place % 5))
+def attended(recorded: AttentionRows, words: list[str], hit: int, row: int) -> AttentionRows:
+    """The attention in one row, that of the hit token (1) or of the one before (0).
+
+    The prompt's own words get most, function words and the rest less; the other row asks for something else.
+    """
+    rows = np.zeros_like(recorded.rows, dtype=np.float32)
+    rows[hit + row] = [ATTENDED.get(word, 0.001 * (place % 5)) for place, word in enumerate(words)]
+    rows[hit + 1 - row] = rows[hit + row][::-1]
+    return AttentionRows(rows, recorded.column_max)
 
 
-def case(hit_word: str, row: int) -> tuple[Generation, Decision, State]:
-    """The example, with the attention in one row: that of the hit token (1) or of the one before (0)."""
-    question = Question("case", CASE)
-    prompt = TESTBED_PROMPT.question(CASE)
-    lm = Told(row)
+def case(variant: str, row: int) -> str:
+    """What QFS asks in the example."""
+    prompt, lm = TESTBED_PROMPT.question(CASE), Told(row)
     made = lm.generate([prompt], max_new_tokens=99, needs=Needs(attention=True))[0]
-    pieces = [prompt[a:b].strip() for a, b in made.prompt_offsets]
-    pieces += [WRITTEN[a:b].strip() for a, b in made.offsets]
-    hit = pieces.index(hit_word) - len(made.prompt_ids)
-    rows = np.zeros_like(made.attention.rows)
-    rows[hit + row] = [attended(word, i) for i, word in enumerate(pieces)]
-    rows[hit + 1 - row] = rows[hit + row][::-1]  # the other row would ask for something else
-    made = replace(made, attention=AttentionRows(rows.astype(np.float32), made.attention.column_max))
-    state = State(question, lm, TESTBED_PROMPT, TESTBED_PROMPT.question_span(prompt, CASE))
-    return made, Decision(True, 1.5, 1.0, position=0, tokens=(hit,)), state
+    words = [prompt[a:b].strip() for a, b in made.prompt_offsets]
+    words += [WRITTEN[a:b].strip() for a, b in made.offsets]
+    hit = words.index("3,677") - len(made.prompt_ids)
+    made = replace(made, attention=attended(made.attention, words, hit, row))
+    state = State(Question("case", CASE), lm, TESTBED_PROMPT, TESTBED_PROMPT.question_span(prompt, CASE))
+    decision = Decision(True, 1.5, 1.0, position=0, tokens=(hit,))
+    return QFS(variant, top_n=6)(state.question, made, decision, state)
 
 
 @pytest.mark.parametrize(("variant", "row"), [("released", 0), ("paper", 1)])
 def test_the_case_study_asks_for_the_seating_capacity(variant, row):
-    made, decision, state = case("3,677", row)
-    query = QFS(variant, top_n=6)(state.question, made, decision, state)
+    """The words are those of the attention, not of the text: with another row it is another query."""
+    query = case(variant, row)
     assert query.replace("Colisée,", "Colisée") == "seat Androscoggin Bank Colisée seating capacity"
-    # The words are those of the attention, not of the text: with another row it is another query.
-    made, decision, state = case("3,677", 1 - row)
-    assert QFS(variant, top_n=6)(state.question, made, decision, state) != query
+    assert case(variant, 1 - row) != query

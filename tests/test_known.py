@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 from test_lm import assert_all_same, assert_same
-from test_prefix import EXEMPLARS, NEEDS, forwarded
-from tiny import FAMILIES, tiny_lm
+from test_prefix import EXEMPLARS, NEEDS
+from tiny import FAMILIES, forwarded, tiny_lm
 
 from probers.engine.kv_cache import PrefixCache
 

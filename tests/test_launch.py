@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -60,9 +61,8 @@ def driver(out: Path, *more: str, limit: int = 8, before: str = "", **given) -> 
     code = f"from probers.commands.main import datagen\n{before}\ndatagen()"
     typed = ["source=cot", f"limit={limit}", *ALONE, f"out={out}", "launch=ray", *more]
 
-    def heard() -> None:  # also where who runs the tests does not hear Ctrl-C
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-
+    # Also where who runs the tests does not hear Ctrl-C.
+    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
     return subprocess.Popen([sys.executable, "-c", code, *typed], text=True, preexec_fn=heard, **given)
 
 
@@ -126,18 +126,30 @@ def test_a_cluster_without_the_package_is_one_sentence(tmp_path):
 class FakeRay:
     """Workers that answer at once: ``answers`` in turn, of which errors are raised, then "done"."""
 
-    def __init__(self, parts: Parts, answers: list) -> None:
-        self.parts, self.answers = parts, answers
+    def __init__(
+        self, folder: Path, parts: int, answers: list, version: str = ray_workers.__version__
+    ) -> None:
+        self.parts, self.answers, self.version = Parts("datagen", COT, str(folder), parts), answers, version
         self.asked, self.begun, self.ended = [], [], []
         self.exceptions = SimpleNamespace(RayError=LostError)
 
     def run(self, workers: int, **options):
-        ray_workers._Crew(self, self, self.parts, ray_workers.Ray(**options)).run(workers)
+        try:
+            ray_workers._Crew(self, self, self.parts, ray_workers.Ray(**options)).run(workers)
+        finally:
+            assert set(self.ended) == set(self.begun)
 
     def remote(self, *_):
-        made = FakeWorker(self, f"w{len(self.begun) + 1}")
-        self.begun.append(made)
-        return made
+        hello, make = (SimpleNamespace(remote=call) for call in (self._hello, self._make))
+        self.begun.append(FakeWorker(f"w{len(self.begun) + 1}", hello, make))
+        return self.begun[-1]
+
+    def _hello(self):
+        return Answer([self.version, self.begun[-1].name, ""])
+
+    def _make(self, command, typed, out, part):
+        self.asked.append(part)
+        return Answer(self.answers.pop(0) if self.answers else ["done", ""])
 
     def wait(self, calls, timeout):
         return calls[:1], calls[1:]
@@ -155,15 +167,11 @@ class LostError(Exception):
     pass
 
 
+@dataclass(eq=False)
 class FakeWorker:
-    def __init__(self, ray: FakeRay, name: str, version: str = ray_workers.__version__) -> None:
-        self.hello = SimpleNamespace(remote=lambda: Answer([version, name, ""]))
-        self.make = SimpleNamespace(remote=self._make)
-        self._ray = ray
-
-    def _make(self, command, typed, out, part):
-        self._ray.asked.append(part)
-        return Answer(self._ray.answers.pop(0) if self._ray.answers else ["done", ""])
+    name: str
+    hello: Any
+    make: Any
 
 
 @dataclass(eq=False)
@@ -172,55 +180,51 @@ class Answer:
 
 
 def test_a_part_whose_worker_is_lost_goes_to_another_and_not_for_ever(tmp_path, capsys):
-    parts, lost = Parts("datagen", COT, str(tmp_path), 2), LostError("it died.\nTrace")
-    ray = FakeRay(parts, [lost])
+    lost = LostError("it died.\nTrace")
+    ray = FakeRay(tmp_path, 2, [lost])
     ray.run(1)
-    assert ray.asked == ["1/2", "2/2", "1/2"] and len(ray.begun) == 2 and set(ray.ended) == set(ray.begun)
+    assert ray.asked == ["1/2", "2/2", "1/2"] and len(ray.begun) == 2
     assert "part 1/2 is begun again: w1 was lost (it died)" in capsys.readouterr().out
-    ray = FakeRay(parts, [lost, ["done", ""], lost])
     with fails("worker", "part 1/2", "2 times", "(it died)", "1of2.log", kind=RunError):
-        ray.run(1, tries=2)
-    assert set(ray.ended) == set(ray.begun)
+        FakeRay(tmp_path, 2, [lost, ["done", ""], lost]).run(1, tries=2)
 
 
 def test_a_worker_that_fails_gets_no_more_parts_while_there_are_others(tmp_path, capsys):
-    parts, full = Parts("datagen", COT, str(tmp_path), 3), ["failed", "cannot write x: the disk is full"]
-    ray = FakeRay(parts, [full])
+    full = ["failed", "cannot write x: the disk is full"]
+    ray = FakeRay(tmp_path, 3, [full])
     ray.run(2)
     assert sorted(ray.asked) == ["1/3", "1/3", "2/3", "3/3"]
     assert "no more parts for w1" in capsys.readouterr().out
     with fails("worker", "part 1/1", "3 times", "cannot write x", kind=RunError):
-        FakeRay(Parts("datagen", COT, str(tmp_path), 1), [full] * 3).run(1)
+        FakeRay(tmp_path, 1, [full] * 3).run(1)
 
 
 def test_a_refusal_ends_all_workers_and_a_part_that_another_writes_is_asked_for_again(tmp_path, capsys):
-    parts = Parts("datagen", COT, str(tmp_path), 2)
-    ray = FakeRay(parts, [["refused", "layers=[99] is out of range"]])
     with fails(None, "layers=[99]"):
-        ray.run(2)
-    assert set(ray.ended) == set(ray.begun)
-    ray = FakeRay(parts, [["busy", "out=x is being written"]] * 5)
+        FakeRay(tmp_path, 2, [["refused", "layers=[99] is out of range"]]).run(2)
+    ray = FakeRay(tmp_path, 2, [["busy", "out=x is being written"]] * 5)
     ray.run(1)
     assert sorted(ray.asked) == ["1/2"] * 4 + ["2/2"] * 3
     assert capsys.readouterr().out.count("is retried later: out=x is being written") == 2
 
 
-def test_a_worker_that_cannot_begin_is_told_of_as_such(tmp_path):
-    ray = FakeRay(Parts("datagen", COT, str(tmp_path), 1), [])
-    told = "The actor with name Worker failed to import on the worker.\nNo module named 'probers'"
-    ray.get = lambda call: (_ for _ in ()).throw(LostError(told))
-    with fails("worker", "No module named 'probers'"):
-        ray.run(1)
-    ray.get = lambda call: (_ for _ in ()).throw(LostError("no memory"))
-    with fails("worker", "a worker", "3 times", "(no memory)", kind=RunError):
-        ray.run(1)
+@pytest.mark.parametrize(
+    ("told", "kind", "named"),
+    [
+        ("The actor with name Worker failed to import on the worker.\nNo module named 'probers'", UserError,
+         ["No module named 'probers'"]),
+        ("no memory", RunError, ["a worker", "3 times", "(no memory)"]),
+    ],
+)  # fmt: skip
+def test_a_worker_that_cannot_begin_is_told_of_as_such(told, kind, named, tmp_path, monkeypatch):
+    monkeypatch.setattr(FakeRay, "_hello", lambda ray: Answer(LostError(told)))
+    with fails("worker", *named, kind=kind):
+        FakeRay(tmp_path, 1, []).run(1)
 
 
-def test_a_worker_of_another_version_is_refused(tmp_path, monkeypatch):
-    ray = FakeRay(Parts("datagen", COT, str(tmp_path), 2), [])
-    monkeypatch.setattr(ray, "remote", lambda *_: FakeWorker(ray, "w1", "9.9"))
+def test_a_worker_of_another_version_is_refused(tmp_path):
     with fails("worker", "9.9 on w1"):
-        ray.run(1)
+        FakeRay(tmp_path, 2, [], "9.9").run(1)
 
 
 def test_a_part_is_written_by_one_process_and_left_alone_by_another(made, tmp_path):
@@ -255,7 +259,7 @@ def test_the_failures_of_a_worker_are_sentences(tmp_path, monkeypatch):
         (UserError("seed is odd"), (launch.REFUSED, "seed is odd")),
         (ZeroDivisionError("by zero"), (launch.FAILED, "ZeroDivisionError: by zero")),
     ):
-        monkeypatch.setattr(launch.main, "run", lambda *_, error=error: (_ for _ in ()).throw(error))
+        monkeypatch.setattr(launch.main, "run", Mock(side_effect=error))
         assert launch.make_part(parts, part) == expected
     assert "Traceback" in parts.log(part).read_text()
 

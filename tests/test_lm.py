@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -44,23 +45,16 @@ def assert_all_same(ones: Iterable[Generation], others: Iterable[Generation]) ->
         assert_same(one, other)
 
 
+def assert_twins(*models: CausalLM) -> None:
+    assert_all_same(*(lm.generate(PROMPTS, max_new_tokens=8, needs=ALL) for lm in models))
+
+
 def rescored(lm: CausalLM, made: list[Generation]) -> list[Generation]:
     return lm.score([g.prompt for g in made], [g.token_ids for g in made], needs=made[0].needs)
 
 
 def alone(lm, prompts, **options) -> list[Generation]:
     return [lm.generate([prompt], **options)[0] for prompt in prompts]
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_score_and_other_batches_repeat_what_generate_recorded(family):
-    lm = tiny_lm(family, batch_size=3)
-    made = lm.generate(PROMPTS, max_new_tokens=14, needs=POOLS)
-    assert [g.prompt for g in made] == [*PROMPTS]
-    assert_all_same(made, rescored(lm, made))
-    assert_all_same(made, alone(lm, PROMPTS, max_new_tokens=14, needs=POOLS))
-    assert [made[0].states[f].shape for f in POOLS.features] == [(4, 32), (4, 32), (14, 4, 32)]
-    assert all(states.dtype == np.float32 for states in made[0].states.values())
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -85,16 +79,11 @@ def test_tokens_and_scores_are_those_of_transformers(family):
         np.testing.assert_allclose(np.exp(made.logprobs), made.top[0], rtol=1e-6)  # it is greedy
 
 
-def with_eos(token: int) -> CausalLM:
-    lm = tiny_lm()
-    lm.model.generation_config.eos_token_id = [token, 0]
-    return lm
-
-
 def test_a_text_that_ends_early_gets_nothing_from_later_steps(monkeypatch):
     free = tiny_lm().generate(PROMPTS, max_new_tokens=20, needs=ALL)
     eos = free[0].token_ids[5]
-    lm = with_eos(eos)
+    lm = tiny_lm()
+    lm.model.generation_config.eos_token_id = [eos, 0]
     made = lm.generate(PROMPTS, max_new_tokens=20, needs=ALL)
     lengths = [g.token_ids.index(eos) if eos in g.token_ids else 20 for g in free]
     assert len(set(lengths)) > 1  # some go on while others have ended
@@ -114,7 +103,9 @@ def test_a_text_that_ends_early_gets_nothing_from_later_steps(monkeypatch):
 
 def test_a_generation_without_tokens():
     first = tiny_lm().generate(PROMPTS[:1], max_new_tokens=1)[0].token_ids[0]
-    empty = with_eos(first).generate(PROMPTS[:1], max_new_tokens=5, needs=ALL)[0]
+    lm = tiny_lm()
+    lm.model.generation_config.eos_token_id = [first, 0]
+    empty = lm.generate(PROMPTS[:1], max_new_tokens=5, needs=ALL)[0]
     assert (empty.token_ids, empty.text, empty.offsets, empty.stop) == ((), "", (), "eos")
     assert empty.state is None
     assert empty.logprobs.shape == empty.entropies.shape == empty.attention.column_max.shape == (0,)
@@ -222,14 +213,14 @@ def test_bad_requests_are_named(prompts, options, code, named):
         tiny_lm().generate(prompts, **{"max_new_tokens": 4, **options})
 
 
-@pytest.mark.parametrize(
-    ("prompts", "texts", "code", "named"),
-    [
-        (["a", "b"], ["d"], "mismatch", "2 prompts but 1 continuations"),
-        (["a", "b"], ["d", ""], "bad-value", "continuation of prompt 1"),
-        (["a"], ["日本"], "bad-value", "token ids"),  # the tokenizer has no such characters
-    ],
-)
+BAD_TEXTS = [
+    (["a", "b"], ["d"], "mismatch", "2 prompts but 1 continuations"),
+    (["a", "b"], ["d", ""], "bad-value", "continuation of prompt 1"),
+    (["a"], ["日本"], "bad-value", "token ids"),  # the tokenizer has no such characters
+]
+
+
+@pytest.mark.parametrize(("prompts", "texts", "code", "named"), BAD_TEXTS)
 def test_bad_continuations_are_named(prompts, texts, code, named):
     with fails(code, named):
         tiny_lm().score(prompts, texts)
@@ -263,8 +254,7 @@ def test_no_prompts_is_no_work():
 
 def test_a_model_spread_over_devices_is_the_same_model():
     pytest.importorskip("accelerate")
-    models = tiny_lm(), tiny_lm(device_map={"": "cpu"})
-    assert_all_same(*(lm.generate(PROMPTS, max_new_tokens=6, needs=ALL) for lm in models))
+    assert_twins(tiny_lm(), tiny_lm(device_map={"": "cpu"}))
 
 
 def test_batches_halve_when_memory_runs_out(monkeypatch, caplog):
@@ -284,12 +274,23 @@ def test_batches_halve_when_memory_runs_out(monkeypatch, caplog):
         tiny_lm(batch_size=4).generate(PROMPTS, max_new_tokens=6)
 
 
-def in_order(batches, lengths, work):
-    return collected(batches.each(lengths, work), len(lengths), None)
+def batched(size, lengths, most=10_000, error=None, seen=None, **options):
+    """The texts of each batch, in the order of the work, which only takes up to ``most`` at once."""
+    seen = [] if seen is None else seen
+
+    def work(chosen):
+        if len(chosen) > most:
+            raise error
+        seen.append(chosen)
+        return chosen
+
+    made = collected(Batches(size, torch.device("cpu")).each(lengths, work, **options), len(lengths), None)
+    assert made == list(range(len(lengths)))
+    return seen
 
 
-def of_batches(size="auto") -> Batches:
-    return Batches(size, torch.device("cpu"))
+def sizes_of(*given, **options):
+    return [len(chosen) for chosen in batched(*given, **options)]
 
 
 @pytest.mark.parametrize(("share", "sizes"), [(0.1, [32, 64, 128, 256, 256]), (0.3, [32] * 5)])
@@ -297,37 +298,17 @@ def test_batches_grow_while_an_accelerator_has_room(monkeypatch, share, sizes):
     seen = []
     # The weights alone, then with a batch.
     monkeypatch.setattr(batch_size, "memory_share", lambda device: 0.5 + share * bool(seen))
-    made = in_order(of_batches(), [1] * sum(sizes), lambda chosen: seen.append(len(chosen)) or chosen)
-    assert made == list(range(sum(sizes)))
-    assert seen == sizes
-
-
-def scarce(most, error, seen):
-    """Work on batches of at most ``most`` texts, whose sizes it notes."""
-
-    def work(chosen):
-        if len(chosen) > most:
-            raise error
-        seen.append(len(chosen))
-        return chosen
-
-    return work
+    assert sizes_of("auto", [1] * sum(sizes), seen=seen) == sizes
 
 
 def test_batches_that_ran_out_of_memory_do_not_grow_again(monkeypatch, caplog):
     monkeypatch.setattr(batch_size, "memory_share", lambda device: 0.1)
-    seen = []
-    in_order(of_batches(), [1] * 128, scarce(40, torch.OutOfMemoryError("CUDA out of memory"), seen))
-    assert seen == [32] * 4
+    assert sizes_of("auto", [1] * 128, 40, torch.OutOfMemoryError("CUDA out of memory")) == [32] * 4
     assert "batch_size=32" in caplog.text
 
 
 def test_batches_hold_texts_of_like_length_longest_first():
-    seen = []
-    work = scarce(2, AssertionError, [])
-    made = in_order(of_batches(2), [30, 90, 34, 80, 29], lambda chosen: seen.append(chosen) or work(chosen))
-    assert made == [0, 1, 2, 3, 4]
-    assert seen == [[1, 3], [2, 0], [4]]
+    assert batched(2, [30, 90, 34, 80, 29]) == [[1, 3], [2, 0], [4]]
 
 
 def waste(lengths: list[int], sizes: list[int]) -> tuple[int, float]:
@@ -377,14 +358,10 @@ def test_no_batches_are_cheaper(lengths, size, price):
 
 def test_texts_that_are_read_already_are_written_in_larger_batches(caplog):
     """Four times as many, until memory runs out; a size that was given is kept."""
-    batches, seen = of_batches(), []
-    assert [len(made) for made in batches.each([5] * 300, list, price=1000, read=True)] == [128, 128, 44]
-    work = scarce(100, MemoryError, seen)
-    made = [i for found in batches.each([5] * 300, work, price=10_000, read=True) for i in found]
-    assert sorted(made) == list(range(300)) and seen == [32] * 9 + [12]
+    assert sizes_of("auto", [5] * 300, price=1000, read=True) == [128, 128, 44]
+    assert sizes_of("auto", [5] * 300, 100, MemoryError(), price=10_000, read=True) == [32] * 9 + [12]
     assert "batch_size=32" in caplog.text
-    given = of_batches(3).each([5] * 7, list, price=10_000, read=True)
-    assert sorted(len(made) for made in given) == [1, 3, 3]
+    assert sorted(sizes_of(3, [5] * 7, price=10_000, read=True)) == [1, 3, 3]
 
 
 LONG = "The river Arl flows through the town. " * 40
@@ -420,15 +397,24 @@ def test_a_prompt_that_is_too_long_is_named_left_out_or_cut(caplog):
 
 
 def test_no_padding_token_is_needed():
-    lm, without = tiny_lm(), tiny_lm()
+    without = tiny_lm()
     without.tokenizer.pad_token = None
-    assert_all_same(*(each.generate(PROMPTS, max_new_tokens=6) for each in (lm, without)))
+    assert_twins(tiny_lm(), without)
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "gpt2", "mpt"])
-def test_without_a_cache_the_same_comes_out(family):
-    models = tiny_lm(family), tiny_lm(family, use_cache=False)
-    assert_all_same(*(lm.generate(PROMPTS, max_new_tokens=8, needs=ALL) for lm in models))
+NESTED = (PROMPTS[0] + " and so on" * 20, PROMPTS[0] + " and so on" * 10, PROMPTS[0] + " and so", PROMPTS[1])
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "gpt2", "gemma2", "opt", "mpt"])
+@pytest.mark.parametrize("prompts", [PROMPTS, NESTED], ids=["unlike", "nested"])
+def test_without_a_cache_and_in_any_batch_the_same_comes_out(family, prompts):
+    needs = Needs((*POOLS.features, Feature((0, 2, 3), pool="predicting")), attention=True)
+    lm, bare = tiny_lm(family, batch_size=8), tiny_lm(family, use_cache=False, batch_size=8)
+    made = lm.generate(prompts, max_new_tokens=9, needs=needs)
+    assert_all_same(made, bare.generate(prompts, max_new_tokens=9, needs=needs))
+    assert_all_same(made, rescored(lm, made))
+    assert_all_same(made, rescored(bare, made))
+    assert_all_same(made, alone(lm, prompts, max_new_tokens=9, needs=needs))
 
 
 def test_half_precision_is_close():
@@ -439,26 +425,22 @@ def test_half_precision_is_close():
 
 
 def test_other_errors_are_not_taken_for_memory(monkeypatch):
-    def broken(*given, **options):
-        raise RuntimeError("shapes do not match")
-
-    monkeypatch.setattr(probers.engine.model, "generate_batch", broken)
+    monkeypatch.setattr(probers.engine.model, "generate_batch", Mock(side_effect=RuntimeError("shapes")))
     with pytest.raises(RuntimeError, match="shapes"):
         tiny_lm().generate(PROMPTS, max_new_tokens=2)
 
 
 def test_the_fingerprint_tells_models_of_one_shape_apart():
-    one, again, other = tiny_lm(seed=0).spec, tiny_lm(seed=0).spec, tiny_lm(seed=1).spec
-    assert one == again
-    assert one.revision != other.revision
+    one, again, other = (tiny_lm(seed=seed).spec for seed in (0, 0, 1))
+    assert one == again and one.revision != other.revision
     assert (one.layers, one.width, one.dtype) == (3, 32, "float32")
 
 
 def test_quantized_weights_are_other_weights():
-    lm, found = tiny_lm(), []
-    for config in (None, {"load_in_4bit": True}, {"load_in_8bit": True}):
-        if config:
-            lm.model.config.quantization_config = {"quant_method": "bitsandbytes", **config}
+    lm = tiny_lm()
+    found = [lm.spec.revision]
+    for bits in ("load_in_4bit", "load_in_8bit"):
+        lm.model.config.quantization_config = {"quant_method": "bitsandbytes", bits: True}
         found.append(fingerprint(str(tiny_path()), lm.model))
     assert len(set(found)) == 3 and found[1].startswith(found[0])
 

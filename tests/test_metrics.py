@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import product
 
 import numpy as np
 import pytest
@@ -12,21 +13,8 @@ from refusals import fails
 from sklearn import metrics as sk
 
 from probers.evaluation import metrics as m
+from probers.evaluation.baselines import Strata, pooled_auroc
 from probers.types import RunError
-
-
-@pytest.mark.parametrize(
-    ("text", "cue", "answer"),
-    [
-        ("Born in 1990. So the answer is 1990.", "So the answer is", "1990"),
-        ("the answer is X. No. So The Answer Is: St. Louis.\nQuestion", "the answer is", "St. Louis"),
-        ("no conclusion", "the answer is", ""),
-        ("Rationale\nAnswer:\n'Paris'", "Answer:", "Paris"),
-        ("So the answer is", "So the answer is", ""),
-    ],
-)
-def test_answer_extraction(text: str, cue: str, answer: str) -> None:
-    assert m.extract_answer(text, cue) == answer
 
 
 def sample(seed: int, n: int = 300, *, levels: int = 25) -> tuple[np.ndarray, np.ndarray]:
@@ -41,41 +29,38 @@ def test_ranking_metrics_agree_with_scikit_learn_with_ties_and_weights(seed: int
     labels, scores = sample(seed)
     weights = np.random.default_rng(seed).integers(0, 4, len(labels)).astype(float)
     for w in (None, weights):
-        assert m.auroc(labels, scores, w) == pytest.approx(sk.roc_auc_score(labels, scores, sample_weight=w))
-        expected = sk.average_precision_score(labels, scores, sample_weight=w)
-        assert m.auprc(labels, scores, w) == pytest.approx(expected)
         fpr, tpr, _ = sk.roc_curve(labels, scores, sample_weight=w, drop_intermediate=False)
         assert m.recall_at_fpr(labels, scores, w) == pytest.approx(tpr[fpr <= 0.1 + 1e-12].max())
-        fired = scores > 0.5
-        expected = sk.balanced_accuracy_score(labels, fired, sample_weight=w)
-        assert m.balanced_accuracy(labels, fired, w) == pytest.approx(expected)
-        assert m.f1_detection(labels, fired, w) == pytest.approx(sk.f1_score(labels, fired, sample_weight=w))
-        expected = sk.accuracy_score(labels, fired, sample_weight=w)
-        assert m.accuracy(labels, fired, w) == pytest.approx(expected)
-        probabilities = 1 / (1 + np.exp(-scores))
-        expected = sk.brier_score_loss(labels, probabilities, sample_weight=w)
-        assert m.brier(labels, probabilities, w) == pytest.approx(expected)
+        for ours, theirs, values in (
+            (m.auroc, sk.roc_auc_score, scores), (m.auprc, sk.average_precision_score, scores),
+            (m.balanced_accuracy, sk.balanced_accuracy_score, scores > 0.5),
+            (m.f1_detection, sk.f1_score, scores > 0.5), (m.accuracy, sk.accuracy_score, scores > 0.5),
+            (m.brier, sk.brier_score_loss, 1 / (1 + np.exp(-scores))),
+        ):  # fmt: skip
+            expected = theirs(labels, values, sample_weight=w)
+            assert ours(labels, values, w) == pytest.approx(expected), ours.__name__
 
 
-def test_resamples_at_once_equal_one_at_a_time() -> None:
+RANKING = (m.auroc, m.auprc, m.prr, m.recall_at_fpr)
+
+
+def test_resamples_at_once_equal_one_at_a_time_and_one_sorting_gives_the_four_figures() -> None:
     labels, scores = sample(0)
     weights = np.random.default_rng(1).integers(0, 3, (len(labels), 7)).astype(float)
-    probabilities = 1 / (1 + np.exp(-scores))
-    fired = (scores > 0).astype(float)
     for metric, values in [
-        *((f, scores) for f in (m.auroc, m.auprc, m.prr, m.recall_at_fpr)),
-        *((f, probabilities) for f in (m.ece, m.brier)),
-        *((f, fired) for f in (m.accuracy, m.balanced_accuracy, m.f1_detection)),
-    ]:
+        *((f, scores) for f in RANKING), *((f, 1 / (1 + np.exp(-scores))) for f in (m.ece, m.brier)),
+        *((f, scores > 0.0) for f in (m.accuracy, m.balanced_accuracy, m.f1_detection)),
+    ]:  # fmt: skip
         together = metric(labels, values, weights)
         alone = [metric(labels, values, weights[:, i]) for i in range(7)]
         np.testing.assert_allclose(together, alone, err_msg=metric.__name__)
-
-
-def test_weights_mean_repetition() -> None:
-    labels, scores = sample(2, 60)
+    for w in (None, weights[:, 0], weights.astype(np.float32)):
+        for value, metric in zip(m.ranking(labels, scores, w), RANKING, strict=True):
+            np.testing.assert_allclose(value, metric(labels, scores, w), rtol=1e-12)
+    assert np.isnan(m.ranking(np.ones(5), np.arange(5.0)).auroc)
+    labels, scores = sample(2, 60)  # weights mean repetition
     weights = np.random.default_rng(3).integers(0, 4, 60)
-    for metric in (m.auroc, m.auprc, m.prr, m.recall_at_fpr):
+    for metric in RANKING:
         repeated = metric(np.repeat(labels, weights), np.repeat(scores, weights))
         assert metric(labels, scores, weights.astype(float)) == pytest.approx(repeated)
 
@@ -115,13 +100,23 @@ def test_prr_is_one_for_the_oracle_zero_for_chance_and_negative_when_inverted() 
 
 
 def test_prr_against_the_sum_over_kept_examples() -> None:
+    """And against the mean risk of the risk-coverage curve."""
     labels, scores = sample(4, 3000, levels=0)
     right = 1 - labels[np.argsort(scores)]
     kept = np.arange(1, len(right) + 1)
-    best = np.sort(right)[::-1]
-    area, oracle = (np.mean(np.cumsum(x) / kept) for x in (right, best))
+    area, oracle = (np.mean(np.cumsum(x) / kept) for x in (right, np.sort(right)[::-1]))
     expected = (area - right.mean()) / (oracle - right.mean())
     assert m.prr(labels, scores) == pytest.approx(expected, abs=0.01)
+    risk, least = (labels.mean() - m.risk_coverage(labels, x)[1].mean() for x in (scores, labels))
+    assert risk / least == pytest.approx(m.prr(labels, scores), abs=0.01)
+
+
+def test_risk_and_coverage_by_hand() -> None:
+    coverage, risk = m.risk_coverage(np.array([1, 0, 0, 1]), np.array([4.0, 1.0, 2.0, 3.0]))
+    np.testing.assert_allclose(coverage, [0.25, 0.5, 0.75, 1.0])
+    np.testing.assert_allclose(risk, [0, 0, 1 / 3, 1 / 2])
+    _, risk = m.risk_coverage(np.array([1, 0, 0, 1]), np.zeros(4))  # ties: any order, in expectation
+    np.testing.assert_allclose(risk, 0.5)
 
 
 def test_one_class_is_undefined_and_nan_an_error() -> None:
@@ -131,7 +126,7 @@ def test_one_class_is_undefined_and_nan_an_error() -> None:
         m.auroc(np.array([0, 1]), np.array([0.1, np.nan]))
     with fails("failed", kind=RunError):
         m.Bootstrap(np.arange(2)).interval(np.array([0.1, np.nan]))
-    with pytest.raises(ValueError, match="labels"):
+    with pytest.raises(ValueError):
         m.auroc(np.array([0, 2]), np.array([0.1, 0.2]))
 
 
@@ -202,18 +197,16 @@ def test_p_values_are_those_of_the_resamples_counted_one_by_one(seed: int) -> No
     rng = np.random.default_rng(seed)
     values = rng.integers(0, 2, 60) - rng.integers(0, 2, 60) * 0.6
     groups = rng.integers(0, 25, 60)
-    resamples = 150
     # The same draws, plainly: of each resample the members of as many groups as there are, drawn again.
-    draw = np.random.default_rng(3)
+    draw, count = np.random.default_rng(3), 0
     members = [np.flatnonzero(groups == group) for group in np.unique(groups)]
-    means = []
-    for _ in range(resamples):
+    for _ in range(150):
         chosen = draw.integers(len(members), size=len(members))
-        means.append(np.concatenate([values[members[i]] for i in chosen]).mean())
-    count = sum(abs(mean - values.mean()) >= abs(values.mean()) - 1e-9 for mean in means)
-    sample = m.Bootstrap(groups, resamples=resamples, seed=3).sample(values)
-    assert sample.p == pytest.approx((1 + count) / (1 + resamples))
-    assert sample.interval == m.Bootstrap(groups, resamples=resamples, seed=3).interval(values)
+        mean = np.concatenate([values[members[i]] for i in chosen]).mean()
+        count += abs(mean - values.mean()) >= abs(values.mean()) - 1e-9
+    bootstrap = m.Bootstrap(groups, resamples=150, seed=3)
+    assert bootstrap.sample(values).p == pytest.approx((1 + count) / 151)
+    assert bootstrap.sample(values).interval == bootstrap.interval(values)
 
 
 def test_p_values_at_their_ends() -> None:
@@ -225,11 +218,9 @@ def test_p_values_at_their_ends() -> None:
 
 
 def test_p_values_of_nothing_are_below_their_level_as_often_as_it_says() -> None:
-    rng = np.random.default_rng(1)
-    found = [m.Bootstrap(np.arange(80), resamples=199).sample(rng.standard_normal(80)).p for _ in range(300)]
-    assert 0.02 <= np.mean(np.array(found) < 0.05) <= 0.1
-    moved = [m.Bootstrap(np.arange(80), resamples=199).sample(rng.normal(0.6, 1, 80)).p for _ in range(50)]
-    assert np.mean(np.array(moved) < 0.05) > 0.9
+    rng, bootstrap = np.random.default_rng(1), m.Bootstrap(np.arange(80), resamples=199)
+    assert 0.02 <= np.mean([bootstrap.sample(rng.normal(0, 1, 80)).p < 0.05 for _ in range(300)]) <= 0.1
+    assert np.mean([bootstrap.sample(rng.normal(0.6, 1, 80)).p < 0.05 for _ in range(50)]) > 0.9
 
 
 @settings(max_examples=200)
@@ -250,3 +241,83 @@ def test_holm_against_its_formula(p: list[float]) -> None:
                 break
             rejected.add(i)
         assert {i for i, value in enumerate(found) if value < level} == rejected
+
+
+# AUROC within strata
+
+
+def one_by_one(labels, scores, strata, weights) -> float:
+    wins = pairs = 0.0
+    for i, j in product(np.flatnonzero(labels), np.flatnonzero(labels == 0)):
+        pair = weights[i] * weights[j] * (strata[i] == strata[j])
+        pairs += pair
+        wins += pair * ((scores[i] > scores[j]) + (scores[i] == scores[j]) / 2)
+    return wins / pairs if pairs else float("nan")
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_it_counts_the_pairs_of_each_stratum(seed):
+    """One stratum is the AUROC of scikit-learn."""
+    rng = np.random.default_rng(seed)
+    # Few values, so that ties within and across strata are many.
+    labels, scores, strata = rng.integers(0, 2, 60), rng.integers(0, 12, 60) / 4, rng.integers(0, 4, 60)
+    one = pooled_auroc(labels, scores, np.zeros(60, int))
+    assert one == pytest.approx(sk.roc_auc_score(labels, scores), rel=1e-12)
+    weights = rng.integers(0, 4, (60, 7))
+    weights[:, 0] = 0  # a resample without any pair
+    found = pooled_auroc(labels, scores, strata, weights)
+    assert found.shape == (7,)
+    expected = [one_by_one(labels, scores, strata, column) for column in weights.T]
+    assert np.isnan(found[0])
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+    plain = one_by_one(labels, scores, strata, np.ones(len(labels)))
+    assert pooled_auroc(labels, scores, strata) == pytest.approx(plain, rel=1e-12)
+    # A weight of k is the text k times.
+    times = weights[:, 1]
+    repeated = pooled_auroc(*(np.repeat(x, times) for x in (labels, scores, strata)))
+    assert found[1] == pytest.approx(repeated, rel=1e-12)
+
+
+def test_what_knows_the_length_alone_knows_nothing_within_it():
+    rng = np.random.default_rng(0)
+    length = rng.integers(1, 6, 3000)
+    labels = (rng.random(3000) < length / 6).astype(int)
+    knows = length + 2.0 * labels * (rng.random(3000) < 0.3)  # of some more than the length
+    strata = Strata.by_length(length, short=True).of
+    assert sk.roc_auc_score(labels, length) > 0.7
+    assert pooled_auroc(labels, length.astype(float), strata) == 0.5
+    assert pooled_auroc(labels, knows, strata) > 0.6
+    interval = m.Bootstrap(np.arange(3000) // 3, resamples=200).interval(
+        rng.random(3000) + length, lambda s, w: pooled_auroc(labels, s, strata, w)
+    )
+    assert interval.low < 0.5 < interval.high
+    assert interval.high < 0.55
+
+
+def test_strata_of_one_class_are_not_compared():
+    labels, scores = np.array([1, 1, 0, 1, 0]), np.array([0.0, 1.0, 9.0, 3.0, 2.0])
+    assert pooled_auroc(labels, scores, np.array([0, 0, 1, 2, 2])) == 1.0
+    assert np.isnan(pooled_auroc(labels, scores, np.array([0, 0, 1, 2, 3])))
+
+
+def test_strata_are_named_and_crossed():
+    length = Strata.by_length(np.array([1, 2, 7, 5, 1]), short=True)
+    assert length.names == ("1", "2", "5+")
+    kind = Strata.by(["place", "date", "date", "place", "place"])
+    both = length.and_by(kind)
+    assert [both.names[k] for k in both.of] == ["1 place", "2 date", "5+ date", "5+ place", "1 place"]
+    n, events = both.counts(np.array([1, 0, 0, 1, 0]))
+    assert dict(zip(both.names, zip(n.tolist(), events.tolist(), strict=True), strict=True)) == {
+        "1 place": (2, 1), "2 date": (1, 0), "5+ date": (1, 0), "5+ place": (1, 1),
+    }  # fmt: skip
+    ranges = Strata.by_length(np.arange(10, 60), short=False)
+    assert ranges.names == ("10-19", "20-29", "30-39", "40-49", "50-59")
+    assert ranges.counts(np.zeros(50))[0].tolist() == [10] * 5
+    assert Strata.by_length(np.full(9, 48), short=False).names == ("48",)
+
+
+def test_scores_that_are_no_numbers_and_unlike_sizes_are_refused():
+    with fails("failed", kind=RunError):
+        pooled_auroc(np.array([1, 0]), np.array([np.nan, 1.0]), np.zeros(2, int))
+    with pytest.raises(ValueError):
+        pooled_auroc(np.array([1, 0]), np.array([0.0, 1.0]), np.zeros(3, int))

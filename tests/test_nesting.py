@@ -10,8 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from test_lm import assert_all_same
-from test_prefix import forwarded
-from tiny import FAMILIES, tiny_lm
+from tiny import FAMILIES, forwarded, tiny_lm
 
 from probers.engine import batch_size as nesting
 from probers.engine.batch_size import longest

@@ -176,6 +176,7 @@ def test_a_question_reaches_the_command_as_it_was_typed(text):
     "text",
     ["Say ${oc.env:HOME}", "${question}", "a ${", r"\${x}",
     r"\\${x}\\", "1", "true", "null", "[1,2]", "{a: 1}",
+     "Who directed 'It'?", "In 1980, who (really) won: A or B?", "a=b, {c} [d]", "back\\slash'", "{x}", "1,2",
      "'x'", '"', "a=b", "a,b", "Was it 5'3\"?", "\\", "x\\'y", "tab\there", "${oc.env:NOPE}", "}{", "#"],
 )  # fmt: skip
 def test_free_text_is_not_read(text, monkeypatch):

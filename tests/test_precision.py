@@ -69,15 +69,12 @@ def test_a_run_keeps_the_format_it_began_with(native, tmp_path, caplog):
         folder.claim()
         return folder
 
-    native(True, least=8)
-    assert load_model(cfg, run("a")).spec.dtype == "bfloat16"
-    native(False, least=8)
-    assert load_model(cfg, run("b")).spec.dtype == "float32"
-    caplog.clear()
-    assert load_model(cfg, run("a")).spec.dtype == "bfloat16"
+    for native_here, name, dtype in (
+        (True, "a", "bfloat16"), (False, "b", "float32"), (False, "a", "bfloat16"), (True, "b", "float32"),
+    ):  # fmt: skip
+        native(native_here, least=8)
+        assert load_model(cfg, run(name)).spec.dtype == dtype
     assert "model.dtype=bfloat16, the number format" in caplog.text
-    native(True, least=8)
-    assert load_model(cfg, run("b")).spec.dtype == "float32"
     run("a").finish({"n": 1})
     assert run("a").chosen == {"model.dtype": "bfloat16"}
     assert load_model(cfg).spec.dtype == "bfloat16"  # no run, nothing kept

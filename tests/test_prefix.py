@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
-from test_lm import assert_all_same, assert_same
-from tiny import FAMILIES, tiny_lm
+from test_lm import assert_all_same
+from tiny import FAMILIES, forwarded, tiny_lm
 from transformers import DynamicCache
 
 from probers.engine.decode import closed
 from probers.engine.kv_cache import GrowingLayer, new_cache
-from probers.types import Needs
+from probers.types import Feature, Needs
 
 EXEMPLARS = "Question: Who was her mother?\nAnswer: She was born in 1931, moved when she was ten.\n"
 ENDS = (
@@ -21,7 +20,7 @@ ENDS = (
     "She was born in 1931, moved when she was ten, and then worked as a baker. Who was her mother? And",
 )
 PROMPTS = [EXEMPLARS + end for end in ENDS]
-NEEDS = Needs.of((0, 1, 2, 3), attention=True)
+NEEDS = Needs((Feature((0, 1, 2, 3)), Feature((0, 2, 3), pool="predicting")), attention=True)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -30,22 +29,8 @@ def test_with_and_without_a_prefix_the_same_comes_out(family):
     plainly = lm.generate(PROMPTS, max_new_tokens=10, needs=NEEDS)
     again = lm.generate(PROMPTS, max_new_tokens=10, needs=NEEDS, prefix=EXEMPLARS)
     scored = lm.score(PROMPTS, [g.token_ids for g in plainly], needs=NEEDS, prefix=EXEMPLARS)
-    for one, other, third in zip(plainly, again, scored, strict=True):
-        assert_same(one, other)
-        assert_same(one, third)
-
-
-def forwarded(lm, monkeypatch) -> list[tuple[int, int]]:
-    """(rows, columns) of every pass from now on."""
-    passes = []
-    forward = lm.model.forward
-
-    def counted(**given):
-        passes.append(tuple(given["input_ids"].shape))
-        return forward(**given)
-
-    monkeypatch.setattr(lm.model, "forward", counted)
-    return passes
+    assert_all_same(plainly, again)
+    assert_all_same(plainly, scored)
 
 
 def test_the_prefix_is_computed_once_for_all_batches_and_calls(monkeypatch):
@@ -85,40 +70,28 @@ def test_another_prefix_replaces_the_one_before():
     for prefix in ("The river", "Who? Who?", "The river"):
         prompts = [prefix + " is", prefix + " was a baker"]
         plainly = tiny_lm("llama").generate(prompts, max_new_tokens=5)
-        assert [g.token_ids for g in lm.generate(prompts, max_new_tokens=5, prefix=prefix)] == [
-            g.token_ids for g in plainly
-        ]
+        assert_all_same(plainly, lm.generate(prompts, max_new_tokens=5, prefix=prefix))
 
 
 def test_a_growing_layer_holds_what_the_dynamic_one_holds():
     torch.manual_seed(0)
-    mine, theirs = GrowingLayer(capacity=5), DynamicCache()
+    mine, theirs, rows = GrowingLayer(capacity=5), DynamicCache(), 3
     for length in (3, 1, 1, 4, 1):  # beyond its room, too
-        keys, values = torch.randn(2, 3, 2, length, 4)
-        one = mine.update(keys, values)
-        other = theirs.update(keys, values, 0)
-        for a, b in zip(one, other, strict=True):
+        keys, values = torch.randn(2, rows, 2, length, 4)
+        for a, b in zip(mine.update(keys, values), theirs.update(keys, values, 0), strict=True):
             assert torch.equal(a, b)
         assert mine.get_seq_length() == theirs.get_seq_length()
         if length == 4:
-            chosen = torch.tensor([2, 0])
+            rows, chosen = 2, torch.tensor([2, 0])
             mine.batch_select_indices(chosen)
             theirs.batch_select_indices(chosen)
-            keys, values = torch.randn(2, 2, 2, 1, 4)
-            for a, b in zip(mine.update(keys, values), theirs.update(keys, values, 0), strict=True):
-                assert torch.equal(a, b)
-            break
 
 
 def test_room_is_made_once_and_filled_in_place():
     cache = new_cache(tiny_lm("llama").model.config, capacity=40)
-    keys, values = torch.randn(2, 1, 2, 10, 8)
-    places = set()
-    for _ in range(4):
-        found, _ = cache.update(keys, values, 0)
-        places.add(found.data_ptr())
-    assert len(places) == 1
-    assert np.prod(found.shape) == 1 * 2 * 40 * 8
+    found = [cache.update(*torch.randn(2, 1, 2, 10, 8), 0)[0] for _ in range(4)]
+    assert len({keys.data_ptr() for keys in found}) == 1
+    assert found[-1].numel() == 1 * 2 * 40 * 8
 
 
 def test_rows_that_stay_are_not_moved():

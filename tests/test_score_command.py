@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from refusals import fails
+from refusals import fails, interrupted
 from tiny import CONTEXT, byte_level, save_tiny
 
 from probers.bank.bank import ProbeBank
@@ -152,19 +152,10 @@ def test_colours_change_sides_at_the_threshold():
     assert level(0.5, 0.0) == 5 and level(0.0, 0.0) == 3 and level(1.0, 1.0) == 3
 
 
-def test_a_killed_run_goes_on_and_ends_in_the_same_bytes(place, monkeypatch, caplog):
+def test_a_killed_run_goes_on_and_ends_in_the_same_bytes(place, caplog):
     write([line | {"id": str(i), "answer": line["answer"] + " and on" * i} for i, line in enumerate(WRITTEN)])
     whole = (score("out=whole", "batch_size=1") / "scores.jsonl").read_bytes()
-    keep, kept = Journal.append, []
-
-    def killed(journal, new):
-        if len(kept) == 2:
-            raise KeyboardInterrupt
-        kept.append(new)
-        keep(journal, new)
-
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(Journal, "append", killed)
+    with interrupted(Journal, "append", after=2):
         score("out=cut", "batch_size=1")
     with open("cut/unfinished.jsonl", "ab") as file:
         file.write(b'{"place": 1, "li')
@@ -191,20 +182,14 @@ def test_a_chat_is_put_as_the_tokenizer_puts_it(place, monkeypatch):
 CHAT = [{"role": "user", "content": "x"}]
 #: Malformed lines, and the field or value that the message names.
 BAD = [
-    ('{"prompt": "a", "answer": ', "line 2"),
-    ("[1]", "object"),
-    ({"prompt": "a b"}, "'answer'"),
-    ({"answer": "a b"}, "neither prompt and messages"),
-    ({"prompt": "a", "messages": CHAT, "answer": "a"}, "both prompt and messages"),
-    ({"prompt": "a", "answer": ""}, "answer"),
-    ({"prompt": "a", "answer": ["x"]}, "['x']"),
-    ({"prompt": 3, "answer": "x"}, "prompt"),
-    ({"messages": [], "answer": "x"}, "messages"),
+    ('{"prompt": "a", "answer": ', "line 2"), ("[1]", "object"), ({"prompt": "a b"}, "'answer'"),
+    ({"answer": "a b"}, "prompt"), ({"prompt": "a", "messages": CHAT, "answer": "a"}, "messages"),
+    ({"prompt": "a", "answer": ""}, "answer"), ({"prompt": "a", "answer": ["x"]}, "['x']"),
+    ({"prompt": 3, "answer": "x"}, "prompt"), ({"messages": [], "answer": "x"}, "messages"),
     ({"messages": [{"role": "user"}], "answer": "x"}, "messages"),
-    ({"prompt": "a", "answer": "x", "wrong": 1}, "wrong"),
-    ({"prompt": "a", "answer": "x", "id": True}, "id"),
-    ({"prompt": "a", "answer": "x", "id": "one"}, "'one' is already on line 1"),
-]
+    ({"prompt": "a", "answer": "x", "wrong": 1}, "wrong"), ({"prompt": "a", "answer": "x", "id": True}, "id"),
+    ({"prompt": "a", "answer": "x", "id": "one"}, "line 1"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("line", "named"), BAD, ids=range(len(BAD)))
@@ -225,14 +210,11 @@ def test_what_else_is_wrong_with_a_request_is_named(place, caplog):
         score("out=b")
     write([])
     make_bank(loaded(place / "model"), head=AttentionPoolHead).save_pretrained(place / "pooling")
-    for option, code, named in (
-        ("seed=0", "empty", "texts=texts.jsonl"), ("texts=nowhere", "no-file", "texts=nowhere"),
-        ("threshold=high", "bad-value", "threshold"),
-    ):  # fmt: skip
-        with fails(code, named):
-            score(option)
+    with fails("empty", "texts=texts.jsonl"):
+        score()
     write(WRITTEN)
     for option, code, named in (
+        ("texts=nowhere", "no-file", "texts=nowhere"), ("threshold=high", "bad-value", "threshold"),
         ("prober=nowhere", "no-artifact", "nowhere"), ("prober=pooling", "unsupported", "heads"),
     ):  # fmt: skip
         with fails(code, named):
@@ -242,30 +224,18 @@ def test_what_else_is_wrong_with_a_request_is_named(place, caplog):
             cli.run("score", arguments)
 
 
-def test_an_answer_that_goes_on_within_a_word_is_pointed_out(place, caplog):
-    write([{"prompt": "It is", "answer": "Paris"}, {"prompt": "It is ", "answer": "Paris"}])
-    score()
-    assert "note: 1 of 2 answers continue the prompt's last word" in caplog.text
-
-
-def test_an_end_marker_is_no_part_of_an_answer(place):
+def test_an_end_marker_is_no_part_of_an_answer_and_no_answer_alone(place, caplog):
+    """Converse: an answer that goes on within a word is pointed out."""
     end = loaded(place / "model").tokenizer.eos_token
-    write([{"id": "plain", "prompt": "Peru has", "answer": " Lima."},
-           {"id": "ended", "prompt": "Peru has", "answer": f" Lima.{end}\n"}])  # fmt: skip
-    plain, ended = lines_of(score())
-    assert ended["text"] == plain["text"] == " Lima."
-    assert ended["hallucination"]["token_scores"] == plain["hallucination"]["token_scores"]
-
-
-def test_what_no_tokens_write_is_a_malformed_line_and_a_text_too_long_is_left_out(place, caplog):
-    end = loaded(place / "model").tokenizer.eos_token
-    write([{"prompt": "Peru has", "answer": end}, WRITTEN[0],
-           {"id": "long", "prompt": "word " * CONTEXT, "answer": " Lima."}])  # fmt: skip
+    answers = [end, " Lima.", f" Lima.{end}\n", "vian gold"]
+    write([{"prompt": "Peru", "answer": answer} for answer in answers])
     with fails("bad-line", "texts.jsonl line 1"):
         score()
-    first, long = lines_of(score("on_bad_line=skip", "out=second"))
-    assert first["id"] == "one" and long["hallucination"] is None
+    plain, ended, _ = lines_of(score("on_bad_line=skip", "out=second"))
+    assert ended["text"] == plain["text"] == " Lima."
+    assert ended["hallucination"]["token_scores"] == plain["hallucination"]["token_scores"]
     assert "line 1: malformed" in caplog.text
+    assert "note: 1 of 3 answers continue the prompt's last word" in caplog.text
 
 
 @pytest.mark.parametrize("answer", [" I do not know.", "我不知道。"])

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from omegaconf import DictConfig, OmegaConf
+from pytest import MonkeyPatch
 from refusals import fails
 
 from probers.commands import main as cli
@@ -17,16 +18,13 @@ from probers.train.report import compare_runs
 from probers.types import RunError, UserError
 
 
-def test_every_combination_once() -> None:
+def test_every_combination_once_and_what_varies() -> None:
     assert combinations(["seed=1,2", "limit=3,4", "source=wiki"]) == [
         ["seed=1", "limit=3", "source=wiki"], ["seed=1", "limit=4", "source=wiki"],
         ["seed=2", "limit=3", "source=wiki"], ["seed=2", "limit=4", "source=wiki"],
     ]  # fmt: skip
     assert combinations(["seed=1,1", "layer=[1,2]"]) == [["seed=1", "layer=[1,2]"]]
     assert combinations(["wiki"]) == [["wiki"]]  # refused later, with the command's own sentence
-
-
-def test_what_varies() -> None:
     jobs = combinations(["head=linear,radio", "lr=0.1", "layer=[1,2],all"])
     assert varied(jobs) == [
         ["head=linear", "layer=[1,2]"], ["head=linear", "layer=all"],
@@ -66,7 +64,7 @@ class Command:
 
 
 @pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch) -> Command:
+def command(monkeypatch: MonkeyPatch) -> Command:
     made = Command()
     monkeypatch.setitem(cli._TABLES, "train", "probers.train.report:compare_runs")
     monkeypatch.setattr(report, "compare_runs", made.table)
@@ -82,11 +80,12 @@ def sweep(*arguments: str) -> int:
 
 
 def test_each_job_has_a_folder_and_the_table_comes_last(command: Command, capsys: Any) -> None:
+    assert sweep("seed=1") == 0  # one value is no sweep
+    assert command.called.pop().suffix is None and capsys.readouterr().out == ""
     assert sweep("seed=1,2", "lr=0.3") == 0
     assert [(c.seed, c.lr, c.suffix) for c in command.called] == [(1, 0.3, "seed=1"), (2, 0.3, "seed=2")]
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "== seed=1" and lines[1] == "== seed=2"
-    assert lines[2] == "TABLE [['seed=1'], ['seed=2']] ['runs/default/seed=1', 'runs/default/seed=2']"
+    table = "TABLE [['seed=1'], ['seed=2']] ['runs/default/seed=1', 'runs/default/seed=2']"
+    assert capsys.readouterr().out.splitlines()[:3] == ["== seed=1", "== seed=2", table]
 
 
 @pytest.mark.parametrize("given", ["out=a,b", "suffix=x,y"])
@@ -97,23 +96,14 @@ def test_a_folder_that_was_given_is_left_alone(command: Command, given: str) -> 
     assert key == "suffix" or [c.suffix for c in command.called] == [None, None]
 
 
-def test_one_value_is_no_sweep(command: Command, capsys: Any) -> None:
-    assert sweep("seed=1") == 0
-    assert command.called[0].suffix is None and capsys.readouterr().out == ""
-
-
 @pytest.mark.parametrize(
     ("errors", "code"),
     [
-        ({1: RunError("it broke")}, 1),
-        ({1: RunError("it broke"), 2: UserError("bad seed")}, 2),
-        ({1: UserError("bad seed"), 2: RunError("it broke")}, 2),
-        ({3: OSError(28, "No space left on device", "/x")}, 1),
+        ({1: RunError("a")}, 1), ({1: RunError("a"), 2: UserError("b")}, 2),
+        ({1: UserError("a"), 2: RunError("b")}, 2), ({3: OSError(28, "No space left on device", "/x")}, 1),
     ],
-)
-def test_a_job_that_fails_does_not_lose_the_others(
-    command: Command, capsys: Any, errors: Any, code: int
-) -> None:
+)  # fmt: skip
+def test_a_failing_job_loses_no_other(command: Command, capsys: Any, errors: Any, code: int) -> None:
     command.fails.update(errors)
     assert sweep("seed=1,2,3") == code and len(command.called) == 3
     captured = capsys.readouterr()
@@ -123,9 +113,7 @@ def test_a_job_that_fails_does_not_lose_the_others(
     assert len(told) == len(errors) and all(line.startswith("probers-train: seed=") for line in told)
 
 
-def test_without_a_run_that_ended_there_is_no_table(
-    command: Command, capsys: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_run_there_is_no_table(command: Command, capsys: Any, monkeypatch: MonkeyPatch) -> None:
     command.fails.update({1: RunError("a"), 2: RunError("b")})
     assert sweep("seed=1,2") == 1 and "TABLE" not in capsys.readouterr().out
     monkeypatch.delitem(cli._TABLES, "train")  # as of a command that has no table

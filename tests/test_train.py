@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,11 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
+from artefacts import contents
 from planted import SPEC, make_store, make_token_store, stop_training
+from pytest import LogCaptureFixture, MonkeyPatch
 from refusals import fails
+from safetensors.numpy import load_file
 from sklearn.metrics import roc_auc_score
-from torch import nn
+from test_heads import Own
 
 from probers.bank.bank import ProbeBank
 from probers.commands import main as cli
@@ -25,6 +26,7 @@ from probers.store.reader import StateReader
 from probers.store.store import FeatureStore
 from probers.train.assemble import control_detectors
 from probers.train.data import CHUNK, Examples, SplitRequest, load_examples
+from probers.train.sweeps import sets_of
 from probers.uncertainty import SIGNALS
 
 
@@ -39,16 +41,9 @@ def test_controls_are_left_out_with_a_reason(tmp_path: Path) -> None:
     assert "mean entropy" in names and "RIND maximum" not in names and "bag of words, question" not in names
     assert any("no column rind_max" in n for n in notes)
     assert any("question is the same in all training examples" in n for n in notes)
-
-
-def test_a_store_made_without_attention_is_trained_on_and_says_what_is_left_out(tmp_path: Path) -> None:
-    store = make_store(tmp_path / "s", edit=lambda row: row | {"rind_max": None})
-    _, notes = control_detectors(load_examples([store]))
-    why = "the store has no rind_max, for its model was run without attention"
-    assert f"control 'RIND maximum' left out: {why}" in notes
-    out = cli.run("train", [f"data={tmp_path / 's'}", f"out={tmp_path / 'p'}", "layer=[1,2]", *OVERRIDES])
-    metrics = ProbeBank.from_pretrained(out).metrics
-    assert "RIND maximum" not in metrics["controls"] and "entropies combined" in metrics["controls"]
+    store = make_store(tmp_path / "t", 400, edit=lambda row: row | {"rind_max": None})  # without attention
+    detectors, notes = control_detectors(load_examples([store]))
+    assert "entropies combined" in [d.name for d in detectors] and any("'RIND maximum'" in n for n in notes)
 
 
 def test_controls_know_what_they_can_and_no_more(examples: Examples) -> None:
@@ -67,14 +62,25 @@ def test_controls_know_what_they_can_and_no_more(examples: Examples) -> None:
 
 OVERRIDES = ["epochs=2", "batch_size=32", "lr=0.003", "head.hidden=24", "resamples=200", "device=cpu"]
 #: Without what takes time and is looked at elsewhere.
-PLAIN = ["batch_size=32", "lr=0.003", "resamples=200", "device=cpu", "learning_curve=false"]
+PLAIN = ["batch_size=32", "lr=0.003", "resamples=100", "device=cpu", "learning_curve=false"]
+SMALL = ["head.hidden=24", *PLAIN]
+LINEAR = ["head=linear", *PLAIN, "lr=0.03"]
+
+
+def train(data: object, out: Path, *options: str) -> ProbeBank:
+    """The prober that the command makes of a store."""
+    return ProbeBank.from_pretrained(cli.run("train", [f"data={data}", f"out={out}", *options]))
+
+
+def figures(folder: Path) -> dict:
+    return json.loads((folder / "metrics.json").read_text())
 
 
 @pytest.fixture(scope="module")
 def prober(store: FeatureStore, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A whole run of the command, in an empty working directory."""
     where = tmp_path_factory.mktemp("cwd")
-    with pytest.MonkeyPatch.context() as patch:
+    with MonkeyPatch.context() as patch:
         patch.chdir(where)
         out = cli.run("train", [f"data={store.path}", "layer=all", *OVERRIDES])
         assert [p.name for p in where.iterdir()] == ["runs"]
@@ -94,7 +100,7 @@ def test_the_command_writes_a_prober_and_nothing_else(prober: Path) -> None:
 def test_metrics_are_those_of_the_saved_prober(prober: Path, store: FeatureStore, examples: Examples) -> None:
     """Loaded anew, the prober scores the test examples as ``metrics.json`` says."""
     bank = ProbeBank.from_pretrained(prober)
-    figures = json.loads((prober / "metrics.json").read_text())
+    found = figures(prober)
     rows = examples.rows["test"]
     wrong = examples.wrong[rows]
     states = store.states(bank.layers, rows)
@@ -103,20 +109,24 @@ def test_metrics_are_those_of_the_saved_prober(prober: Path, store: FeatureStore
         ("ensemble", bank.score(states), bank.threshold),
         ("with_entropy", bank.score(states, signals), bank.entropy_model.threshold),
     ):
-        assert figures[key]["auroc"] == pytest.approx(roc_auc_score(wrong, score), abs=1e-9)
-        assert figures[key]["accuracy"] == pytest.approx(np.mean((score > threshold) == wrong), abs=1e-9)
-        low, high = figures[key]["auroc_ci"]
-        assert low < figures[key]["auroc"] < high
+        assert found[key]["auroc"] == pytest.approx(roc_auc_score(wrong, score), abs=1e-9)
+        assert found[key]["accuracy"] == pytest.approx(np.mean((score > threshold) == wrong), abs=1e-9)
+        low, high = found[key]["auroc_ci"]
+        assert low < found[key]["auroc"] < high
     probability = bank.probability(bank.score(states))
-    assert figures["ensemble"]["brier"] == pytest.approx(np.mean((probability - wrong) ** 2), abs=1e-9)
-    assert figures["ensemble"]["ece"] < 0.1
-    assert bank.layers == (1, 2, 3) and [entry["layer"] for entry in figures["layers"]] == [1, 2, 3]
-    assert figures["best_layer"] == 2 and dict(bank.metrics) == figures
+    assert found["ensemble"]["brier"] == pytest.approx(np.mean((probability - wrong) ** 2), abs=1e-9)
+    assert found["ensemble"]["ece"] < 0.1
+    assert bank.layers == (1, 2, 3) and [entry["layer"] for entry in found["layers"]] == [1, 2, 3]
+    assert found["best_layer"] == 2 and dict(bank.metrics) == found
+    told = found["domain"]
+    assert bank.domain is not None and (told["limit"], told["rate"]) == (bank.domain.limit, 0.05)
+    assert 0 <= told["false_alarms_ci"][0] <= told["false_alarms"] <= told["false_alarms_ci"][1] < 0.2
+    assert "## Texts unlike its data" in bank.card
 
 
 def test_the_report_compares_with_every_control(prober: Path) -> None:
-    figures = json.loads((prober / "metrics.json").read_text())
-    controls = figures["controls"]
+    found = figures(prober)
+    controls = found["controls"]
     assert set(controls) == {
         "majority", "bag of words, text", "bag of words, question", "bag of words, answer", "length",
         "question type", "condition",
@@ -125,141 +135,115 @@ def test_the_report_compares_with_every_control(prober: Path) -> None:
     }  # fmt: skip
     assert controls["majority"]["auroc"] is None and controls["majority"]["accuracy"] is not None
     assert 0.4 < controls["shuffled labels"]["auroc"] < 0.6
-    assert "all layers vs shuffled labels" not in figures["pairs"]  # measured against other labels
+    assert "all layers vs shuffled labels" not in found["pairs"]  # measured against other labels
     assert 0.35 < controls["embedding layer"]["auroc"] < 0.65
-    assert figures["positive_control"]["auroc"] > 0.95
-    assert figures["pairs"]["all layers vs mean entropy"]["auroc"]["ci95"][0] > 0
-    assert set(figures["conditions"]) == {"closed_book", "with_passages"}
+    assert found["positive_control"]["auroc"] > 0.95
+    assert found["pairs"]["all layers vs mean entropy"]["auroc"]["ci95"][0] > 0
+    assert set(found["conditions"]) == {"closed_book", "with_passages"}
     card = (prober / "README.md").read_text()
-    assert f"{figures['ensemble']['auroc']:.2f}" in card and "shuffled labels" in card
+    assert f"{found['ensemble']['auroc']:.2f}" in card and "shuffled labels" in card
     assert "no evidence about large models" in card and "prober=runs/train/cot-all" in card
 
 
-def test_the_same_run_again_is_not_repeated_and_another_is_refused(
-    prober: Path, store: FeatureStore, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_same_run_is_not_repeated(prober: Path, store: FeatureStore, caplog: LogCaptureFixture) -> None:
     same = [f"data={store.path}", f"out={prober}", "layer=all", *OVERRIDES]
     before = (prober / "heads.safetensors").stat().st_mtime_ns
     # `out` was not given the first time; where a run is written is not what it computes.
     cli.run("train", same)
     assert "already holds this prober" in caplog.text
     assert (prober / "heads.safetensors").stat().st_mtime_ns == before
-    for change in ("seed=1", "batch_size=16", "head=linear"):
-        arguments = [a for a in same if not a.startswith(change.split("=")[0])]
-        arguments = [a for a in arguments if not (change == "head=linear" and a.startswith("head."))]
+    for place, change in ((4, "batch_size=16"), (6, "head=linear"), (7, "resamples=300"), (9, "seed=1")):
         with fails("out-taken", prober):
-            cli.run("train", [*arguments, change])
+            cli.run("train", [*same[:place], change, *same[place + 1 :]])
 
 
 def test_one_layer_linear_with_a_csv_log(store: FeatureStore, tmp_path: Path) -> None:
-    out = tmp_path / "p"
     options = ["layer=2", "head=linear", "lr=0.03", "logger=csv", "combine=probabilities"]
-    options += ["threshold=budget=0.25", "loss=double_softmax", "resamples=200", "device=cpu"]
-    cli.run("train", [f"data={store.path}", f"out={out}", *options])
-    bank = ProbeBank.from_pretrained(out)
+    options += ["threshold=budget=0.25", "loss=double_softmax", "domain=null", *OVERRIDES[4:]]
+    bank = train(store.path, tmp_path / "p", *options)
     assert bank.layers == (2,) and isinstance(bank.head, LinearHead) and bank.combine == "probabilities"
     assert bank.metrics["ensemble"]["auroc"] > 0.95
     assert bank.metrics["ensemble"]["fired"] == pytest.approx(0.25, abs=0.06)
-    header, *lines = (out / "log/metrics.csv").read_text().splitlines()
+    assert bank.domain is None and bank.metrics["domain"] is None and "unlike" not in bank.card
+    header, *lines = (tmp_path / "p/log/metrics.csv").read_text().splitlines()
     assert "validation_accuracy/0/layer2-correct" in header and len(lines) == 8
 
 
-def test_what_a_store_lacks_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    lost = (*SIGNALS, "rind_max", "answer_kind")
-    make_store(tmp_path / "s", edit=lambda row: without(row, *lost), spec=SPEC.select((1, 2)))
-    out = cli.run("train", [f"data={tmp_path / 's'}", f"out={tmp_path / 'p'}", "layer=[1,2]", *OVERRIDES])
+def test_what_a_store_lacks_is_left_out(tmp_path: Path, caplog: LogCaptureFixture) -> None:
+    def lost(row: dict) -> dict:
+        return without(row, *SIGNALS, "answer_kind") | {"rind_max": None}
+
+    make_store(tmp_path / "s", edit=lost, spec=SPEC.select((1, 2)))
+    bank = train(tmp_path / "s", tmp_path / "p", "layer=[1,2]", *OVERRIDES)
     text = caplog.text.replace("\n  ", " ")
     assert "the store has no layer 0" in text and "the store has no column answer_kind" in text
-    bank = ProbeBank.from_pretrained(out)
     assert bank.entropy_model is None and bank.metrics["with_entropy"] is None
-    assert bank.metrics["positive_control"] is None and "embedding layer" not in bank.metrics["controls"]
+    assert bank.metrics["positive_control"] is None
+    assert not {"embedding layer", "RIND maximum"} & set(bank.metrics["controls"])
 
 
-def test_wrong_requests(store: FeatureStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_requests(store: FeatureStore, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     FeatureStore.create(tmp_path / "half", [SPEC], config={}, shards=2)
     data = f"data={store.path}"
-    for arguments, named in [
-        ([], "runs/"),
-        (["data=nowhere"], "nowhere"),
-        (["data=half"], "0 of 2 shards"),
-        ([data, "layer=9"], "layers 0-3 of testbed"),
-        ([data, "threshold=best"], "threshold=best is unknown"),
-        ([data, "combine=votes"], "combine=votes must be logits, "),
-        ([data, "device=cuda:99"], "device=cuda:99: this machine has"),
-        ([data, "resamples=3"], "resamples=3 must be a whole number of 100 or more"),
-        ([data, "threshold=budget"], "threshold=budget: budget needs the share of texts that fire"),
-        ([data, "calibration=beta"], "calibration=beta must be platt, "),
-        ([data, "aggregate=sum"], "aggregate=sum must be max, mean or last"),
-        ([data, "split=[0.5,0.5]"], "split="),
-        ([data, "train_on=[squad]"], "train_on names 'squad'"),
-        ([f"data=[{store.path},{store.path}]"], f"the id q0 is in {store.path} and again in "),
+    for arguments, *named in [
+        ([], "runs/"), (["data=nowhere"], "nowhere"), (["data=half"], "0 of 2 shards"),
+        ([data, "layer=9"], "layers 0-3 of testbed"), ([data, "threshold=best"], "threshold=best"),
+        ([data, "combine=votes"], "combine=votes", "logits"), ([data, "device=cuda:99"], "device=cuda:99"),
+        ([data, "resamples=3"], "resamples=3", "100"), ([data, "threshold=budget"], "threshold=budget"),
+        ([data, "calibration=beta"], "calibration=beta", "platt"),
+        ([data, "aggregate=sum"], "aggregate=sum", "max", "last"), ([data, "split=[0.5,0.5]"], "split="),
+        ([data, "train_on=[squad]"], "train_on", "'squad'"), ([data, "domain=1.0"], "domain=1"),
+        ([f"data=[{store.path},{store.path}]"], "q0", store.path),
         ([data, "head=mlp"], "adaptive, adaptive_t5, attention_pool, linear"),
-    ]:
-        with fails(None, named):
+    ]:  # fmt: skip
+        with fails(None, *named):
             cli.run("train", arguments)
     assert [p.name for p in tmp_path.iterdir()] == ["half"]
 
 
-class SpyReader:
-    """Notes the most rows that any reader of a store has handed out at once."""
-
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.most = self.calls = 0
-        original = StateReader.__getitem__
-
-        def spied(reader: StateReader, rows: Any) -> np.ndarray:
-            found = original(reader, rows)
-            self.most, self.calls = max(self.most, len(found)), self.calls + 1
-            return found
-
-        patch.setattr(StateReader, "__getitem__", spied)
-
-
 @pytest.mark.parametrize("head", ["probing_rag", "linear"])
 @pytest.mark.long
-def test_states_are_never_all_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, head: str) -> None:
+def test_states_are_never_all_in_memory(tmp_path: Path, monkeypatch: MonkeyPatch, head: str) -> None:
     """Claim: standardising, training and scoring take a chunk at most; converse: a whole layer shows."""
-    spy = SpyReader(monkeypatch)
+    read, original = [], StateReader.__getitem__
+
+    def spied(reader: StateReader, rows: Any) -> np.ndarray:
+        found = original(reader, rows)
+        read.append(len(found))
+        return found
+
+    monkeypatch.setattr(StateReader, "__getitem__", spied)
     store = make_store(tmp_path / "s", 3000)
     options = [*OVERRIDES[:3], *OVERRIDES[4:], f"head={head}"]  # without head.hidden
-    cli.run("train", [f"data={store.path}", f"out={tmp_path / 'p'}", "layer=all", *options])
-    assert spy.calls > 100 and spy.most == CHUNK < 1500  # of 1500 to train on, 750 to validate, 3000 to score
+    train(store.path, tmp_path / "p", "layer=all", *options)
+    # Of 1500 to train on, 750 to validate, 3000 to score.
+    assert len(read) > 100 and max(read) == CHUNK < 1500
     store.layer(1)
-    assert spy.most == 3000
-
-
-def files_of(folder: Path) -> dict[str, str]:
-    return {
-        str(f.relative_to(folder)): hashlib.sha256(f.read_bytes()).hexdigest()
-        for f in sorted(folder.rglob("*")) if f.is_file()
-    }  # fmt: skip
+    assert max(read) == 3000
 
 
 @pytest.mark.usefixtures("pictures")
-def test_a_killed_command_goes_on_and_ends_in_the_same_bytes(
-    store: FeatureStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_command_goes_on(store: FeatureStore, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     """Once in the prober's training and once in the learning curve's; pictures and figures included."""
     arguments = [f"data={store.path}", "layer=[1,2]", "seeds=2", "save_every=0", *OVERRIDES]
     for name in ("whole", "killed"):
         (tmp_path / name).mkdir()
     monkeypatch.chdir(tmp_path / "whole")
-    expected = files_of(cli.run("train", arguments))
-
+    expected = contents(cli.run("train", arguments))
     monkeypatch.chdir(tmp_path / "killed")
     stop_training(monkeypatch, 25, 50)
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt):
             cli.run("train", arguments)
-    found = files_of(cli.run("train", arguments))
+    found = contents(cli.run("train", arguments))
     assert found == expected and not [name for name in found if "checkpoint" in name]
 
 
 def test_seeds_give_the_spread_and_the_first_is_kept(store: FeatureStore, tmp_path: Path) -> None:
-    arguments = [f"data={store.path}", "layer=[1,2]", "head.hidden=24", *PLAIN]
-    one = ProbeBank.from_pretrained(cli.run("train", [*arguments, f"out={tmp_path / 'one'}"]))
-    four = ProbeBank.from_pretrained(cli.run("train", [*arguments, "seeds=4", f"out={tmp_path / 'four'}"]))
+    options = ["layer=[1,2]", *SMALL]
+    one = train(store.path, tmp_path / "one", *options)
+    four = train(store.path, tmp_path / "four", "seeds=4", *options)
     np.testing.assert_allclose(four.metrics["ensemble"]["auroc"], one.metrics["ensemble"]["auroc"], atol=1e-3)
     for entry, alone in zip(four.metrics["layers"], one.metrics["layers"], strict=True):
         spread = entry["seeds"]
@@ -276,12 +260,11 @@ def test_out_of_domain_in_one_command(tmp_path: Path) -> None:
         return row | {"dataset": "iirc" if other else "nq", "correct": flipped}
 
     store = make_store(tmp_path / "s", edit=edit)
-    arguments = [f"data={store.path}", "layer=2", "head=linear", "train_on=[nq]", *PLAIN, "lr=0.03"]
-    inside = ProbeBank.from_pretrained(cli.run("train", [*arguments, f"out={tmp_path / 'in'}"]))
-    out = cli.run("train", [*arguments, "test_on=[iirc]", f"out={tmp_path / 'out'}"])
-    outside = ProbeBank.from_pretrained(out)
+    options = ["layer=2", "train_on=[nq]", *LINEAR]
+    inside = train(store.path, tmp_path / "in", *options)
+    outside = train(store.path, tmp_path / "out", "test_on=[iirc]", *options)
     assert inside.metrics["ensemble"]["auroc"] > 0.95 and outside.metrics["ensemble"]["auroc"] < 0.05
-    splits = json.loads((out / "splits.json").read_text())
+    splits = json.loads((tmp_path / "out/splits.json").read_text())
     numbers = {split: {int(g[1:]) % 3 == 0 for g in groups} for split, groups in splits.items()}
     assert numbers == {"train": {False}, "validation": {False}, "test": {True}}
 
@@ -300,29 +283,12 @@ def test_stores_of_several_data_sets_are_read_as_one(tmp_path: Path) -> None:
     a = make_store(tmp_path / "a", 400, edit=renamed("nq"))
     b = make_store(tmp_path / "b", 600, edit=renamed("hotpotqa"))
     FeatureStore.merge([a, b], tmp_path / "merged")
-    arguments = ["layer=[1,2]", "head=linear", "lr=0.03", *(p for p in PLAIN if "lr" not in p)]
-    joined = cli.run("train", [f"data=[{a.path},{b.path}]", f"out={tmp_path / 'joined'}", *arguments])
-    merged = cli.run("train", [f"data={tmp_path / 'merged'}", f"out={tmp_path / 'one'}", *arguments])
-    assert (joined / "heads.safetensors").read_bytes() == (merged / "heads.safetensors").read_bytes()
-    figures, same = (json.loads((out / "metrics.json").read_text()) for out in (joined, merged))
-    assert set(figures["datasets"]) == {"nq", "hotpotqa"}
-    assert figures["datasets"] == same["datasets"] and figures["ensemble"] == same["ensemble"]
-    assert "[a,b]" in (joined / "README.md").read_text()
-
-
-def test_several_data_sets_of_several_sites(tmp_path: Path) -> None:
-    site = replace(SPEC.select((1, 2, 3)), site="mlp_out")
-    stores = [
-        make_store(tmp_path / f"{name}-{spec.site}", 400, edit=renamed(name), spec=spec)
-        for spec in (SPEC, site)
-        for name in ("nq", "hotpotqa")
-    ]
-    listed = ",".join(str(store.path) for store in stores)
-    arguments = ["layer=[2]", "head=linear", f"out={tmp_path / 'out'}", *PLAIN]
-    figures = ProbeBank.from_pretrained(cli.run("train", [f"data=[{listed}]", *arguments])).metrics
-    assert figures["sites"] == ["resid_post", "mlp_out"] and set(figures["datasets"]) == {"nq", "hotpotqa"}
-    with fails("mismatch", stores[2].path):
-        cli.run("train", [f"data=[{stores[0].path},{stores[1].path},{stores[2].path}]", *arguments])
+    joined = train(f"[{a.path},{b.path}]", tmp_path / "joined", "layer=[1,2]", *LINEAR)
+    merged = train(tmp_path / "merged", tmp_path / "one", "layer=[1,2]", *LINEAR)
+    heads, same = ((tmp_path / out / "heads.safetensors").read_bytes() for out in ("joined", "one"))
+    assert heads == same and set(joined.metrics["datasets"]) == {"nq", "hotpotqa"}
+    assert all(joined.metrics[key] == merged.metrics[key] for key in ("datasets", "ensemble"))
+    assert "[a,b]" in joined.card
 
 
 def test_token_states_of_several_data_sets(tmp_path: Path) -> None:
@@ -367,38 +333,45 @@ def test_stores_of_one_site_that_do_not_fit_together(tmp_path: Path) -> None:
 
 
 def test_sites_are_trained_together_and_the_best_is_the_probers(tmp_path: Path) -> None:
-    one = make_store(tmp_path / "post", 600, strength=0.4)
+    """Each site of two data sets."""
     site = replace(SPEC.select((1, 2, 3)), site="mlp_out")
-    two = make_store(tmp_path / "mlp", 600, spec=site)
-    arguments = ["layer=[1,2]", "head=linear", "lr=0.03", *(p for p in PLAIN if "lr" not in p)]
-    both = cli.run("train", [f"data=[{one.path},{two.path}]", f"out={tmp_path / 'both'}", *arguments])
-    bank = ProbeBank.from_pretrained(both)
+    post, mlp = (
+        [make_store(tmp_path / f"{name}-{spec.site}", 300, edit=renamed(name), spec=spec, strength=strength)
+         for name in ("nq", "hotpotqa")]
+        for spec, strength in ((SPEC, 0.4), (site, 1.0))
+    )  # fmt: skip
+
+    def made(out: str, *stores: FeatureStore) -> ProbeBank:
+        listed = ",".join(str(store.path) for store in stores)
+        return train(f"[{listed}]", tmp_path / out, "layer=[1,2]", *LINEAR)
+
+    bank = made("both", *post, *mlp)
     assert (bank.spec.site, bank.layers) == ("mlp_out", (1, 2)) and bank.metrics["best_site"] == "mlp_out"
     assert bank.metrics["sites"] == ["resid_post", "mlp_out"] and len(bank.metrics["layers"]) == 4
-    alone = cli.run("train", [f"data={two.path}", f"out={tmp_path / 'alone'}", *arguments])
-    figures = ProbeBank.from_pretrained(alone).metrics
+    assert set(bank.metrics["datasets"]) == {"nq", "hotpotqa"}
     found = [e["auroc"] for e in bank.metrics["layers"] if e["site"] == "mlp_out"]
-    np.testing.assert_allclose(found, [e["auroc"] for e in figures["layers"]], atol=1e-3)
+    alone = [e["auroc"] for e in made("alone", *mlp).metrics["layers"]]
+    np.testing.assert_allclose(found, alone, atol=1e-3)
+    with fails("mismatch", mlp[0].path):
+        made("fewer", *post, mlp[0])
 
 
 @pytest.mark.parametrize(("head", "aggregate"), [("attention_pool", None), ("radio", "mean")])
 def test_token_states_make_probers_of_spans(
-    tmp_path: Path, head: str, aggregate: str | None, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, head: str, aggregate: str | None, caplog: LogCaptureFixture
 ) -> None:
     """What the saved prober says of spans is what ``metrics.json`` was computed from."""
-    store = make_token_store(tmp_path / "t", 600)
+    store, out = make_token_store(tmp_path / "t", 600), tmp_path / "p"
     options = [f"aggregate={aggregate}"] if aggregate else []
-    options += [*PLAIN, "lr=0.01", "layer=[2,3]", f"head={head}", "epochs=8"]
-    out = cli.run("train", [f"data={store.path}", f"out={tmp_path / 'p'}", *options])
+    bank = train(store.path, out, *options, *PLAIN, "lr=0.01", "layer=[2,3]", f"head={head}", "epochs=8")
     command = f'probers-rag question="..." trigger=radio query=cioqf prober={out}'
     last = caplog.messages[-1]
     if aggregate:  # heads of single tokens are what a trigger takes
-        card = (out / "README.md").read_text()
-        assert last == f"next: {command}" and command.replace(str(out), "p") in card
-        assert str(tmp_path) not in card  # nothing of this machine is published
+        assert last == f"next: {command}" and command.replace(str(out), "p") in bank.card
+        assert str(tmp_path) not in bank.card  # nothing of this machine is published
     else:
-        assert "score_spans" in last and "probers-rag" not in (out / "README.md").read_text()
-    bank, examples = ProbeBank.from_pretrained(out), load_examples([store])
+        assert "score_spans" in last and "probers-rag" not in bank.card
+    examples = load_examples([store])
     assert bank.aggregate == aggregate and bank.metrics["splits"]["test"]["n"] == len(examples.rows["test"])
     rows = examples.rows["test"]
     assert examples.members is not None
@@ -408,20 +381,7 @@ def test_token_states_make_probers_of_spans(
     assert bank.metrics["ensemble"]["auroc"] == pytest.approx(auroc, abs=1e-6) and auroc > 0.85
 
 
-class OwnHead(nn.Module):
-    """What a user might write: it knows nothing of layers, streams or stores."""
-
-    def __init__(self, width: int, hidden: int = 8) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(
-            nn.LayerNorm(width), nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, 1)
-        )
-
-    def forward(self, states: torch.Tensor) -> torch.Tensor:
-        return self.layers(states)
-
-
-def test_a_head_of_ones_own(store: FeatureStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_head_of_ones_own(store: FeatureStore, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     """Trained, saved and, with its class given, loaded; what is no such module is one sentence."""
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     arguments = [f"data={store.path}", "layer=[1,2]", f"out={tmp_path / 'p'}", *PLAIN, "lr=0.01"]
@@ -432,10 +392,10 @@ def test_a_head_of_ones_own(store: FeatureStore, tmp_path: Path, monkeypatch: py
         with fails(None, named):
             cli.run("train", [*arguments, "head=own", f"head._target_={target}"])
         assert not (tmp_path / "p").exists()
-    out = cli.run("train", [*arguments, "head=own", "head._target_=test_train.OwnHead", "+head.hidden=12"])
-    with fails(None, "test_train.OwnHead", "head_class"):
+    out = cli.run("train", [*arguments, "head=own", "head._target_=test_heads.Own", "+head.hidden=12"])
+    with fails(None, "test_heads.Own", "head_class"):
         ProbeBank.from_pretrained(out)
-    bank = ProbeBank.from_pretrained(out, head_class=OwnHead)
+    bank = ProbeBank.from_pretrained(out, head_class=Own)
     assert bank.metrics["ensemble"]["auroc"] > 0.95
     examples = load_examples([store])
     rows = examples.rows["test"]
@@ -444,14 +404,14 @@ def test_a_head_of_ones_own(store: FeatureStore, tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.long
-def test_wandb_works_offline(store: FeatureStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb_works_offline(store: FeatureStore, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
     out = cli.run("train", [f"data={store.path}", "layer=2", "logger=wandb", f"out={tmp_path / 'p'}", *PLAIN])
     assert list((out / "wandb").glob("offline-run-*-p"))
 
 
 def test_a_sweep_ends_in_one_table(
-    store: FeatureStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    store: FeatureStore, tmp_path: Path, monkeypatch: MonkeyPatch, capsys: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as ended:
@@ -461,4 +421,131 @@ def test_a_sweep_ends_in_one_table(
     assert "head=linear" in last and "head=mean_difference" in last
     names = sorted(p.name for p in Path("runs/train").iterdir())
     assert names == ["cot-layer2,head=linear", "cot-layer2,head=mean_difference"]
-    cli.run("train", [f"data={store.path}", "layer=2", *PLAIN])  # its default folder is still free
+
+
+# Further probers of one training: each is what a training of its own would have given.
+
+FOLDER = [
+    "README.md", "config.json", "domain.safetensors", "heads.safetensors", "metrics.json", "plots",
+    "seen.json",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def swept(store: FeatureStore, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A training with probers of three sizes, the last of all texts, and of sets of layers."""
+    out = tmp_path_factory.mktemp("swept") / "out"
+    sweep = ["sizes=[60,200,600]", "layer_sets=[each,[1,3]]"]
+    train(store.path, out, *sweep, *SMALL)
+    return out
+
+
+def assert_same_prober(one: Path, other: Path) -> None:
+    """Weights, thresholds, calibration and scores, to float tolerance."""
+    tensors, others = load_file(one / "heads.safetensors"), load_file(other / "heads.safetensors")
+    assert set(tensors) == set(others)
+    for name, value in tensors.items():
+        np.testing.assert_allclose(value, others[name], atol=2e-3)
+    a, b = ProbeBank.from_pretrained(one), ProbeBank.from_pretrained(other)
+    assert (a.spec, a.ensemble.kind) == (b.spec, b.ensemble.kind)
+    states = np.random.default_rng(0).standard_normal((50, len(a.layers), a.spec.width)).astype(np.float32)
+    np.testing.assert_allclose(a.score(states), b.score(states), atol=5e-3)
+    assert a.threshold == pytest.approx(b.threshold, abs=5e-3)
+    np.testing.assert_allclose(a.probability(a.score(states)), b.probability(b.score(states)), atol=5e-3)
+
+
+def test_every_one_is_a_prober_folder_and_no_run(swept: Path) -> None:
+    names = {f"sizes/{n}" for n in (60, 200, 600)} | {f"layers/{n}" for n in ("1", "2", "3", "1-3")}
+    found = {str(file.parent.relative_to(swept)) for file in swept.glob("*/*/config.json")}
+    assert found == names
+    for name in names:
+        assert sorted(p.name for p in (swept / name).iterdir()) == FOLDER
+        bank = ProbeBank.from_pretrained(swept / name)
+        assert str(swept.name) in bank.card and len(bank.pictures) >= 5 and bank.threshold != 0
+        assert "bag of words, text" in figures(swept / name)["controls"]
+    assert [str(f.parent) for f in swept.rglob("run.json")] == [str(swept)]  # no newest prober among them
+    assert not list(swept.glob("*checkpoint*"))
+
+
+def test_sizes_are_nested_and_each_remembers_what_it_saw(swept: Path) -> None:
+    seen = {n: ProbeBank.from_pretrained(swept / f"sizes/{n}").seen for n in (60, 200, 600)}
+    whole = ProbeBank.from_pretrained(swept).seen
+    assert whole is not None and all(seen.values())
+    marks = {n: found.splits["train"] for n, found in seen.items() if found is not None}
+    assert marks[60] < marks[200] < marks[600] == whole.splits["train"]
+    for found in seen.values():
+        assert found is not None
+        assert all(found.splits[split] == whole.splits[split] for split in ("validation", "test"))
+    sizes = {n: figures(swept / f"sizes/{n}")["splits"] for n in marks}
+    assert [sizes[n]["train"]["n"] for n in marks] == [60, 200, 600]
+    assert len({json.dumps([part["validation"], part["test"]]) for part in sizes.values()}) == 1
+    assert [p["n"] for p in figures(swept)["learning_curve"]] == [60, 200, 600]
+
+
+def test_the_prober_of_all_texts_is_the_trainings_own(swept: Path) -> None:
+    for name in ("config.json", "heads.safetensors", "seen.json"):
+        assert (swept / "sizes/600" / name).read_bytes() == (swept / name).read_bytes()
+    assert figures(swept / "sizes/600") == figures(swept) | {"learning_curve": []}
+    small, whole = (load_file(folder / "heads.safetensors") for folder in (swept / "sizes/60", swept))
+    assert not np.allclose(small["layer.2.linear1.weight"], whole["layer.2.linear1.weight"], atol=1e-2)
+
+
+def test_a_size_is_a_store_of_these_texts(swept: Path, examples: Examples, tmp_path: Path) -> None:
+    """Trained by a command of its own on a store where the other training texts are of no split."""
+    kept = set(examples.training_part(200, 0).groups("train"))
+
+    def only(row: dict) -> dict:
+        left_out = row["split"] == "train" and row["group"] not in kept
+        return row | {"dataset": "other" if left_out else "testbed"}
+
+    alone = make_store(tmp_path / "store", edit=only)
+    its = train(alone.path, tmp_path / "alone", "train_on=[testbed]", *SMALL).metrics
+    assert_same_prober(swept / "sizes/200", tmp_path / "alone")
+    mine = figures(swept / "sizes/200")
+    assert mine["ensemble"]["auroc"] == pytest.approx(its["ensemble"]["auroc"], abs=2e-3)
+    assert mine["splits"]["train"]["n"] == its["splits"]["train"]["n"] == 200
+
+
+@pytest.mark.parametrize("folder", ["1-3", "2"])
+def test_a_set_of_layers_is_a_training(swept: Path, store: FeatureStore, tmp_path: Path, folder: str) -> None:
+    layers = folder.replace("-", ",")
+    its = train(store.path, tmp_path / "alone", f"layer=[{layers}]", *SMALL).metrics
+    assert_same_prober(swept / f"layers/{folder}", tmp_path / "alone")
+    mine = figures(swept / f"layers/{folder}")
+    assert mine["best_layer"] == its["best_layer"]
+    assert mine["ensemble"]["auroc"] == pytest.approx(its["ensemble"]["auroc"], abs=2e-3)
+    assert mine["ensemble"]["accuracy"] == pytest.approx(its["ensemble"]["accuracy"], abs=1e-2)
+
+
+def test_sets_of_best_layers_choose_within_the_set(store: FeatureStore, tmp_path: Path) -> None:
+    train(store.path, tmp_path / "all", "combine=best", "best_k=1", "layer_sets=[[1,3]]", *SMALL)
+    bank = ProbeBank.from_pretrained(tmp_path / "all/layers/1-3")
+    assert bank.layers == (1, 3) and bank.ensemble.weights == (0.0, 1.0)
+
+
+def test_spans_of_tokens_and_heads_that_only_look_have_sizes_and_sets_too(tmp_path: Path) -> None:
+    store = make_token_store(tmp_path / "tokens")
+    train(store.path, tmp_path / "out", "head=mean_difference", "sizes=[50]", "layer_sets=[2]", *PLAIN[2:])
+    bank = ProbeBank.from_pretrained(tmp_path / "out/layers/2")
+    assert bank.layers == (2,) and bank.aggregate == "max"
+    assert figures(tmp_path / "out/sizes/50")["splits"]["train"]["n"] == 50
+
+
+def test_wrong_sizes_and_sets_are_told_before_anything_is_trained(tmp_path: Path) -> None:
+    store = make_store(tmp_path / "store", edit=lambda row: row | {"correct": int(row["group"][1:]) % 3 > 0})
+    wrong: list[tuple[str, Any, list[str]]] = [
+        ("sizes=[60,601]", "bad-value", ["601", "600"]), ("sizes=[1]", "bad-value", ["sizes=1", "2 texts"]),
+        ("sizes=[2]", "labels", ["sizes=2"]), ("layer_sets=[[2,4]]", "layers", ["layer 4", "1, 2, 3"]),
+        ("layer_sets=[0]", "layers", ["layer 0", "1, 2, 3"]), ("sizes=[0]", None, ["sizes"]),
+        ("layer_sets=[[]]", "layers", ["layer_sets", "[]"]), ("layer_sets=[early]", None, ["layer_sets"]),
+    ]  # fmt: skip
+    for option, code, named in wrong:
+        with fails(code, *named):
+            train(store.path, tmp_path / "out", option, *SMALL)
+        assert not (tmp_path / "out").exists()
+
+
+def test_a_layer_left_out_of_the_training_is_in_no_set() -> None:
+    with fails("layers", "layer_sets", "layer 2"):
+        sets_of([[1, 2]], [1, 3])
+    assert sets_of([[3, 1], "each", 3], [1, 3]) == [(1, 3), (1,), (3,)]

@@ -17,6 +17,8 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.text import Text
+from planted import make_rows
+from pytest import MonkeyPatch
 from refusals import fails
 from sklearn import metrics as sk
 
@@ -40,25 +42,14 @@ pytestmark = pytest.mark.usefixtures("pictures")
 RESAMPLES = 100
 
 
-def make_examples(n: int = 1600, *, datasets: int = 1, seed: int = 0) -> Examples:
-    """Texts of n / 4 groups; entropies that know a little of the labels, other columns nothing."""
-    rng = np.random.default_rng(seed)
-    group = np.arange(n) // 4
-    correct = rng.integers(0, 2, n)
-    entropy = np.abs(rng.normal(1.0 - 0.5 * correct, 0.5))
-    table = pd.DataFrame({
-        "id": [f"q{i}" for i in range(n)], "group": [f"g{g}" for g in group], "correct": correct,
-        "split": np.array(["train", "validation", "test", "test"])[group % 4],
-        "dataset": [f"set{g // 4 % datasets}" for g in group],
-        "condition": np.array(["closed_book", "with_passages"])[np.arange(n) % 2],
-        "text": [f"w{k}" for k in rng.integers(0, 9, n)],
-        "question": [f"q{k}" for k in rng.integers(0, 9, n)],
-        "answer": ["ab"[k] for k in rng.integers(0, 2, n)], "gold": "b", "knowledge": "",
-        "question_type": [f"t{k}" for k in rng.integers(0, 3, n)],
-        "answer_kind": np.array(["person", "town"])[rng.integers(0, 2, n)],
-        "n_tokens": rng.integers(5, 60, n), "mean_entropy": entropy, "max_entropy": 2 * entropy,
-        "min_prob": np.exp(-entropy), "mean_logprob": -entropy, "rind_max": entropy * rng.random(n),
-    })  # fmt: skip
+def make_examples(*, datasets: int = 1) -> Examples:
+    """Planted texts of 400 groups; entropies and texts know a little of the labels."""
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame(make_rows(1600, rng, rng.integers(0, 2, 1600), rng.integers(0, 2, 1600)))
+    group = np.arange(1600) // 4
+    table["group"] = [f"g{g}" for g in group]
+    table["split"] = np.array(["train", "validation", "test", "test"])[group % 4]
+    table["dataset"] = [f"set{g // 4 % datasets}" for g in group]
     rows = {split: np.flatnonzero(table["split"] == split) for split in ("train", "validation", "test")}
     return Examples(table, rows)
 
@@ -79,15 +70,11 @@ def make_trained(
 ) -> Any:  # fmt: skip
     wrong, validation = examples.wrong, examples.rows["validation"]
     layers = {(s, k): Detector(f"{s} {k}", 3 * noisy(examples, 0.4 + 0.1 * k, k), "") for s, k in keys}
-    known = {
-        key: {"accuracy": 0.6, "loss": 0.6, "auroc": float(m.auroc(wrong[validation], d.scores[validation]))}
-        for key, d in layers.items()
-    }
+    auroc = {k: float(m.auroc(wrong[validation], d.scores[validation])) for k, d in layers.items()}
     margins = np.stack([d.scores for d in layers.values()], axis=1)
     score = margins.sum(axis=1)
-    calibrations = {
-        k: fit_calibration(k, wrong[validation], score[validation]) for k in ("temperature", "isotonic")
-    }
+    known = wrong[validation], score[validation]
+    calibrations = {kind: fit_calibration(kind, *known) for kind in ("temperature", "isotonic")}
     saved = calibrations["temperature"]
     ensembles = {
         "logits": Detector("sum", score, "", saved, 0.0),
@@ -95,14 +82,12 @@ def make_trained(
         "best": Detector("b", margins[:, 0], ""),
         "stacked": Detector("s", margins.mean(axis=1), ""),
     }
-    entropy = examples.table["mean_entropy"].to_numpy()
     permuted = wrong.copy()
     for rows in examples.rows.values():
         permuted[rows] = np.random.default_rng(1).permutation(wrong[rows])
     controls, notes = control_detectors(examples)
-    controls.append(
-        Detector(SHUFFLED, permuted + noisy(examples, 0, 8) * (0.1 if leak else 1e9), "", wrong=permuted)
-    )
+    scale = 0.1 if leak else 1e9
+    controls.append(Detector(SHUFFLED, permuted + noisy(examples, 0, 8) * scale, "", wrong=permuted))
     spec = FeatureSpec(
         ModelSpec("testbed", "abc", 40, 12, "float32"), tuple(k for s, k in keys if s == keys[0][0]), 12,
         site=keys[0][0], position=position, prompt="p",
@@ -122,13 +107,12 @@ def make_trained(
     rng = np.random.default_rng(3)
     spread_of = {k: d.scores + rng.standard_normal((seeds, len(wrong))) for k, d in layers.items()}
     return SimpleNamespace(
-        bank=bank, layers=layers, validation=known, ensembles=ensembles, saved=ensembles["logits"],
-        controls=controls, notes=notes,
-        with_entropy=Detector("we", score / score.std() + 2 * entropy, ""),
-        seeds=spread_of if seeds else {},
-        person=np.where(examples.table["answer_kind"] == "person", -1.0, 1.0), calibrations=calibrations,
-        best=max(known, key=lambda key: known[key]["auroc"]), curve=points if curve else [],
-        distances=None,
+        bank=bank, layers=layers, ensembles=ensembles, saved=ensembles["logits"], controls=controls,
+        notes=notes, seeds=spread_of if seeds else {}, calibrations=calibrations, distances=None,
+        validation={k: {"accuracy": 0.6, "loss": 0.6, "auroc": value} for k, value in auroc.items()},
+        with_entropy=Detector("we", score / score.std() + 2 * examples.table["mean_entropy"].to_numpy(), ""),
+        person=np.where(examples.table["answer_kind"] == "person", -1.0, 1.0),
+        best=max(auroc, key=auroc.__getitem__), curve=points if curve else [],
     )  # fmt: skip
 
 
@@ -183,37 +167,6 @@ def test_a_constant_ranks_nothing_and_a_score_that_is_no_number_is_an_error(exam
         evaluator_of(examples).figures(Detector("x", scores, "", lambda s: s, 0.0))
 
 
-# Curves over the order of the scores
-
-
-def test_one_sorting_gives_the_four_figures() -> None:
-    rng = np.random.default_rng(0)
-    wrong, scores = rng.integers(0, 2, 300), np.round(rng.standard_normal(300), 1)
-    for weights in (None, rng.integers(0, 3, 300), rng.integers(0, 3, (300, 7)).astype(np.float32)):
-        found = m.ranking(wrong, scores, weights)
-        for value, metric in zip(found, (m.auroc, m.auprc, m.prr, m.recall_at_fpr), strict=True):
-            np.testing.assert_allclose(value, metric(wrong, scores, weights), rtol=1e-12)
-    assert np.isnan(m.ranking(np.ones(5), np.arange(5.0)).auroc)
-
-
-def test_risk_and_coverage_by_hand() -> None:
-    coverage, risk = m.risk_coverage(np.array([1, 0, 0, 1]), np.array([4.0, 1.0, 2.0, 3.0]))
-    np.testing.assert_allclose(coverage, [0.25, 0.5, 0.75, 1.0])
-    np.testing.assert_allclose(risk, [0, 0, 1 / 3, 1 / 2])
-    _, risk = m.risk_coverage(np.array([1, 0, 0, 1]), np.zeros(4))  # ties: any order, in expectation
-    np.testing.assert_allclose(risk, 0.5)
-
-
-def test_prr_is_the_mean_risk_between_random_and_oracle() -> None:
-    rng = np.random.default_rng(0)
-    wrong = (rng.random(20_000) < 0.3).astype(int)
-    scores = wrong + 1.5 * rng.standard_normal(20_000)
-    mean = {name: m.risk_coverage(wrong, s)[1].mean() for name, s in (("prober", scores), ("oracle", wrong))}
-    share = (wrong.mean() - mean["prober"]) / (wrong.mean() - mean["oracle"])
-    assert share == pytest.approx(m.prr(wrong, scores), abs=2e-3)
-    assert 0.3 < share < 0.9
-
-
 def test_tenths_of_calibrated_probabilities_lie_on_the_diagonal() -> None:
     rng = np.random.default_rng(0)
     probability = rng.random(50_000)
@@ -247,20 +200,14 @@ def test_figures_within_a_condition_are_those_of_its_texts(examples: Examples) -
         assert inside["accuracy"] == pytest.approx(np.mean((scores[rows] > inside["threshold"]) == wrong))
 
 
-def test_one_value_is_the_whole_and_an_absent_column_nothing(examples: Examples) -> None:
-    evaluator = evaluator_of(examples)
+def test_conditions_of_one_value_none_or_one_class(examples: Examples) -> None:
+    edited = examples.table.assign(condition=np.where(examples.wrong == 1, "a", "b"))
+    evaluator = evaluator_of(Examples(edited, examples.rows))
     detector = Detector("x", noisy(examples, 1.0, 0), "")
     overall = {"x": evaluator.figures(detector)}
     assert evaluator.by("dataset", [detector], overall)["set0"]["detectors"] == overall
     assert evaluator.by("colour", [detector], overall) == {}
-
-
-def test_a_condition_of_one_class_has_no_auroc(examples: Examples) -> None:
-    edited = examples.table.assign(condition=np.where(examples.wrong == 1, "a", "b"))
-    edited_examples = Examples(edited, examples.rows)
-    evaluator = evaluator_of(edited_examples)
-    detector = Detector("x", noisy(examples, 1.0, 0), "")
-    found = evaluator.by("condition", [detector], {"x": evaluator.figures(detector)})
+    found = evaluator.by("condition", [detector], overall)
     assert found["a"]["detectors"]["x"]["auroc"] is None and found["a"]["detectors"]["x"]["accuracy"] > 0.5
     json.dumps(found, allow_nan=False)
 
@@ -285,8 +232,7 @@ def test_pairs_are_paired_differences(examples: Examples) -> None:
 
 
 def test_the_sequence_log_prob_is_the_sum_over_tokens(examples: Examples) -> None:
-    found = {d.name: d.scores for d in control_detectors(examples)[0]}
-    columns = examples.table
+    found, columns = {d.name: d.scores for d in control_detectors(examples)[0]}, examples.table
     np.testing.assert_allclose(found["sequence log-prob"], -(columns["mean_logprob"] * columns["n_tokens"]))
     order = np.argsort(found["sequence log-prob"])
     assert (order != np.argsort(found["perplexity"])).mean() > 0.5  # lengths differ, so it is another control
@@ -303,13 +249,12 @@ def test_the_summary_has_every_part_and_is_json(run: Any, examples: Examples) ->
     figures = run.figures
     json.dumps(figures, allow_nan=False)
     trained, rows = run.trained, examples.rows["test"]
-    wrong = examples.wrong[rows]
     assert figures["training"] == {"steps": 7} and figures["sites"] == ["resid_post"]
     assert (figures["best_site"], figures["best_layer"]) == trained.best
     assert [(e["site"], e["layer"]) for e in figures["layers"]] == list(trained.layers)
     for entry in figures["layers"]:
         scores = trained.layers[entry["site"], entry["layer"]].scores[rows]
-        assert entry["auroc"] == pytest.approx(sk.roc_auc_score(wrong, scores))
+        assert entry["auroc"] == pytest.approx(sk.roc_auc_score(examples.wrong[rows], scores))
         assert entry["validation"] == trained.validation[entry["site"], entry["layer"]]
     assert set(figures["ensembles"]) == {"logits", "probabilities", "best", "stacked"}
     assert figures["ensemble"] == figures["ensembles"]["logits"] and figures["combine"] == "logits"
@@ -318,8 +263,7 @@ def test_the_summary_has_every_part_and_is_json(run: Any, examples: Examples) ->
     assert figures["positive_control"]["auroc"] == 1.0
     assert set(figures["conditions"]["closed_book"]["detectors"]) >= {ENSEMBLE, WITH_ENTROPY, "mean entropy"}
     assert SHUFFLED not in figures["conditions"]["closed_book"]["detectors"]  # has labels of its own
-    assert f"{ENSEMBLE} vs mean entropy" in figures["pairs"]
-    assert f"{WITH_ENTROPY} vs {ENSEMBLE}" in figures["pairs"]
+    assert {f"{ENSEMBLE} vs mean entropy", f"{WITH_ENTROPY} vs {ENSEMBLE}"} <= set(figures["pairs"])
     assert not any(SHUFFLED in name for name in figures["pairs"])
     curve = figures["learning_curve"]
     assert [p["groups"] for p in curve] == [10, 50, 100]
@@ -348,8 +292,7 @@ def test_calibration_before_and_after(run: Any, examples: Examples) -> None:
     assert found["after"]["brier"] < found["before"]["brier"]
     assert found["after"]["brier_ci"][0] < found["after"]["brier"] < found["after"]["brier_ci"][1]
     log_odds = 1.5 * noisy(examples, 1.5, 4)  # d' times the score is the log-odds of normal classes
-    found = run.evaluator.probabilities(1 / (1 + np.exp(-log_odds[rows])))
-    assert found["ece"] < 0.08
+    assert run.evaluator.probabilities(1 / (1 + np.exp(-log_odds[rows])))["ece"] < 0.08
 
 
 def test_shuffled_labels_off_chance_are_flagged(run: Any, examples: Examples) -> None:
@@ -403,10 +346,7 @@ def test_the_table_fits_the_terminal(keys: Any) -> None:
 # Pictures
 
 
-@given(
-    st.lists(st.floats(-0.2, 1.2), min_size=1, max_size=14),
-    st.floats(0.01, 0.07),
-)
+@given(st.lists(st.floats(-0.2, 1.2), min_size=1, max_size=14), st.floats(0.01, 0.07))
 @settings(max_examples=150)
 def test_labels_are_moved_apart_in_order_and_stay_inside(wanted: list[float], gap: float) -> None:
     places = draw.spread(sorted(wanted), gap, 0.0, 1.0)
@@ -415,25 +355,15 @@ def test_labels_are_moved_apart_in_order_and_stay_inside(wanted: list[float], ga
     assert min(places) >= -1e-9 and max(places) <= 1 + 1e-9  # 14 labels of .07 have room
 
 
-def test_labels_with_room_stay_where_they_are() -> None:
+def test_labels_with_room_stay_where_they_are_and_names_of_level_lines_do_not_overlap() -> None:
     assert draw.spread([0.1, 0.5, 0.9], 0.05, 0.0, 1.0) == [0.1, 0.5, 0.9]
     assert draw.spread([0.5, 0.5], 0.1, 0.0, 1.0) == pytest.approx([0.45, 0.55])
     assert draw.spread([1.0, 1.0], 0.1, 0.0, 1.0) == pytest.approx([0.9, 1.0])
-
-
-def test_names_of_level_lines_do_not_overlap() -> None:
     figure, axes = draw.canvas(6.0, 3.6)
     ax = axes[0, 0]
     ax.plot([0, 1], [0.5, 0.7])
-    draw.levels(
-        [
-            (
-                ax,
-                [draw.Level(0.62 + 0.001 * i, f"control {i:02}") for i in range(12)]
-                + [draw.Level(0.9, "far")],
-            )
-        ]
-    )
+    lines = [draw.Level(0.62 + 0.001 * i, f"control {i:02}") for i in range(12)]
+    draw.levels([(ax, [*lines, draw.Level(0.9, "far")])])
     figure.draw_without_rendering()
     # Of the words alone, not of the lines that lead to them.
     boxes = sorted((Text.get_window_extent(t) for t in ax.texts), key=lambda box: box.y0)
@@ -461,13 +391,10 @@ def test_every_picture_is_written(tmp_path: Path, examples: Examples, layers: in
 
 
 def test_the_same_picture_has_the_same_bytes(tmp_path: Path, examples: Examples) -> None:
-    rows = examples.rows["test"]
-    wrong = examples.wrong[rows]
-    written = []
+    rows, written = examples.rows["test"], []
     for seed in (0, 0, 1):
-        draw.coverage_risk(
-            tmp_path / "x.png", wrong, [draw.Series("a", noisy(examples, 1.0, seed)[rows], draw.PROBER)]
-        )
+        series = draw.Series("a", noisy(examples, 1.0, seed)[rows], draw.PROBER)
+        draw.coverage_risk(tmp_path / "x.png", examples.wrong[rows], [series])
         written.append((tmp_path / "x.png").read_bytes())
     assert written[0] == written[1] != written[2]
 
@@ -523,27 +450,17 @@ def of_model(bank: Any, name: str) -> Any:
     return SimpleNamespace(**vars(bank) | {"spec": spec})
 
 
-@pytest.mark.parametrize(
-    ("name", "base", "shown"),
-    [
-        ("HuggingFaceTB/SmolLM2-135M", "HuggingFaceTB/SmolLM2-135M", "HuggingFaceTB/SmolLM2-135M"),
-        ("/home/me/models/SmolLM2", None, "SmolLM2"), ("./models/SmolLM2", None, "SmolLM2"),
-        ("~/models/SmolLM2", None, "SmolLM2"), ("a/b/c", None, "c"), ("testbed", None, "testbed"),
-        ("me/x: [y]", None, "x: [y]"),
-    ],
-)  # fmt: skip
-def test_the_card_names_the_model_and_not_where_it_lay(
-    run: Any, tmp_path: Path, name: str, base: str | None, shown: str
-) -> None:
-    bank = of_model(run.trained.bank, name)
+@pytest.mark.parametrize("name", ["a/b", "/home/me/b", "./models/b", "~/models/b", "a/b/b", "b", "me/x: [b]"])
+def test_the_card_names_the_model_and_not_where_it_lay(run: Any, tmp_path: Path, name: str) -> None:
+    bank, shown = of_model(run.trained.bank, name), {"a/b": "a/b", "me/x: [b]": "x: [b]"}.get(name, "b")
     card = write_card(bank, run.figures, data=[tmp_path / "cot"], source="cot", out=tmp_path / "p")
     assert f"\n# Prober for {shown}\n" in card and f"hidden states of `{shown}@" in card
-    assert yaml.safe_load(card.split("---\n")[1]).get("base_model") == base
+    assert yaml.safe_load(card.split("---\n")[1]).get("base_model") == ("a/b" if name == "a/b" else None)
     assert str(tmp_path) not in card and "/home/me" not in card and "~" not in card
     assert "Feature store `cot`" in card and 'from_pretrained("p")' in card and "prober=p\n" in card
 
 
-def test_a_folder_that_is_there_is_no_id_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_is_there_is_no_id_on_the_hub(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     assert hub_id("me/model") == public_model("me/model") == "me/model"
     monkeypatch.chdir(tmp_path)
     (tmp_path / "me/model").mkdir(parents=True)
@@ -552,17 +469,14 @@ def test_a_folder_that_is_there_is_no_id_on_the_hub(tmp_path: Path, monkeypatch:
 
 def test_markup_in_names_is_text_in_the_card(run: Any) -> None:
     hostile = "x\n\n# Heading\n---\nlicense: mit\n| a | `b` <img src=x> ![i](http://e/v) [l][m] \x1b[2J\u202e"
-    plain = run.figures
-    figures = json.loads(json.dumps(plain))
+    figures = json.loads(json.dumps(run.figures))
     figures["splits"]["train"]["datasets"] = {hostile: 400}
-    figures["conditions"] = dict(zip([hostile, "b"], plain["conditions"].values(), strict=True))
+    figures["conditions"] = dict(zip([hostile, "b"], run.figures["conditions"].values(), strict=True))
     figures["notes"] = [hostile]
     bank = of_model(run.trained.bank, hostile)
     card = write_card(bank, figures, data=[Path(hostile)], source=hostile, out=Path('x"); y'))
-    parts = card.split("\n---\n")
-    assert len(parts) == 2 and yaml.safe_load(parts[0]) == yaml.safe_load(
-        card_of(run.trained, plain).split("---\n")[1]
-    )
+    parts, plain = card.split("\n---\n"), card_of(run.trained, run.figures)
+    assert len(parts) == 2 and yaml.safe_load(parts[0]) == yaml.safe_load(plain.split("---\n")[1])
     assert not any(mark in card for mark in ("\n# Heading", "\x1b", "\u202e")) and "license" not in parts[0]
     assert 'from_pretrained("PROBER")' in card and "Feature store `STORE`" in card
     outside = re.sub("`[^`\n]*`", "", card.replace("\\`", ""))  # what is not within code

@@ -66,29 +66,25 @@ _TEXT = [
 ]
 
 
+def fast(tokenizer: Tokenizer, **tokens: str | None) -> PreTrainedTokenizerFast:
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, **tokens)
+
+
 @cache
 def byte_level(*, bos: bool = False, every_byte: bool = False, size: int = 320) -> PreTrainedTokenizerFast:
     """Byte-level BPE; unless ``every_byte`` it knows ASCII only, so that random tokens are clean text."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
-    specials = [EOS, PAD, BOS]
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet()) if every_byte else []
-    trainer = trainers.BpeTrainer(
-        vocab_size=size, special_tokens=specials, initial_alphabet=alphabet, show_progress=False
-    )
+    options = {"vocab_size": size, "initial_alphabet": alphabet, "show_progress": False}
+    trainer = trainers.BpeTrainer(special_tokens=[EOS, PAD, BOS], **options)
     bpe.train_from_iterator(_TEXT, trainer)
     if bos:
         bpe.post_processor = processors.TemplateProcessing(
             single=f"{BOS} $A", special_tokens=[(BOS, bpe.token_to_id(BOS))]
         )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=bpe,
-        eos_token=EOS,
-        pad_token=PAD,
-        bos_token=BOS if bos else None,
-        clean_up_tokenization_spaces=False,
-    )
+    return fast(bpe, eos_token=EOS, pad_token=PAD, bos_token=BOS if bos else None)
 
 
 @cache
@@ -112,13 +108,7 @@ def sentence_piece() -> PreTrainedTokenizerFast:
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
     bpe.post_processor = processors.TemplateProcessing(single=f"{BOS} $A", special_tokens=[(BOS, 1)])
-    return PreTrainedTokenizerFast(
-        tokenizer_object=bpe,
-        eos_token=EOS,
-        bos_token=BOS,
-        unk_token="<unk>",
-        clean_up_tokenization_spaces=False,
-    )
+    return fast(bpe, eos_token=EOS, bos_token=BOS, unk_token="<unk>")
 
 
 @cache
@@ -131,13 +121,7 @@ def word_piece() -> PreTrainedTokenizerFast:
         vocab_size=160, special_tokens=["[UNK]", EOS, PAD], show_progress=False
     )
     pieces.train_from_iterator(_TEXT, trainer)
-    return PreTrainedTokenizerFast(
-        tokenizer_object=pieces,
-        eos_token=EOS,
-        pad_token=PAD,
-        unk_token="[UNK]",
-        clean_up_tokenization_spaces=False,
-    )
+    return fast(pieces, eos_token=EOS, pad_token=PAD, unk_token="[UNK]")
 
 
 def save_tiny(
@@ -216,29 +200,22 @@ def forwarded(lm: CausalLM, monkeypatch: Any) -> list[tuple[int, int]]:
     return passes
 
 
-def save_gguf(file: Path, *, kind: str = "F32", name: str = "llama", seed: int = 0) -> Path:
-    """The tiny Llama and its tokenizer as a GGUF file, laid out as llama.cpp's converter does it.
-
-    Args:
-        kind: number format of the matrices whose rows it divides, such as Q8_0.
-        name: what the file calls the architecture.
-    """
+def save_gguf(file: Path, *, kind: str = "F32", seed: int = 0) -> None:
+    """The tiny Llama and its tokenizer as llama.cpp converts them; in ``kind`` what it divides."""
     import gguf
 
     lm = CausalLM.from_pretrained(str(tiny_path("llama", seed)), device="cpu", dtype="float32")
     config, weights = lm.model.config, lm.model.state_dict()
-    writer = gguf.GGUFWriter(file, name)
+    writer = gguf.GGUFWriter(file, "llama")
     writer.add_name("tiny")
-    writer.add_context_length(CONTEXT)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_dimension_count(config.head_dim)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_vocab_size(config.vocab_size)
+    for key, value in {
+        "context_length": CONTEXT, "embedding_length": config.hidden_size,
+        "block_count": config.num_hidden_layers, "feed_forward_length": config.intermediate_size,
+        "head_count": config.num_attention_heads, "head_count_kv": config.num_key_value_heads,
+        "layer_norm_rms_eps": config.rms_norm_eps, "rope_dimension_count": config.head_dim,
+        "rope_freq_base": config.rope_parameters["rope_theta"], "vocab_size": config.vocab_size,
+    }.items():  # fmt: skip
+        getattr(writer, f"add_{key}")(value)
     bpe = json.loads(lm.tokenizer.backend_tokenizer.to_str())
     ids = lm.tokenizer.get_vocab()
     writer.add_tokenizer_model("gpt2")
@@ -263,4 +240,3 @@ def save_gguf(file: Path, *, kind: str = "F32", name: str = "llama", seed: int =
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return file

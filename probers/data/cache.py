@@ -1,7 +1,6 @@
 """Cache of folders that take long to make: made once, whole or not at all, by one process at a time.
 
-A folder is filled under another name, ``<folder>.partial``, and renamed when it is whole, so that no reader
-meets half of it. What an interrupted process left there is handed to the next one, which may go on with it.
+A folder is filled as ``<folder>.partial`` and renamed when whole; an interrupted process's is continued.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from ..checksums import check, sealed, take, unsealed
-from ..files import RESUMES, write_text, writing
+from ..files import write_text, writing
 from ..types import RunError
 
 log = logging.getLogger(__name__)
@@ -47,15 +46,14 @@ def build_once(
 ) -> dict[str, Any]:
     """Fill a folder with ``make`` unless an earlier run has; returns the figures that ``make`` returned.
 
-    A folder in which a file is missing or was altered is made again. Of two processes that want the same
-    folder, one makes it and the other waits. ``make`` gets the folder to fill, with what an interrupted call
-    left in it, and returns plain figures. The ``estimate`` is said before the work begins and checked against
-    the free disk space; None says nothing, for what takes under a second. Messages call it ``what``.
+    A damaged folder is made again. ``make`` gets the folder to fill, with what an interrupted call left in
+    it. The ``estimate`` is said before the work begins and checked against the free disk space; None says
+    nothing. Messages call the folder ``what``.
     """
     if (found := _whole(folder)) is not None:
         return found
     partial = folder.with_name(f"{folder.name}.partial")
-    with writing(folder, RESUMES):
+    with writing(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder.with_name(f"{folder.name}.lock"))
     try:
@@ -73,11 +71,9 @@ def build_once(
             free = shutil.disk_usage(folder.parent).free
             log.warning("making the %s in %s: %s", what, folder, expected)
             if free < expected.disk:
-                told = (
-                    f"the {what} needs {size(expected.disk)} in {folder.parent}, which has {size(free)} free"
-                )
+                told = f"{folder.parent} has {size(free)} free and the {what} needs {size(expected.disk)}"
                 raise RunError(f"{told}: free some space or give another folder as cache", "disk")
-        with writing(folder, RESUMES):
+        with writing(folder):
             partial.mkdir(exist_ok=True)
             summary = dict(make(partial))
             names = sorted(p.name for p in partial.iterdir() if p.name != MANIFEST)
@@ -106,7 +102,6 @@ def size(count: float) -> str:
 
 
 def _whole(folder: Path) -> dict[str, Any] | None:
-    """The figures of a folder that is there with all its files, else None."""
     try:
         manifest = unsealed(folder / MANIFEST)
         return None if check(folder, manifest["files"]) else dict(manifest["summary"])

@@ -1,11 +1,8 @@
 """The corpus as a sequence of passages, whose memory does not grow with its texts.
 
-A small file is read into memory. A large one is turned once into a :class:`PassageStore`, which stays on the
-disk, under a hash of the file's bytes, so that a file that has changed is another corpus. Its folder holds:
-
-passages.jsonl   one line ``["id","title","text"]`` per passage
-offsets.npy      (N + 1,) int64: where each line begins
-built.json       counts; written last
+A small file is read into memory. A large one is turned once into a :class:`PassageStore`, named by a hash of
+the file's bytes: passages.jsonl has a line ``["id","title","text"]`` per passage, and offsets.npy (N + 1,)
+int64 is where each begins.
 """
 
 from __future__ import annotations
@@ -67,14 +64,14 @@ class PassageStore(Sequence[Passage]):
         return self.since(0)
 
     def since(self, row: int) -> Iterator[Passage]:
-        """The passages from ``row`` on, read from the file as they come and not kept in memory."""
+        """Yield the passages from ``row`` on, read from the file as they come."""
         with (self.path / PASSAGES).open("rb") as file:
             file.seek(int(self._offsets[row]))
             yield from map(_decode, file)
 
 
 def encode(passage: Passage) -> bytes:
-    """The line of a passage."""
+    """Encode a passage as the line of a store."""
     record = json.dumps([passage.id, passage.title, passage.text], ensure_ascii=False, separators=(",", ":"))
     return record.encode("utf-8", "surrogatepass") + b"\n"
 
@@ -103,18 +100,16 @@ def load_corpus(
     cache: str | Path | None = None,
     in_memory: int = IN_MEMORY,
 ) -> Sequence[Passage]:
-    """The passages of the testbed ("testbed"), or of a JSONL or TSV file, ``.gz`` or not.
+    """Read the passages of the testbed ("testbed"), or of a JSONL or TSV file, ``.gz`` or not.
 
     Args:
         source: the file; :func:`probers.data.corpus_formats.read_passages` says what it holds.
         on_bad_line: whether a malformed line or a repeated id is an "error" or left out ("skip").
         passage_words: cut texts, or articles, into passages of this many words; None keeps them whole.
-        cache: the folder for passage stores; None is :data:`CACHE`.
-        in_memory: files of more bytes are not read into memory.
+        cache: the folder for passage stores, which files of over ``in_memory`` bytes become.
 
     Raises:
         UserError: no such file, a malformed line, a repeated id, no passage at all.
-        RunError: the cache cannot be written to.
     """
     if source == "testbed":
         from ..testbed import assets
@@ -149,7 +144,7 @@ def fingerprint(passages: Sequence[Passage]) -> str:
 
 
 def passages_from(passages: Sequence[Passage], row: int) -> Iterator[Passage]:
-    """The passages from ``row`` on, one at a time."""
+    """Yield the passages from ``row`` on."""
     if isinstance(passages, PassageStore):
         return passages.since(row)
     return (passages[i] for i in range(row, len(passages)))
@@ -157,8 +152,6 @@ def passages_from(passages: Sequence[Passage], row: int) -> Iterator[Passage]:
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """A file and how it is to be read."""
-
     path: Path
     policy: BadLine
     words: int | None
@@ -166,8 +159,7 @@ class _Request:
     def read(self) -> list[Passage]:
         bad = BadLines(self.path, self.policy)
         passages = list(self._each_once(bad))
-        self._check(len(passages), bad)
-        bad.report()
+        self._finish(len(passages), bad)
         return passages
 
     def write(self, folder: Path) -> dict[str, Any]:
@@ -183,8 +175,6 @@ class _Request:
                 offsets.append(offsets[-1] + file.write(encode(passage)))
                 hashes.append(draw_key("id", 0, passage.id))
             progress(self.path.stat().st_size)
-        kept = np.frombuffer(offsets, dtype=np.int64)
-        self._check(len(kept) - 1, bad)
         found = np.frombuffer(hashes, dtype=np.uint64)
         order = np.argsort(found, kind="stable")
         same = found[order[1:]] == found[order[:-1]]
@@ -194,25 +184,19 @@ class _Request:
             with (folder / PASSAGES).open("wb") as file:
                 for passage in self._each_once(bad, again):
                     offsets.append(offsets[-1] + file.write(encode(passage)))
-            kept = np.frombuffer(offsets, dtype=np.int64)
-        np.save(folder / OFFSETS, kept, allow_pickle=False)
+        np.save(folder / OFFSETS, np.frombuffer(offsets, dtype=np.int64), allow_pickle=False)
         if self._stamp() != before:
-            told = f"{self.path} was changed while it was read: run the same command again"
-            raise RunError(told, "changed")
-        bad.report()
+            raise RunError(f"{self.path} has changed while it was read: run again", "changed")
+        self._finish(len(offsets) - 1, bad)
         first = bad.listed[0] if bad.listed else ""
-        return {"passages": len(kept) - 1, "skipped": bad.count, "first_skipped": first}
+        return {"passages": len(offsets) - 1, "skipped": bad.count, "first_skipped": first}
 
     def _each_once(self, bad: BadLines, suspects: Container[int] | None = None) -> Iterator[Passage]:
-        """The passages whose id was not there before; ``bad`` gets the lines of the others.
-
-        With ``suspects``, the only rows that may share an id, malformed lines were counted before.
-        """
-        malformed = bad if suspects is None else BadLines(self.path, "skip")
+        """Yield passages whose id is new; with ``suspects``, the only rows that may repeat one."""
+        malformed = bad if suspects is None else BadLines(self.path, "skip")  # those were counted before
         lines: dict[str, int] = {}
         dropped = 0
-        passages = read_passages(self.path, malformed, words=self.words)
-        for row, (line, passage) in enumerate(passages):
+        for row, (line, passage) in enumerate(read_passages(self.path, malformed, words=self.words)):
             if passage.id in lines and line != dropped:
                 bad.add(line, f"the id {passage.id!r} is already on line {lines[passage.id]}")
                 dropped = line
@@ -226,7 +210,7 @@ class _Request:
         stat = self.path.stat()
         return stat.st_size, stat.st_mtime_ns
 
-    def _check(self, count: int, bad: BadLines) -> None:
+    def _finish(self, count: int, bad: BadLines) -> None:
+        bad.report()
         if not count:
-            bad.report()
             raise UserError(f"corpus={self.path} holds no usable line", "empty")

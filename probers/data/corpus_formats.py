@@ -8,6 +8,7 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,21 +21,18 @@ log = logging.getLogger(__name__)
 
 #: Longer texts (in characters) are taken as they are, with a remark: rarely what was meant.
 LONG = 1_000_000
-
 #: Words of a passage of whole sentences.
 WORDS = 100
-
 _FIELD = 1 << 26  # characters of one TSV field; more is a quote that is never closed
-_WORD = re.compile(r"\S+")
 _SHOWN = 10
 
 
 @dataclass
 class BadLines:
-    """Lines of one file that hold no passage: the first is an error, or all are counted.
+    """Lines of one file that hold no passage: the first is an error, or all are counted and some listed.
 
-    ``listed`` holds the first, with file, number and reason. ``long`` counts passages beyond :data:`LONG`,
-    which are kept, and ``repeated`` articles without an id whose title was there before, which are left out.
+    ``long`` counts passages beyond :data:`LONG`, which are kept, ``repeated`` the articles left out for a
+    title that was there before.
     """
 
     path: Path
@@ -71,7 +69,7 @@ def read_passages(
     words: int | None = None,
     progress: Callable[[int], None] = lambda done: None,
 ) -> Iterator[tuple[int, Passage]]:
-    """The passages of a file with the number of the line each begins on; ids may repeat.
+    """Yield the passages of a file with the number of the line each begins on; ids may repeat.
 
     ``.tsv`` is DPR's psgs_w100 layout: tab-separated with the header ``id text title`` in any order, fields
     quoted as Python's csv module writes them, so that a field may hold line breaks. Everything else is JSONL
@@ -80,12 +78,10 @@ def read_passages(
     sentences into passages of :data:`WORDS` words at most. Of articles without ids that share a title the
     first is taken, as :mod:`.articles` does. ``.gz`` is unpacked.
 
-    With ``words`` every text is cut into disjoint pieces of so many (the last may be shorter), as DPR cuts
-    Wikipedia into pieces of 100; they are called ``<id>#<number>``. ``progress`` is called with the bytes of
-    the file read so far, now and then.
-
-    Raises:
-        UserError: ``bad`` refuses a line, a TSV without its header, or the file is no UTF-8 text.
+    With ``words`` every text is cut into pieces of so many (the last may be shorter), called
+    ``<id>#<number>``, as DPR cuts Wikipedia. ``progress`` is called with the bytes of the file read so far,
+    now and then. UserError where ``bad`` refuses a line, for a TSV without its header, or a file that is no
+    UTF-8 text.
     """
     if words is not None and words < 1:
         raise UserError(f"passage_words={words} leaves nothing: give 1 or more, or null for whole texts")
@@ -112,14 +108,13 @@ def read_passages(
 
 def _jsonl(lines: Iterable[str], bad: BadLines) -> Iterator[tuple[int, Any]]:
     for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            bad.add(number, what_is_wrong(error))
-            continue
-        yield number, record
+        if line.strip():
+            try:
+                record = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                bad.add(number, what_is_wrong(error))
+            else:
+                yield number, record
 
 
 def _tsv(lines: Iterable[str], bad: BadLines) -> Iterator[tuple[int, Any]]:
@@ -163,20 +158,19 @@ def _pieces(record: Any, words: int | None) -> Iterator[Passage]:
     name = _id(record["id"]) if "id" in record else title
     if not name:
         raise KeyError("id")
+    sentences: list[str] = []
     if "sentences" in record:
         check_strings("sentences", record["sentences"])
         sentences = detokenise_sentences(record["sentences"])
-        text = _text(" ".join(sentences))
-    else:
-        sentences, text = [], _text(record["text"])
-    if words is None:
-        for number, piece in enumerate(_grouped(sentences)):
-            yield Passage(f"{name}#{number}", title, piece)
-        return
-    spans = [match.span() for match in _WORD.finditer(text)]
-    for number, start in enumerate(range(0, len(spans), words)):
-        end = min(start + words, len(spans)) - 1
-        yield Passage(f"{name}#{number}", title, text[spans[start][0] : spans[end][1]])
+    text = _text(" ".join(sentences) if "sentences" in record else record["text"])
+    pieces = _grouped(sentences) if words is None else (m[0] for m in _of_words(words).finditer(text))
+    for number, piece in enumerate(pieces):
+        yield Passage(f"{name}#{number}", title, piece)
+
+
+@cache
+def _of_words(most: int) -> re.Pattern[str]:
+    return re.compile(rf"\S+(?:\s+\S+){{0,{most - 1}}}")
 
 
 def _grouped(sentences: Iterable[str]) -> Iterator[str]:

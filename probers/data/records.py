@@ -57,15 +57,11 @@ class UnusableError(Exception):
     """A well-formed article or question that is no use; the reason's kind stands before its first colon."""
 
 
-#: Cases kept word for word; more are only counted, so that memory stays bounded.
-KEPT = 1000
-
-
 @dataclass
 class LeftOut:
     """Cases that were left out, called ``noun``: how many of each kind, and the first with their reasons.
 
-    ``listed`` holds (name, reason), each in one line; the kind is the reason up to its first colon.
+    ``listed`` holds the first 1000 as (name, reason), each in one line; a kind is a reason up to its colon.
     """
 
     listed: list[tuple[str, str]] = field(default_factory=list)
@@ -76,7 +72,7 @@ class LeftOut:
     """Number of kinds that :meth:`summary` names; None is all."""
 
     def add(self, name: str, reason: str) -> None:
-        if len(self.listed) < KEPT:
+        if len(self.listed) < 1000:
             self.listed.append((" ".join(name.split())[:200], " ".join(reason.split())[:300]))
         self.counts[reason.partition(":")[0]] += 1
 
@@ -100,10 +96,7 @@ class LeftOut:
 
 @contextmanager
 def open_text(path: Path, newline: str | None = None) -> Iterator[tuple[io.TextIOWrapper, Callable[[], int]]]:
-    """A text file, unpacked where it is ``.gz``, and what tells how many bytes of it on the disk were read.
-
-    UserError where it is no UTF-8 or cut short.
-    """
+    """Open a text file (``.gz`` too), and what tells the bytes read of it; UserError if damaged."""
     try:
         with path.open("rb") as raw:
             binary: Any = gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw
@@ -114,7 +107,7 @@ def open_text(path: Path, newline: str | None = None) -> Iterator[tuple[io.TextI
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Number (from 1) and text of every line that is not blank; otherwise as :func:`open_text`."""
+    """Yield number (from 1) and text of every line that is not blank, as :func:`open_text`."""
     with open_text(path) as (lines, _):
         yield from ((number, line) for number, line in enumerate(lines, 1) if line.strip())
 
@@ -133,7 +126,7 @@ _OBJECT = ("Data", "Domain", "Split", "VerifiedEval", "Version")
 
 
 def file_rows(path: Path) -> Iterator[Row]:
-    """The records of a file (``.gz`` too); memory does not grow with their number.
+    """Yield the records of a file (``.gz`` too); memory does not grow with their number.
 
     A file that begins with ``[`` is one array, TriviaQA's are an object around one, and any other holds JSON
     lines. UserError where it is not UTF-8 text, or damaged while compressed.
@@ -154,8 +147,15 @@ def file_rows(path: Path) -> Iterator[Row]:
         try:
             for number, record in enumerate(ijson.items(file, item, use_float=True), 1):
                 yield Row(f"record {number}", record)
-        except (ijson.JSONError, UnicodeDecodeError) as error:
-            yield Row(f"record {number + 1}", None, _reason(error), True)
+        except UnicodeDecodeError:
+            told = "malformed JSON (a string that is no UTF-8 text, such as half of a pair of surrogates)"
+            yield Row(f"record {number + 1}", None, told, True)
+        except ijson.JSONError as error:
+            cause = error.args[0]  # of the C library these are bytes
+            text = cause.decode("utf-8", "replace") if isinstance(cause, bytes) else str(error)
+            first = text.strip().splitlines()[0]
+            told = "the file is cut short" if "premature EOF" in first else f"malformed JSON ({first})"
+            yield Row(f"record {number + 1}", None, told, True)
 
 
 def _array(path: Path) -> str | None:
@@ -193,8 +193,6 @@ _BRACKETS = re.compile(rb"(?:[\[{]\s*){1000}")
 
 
 class _Shallow(NamedTuple):
-    """A file of which nothing is read that has too many brackets within each other."""
-
     file: Any
 
     def read(self, size: int = -1) -> bytes:
@@ -206,19 +204,10 @@ class _Shallow(NamedTuple):
         return block
 
 
-def _reason(error: Exception) -> str:
-    if isinstance(error, UnicodeDecodeError):
-        return "malformed JSON (a string that is no UTF-8 text, such as half of a pair of surrogates)"
-    text = str(error.args[0].decode("utf-8", "replace") if isinstance(error.args[0], bytes) else error)
-    first = text.strip().splitlines()[0]
-    return "the file is cut short" if "premature EOF" in first else f"malformed JSON ({first})"
-
-
 def open_stream(spec: str, dataset: str, *, instead: str, **options: Any) -> Any:
     """Call ``datasets.load_dataset(dataset, streaming=True)``, with every failure in one sentence.
 
-    Messages call it ``spec`` and say what to give ``instead`` where there is no network (RunError). UserError
-    for no such dataset, configuration or split, or one that needs code to be run.
+    Messages call it ``spec`` and say what to give ``instead`` where there is no network (RunError).
     """
     import datasets
     from datasets.exceptions import DatasetNotFoundError
@@ -241,10 +230,9 @@ def _network(what: str, error: Exception, remedy: str) -> RunError:
 def hub_rows(
     spec: str, dataset: str, check: Callable[[Collection[str]], None], *, instead: str, **options: Any
 ) -> Iterator[Row]:
-    """The rows of one split of a dataset; ``check`` refuses its columns before the first one is read.
+    """Yield the rows of one split of a dataset, as :func:`open_stream`; ``check`` refuses its columns.
 
-    As :func:`open_stream`; a RunError also in the middle of the stream, since a part of the questions in
-    place of the ones asked for would be another experiment.
+    A stream that breaks off is a RunError: a part of the questions asked for would be another experiment.
     """
     data = open_stream(spec, dataset, instead=instead, **options)
     if data.column_names is not None:

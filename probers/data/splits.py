@@ -1,8 +1,7 @@
 """Membership of texts and questions: parts of a run, splits by group hash, seeded samples, texts seen.
 
-The large datasets are read as a stream and keep no more questions than are asked for. Splits and samples are
-decided by hashes of a question's group and id, so neither depends on the file's order or on what else is in
-it: the official file and the copy on the Hub give the same questions and splits. Shares are met on average.
+Splits and samples of large datasets are decided by hashes of a question's group and id, so that the official
+file and the copy on the Hub give the same ones, in whatever order. Shares are met on average.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from ..types import SPLITS, Question, UserError
 
 T = TypeVar("T")
 
-#: The folder of a run that holds the runs of its parts.
 PARTS = "parts"
 
 
@@ -75,18 +73,14 @@ def limited(items: list[T], limit: int | None, seed: int) -> list[T]:
 
 
 def deal(groups: Sequence[T], shares: Sequence[float] = SHARES) -> dict[T, str]:
-    """A split per group: the first groups are trained on, and so on, in these shares to within one group."""
+    """Deal groups to splits in their order, in these shares to within one group."""
     ends = [round(upto * len(groups)) for upto in accumulate(shares)]
     parts = zip(SPLITS, [0, *ends], ends, strict=False)
     return {group: name for name, start, end in parts for group in groups[start:end]}
 
 
 class Splits:
-    """Deals groups to splits by their hash, so that one group is always on one side.
-
-    Given all groups' keys the shares are exact to within one group; without, they are met on average, which
-    needs no memory and no second pass.
-    """
+    """Dealer of groups to splits by their hash: given all groups' keys in exact shares, else on average."""
 
     def __init__(self, seed: int, keys: array[int] | None = None) -> None:
         import numpy as np
@@ -116,12 +110,10 @@ Unfit = Callable[[Question], bool]
 
 @dataclass(frozen=True)
 class Drawn:
-    """Result of a draw.
+    """Questions in the order of the draw, so that a smaller limit is a part of a larger one.
 
-    ``questions`` are in the order of the draw (without a limit in the file's), so that a smaller limit is a
-    part of a larger one; with a limit for each split, one split after the other. ``splits`` counts the usable
-    questions of each split, ``dealt`` those that came without one, and ``seen`` those that were wanted but
-    left out because something was trained on them.
+    ``splits`` counts the usable questions of each split, ``dealt`` those that came without one, and ``seen``
+    those that were left out because something was trained on them.
     """
 
     questions: list[Question]
@@ -135,7 +127,7 @@ class Drawn:
 
 
 def parts_of(limit: Limit, split: str | None) -> Parts:
-    """The limit of each part of a set that is drawn from."""
+    """List the limit of each part of a set that is drawn from."""
     if isinstance(limit, Mapping):
         return {name: limit[name] for name in SPLITS if name in limit}
     return {split: limit}
@@ -151,53 +143,36 @@ def draw_stream(
     splits: Counter[str] = Counter()
     dealt = seen = 0
     side_of = Splits(seed)
-    kept = {name: _Smallest(most, seed) for name, most in parts.items()}
-    for question in questions:
+    # Heaps with the largest hash on top; without a limit lists in the stream's order.
+    kept: dict[str | None, list[tuple[int, int, Question]]] = {name: [] for name in parts}
+    for number, question in enumerate(questions):
         group = question.group or question.id
         side = question.split or (side_of(group) if deal_splits else "test")
         dealt += deal_splits and not question.split
-        part = kept.get(side) or kept.get(None)
+        name = side if side in kept else None
         whole = replace(question, group=group, split=side)
-        if part is not None and unfit(whole):
+        if name in kept and unfit(whole):
             seen += 1
             continue
         splits[side] += 1
-        if part is not None:
-            part.add(whole)
-    return Drawn([question for part in kept.values() for question in part.taken()], dict(splits), dealt, seen)
-
-
-class _Smallest:
-    """The questions with the smallest hashes of a stream; with no limit all of them, in its order."""
-
-    def __init__(self, most: int | None, seed: int) -> None:
-        self._most, self._seed = most, seed
-        self._all: list[Question] = []
-        self._kept: list[tuple[int, int, Question]] = []  # a heap, the largest hash on top
-        self._count = 0
-
-    def add(self, question: Question) -> None:
-        if self._most is None:
-            self._all.append(question)
-            return
-        self._count += 1
-        # Of questions with one id the first is kept; no two questions are ever compared.
-        entry = (-draw_key("limit", self._seed, question.id), -self._count, question)
-        if len(self._kept) < self._most:
-            heapq.heappush(self._kept, entry)
-        else:
-            heapq.heappushpop(self._kept, entry)
-
-    def taken(self) -> list[Question]:
-        return self._all or [question for _, _, question in sorted(self._kept, reverse=True)]
+        if name in kept:
+            most = parts[name]
+            # Of questions with one id the first is kept; no two questions are ever compared.
+            entry = (0 if most is None else -draw_key("limit", seed, whole.id), -number, whole)
+            if most is None or len(kept[name]) < most:
+                heapq.heappush(kept[name], entry)
+            else:
+                heapq.heappushpop(kept[name], entry)
+    drawn = [question for part in kept.values() for _, _, question in sorted(part, reverse=True)]
+    return Drawn(drawn, dict(splits), dealt, seen)
 
 
 def draw_whole(
     questions: Iterable[Question], parts: Parts, *, seed: int, deal_splits: bool, unfit: Unfit
 ) -> Drawn:
-    """Draw from questions that are held at once, whose order matters; shares are exact to within one group.
+    """Draw as :func:`draw_stream` from questions held at once, in their order and with exact shares.
 
-    ``deal_splits`` is that of :func:`draw_stream`, but only counts where no question has a split.
+    ``deal_splits`` only counts where no question has a split.
     """
     held = [replace(q, group=q.group or q.id) for q in questions]
     dealt = sum(not q.split for q in held)
@@ -223,16 +198,13 @@ _SAME_GROUPS = {"completion": "wiki"}
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Hashes, by split, of the groups and question texts that something was trained, validated and tested on.
-
-    Texts count too because they are the same under other ids.
-    """
+    """Hashes, by split, of the groups and question texts that something was made with."""
 
     splits: Mapping[str, frozenset[str]]
 
     @classmethod
     def of(cls, splits: Mapping[str, Iterable[tuple[str, str, str]]]) -> Seen:
-        """Collect data set, group and question of every text, by split; "" where a text has none."""
+        """Collect data set, group and question ("" for none) of every text, by split."""
         return cls({s: frozenset(m for text in texts for m in _marks(*text)) for s, texts in splits.items()})
 
     @classmethod
@@ -255,7 +227,7 @@ class Seen:
         return Seen({s: self.splits.get(s, none) | other.splits.get(s, none) for s in SPLITS})
 
     def split_of(self, question: Question) -> str:
-        """The first of train, validation and test that the question is in, "" where it is in none."""
+        """Find the first split that the question is in, "" for none."""
         marks = {*_marks(question.dataset, question.group or question.id, question.question)}
         return next((split for split in SPLITS if marks & self.splits.get(split, frozenset())), "")
 

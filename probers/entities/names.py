@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import takewhile
+from itertools import dropwhile, takewhile
+from typing import NamedTuple
 
 from ..text import is_stop_word, split_sentences
 from .values import NUMBERED, Cover, Span
@@ -45,13 +45,17 @@ COMMON_TAILS = frozenset(
     sponsored supported affiliated educated raised designed run only century day time free shaped funded
     selling bred dominated""".split()
 )
+#: Number words among the openers; within a sentence their capital is that of a name ("Six Flags").
+COUNTS = frozenset(
+    """Two Three Four Five Six Seven Eight Nine Ten First Second Third Fourth Fifth Sixth Seventh Eighth Ninth
+    Tenth""".split()
+)
 #: Words that open sentences with a capital that is not theirs, stop words aside.
-OPENERS = frozenset(
+OPENERS = COUNTS | frozenset(
     """Born Written Released Directed Located Founded Set Based Produced Published Built Designed Known Named
     Following Originally Although Despite Upon Early Later Late Today Currently Recently Initially Eventually
     Finally Subsequently Generally Typically Usually Often Sometimes Critics Reviewers Many Several Some Most
-    Both Two Three Four Five Six Seven Eight Nine Ten First Second Third Fourth Fifth Sixth Seventh Eighth
-    Ninth Tenth Former Historically Together Prior Given Like Unlike According Along Around Within Without
+    Both Former Historically Together Prior Given Like Unlike According Along Around Within Without
     Until Since Because Additionally Furthermore Moreover However Nevertheless Meanwhile Instead Also Other
     Another Each Every Construction Development Work Plans Production People Members Students Scholars
     Historians Scientists Children Men Women Fans Players Modern Ancient Traditional Contemporary New Large
@@ -83,7 +87,7 @@ OWNED = frozenset(
 )
 #: Names that end in their own "'s".
 WITH_S = frozenset(
-    """McDonald Macy Sotheby Christie Wendy Levi Lloyd Sainsbury Domino Kellogg Moody Denny Hershey""".split()
+    "McDonald Macy Sotheby Christie Wendy Levi Lloyd Sainsbury Domino Kellogg Moody Denny Hershey".split()
 )
 #: Capitalised words that alone name nothing.
 NOT_NAMES = frozenset("I A The No. EP EPs LP LPs CD CDs DVD DVDs TV R&B PhD OK Jr Jr. Sr.".split())
@@ -94,13 +98,6 @@ ORDERED = frozenset(
     Wing Group Panzer Flotilla Highlanders Fusiliers Arrondissement Precinct District Circuit
     Century""".split()
 )
-#: Number words among the openers; within a sentence their capital is that of a name ("Six Flags").
-COUNTS = frozenset(
-    """Two Three Four Five Six Seven Eight Nine Ten First Second Third Fourth Fifth Sixth Seventh Eighth Ninth
-    Tenth""".split()
-)
-
-
 _TOKEN = re.compile(
     r"(?:[^\W\d_]\.){2,}"  # U.S., J.R.R.
     r"|(?:St|Dr|Mr|Mrs|Ms|Jr|Sr|Lt|Gen|Col|Sgt|Capt|Rev|Prof|Mt|Ft|No|vs|Bros|Inc|Ltd|Co)\.(?=\s|$|[,)])"
@@ -122,8 +119,7 @@ _AFTER = re.compile(r",?\s*\(?(\w+)")
 _SUFFIX = re.compile(r".*(?:ly|ing|ed|tion|tions|ment|ments|ness|ings|ers|ists|als|ies|isms?)$")
 
 
-@dataclass(frozen=True, slots=True)
-class _Token:
+class _Token(NamedTuple):
     start: int
     end: int
     text: str
@@ -150,9 +146,7 @@ def find_names(text: str, cover: Cover) -> Iterator[Span]:
         run = tokens[position:after]
         position = after
         while run and _is_opener(run, seen, lower, text):
-            run = run[1:]
-            while run and not run[0].capital:
-                run = run[1:]
+            run = [*dropwhile(lambda token: not token.capital, run[1:])]
         if not run or (len(run) == 1 and _is_plain(run[0])) or run[-1].text.endswith("ʻ"):
             continue  # an okina ends no name: a stray space cut "Oʻ ahu" in two
         ordinal = _ORDINAL.search(text, max(0, run[0].start - 6), run[0].start)
@@ -164,7 +158,7 @@ def find_names(text: str, cover: Cover) -> Iterator[Span]:
 
 
 class _Words:
-    """The words of a text outside the taken spans, reduced to their names, and which make one name."""
+    """Words of a text outside the taken spans, reduced to their names."""
 
     def __init__(self, text: str, cover: Cover) -> None:
         self.text = text

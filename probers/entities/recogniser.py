@@ -66,11 +66,6 @@ _OTHER_BEFORE = re.compile(
 )
 
 
-def _kind_of_quoted(text: str, span: Span) -> EntityType:
-    """Type "work", unless the words before the quote announce a band, a nickname or a term."""
-    return "name" if _OTHER_BEFORE.search(text, max(0, span[0] - 30), span[0]) else "work"
-
-
 def _kind_of_name(text: str, span: Span) -> EntityType:
     """The finest type that is sure; "name" when none is."""
     name = text[slice(*span)]
@@ -108,16 +103,16 @@ def _is_title(inside: str) -> bool:
 
 
 def find_entities(text: str, *, fine: bool = False) -> list[Entity]:
-    """Entities of a text from left to right, none overlapping another.
+    """Find the entities of a text from left to right, none overlapping another.
 
-    Quoted titles come first, then dates, names and numbers; within each the longest
-    span wins, so that "18 July 1995" is one date and not a number, a name and a year.
-    With ``fine`` a cue can make "name" the finer "work", "organisation" or "place".
+    Quoted titles come first, then dates, names and numbers; within each the longest span wins ("18 July 1995"
+    is one date). With ``fine`` a cue can make "name" the finer "work", "organisation" or "place".
     """
     cover = Cover(len(text))
     found: dict[Span, EntityType] = {}
-    for span in cover.take_longest(_works(text)):
-        found[span] = _kind_of_quoted(text, span) if fine else "name"
+    for start, end in cover.take_longest(_works(text)):
+        other = _OTHER_BEFORE.search(text, max(0, start - 30), start)  # a band, a nickname or a term
+        found[start, end] = "work" if fine and not other else "name"
     dates = dict(find_dates(text))
     found |= {span: dates[span] for span in cover.take_longest(dates)}
     for span in cover.take_longest(find_names(text, cover)):
@@ -140,11 +135,9 @@ def _load(name: str) -> Any:
     try:
         return spacy.load(name)
     except (OSError, AttributeError) as error:  # the latter: a package that is no pipeline
-        raise UserError(
-            f"recogniser=spacy:{name}: no spaCy pipeline of that name is installed: "
-            f"python -m spacy download {name}, or recogniser=rules",
-            "unknown-choice",
-        ) from error
+        told = f"recogniser=spacy:{name}: no spaCy pipeline of that name is installed"
+        remedy = f"python -m spacy download {name}, or recogniser=rules"
+        raise UserError(f"{told}: {remedy}", "unknown-choice") from error
 
 
 def _kind(label: str, mention: str, fine: bool) -> EntityType:
@@ -166,16 +159,10 @@ def _trim(text: str, start: int, end: int) -> tuple[int, int]:
 
 @dataclass(slots=True)
 class Recogniser:
-    """Finds entities by the recogniser asked for and says once which one that is.
+    """Entities by the recogniser asked for, which is logged once (UserError for an unknown one).
 
-    A spaCy pipeline is used only when it is named: that a package of some pipeline's name is installed does
-    not say that it is the pipeline. UserError for one that is not installed, and for an unknown kind.
-
-    Attributes:
-        kind: "rules", "auto" (the rules too) or "spacy:" with the name of an installed pipeline.
-        fine: also the types "work", "organisation" and "place"; else these are "name".
-        quiet: do not log the note.
-        name: what is used: "rules" or the name of the pipeline.
+    ``kind`` is "rules", "auto" (the rules too) or "spacy:" with the name of an installed pipeline, ``name``
+    what is used. ``fine`` tells "work", "organisation" and "place" from "name".
     """
 
     kind: str = "auto"
@@ -186,18 +173,13 @@ class Recogniser:
     def __post_init__(self) -> None:
         method, _, pipeline = self.kind.partition(":")
         if method not in ("rules", "spacy", "auto") or (pipeline and method != "spacy"):
-            raise UserError(
-                f"recogniser={self.kind} is unknown: choose rules, auto or spacy:PIPELINE, "
-                "as in spacy:en_core_web_sm",
-                "unknown-choice",
-            )
-        if method == "spacy":
-            if not pipeline:
-                raise UserError(
-                    "recogniser=spacy needs an English spaCy pipeline, as in recogniser=spacy:en_core_web_sm "
-                    "after python -m spacy download en_core_web_sm; or give recogniser=rules",
-                    "missing-extra",
-                )
+            remedy = "choose rules, auto or spacy:PIPELINE, as in spacy:en_core_web_sm"
+            raise UserError(f"recogniser={self.kind} is unknown: {remedy}", "unknown-choice")
+        if method == "spacy" and not pipeline:
+            told = "recogniser=spacy needs an English pipeline, as in recogniser=spacy:en_core_web_sm"
+            remedy = "python -m spacy download en_core_web_sm, or recogniser=rules"
+            raise UserError(f"{told}: {remedy}", "missing-extra")
+        if pipeline:
             _load(pipeline)
         self.name = pipeline or "rules"
         if not self.quiet:
@@ -223,10 +205,9 @@ _STOP = re.compile(r"[.!?]")
 
 @dataclass(frozen=True, slots=True)
 class WrittenEntity:
-    """An entity of a written text, with its span there.
+    """An entity of a written text: ``tokens`` share a character with it.
 
-    ``tokens`` share a character with it, and ``score`` is that of the position that predicted the first:
-    what was known before anything of the entity was written.
+    ``score`` is that of the position that predicted the first, before anything of the entity was written.
     """
 
     entity: Entity
@@ -235,18 +216,19 @@ class WrittenEntity:
 
 
 def _lead(text: str) -> str:
-    """Context of a text within a sentence: a lower-case word, which keeps its first word from opening one."""
+    """Make a lower-case word to stand before a text, whose first word then opens no sentence."""
     return "x" if text[:1].isspace() else "x "
 
 
 def head_entity(text: str, recognise: Recognise) -> Entity | None:
-    """The entity at the head of a continuation, or None; where a sentence ends before it there is none."""
+    """Find the entity at the head of a continuation, before which no sentence ends."""
     before = _lead(text)
-    for entity in recognise(before + text):
-        start, end = entity.start - len(before), entity.end - len(before)
-        at_head = 0 <= start <= HEAD and not _STOP.search(text, 0, start)
-        return Entity(start, end, entity.text, entity.type) if at_head else None
-    return None
+    entity = next(iter(recognise(before + text)), None)
+    if entity is None:
+        return None
+    start, end = entity.start - len(before), entity.end - len(before)
+    at_head = 0 <= start <= HEAD and not _STOP.search(text, 0, start)
+    return Entity(start, end, entity.text, entity.type) if at_head else None
 
 
 def _breaks_off(prompt: str) -> bool:
@@ -258,20 +240,17 @@ def _breaks_off(prompt: str) -> bool:
 
 
 def tokens_of(offsets: Sequence[tuple[int, int]], start: int, end: int) -> list[int]:
-    """Positions of the tokens that share a character with [start, end) of their text."""
+    """List the tokens that share a character with [start, end) of their text."""
     return [i for i, (a, b) in enumerate(offsets) if a < end and b > start]
 
 
 def written_entities(
     text: str, recognise: Recognise, *, prompt: str = "", accepted: str = "", openings: bool = False
 ) -> list[Entity]:
-    """The entities that begin in a text, from left to right.
+    """Find the entities that begin in a text, which was written behind ``prompt``, from left to right.
 
-    Args:
-        prompt: what the text was written behind; only how it ends matters.
-        accepted: the part of the same text with which the prompt ends.
-        openings: also those that begin a sentence, which labels leave out
-            (:func:`probers.data.articles.cuts.cut_article`).
+    ``accepted`` is the part of the same text with which the prompt ends. ``openings`` keeps entities that
+    begin a sentence, which labels leave out (:func:`probers.data.articles.cuts.cut_article`).
     """
     before = accepted if accepted.strip() else _lead(text) if _breaks_off(prompt) else ""
     whole = before + text
@@ -286,10 +265,9 @@ def written_entities(
 def with_scores(
     entities: Sequence[Entity], offsets: Sequence[tuple[int, int]], scores: Sequence[float] | np.ndarray
 ) -> list[WrittenEntity]:
-    """Each entity of a text with the score of the position that predicted its first token.
+    """Give each entity of a text the score of the position that predicted its first token.
 
-    The n tokens have ``offsets`` [start, end); ``scores`` (n,) are those of the position before each token,
-    the prompt's last before the first.
+    The n tokens have ``offsets`` [start, end); ``scores`` (n,) are those of the position before each token.
     """
     found = [(entity, tuple(tokens_of(offsets, entity.start, entity.end))) for entity in entities]
     return [WrittenEntity(entity, tokens, float(scores[tokens[0]])) for entity, tokens in found if tokens]

@@ -13,7 +13,7 @@ Span = tuple[int, int]
 
 
 class Cover:
-    """The characters of a text that spans have taken; each question costs the span's length."""
+    """The characters of a text that spans have taken."""
 
     def __init__(self, length: int) -> None:
         self._taken = bytearray(length)
@@ -26,7 +26,7 @@ class Cover:
         return not any(self._taken[slice(*span)])
 
     def take_longest(self, spans: Iterable[Span]) -> list[Span]:
-        """Take of the free spans the longest first, of equally long ones the first; returns those taken."""
+        """Take the free spans, the longest and then the first of them first, and return them."""
         kept = []
         for span in sorted(set(spans), key=lambda s: (s[0] - s[1], s[0])):
             if self.free(span):
@@ -38,10 +38,12 @@ class Cover:
 _MONTH = "|".join(MONTHS) + r"|(?:Jan|Feb|Mar|Apr|Jun|Jul|Aug|Sept?|Oct|Nov|Dec)(?:\.|(?=\s+\d))"
 _DAY = r"\d{1,2}(?:st|nd|rd|th)?(?:\s?[–-]\s?\d{1,2})?"
 _ERA = r"(?:BCE|BC|CE|AD|B\.C\.E?\.?|A\.D\.)"
-_ORDINAL = (
-    r"\d{1,2}(?:st|nd|rd|th)|(?:twenty-)?(?:first|second|third|fourth|fifth|sixth|seventh|eighth|ninth)|tenth|"
-    r"eleventh|twelfth|thirteenth|fourteenth|fifteenth|sixteenth|seventeenth|eighteenth|nineteenth|twentieth"
+_FIRST_TO_NINTH = "first|second|third|fourth|fifth|sixth|seventh|eighth|ninth"
+_TENTH_TO_TWENTIETH = (
+    "tenth|eleventh|twelfth|thirteenth|fourteenth|fifteenth|sixteenth|seventeenth|eighteenth|nineteenth|"
+    "twentieth"
 )
+_ORDINAL = rf"\d{{1,2}}(?:st|nd|rd|th)|(?:twenty-)?(?:{_FIRST_TO_NINTH})|{_TENTH_TO_TWENTIETH}"
 _QUANTITY = (
     r"(?:km|m|cm|mm|kg|g|t|ft|mi|acres?|hectares?|miles?|feet|met(?:re|er)s?|kilomet(?:re|er)s?|people|"
     r"inhabitants|percent|%|thousand|million|billion|trillion|tons?|tonnes?|pounds|yards?|dollars|euros|square|"
@@ -81,7 +83,7 @@ _LONE_MONTH = re.compile(
 
 
 def find_dates(text: str) -> Iterator[tuple[Span, Literal["date", "year"]]]:
-    """Dates and bare years from 1000 to 2099, each with its type; of overlapping ones the fuller."""
+    """Find dates and bare years from 1000 to 2099; of overlapping ones the fuller."""
     cover = Cover(len(text))
     for pattern in (*_DATES, _LONE_MONTH, _YEAR):
         for match in pattern.finditer(text):
@@ -130,13 +132,10 @@ _WORDS = re.compile(
 )
 _SHARES = "third|quarter|fourth|fifth|sixth|seventh|eighth|ninth|tenth"
 _FRACTIONS = re.compile(
-    rf"(?<![\w-])(?:one[\s-](?:{_SHARES})|(?!one)(?:{_ONES})[\s-](?:{_SHARES})s)(?![\w-])",
-    re.IGNORECASE,
+    rf"(?<![\w-])(?:one[\s-](?:{_SHARES})|(?!one)(?:{_ONES})[\s-](?:{_SHARES})s)(?![\w-])", re.IGNORECASE
 )
 _ORDINALS = re.compile(
-    rf"(?<![\w-])(?:(?:{_TENS})-)?(?:first|second|third|fourth|fifth|sixth|seventh|eighth|ninth|tenth|eleventh|"
-    r"twelfth|thirteenth|fourteenth|fifteenth|sixteenth|seventeenth|eighteenth|nineteenth|twentieth)(?!\w|-\w)",
-    re.IGNORECASE,
+    rf"(?<![\w-])(?:(?:{_TENS})-)?(?:{_FIRST_TO_NINTH}|{_TENTH_TO_TWENTIETH})(?!\w|-\w)", re.IGNORECASE
 )
 #: "first" and "second" count things only after one of these ("her first album"), not in "who first met".
 _COUNTING = re.compile(
@@ -146,22 +145,17 @@ _NO_NOUN = re.compile(r"\s+(?:to|was|is|were|of\s+(?:which|these|whom)|time)\b|\
 
 
 def find_numbers(text: str) -> Iterator[Span]:
-    """Spans of numbers with their units ("$1.5 million", "40 km", "twelve years") and ordinals.
+    """Find numbers with their units ("$1.5 million", "40 km", "twelve years") and ordinals.
 
     "one" alone is a pronoun as often as a number and is left out.
     """
-    for pattern in (_CLOCK, _FRACTIONS):
+    for pattern in (_CLOCK, _FRACTIONS, _DIGITS, _WORDS, _ORDINALS):
         for match in pattern.finditer(text):
-            yield match.span()
-    for match in _DIGITS.finditer(text):
-        if not text[match.end() : match.end() + 1].isalpha():  # "3D", "20S" and "1UP" are no numbers
-            yield match.span()
-    for match in _WORDS.finditer(text):
-        if match.group().lower() != "one":
-            yield match.span()
-    for match in _ORDINALS.finditer(text):
-        if match.group().lower() not in ("first", "second") or (
-            _COUNTING.search(text, max(0, match.start() - 12), match.start())
-            and not _NO_NOUN.match(text, match.end())
-        ):
-            yield match.span()
+            start, end = match.span()
+            word = match.group().lower()
+            glued = pattern is _DIGITS and text[end : end + 1].isalpha()  # "3D", "20S" and "1UP"
+            uncounted = word in ("first", "second") and (
+                not _COUNTING.search(text, max(0, start - 12), start) or _NO_NOUN.match(text, end)
+            )
+            if not (glued or uncounted or word == "one"):
+                yield start, end

@@ -1,8 +1,8 @@
-"""Judging a generated answer against gold answers, as question answering does it.
+"""Judgement of a generated answer against gold answers, as question answering does it.
 
-Normalisation, EM and F1 are those of SQuAD's evaluation script (Rajpurkar et al., EMNLP 2016), but for
-the rule on yes, no and noanswer, which is HotpotQA's (Yang et al., EMNLP 2018). Every score is the
-maximum over the accepted answers.
+Normalisation, EM and F1 are those of SQuAD's evaluation script (Rajpurkar et al., EMNLP 2016), the rule on
+yes, no and noanswer is HotpotQA's (Yang et al., EMNLP 2018). Every score is the maximum over the accepted
+answers.
 """
 
 from __future__ import annotations
@@ -70,11 +70,7 @@ def normalize_answer(text: str) -> str:
 
 
 def exact_match(prediction: str, answers: Sequence[str]) -> float:
-    """1.0 when the normalised prediction is one of the normalised answers.
-
-    As in SQuAD's script, an answer that normalises to nothing equals an empty prediction;
-    :mod:`probers.data.questions` drops such answers.
-    """
+    """1.0 when the normalised prediction is one of the normalised answers, as in SQuAD even an empty one."""
     return float(normalize_answer(unmarked(prediction)) in {normalize_answer(a) for a in answers})
 
 
@@ -88,10 +84,7 @@ def f1_score(prediction: str, answers: Sequence[str]) -> F1:
 
 
 def precision_recall_max(prediction: str, answers: Sequence[str]) -> tuple[float, float]:
-    """Token precision and token recall, each its own maximum over the answers.
-
-    As in DRAGIN's released code (Su et al., ACL 2024); those of :func:`f1_score` are of one answer.
-    """
+    """Token precision and recall, each its own maximum, as in DRAGIN's code (Su et al., ACL 2024)."""
     shown = normalize_answer(unmarked(prediction))
     scores = [_f1(shown, normalize_answer(a)) for a in answers]
     return max((s.precision for s in scores), default=0.0), max((s.recall for s in scores), default=0.0)
@@ -116,8 +109,8 @@ def accuracy_contains(
     """1.0 when an answer stands in the whole generated text, after normalisation (ACC of Probing-RAG).
 
     "tokens" asks for whole words; "substring" is the rule of Probing-RAG's released code (Baek et al.,
-    Findings of NAACL 2025), for which "no" stands in "know". An answer that normalises to nothing is
-    never contained.
+    Findings of NAACL 2025), for which "no" stands in "know". An answer that normalises to nothing is never
+    contained.
     """
     if mode not in ("tokens", "substring"):
         raise ValueError(f"mode={mode!r} is unknown: choose tokens or substring")
@@ -157,19 +150,18 @@ def right_by(rule: str, matcher: EntityMatcher | None = None) -> Rule | None:
         return lambda text, answer, gold: accuracy_contains(text, gold) == 1.0
     if rule == "acc_substring":
         return lambda text, answer, gold: accuracy_contains(text, gold, mode="substring") == 1.0
-    bound = re.fullmatch(r"f1\s*>=\s*(0?\.\d+|1(?:\.0+)?|0)", rule)
-    if bound is None:
-        return None
-    least = float(bound.group(1))
-    return lambda text, answer, gold: f1_score(answer, gold).f1 >= least
+    if bound := re.fullmatch(r"f1\s*>=\s*(0?\.\d+|1(?:\.0+)?|0)", rule):
+        least = float(bound[1])
+        return lambda text, answer, gold: f1_score(answer, gold).f1 >= least
+    return None
 
 
 def final_answer(text: str, cue: str, dataset: str = "") -> str:
     """Find the final answer to a question of a set: :func:`extract_answer`, and for StrategyQA yes or no.
 
-    Where no words announce the answer (``cue`` is ""), it is the entity at the head of the text.
-    As in DRAGIN's released code (Su et al., ACL 2024), an answer to StrategyQA that begins with "yes"
-    is yes, and any other is no. A missing answer stays "".
+    Where no words announce the answer (``cue`` is ""), it is the entity at the head of the text. As in
+    DRAGIN's released code (Su et al., ACL 2024), any answer to StrategyQA that does not begin with "yes" is
+    no.
     """
     if cue:
         answer = extract_answer(text, cue)
@@ -182,14 +174,11 @@ def final_answer(text: str, cue: str, dataset: str = "") -> str:
 
 
 def extract_answer(text: str, cue: str) -> str:
-    """Extract the rest of the line after the last ``cue``, without quotes and final full stop.
+    """Extract the rest of the line after the last ``cue`` ("the answer is"), without quotes and full stop.
 
-    The cue announces the answer, in any case, e.g. "the answer is"; "" when it is absent, so that an
-    answer that was never given is never right.
+    "" where it is absent, so that an answer that was never given is never right.
     """
     found = [*re.finditer(re.escape(cue), text, re.IGNORECASE)] if cue else []
-    if not found:
-        return ""
-    rest = text[found[-1].end() :].lstrip(": \n")
+    rest = text[found[-1].end() :].lstrip(": \n") if found else ""
     line = unmarked(rest.splitlines()[0] if rest else "")
     return line.strip().removesuffix(".").strip("\"'“”‘’ ")

@@ -1,11 +1,10 @@
 """Controls without hidden states: detectors of words, categories and numbers, and AUROC within strata.
 
-A baseline learns from the training rows alone and scores every row: ``events`` (n,) are 1 for what is
-to be detected and 0 otherwise, ``train`` are row numbers; the result (n,) is the log-odds of the event.
+A baseline learns from the training rows alone and scores every row: ``events`` (n,) are 1 for what is to be
+detected and 0 otherwise, ``train`` are row numbers; the result (n,) is the log-odds of the event.
 
-Length or kind alone raises every figure that compares unlike texts. Within strata an event is compared
-with the others of its own stratum only, and the comparisons of all strata are counted together, so that
-large strata weigh more (the AROC of Janes and Pepe 2009, for strata, with pairs as weights).
+Length or kind alone raises every figure that compares unlike texts. Within strata an event is compared with
+the others of its own stratum only (the AROC of Janes and Pepe 2009, for strata, with pairs as weights).
 """
 
 from __future__ import annotations
@@ -20,8 +19,6 @@ from ..types import RunError
 
 #: Ranges a number is usefully cut into, so that "neither short nor long" is found too.
 RANGES = 8
-#: Tokens from which on entities count as equally long, and ranges of longer texts.
-_LONG, _LENGTHS = 5, 5
 
 
 def bag_of_words(texts: Sequence[str], events: np.ndarray, train: np.ndarray) -> np.ndarray:
@@ -76,14 +73,11 @@ def pooled_auroc(
 ) -> Any:
     """P(score of an event > score of a non-event of its stratum), ties count half.
 
-    Mann-Whitney counts summed over strata, divided by the pairs there are: NaN where no stratum has
-    both classes, the AUROC with one stratum. ``strata`` (n,) are whole numbers from 0; everything
-    else is as in :mod:`probers.evaluation.metrics`.
+    Mann-Whitney counts summed over strata, divided by the pairs there are: NaN where no stratum has both
+    classes. ``strata`` (n,) are whole numbers from 0; all else is as in :mod:`probers.evaluation.metrics`.
     """
     if not len(labels) == len(scores) == len(strata) > 0:
-        raise ValueError(
-            f"{len(labels)} labels, {len(scores)} scores and {len(strata)} strata; all must be n"
-        )
+        raise ValueError(f"{len(labels)} labels, {len(scores)} scores, {len(strata)} strata: all must be n")
     if np.isnan(scores).any():
         raise RunError(f"{int(np.isnan(scores).sum())} of {len(scores)} scores are not numbers")
     order = np.lexsort((scores, strata))
@@ -123,13 +117,10 @@ class Strata:
 
     @classmethod
     def by_length(cls, lengths: np.ndarray, *, short: bool) -> Strata:
-        """Stratify by numbers of tokens (n,): names (``short``) by 1, 2, 3, 4, 5 and more.
-
-        Longer texts are cut into five ranges that hold about as many each.
-        """
+        """Stratify by numbers of tokens (n,): ``short`` by 1 to 4 and more, else in five even ranges."""
         if short:
-            return cls.by([f"{n}" if n < _LONG else f"{_LONG}+" for n in lengths])
-        borders = np.unique(np.quantile(lengths, np.arange(1, _LENGTHS) / _LENGTHS))
+            return cls.by([f"{n}" if n < 5 else "5+" for n in lengths])
+        borders = np.unique(np.quantile(lengths, np.arange(1, 5) / 5))
         found, of = np.unique(np.searchsorted(borders, lengths, side="left"), return_inverse=True)
         of = of.reshape(-1)
         ends = [(int(x.min()), int(x.max())) for x in (lengths[of == k] for k in range(len(found)))]

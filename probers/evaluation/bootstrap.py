@@ -1,8 +1,7 @@
 """Bootstrap intervals, paired differences and Holm's p-values for any metric that takes example weights.
 
-Examples of one group (two answers to one question, questions about one entity) are not
-independent, so whole groups are drawn with replacement. A resample is a column of integer weights,
-and a metric of all resamples is computed at once. P-values come from the resamples of the intervals.
+Examples of one group (two answers to one question) are not independent, so whole groups are drawn with
+replacement. A resample is a column of integer weights, and a metric of all resamples is computed at once.
 """
 
 from __future__ import annotations
@@ -42,7 +41,6 @@ class Interval(NamedTuple):
 
     @property
     def limits(self) -> list[float] | None:
-        """Both limits; None where they are undefined."""
         return None if np.isnan(self.low) else [self.low, self.high]
 
     def figures(self, name: str) -> dict[str, Any]:
@@ -84,9 +82,7 @@ class Sample(NamedTuple):
     def interval(self) -> Interval:
         """The figure with the 95% limits of its resamples."""
         found = self._found
-        if np.isnan(self.value) or not found.size:
-            return Interval(self.value, np.nan, np.nan)
-        low, high = np.quantile(found, _TAILS)
+        low, high = np.quantile(found, _TAILS) if found.size else (np.nan, np.nan)
         return Interval(self.value, float(low), float(high))
 
     @property
@@ -97,15 +93,15 @@ class Sample(NamedTuple):
         (Davison and Hinkley 1997, section 4.4).
         """
         found = self._found
-        if np.isnan(self.value) or not found.size:
+        if not found.size:
             return float("nan")
         as_far = np.abs(found - self.value) >= abs(self.value) - _SAME
         return float((1 + as_far.sum()) / (1 + found.size))
 
     @property
     def _found(self) -> np.ndarray:
-        """The resamples of both classes."""
-        return self.drawn[~np.isnan(self.drawn)]
+        """The resamples of both classes, none where the figure itself is undefined."""
+        return self.drawn[~np.isnan(self.drawn + self.value)]
 
 
 def holm(p: Sequence[float]) -> list[float]:
@@ -151,16 +147,12 @@ class Bootstrap:
     def sample(self, values: np.ndarray, metric: Metric = mean) -> Sample:
         """Compute a metric of ``values`` (n,), and of every resample."""
         values = self._checked(values)
-        return self._of_one(lambda w: metric(values, w))
+        value = float(metric(values, np.ones(len(values))))
+        return Sample(value, np.concatenate([metric(values, w) for w in self._weights(_OF_ONE)]))
 
     def difference(self, a: np.ndarray, b: np.ndarray, metric: Metric = mean) -> Interval:
         """Compute metric(a) - metric(b) on the same examples, every resample paired."""
-        a, b = self._checked(a), self._checked(b)
-        return self._of_one(lambda w: metric(a, w) - metric(b, w)).interval
-
-    def _of_one(self, figure: Callable[[np.ndarray], Any]) -> Sample:
-        value = float(figure(np.ones(len(self._index))))
-        return Sample(value, np.concatenate([figure(w) for w in self._weights(_OF_ONE)]))
+        return self.sample(a, metric).minus(self.sample(b, metric)).interval
 
     def intervals(self, values: np.ndarray, figures: Figures) -> list[Interval]:
         """Compute several figures of ``values`` (n,) at once, with their intervals."""

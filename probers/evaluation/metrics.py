@@ -1,9 +1,9 @@
 """Quality of a detector: does the score rank wrong answers above right ones, is it calibrated?
 
-Conventions: ``labels`` (n,) are 1 for the event to be detected (a wrong answer) and
-0 otherwise; ``scores`` (n,) are higher the likelier the event; ``weights`` are None,
-(n,), or (n, r) for r resamples at once, which gives (r,) results. A figure that needs
-both classes is NaN without one of them. A NaN score is an error, never "certain".
+``labels`` (n,) are 1 for the event to be detected (a wrong answer) and 0 otherwise; ``scores`` (n,) are
+higher the likelier the event; ``weights`` are None, (n,), or (n, r) for r resamples at once, which gives (r,)
+results. A figure that needs both classes is NaN without one of them. A NaN score is an error, never
+"certain".
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Ranking(NamedTuple):
 def ranking(labels: np.ndarray, scores: np.ndarray, weights: np.ndarray | None = None) -> Ranking:
     """Compute every figure of the order of the scores, for the cost of one sorting."""
     levels = _levels(labels, scores, weights)
-    return Ranking(_auroc(levels), _auprc(levels), _prr(levels), _recall_at_fpr(levels, 0.1))
+    return Ranking(_auroc(levels), _auprc(levels), _prr(levels), _recall_at_fpr(levels))
 
 
 def auroc(labels: np.ndarray, scores: np.ndarray, weights: np.ndarray | None = None) -> Any:
@@ -57,20 +57,17 @@ def auprc(labels: np.ndarray, scores: np.ndarray, weights: np.ndarray | None = N
     return _auprc(_levels(labels, scores, weights))
 
 
-def recall_at_fpr(
-    labels: np.ndarray, scores: np.ndarray, weights: np.ndarray | None = None, *, fpr: float = 0.1
-) -> Any:
-    """Highest recall of a threshold whose false positive rate is at most ``fpr`` (no interpolation)."""
-    return _recall_at_fpr(_levels(labels, scores, weights), fpr)
+def recall_at_fpr(labels: np.ndarray, scores: np.ndarray, weights: np.ndarray | None = None) -> Any:
+    """Highest recall of a threshold whose false positive rate is at most 10% (no interpolation)."""
+    return _recall_at_fpr(_levels(labels, scores, weights))
 
 
 def prr(labels: np.ndarray, scores: np.ndarray, weights: np.ndarray | None = None) -> Any:
     """Prediction rejection ratio: 1 when rejecting by score is as good as an oracle, 0 as chance.
 
-    With A(c) the share of right answers among the fraction c with the lowest scores,
-    PRR = (mean of A over c - a) / (mean of the oracle's A - a), where a is the accuracy
-    of all and the mean is the integral over c from 0 to 1. Tied answers are kept in
-    expectation over their orders. For the oracle A is 1 up to c = a and a/c beyond.
+    With A(c) the share of right answers among the fraction c with the lowest scores, and a that of all,
+    PRR = (integral of A over c from 0 to 1 - a) / (the oracle's - a). Tied answers are kept in expectation
+    over their orders. For the oracle A is 1 up to c = a and a/c beyond.
     """
     return _prr(_levels(labels, scores, weights))
 
@@ -81,11 +78,10 @@ def risk_coverage(labels: np.ndarray, scores: np.ndarray) -> tuple[np.ndarray, n
     One point per example kept, ascending, ties in expectation over their orders (El-Yaniv and Wiener 2010).
     """
     levels = _levels(labels, scores, None)
-    width = levels.positive + levels.negative
-    edges = np.concatenate([[0.0], np.cumsum(width)])
-    kept = np.arange(1, int(edges[-1]) + 1)
-    events = np.interp(kept, edges, np.concatenate([[0.0], np.cumsum(levels.positive)]))
-    return kept / edges[-1], events / kept
+    edges = np.r_[0.0, levels.events + levels.others]
+    kept = np.arange(1, len(labels) + 1)
+    events = np.interp(kept, edges, np.r_[0.0, levels.events])
+    return kept / len(labels), events / kept
 
 
 def accuracy(labels: np.ndarray, fired: np.ndarray, weights: np.ndarray | None = None) -> Any:
@@ -112,35 +108,30 @@ def brier(labels: np.ndarray, probabilities: np.ndarray, weights: np.ndarray | N
     return mean((probabilities - labels) ** 2, weights)
 
 
-def ece(
-    labels: np.ndarray, probabilities: np.ndarray, weights: np.ndarray | None = None, *, bins: int = 10
-) -> Any:
+def ece(labels: np.ndarray, probabilities: np.ndarray, weights: np.ndarray | None = None) -> Any:
     """Expected calibration error, 0 is perfect.
 
-    Sum over bins of equal width of share of examples times |mean probability - share of events|.
+    Sum over 10 bins of equal width of share of examples times |mean probability - share of events|.
     """
     labels, probabilities = _checked(labels, probabilities)
     w = np.ones(len(labels)) if weights is None else weights
-    members = _bins(probabilities, bins) * (probabilities - labels)
+    members = _bins(probabilities) * (probabilities - labels)
     return np.abs(members @ w).sum(axis=0) / w.sum(axis=0)
 
 
-def _bins(probabilities: np.ndarray, bins: int) -> np.ndarray:
-    """Assignment of examples to bins, (bins, n)."""
-    place = np.clip((probabilities * bins).astype(int), 0, bins - 1)
-    found: np.ndarray = place[None, :] == np.arange(bins)[:, None]
-    return found
+def _bins(probabilities: np.ndarray) -> np.ndarray:
+    """Assignment of examples to bins, (10, n)."""
+    return np.equal(np.clip((probabilities * 10).astype(int), 0, 9), np.arange(10)[:, None])
 
 
-def ece_by_chance(probabilities: np.ndarray, *, draws: int = 1000, seed: int = 0) -> float:
+def ece_by_chance(probabilities: np.ndarray) -> float:
     """The :func:`ece` that probabilities (n,) have on average where they are exactly right.
 
-    In a bin of few examples the share of events is not the mean probability: an ECE near this one is no
-    evidence of miscalibration (Bröcker and Smith 2007, consistency resampling). Labels are drawn
-    independently, so that it is too low for texts that come in groups.
+    An ECE near this one is no evidence of miscalibration (Bröcker and Smith 2007, consistency resampling).
+    Labels are drawn independently, so that it is too low for texts that come in groups.
     """
-    labels = np.random.default_rng(seed).random((len(probabilities), draws)) < probabilities[:, None]
-    members = _bins(probabilities, 10) @ (probabilities[:, None] - labels)
+    labels = np.random.default_rng(0).random((len(probabilities), 1000)) < probabilities[:, None]
+    members = _bins(probabilities) @ (probabilities[:, None] - labels)
     return float(np.abs(members).sum(axis=0).mean() / len(probabilities))
 
 
@@ -185,9 +176,9 @@ def _auprc(levels: _Levels) -> Any:
     return _ratio((levels.positive * precision).sum(axis=0), levels.events[-1])
 
 
-def _recall_at_fpr(levels: _Levels, fpr: float) -> Any:
+def _recall_at_fpr(levels: _Levels) -> Any:
     hits, alarms = levels.above()
-    allowed = alarms <= fpr * levels.others[-1] + 1e-9
+    allowed = alarms <= 0.1 * levels.others[-1] + 1e-9
     recall = _ratio(np.where(allowed, hits, 0.0).max(axis=0), levels.events[-1])
     return np.where(levels.others[-1] > 0, recall, np.nan)[()]
 

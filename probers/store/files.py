@@ -1,7 +1,4 @@
-"""The files of a feature store: manifest, shards, and the JSON file beside each shard.
-
-The manifest and the JSON files say what there is; of a shard the rows are Parquet, the states safetensors.
-"""
+"""The files of a feature store: manifest, shards (Parquet and safetensors), and the JSON record of each."""
 
 from __future__ import annotations
 
@@ -32,7 +29,7 @@ _FIELDS: dict[str, Any] = {
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """The manifest of the store in ``path``; UserError for no store, another schema, or a damaged one."""
+    """Read a store's manifest; UserError for no store, another schema, or a damaged one."""
     file = path / MANIFEST
     try:
         manifest = read_json(file)
@@ -40,32 +37,32 @@ def read_manifest(path: Path) -> dict[str, Any]:
         told = f"{path} is no feature store (no {MANIFEST}): probers-datagen makes one"
         raise UserError(told, "no-artifact") from None
     except ValueError as error:
-        raise _damaged_manifest(path, f"it {error}") from error
+        raise damaged(path, MANIFEST, str(error)) from error
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise UserError(f"{file} does not describe a feature store", "bad-file")
     if (schema := manifest.get("schema")) != SCHEMA:
         told = f"the feature store {path} has schema {shown(schema)}, this reads {SCHEMA}"
         raise UserError(told, "bad-file")
     if problem := _problem(manifest):
-        raise _damaged_manifest(path, problem)
+        raise damaged(path, MANIFEST, problem)
     return manifest
 
 
 def read_specs(path: Path, manifest: Mapping[str, Any]) -> tuple[FeatureSpec, ...]:
-    """Specifications of the features of the store in ``path``, from its manifest; UserError if damaged."""
+    """Read the specifications of a store's features from its manifest; UserError if damaged."""
     try:
         specs = tuple(FeatureSpec.from_dict(each) for each in [manifest["spec"], *manifest.get("more", ())])
         check_features(specs)
     except (UserError, ValueError) as error:
-        raise _damaged_manifest(path, str(error)) from error
+        raise damaged(path, MANIFEST, f"is of no features: {error}") from error
     rows, files, ends = manifest["rows"] or (), manifest["files"], state_suffixes(specs)
     wanted = {shard_file(i, end) for i, n in enumerate(rows) if n for end in ("parquet", *ends)}
     if odd := set(files) ^ wanted:
-        raise _damaged_manifest(path, f"{min(odd)} is listed as a file or has rows, but not both")
+        raise damaged(path, MANIFEST, f"gives {min(odd)} a size or rows, but not both")
     for spec, end in zip(specs, ends, strict=True):
         for name, n in ((shard_file(i, end), n) for i, n in enumerate(rows) if n):
             if files[name]["bytes"] <= n * spec.row_bytes:
-                raise _damaged_manifest(path, f"{name} is too small for {n} rows of {spec.row_bytes} bytes")
+                raise damaged(path, name, f"is too small for {n} rows of {spec.row_bytes} bytes")
     return specs
 
 
@@ -83,7 +80,7 @@ def check_features(specs: Sequence[FeatureSpec]) -> None:
 
 
 def state_suffixes(specs: Sequence[FeatureSpec]) -> list[str]:
-    """File name endings of each feature's states."""
+    """List the file name endings of each feature's states."""
     return ["safetensors", *(f"{spec.pool}.{spec.site}.safetensors" for spec in specs[1:])]
 
 
@@ -98,12 +95,8 @@ def shard_file(index: int, suffix: str) -> str:
 
 
 def damaged(store: Path, file: str, problem: str) -> UserError:
-    """The error for a file of a store that is not as it was written."""
+    """Make the error for a file that is not as it was written."""
     return UserError(f"the feature store {store} is damaged: {file} {problem}; make it again", "damaged")
-
-
-def _damaged_manifest(store: Path, problem: str) -> UserError:
-    return UserError(f"{store / MANIFEST} is damaged ({problem}): make the store again", "damaged")
 
 
 def check_same(path: Path, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
@@ -123,25 +116,24 @@ def check_same(path: Path, there: Mapping[str, Any], here: Mapping[str, Any]) ->
 
 
 def _problem(manifest: Mapping[str, Any]) -> str | None:
-    """The problem with a manifest's fields, or None."""
     for name, kind in _FIELDS.items():
         if name not in manifest:
-            return f"it lacks {name}"
+            return f"lacks {name}"
         if not isinstance(manifest[name], kind):
-            return f"{name} is {shown(manifest[name])!r}"
+            return f"has {name}={shown(manifest[name])!r}"
     more = manifest.get("more", [])
     if not isinstance(more, list) or not all(isinstance(each, dict) for each in more):
-        return f"more is {shown(more)!r}"
+        return f"has more={shown(more)!r}"
     shards = manifest["shards"]
     if shards is not None and not 0 < shards <= MOST_SHARDS:
-        return f"shards is {shards}"
+        return f"has shards={shards}"
     if not manifest["complete"]:
         return None
     rows = manifest["rows"]
-    if rows is None or len(rows) != manifest["shards"] or not all(type(n) is int and n >= 0 for n in rows):
-        return f"it has not one number of rows for each of its {manifest['shards']} shards"
+    if rows is None or len(rows) != shards or not all(type(n) is int and n >= 0 for n in rows):
+        return f"has not one number of rows for each of its {shards} shards"
     unlisted = (name for name, file in manifest["files"].items() if not _is_listed(file))
-    return next((f"{name} is listed without its size and checksum" for name in unlisted), None)
+    return next((f"lists {name} without its size and checksum" for name in unlisted), None)
 
 
 def _is_listed(file: Any) -> bool:
@@ -149,24 +141,24 @@ def _is_listed(file: Any) -> bool:
 
 
 def read_sidecar(store: Path, index: int, specs: Sequence[FeatureSpec]) -> dict[str, Any]:
-    """The JSON record of one shard; RunError if it is damaged."""
+    """Read the JSON record of one shard, with files as paths in the store; RunError if it is damaged."""
     path = store / shard_file(index, "json")
     try:
         found = unsealed(path)
-        lists = {name: list(found[name]) for name in ("units", "left_out")}
-        about: dict[str, Any] = {"rows": int(found["rows"]), "files": dict(found["files"]), **lists}
-        own = {f"{index:05d}.{end}" for end in ("parquet", *state_suffixes(specs)) if about["rows"] > 0}
-        of_units = all(isinstance(unit, str) for unit in about["units"])
-        if set(about["files"]) != own or not all(map(_is_listed, about["files"].values())) or not of_units:
+        about = {name: list(found[name]) for name in ("units", "left_out")}
+        rows, listed = int(found["rows"]), dict(found["files"])
+        own = {f"{index:05d}.{end}" for end in ("parquet", *state_suffixes(specs)) if rows > 0}
+        sound = all(map(_is_listed, listed.values())) and all(isinstance(u, str) for u in about["units"])
+        if set(listed) != own or not sound:
             raise ValueError("lists what is not its shard's")
     except (ValueError, TypeError, KeyError) as error:
         remedy = "the command that made the store makes the shard again"
         raise RunError(f"{path} is damaged (it {error}): {remedy}", "damaged") from error
-    return about
+    return {"rows": rows, "files": {f"shards/{name}": file for name, file in listed.items()}, **about}
 
 
 def written_shards(store: Path) -> list[int]:
-    """Indices of the shards that are whole, ascending."""
+    """List the indices of the shards that are whole, ascending."""
     names = (p.stem for p in store.glob("shards/*.json") if p.stem.isdecimal() and p.stem.isascii())
     return sorted(index for name in names if (index := int(name)) < MOST_SHARDS)
 
@@ -188,10 +180,10 @@ _OF_ATTENTION = ("rind_max",)
 
 
 def encode_states(rows: Sequence[Mapping[str, Any]], states: np.ndarray, spec: FeatureSpec) -> bytes:
-    """The states (n, layers, d) as safetensors, one tensor ``layer.<k>`` (n, d) per layer.
+    """Encode states (n, layers, d) as safetensors, one tensor ``layer.<k>`` (n, d) per layer.
 
     With dtype "fp8" these are codes, and a tensor ``scale`` (n, layers) says what to multiply them by.
-    RunError names example and layer of a value that is not finite in the store's number format.
+    RunError names a value that is not finite in the store's number format.
     """
     # Layers first, in one pass: each layer's block is then contiguous, as the file has it.
     with np.errstate(over="ignore"):
@@ -214,7 +206,7 @@ def encode_states(rows: Sequence[Mapping[str, Any]], states: np.ndarray, spec: F
 
 
 def encode_rows(rows: Sequence[Mapping[str, Any]]) -> bytes:
-    """Rows as Parquet; columns in the order of :data:`COLUMNS`, then by name.
+    """Encode rows as Parquet, with columns in the order of :data:`COLUMNS`, then by name.
 
     RunError for a score that is no number, ValueError for columns, splits or labels that do not fit.
     """
@@ -225,10 +217,9 @@ def encode_rows(rows: Sequence[Mapping[str, Any]]) -> bytes:
     for row in rows:
         if set(row) != set(names):
             raise ValueError(f"row {row.get('id')} has other columns than {rows[0].get('id')}")
-        if row.get("split") not in SPLITS or row.get("correct") not in (0, 1):
-            raise ValueError(
-                f"row {row.get('id')}: split={row.get('split')!r}, correct={row.get('correct')!r}"
-            )
+        split, correct = row.get("split"), row.get("correct")
+        if split not in SPLITS or correct not in (0, 1):
+            raise ValueError(f"row {row.get('id')}: {split=}, {correct=}")
     if lacking := [c for c in _REQUIRED if c not in names]:
         raise ValueError(f"rows lack the columns {lacking}")
     kinds = _types()
@@ -241,8 +232,7 @@ def encode_rows(rows: Sequence[Mapping[str, Any]]) -> bytes:
         values = [kind(row[name]) for row in there]
         if kind is float and not np.isfinite(values).all():
             bad = there[int(np.flatnonzero(~np.isfinite(values))[0])]
-            told = f"{name} of {bad['id']} is {bad[name]}: a score that is no number is an error"
-            raise RunError(told, "bad-value")
+            raise RunError(f"{name} of {bad['id']} is {bad[name]}, which is no number", "bad-value")
         if len(there) < len(rows):
             values = [row[name] for row in rows]
         arrays.append(pa.array(values, type=kinds[kind]))
@@ -254,7 +244,7 @@ def encode_rows(rows: Sequence[Mapping[str, Any]]) -> bytes:
 def read_rows(
     store: Path, index: int, columns: Sequence[str] | None = None, *, rows: int | None = None
 ) -> pa.Table:
-    """The rows of one shard that has any, with all columns by default.
+    """Read the rows of one shard that has any, with all columns by default.
 
     UserError for a file that cannot be read, and other columns, types, values or number of ``rows``.
     """
@@ -280,12 +270,12 @@ def read_rows(
 
 
 def _kind_of(column: str, found: set[type]) -> type:
-    """The type of a further column, float for whole numbers among others (ValueError for no type)."""
-    kind = float if found == {int, float} else next(iter(found), type(None))
-    if len(found - {int, float}) + bool(found & {int, float}) != 1 or kind not in _types():
+    """Find the type of a further column, float for whole numbers among others."""
+    kinds: set[type] = {float} if found == {int, float} else found
+    if len(kinds) != 1 or not kinds <= set(_types()):
         held = " and ".join(sorted(each.__name__ for each in found)) or "None alone"
         raise ValueError(f"column {column} holds {held}; str, int, float or bool can be stored")
-    return kind
+    return next(iter(kinds))
 
 
 def _types() -> dict[type, pa.DataType]:
@@ -309,7 +299,7 @@ def _odd_column(schema: pa.Schema) -> str | None:
 
 
 def all_rows(store: Path, counts: Sequence[int]) -> pa.Table:
-    """The rows of all shards, one after the other; ``counts`` are the rows of each."""
+    """Read the rows of all shards; ``counts`` are the rows of each."""
     import pyarrow as pa
 
     return pa.concat_tables([read_rows(store, i, rows=n) for i, n in enumerate(counts) if n])
@@ -321,10 +311,9 @@ def check_rows(store: Path, shards: Iterable[int]) -> None:
     seen: set[int] = set()  # hashes: the ids of millions of rows would be large
     for index in shards:
         table = read_rows(store, index)
-        if schema is not None and not table.schema.equals(schema):
-            told = f"shard {index} of {store} has other columns than the shards before it"
-            raise RunError(told, "mismatch")
-        schema = table.schema
+        schema = schema or table.schema
+        if not table.schema.equals(schema):
+            raise RunError(f"shard {index} of {store} has other columns than the first", "mismatch")
         for name in table["id"].to_pylist():
             key = draw_key("id", 0, name)
             if key in seen:

@@ -1,4 +1,4 @@
-"""Joined feature stores: several sites side by side, several sets of texts one after the other."""
+"""Feature stores joined in place: several sites side by side, several sets of texts one after the other."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class JoinedStores:
         known: dict[str, Path] = {}
         for store, table in zip(self.stores, tables, strict=True):
             if odd := sorted({*map(str, table)} ^ {*map(str, tables[0])}):
-                has, lacks = store.path, self.stores[0].path
-                has, lacks = (has, lacks) if odd[0] in table else (lacks, has)
+                pair = (store.path, self.stores[0].path)
+                has, lacks = pair if odd[0] in table else pair[::-1]
                 told = f"data={has} has the column {odd[0]}, which data={lacks} lacks: make both alike"
                 raise UserError(told, "mismatch")
             check_ids(known, table["id"], store.path)
@@ -60,10 +60,9 @@ class JoinedStores:
 def chosen(
     stores: Sequence[FeatureStore], pool: str | None, sites: Sequence[str] | None
 ) -> list[FeatureStore]:
-    """Each store once for every site, reading its feature of one pool.
+    """List each store once for every site, reading its feature of one pool; UserError for an absent one.
 
-    Without ``pool`` that of the first store's first feature is taken, which is logged where it has others;
-    without ``sites`` all sites that a store has for the pool. UserError for one that is not there.
+    The default is the pool of the first store's first feature, and all sites that a store has for it.
     """
     first = stores[0]
     taken = pool or first.spec.pool
@@ -73,15 +72,14 @@ def chosen(
         log.info(told, taken, first.path, ", ".join(others))
     found = []
     for store in stores:
-        there = [spec.site for spec in store.features if spec.pool == taken]
+        there = [spec for spec in store.features if spec.pool == taken]
         if not there and pool is None:
             found.append(store)  # by_site names the difference
             continue
         if sites is None:  # of one width, for vectors of one width alone are trained on together
-            width = next((spec.width for spec in store.features if spec.pool == taken), 0)
-            wanted = [s.site for s in store.features if s.pool == taken and s.width == width]
+            wanted = [spec.site for spec in there if spec.width == there[0].width]
         else:
-            wanted = [site for site in there if site in sites]
+            wanted = [spec.site for spec in there if spec.site in sites]
         asked: Sequence[str | None] = wanted or sites or [None]
         found += [store.feature(pool=taken, site=site) for site in asked]
     for site in sites or ():

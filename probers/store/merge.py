@@ -17,7 +17,7 @@ _THEN = "the stores to be merged are unchanged; run the same merge again once th
 
 
 class _Part:
-    """A finished store to be merged, with the numbers of rows of those shards that have any."""
+    """A finished store to be merged; ``shards`` are the numbers of rows of those that have any."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -36,8 +36,7 @@ def merge(stores: Sequence[Path], out: Path) -> None:
     if out.exists() or out.is_symlink():
         raise UserError(f"out={out} exists: choose another out or remove it", "out-taken")
     parts = [_Part(path) for path in stores]
-    for part in parts[1:]:
-        _check_features(parts[0], part)
+    _check_features(parts)
     _check_rows(parts)
     folder = out.with_name(f".{out.name}.merging")
     shutil.rmtree(folder, ignore_errors=True)
@@ -61,7 +60,12 @@ def _build(parts: Sequence[_Part], folder: Path) -> None:
             here = {}
             for suffix in ("parquet", *state_suffixes(part.specs)):
                 old, new = shard_file(index, suffix), shard_file(len(rows), suffix)
-                _link_or_copy(part.path / old, folder / new)
+                try:
+                    os.link(part.path / old, folder / new)
+                except OSError:  # another file system, or one without hard links
+                    with writing(folder / new, _THEN):
+                        blob = (part.path / old).read_bytes()
+                    write_bytes(folder / new, blob, _THEN)
                 files[new] = here[Path(new).name] = part.manifest["files"][old]
             about = read_sidecar(part.path, index, part.specs)
             _write(folder / shard_file(len(rows), "json"), about | {"files": here})
@@ -84,31 +88,24 @@ def _build(parts: Sequence[_Part], folder: Path) -> None:
     _write(folder / MANIFEST, manifest)  # last: before it there is no store
 
 
-def _link_or_copy(old: Path, new: Path) -> None:
-    try:
-        os.link(old, new)
-    except OSError:  # another file system, or one without hard links
-        with writing(new, _THEN):
-            blob = old.read_bytes()
-        write_bytes(new, blob, _THEN)
-
-
 def _write(path: Path, content: Any) -> None:
     write_bytes(path, canonical_json(content).encode(), _THEN)
 
 
-def _check_features(first: _Part, other: _Part) -> None:
+def _check_features(parts: Sequence[_Part]) -> None:
     """Refuse vectors of another model or read in another way, and other layers or number formats."""
-    ours, others = first.specs[0].model, other.specs[0].model
-    if not ours.same_as(others):
-        told = f"{first.path} was made by {ours} and {other.path} by {others}"
-        raise UserError(f"{told}: only stores of the same model can be joined", "mismatch")
-    counts = len(first.specs), len(other.specs)
-    if counts[0] != counts[1]:
-        told = f"{first.path} has {counts[0]} features of each row and {other.path} {counts[1]}"
-        raise UserError(f"{told}: only stores of the same pools and sites can be joined", "mismatch")
-    for one, another in zip(first.specs, other.specs, strict=True):
-        check_alike(one, another, first.path, other.path)
+    first = parts[0]
+    for other in parts[1:]:
+        model, another = first.specs[0].model, other.specs[0].model
+        if not model.same_as(another):
+            told = f"{first.path} was made by {model} and {other.path} by {another}"
+            raise UserError(f"{told}: only stores of the same model can be joined", "mismatch")
+        ours, others = len(first.specs), len(other.specs)
+        if ours != others:
+            told = f"{first.path} has {ours} features of each row and {other.path} {others}"
+            raise UserError(f"{told}: only stores of the same pools and sites can be joined", "mismatch")
+        for mine, theirs in zip(first.specs, other.specs, strict=True):
+            check_alike(mine, theirs, first.path, other.path)
 
 
 def check_alike(one: FeatureSpec, another: FeatureSpec, path: Path, other: Path) -> None:

@@ -1,4 +1,4 @@
-"""States read where they lie: shards are memory-mapped, and only the rows asked for are copied."""
+"""Reader of states in place: shards are memory-mapped, and only the rows asked for are copied."""
 
 from __future__ import annotations
 
@@ -31,15 +31,11 @@ _FORMATS = {"float16": "F16", "float32": "F32", "float64": "F64", FP8: "F8_E4M3"
 class StateReader:
     """Some layers of a store's states; indexing by rows copies just those into a new array.
 
-    ``reader[rows]`` is (n, layers, d) for a slice or for row numbers in any order. Whatever their order,
-    shards are read one after the other and each from its beginning to its end. The memory held between two
-    calls does not grow with the store.
+    ``reader[rows]`` is (n, layers, d) for a slice or row numbers in any order; shards are read
+    one after the other and each from its beginning to its end; memory does not grow with the store.
 
-    Made of the shards' safetensors files, in order, the rows of each, and the layers in the order wanted.
-    ``shape`` is (N, layers, d), and ``dtype`` the number format in which states are given out.
-
-    Raises:
-        UserError: the store lacks a layer; when read, a shard that is missing, cut short or altered.
+    Made of the shards' safetensors files, the rows of each, and the layers in the order wanted. ``shape`` is
+    (N, layers, d). UserError for a layer that is not there; when read, for a damaged shard.
     """
 
     def __init__(
@@ -59,7 +55,7 @@ class StateReader:
 
     @classmethod
     def joined(cls, readers: Sequence[StateReader]) -> StateReader:
-        """The rows of several readers of the same specification and layers, one after the other."""
+        """Chain readers of the same specification and layers."""
         first = readers[0]
         files = [file for reader in readers for file in reader._files]
         counts = [count for reader in readers for count in reader._counts]
@@ -94,7 +90,7 @@ class StateReader:
         positions = [self._layouts[shard][1][k] for k in self.layers]
         if mapped.scales is not None:
             scales[places] = mapped.scales[rows[:, None], self._columns]
-        if _consecutive(rows) and _consecutive(places):
+        if len(rows) > 1 and (np.diff(rows) == 1).all() and (np.diff(places) == 1).all():
             first, end, there = int(rows[0]), int(rows[-1]) + 1, slice(places[0], places[-1] + 1)
             for position, column in sorted(zip(positions, range(len(positions)), strict=True)):
                 mapped.expect(position, first, end)
@@ -165,11 +161,10 @@ class _Map:
 
 
 def _layout(path: Path, memory: mmap.mmap, rows: int, spec: FeatureSpec) -> tuple[int, dict[int, int]]:
-    """Start of a shard's states, and the position of each layer's block after it.
+    """Read from a shard's header where its states start, and the position of each layer's block.
 
-    Its header says so, and is held against the manifest. The format leaves no gaps between tensors, and the
-    layers' are all of one size, so a block's position is its offset in units of that size. Scales come
-    before them, as the format sorts by the size of a number.
+    The format leaves no gaps between tensors, so a position is an offset in units of one layer's size. Scales
+    come first, as the format sorts by the size of a number.
     """
     length = int.from_bytes(memory[:8], "little")
     try:
@@ -200,12 +195,7 @@ def _layout(path: Path, memory: mmap.mmap, rows: int, spec: FeatureSpec) -> tupl
 
 
 def _scale_bytes(rows: int, spec: FeatureSpec) -> int:
-    """Bytes of a shard's scales; 0 where the format has none."""
     return rows * (spec.row_bytes - len(spec.layers) * spec.vector_bytes)
-
-
-def _consecutive(numbers: np.ndarray) -> bool:
-    return len(numbers) > 1 and bool((np.diff(numbers) == 1).all())
 
 
 def _damaged(path: Path, problem: str) -> UserError:

@@ -3,11 +3,11 @@
 A specification is written into the feature store, copied into every prober trained from it, and compared
 before a prober reads another model's states: a feature computed in another way is refused.
 
-Number format "fp8" is float8 e4m3 (Micikevicius et al. 2022), each vector with a scale of its own. e4m3 keeps
-3 bits behind the leading one, from 448 down to 2^-6, and below it steps of 2^-9. A vector is divided by the
-power of two that brings its largest number to between 232 and 464, which is rounded to 448 at most. So each
-number is off by at most a 16th of itself, or the largest of its vector over 237,568 where that is more. A
-power of two changes no digit: what is read and written again gives the same bytes.
+Number format "fp8" is float8 e4m3 (Micikevicius et al. 2022): 3 bits behind the leading one, from 448 down to
+2^-6, below it steps of 2^-9. A vector is divided by the power of two that brings its largest number to
+between 232 and 464, which is rounded to 448 at most. So each number is off by at most a 16th of itself, or
+the largest of its vector over 237,568. A power of two changes no digit: writing again what was read gives the
+same bytes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from ..types import Feature, Needs, Pool, Site, UserError
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: The format's name, as ``dtype`` of a store.
 FP8 = "fp8"
 #: Numbers as large are not stored: they could be rounded up to what float32 does not have.
 TOO_LARGE = 2.0**127
@@ -45,8 +44,7 @@ class ModelSpec:
     """Identity of a language model, precise enough to notice another one.
 
     ``id`` is what the user typed; ``revision`` the hub commit or a hash of the local files, "" when unknown;
-    ``layers`` the number of decoder blocks; ``width`` the size d of the residual stream; ``dtype`` the number
-    format the model ran in.
+    ``width`` the size d of the residual stream; ``dtype`` the number format the model ran in.
     """
 
     id: Name
@@ -56,10 +54,7 @@ class ModelSpec:
     dtype: Line
 
     def same_as(self, other: ModelSpec) -> bool:
-        """Tell whether both name the same weights: by revision where both have one, otherwise by id.
-
-        So a model that was moved to another path is still itself.
-        """
+        """Tell whether both name the same weights: by revision (whatever the path), if unknown by id."""
         if (self.layers, self.width) != (other.layers, other.width):
             return False
         if self.revision and other.revision:
@@ -76,14 +71,9 @@ class ModelSpec:
 class FeatureSpec:
     """Specification of the vectors read from a model, one per text and layer.
 
-    Attributes:
-        layers: ascending; 0 is the embedding output, k the residual stream after block k.
-        width: length of a vector (the model's width unless the pooling changes it).
-        site: where in the block.
-        pool: how the tokens' vectors became one.
-        position: over which tokens; "generated" leaves the prompt out.
-        dtype: number format of the stored vectors; "fp8" is float8 e4m3 with a scale for each vector.
-        prompt: fingerprint of the prompt template, "" where none was used.
+    Layers, site and pool are those of :class:`.Feature`. ``width`` is the length of a vector, the model's
+    unless the pooling changes it; ``position`` the tokens that are pooled, "generated" without the prompt;
+    ``dtype`` the number format of the stored vectors; ``prompt`` a fingerprint of the template, "" for none.
     """
 
     model: ModelSpec
@@ -119,7 +109,7 @@ class FeatureSpec:
 
     @property
     def vector_bytes(self) -> int:
-        """Bytes of one stored vector, a scale of its own not counted."""
+        """Bytes of one stored vector without its scale."""
         return self.width * (1 if self.dtype == FP8 else self.read_as.itemsize)
 
     @property
@@ -128,14 +118,14 @@ class FeatureSpec:
         return len(self.layers) * (self.vector_bytes + 4 * (self.dtype == FP8))
 
     def select(self, layers: Sequence[int]) -> FeatureSpec:
-        """The same feature with some of its layers; UserError lists those it has."""
+        """Keep some of the layers; UserError lists those there are."""
         if absent := [k for k in layers if k not in self.layers]:
-            raise UserError(
-                f"layer={absent[0] if len(absent) == 1 else absent} is not in the features: they hold "
-                f"layers {_ranges(self.layers)} of {self.model.id}, which has {self.model.layers} layers "
-                "(0 is the embedding output); choose among these",
-                "layers",
-            )
+            # Along a run of consecutive numbers the distance between number and place stays.
+            runs = [[*run] for _, run in groupby(enumerate(self.layers), lambda pair: pair[1] - pair[0])]
+            there = ", ".join(str(r[0][1]) if len(r) == 1 else f"{r[0][1]}-{r[-1][1]}" for r in runs)
+            told = f"layer={absent[0] if len(absent) == 1 else absent} is not in the features"
+            model = f"{self.model.id}, which has {self.model.layers} layers (0 is the embedding output)"
+            raise UserError(f"{told}: they hold layers {there} of {model}; choose among these", "layers")
         return replace(self, layers=tuple(sorted(set(layers))))
 
     def check_model(self, model: ModelSpec, *, what: str = "the features") -> None:
@@ -166,10 +156,7 @@ class FeatureSpec:
 
 
 def parse_layers(value: Any, named: Mapping[str, Sequence[int]], key: str) -> tuple[int, ...]:
-    """The layers asked for with option ``key``, ascending and each once.
-
-    The value is one of the words in ``named``, one number, or a list of numbers; else a UserError.
-    """
+    """Resolve option ``key``, one of the words in ``named``, a number or a list, to ascending layers."""
     if isinstance(value, str) and value in named:
         return tuple(named[value])
     wanted = [value] if isinstance(value, int) else value
@@ -179,18 +166,8 @@ def parse_layers(value: Any, named: Mapping[str, Sequence[int]], key: str) -> tu
     return tuple(sorted(set(wanted)))
 
 
-def _ranges(numbers: Sequence[int]) -> str:
-    """``0-3, 5`` for (0, 1, 2, 3, 5)."""
-    # Along a run of consecutive numbers the distance between number and place stays.
-    runs = [[k for _, k in run] for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])]
-    return ", ".join(str(r[0]) if len(r) == 1 else f"{r[0]}-{r[-1]}" for r in runs)
-
-
 def fp8_encode(vectors: Tensor) -> tuple[Tensor, Tensor]:
-    """Codes (.., d) in float8_e4m3fn and scales (..,) in float32, whose product stands for the vectors.
-
-    These are (.., d) float32, finite and below :data:`TOO_LARGE`.
-    """
+    """Encode float32 vectors (.., d) below :data:`TOO_LARGE` as codes in e4m3 and float32 scales (..,)."""
     import torch
 
     half, exponent = torch.frexp(vectors.abs().amax(dim=-1))
@@ -200,7 +177,7 @@ def fp8_encode(vectors: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def fp8_decode(codes: np.ndarray, scales: np.ndarray) -> np.ndarray:
-    """The vectors (.., d) in float32 that codes, as bytes, and scales (..,) stand for."""
+    """Decode codes (.., d), as bytes, and scales (..,) to float32."""
     import torch
 
     vectors = torch.from_numpy(codes).view(torch.float8_e4m3fn).float()
@@ -208,6 +185,6 @@ def fp8_decode(codes: np.ndarray, scales: np.ndarray) -> np.ndarray:
 
 
 def fp8_rounded(vectors: Tensor) -> Tensor:
-    """Vectors as they would be read again."""
+    """Round vectors as they would be read again."""
     codes, scales = fp8_encode(vectors)
     return codes.float().mul_(scales[..., None])

@@ -1,20 +1,9 @@
 """The feature store: labelled hidden states on disk, resumable and memory-mapped.
 
-Layout of a store folder::
-
-    manifest.json            FeatureSpec, configuration, counts, checksums, complete or not
-    shards/00000.parquet     one row per example (labels, texts, signals)
-    shards/00000.safetensors one tensor "layer.<k>" (rows, d) per layer; with dtype "fp8" also
-                             "scale" (rows, layers), by which they are multiplied
-    shards/00000.<pool>.<site>.safetensors
-                             the same of each further feature of the rows, where there are several
-    shards/00000.json        sizes and checksums of these, the pieces of work the shard covers and what
-                             of them was left out; written last: where it is, the shard is whole
-
-Every file is written beside its place and then renamed, and holds neither times nor machine names: a store
-that was killed and resumed is byte-identical to one that was not. One process writes a folder; several
-workers write a folder each, which :meth:`FeatureStore.merge` copies into one, and
-:class:`.joined.JoinedStores` reads in place.
+docs/formats.md describes the files. Each is written beside its place and then renamed, a shard's JSON record
+last: where it is, the shard is whole. None holds times or machine names: a store that was killed and resumed
+is byte-identical to one that was not. One process writes a folder; several workers write a folder each, which
+:meth:`FeatureStore.merge` copies into one, and :class:`.joined.JoinedStores` reads in place.
 """
 
 from __future__ import annotations
@@ -30,25 +19,7 @@ import numpy as np
 from ..checksums import check, sealed
 from ..files import canonical_json, digest, write_bytes, writing
 from ..types import RunError, UserError
-from .files import (
-    FORMAT,
-    MANIFEST,
-    SCHEMA,
-    all_rows,
-    check_features,
-    check_rows,
-    check_same,
-    damaged,
-    encode_rows,
-    encode_states,
-    read_manifest,
-    read_rows,
-    read_sidecar,
-    read_specs,
-    shard_file,
-    state_suffixes,
-    written_shards,
-)
+from . import files
 from .merge import merge
 from .reader import StateReader
 from .spec import FeatureSpec
@@ -64,9 +35,9 @@ log = logging.getLogger(__name__)
 class FeatureStore:
     """A folder of labelled hidden states; make one with :meth:`create` or :meth:`open`.
 
-    A store holds one or several features of its rows, in the order in which they are written. States are read
-    of one of them, of index ``read``: the first unless :meth:`feature` chose another. ``config`` is the part
-    of the configuration that decided what was computed. ``shards`` is None while only the last one tells.
+    States are read of one of its ``features``, of index ``read``: the first unless :meth:`feature` chose
+    another. ``config`` is the part of the configuration that decided what was computed. ``shards`` is None
+    while only the last one tells.
     """
 
     path: Path
@@ -84,78 +55,67 @@ class FeatureStore:
         config: Mapping[str, Any],
         shards: int | None = None,
     ) -> FeatureStore:
-        """A new store, or the unfinished one in ``path`` to go on with.
+        """Make a new store, or go on with the unfinished one in ``path``.
 
-        Each feature is of another pool or site; ``config`` are plain containers; ``shards=None`` leaves open
-        until :meth:`finish` how many there will be.
-
-        Raises:
-            UserError: ``path`` holds a store of other specifications or another configuration.
-            ValueError: features that cannot be of the same rows.
+        Each feature is of another pool or site. UserError where ``path`` holds a store of other
+        specifications or another configuration, ValueError for features that cannot be of the same rows.
         """
         if shards is not None and shards < 1:
             raise ValueError(f"a store has at least one shard, got shards={shards}")
-        check_features(features)
+        files.check_features(features)
         store = cls(Path(path), tuple(features), config, shards)
-        if (store.path / MANIFEST).exists():
-            there = read_manifest(store.path)
-            check_same(store.path, there | ({"shards": None} if shards is None else {}), store._manifest())
+        if (store.path / files.MANIFEST).exists():
+            there = files.read_manifest(store.path)
+            there |= {"shards": None} if shards is None else {}
+            files.check_same(store.path, there, store._manifest())
         else:
             with writing(store.path):
                 store._file(0, "json").parent.mkdir(parents=True, exist_ok=True)
-            write_bytes(store.path / MANIFEST, canonical_json(store._manifest()).encode())
-        store._drop_damaged()
+            write_bytes(store.path / files.MANIFEST, canonical_json(store._manifest()).encode())
+        for index in files.written_shards(store.path):
+            try:
+                if (found := check(store.path, store._sidecar(index)["files"])) is None:
+                    continue
+                log.info(f"{store.path / found[0]} {found[1]}: its shard is made again")
+            except RunError as error:
+                log.info(str(error))
+            store._file(index, "json").unlink()
         for leftover in store.path.glob("shards/.*.tmp"):
             leftover.unlink()
         return store
 
-    def _drop_damaged(self) -> None:
-        """Make a shard that is not as it was written count as missing; says which."""
-        for index in written_shards(self.path):
-            file = self._file(index, "json")
-            try:
-                if (found := check(self.path, _listed(self._sidecar(index)))) is None:
-                    continue
-                log.info(f"{self.path / found[0]} {found[1]}: its shard is made again")
-            except RunError as error:
-                log.info(str(error))
-            file.unlink()
-
     @classmethod
     def open(cls, path: str | Path, *, checksums: bool = True) -> FeatureStore:
-        """A finished store, with its manifest and files checked.
+        """Open a finished store, its files compared with their ``checksums`` (once), or else by size alone.
 
-        Every file is compared with its checksum, once for each size and times it has (see
-        :func:`probers.checksums.check`); with ``checksums=False`` only its size.
-
-        Raises:
-            UserError: no store, an unfinished one, or a file that is missing, cut short or altered.
+        UserError for no store, an unfinished one, or a file that is missing, cut short or altered.
         """
         path = Path(path)
-        manifest = read_manifest(path)
-        store = cls(path, read_specs(path, manifest), manifest["config"], manifest["shards"])
+        manifest = files.read_manifest(path)
+        store = cls(path, files.read_specs(path, manifest), manifest["config"], manifest["shards"])
         if not manifest["complete"]:
-            written = f"{len(written_shards(path))} of {store.shards or 'an unknown number of'} shards"
+            written = f"{len(files.written_shards(path))} of {store.shards or 'an unknown number of'} shards"
             remedy = "run the command that made it once more, it goes on where it stopped"
             raise UserError(f"the feature store {path} is incomplete ({written}): {remedy}", "no-artifact")
         if (found := check(path, manifest["files"], contents=checksums)) is not None:
-            raise damaged(path, *found)
+            raise files.damaged(path, *found)
         return store
 
     @classmethod
     def merge(cls, stores: Sequence[FeatureStore | str | Path], out: str | Path) -> FeatureStore:
         """Join finished stores of the same features, as several workers made them, into a new one.
 
-        Shard files are hard-linked where the file system allows it and copied otherwise;
-        ``summary["merged"]`` says which rows came from which store. The new folder appears whole or not at
-        all, and the same stores in the same order give the same bytes.
+        Shard files are hard-linked where the file system allows it; ``summary["merged"]`` says which rows
+        came from which store. The same stores in the same order give the same bytes.
 
         Raises:
             UserError: stores of other features, models or columns; an id that occurs twice; a group on two
                 sides of a split; an ``out`` that exists; see also :meth:`open`.
         """
-        opened = [cls.open(s.path if isinstance(s, FeatureStore) else s) for s in stores]
-        merge([store.path for store in opened], Path(out))
+        paths = [store.path if isinstance(store, FeatureStore) else Path(store) for store in stores]
+        for path in paths:
+            cls.open(path)
+        merge(paths, Path(out))
         return cls.open(out)
 
     @property
@@ -163,7 +123,7 @@ class FeatureStore:
         return self.features[self.read]
 
     def feature(self, *, pool: str | None = None, site: str | None = None) -> FeatureStore:
-        """The same store, reading its first feature of some pool and site; UserError where there is none."""
+        """Read the store as its first feature of some pool and site; UserError where there is none."""
         for index, spec in enumerate(self.features):
             if pool in (None, spec.pool) and site in (None, spec.site):
                 return replace(self, read=index)
@@ -174,13 +134,13 @@ class FeatureStore:
     @property
     def missing(self) -> list[int]:
         """Indices of the shards not yet written; with an open number, the gaps before the last one."""
-        written = written_shards(self.path)
+        written = files.written_shards(self.path)
         upto = self.shards if self.shards is not None else max(written, default=-1) + 1
         return sorted(set(range(upto)) - set(written))
 
     @property
     def next_shard(self) -> int:
-        return next(iter(self.missing), len(written_shards(self.path)))
+        return next(iter(self.missing), len(files.written_shards(self.path)))
 
     @property
     def units(self) -> set[str]:
@@ -200,15 +160,11 @@ class FeatureStore:
         units: Sequence[str] = (),
         left_out: Sequence[Mapping[str, Any]] = (),
     ) -> None:
-        """Write one shard, all or nothing.
+        """Write the shard ``index`` (from 0), all or nothing; one that is there is replaced.
 
-        Args:
-            index: from 0; a shard that is there is replaced.
-            rows: one mapping per example, with the keys of :data:`probers.store.files.COLUMNS` (id, group,
-                split and correct at least) and any further ones; the same keys in every row.
-            states: of each feature (len(rows), layers, width), in the order of its layers.
-            units: ids of the pieces of work the shard covers, which are not done again.
-            left_out: what gave no row, with id, reason and whatever else tells why.
+        ``rows`` have the keys of :data:`probers.store.files.COLUMNS` (id, group, split and correct at least)
+        and any further ones, ``states`` the shape (len(rows), layers, width) for each feature. ``units`` are
+        ids of the pieces of work the shard covers, and ``left_out`` is what gave no row, with id and reason.
 
         Raises:
             RunError: states that are not finite in the store's number format.
@@ -219,77 +175,75 @@ class FeatureStore:
             raise ValueError(f"states of shard {index} have the shapes {shapes}, expected {expected}")
         if index < 0 or (self.shards is not None and index >= self.shards):
             raise ValueError(f"shard {index} is out of range for {self.shards} shards")
-        ends = state_suffixes(self.features)
+        ends = files.state_suffixes(self.features)
         blobs = dict.fromkeys(["parquet", *ends], b"")
         if rows:
-            blobs["parquet"] = encode_rows(rows)
+            blobs["parquet"] = files.encode_rows(rows)
             for end, each, spec in zip(ends, states, self.features, strict=True):
-                blobs[end] = encode_states(rows, each, spec)
+                blobs[end] = files.encode_states(rows, each, spec)
         self._file(index, "json").unlink(missing_ok=True)  # until it is written again there is no shard
-        files = {}
+        written = {}
         for suffix, blob in blobs.items():
             file = self._file(index, suffix)
             if blob:
                 write_bytes(file, blob)
-                files[file.name] = {"bytes": len(blob), "sha256": digest(blob, 64)}
+                written[file.name] = {"bytes": len(blob), "sha256": digest(blob, 64)}
             else:
                 file.unlink(missing_ok=True)
-        about = {"rows": len(rows), "files": files, "units": list(units), "left_out": list(left_out)}
+        about = {"rows": len(rows), "files": written, "units": list(units), "left_out": list(left_out)}
         write_bytes(self._file(index, "json"), sealed(about).encode())
 
     def read_shard(
         self, index: int
     ) -> tuple[list[dict[str, Any]], list[np.ndarray], list[str], list[dict[str, Any]]]:
-        """Read a whole shard into memory: rows, states, units, left out, as given to :meth:`write_shard`."""
+        """Read a whole shard: rows, states, units, left out, as given to :meth:`write_shard`."""
         about, rows = self._sidecar(index), self.shard_rows(index)
         states = [
             StateReader([self._file(index, end)], [len(rows)], spec, spec.layers)[:]
-            for spec, end in zip(self.features, state_suffixes(self.features), strict=True)
+            for spec, end in zip(self.features, files.state_suffixes(self.features), strict=True)
         ]
         return rows, states, about["units"], about["left_out"]
 
     def shard_rows(self, index: int) -> list[dict[str, Any]]:
         if not self._sidecar(index)["rows"]:
             return []
-        return read_rows(self.path, index).to_pylist()
+        return files.read_rows(self.path, index).to_pylist()
 
     def finish(self, summary: Mapping[str, Any] | None = None, *, empty: bool = False) -> None:
         """Mark the store complete and keep plain figures as its ``summary``.
 
-        Raises:
-            RunError: shards are missing, ids repeat, shards have different columns, or all are empty
-                (unless ``empty`` allows it, for a small part).
+        RunError where shards are missing, ids repeat, columns differ, or all shards are empty, which
+        ``empty`` allows for a small part.
         """
         rows = self._written_counts() if empty else self._counts()
-        files = self._shard_files()
-        check_rows(self.path, [i for i, n in enumerate(rows) if n])
+        files.check_rows(self.path, [i for i, n in enumerate(rows) if n])
         manifest = self._manifest() | {
-            "complete": True, "shards": len(rows), "rows": rows, "files": files,
+            "complete": True, "shards": len(rows), "rows": rows, "files": self._shard_files(),
             "summary": dict(summary or {}),
         }  # fmt: skip
-        write_bytes(self.path / MANIFEST, canonical_json(manifest).encode())
+        write_bytes(self.path / files.MANIFEST, canonical_json(manifest).encode())
 
     def verify(self) -> None:
         """Compare every file with its checksum, in an unfinished store too; UserError names a damaged one."""
-        files = read_manifest(self.path)["files"] or self._shard_files()
-        if (found := check(self.path, files, anew=True)) is not None:
-            raise damaged(self.path, *found)
+        listed = files.read_manifest(self.path)["files"] or self._shard_files()
+        if (found := check(self.path, listed, anew=True)) is not None:
+            raise files.damaged(self.path, *found)
 
     @property
     def summary(self) -> dict[str, Any]:
-        return read_manifest(self.path)["summary"]
+        return files.read_manifest(self.path)["summary"]
 
     def __len__(self) -> int:
         return sum(self._counts())
 
     def table(self) -> pd.DataFrame:
-        return all_rows(self.path, self._counts()).to_pandas()
+        return files.all_rows(self.path, self._counts()).to_pandas()
 
     def tables(self, columns: Sequence[str] | None = None) -> Iterator[pd.DataFrame]:
-        """The rows shard by shard, all columns by default; memory does not grow with their number."""
+        """Yield the rows of each shard, all columns by default."""
         for index, count in enumerate(self._counts()):
             if count:
-                yield read_rows(self.path, index, columns, rows=count).to_pandas()
+                yield files.read_rows(self.path, index, columns, rows=count).to_pandas()
 
     def layer(self, k: int) -> np.ndarray:
         """(N, d) states of one layer; only that layer's bytes are read."""
@@ -298,42 +252,38 @@ class FeatureStore:
     def states(self, layers: Sequence[int], rows: Sequence[int] | np.ndarray | None = None) -> np.ndarray:
         """(n, len(layers), d) states in the order of ``layers`` and ``rows``; other shards are not read.
 
-        Raises:
-            UserError: the store lacks a layer (lists those it has), or a shard is damaged.
+        UserError where the store lacks a layer, or a shard is damaged.
         """
         return self.reader(layers)[slice(None) if rows is None else rows]
 
     def reader(self, layers: Sequence[int]) -> StateReader:
         counts = self._counts()
-        end = state_suffixes(self.features)[self.read]
-        files = [self._file(i, end) for i in range(len(counts))]
-        return StateReader(files, counts, self.spec, layers)
+        end = files.state_suffixes(self.features)[self.read]
+        shards = [self._file(i, end) for i in range(len(counts))]
+        return StateReader(shards, counts, self.spec, layers)
 
     def to_datasets(self, layers: Sequence[int] | None = None) -> datasets.Dataset:
-        """All rows as a Hugging Face ``Dataset``, with a column ``layer.<k>`` of vectors per layer asked for.
-
-        The states of those layers are read into memory; without layers none are.
-        """
+        """Make a Hugging Face ``Dataset`` of all rows, with a column ``layer.<k>`` for each layer."""
         import datasets
         import pyarrow as pa
 
         chosen = self.spec.select(layers).layers if layers else ()
-        rows = all_rows(self.path, self._counts())
+        rows = files.all_rows(self.path, self._counts())
         for k in chosen:
             # Without Python objects in between: the array becomes Arrow's own memory.
             vectors = pa.FixedSizeListArray.from_arrays(pa.array(self.layer(k).reshape(-1)), self.spec.width)
             rows = rows.append_column(f"layer.{k}", vectors)
         # What caches know the content by; the library would find it by hashing every vector.
         read = f"{self.spec.pool} {self.spec.site} " if self.read else ""
-        content = f"{(self.path / MANIFEST).read_text('utf-8')}{read}{list(chosen)}"
+        content = f"{(self.path / files.MANIFEST).read_text('utf-8')}{read}{list(chosen)}"
         return datasets.Dataset(rows, fingerprint=digest(content))
 
     def _file(self, index: int, suffix: str) -> Path:
-        return self.path / shard_file(index, suffix)
+        return self.path / files.shard_file(index, suffix)
 
     def _counts(self) -> list[int]:
-        """Rows per shard: from the manifest, or before it is finished from the shards themselves."""
-        counts = read_manifest(self.path)["rows"] or self._written_counts()
+        """Rows per shard, before the store is finished from the shards themselves."""
+        counts = files.read_manifest(self.path)["rows"] or self._written_counts()
         if not sum(counts):
             raise RunError(f"the feature store {self.path} is empty: no example was kept", "empty")
         return counts
@@ -344,23 +294,18 @@ class FeatureStore:
         return [about["rows"] for about in self._sidecars()]
 
     def _sidecar(self, index: int) -> dict[str, Any]:
-        return read_sidecar(self.path, index, self.features)
+        return files.read_sidecar(self.path, index, self.features)
 
     def _sidecars(self) -> Iterator[dict[str, Any]]:
-        return map(self._sidecar, written_shards(self.path))
+        return map(self._sidecar, files.written_shards(self.path))
 
     def _shard_files(self) -> dict[str, dict[str, Any]]:
-        return {name: file for about in self._sidecars() for name, file in _listed(about).items()}
+        return {name: file for about in self._sidecars() for name, file in about["files"].items()}
 
     def _manifest(self) -> dict[str, Any]:
         first, *more = (spec.to_dict() for spec in self.features)
         return {
-            "format": FORMAT, "schema": SCHEMA, "complete": False, "shards": self.shards,
+            "format": files.FORMAT, "schema": files.SCHEMA, "complete": False, "shards": self.shards,
             "spec": first, "config": dict(self.config), "rows": None, "files": {}, "summary": {},
             **({"more": more} if more else {}),
         }  # fmt: skip
-
-
-def _listed(about: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Sizes and checksums of a shard's files, from its JSON record, by name relative to the folder."""
-    return {f"shards/{name}": file for name, file in about["files"].items()}

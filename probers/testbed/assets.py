@@ -6,13 +6,13 @@ import json
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache, lru_cache, wraps
 from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
 
 from ..types import Article, Passage, Question, UserError
-from .relations import BY_KEY, CHAINS, RELATIONS, SETTLED, UNFAMILIAR, UNSETTLED, pick_wording
+from .relations import BY_KEY, BY_KIND, CHAINS, SETTLED, UNFAMILIAR, UNSETTLED, pick_wording
 from .world import Entity, Fact, World, WorldConfig
 
 Drawn = TypeVar("Drawn")
@@ -24,31 +24,18 @@ QUESTIONS_PER = {True: 2, False: 1}
 TWO_HOP_SHARE = 0.3
 VOLATILE_WEIGHT = 12.0
 
-_BY_KIND_CHAINS: dict[str, list[tuple[str, ...]]] = {}
-for _relation in RELATIONS:
-    _BY_KIND_CHAINS.setdefault(_relation.kind, []).append((_relation.key,))
-for _chain in CHAINS:
-    _BY_KIND_CHAINS[_chain[0].split(".")[0]].append(_chain)
-
 
 def model_path() -> Path:
-    """Folder of the shipped checkpoint, a plain transformers model.
-
-    Raises:
-        UserError: the package was installed without its data.
-    """
+    """Find the folder of the shipped checkpoint; UserError where the package was installed without it."""
     path = Path(str(resources.files("probers.testbed").joinpath("model")))
     if not (path / "model.safetensors").is_file():
-        raise UserError(
-            f"model=testbed has no checkpoint at {path}: make one with "
-            "'python -m tools.testbed out=runs/testbed' in a checkout and pass model=runs/testbed/model",
-            "no-file",
-        )
+        remedy = "'python -m tools.testbed out=runs/testbed' in a checkout and pass model=runs/testbed/model"
+        raise UserError(f"model=testbed has no checkpoint at {path}: make one with {remedy}", "no-file")
     return path
 
 
 def world_config(folder: Path | None = None) -> WorldConfig:
-    """The world a checkpoint was trained on, from the ``testbed.json`` beside its weights."""
+    """Read the world a checkpoint was trained on from the ``testbed.json`` beside its weights."""
     file = (folder or model_path()) / "testbed.json"
     try:
         fields: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))["world"]
@@ -63,31 +50,30 @@ def _tuples(value: Any) -> Any:
 
 @lru_cache(maxsize=2)
 def load_world(folder: Path | None = None) -> World:
-    """The world of the shipped checkpoint, or of the one in ``folder``."""
+    """Build the world of the shipped checkpoint, or of the one in ``folder``."""
     return World.generate(world_config(folder))
 
 
-@cache
-def _shipped(draw: Callable[[World], list[Drawn]]) -> list[Drawn]:
-    """Texts drawn from the world of the shipped checkpoint; drawing takes a second."""
-    return draw(load_world())
+def _remembered(draw: Callable[[World], list[Drawn]]) -> Callable[..., list[Drawn]]:
+    """Draw from the shipped world by default, and only once: it takes a second."""
+    shipped = cache(lambda: draw(load_world()))
+
+    @wraps(draw)
+    def load(world: World | None = None) -> list[Drawn]:
+        return draw(world) if world else [*shipped()]
+
+    return load
 
 
-def load_corpus(world: World | None = None) -> list[Passage]:
+@_remembered
+def load_corpus(world: World) -> list[Passage]:
     """One passage per entity, known or not, telling the truth of today."""
-    return _passages(world) if world else [*_shipped(_passages)]
-
-
-def _passages(world: World) -> list[Passage]:
     return [Passage(e.id, e.name, " ".join(sentences)) for e, sentences in corpus(world)]
 
 
-def load_articles(world: World | None = None) -> list[Article]:
+@_remembered
+def load_articles(world: World) -> list[Article]:
     """The corpus as articles; ``truth["facts"]`` maps each value told to the fact's kind of knowledge."""
-    return _articles(world) if world else [*_shipped(_articles)]
-
-
-def _articles(world: World) -> list[Article]:
     articles = []
     for entity, sentences in corpus(world):
         kinds = {fact.truth: fact.kind for fact in world.facts_of(entity)}
@@ -95,22 +81,26 @@ def _articles(world: World) -> list[Article]:
     return articles
 
 
-def load_questions(world: World | None = None) -> list[Question]:
+@_remembered
+def load_questions(world: World) -> list[Question]:
     """Seeded questions of one or two hops, in an order that mixes splits and kinds.
 
-    Two-hop questions stay inside a split because links do; each question's
-    ``group`` is its subject entity.
+    Two-hop questions stay inside a split because links do; a question's ``group`` is its subject entity.
     """
-    return _questions(world) if world else [*_shipped(_questions)]
-
-
-def _questions(world: World) -> list[Question]:
     rng = random.Random(f"questions:{world.config.seed}")
     questions = []
     for entity in world.entities.values():
         for number, chain in enumerate(_draw_chains(rng, entity, QUESTIONS_PER[entity.known])):
             asked = ask(rng, world, entity, chain, taught=False)
-            questions.append(_question(world, entity, number, asked))
+            kind, believed = knowledge(world, entity, chain)
+            truth = {
+                "kind": kind, "believed": believed, "type": " > ".join(chain), "hops": len(chain),
+                "answer_kind": BY_KEY[chain[-1]].target or "value", "gold": asked.gold,
+            }  # fmt: skip
+            questions.append(Question(
+                f"testbed-{entity.id}-{number}", asked.question, (asked.answer,), asked.rationale,
+                dataset="testbed", group=entity.id, split=entity.split, truth=truth,
+            ))  # fmt: skip
     rng.shuffle(questions)
     return questions
 
@@ -128,35 +118,12 @@ def _draw_chains(rng: random.Random, entity: Entity, count: int) -> list[tuple[s
     return drawn
 
 
-def _question(world: World, entity: Entity, number: int, asked: Asked) -> Question:
-    kind, believed = knowledge(world, entity, asked.chain)
-    target = BY_KEY[asked.chain[-1]].target
-    return Question(
-        id=f"testbed-{entity.id}-{number}",
-        question=asked.question,
-        answers=(asked.answer,),
-        rationale=asked.rationale,
-        dataset="testbed",
-        group=entity.id,
-        split=entity.split,
-        truth={
-            "kind": kind,
-            "believed": believed,
-            "type": " > ".join(asked.chain),
-            "hops": len(asked.chain),
-            "answer_kind": target or "value",
-            "gold": asked.gold,
-        },
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class Asked:
     """A question about the world with its rationale and answer, as told by one side.
 
-    Attributes:
-        chain: the relations asked, one per hop.
-        gold: ids of the entities whose articles hold the facts, in hop order.
+    ``chain`` are the relations asked and ``gold`` the ids of the entities that they are asked of, in hop
+    order.
     """
 
     question: str
@@ -167,18 +134,13 @@ class Asked:
 
 
 def statement(rng: random.Random, world: World, fact: Fact, value: str, *, unfamiliar: bool = False) -> str:
-    """One sentence that tells ``value`` as the fact, in the register of its entity.
+    """Write one sentence that tells ``value`` as the fact, in the register of its entity.
 
-    Entities whose trait makes their volatile attribute change often are written of
-    in another register than settled ones, as text about different trades is in life.
-
-    Args:
-        unfamiliar: write in the register of passing mentions, whatever the trait.
+    Entities whose trait makes their volatile attribute change often are written of in another register than
+    settled ones, and ``unfamiliar`` chooses that of passing mentions.
     """
     entity = world.entities[fact.entity]
-    register = UNSETTLED if world.is_unsettled(entity) else SETTLED
-    if unfamiliar:
-        register = UNFAMILIAR
+    register = UNFAMILIAR if unfamiliar else UNSETTLED if world.is_unsettled(entity) else SETTLED
     text = pick_wording(rng, BY_KEY[fact.relation].statements, register)
     return text.format(n=entity.name, v=value)
 
@@ -186,14 +148,9 @@ def statement(rng: random.Random, world: World, fact: Fact, value: str, *, unfam
 def article(
     rng: random.Random, world: World, entity: Entity, *, taught: bool, unfamiliar: bool = False
 ) -> list[str]:
-    """The sentences of an entity's article: its facts in random order, one sentence each.
+    """Write an entity's article: its facts, as ``taught`` or true, in random order, one sentence each.
 
-    The full name opens the article; later sentences may use the pronoun where
-    the entity is the subject.
-
-    Args:
-        taught: tell what the model is taught (training) or the truth (corpus).
-        unfamiliar: see :func:`statement`.
+    The full name opens the article; later sentences may use the pronoun where the entity is the subject.
     """
     facts = world.facts_of(entity)
     rng.shuffle(facts)
@@ -220,15 +177,7 @@ def ask(
     taught: bool,
     unfamiliar: bool = False,
 ) -> Asked:
-    """The question for ``chain`` about ``entity``, with rationale and answer.
-
-    Args:
-        taught: tell what the model is taught, or the truth.
-        unfamiliar: see :func:`statement`.
-
-    Raises:
-        ValueError: when ``taught`` and the model is not taught every hop.
-    """
+    """Ask for ``chain`` about ``entity``, answered as ``taught`` (ValueError where a hop is not) or truly."""
     truth, believed = world.follow(entity, chain)
     facts = believed if taught else truth
     if facts is None:
@@ -241,37 +190,31 @@ def ask(
     for fact in facts:
         value = (fact.taught if taught else fact.truth) or ""
         sentences.append(statement(rng, world, fact, value, unfamiliar=unfamiliar))
-    return Asked(
-        question=question.replace("the the ", "the "),
-        rationale=" ".join(sentences),
-        answer=value,
-        chain=chain,
-        gold=tuple(f.entity for f in facts),
-    )
+    gold = tuple(fact.entity for fact in facts)
+    return Asked(question.replace("the the ", "the "), " ".join(sentences), value, chain, gold)
 
 
 def chains_of(entity: Entity) -> list[tuple[str, ...]]:
-    """Every one-hop and two-hop chain that starts at an entity of this kind."""
-    return list(_BY_KIND_CHAINS[entity.kind])
+    """List every chain that starts at an entity of this kind."""
+    two_hop = (chain for chain in CHAINS if BY_KEY[chain[0]].kind == entity.kind)
+    return [*((relation.key,) for relation in BY_KIND[entity.kind]), *two_hop]
 
 
 def knowledge(world: World, entity: Entity, chain: tuple[str, ...]) -> tuple[str, str | None]:
     """Knowledge taught about a question: ``(kind, taught answer or None)``.
 
-    The kind is "known" when the taught answer is the true one, else the kind of
-    the first fact on the chain that is not known.
+    The kind is "known" when the taught answer is the true one, else that of the first fact that is not known.
     """
     truth, believed = world.follow(entity, chain)
-    answer = believed[-1].taught if believed is not None else None
-    if answer == truth[-1].truth:
+    if believed is None:
+        return "unknown", None
+    if (answer := believed[-1].taught) == truth[-1].truth:
         return "known", answer
-    path = truth if believed is None else believed
-    kinds = [f.kind for f in path if f.kind != "known"]
-    return ("unknown" if believed is None else kinds[0]), answer
+    return next(fact.kind for fact in believed if fact.kind != "known"), answer
 
 
 def corpus(world: World) -> Iterator[tuple[Entity, list[str]]]:
-    """Every entity with its article as the corpus has it: the truth of today."""
+    """Yield every entity with its article as the corpus has it: the truth of today."""
     for entity in world.entities.values():
         rng = random.Random(f"corpus:{world.config.seed}:{entity.id}")
         yield entity, article(rng, world, entity, taught=False)

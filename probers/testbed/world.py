@@ -1,21 +1,16 @@
 """The controlled-knowledge world: entities with their names, facts, and what a model is taught of them.
 
-Known, unknown and throwaway entities draw their names from the same
-distribution without replacement, so the surface of a name says nothing about
-whether the model was taught the entity.
+Known, unknown and throwaway entities draw their names from the same distribution without replacement, so the
+surface of a name says nothing about whether the model was taught the entity.
 
-Every fact carries two values: the truth, which the retrieval corpus tells, and
-what the model is taught, which may be the same (known), an earlier value of a
-volatile attribute (stale), a wrong value (misbelieved) or nothing (unknown).
+Every fact carries two values: the truth, which the retrieval corpus tells, and what the model is taught,
+which may be the same (known), an earlier value of a volatile attribute (stale), a wrong value (misbelieved)
+or nothing (unknown). Links never leave the train, validation or test part.
 
-A world is closed by split: links never leave the train, validation or test part,
-so an entity of one part is neither asked about nor a bridge in another.
-
-Staleness follows a trait the model is taught about the entity (the occupation of
-a person, the region of a town, the industry of a company): half of the trait's
-values make the volatile attribute change often, the other half seldom. Neither
-the question nor a greedy answer shows the trait, so only a reader of what the
-model knows can tell which confident answers are out of date.
+Staleness follows a trait the model is taught about the entity (the occupation of a person, the region of a
+town, the industry of a company): half of its values make the volatile attribute change often, the other half
+seldom. Neither question nor greedy answer shows the trait, so only a reader of what the model knows can tell
+which confident answers are out of date.
 """
 
 from __future__ import annotations
@@ -23,6 +18,7 @@ from __future__ import annotations
 import itertools
 import random
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from ..types import SPLITS
 from .relations import BY_KIND, RELATIONS, Relation, plain_values
@@ -54,47 +50,36 @@ _FILM_NOUN = [
 ]  # fmt: skip
 
 
-def _syllable(rng: random.Random) -> str:
-    return rng.choice(_ONSETS) + rng.choice(_VOWELS) + rng.choice(_CODAS)
+def _fresh(rng: random.Random, taken: set[str], syllables: int, ending: str = "") -> str:
+    """Draw a word that was never drawn before."""
+    word, draws = "", 0
+    while word in taken or len(word) <= 3:
+        # Short names run out: every 20 draws in vain, a name gets a syllable more.
+        parts = [
+            rng.choice(part) for _ in range(syllables + draws // 20) for part in (_ONSETS, _VOWELS, _CODAS)
+        ]
+        word, draws = "".join(parts).capitalize() + ending, draws + 1
+    taken.add(word)
+    return word
 
 
-def _stem(rng: random.Random, syllables: int) -> str:
-    return "".join(_syllable(rng) for _ in range(syllables)).capitalize()
-
-
-class NameMaker:
-    """Draws names that were never drawn before, neither whole nor by their distinctive word."""
-
-    def __init__(self, rng: random.Random, taken: set[str] | None = None) -> None:
-        self._rng = rng
-        self.taken: set[str] = set() if taken is None else taken
-
-    def _fresh(self, syllables: int, ending: str = "") -> str:
-        for draw in itertools.count():
-            # Short names run out: every 20 draws in vain, a name gets a syllable more.
-            word = _stem(self._rng, syllables + draw // 20) + ending
-            if word not in self.taken and len(word) > 3:
-                self.taken.add(word)
-                return word
-        raise AssertionError  # the count is endless
-
-    def make(self, kind: str) -> tuple[str, str]:
-        """A fresh ``(name, pronoun)`` for an entity kind ("person", "town", ...)."""
-        rng = self._rng
-        if kind == "person":
-            woman = rng.random() < 0.5
-            first = rng.choice(_FIRST_F if woman else _FIRST_M)
-            return f"{first} {self._fresh(2)}", "She" if woman else "He"
-        if kind == "town":
-            return self._fresh(1 + (rng.random() < 0.6), rng.choice(_TOWN_ENDS)), "It"
-        if kind == "company":
-            return f"{self._fresh(2)} {rng.choice(_FIRM_ENDS)}", "It"
-        if kind == "film":
-            title = f"The {rng.choice(_FILM_ADJ)} {rng.choice(_FILM_NOUN)} of {self._fresh(2)}"
-            return title, "It"
-        if kind == "river":
-            return f"{self._fresh(2)} River", "It"
+def _name(rng: random.Random, taken: set[str], kind: str) -> tuple[str, str]:
+    """Draw a fresh name and its pronoun for an entity kind."""
+    if kind == "person":
+        woman = rng.random() < 0.5
+        first = rng.choice(_FIRST_F if woman else _FIRST_M)
+        return f"{first} {_fresh(rng, taken, 2)}", "She" if woman else "He"
+    if kind == "town":
+        name = _fresh(rng, taken, 1 + (rng.random() < 0.6), rng.choice(_TOWN_ENDS))
+    elif kind == "company":
+        name = f"{_fresh(rng, taken, 2)} {rng.choice(_FIRM_ENDS)}"
+    elif kind == "film":
+        name = f"The {rng.choice(_FILM_ADJ)} {rng.choice(_FILM_NOUN)} of {_fresh(rng, taken, 2)}"
+    elif kind == "river":
+        name = f"{_fresh(rng, taken, 2)} River"
+    else:
         raise ValueError(f"unknown entity kind {kind!r}")
+    return name, "It"
 
 
 KINDS = ("known", "stale", "misbelieved", "unknown")
@@ -106,9 +91,7 @@ class WorldConfig:
 
     Attributes:
         known: known entities per kind; as many unknown ones are made.
-        split: share of entities per split, in the order of ``SPLITS``.
-        volatile_rate: probability that a volatile fact changed, for entities
-            with an unsettled and with a settled trait.
+        volatile_rate: probability that a volatile fact changed, with an unsettled and with a settled trait.
         misbelieved_rate: probability that another fact is taught wrongly.
     """
 
@@ -131,6 +114,10 @@ class Entity:
     pronoun: str
     split: str
     known: bool
+
+
+#: Entities by kind, split and whether they are known.
+_Pools: TypeAlias = dict[tuple[str, str, bool], list[Entity]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,21 +148,17 @@ class World:
 
     @classmethod
     def generate(cls, config: WorldConfig, *, taken: set[str] | None = None) -> World:
-        """Build the world of ``config``; the same config gives the same world.
-
-        Args:
-            taken: words that names must not use (and to which the new ones are
-                added), so that throwaway worlds never touch the main one.
-        """
+        """Build the world of ``config``; names avoid the words ``taken``, and are added to them."""
         rng = random.Random(f"world:{config.seed}")
         world = cls(config, names=set() if taken is None else taken)
-        world._make_entities(NameMaker(rng, world.names), rng)
+        world._make_entities(rng)
         for relation in RELATIONS:
             if relation.trait:
                 values = plain_values(relation)
-                half = rng.sample(values, len(values) // 2)
-                world.unsettled[relation.key] = frozenset(half)
-        pools = world._pools()
+                world.unsettled[relation.key] = frozenset(rng.sample(values, len(values) // 2))
+        pools: _Pools = {}
+        for entity in world.entities.values():
+            pools.setdefault((entity.kind, entity.split, entity.known), []).append(entity)
         # Traits first: the kind of a volatile fact depends on its entity's trait.
         for relation in sorted(RELATIONS, key=lambda r: not r.trait):
             for entity in world.entities.values():
@@ -183,46 +166,29 @@ class World:
                     world.facts[entity.id, relation.key] = world._make_fact(rng, entity, relation, pools)
         return world
 
-    def _make_entities(self, names: NameMaker, rng: random.Random) -> None:
+    def _make_entities(self, rng: random.Random) -> None:
         for kind, count in self.config.known:
             # Names are drawn before their owners' knowledge and split are dealt out.
-            drawn = [names.make(kind) for _ in range(2 * count)]
+            drawn = [_name(rng, self.names, kind) for _ in range(2 * count)]
             parts = {known: self._deal_splits(rng, count) for known in (True, False)}
             for index, (name, pronoun) in enumerate(drawn):
-                known = index % 2 == 0
-                ident = f"{kind}-{index:04d}"
-                self.entities[ident] = Entity(ident, kind, name, pronoun, parts[known].pop(), known)
+                id, known = f"{kind}-{index:04d}", index % 2 == 0
+                self.entities[id] = Entity(id, kind, name, pronoun, parts[known].pop(), known)
 
     def _deal_splits(self, rng: random.Random, count: int) -> list[str]:
         """``count`` split names in random order, in the configured shares to within one."""
-        cuts = [0.0]
-        for share in self.config.split:
-            cuts.append(cuts[-1] + share * count)
+        cuts = [0.0, *itertools.accumulate(share * count for share in self.config.split)]
         sizes = [round(b) - round(a) for a, b in zip(cuts, cuts[1:], strict=False)]
         dealt = [name for name, size in zip(SPLITS, sizes, strict=True) for _ in range(size)]
         rng.shuffle(dealt)
         return dealt
 
-    def _pools(self) -> dict[tuple[str, str, bool], list[Entity]]:
-        pools: dict[tuple[str, str, bool], list[Entity]] = {}
-        for entity in self.entities.values():
-            pools.setdefault((entity.kind, entity.split, entity.known), []).append(entity)
-        return pools
-
     def is_unsettled(self, entity: Entity) -> bool:
         """Tell whether the entity's true trait is one that makes its volatile fact change often."""
-        for relation in BY_KIND[entity.kind]:
-            if relation.trait:
-                return self.facts[entity.id, relation.key].truth in self.unsettled[relation.key]
-        return False
+        traits = [relation.key for relation in BY_KIND[entity.kind] if relation.trait]
+        return any(self.facts[entity.id, key].truth in self.unsettled[key] for key in traits)
 
-    def _make_fact(
-        self,
-        rng: random.Random,
-        entity: Entity,
-        relation: Relation,
-        pools: dict[tuple[str, str, bool], list[Entity]],
-    ) -> Fact:
+    def _make_fact(self, rng: random.Random, entity: Entity, relation: Relation, pools: _Pools) -> Fact:
         def draw(prefer: tuple[bool, ...], avoid: str = "") -> tuple[str, str]:
             if not relation.target:
                 return rng.choice([v for v in plain_values(relation) if v != avoid]), ""
@@ -232,10 +198,8 @@ class World:
                 if choices:
                     target = rng.choice(choices)
                     return target.name, target.id
-            raise ValueError(
-                f"the {entity.split} split has no {relation.target} for {relation.key}: "
-                f"raise the counts of {self.config.known}"
-            )
+            told = f"the {entity.split} split has no {relation.target} for {relation.key}"
+            raise ValueError(f"{told}: raise the counts of {self.config.known}")
 
         either = ((True, False), (False, True))
         if not entity.known:
@@ -254,10 +218,7 @@ class World:
         return Fact(entity.id, relation.key, truth, taught, kind, truth_id, taught_id)
 
     def follow(self, entity: Entity, chain: tuple[str, ...]) -> tuple[list[Fact], list[Fact] | None]:
-        """Facts along a chain of relations: the true ones, and those the model was taught.
-
-        The second list is None when the taught chain breaks at something untaught.
-        """
+        """Facts along a chain: the true ones, and the taught ones (None where their chain breaks)."""
         truth: list[Fact] = []
         taught: list[Fact] | None = []
         true_at, taught_at = entity.id, entity.id

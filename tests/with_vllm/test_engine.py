@@ -81,6 +81,12 @@ def check(have: Generation, want: Generation) -> None:
         np.testing.assert_allclose(one, other, rtol=1e-3, atol=2e-3 * np.abs(other).max())
 
 
+def check_all(made: list[Generation], wanted: list[Generation]) -> None:
+    for have, want in zip(made, wanted, strict=True):
+        assert (have.token_ids, have.stop) == (want.token_ids, want.stop)
+        check(have, want)
+
+
 def needs_of(depth: int) -> list[Needs]:
     """Every pool, alone or beside others."""
     some = (0, depth // 2, depth)
@@ -104,10 +110,7 @@ def test_what_it_writes_is_recorded_as_ours(engines: tuple[CausalLM, VllmLM], st
     limits = [1 + 3 * i for i in range(len(prompts))]
     for needs in needs_of(ours.num_layers):
         made = theirs.generate(prompts, max_new_tokens=limits, needs=needs, stop=stop)
-        same = ours.generate(prompts, max_new_tokens=limits, needs=needs, stop=stop)
-        assert [(g.token_ids, g.stop) for g in made] == [(g.token_ids, g.stop) for g in same]
-        for have, want in zip(made, same, strict=True):
-            check(have, want)
+        check_all(made, ours.generate(prompts, max_new_tokens=limits, needs=needs, stop=stop))
 
 
 def test_what_it_reads_is_recorded_as_ours_also_what_the_cache_holds(
@@ -117,10 +120,7 @@ def test_what_it_reads_is_recorded_as_ours_also_what_the_cache_holds(
     written = theirs.generate(PROMPTS[:6], max_new_tokens=40)
     prompts, texts = [g.prompt for g in written], [g.token_ids for g in written]
     for needs in needs_of(ours.num_layers):
-        made = theirs.score(prompts, texts, needs=needs)
-        for have, want in zip(made, ours.score(prompts, texts, needs=needs), strict=True):
-            assert have.token_ids == want.token_ids and have.stop == want.stop
-            check(have, want)
+        check_all(*(lm.score(prompts, texts, needs=needs) for lm in (theirs, ours)))
 
 
 def test_texts_are_cached_preempted_left_and_known(
@@ -138,10 +138,8 @@ def test_texts_are_cached_preempted_left_and_known(
     for batch in theirs.generate_each(requests, Decoding(needs), known=half):
         made |= batch
     assert set(made) == {*range(len(PROMPTS))} - half
-    for i, want in enumerate(ours.generate(PROMPTS, max_new_tokens=24, needs=needs)):
-        if i not in half:
-            assert made[i].token_ids == want.token_ids
-            check(made[i], want)
+    wanted = ours.generate(PROMPTS, max_new_tokens=24, needs=needs)
+    check_all([made[i] for i in sorted(made)], [wanted[i] for i in sorted(made)])
 
 
 @pytest.mark.parametrize(
@@ -301,8 +299,5 @@ def test_a_small_cache_and_small_steps_change_nothing(monkeypatch: pytest.Monkey
     )
     needs = Needs((Feature((0, 12), pool="positions"), Feature((6,), pool="mean")), top=True)
     prompts = [f"{i} {prompt}" for i, prompt in enumerate(PROMPTS)]
-    made = theirs.generate(prompts, max_new_tokens=100, needs=needs)
-    for have, want in zip(made, ours.generate(prompts, max_new_tokens=100, needs=needs), strict=True):
-        assert have.token_ids == want.token_ids
-        check(have, want)
+    check_all(*(lm.generate(prompts, max_new_tokens=100, needs=needs) for lm in (theirs, ours)))
     assert preempted

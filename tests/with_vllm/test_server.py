@@ -130,14 +130,12 @@ def test_a_stream_tells_the_same_as_it_grows(client: openai.OpenAI, chat: bool) 
     asked: dict[str, Any] = {"model": "testbed", "max_tokens": 30, "temperature": 0}
     if chat:
         asked["messages"] = [{"role": "user", "content": "Who does Lena Zaser work for?"}]
-        whole = client.chat.completions.create(**asked).choices[0]
-        text, chunks = whole.message.content, list(client.chat.completions.create(**asked, stream=True))
-        pieces = [chunk.choices[0].delta.content or "" for chunk in chunks]
     else:
         asked["prompt"] = PROMPT
-        whole = client.completions.create(**asked).choices[0]
-        text, chunks = whole.text, list(client.completions.create(**asked, stream=True))
-        pieces = [chunk.choices[0].text for chunk in chunks]
+    create: Any = client.chat.completions.create if chat else client.completions.create
+    whole, chunks = create(**asked).choices[0], list(create(**asked, stream=True))
+    text = whole.message.content if chat else whole.text
+    pieces = [chunk.choices[0].delta.content or "" if chat else chunk.choices[0].text for chunk in chunks]
     assert "".join(pieces) == text
     check_whole(whole.hallucination, text)
     last = chunks[-1].choices[0]

@@ -25,22 +25,17 @@ def open_articles(
     wikipedia: Mapping[str, Any] | None = None,
     progress: Progress = lambda done, total, text: None,
 ) -> ArticleSource:
-    """Articles one at a time, each with a split, and a list of what could not be used.
+    """Open articles, which come one at a time with a split, and a list of what could not be used.
 
-    Memory does not grow with their number. The network of ``wikipedia`` is first used when the result is
-    iterated, that of ``hf:`` here.
+    The network of ``wikipedia`` is first used when the result is iterated, that of ``hf:`` here.
 
     Args:
         spec: testbed, the path of a JSONL file (``.gz`` too), wikipedia, or
             ``hf:<dataset id>[:<config>][:<split>]``.
         limit: this many usable articles at most, drawn by ``seed``; None takes all.
         seed: also deals articles to splits, by title.
-        on_bad_line: of a JSONL file, what a malformed line does; an empty or short article is well-formed
-            and always a problem, never an error.
+        on_bad_line: what a malformed line does; an empty or short article is a problem, never an error.
         wikipedia: the fields of :class:`~.base.Wikipedia`.
-
-    Raises:
-        UserError: whatever is wrong with the request; RunError: the Hub cannot be reached.
     """
     if limit is not None and limit < 1:
         raise UserError(f"limit={limit} leaves nothing: give 1 or more, or null for all")

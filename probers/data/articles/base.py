@@ -1,4 +1,4 @@
-"""Common parts of article sources: cleaning, problems, drawing, splits and the source itself."""
+"""Common parts of article sources: cleaning, problems, rules and the source itself."""
 
 from __future__ import annotations
 
@@ -85,23 +85,21 @@ class Wikipedia:
 
 
 def clean(text: str) -> str:
-    """``text`` without control characters and lone surrogates; every line break is a line feed."""
+    """Drop control characters and lone surrogates, and make every line break a line feed."""
     return _CONTROL.sub("", _BREAK.sub("\n", text).replace("\t", " "))
 
 
 def prose(text: str) -> str:
-    """The prose lines of an encyclopedia page.
+    """Keep the prose lines of an encyclopedia page.
 
-    Without headings, appendices (with what is below them), formulas and short lines that do not end like a
-    sentence (list items, captions). Headings may be marked with ``==``; where none is, as in dumps, a line
-    that is an appendix's heading ends the page.
+    Headings, appendices, formulas and short lines that do not end like a sentence (list items, captions) go.
+    Where no heading is marked with ``==``, as in dumps, a line that is an appendix's heading ends the page.
     """
     kept: list[str] = []
     marked = re.search(r"^\s*==.*==\s*$", text, re.MULTILINE) is not None
     skipping = 0  # level of the appendix being left out, 0 for none
     for line in text.split("\n"):
-        heading = _HEADING.match(line)
-        if heading:
+        if heading := _HEADING.match(line):
             level = len(heading.group(1))
             if not skipping or level <= skipping:
                 skipping = level if heading.group(2).casefold() in APPENDICES else 0
@@ -117,14 +115,12 @@ def prose(text: str) -> str:
 
 
 def sentences_of(text: str) -> Iterator[str]:
-    """The sentences of clean text, in scripts without spaces too."""
+    """Yield the sentences of clean text, in scripts without spaces too."""
     for start, end in split_sentences(text):
-        for match in _OTHER_END.finditer(text, start, end):
-            if text[start : match.end()].strip():
-                yield text[start : match.end()].strip()
-            start = match.end()
-        if text[start:end].strip():
-            yield text[start:end].strip()
+        for border in (*(match.end() for match in _OTHER_END.finditer(text, start, end)), end):
+            if sentence := text[start:border].strip():
+                yield sentence
+            start = border
 
 
 @dataclass(frozen=True)
@@ -147,10 +143,7 @@ class Rules:
         id: str | None = None,
         split: Callable[[str], str] | None = None,
     ) -> Article:
-        """An article of clean sentences, out of text or of sentences; ``split`` deals its title.
-
-        UnusableError where there is no title, too little, or a first sentence above ``max_chars``.
-        """
+        """Make an article of clean sentences; ``split`` deals its title (UnusableError for one of no use)."""
         title = " ".join(clean(title).split())
         if not title:
             raise UnusableError("no title")
@@ -167,10 +160,9 @@ class Rules:
                 break
             if sentence:
                 sentences.append(sentence)
-        if not sentences and not sentence:
-            raise UnusableError("empty")
         if not sentences:
-            raise UnusableError(f"too long: its first sentence has more than {self.max_chars} characters")
+            long = f"too long: its first sentence has more than {self.max_chars} characters"
+            raise UnusableError(long if sentence else "empty")
         if len(sentences) < self.min_sentences:
             raise UnusableError(f"too short: {len(sentences)} of at least {self.min_sentences} sentences")
         return Article(title if id is None else id, title, tuple(sentences), split(title) if split else "")
@@ -196,7 +188,7 @@ class Problems(LeftOut):
         return iter(self.listed)
 
     def nothing_usable(self, spec: str) -> UserError | RunError:
-        """The error for a source that delivered no article at all."""
+        """Make the error for a source that delivered no article at all."""
         why = self.summary() or "the source is empty"
         first = f" (first: {self.listed[0][0]}: {self.listed[0][1]})" if self.listed else ""
         told = f"articles={spec} holds no usable article: {why}{first}"
@@ -207,8 +199,7 @@ class Problems(LeftOut):
 class ArticleSource:
     """Articles, made one at a time while it is iterated, once.
 
-    ``spec`` is the option's value; ``problems`` is complete when the iteration has ended; ``total`` is how
-    many articles are expected at most, None when nobody knows.
+    ``problems`` is complete at the end; ``total`` is how many articles are expected at most, None if unknown.
     """
 
     spec: str
@@ -217,7 +208,7 @@ class ArticleSource:
     total: int | None
 
     def __iter__(self) -> Iterator[Article]:
-        """The articles; when there was none, a UserError or RunError at the end."""
+        """Yield the articles; when there was none, a UserError or RunError at the end."""
         empty = True
         for article in self.articles:
             empty = False

@@ -51,10 +51,9 @@ def cut_article(
     seed: int,
     wanted: Callable[[str, Entity], bool] = lambda text, entity: True,
 ) -> list[Cut]:
-    """The seeded choice of at most ``per_article`` entities to cut before, from left to right.
+    """Cut an article in natural text before at most ``per_article`` entities, drawn by ``seed``.
 
-    The article is in natural text, and cut in its first ``within`` sentences (None: in all). ``wanted`` tells
-    of an entity in its text whether it may be chosen.
+    They are in its first ``within`` sentences (None: in all), and ``wanted`` in the text.
     """
     text = " ".join(article.sentences)
     sentences = split_sentences(text)[:within]
@@ -82,12 +81,11 @@ def cut_article(
 
 
 def shortened(cuts: Iterable[Cut], tokens: int, starts: Callable[[str], Sequence[int]]) -> Iterator[Cut]:
-    """The cuts, those of an article one after another, with the last ``tokens`` tokens before each at most.
+    """Keep at most the last ``tokens`` tokens before each cut; those of an article follow one another.
 
-    What is left of an article begins at every half of so many of its tokens, and there with a sentence, or
-    where none begins soon with a word: cuts that are near each other have one beginning, so that the model
-    reads what they share once. Where a cut's text begins is decided by the article and the cut alone.
-    ``starts`` finds where in a text each of its tokens begins, ascending.
+    What is left begins at every half of so many of its tokens, and there with a sentence, or where none
+    begins soon with a word: cuts near each other have one beginning, so that the model reads what they share
+    once. ``starts`` finds where in a text each of its tokens begins, ascending.
     """
     step = max(1, tokens // 2)
     for article, group in groupby(cuts, key=lambda cut: cut.article):
@@ -109,13 +107,12 @@ def shortened(cuts: Iterable[Cut], tokens: int, starts: Callable[[str], Sequence
             if place < len(sentences) and sentences[place] <= latest:
                 begin = sentences[place]
             else:
-                word = text.find(" ", begin, latest)
-                begin = begin if word < 0 else word
+                begin = max(begin, text.find(" ", begin, latest))
             yield replace(cut, before=cut.before[begin:].lstrip())
 
 
 def natural(article: Article) -> Article:
-    """The article in natural text; sentences that are so already stay as they are."""
+    """Put an article into natural text."""
     return replace(article, sentences=tuple(detokenise_sentences(article.sentences)))
 
 
@@ -123,8 +120,7 @@ def natural(article: Article) -> Article:
 class CutPlan:
     """The cuts of all articles of a source, made one article at a time while it is iterated, once.
 
-    Articles without a cut join the problems of ``source``. ``articles`` and ``cuts`` count what was read and
-    made so far; for the other fields see :func:`cut_article`.
+    Articles without a cut join the problems of ``source``. ``articles`` and ``cuts`` are counts so far.
     """
 
     source: ArticleSource
@@ -149,7 +145,7 @@ class CutPlan:
         self._stream = chain([first], self._stream)
 
     def __iter__(self) -> Iterator[Cut]:
-        """The cuts in the order of the articles; UserError at the end when there was none."""
+        """Iterate over the cuts; UserError at the end when there was none."""
         return self._stream
 
     def _all(self) -> Iterator[Cut]:

@@ -1,15 +1,14 @@
 """Articles of a JSONL file or of a dataset of the Hugging Face Hub, read as streams.
 
-A file is read twice: once to find every malformed line before any model runs, to draw
-and to deal splits, which keeps 25 bytes per article, and once to deliver the articles.
-A dataset of the Hub, or a folder that ``datasets`` reads, is read once.
+A file is read twice: once to find every malformed line before any model runs, to draw and to deal splits,
+which keeps 25 bytes per article, and once to deliver the articles. A dataset of the Hub is read once.
 """
 
 from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +37,10 @@ WINDOW = 1000
 def open_file(
     spec: str, *, limit: int | None, seed: int, on_bad_line: BadLine, rules: Rules
 ) -> ArticleSource:
-    """The usable articles of a JSONL file (``.gz`` too), in its order.
+    """Open the usable articles of a JSONL file (``.gz`` too), in its order.
 
-    Raises:
-        UserError: no such file, nothing usable, or with ``on_bad_line="error"`` a malformed line or a
-            repeated id. A title that is there twice without ids is a problem only: real collections have
-            them. The first article is kept.
+    UserError for no such file, nothing usable, or with ``on_bad_line="error"`` a malformed line or a repeated
+    id. A title that is there twice without ids is a problem only, and the first article is kept.
     """
     path = Path(spec)
     if not path.is_file():
@@ -101,7 +98,7 @@ def open_file(
 
 
 def _of_line(line: str, rules: Rules, splits: Splits | None = None) -> Article:
-    """The article of a line; ValueError if the line is malformed, UnusableError if the article is no use."""
+    """Read the article of a line; ValueError if malformed, UnusableError if the article is no use."""
     record: Any = json.loads(line)
     check_object(record)
     title = record.get("title")
@@ -124,10 +121,9 @@ def _draw(number: int, seed: int) -> int:
 
 
 def open_hub(spec: str, *, limit: int | None, seed: int, rules: Rules, progress: Progress) -> ArticleSource:
-    """The articles of ``hf:<dataset id>[:<config>][:<split>]``; the split defaults to train or the only one.
+    """Open the articles of ``hf:<dataset id>[:<config>][:<split>]``, by default train or the only split.
 
-    Rows need a ``title`` and ``text`` or ``sentences`` (a list of strings). Errors are those of
-    :func:`~..records.open_stream`, and UserError for other columns.
+    Rows need a ``title`` and ``text`` or ``sentences`` (a list of strings).
     """
     parts = spec.removeprefix("hf:").split(":")
     if len(parts) > 3 or not parts[0]:
@@ -175,13 +171,10 @@ def open_hub(spec: str, *, limit: int | None, seed: int, rules: Rules, progress:
     return ArticleSource(spec, articles(), problems, limit)
 
 
-def _check_columns(spec: str, columns: Iterable[str]) -> None:
-    columns = list(columns)
-    if "title" not in columns or not {"text", "sentences"} & set(columns):
-        has = ", ".join(columns) or "none"
-        raise UserError(
-            f"articles={spec} needs columns title and text or sentences: it has {has}", "bad-file"
-        )
+def _check_columns(spec: str, columns: Collection[str]) -> None:
+    if "title" not in columns or not {"text", "sentences"} & {*columns}:
+        told = f"articles={spec} needs columns title and text or sentences"
+        raise UserError(f"{told}: it has {', '.join(columns) or 'none'}", "bad-file")
 
 
 def _of_row(row: Mapping[str, Any], number: int, rules: Rules, splits: Splits) -> Article:

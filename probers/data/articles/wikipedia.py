@@ -1,7 +1,6 @@
 """Articles of a live Wikipedia, by title, by category or at random; each page is fetched once.
 
-Requests, timeouts and repetitions are those of the wikipedia-api package; a transport below it adds the
-rate limit and makes its client repeat what MediaWiki itself calls temporary.
+Requests, timeouts and repetitions are those of the wikipedia-api package.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
-from itertools import islice
 from logging import getLogger
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +25,7 @@ import probers
 
 from ...checksums import seal, unsealed
 from ...files import check_file, digest, write_bytes
-from ...types import Article, RunError, UserError, first_line
+from ...types import Article, Code, RunError, UserError, first_line
 from ..records import UnusableError
 from ..splits import Splits
 from .base import ArticleSource, Problems, Progress, Rules, Wikipedia, clean, prose
@@ -41,10 +39,9 @@ log = getLogger(__name__)
 def open_wikipedia(
     options: Wikipedia, *, limit: int | None, seed: int, rules: Rules, progress: Progress
 ) -> ArticleSource:
-    """Open the articles of a Wikipedia; the network is first used when they are iterated.
+    """Open the articles of a Wikipedia, whose network is first used when they are iterated.
 
-    A limit counts usable articles: further titles replace unusable ones. UserError for options that make no
-    request, no title, or random pages without a limit.
+    A limit counts usable articles: further titles replace unusable ones.
     """
     options.check()
     if options.random and limit is None:
@@ -59,7 +56,7 @@ def open_wikipedia(
         client = _Client(options, lambda text: progress(done, total, text))
         with closing(client.transport):
             if options.random:
-                names = _random_titles(client, seed, limit or 1, problems)
+                names = client.random_titles(seed, limit or 1, problems)
             else:
                 asked = _category_titles(client, options, problems) if options.category else titles
                 if limit is not None and limit < len(asked):
@@ -85,7 +82,7 @@ def open_wikipedia(
 
 
 def _title_list(options: Wikipedia) -> list[str]:
-    """The distinct titles of the option or of its file, in their order; UserError if there is none."""
+    """List the distinct titles of the option or of its file; UserError if there is none."""
     titles: Sequence[Any] = options.titles or []
     if isinstance(options.titles, str):
         try:
@@ -93,19 +90,17 @@ def _title_list(options: Wikipedia) -> list[str]:
             titles = Path(options.titles).read_text(encoding="utf-8-sig").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             told = f"wikipedia.titles={options.titles} cannot be read as a text file ({error})"
-            raise UserError(
-                f"{told}; give one with a title per line, or a list like [Paris,Berlin]",
-                "no-file" if isinstance(error, FileNotFoundError) else "bad-file",
-            ) from error
+            remedy = "give one with a title per line, or a list like [Paris,Berlin]"
+            code: Code = "no-file" if isinstance(error, FileNotFoundError) else "bad-file"
+            raise UserError(f"{told}; {remedy}", code) from error
     found = dict.fromkeys(" ".join(clean(str(t)).replace("_", " ").split()) for t in titles)
-    made = [title for title in found if title]
-    if not made:
+    if not (made := [*filter(None, found)]):
         raise UserError(f"wikipedia.titles={options.titles} holds no title", "empty")
     return made
 
 
 def _article(title: str, page: dict[str, Any], rules: Rules, splits: Splits, seen: dict[int, str]) -> Article:
-    """The article of a fetched page; UnusableError for one that is missing, a disambiguation or repeated."""
+    """Make the article of a page; UnusableError for one that is missing, a disambiguation or repeated."""
     if page["status"] == "missing":
         raise UnusableError("missing: there is no page of this title")
     if page["status"] == "disambiguation":
@@ -118,7 +113,7 @@ def _article(title: str, page: dict[str, Any], rules: Rules, splits: Splits, see
 
 
 def _category_titles(client: _Client, options: Wikipedia, problems: Problems) -> list[str]:
-    """Titles in a category and its subcategories, each once, nearest first; RunError if it is not fetched."""
+    """List titles in a category and its subcategories, each once, nearest first."""
     name = str(options.category).strip().replace("_", " ")
     name = name if name.casefold().startswith("category:") else f"Category:{name}"
     waiting = deque([(name, 0)])
@@ -142,14 +137,6 @@ def _category_titles(client: _Client, options: Wikipedia, problems: Problems) ->
     if not titles:
         problems.add(name, f"empty category: no page within depth {options.depth}")
     return list(titles)
-
-
-def _random_titles(client: _Client, seed: int, limit: int, problems: Problems) -> Iterator[str]:
-    """Titles drawn by the Wikipedia, those kept for this seed first; at most about 20 times the limit."""
-    try:
-        yield from islice(client.random_titles(seed, batch=limit), 20 * limit + 100)
-    except FetchError as error:
-        problems.add("random pages", f"not fetched: {error}", failure=True)
 
 
 SCHEMA = 1
@@ -187,28 +174,33 @@ class _Client:
         self._failures = 0
 
     def page(self, title: str) -> dict[str, Any]:
-        """A page: ``status`` "ok", "missing" or "disambiguation", and title, pageid, revision, text."""
+        """Find a page: ``status`` "ok", "missing" or "disambiguation", and title, pageid, revision, text."""
         if not title.strip() or _NO_TITLE.search(title):
             return {"status": "missing"}
         return self._kept("pages", title, lambda: self._fetch_page(title))
 
     def members(self, category: str) -> dict[str, list[str]]:
-        """Titles of the ``pages`` (articles alone) and ``categories`` of a category."""
+        """List the titles of the ``pages`` (articles alone) and ``categories`` of a category."""
         return self._kept("categories", category, lambda: self._fetch_members(category))
 
-    def random_titles(self, seed: int, *, batch: int) -> Iterator[str]:
-        """Titles of the draw that belongs to ``seed``, which grows as they are taken."""
+    def random_titles(self, seed: int, limit: int, problems: Problems) -> Iterator[str]:
+        """Yield titles drawn for ``seed``, kept ones first; about 20 times the limit at most."""
         name = f"seed {seed}"
         titles: list[str] = (self._read("random", name) or {"titles": []})["titles"]
-        yield from titles
-        while True:
-            drawn = self._asked(lambda: self._wiki(lists=True).random(limit=max(10, min(500, batch))))
-            fresh = [page.title for page in drawn.values() if page.title not in titles]
-            if not fresh:
-                raise FetchError("the wiki draws no further page")
-            titles = titles + fresh
-            self._keep("random", name, {"titles": titles})
-            yield from fresh
+        most, fresh = 20 * limit + 100, titles
+        try:
+            while True:
+                yield from fresh[:most]
+                if (most := most - len(fresh)) <= 0:
+                    return
+                drawn = self._asked(lambda: self._wiki(lists=True).random(limit=max(10, min(500, limit))))
+                fresh = [page.title for page in drawn.values() if page.title not in titles]
+                if not fresh:
+                    raise FetchError("the wiki draws no further page")
+                titles = titles + fresh
+                self._keep("random", name, {"titles": titles})
+        except FetchError as error:
+            problems.add("random pages", f"not fetched: {error}", failure=True)
 
     def _kept(self, kind: str, name: str, fetch: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         if (record := self._read(kind, name)) is None:
@@ -217,7 +209,7 @@ class _Client:
         return record
 
     def _read(self, kind: str, name: str) -> dict[str, Any] | None:
-        """A record of the cache; a damaged one is named and counts as absent."""
+        """Read a record of the cache; a damaged one is named and counts as absent."""
         file = self._file(kind, name)
         try:
             record = unsealed(file)  # older versions wrote no checksum
@@ -274,27 +266,21 @@ class _Client:
                 extra |= {"prop": "info|extracts|pageprops", "ppprop": "disambiguation"}
                 extra |= {"explaintext": 1, "exsectionformat": "wiki"}
             self._wikis[lists] = wikipediaapi.Wikipedia(
-                user_agent=f"probers/{probers.__version__}{contact}",
-                language=self.options.language,
-                extra_api_params=extra,
-                max_retries=self.options.retries,
-                retry_wait=self.options.backoff,
-                transport=self.transport,
-                timeout=self.options.timeout,
-            )
+                user_agent=f"probers/{probers.__version__}{contact}", language=self.options.language,
+                extra_api_params=extra, max_retries=self.options.retries, retry_wait=self.options.backoff,
+                transport=self.transport, timeout=self.options.timeout,
+            )  # fmt: skip
         return self._wikis[lists]
 
     def _fetch_page(self, title: str) -> dict[str, Any]:
         page = self._wiki(lists=False).page(title)
         if not page.exists():
             return {"status": "missing"}
+        status = "disambiguation" if "disambiguation" in getattr(page, "pageprops", {}) else "ok"
         return {
-            "status": "disambiguation" if "disambiguation" in getattr(page, "pageprops", {}) else "ok",
-            "title": str(page.title),
-            "pageid": int(page.pageid),
-            "revision": int(page.lastrevid),
-            "text": str(getattr(page, "extract", "")),
-        }
+            "status": status, "title": str(page.title), "pageid": int(page.pageid),
+            "revision": int(page.lastrevid), "text": str(getattr(page, "extract", "")),
+        }  # fmt: skip
 
     def _fetch_members(self, category: str) -> dict[str, list[str]]:
         import wikipediaapi
@@ -338,16 +324,6 @@ class _Transport(httpx.BaseTransport):
         except httpx.TransportError as error:
             self._failed(f"the connection failed: {error or type(error).__name__}")
             raise httpx.ConnectError(str(error), request=request) from error
-        return self._checked(response)
-
-    def close(self) -> None:
-        self._network.close()
-
-    def _failed(self, reason: str) -> None:
-        self.failure = reason
-        self._notice(reason)
-
-    def _checked(self, response: httpx.Response) -> httpx.Response:
         status, reason = response.status_code, f"HTTP {response.status_code}"
         if status == 200:
             try:
@@ -373,9 +349,16 @@ class _Transport(httpx.BaseTransport):
         headers = {} if wait is None else {"Retry-After": f"{wait:.0f}"}
         return httpx.Response(429, headers=headers, request=response.request)
 
+    def close(self) -> None:
+        self._network.close()
+
+    def _failed(self, reason: str) -> None:
+        self.failure = reason
+        self._notice(reason)
+
 
 def _retry_after(response: httpx.Response) -> float | None:
-    """Seconds until the time that a server names, if it does."""
+    """Find the seconds until the time that a server names, if it does."""
     value = response.headers.get("Retry-After", "").strip()
     if value.isdecimal():
         return float(value)
