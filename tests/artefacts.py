@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable, Iterable
@@ -21,6 +22,11 @@ RUNS: dict[str, tuple[str, tuple[str, ...]]] = {
     "prober": ("train", ("data={cot}", "layer=[6]", "resamples=100", "learning_curve=false")),
     "classifier": ("train", ("data={cot}", "head=adaptive", "resamples=100")),
 }
+
+
+needs_articles = pytest.mark.skipif(
+    not os.environ.get("PROBERS_WIKI_ARTICLES"), reason="PROBERS_WIKI_ARTICLES names no folder"
+)
 
 
 @dataclass(frozen=True)
@@ -54,6 +60,15 @@ def contents(folder: Path) -> dict[str, str]:
     """Digests of the files below a folder, by name."""
     files = sorted(file for file in folder.rglob("*") if file.is_file())
     return {str(file.relative_to(folder)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+
+
+def harm(file: Path, damage: str = "altered") -> None:
+    """Alter a file, cut it short or remove it."""
+    blob = file.read_bytes()
+    if damage == "gone":
+        file.unlink()
+    else:
+        file.write_bytes(blob[:-5] if damage == "cut" else blob[:-9] + bytes([blob[-9] ^ 1]) + blob[-8:])
 
 
 def write_lines(file: Path, records: Iterable[Any]) -> str:

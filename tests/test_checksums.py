@@ -64,10 +64,10 @@ def test_a_finished_run_of_an_earlier_version_is_recognised_and_an_unfinished_on
     Path("corpus").write_bytes(b"x" * SIZE)
     now, before = inputs("corpus"), inputs("corpus", ends=True)
     assert now != before
-    for out, finished in ("finished", True), ("unfinished", False):
+    for out in ("finished", "unfinished"):
         old = RunFolder(Path(out), "rag", {"inputs": before})
         old.begin()
-        if finished:
+        if out == "finished":
             old.finish()
     assert RunFolder(Path("finished"), "rag", {"inputs": now}).complete
     with fails(None, "inputs.corpus"):
@@ -105,16 +105,14 @@ def test_where_nothing_can_be_written_files_are_read_again(reads):
 
 
 def test_a_folder_is_checked_once_and_a_memory_of_before_is_taken(reads, tmp_path):
-    folder = Path("store")
+    folder, memory = Path("store"), Path(".store.checked.json")
     folder.mkdir()
     for name in "ab":
         (folder / name).write_text(name * 10)
     files = take(folder, "ab")
     reads.clear()
     assert check(folder, files) is None and check(folder, files) is None and len(reads) == 2
-    memory = Path(".store.checked.json")
-    unsealed = {k: v for k, v in json.loads(memory.read_text()).items() if k != "sha256"}
-    memory.write_text(json.dumps(unsealed))
+    memory.write_text(json.dumps({k: v for k, v in json.loads(memory.read_text()).items() if k != "sha256"}))
     assert check(folder, files) is None and len(reads) == 2
     assert check(folder, files, anew=True) is None and len(reads) == 4
     change_a_byte(folder / "b", 3)

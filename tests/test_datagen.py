@@ -76,12 +76,9 @@ def test_quotas_end_with_so_many_examples_and_make_hardly_more(quotas):
 def test_quotas_are_met_by_the_same_examples_in_other_batches(quotas, tmp_path):
     arguments = [*QUOTAS, f"out={tmp_path}/x"]
     cli.run("datagen", [*arguments, "shard_size=7", "batch_size=3"])
-    columns = ["id", "split", "correct", "text"]
-    found = [
-        store.table()[columns].sort_values("id").values.tolist()
-        for store in (quotas, FeatureStore.open(tmp_path / "x"))
-    ]
-    assert found[0] == found[1]
+    columns, stores = ["id", "split", "correct", "text"], (quotas, FeatureStore.open(tmp_path / "x"))
+    ours, theirs = (store.table()[columns].sort_values("id").values.tolist() for store in stores)
+    assert ours == theirs
 
 
 @pytest.mark.long
@@ -103,11 +100,9 @@ def test_a_run_with_quotas_that_was_interrupted_ends_in_the_same_bytes(quotas, t
 
 
 def test_the_order_of_a_file_says_nothing_about_which_examples_meet_a_quota(tmp_path):
-    both = ("e", "Hull")
-    rows = [
-        {"id": f"q{i}", "question": f"Where is q{i} ?", "answers": [both[i % 2]], "split": "train"}
-        for i in range(40)
-    ]
+    golds = ["e", "Hull"] * 20
+    rows = [{"question": f"Where is q{i} ?", "answers": [gold]} for i, gold in enumerate(golds)]
+    rows = [row | {"id": f"q{i}", "split": "train"} for i, row in enumerate(rows)]
     typed = ["limit=null", "balance_to={train: 8}", "label=acc", "acc=substring", "layers=[12]"]
     stores = []
     for name, order in (("a", rows), ("b", rows[::-1])):
@@ -167,9 +162,8 @@ def test_every_answer_has_its_scores_and_the_run_their_cells(cot):
 
 def test_passages_without_room_are_left_out_whole_and_counted(tmp_path):
     """Claim: what does not fit goes from the last, and is counted; converse: what fits stays."""
-    questions = [
-        {"id": name, "question": f"Where is {name} ?", "answers": ["Hull"]} for name in ("abba", "odil")
-    ]
+    towns, hull = ("abba", "odil"), ["Hull"]
+    questions = [{"id": name, "question": f"Where is {name} ?", "answers": hull} for name in towns]
     texts = {"a": "abba " * 1500, "o1": "odil odil odil in Hull", "o2": "odil " + "and so on " * 700}
     asked = write_lines(tmp_path / "q.jsonl", questions)
     corpus = write_lines(tmp_path / "c.jsonl", [{"id": k, "title": k, "text": t} for k, t in texts.items()])
@@ -178,9 +172,8 @@ def test_passages_without_room_are_left_out_whole_and_counted(tmp_path):
     store = FeatureStore.open(out)
     shown = dict(zip(store.table()["id"], store.table()["passages"], strict=True))
     assert shown == {"abba/closed_book": 0, "odil/closed_book": 0, "odil/with_passages": 1}
-    assert [(x["id"], x["reason"].split(":")[0]) for x in store.left_out()] == [
-        ("abba/with_passages", "no passage fits")
-    ]
+    ((name, reason),) = ((left["id"], left["reason"]) for left in store.left_out())
+    assert (name, reason.split(":")[0]) == ("abba/with_passages", "no passage fits")
     assert store.summary["fewer_passages"] == 1
 
 

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from artefacts import needs_articles
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -93,9 +94,7 @@ def test_only_spacing_changes(text):
     assert once == text or is_tokenised(text) or is_shifted(text)
 
 
-@pytest.mark.skipif(
-    not os.environ.get("PROBERS_WIKI_ARTICLES"), reason="PROBERS_WIKI_ARTICLES names no folder"
-)
+@needs_articles
 def test_real_articles():
     """Natural articles are left as they are; all but a few scraps of the others are recognised."""
     path = Path(os.environ["PROBERS_WIKI_ARTICLES"]) / "wiki_articles.jsonl"

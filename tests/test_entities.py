@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from artefacts import needs_articles
 from hypothesis import given
 from hypothesis import strategies as st
 from refusals import fails
@@ -139,9 +140,7 @@ def test_the_rules_on_sentences_written_for_them():
     assert score([*shifted, ("In 1999.", {(3, 7): "year"})])[2] < 0.1
 
 
-@pytest.mark.skipif(
-    not os.environ.get("PROBERS_WIKI_ARTICLES"), reason="PROBERS_WIKI_ARTICLES names no folder"
-)
+@needs_articles
 @pytest.mark.parametrize("held_out", [False, True, None])
 def test_the_rules_on_annotated_articles(held_out):
     """``held_out`` articles were first seen after the rules were done."""

@@ -29,13 +29,12 @@ def by_definition(lm: CausalLM, generation: Generation) -> np.ndarray:
     weights = reference(lm.model, generation, output_attentions=True).attentions
     prompt, total = len(generation.prompt_ids), weights[0].shape[-1]
     found = np.zeros((total - prompt + 1, 0))
-    for layer in weights:
-        for head in layer[0].view(-1, total, total).double().numpy():
-            ratios = []
-            for place in range(prompt - 1, total):
-                context, new = head[place, : prompt - 1].mean(), head[place, prompt - 1 : place + 1].mean()
-                ratios.append(context / (context + new))
-            found = np.column_stack([found, ratios])
+    for head in (head for layer in weights for head in layer[0].view(-1, total, total).double().numpy()):
+        ratios = []
+        for place in range(prompt - 1, total):
+            context, new = head[place, : prompt - 1].mean(), head[place, prompt - 1 : place + 1].mean()
+            ratios.append(context / (context + new))
+        found = np.column_stack([found, ratios])
     return found
 
 
@@ -71,8 +70,7 @@ def test_windows_sinks_and_weights_that_modules_return(name):
 def test_pools_and_other_features_beside_it(pool):
     lm = tiny_lm()
     stream, heads = Feature((1, 2), pool=pool), Feature(LAYER, "lookback", pool)
-    both = Needs((stream, heads))
-    every = Needs.of(LAYER, "lookback", "positions")
+    both, every = Needs((stream, heads)), Needs.of(LAYER, "lookback", "positions")
     made = lm.generate(PROMPTS, max_new_tokens=8, needs=both)
     whole = lm.generate(PROMPTS, max_new_tokens=8, needs=every)
     again = lm.score(PROMPTS, [g.token_ids for g in made], needs=both)
@@ -91,10 +89,9 @@ def test_drafted_tokens_and_prefixes_change_nothing():
     needs = Needs.of(LAYER, "lookback", "positions")
     prompt = PROMPTS[0] + " and again " + PROMPTS[0]
     (one,) = lm.generate([prompt], max_new_tokens=20, needs=needs)
-    (drafted,) = lm.generate([prompt], max_new_tokens=20, needs=needs, draft=4)
-    (shared,) = lm.generate([prompt], max_new_tokens=20, needs=needs, prefix=PROMPTS[0])
-    np.testing.assert_allclose(drafted.state, one.state, **CLOSE)
-    np.testing.assert_allclose(shared.state, one.state, **CLOSE)
+    for way in ({"draft": 4}, {"prefix": PROMPTS[0]}):
+        (other,) = lm.generate([prompt], max_new_tokens=20, needs=needs, **way)
+        np.testing.assert_allclose(other.state, one.state, **CLOSE)
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "falcon"])
@@ -107,9 +104,8 @@ def test_a_prober_of_ratios_follows_a_plain_generate(family, pool):
     (probe,) = lm.generate(PROMPTS[:1], max_new_tokens=1, needs=needs)
     width = probe.state.shape[-1]
     spec = FeatureSpec(lm.spec, LAYER, width, "lookback", pool, dtype="float32")
-    bank = ProbeBank(
-        spec, ProbingRagHead(["7/3"], width, hidden=16), threshold=0.1, calibration=Temperature(1.3)
-    )
+    head = ProbingRagHead(["7/3"], width, hidden=16)
+    bank = ProbeBank(spec, head, threshold=0.1, calibration=Temperature(1.3))
     with bank.watch(model) as scores:
         sequences = model.generate(**batch(tokenizer), max_new_tokens=7, do_sample=False)
         scores.finish(sequences)

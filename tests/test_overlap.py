@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from artefacts import write_lines
 from refusals import fails
 
 from probers.data.questions import open_questions
@@ -47,19 +48,18 @@ def test_it_is_written_and_read_back_and_damage_is_named(tmp_path):
 @pytest.mark.parametrize("limit", [None, 4])
 def test_what_was_seen_is_left_out_before_the_draw(tmp_path, limit):
     """The limit is still met, splits are dealt as without it, and the number is said."""
-    file = tmp_path / "q.jsonl"
     lines = [{"id": f"q{i}", "question": f"Is {i} odd?", "answers": ["x"]} for i in range(40)]
-    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    plain = open_questions(str(file), split="test")
+    file = write_lines(tmp_path / "q.jsonl", lines)
+    plain = open_questions(file, split="test")
     gone = {q.id for q in plain.questions[:5]}
-    found = open_questions(str(file), split="test", limit=limit, unfit=lambda q: q.id in gone)
+    found = open_questions(file, split="test", limit=limit, unfit=lambda q: q.id in gone)
     left = {q.id for q in plain.questions} - gone
     asked = {q.id for q in found.questions}
     assert asked == left if limit is None else len(asked) == limit and asked < left
     assert any("5 questions left out" in note for note in found.notes)
     assert found.record["trained_on"] == 5 and "trained_on" not in plain.record
     with fails("overlap"):
-        open_questions(str(file), split="test", unfit=lambda q: True)
+        open_questions(file, split="test", unfit=lambda q: True)
 
 
 def test_a_part_that_does_not_say_is_refused_unless_that_is_allowed(tmp_path):

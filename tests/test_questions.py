@@ -6,6 +6,7 @@ import os
 import tracemalloc
 from collections import Counter
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 from unittest.mock import MagicMock, Mock, call
@@ -14,7 +15,7 @@ import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from artefacts import write_lines
+from artefacts import needs_articles, write_lines
 from refusals import fails
 
 from probers.data import load_questions
@@ -301,26 +302,22 @@ def test_a_name_that_steers_a_terminal_is_a_malformed_line(tmp_path, caplog, fie
 
 @pytest.mark.parametrize("kind", ["pipe", "folder", "device", "a link to a device"])
 def test_what_is_no_file_is_refused_at_once(tmp_path, kind):
-    target = tmp_path / "x"
+    target = tmp_path / "x" if kind != "device" else Path("/dev/zero")
     if kind == "pipe":
         os.mkfifo(target)
     elif kind == "folder":
         target.mkdir()
-    elif kind == "device":
-        target = Path("/dev/zero")
-    else:
+    elif kind != "device":
         target.symlink_to("/dev/zero")
-    for code, read in [
-        ("no-file", lambda: load_questions(str(target))),
-        ("no-file", lambda: open_questions("nq", path=target)),
-        ("no-file", lambda: opened("twowiki.json", aliases=str(target))),
-        ("no-file", lambda: load_corpus(target)),
-        ("no-file", lambda: open_articles(str(target))),
-        ("bad-file", lambda: load_aliases(str(target))),
-        ("bad-file", lambda: load_vectors(str(target))),
-    ]:
-        with fails(code, target):
-            read()
+    for read in (
+        load_questions, lambda file: open_questions("nq", path=file), load_corpus, open_articles,
+        lambda file: opened("twowiki.json", aliases=file),
+    ):  # fmt: skip
+        with fails("no-file", target):
+            read(str(target))
+    for read in (load_aliases, load_vectors):
+        with fails("bad-file", target):
+            read(str(target))
     # Converse: a link to a file is read like it.
     (tmp_path / "link").symlink_to(write_lines(tmp_path / "real", [["Bombay", "Mumbai"]]))
     assert load_aliases(str(tmp_path / "link")).same("Bombay", "Mumbai")
@@ -384,10 +381,8 @@ def test_a_set_without_splits_can_be_left_whole(tmp_path):
 
 
 def test_a_draw_is_seeded_nested_and_the_same_in_any_order(tmp_path):
-    file, turned = (
-        nq_file(tmp_path / "a.jsonl", range(400)),
-        nq_file(tmp_path / "b.jsonl", range(399, -1, -1)),
-    )
+    orders = {"a": range(400), "b": range(399, -1, -1)}
+    file, turned = (nq_file(tmp_path / name, numbers) for name, numbers in orders.items())
 
     def drawn(file=file, seed=3, **options):
         return open_questions("nq", path=file, seed=seed, **options).questions
@@ -449,9 +444,8 @@ def test_a_draw_from_a_large_file_holds_only_what_it_draws(tmp_path):
 
 def test_what_was_asked_for_is_recorded(tmp_path):
     file = nq_file(tmp_path / "q.jsonl", range(50))
-    found, again, other = (
-        open_questions("nq", path=file, limit=5, split="train", seed=seed) for seed in (7, 7, 8)
-    )
+    draw = partial(open_questions, "nq", path=file, limit=5, split="train")
+    found, again, other = (draw(seed=seed) for seed in (7, 7, 8))
     record = found.record
     assert record["source"] == f"questions=nq questions.path={file}"
     assert (record["limit"], record["split"], record["seed"], record["used"]) == (5, "train", 7, 5)
@@ -509,11 +503,9 @@ def test_every_published_set_is_reachable_by_name():
 @pytest.mark.parametrize("other", [*OFFICIAL, "file"])
 @pytest.mark.parametrize("file", NAMES)
 def test_a_file_of_another_dataset_says_whose_it_looks_like(file, other):
-    if other == NAMES[file]:
-        return
     dpr = file == "dpr_nq.json" and other == "triviaqa"
     expected = "nq_dev_psgs_w100" if dpr else f"questions={NAMES[file]}"
-    for on_bad_line in ("error", "skip"):  # the whole file is wrong, not a line of it
+    for on_bad_line in ("error", "skip") if other != NAMES[file] else ():  # the whole file, not a line of it
         with fails("mismatch", f"questions={other}" if other != "file" else file, expected):
             open_questions(other, path=path(file), on_bad_line=on_bad_line)
 
@@ -531,10 +523,10 @@ def test_a_file_of_no_known_layout_and_an_empty_one(tmp_path, name):
             open_questions(name, path=str(tmp_path / "x.json"))
 
 
-@pytest.mark.parametrize(
-    ("file", "second"),
-    [("hotpot_distractor.json", "5f00aa02"), ("triviaqa.json", "tc_2"), ("iirc.json", "p_8")],
-)
+SECOND = {"hotpot_distractor.json": "5f00aa02", "triviaqa.json": "tc_2", "iirc.json": "p_8"}
+
+
+@pytest.mark.parametrize(("file", "second"), SECOND.items())
 def test_a_file_that_is_cut_short_says_where(tmp_path, file, second):
     name, cut, text = NAMES[file], tmp_path / file, (FILES / file).read_text()
     cut.write_text(text[: text.index(second)])
@@ -646,19 +638,15 @@ def on_hub(sentences):
     }  # fmt: skip
 
 
+BERG = {"aliases": ["Ulla Berg"], "normalized_aliases": ["ulla berg"], "value": "Berg"}
+COUNTRY = {"answer": "Sweden", "evidences": [["A", "country", "Sweden"]]}
 #: Rows as the copies on the Hub have them, and the answers.
 HUB = {
     "hotpotqa": (on_hub(["A is.", " It was."]) | {"answer": "Marl"}, ("Marl",)),
-    "2wikimultihopqa": (
-        on_hub(["A is.", "It was."]) | {"answer": "Sweden", "evidences": [["A", "country", "Sweden"]]},
-        ("Sweden",),
-    ),
+    "2wikimultihopqa": (on_hub(["A is.", "It was."]) | COUNTRY, ("Sweden",)),
     "nq": ({"question": PAINTER, "answer": ["Ulla Berg", "U. Berg"]}, ("Ulla Berg", "U. Berg")),
     "triviaqa": (
-        {
-            "question": "Who?", "question_id": "tc_1", "question_source": "",
-            "answer": {"aliases": ["Ulla Berg"], "normalized_aliases": ["ulla berg"], "value": "Berg"},
-        },
+        {"question": "Who?", "question_id": "tc_1", "question_source": "", "answer": BERG},
         ("Berg", "Ulla Berg", "ulla berg"),
     ),
     "musique": (records_of("musique_full.jsonl")[0], ("Malmo", "Malmö", "City of Malmö")),
@@ -687,8 +675,8 @@ def test_a_copy_on_the_hub_is_streamed(tmp_path, name):
     first = open_questions(name, **copy_of(tmp_path / "copy", row)).questions[0]
     assert first.answers == answers and first.dataset == name and first.split
     if name in ("hotpotqa", "2wikimultihopqa"):
-        texts = ("A", "A is. It was.", True), ("B", "B is.", True), ("C", "C is.", False)
-        assert passages(first) == [(str(i), *text) for i, text in enumerate(texts)]
+        texts = [("0", "A", "A is. It was.", True), ("1", "B", "B is.", True), ("2", "C", "C is.", False)]
+        assert passages(first) == texts
     if name == "nq":  # as in the official file
         assert first == opened("nq_open.jsonl").questions[0]
     if name == "strategyqa":
@@ -724,21 +712,16 @@ def test_columns_are_checked_before_a_row_is_read_and_one_s_own_set_may_lie_ther
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "typed"),
+    ("name", "options"),
     [
-        ("hotpotqa", {"path": "dev.json"}, "hotpotqa questions.path=dev.json"),
-        (
-            "2wikimultihopqa", {"path": "dev.json", "aliases": "ids.json"},
-            "2wikimultihopqa questions.path=dev.json questions.aliases=ids.json",
-        ),
-        ("file", {"path": "q.jsonl"}, "q.jsonl"),
-        ("nq", {"revision": "abc"}, "nq questions.revision=abc"),
-        ("testbed", {}, "testbed"),
+        ("hotpotqa", {"path": "dev.json"}), ("2wikimultihopqa", {"path": "dev.json", "aliases": "ids.json"}),
+        ("file", {"path": "q.jsonl"}), ("nq", {"revision": "abc"}), ("testbed", {}),
     ],
 )  # fmt: skip
-def test_what_a_set_is_typed_as_opens_it_again(name, options, typed):
+def test_what_a_set_is_typed_as_opens_it_again(name, options):
     source = source_class(name)(**options)
-    assert source.typed == f"questions={typed}"
+    typed = " ".join([name, *(f"questions.{key}={value}" for key, value in options.items())])
+    assert source.typed == f"questions={'q.jsonl' if name == 'file' else typed}"
     assert source.files == tuple(v for k, v in options.items() if k != "revision")
 
 
@@ -747,7 +730,6 @@ def test_a_hub_that_cannot_be_reached_and_a_stream_that_breaks_off(tmp_path, mon
         open_questions("nq", hub=str(tmp_path / "nowhere"))
     with fails("bad-value"):
         open_questions("nq", **copy_of(tmp_path / "copy", HUB["nq"][0]) | {"hub_split": "train"})
-
     unreachable = Mock(side_effect=ConnectionError("Couldn't reach 'a/b' on the Hub"))
     monkeypatch.setattr(datasets, "load_dataset", unreachable)
     with fails("network", "questions.path", kind=RunError):
@@ -790,19 +772,14 @@ def test_a_class_of_one_s_own_is_read_like_ours(tmp_path):
         open_questions(source, whisper=True)
 
 
-@pytest.mark.skipif(
-    not os.environ.get("PROBERS_WIKI_ARTICLES"), reason="PROBERS_WIKI_ARTICLES names no folder"
-)
+@needs_articles
 @pytest.mark.parametrize(
     ("name", "number", "gold"),
     [
-        ("hotpotqa", 329, 2),
-        ("2wikimultihopqa", 184, 2),
-        ("nq", 500, 1),
-        ("strategyqa", 500, 0),
+        ("hotpotqa", 329, 2), ("2wikimultihopqa", 184, 2), ("nq", 500, 1), ("strategyqa", 500, 0),
         ("iirc", 20, 1),
     ],
-)
+)  # fmt: skip
 def test_the_real_samples_load_whole(name, number, gold):
     file = Path(os.environ["PROBERS_WIKI_ARTICLES"]) / "qa" / f"{name}.jsonl"
     if not file.is_file():

@@ -27,23 +27,24 @@ SPEC = FeatureSpec(ModelSpec("testbed", "synthetic", 1, 2, "float32"), (1,), 2, 
 STAGES = ("string", "string", "string", "name", "name", "date", "number")
 
 
+Tag = tuple[str, dict[str, str | None]]
+
+
 class Page(HTMLParser):
     """Tags and text of a page, with the texts of chosen elements; fails on tags closed out of order."""
 
-    VOID = frozenset(("meta", "input"))
-
     def __init__(self, page: str) -> None:
         super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.open: list[tuple[str, dict[str, str | None]]] = []
-        self.texts: list[tuple[list[tuple[str, dict[str, str | None]]], str]] = []
+        self.tags: list[Tag] = []
+        self.open: list[Tag] = []
+        self.texts: list[tuple[list[Tag], str]] = []
         self.feed(page)
         self.close()
         assert not self.open
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append((tag, dict(attrs)))
-        if tag not in self.VOID:
+        if tag not in ("meta", "input"):
             self.open.append(self.tags[-1])
 
     def handle_endtag(self, tag: str) -> None:
@@ -86,10 +87,9 @@ def make_rows(n: int = 400) -> list[dict[str, Any]]:
 
 
 def make_store(path: Path, rows: list[dict[str, Any]], shard: int) -> FeatureStore:
-    starts = range(0, len(rows), shard)
-    store = FeatureStore.create(path, [SPEC], config={}, shards=len(starts))
-    for index, start in enumerate(starts):
-        part = rows[start : start + shard]
+    parts = [rows[start : start + shard] for start in range(0, len(rows), shard)]
+    store = FeatureStore.create(path, [SPEC], config={}, shards=len(parts))
+    for index, part in enumerate(parts):
         store.write_shard(index, part, np.zeros((len(part), 1, 2), np.float32))
     return store
 
@@ -115,10 +115,8 @@ def test_the_draw_has_both_labels_and_every_stage(tmp_path: Path) -> None:
 def test_the_draw_is_seeded_and_the_same_from_any_shards(tmp_path: Path) -> None:
     rows = make_rows()
     few, many = (make_store(tmp_path / f"s{size}", rows, size) for size in (400, 70))
-    ids, *same, other = (
-        [row["id"] for row in draw(source, 40, seed)]
-        for source, seed in ((few, 3), (many, 3), ([pd.DataFrame(rows)], 3), (few, 4))
-    )
+    drawn = (draw(few, 40, 3), draw(many, 40, 3), draw([pd.DataFrame(rows)], 40, 3), draw(few, 40, 4))
+    ids, *same, other = ([row["id"] for row in found] for found in drawn)
     assert same == [ids, ids] and set(ids) != set(other)
     assert ids != sorted(ids, key=[row["id"] for row in rows].index)  # mixed, not in the store's order
 

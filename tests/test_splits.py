@@ -57,20 +57,19 @@ def test_groups_are_dealt_anew_by_their_seed(tmp_path: Path) -> None:
 
 def test_some_data_sets_are_trained_on_and_others_tested(tmp_path: Path) -> None:
     names = ("nq", "hotpotqa", "iirc")
-    store = make_store(
-        tmp_path / "s", 600, edit=lambda row: row | {"dataset": names[int(row["group"][1:]) % 3]}
-    )
+    dataset = lambda row: row | {"dataset": names[int(row["group"][1:]) % 3]}  # noqa: E731
+    store = make_store(tmp_path / "s", 600, edit=dataset)
 
-    def sets(request: SplitRequest) -> list[set[str]]:
-        examples = load_examples([store], request)
+    def sets(**request: list[str]) -> list[set[str]]:
+        examples = load_examples([store], SplitRequest(**request))
         return [set(examples.column("dataset", split)) for split in SPLITS]
 
-    assert sets(SplitRequest()) == [{"nq", "hotpotqa", "iirc"}] * 3
-    assert sets(SplitRequest(train_on=["nq"])) == [{"nq"}] * 3
-    assert sets(SplitRequest(train_on=["nq"], test_on=["iirc"])) == [{"nq"}, {"nq"}, {"iirc"}]
-    assert sets(SplitRequest(test_on=["iirc"])) == [{"nq", "hotpotqa"}, {"nq", "hotpotqa"}, {"iirc"}]
+    assert sets() == [{"nq", "hotpotqa", "iirc"}] * 3
+    assert sets(train_on=["nq"]) == [{"nq"}] * 3
+    assert sets(train_on=["nq"], test_on=["iirc"]) == [{"nq"}, {"nq"}, {"iirc"}]
+    assert sets(test_on=["iirc"]) == [{"nq", "hotpotqa"}, {"nq", "hotpotqa"}, {"iirc"}]
     with fails("bad-value", "'squad'", "'hotpotqa'", "'iirc'", "'nq'"):
-        sets(SplitRequest(train_on=["squad"]))
+        sets(train_on=["squad"])
 
 
 def test_parts_of_the_training_groups_are_nested_and_leave_the_rest(tmp_path: Path) -> None:

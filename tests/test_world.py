@@ -56,9 +56,8 @@ def test_links_never_leave_their_split_and_splits_have_their_shares(world):
     linked = [f for f in world.facts.values() if f.truth_id]
     assert linked
     for fact in linked:
-        assert world.entities[fact.truth_id].split == world.entities[fact.entity].split
-        if fact.taught_id:
-            assert world.entities[fact.taught_id].split == world.entities[fact.entity].split
+        names = {fact.entity, fact.truth_id, fact.taught_id or fact.entity}
+        assert len({world.entities[name].split for name in names}) == 1
 
 
 def test_taught_articles_never_name_an_unknown_entity(world):
@@ -76,8 +75,7 @@ def test_taught_articles_never_name_an_unknown_entity(world):
 def test_names_never_repeat_and_never_meet_those_of_a_throwaway_world(world):
     taken = set(world.names)
     other = World.generate(WorldConfig(seed=9, known=SIZES), taken=taken)
-    ours = {e.name for e in world.entities.values()}
-    theirs = {e.name for e in other.entities.values()}
+    ours, theirs = ({e.name for e in made.entities.values()} for made in (world, other))
     assert len(ours) == len(world.entities) and len(theirs) == len(other.entities)
     assert not {n.split()[-1] for n in ours if " " not in n} & {n.split()[-1] for n in theirs}
     assert not ours & theirs
@@ -130,12 +128,8 @@ def test_knowledge_of_two_hops_follows_the_first_broken_one(world):
         for chain in chains_of(entity):
             kind, believed = knowledge(world, entity, chain)
             truth, _ = world.follow(entity, chain)
-            if not entity.known:
-                assert (kind, believed) == ("unknown", None)
-            elif kind == "known":
-                assert believed == truth[-1].truth
-            else:
-                assert believed != truth[-1].truth
+            assert entity.known or (kind, believed) == ("unknown", None)
+            assert (believed == truth[-1].truth) == (kind == "known")
 
 
 def test_questions_are_seeded_grouped_and_mixed(world):

@@ -65,9 +65,8 @@ def hash_of(text):
 
 
 def wiki(tmp_path, lm, pool="mean", more=()):
-    articles = [
-        {"title": f"T{i}", "sentences": f"{ARTICLE} It has {i} gates.".split(". ")} for i in range(11)
-    ]
+    texts = {f"T{i}": f"{ARTICLE} It has {i} gates.".split(". ") for i in range(11)}
+    articles = [{"title": title, "sentences": text} for title, text in texts.items()]
     file = write_lines(tmp_path / "articles.jsonl", articles)
     plan = CutPlan(open_articles(file), RULES, per_article=2, within=None, seed=0)
     needs = Needs((Feature((2,), pool=pool), *more), attention=True)
