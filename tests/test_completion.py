@@ -5,7 +5,6 @@ from functools import partial
 from itertools import islice
 
 import pytest
-from artefacts import write_lines
 from refusals import fails
 
 import probers.commands.compose as config
@@ -35,14 +34,12 @@ def articles(tmp_path):
             "In winter it is cold there .",
         ]
         lines.append({"title": town, "sentences": sentences})
-    write_lines(file := tmp_path / "articles.jsonl", lines)
+    return write(tmp_path / "articles.jsonl", lines)
+
+
+def write(file, lines):
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return file
-
-
-def from_testbed(file, count):
-    """Some of the testbed's articles as a file of one's own."""
-    taken = islice(open_articles("testbed"), count)
-    return write_lines(file, [{"title": a.title, "sentences": list(a.sentences)} for a in taken])
 
 
 def asked(file, **options):
@@ -96,7 +93,7 @@ def test_articles_as_a_corpus_are_whole_sentences_in_natural_text(tmp_path):
     sentences = [f"Sentence {n} has these words , and " + "more " * 27 + "." for n in range(9)]
     lines = [{"title": "A", "sentences": sentences}, {"title": "A", "sentences": ["Another one ."]}]
     lines.append({"id": "b", "title": "A", "sentences": ["word " * (2 * WORDS)]})
-    file = write_lines(tmp_path / "a.jsonl", lines)
+    file = write(tmp_path / "a.jsonl", lines)
     for in_memory in (0, 1 << 20):
         found = list(load_corpus(file, cache=tmp_path / "cache", in_memory=in_memory))
         assert [p.id for p in found] == ["A#0", "A#1", "A#2", "b#0"]  # the second A has no id
@@ -160,7 +157,8 @@ def test_the_prompt_is_the_bare_text_below_the_passages():
     assert prompt.question("It lies in") == "It lies in"
     assert prompt.question("It lies in", ["A passage."], partial=" the") == "A passage.\n\nIt lies in the"
     shown = prompt.question("It lies in", ["A passage."])
-    assert shown[slice(*prompt.question_span(shown, "It lies in"))] == "It lies in"
+    start, end = prompt.question_span(shown, "It lies in")
+    assert shown[start:end] == "It lies in"
 
 
 @pytest.mark.long
@@ -201,8 +199,9 @@ def test_commands_answer_completions_and_judge_them(tmp_path):
 
 
 def test_another_prompt_than_they_are_made_for_is_said(tmp_path, caplog):
-    file = from_testbed(tmp_path / "a.jsonl", 12)
-    asked = ["questions=completion", f"questions.articles={file}", "limit=1", "trigger=never"]
+    lines = [{"title": a.title, "sentences": list(a.sentences)} for a in islice(open_articles("testbed"), 30)]
+    write(tmp_path / "a.jsonl", lines)
+    asked = ["questions=completion", f"questions.articles={tmp_path}/a.jsonl", "limit=1", "trigger=never"]
     cli.run("rag", [*asked, f"out={tmp_path}/a"])
     assert "questions=completion are made for prompt=completion, but the prompt is testbed" in caplog.text
     caplog.clear()
@@ -219,7 +218,8 @@ def test_other_sets_have_no_such_figure(tmp_path):
 @pytest.mark.long
 def test_a_prober_trained_on_completions_is_asked_about_other_articles_only(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    from_testbed(tmp_path / "articles.jsonl", 200)
+    taken = islice(open_articles("testbed"), 200)
+    write(tmp_path / "articles.jsonl", [{"title": a.title, "sentences": list(a.sentences)} for a in taken])
     from_file = partial(overrides, **{"questions.articles": "articles.jsonl"})
     cli.run("datagen", ["--source", "cot", *from_file("store", limit=60, label="match", layers="[8,12]")])
     cli.run("train", ["data=store", "layer=all", "out=prober", "resamples=100"])

@@ -5,9 +5,9 @@ import gzip
 import json
 import random
 import shutil
+import threading
 import time
 import tracemalloc
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from refusals import fails, interrupted
@@ -23,18 +23,16 @@ from probers.types import Passage, RunError
 HARD = ["a\tb", 'say "x"', "one\ntwo", "\u2028 \x85 \x0b", "\ud800 lone", "\\n", "日本語", '"', "x\ry"]
 
 
-def opened(path):
-    return (gzip.open if path.suffix == ".gz" else open)(path, "wt", newline="")
-
-
 def jsonl(path, records):
-    with opened(path) as file:
+    opener = gzip.open if path.suffix == ".gz" else open
+    with opener(path, "wt") as file:
         file.writelines((r if isinstance(r, str) else json.dumps(r)) + "\n" for r in records)
     return path
 
 
 def tsv(path, rows, header=("id", "text", "title")):
-    with opened(path) as file:
+    opener = gzip.open if path.suffix == ".gz" else open
+    with opener(path, "wt", newline="") as file:
         csv.writer(file, delimiter="\t").writerows([header, *rows])
     return path
 
@@ -87,10 +85,12 @@ def test_the_tsv_header_names_the_columns_and_must_be_there(load, tmp_path):
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ("2\tonly two", "2 tab-separated"), ('2\t"quoted" and more\tt', "expected after"),
-        ("2\t \tt", "text"), ("1\tagain\tt", "'1'"),
+        ("2\tonly two", "2 tab-separated fields instead of 3"),
+        ('2\t"quoted" and more\tt', "expected after"),
+        ("2\t \tt", "text must be a non-empty string"),
+        ("1\tagain\tt", "the id '1' is already on line 2"),
     ],
-)  # fmt: skip
+)
 def test_a_bad_row_of_a_tsv_is_named_or_skipped(load, tmp_path, caplog, line, reason):
     path = tmp_path / "c.tsv"
     path.write_text(f'id\ttext\ttitle\n1\t"two\nlines"\tt\n{line}\n3\tlast\tt\n')
@@ -103,13 +103,17 @@ def test_a_bad_row_of_a_tsv_is_named_or_skipped(load, tmp_path, caplog, line, re
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ('{"id": 1, "text": "x"', "Expecting"), ('{"text": "x"}', "no 'id'"),
-        ('{"id": null, "text": "x"}', "id must be a string"), ('{"id": 1}', "no 'text'"),
-        ('{"id": 1, "text": " "}', "text must"), ('{"id": 1, "text": "x", "title": 3}', "title must"),
-        ('["x"]', "JSON object"), ('{"id": 0, "text": "x"}', "the id '0' is already on line 1"),
-        ('{"id": 1, "sentences": "x"}', "sentences must be a list"),
+        ('{"id": 1, "text": "x"', "Expecting"),
+        ('{"text": "x"}', "no 'id'"),
+        ('{"id": null, "text": "x"}', "id must be a string or a whole number"),
+        ('{"id": 1}', "no 'text'"),
+        ('{"id": 1, "text": " "}', "text must be a non-empty string"),
+        ('{"id": 1, "text": "x", "title": 3}', "title must be a string"),
+        ('["x"]', "expected a JSON object"),
+        ('{"id": 0, "text": "x"}', "the id '0' is already on line 1"),
+        ('{"id": 1, "sentences": "x"}', "sentences must be a list of strings"),
     ],
-)  # fmt: skip
+)
 def test_a_bad_line_of_a_jsonl_is_named_or_skipped(load, tmp_path, caplog, line, reason):
     path = jsonl(tmp_path / "c.jsonl", [{"id": 0, "text": "a"}, "", line, {"id": 9, "text": "b"}])
     with fails("bad-line", "c.jsonl line 3: ", reason):
@@ -158,11 +162,11 @@ def test_empty_damaged_and_missing_files(load, tmp_path):
 
 @pytest.mark.parametrize("suffix", ["jsonl", "tsv"])
 def test_a_passage_of_ten_megabytes_is_kept_and_remarked_upon(load, tmp_path, caplog, suffix):
-    text, before, path = "word " * 2_000_000, csv.field_size_limit(), tmp_path / f"c.{suffix}"
+    text, before = "word " * 2_000_000, csv.field_size_limit()
     if suffix == "jsonl":
-        jsonl(path, [{"id": 1, "text": text}, {"id": 2, "text": "short"}])
+        path = jsonl(tmp_path / "c.jsonl", [{"id": 1, "text": text}, {"id": 2, "text": "short"}])
     else:
-        tsv(path, [("1", text, ""), ("2", "short", "")])
+        path = tsv(tmp_path / "c.tsv", [("1", text, ""), ("2", "short", "")])
     assert [len(p.text) for p in load(path)] == [10_000_000, 5]
     assert f"1 text of over {LONG:,} characters" in caplog.text
     caplog.clear()
@@ -174,13 +178,16 @@ def test_a_passage_of_ten_megabytes_is_kept_and_remarked_upon(load, tmp_path, ca
 
 def test_articles_are_cut_into_passages_of_so_many_words(load, tmp_path):
     words = [f"w{i}" for i in range(250)]
-    long = {"title": "Long", "sentences": [" ".join(words[:120]), " ".join(words[120:])]}
-    short = {"id": "s", "title": "Short", "text": "a  b\nc"}
-    *parts, last = load(jsonl(tmp_path / "a.jsonl", [long, short]), passage_words=100)
-    assert [(p.id, p.title) for p in parts] == [("Long#0", "Long"), ("Long#1", "Long"), ("Long#2", "Long")]
-    assert " ".join(p.text for p in parts).split() == words
-    assert [len(p.text.split()) for p in parts] == [100, 100, 50]
-    assert last == Passage("s#0", "Short", "a  b\nc")
+    dump = [
+        {"title": "Long", "sentences": [" ".join(words[:120]), " ".join(words[120:])]},
+        {"id": "s", "title": "Short", "text": "a  b\nc"},
+    ]
+    found = load(jsonl(tmp_path / "a.jsonl", dump), passage_words=100)
+    assert [p.id for p in found] == ["Long#0", "Long#1", "Long#2", "s#0"]
+    assert " ".join(p.text for p in found[:3]).split() == words
+    assert [len(p.text.split()) for p in found[:3]] == [100, 100, 50]
+    assert found[3] == Passage("s#0", "Short", "a  b\nc")
+    assert {p.title for p in found[:3]} == {"Long"}
     with fails("bad-value", "passage_words=0"):
         load(tmp_path / "a.jsonl", passage_words=0)
 
@@ -264,9 +271,14 @@ def test_of_two_that_build_the_same_folder_one_waits_and_reads(tmp_path, caplog)
         (folder / "file").write_text("whole")
         return {"n": 1}
 
-    with ThreadPoolExecutor(2) as pool:
-        results = pool.map(lambda _: build_once(tmp_path / "x", "thing", make, lambda: None), range(2))
-    assert list(results) == [{"n": 1}] * 2 and len(made) == 1
+    results = []
+    build = lambda: results.append(build_once(tmp_path / "x", "thing", make, lambda: None))  # noqa: E731
+    threads = [threading.Thread(target=build) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == [{"n": 1}] * 2 and len(made) == 1
     assert "another process" in caplog.text
     assert (tmp_path / "x" / "file").read_text() == "whole" and not (tmp_path / "x.partial").exists()
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from artefacts import contents, write_lines
 from attack.damage import altered, wrong_value
 from attack.sandbox import INTERNALS
 from hypothesis import HealthCheck, given, settings
@@ -32,9 +31,13 @@ from probers.rag.traces import TraceFile
 from probers.types import Question, RunError, UserError
 
 FIXTURES = [HealthCheck.function_scoped_fixture]
-often = settings(derandomize=True, max_examples=60, suppress_health_check=FIXTURES)
+often = settings(derandomize=True, max_examples=120, suppress_health_check=FIXTURES)
 CONFIG = {"seed": 0, "k": [1, 2], "model": {"name": "testbed"}}
 NAMES = st.text(st.sampled_from("ab.-_ é0"), min_size=1, max_size=6).filter(lambda n: n.strip(". ") != "")
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
 @pytest.fixture
@@ -52,9 +55,10 @@ def fresh(tmp_path: Path) -> Callable[[], Path]:
 
 @often
 @given(
-    names=st.sets(NAMES, min_size=1, max_size=3), overwrite=st.booleans(),
+    names=st.sets(NAMES, min_size=1, max_size=3),
+    overwrite=st.booleans(),
     command=st.sampled_from(["rag", "train"]),
-)  # fmt: skip
+)
 def test_a_folder_that_no_run_made_is_untouched(fresh, names, overwrite, command):
     out = fresh() / "out"
     for name in names:
@@ -150,6 +154,9 @@ def test_a_wrong_request_takes_back_what_it_wrote_and_no_more(fresh, extra, ther
         assert not contents(out.parent) and out.exists() == there
 
 
+# Readers of small JSON files.
+
+
 @dataclass(frozen=True)
 class Reader:
     """A file below a folder, and what reads it; ``lines`` are JSON values of their own."""
@@ -157,6 +164,10 @@ class Reader:
     file: str
     read: Callable[[Path], Any]
     lines: bool = False
+
+
+def _prober_of(folder: Path) -> Any:
+    return [newest_prober(kind, model="testbed", root=folder) for kind in ("answers", "tokens")]
 
 
 def _store(folder: Path) -> Any:
@@ -187,12 +198,10 @@ SETS = {
     "triviaqa": "triviaqa.json", "musique": "musique_full.jsonl", "strategyqa": "strategyqa.json",
     "iirc": "iirc.json",
 }  # fmt: skip
-KINDS = ("answers", "tokens")
 ASKED = [Question("q0", "Who?"), Question("q1", "Where?")]
 READERS = {
     "run.json": Reader("run/run.json", lambda run: (read_state(run), newest_run("rag", root=run.parent))),
-    "config.json of a run": Reader(
-        "train/config.json", lambda run: [newest_prober(k, model="testbed", root=run.parent) for k in KINDS]),
+    "config.json of a run": Reader("train/config.json", lambda folder: _prober_of(folder.parent)),
     "config.json of a prober": Reader("prober/config.json", ProbeBank.from_pretrained),
     "metrics.json of a prober": Reader("prober/metrics.json", ProbeBank.from_pretrained),
     "config.json of a classifier": Reader(
@@ -237,11 +246,32 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_store(top / "store", 40)
     gold = {"title": "t", "text": "x", "is_gold": True}
     asking = {"question": "Who?", "answers": ["Ada"], "rationale": "So.", "split": "test", "passages": [gold]}
-    decision = dict(fire=True, score=0.5, threshold=0.1, position=2, tokens=[0], token_scores=[0.5])
-    done = dict(text="ab", decision=decision, query="q", passage_ids=["p"], accepted="", tokens=[[0, 2]])
-    counters = dict.fromkeys(("retrievals", "empty_retrievals", "passages_cut", "generations", "tokens"), 1)
-    counters |= {"sentences": 1, "forced": False, "seconds": 0.5}
-    (top / "in").mkdir()
+    decision = {
+        "fire": True,
+        "score": 0.5,
+        "threshold": 0.1,
+        "position": 2,
+        "tokens": [0],
+        "token_scores": [0.5],
+    }
+    done = {
+        "text": "ab",
+        "decision": decision,
+        "query": "q",
+        "passage_ids": ["p"],
+        "accepted": "",
+        "tokens": [[0, 2]],
+    }
+    counters = {
+        "retrievals": 1,
+        "empty_retrievals": 0,
+        "passages_cut": 0,
+        "generations": 2,
+        "tokens": 3,
+        "sentences": 1,
+        "forced": False,
+        "seconds": 0.5,
+    }
     for name, records in {
         "questions": [{"id": f"q{i}", "group": f"g{i}", **asking} for i in range(2)],
         "corpus": [{"id": str(i), "title": "t", "text": f"a text {i}"} for i in range(2)],
@@ -252,7 +282,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
              "counters": counters} for q in ASKED
         ],
     }.items():  # fmt: skip
-        write_lines(top / "in" / f"{name}.jsonl", records)
+        file = top / "in" / f"{name}.jsonl"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("".join(json.dumps(record) + "\n" for record in records))
     _built(top / "cache")
     shutil.copytree(Path(__file__).parent / "data/questions", top / "official")
     return top
@@ -294,24 +326,29 @@ def test_an_undamaged_file_is_read(damaged):
 )
 def test_any_value_in_any_place_is_one_sentence_or_fine(damaged, value):
     top, reader, values = damaged
-    places = list(_places(values))
-    for holder, key in places[:: max(1, len(places) // 40)]:
+    for holder, key in _places(values):
         old = holder[key]
         holder[key] = value
         told(top, reader, values)
         holder[key] = old
 
 
-def _places(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Holders and keys of everything inside a value."""
-    if isinstance(value, (dict, list)):
-        for key in list(value) if isinstance(value, dict) else range(len(value)):
-            yield value, key
-            yield from _places(value[key])
+def _places(values: list[Any], most: int = 40) -> Iterator[tuple[Any, Any]]:
+    """Up to so many holders and keys, spread over all."""
+    found = []
+
+    def walk(value: Any) -> None:
+        if isinstance(value, (dict, list)):
+            for key in list(value) if isinstance(value, dict) else range(len(value)):
+                found.append((value, key))
+                walk(value[key])
+
+    walk(values)
+    return iter(found[:: max(1, len(found) // most)])
 
 
 @pytest.mark.parametrize("damaged", READERS, indirect=True)
-@settings(derandomize=True, max_examples=40, suppress_health_check=FIXTURES)
+@settings(derandomize=True, max_examples=60, suppress_health_check=FIXTURES)
 @given(rng=st.randoms(use_true_random=False))
 def test_drawn_damage_is_one_sentence_or_fine(damaged, rng):
     top, reader, values = damaged
@@ -323,13 +360,15 @@ def test_drawn_damage_is_one_sentence_or_fine(damaged, rng):
     told(top, reader, values)
 
 
-@pytest.mark.parametrize(
-    "read",
-    [
-        _aliases, lambda file: TwoWikiMultihopQA(path=str(file), aliases=str(file))._names,
-        lambda file: StrategyQA(path=str(file), paragraphs=str(file))._texts,
-    ],
-)  # fmt: skip
+def _of_2wiki(file: Path) -> Any:
+    return TwoWikiMultihopQA(path=str(file), aliases=str(file))._names
+
+
+def _of_strategyqa(file: Path) -> Any:
+    return StrategyQA(path=str(file), paragraphs=str(file))._texts
+
+
+@pytest.mark.parametrize("read", [_aliases, _of_2wiki, _of_strategyqa])
 def test_brackets_without_end_in_a_table_beside_questions_are_one_sentence(tmp_path, read):
     file = tmp_path / "table.jsonl"
     file.write_text("[" * 100_000 + "]" * 100_000)

@@ -13,16 +13,33 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from artefacts import contents
 
 from probers.store.store import FeatureStore
 
+KILLS, LIMIT = 20, 240
 SHARD = 8
 PHASES = ("start-up", "generation", "writing")
 PATIENCE = 300  # seconds that any one step of a run may take
+
+
+class Pace(NamedTuple):
+    """How long an undisturbed run took: until its store was there, per shard, and in all, in seconds."""
+
+    startup: float
+    shard: float
+    total: float
+
+
+class Kill(NamedTuple):
+    """When a run was killed, and what it left: finished shards, and files of an unfinished one."""
+
+    phase: str
+    shards: int
+    parts: int
 
 
 def launch(where: Path, limit: int) -> subprocess.Popen[str]:
@@ -30,79 +47,101 @@ def launch(where: Path, limit: int) -> subprocess.Popen[str]:
     where.mkdir(exist_ok=True)
     arguments = ["source=cot", f"limit={limit}", f"shard_size={SHARD}", "out=store"]
     code = "from probers.commands.main import datagen; datagen()"
-    command = [sys.executable, "-c", code, *arguments]
-    return subprocess.Popen(command, cwd=where, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *arguments],
+        cwd=where, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+    )  # fmt: skip
 
 
 def wait_until_ready(run: subprocess.Popen[str]) -> None:
     """Until the model is loaded and the store there: the run says so with one line."""
     assert run.stdout is not None
-    if not any(" -> store" in line for line in run.stdout):
-        raise AssertionError(f"the run ended with code {run.wait()} before it began to generate")
+    for line in run.stdout:
+        if " -> store" in line:
+            return
+    raise AssertionError(f"the run ended with code {run.wait()} before it began to generate")
 
 
-def whole_run(where: Path, limit: int) -> tuple[float, float]:
-    """Run the command to its end; returns the seconds until its store was there, and of each shard."""
+def whole_run(where: Path, limit: int) -> Pace:
+    """Run the command to its end."""
     start = time.monotonic()
     with launch(where, limit) as run:
         wait_until_ready(run)
-        ready = time.monotonic()
-        run.communicate()
+        ready = time.monotonic() - start
+        assert run.stdout is not None
+        run.stdout.read()
     assert run.returncode == 0
-    return ready - start, (time.monotonic() - ready) / len(list(where.glob("store/shards/*.json")))
+    total = time.monotonic() - start
+    return Pace(ready, (total - ready) / len(list((where / "store/shards").glob("*.json"))), total)
 
 
 def listing(where: Path) -> set[str]:
-    return {file.name for file in where.glob("store/shards/*")}
+    folder = where / "store/shards"
+    return {f.name for f in folder.iterdir()} if folder.is_dir() else set()
 
 
-def kill(where: Path, limit: int, phase: str, startup: float, shard: float, rng: random.Random) -> int:
-    """Kill the command at a random moment of a phase; returns how many finished shards it left."""
+def kill(where: Path, limit: int, phase: str, pace: Pace, rng: random.Random) -> Kill:
+    """Start the command and kill it at a random moment of a phase."""
     before, start = listing(where), time.monotonic()
     with launch(where, limit) as run:
         if phase == "start-up":
-            time.sleep(rng.uniform(0, startup))
+            time.sleep(rng.uniform(0, pace.startup))
         else:
             wait_until_ready(run)
         if phase == "generation":
-            time.sleep(rng.uniform(0, 1.5 * shard))
+            time.sleep(rng.uniform(0, 1.5 * pace.shard))
         elif phase == "writing":  # a shard is three files in some ten milliseconds
             while listing(where) <= before and run.poll() is None and time.monotonic() < start + PATIENCE:
                 time.sleep(0.0002)
             time.sleep(rng.uniform(0, 0.01))
-        assert run.poll() is None, f"a run ended before it could be killed ({phase}): raise the limit"
+        assert run.poll() is None, f"a run ended before it could be killed ({phase}): raise LIMIT"
         run.send_signal(signal.SIGKILL)
     assert run.returncode == -signal.SIGKILL
-    return len(list(where.glob("store/shards/[0-9]*.json")))
+    left = listing(where)
+    done = {Path(name).stem for name in left if name.endswith(".json") and not name.startswith(".")}
+    parts = [name for name in left if name.startswith(".") or Path(name).stem not in done]
+    return Kill(phase, len(done), len(parts))
 
 
-def check(folder: Path, *, limit: int, kills: int) -> str:
-    """Compare an undisturbed run and a killed one byte by byte; returns what happened."""
+def differences(one: Path, other: Path) -> list[str]:
+    """Names of the files that are not the same in both folders."""
+    ours, theirs = contents(one), contents(other)
+    return sorted(name for name in {*ours, *theirs} if ours.get(name) != theirs.get(name))
+
+
+def check(folder: Path, *, limit: int = LIMIT, kills: int = KILLS) -> str:
+    """An undisturbed run and a killed one, compared byte by byte; what happened, in a line."""
     pace = whole_run(folder / "whole", limit)
     rng = random.Random(0)
     phases = [PHASES[i % len(PHASES)] for i in range(kills)]
     rng.shuffle(phases)
-    left = [kill(folder / "killed", limit, phase, *pace, rng) for phase in phases]
+    found = [kill(folder / "killed", limit, phase, pace, rng) for phase in phases]
     whole_run(folder / "killed", limit)
-    assert contents(folder / "killed/store") == contents(folder / "whole/store")
+    assert differences(folder / "whole/store", folder / "killed/store") == []
     FeatureStore.open(folder / "killed/store").verify()
-    return f"{dict(Counter(phases))} kills, shards after each: {left}: byte-identical"
+    files = [f for f in (folder / "killed").rglob("*") if f.is_file()]
+    phases = ", ".join(f"{n} in {phase}" for phase, n in Counter(k.phase for k in found).items())
+    parts = sum(k.parts > 0 for k in found)
+    return (
+        f"{kills} kills of a run of {pace.total:.0f} s ({phases}; {parts} left a part of a shard, shards "
+        f"after each: {[k.shards for k in found]}): all {len(files)} files byte-identical"
+    )
 
 
 @pytest.mark.slow
 def test_twenty_kills_end_in_the_same_bytes(tmp_path: Path, capsys: Any) -> None:
-    said = check(tmp_path, limit=240, kills=20)
+    said = check(tmp_path)
     with capsys.disabled():
         print(f"\n{said}")
 
 
 def test_a_difference_would_be_seen(tmp_path: Path) -> None:
-    """The converse: a changed byte and a leftover file."""
-    for file in ("a", "b/.0.tmp"):
-        before = contents(tmp_path)
-        (tmp_path / file).parent.mkdir(exist_ok=True)
-        (tmp_path / file).write_bytes(b"12345")
-        there = contents(tmp_path)
-        assert there != before
-        (tmp_path / file).write_bytes(b"12-45")
-        assert contents(tmp_path) != there
+    """The converse: what compares the two runs tells a changed byte, a missing and a leftover file."""
+    for name in ("a", "b"):
+        (tmp_path / name / "shards").mkdir(parents=True)
+        (tmp_path / name / "shards/0").write_bytes(b"same")
+    assert differences(tmp_path / "a", tmp_path / "b") == []
+    (tmp_path / "a/x").write_bytes(b"12345")
+    (tmp_path / "b/x").write_bytes(b"12-45")
+    (tmp_path / "b/shards/.0.tmp").write_bytes(b"")
+    assert differences(tmp_path / "a", tmp_path / "b") == ["shards/.0.tmp", "x"]

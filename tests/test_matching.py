@@ -24,6 +24,8 @@ PLAIN = tuple(s for s in STAGES if s not in ("wordnet", "vectors"))
 _FILE = Path(__file__).parent / "data" / "entity_pairs.jsonl"
 PAIRS = [json.loads(line) for line in _FILE.read_text(encoding="utf-8").splitlines()]
 needs_wordnet = pytest.mark.skipif(not wordnet_available(), reason="WordNet's files are not on this machine")
+
+
 RULES = EntityMatcher(stages=PLAIN)
 
 
@@ -59,10 +61,12 @@ def test_f1_by_rules_alone():
 
 
 def test_the_evidence_does_not_hang_on_the_order_of_a_set():
-    code = """from probers.equivalence import EntityMatcher
-match = EntityMatcher(stages=('string',)).match
-print(match('1960s', "1960's"), match("Night 's Dream", "Night's Dream"))"""
-    seeds = [os.environ | {"PYTHONHASHSEED": str(seed)} for seed in range(4)]
+    code = (
+        "from probers.equivalence import EntityMatcher as E\n"
+        "m = E(stages=('string',)).match\n"
+        'print(m(\'1960s\', "1960\'s"), m("Night \'s Dream", "Night\'s Dream"))'
+    )
+    seeds = [os.environ | {"PYTHONHASHSEED": str(seed)} for seed in range(6)]
     assert len({subprocess.check_output([sys.executable, "-c", code], env=env) for env in seeds}) == 1
 
 
@@ -74,7 +78,7 @@ def test_a_mention_is_equivalent_to_itself_and_order_and_length_do_not_matter():
     for a, b in (("中文", "日本"), ("!!!", "???")):
         assert RULES.match(a, b).verdict == "different"
     for piece in ("1", "a ", "- ", "I, ", "c-", ".", "1,000 "):  # in no long time
-        long = piece * 3_000
+        long = piece * 20_000
         assert RULES.match(long, "1995").verdict != "equivalent"
         assert RULES.match(long, long).verdict == "equivalent"
 
@@ -167,19 +171,24 @@ def test_stages_and_the_verdicts_of_parts_and_family_names_are_options():
 
 
 @pytest.mark.parametrize(
-    ("option", "value", "named"),
+    ("options", "code", "named"),
     [
-        ("stages", ("date", "magic"), "magic"), ("stages", ("date", "date"), "['date', 'date']"),
-        ("partial", "maybe", "partial='maybe'"), ("related", "equivalent", "related=equivalent"),
-        ("whole", "equivalent", "whole=equivalent"), ("unknown", "equivalent", "unknown=equivalent"),
-        ("same_cosine", 0.2, "different_cosine"), ("unit_tolerance", -1.0, "unit_tolerance"),
-        ("wordnet", "/no/such/folder", "wordnet=/no/such/folder"),
-        ("vectors", "/no/such/file", "/no/such/file"), ("aliases", "/no/such/file", "/no/such/file"),
+        ({"stages": ("date", "magic")}, "bad-value", "magic"),
+        ({"stages": ("date", "date")}, "bad-value", "['date', 'date']"),
+        ({"partial": "maybe"}, "bad-value", "partial='maybe'"),
+        ({"related": "equivalent"}, "bad-value", "related=equivalent"),
+        ({"whole": "equivalent"}, "bad-value", "whole=equivalent"),
+        ({"unknown": "equivalent"}, "bad-value", "unknown=equivalent"),
+        ({"same_cosine": 0.2}, "bad-value", "different_cosine"),
+        ({"unit_tolerance": -1.0}, "bad-value", "unit_tolerance"),
+        ({"wordnet": "/no/such/folder"}, "bad-file", "wordnet=/no/such/folder"),
+        ({"vectors": "/no/such/file"}, "bad-file", "/no/such/file"),
+        ({"aliases": "/no/such/file"}, "bad-file", "/no/such/file"),
     ],
-)  # fmt: skip
-def test_wrong_options_are_usage_errors(option, value, named):
-    with fails("bad-file" if "/no/such" in named else "bad-value", named):
-        EntityMatcher(**{option: value})
+)
+def test_wrong_options_are_usage_errors(options, code, named):
+    with fails(code, named):
+        EntityMatcher(**options)
 
 
 def test_the_users_aliases_and_a_bad_line_of_them(tmp_path):
@@ -250,16 +259,20 @@ def test_a_word_without_a_vector_is_named_and_decides_as_it_is_told_to(tmp_path,
     matcher = EntityMatcher(stages=("vectors",), vectors=path, unknown=unknown)
     for generated in ("Zorblatt", "red Zorblatt"):
         match = matcher.match("red car", generated)
-        assert (match.verdict, match.stage) == (unknown, "vectors") and "zorblatt" in match.evidence
-    assert matcher.match("red car", "car red").verdict == "undecided"  # the same words in another order
+        assert (match.verdict, match.stage) == (unknown, "vectors")
+        assert "zorblatt" in match.evidence
+    # The same words in another order are no such case.
+    assert matcher.match("red car", "car red").verdict == "undecided"
     assert EntityMatcher(vectors=path).unknown == "different"
 
 
 def test_pickled_and_broken_vector_files_are_refused(tmp_path):
-    contents = {"v.txt": b"\x80\x04rest", "v.kv": b"1 2\ncar 1 0\n", "w.txt": b"no header here\n"}
-    for name, content in contents.items():
+    for name, content, named in (
+        ("v.txt", b"\x80\x04rest", "pickled"), ("v.kv", b"1 2\ncar 1 0\n", "pickled"),
+        ("w.txt", b"no header here\n", "word2vec"),
+    ):  # fmt: skip
         (tmp_path / name).write_bytes(content)
-        with fails("bad-file", name, "word2vec" if name == "w.txt" else "pickled"):
+        with fails("bad-file", name, named):
             EntityMatcher(vectors=str(tmp_path / name))
 
 
@@ -303,19 +316,22 @@ def test_without_wordnet_the_stage_is_absent_and_says_so_once(monkeypatch, caplo
 
 
 TINY_INDEX = "  1 a licence line\n"
-#: Name, lemmas and pointers: Berlin, a city, is part of Germany; Mitte, part of it.
-SYNSETS = [
-    ("car", ["car", "automobile"], []), ("city", ["city"], []), ("germany", ["Germany"], []),
-    ("berlin", ["Berlin"], [("@i", "city"), ("#p", "germany")]), ("mitte", ["Mitte"], [("#p", "berlin")]),
-]  # fmt: skip
 
 
 def tiny_wordnet(folder):
-    """Synsets in WordNet's format."""
+    """Synsets in WordNet's format: car = automobile; Berlin, a city, part of Germany; Mitte, part of it."""
     folder.mkdir()
-    offsets = {name: 100 + 200 * i for i, (name, _, _) in enumerate(SYNSETS)}
-    data, index = TINY_INDEX.rstrip().encode().ljust(99) + b"\n", {}
-    for name, lemmas, pointers in SYNSETS:
+    rows = [  # name, lemmas, pointers
+        ("car", ["car", "automobile"], []),
+        ("city", ["city"], []),
+        ("germany", ["Germany"], []),
+        ("berlin", ["Berlin"], [("@i", "city"), ("#p", "germany")]),
+        ("mitte", ["Mitte"], [("#p", "berlin")]),
+    ]
+    offsets = {name: 100 + 200 * i for i, (name, _, _) in enumerate(rows)}
+    data = b"  1 a licence line".ljust(99) + b"\n"
+    index: dict = {}
+    for name, lemmas, pointers in rows:
         shown = " ".join(f"{p} {offsets[target]:08d} n 0000" for p, target in pointers)
         body = f"{offsets[name]:08d} 06 n {len(lemmas):02x} {' '.join(f'{w} 0' for w in lemmas)} "
         body += f"{len(pointers):03d} {shown}{' ' if shown else ''}| a gloss"
@@ -350,8 +366,9 @@ def test_wordnet_synonyms_and_relations(tmp_path, a, b, verdict, said):
 
 
 def test_the_whole_of_what_was_meant_is_undecided_and_a_part_of_it_is_not(tmp_path):
-    matcher = EntityMatcher(wordnet=(folder := tiny_wordnet(tmp_path / "wordnet")))
-    for part, whole in ("Berlin", "Germany"), ("Mitte", "Berlin"), ("Mitte", "Germany"):
+    folder = tiny_wordnet(tmp_path / "wordnet")
+    matcher = EntityMatcher(wordnet=folder)
+    for part, whole in (("Berlin", "Germany"), ("Mitte", "Berlin"), ("Mitte", "Germany")):
         match = matcher.match(part, whole)
         assert (match.verdict, match.stage) == ("undecided", "wordnet") and "is part of" in match.evidence
         assert matcher.match(whole, part).verdict == "different"
@@ -364,15 +381,16 @@ def test_wordnet_from_its_own_files():
     assert f1(matcher, PAIRS) >= 0.95
     assert matcher.match("United States", "America").verdict == "equivalent"
     assert matcher.match("car", "automobile").stage == "wordnet"
-    for a, b, there, back in (
-        ("Berlin", "Germany", "undecided", "different"), ("English", "British", "undecided", "different"),
-        ("Italian", "European", "undecided", "different"), ("New York", "American", "undecided", "different"),
-        ("English", "American", "different", "different"), ("Canadian", "American", "different", "different"),
-        ("Scottish", "Irish", "different", "different"), ("Albania", "Armenian", "different", "different"),
-        ("Albania", "Albanian", "undecided", "undecided"), ("French", "France", "undecided", "undecided"),
-        ("Robert", "Roberts", "different", "different"),
-    ):  # fmt: skip
-        assert (matcher.match(a, b).verdict, matcher.match(b, a).verdict) == (there, back)
+    parts = (("Berlin", "Germany"), ("English", "British"), ("Italian", "European"), ("New York", "American"))
+    for part, whole in parts:
+        assert matcher.match(part, whole).verdict == "undecided"
+        assert matcher.match(whole, part).verdict == "different"
+    for a, b in (("English", "American"), ("Canadian", "American"), ("Scottish", "Irish")):
+        assert matcher.match(a, b).verdict == matcher.match(b, a).verdict == "different"
+    for a, b in (("Albania", "Albanian"), ("French", "France")):  # of the country, which may be meant
+        assert matcher.match(a, b).verdict == matcher.match(b, a).verdict == "undecided"
+    assert matcher.match("Albania", "Armenian").verdict == "different"
+    assert matcher.match("Robert", "Roberts").verdict == "different"
     alone = EntityMatcher(stages=("wordnet",))  # a synset is shared in the first sense the capital allows
     for a, b, verdict in (
         ("China", "Taiwan", "different"), ("Java", "coffee", "different"), ("java", "coffee", "equivalent"),

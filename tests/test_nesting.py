@@ -28,8 +28,10 @@ def head(text, most):
     return text[: text.rindex(" ", 0, most)]
 
 
-PROMPTS = [head(ONE, 20), ONE, head(OTHER, 60), head(ONE, 55), OTHER, "Elsewhere it rained"]
-PROMPTS += [head(OTHER, 60), OTHER[:21]]
+PROMPTS = [
+    head(ONE, 20), ONE, head(OTHER, 60), head(ONE, 55), OTHER, "Elsewhere it rained", head(OTHER, 60),
+    OTHER[:21],
+]  # fmt: skip
 NEEDS = Needs.of((0, 1, 2, 3), attention=True)
 
 
@@ -38,16 +40,23 @@ def eager(monkeypatch):
     monkeypatch.setattr(nesting, "_LEAST", 1)
 
 
-WAYS = [*((family, "auto", PROMPTS) for family in FAMILIES), *(("llama", n, PROMPTS) for n in (2, 3, 8))]
+def alone(lm, prompts, **options):
+    return [lm.generate([prompt], **options)[0] for prompt in prompts]
 
 
-@pytest.mark.parametrize(("family", "batch_size", "prompts"), [*WAYS, ("llama", "auto", ["S", "She", ONE])])
-def test_nested_prompts_give_what_each_gives_alone(family, batch_size, prompts, eager):
-    """Of any family and batch size; prompts of one token are not cut."""
-    lm = tiny_lm(family, batch_size=batch_size)
-    together = lm.generate(prompts, max_new_tokens=8, needs=NEEDS)
-    alone = [lm.generate([prompt], max_new_tokens=8, needs=NEEDS)[0] for prompt in prompts]
-    assert_all_same(together, alone)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_nested_prompts_give_what_each_gives_alone(family, eager):
+    lm = tiny_lm(family)
+    together = lm.generate(PROMPTS, max_new_tokens=10, needs=NEEDS)
+    assert_all_same(together, alone(lm, PROMPTS, max_new_tokens=10, needs=NEEDS))
+
+
+@pytest.mark.parametrize("batch_size", [2, 3, 8])
+def test_any_batch_size_gives_the_same(batch_size, eager):
+    lm = tiny_lm("llama", batch_size=batch_size)
+    assert_all_same(
+        lm.generate(PROMPTS, max_new_tokens=6, needs=NEEDS), alone(lm, PROMPTS, max_new_tokens=6, needs=NEEDS)
+    )
 
 
 def test_what_is_nested_is_not_computed_again(monkeypatch):
@@ -131,6 +140,12 @@ def test_what_is_known_is_not_made_again(monkeypatch, eager):
     assert made[0][2].state.tobytes() == everything[2].state.tobytes()
 
 
+def test_prompts_of_one_token_are_not_cut(eager):
+    lm = tiny_lm("llama")
+    together = lm.generate(["S", "She", ONE], max_new_tokens=4, needs=NEEDS)
+    assert_all_same(together, alone(lm, ["S", "She", ONE], max_new_tokens=4, needs=NEEDS))
+
+
 SEQUENCES = st.lists(st.lists(st.integers(0, 2), max_size=6), max_size=12)
 
 
@@ -139,12 +154,16 @@ def test_the_longest_is_one_that_begins_with_it_and_begins_no_other(sequences):
     found = longest(sequences)
     for own, leaf in zip(sequences, found, strict=True):
         assert sequences[leaf][: len(own)] == own and found[leaf] == leaf
-        long = sequences[leaf]
-        assert not any(len(each) > len(long) and each[: len(long)] == long for each in sequences)
+        assert not any(
+            len(s) > len(sequences[leaf]) and s[: len(sequences[leaf])] == sequences[leaf] for s in sequences
+        )
 
 
 def test_order_does_not_matter():
-    order = random.Random(0).sample(range(len(PROMPTS)), len(PROMPTS))
-    straight, shuffled = longest(PROMPTS), longest([PROMPTS[i] for i in order])
-    for place, i in enumerate(order):
-        assert PROMPTS[order[shuffled[place]]] == PROMPTS[straight[i]]
+    prompts = list(range(len(PROMPTS)))
+    random.Random(0).shuffle(prompts)
+    ids = [[ord(c) for c in text] for text in PROMPTS]
+    straight = longest(ids)
+    shuffled = longest([ids[i] for i in prompts])
+    for place, i in enumerate(prompts):
+        assert ids[prompts[shuffled[place]]] == ids[straight[i]]

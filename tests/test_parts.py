@@ -2,16 +2,13 @@
 
 import errno
 import json
-import os
 import shutil
 from collections import Counter
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
-from artefacts import harm
 from parts import computed, in_parts, merged, tree
-from refusals import fails, interrupted
+from refusals import fails
 
 from probers import FeatureStore
 from probers.commands import main as cli
@@ -44,8 +41,11 @@ def test_parts_are_cut_by_group_the_same_everywhere():
     counts = Counter(owner[0] for owner in owners)
     assert all(900 < counts[number] < 1100 for number in range(1, 5))
     # Fixed for all time: parts that were made are merged by it later.
-    assert [owner[0] for owner in owners[:12]] == [4, 4, 3, 4, 1, 4, 2, 2, 4, 3, 2, 2]
+    assert [owner[0] for owner in owners[:12]] == OWNERS
     assert all(Partition(1, 1).owns(group) for group in groups)
+
+
+OWNERS = [4, 4, 3, 4, 1, 4, 2, 2, 4, 3, 2, 2]
 
 
 def test_a_block_of_layers_is_a_stretch_and_all_of_them_are_everything():
@@ -57,12 +57,15 @@ def test_a_block_of_layers_is_a_stretch_and_all_of_them_are_everything():
 @pytest.mark.parametrize(
     ("typed", "count"),
     [
-        (WIKI, 3),
-        pytest.param([*WIKI, *BALANCED, "context=16", "dtype=fp8"], 3, marks=LONG),
+        (COT, 3),
+        (WIKI, 2),
+        pytest.param(
+            [*WIKI, "negatives=untouched", "balance=true", "context=16", "dtype=fp8"], 3, marks=LONG
+        ),
         pytest.param([*WIKI, "pool=tokens", "site=[resid_post,mlp_out]", "layers=[6]"], 2, marks=LONG),
         pytest.param(QUOTAS, 2, marks=LONG),
     ],
-    ids=["wiki", "balance", "tokens", "quotas"],
+    ids=["cot", "wiki", "balance", "tokens", "quotas"],
 )
 def test_merged_labels_are_those_of_one_piece_to_the_last_byte(tmp_path, typed, count):
     cli.run("datagen", [*typed, f"out={tmp_path}/whole"])
@@ -114,11 +117,21 @@ def test_more_parts_than_groups_leave_empty_ones_which_merge(tmp_path):
 
 
 @pytest.mark.long
-def test_a_part_that_died_is_done_again_by_the_same_command_and_by_no_other(tmp_path, cot):
+def test_a_part_that_died_is_done_again_by_the_same_command_and_by_no_other(tmp_path, monkeypatch, cot):
     whole, _ = cot
-    out = tmp_path / "run"
-    with interrupted(FeatureStore, "write_shard", 1):
-        cli.run("datagen", [*COT, f"out={out}", "part=2/2"])
+    write, out = FeatureStore.write_shard, tmp_path / "run"
+    with monkeypatch.context() as patch:
+        written = []
+
+        def once(self, *given, **named):
+            if written:
+                raise KeyboardInterrupt
+            written.append(1)
+            write(self, *given, **named)
+
+        patch.setattr(FeatureStore, "write_shard", once)
+        with pytest.raises(KeyboardInterrupt):
+            cli.run("datagen", [*COT, f"out={out}", "part=2/2"])
     cli.run("datagen", [*COT, f"out={out}", "part=1/2"])
     folders = [f"{out}/parts/1of2", f"{out}/parts/2of2"]
     before = tree(Path(folders[0]))
@@ -133,24 +146,42 @@ def test_a_part_that_died_is_done_again_by_the_same_command_and_by_no_other(tmp_
 def test_a_merge_that_was_killed_goes_on_and_a_full_disk_is_said(cot, tmp_path, monkeypatch):
     whole, folders = cot
     before = [tree(Path(folder)) for folder in folders]
-    out = tmp_path / "merged"
-    with interrupted(FeatureStore, "write_shard", 1):
-        merged(folders, out)
+    write, out = FeatureStore.write_shard, tmp_path / "merged"
+    for failure, expected in (
+        (KeyboardInterrupt(), KeyboardInterrupt),
+        (OSError(errno.ENOSPC, "No space left on device"), RunError),
+    ):
+        with monkeypatch.context() as patch:
+            written = []
+
+            def once(self, *given, written=written, failure=failure, **named):
+                if written and isinstance(failure, KeyboardInterrupt):
+                    raise failure
+                if written:
+                    patch.setattr("os.fsync", lambda _: (_ for _ in ()).throw(failure))
+                written.append(1)
+                write(self, *given, **named)
+
+            patch.setattr(FeatureStore, "write_shard", once)
+            with pytest.raises(expected) as told:
+                merged(folders, out)
+        if expected is RunError:
+            assert told.value.code == "disk"
     assert list(out.glob("shards/*.json"))
-    with monkeypatch.context() as patch, fails("disk", kind=RunError):
-        patch.setattr(os, "fsync", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
-        merged(folders, out)
     assert computed(merged(folders, out)) == computed(whole)
-    assert (out / "manifest.json").read_bytes() == (whole / "manifest.json").read_bytes()
     assert [tree(Path(folder)) for folder in folders] == before
-    # A part is not taken for a store that nobody named.
+
+
+def test_a_part_is_not_taken_for_a_store_that_nobody_named(cot):
+    whole, folders = cot
     assert newest_store(root=Path(folders[0]).parent) is None
     assert newest_store(root=whole.parent) == whole
 
 
 def test_parts_that_were_made_twice_count_once_if_they_are_the_same(cot, tmp_path):
     whole, folders = cot
-    twin = shutil.copytree(folders[0], tmp_path / "twin")
+    twin = tmp_path / "twin"
+    shutil.copytree(folders[0], twin)
     out = merged([*folders, str(twin), folders[0]], tmp_path / "merged")
     assert computed(out) == computed(whole)
     other = cli.run("datagen", [*COT, f"out={tmp_path}/x", "part=1/2", "batch_size=3"])
@@ -166,9 +197,12 @@ def test_a_part_that_is_none_is_refused_by_name(part, tmp_path):
     assert not (tmp_path / "x").exists()
 
 
-@pytest.mark.parametrize(("given", "named"), [("limit=11", "limit: 11 in "), ("layers=[6]", "layers: ")])
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [(["seed=1"], "seed: 1 in "), (["limit=11"], "limit: 11 in "), (["layers=[6]"], "layers: ")],
+)
 def test_parts_of_two_runs_are_refused_by_the_option_that_differs(cot, tmp_path, given, named):
-    other = cli.run("datagen", [*COT, given, f"out={tmp_path}/x", "part=2/2"])
+    other = cli.run("datagen", [*COT, *given, f"out={tmp_path}/x", "part=2/2"])
     with fails("parts", named):
         merged([cot[1][0], str(other)], tmp_path / "merged")
     assert not (tmp_path / "merged").exists()
@@ -193,7 +227,8 @@ def test_parts_that_do_not_make_a_run_are_refused_by_name(cot, tmp_path):
 
 
 def test_another_revision_of_the_model_is_refused_by_name(cot, tmp_path):
-    other = Path(shutil.copytree(cot[1][1], tmp_path / "other"))
+    other = tmp_path / "other"
+    shutil.copytree(cot[1][1], other)
     state = json.loads((other / "run.json").read_text())
     assert state["chosen"]["model"].startswith("testbed@")
     state["chosen"]["model"] = "testbed@0123456789ab (12 layers of width 128)"
@@ -221,11 +256,14 @@ def test_an_out_that_is_not_the_merged_runs_is_refused_and_kept(cot, tmp_path):
 
 def test_a_damaged_part_is_named(cot, tmp_path):
     parts = tmp_path / "parts"
-    shutil.copytree(Path(cot[1][0]).parent, parts)
+    for folder in cot[1]:
+        shutil.copytree(folder, parts / Path(folder).name)
     shard = next((parts / "2of2/shards").glob("*.safetensors"))
-    harm(shard)
+    blob = bytearray(shard.read_bytes())
+    blob[-1] ^= 1
+    shard.write_bytes(bytes(blob))
     with fails("damaged", "2of2", shard.name):
-        merged([str(p) for p in parts.glob("*of2")], tmp_path / "merged")
+        merged([str(p) for p in parts.iterdir()], tmp_path / "merged")
     (parts / "2of2/run.json").write_text("{")
     with fails("damaged", "2of2/run.json"):
         merged([str(p) for p in parts.glob("*of2")], tmp_path / "merged")

@@ -6,22 +6,21 @@ from pathlib import Path
 
 import pytest
 from parts import apart, computed, in_parts, merged, tree
-from refusals import fails, interrupted
+from refusals import fails
 from test_compare import place  # noqa: F401
 
-from probers.checksums import sealed, unsealed
 from probers.commands import main as cli
-from probers.rag.compare import run as comparing
 
 ASKED = ["questions=questions.jsonl", "corpus=corpus.jsonl", "prober=prober", "limit=null"]
 EVERY = "[never,always,random,oracle,fixed_sentence,entropy,flare,rind_paper,rind_released,probing]"
 COMPARED = [*ASKED, f"triggers={EVERY}", "resamples=200", "sweep=2"]
 
 
-def test_merged_answers_are_those_of_one_piece(place):  # noqa: F811
+@pytest.mark.parametrize("count", [2, 3])
+def test_merged_answers_are_those_of_one_piece(place, count):  # noqa: F811
     typed = [*ASKED, "trigger=probing"]
     whole = cli.run("rag", [*typed, "out=whole"])
-    folders = in_parts("rag", typed, Path("run"), 3)
+    folders = in_parts("rag", typed, Path("run"), count)
     found = computed(merged(folders, Path("run")))
     assert found == computed(whole) and set(found) == {"results.json", "traces.jsonl"}
     ids = [json.loads(line)["id"] for line in Path("run/traces.jsonl").read_text().splitlines()]
@@ -30,9 +29,10 @@ def test_merged_answers_are_those_of_one_piece(place):  # noqa: F811
     assert sum(lines) == 40 and min(lines) > 4
 
 
-def test_a_merged_comparison_is_that_of_one_piece_and_thresholds_of_all_parts_the_same(place):  # noqa: F811
+@pytest.mark.parametrize("count", [2, 3])
+def test_a_merged_comparison_is_that_of_one_piece(place, count, monkeypatch):  # noqa: F811
     place.compare(f"triggers={EVERY}", "resamples=200", "sweep=2", out="whole")
-    folders = in_parts("compare", COMPARED, Path("run"), 3)
+    folders = in_parts("compare", COMPARED, Path("run"), count)
     assert not (Path(folders[0]) / "results.json").exists()
     assert not (Path(folders[0]) / "traces/random.jsonl").exists()  # its budget is that of all questions
     out = merged(folders, Path("run"))
@@ -40,16 +40,11 @@ def test_a_merged_comparison_is_that_of_one_piece_and_thresholds_of_all_parts_th
     assert list(ours) == list(theirs) and ours == theirs
     config = [json.loads((f / "results.json").read_text())["config"] for f in (out, Path("whole"))]
     assert config[0] | {"out": ""} == config[1] | {"out": ""}
-    assert "matched to probing: 0.600 retrievals" in (out / "report.html").read_text()
-    texts = [(Path(f) / "thresholds.json").read_text() for f in folders]
-    assert len(set(texts)) == 1
-    other = Path(shutil.copytree(folders[1], "other/2of3"))
-    (other / "thresholds.json").write_text(texts[1].replace("0.", "1.", 1))
-    with fails(None, "1of3", "2of3"):
-        merged([folders[0], str(other), folders[2]], Path("merged"))
+    report = (out / "report.html").read_text()
+    assert "matched to probing: 0.600 retrievals" in report
 
 
-def test_what_parts_recorded_is_not_recorded_again_by_the_merge(place):  # noqa: F811
+def test_what_parts_recorded_is_not_recorded_again_by_the_merge(place, monkeypatch):  # noqa: F811
     typed = [*ASKED, "triggers=[never,entropy,probing]", "resamples=200", "sweep=0"]
     cli.run("compare", [*typed, "out=whole"])
     folders = in_parts("compare", typed, Path("run"), 2)
@@ -58,11 +53,24 @@ def test_what_parts_recorded_is_not_recorded_again_by_the_merge(place):  # noqa:
     assert [model.prompts for model in place.models[made:]] == [[]]
     assert computed(out) == computed(Path("whole"))
     # A part that did not ask a trigger: all of it is recorded anew, and the same comes out.
+    from probers.checksums import sealed, unsealed
+
     file = Path(folders[0]) / "replay/index.json"
     entries = unsealed(file)["recorded"]
     file.write_text(sealed({"recorded": [entry | {"triggers": []} for entry in entries]}))
     again = merged(folders, Path("again"))
     assert place.models[-1].prompts and computed(again) == computed(Path("whole"))
+
+
+def test_thresholds_of_all_parts_are_the_same_or_refused(place):  # noqa: F811
+    folders = in_parts("compare", COMPARED, Path("run"), 2)
+    texts = [(Path(f) / "thresholds.json").read_text() for f in folders]
+    assert texts[0] == texts[1]
+    other = Path("other/2of2")
+    shutil.copytree(folders[1], other)
+    (other / "thresholds.json").write_text(texts[1].replace("0.", "1.", 1))
+    with fails(None, "1of2", "2of2"):
+        merged([folders[0], str(other)], Path("merged"))
 
 
 def test_an_answer_that_a_part_lacks_is_named_and_parts_stay_as_they_are(place):  # noqa: F811
@@ -78,12 +86,18 @@ def test_an_answer_that_a_part_lacks_is_named_and_parts_stay_as_they_are(place):
     assert tree(Path(folders[1])) == before
 
 
-def test_a_part_that_died_goes_on_and_the_whole_is_the_same(place):  # noqa: F811
+def test_a_part_that_died_goes_on_and_the_whole_is_the_same(place, monkeypatch):  # noqa: F811
     whole = place.compare("resamples=100", "sweep=0", out="whole")
     names = "[never,always,random,oracle,entropy,rind_paper,rind_released,probing]"
     typed = [*ASKED, f"triggers={names}", "resamples=100", "sweep=0"]
-    with interrupted(comparing, "record_all", 0):
-        cli.run("compare", [*typed, "out=run", "part=1/2"])
+    with monkeypatch.context() as patch:
+
+        def stop(*given, **named):
+            raise KeyboardInterrupt
+
+        patch.setattr("probers.rag.compare.run.record_all", stop)
+        with pytest.raises(KeyboardInterrupt):
+            cli.run("compare", [*typed, "out=run", "part=1/2"])
     cli.run("compare", [*typed, "out=run", "part=2/2"])
     with fails(None, "1of2", "part=1/2"):
         merged(["run/parts/1of2", "run/parts/2of2"], Path("run"))

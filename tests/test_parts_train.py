@@ -5,14 +5,12 @@ import shutil
 from pathlib import Path
 
 import pytest
-from artefacts import harm
 from parts import apart, computed, in_parts, merged
 from planted import make_store
-from refusals import fails, interrupted
+from refusals import fails
 
 from probers.bank.bank import ProbeBank
 from probers.commands import main as cli
-from probers.train import sweeps
 from probers.types import RunError
 
 FAST = ["epochs=1", "checks=2", "resamples=100", "head=linear"]
@@ -37,10 +35,10 @@ def data(tmp_path_factory):
         ([], 3),
         (["head=probing_rag", "seeds=2", "combine=best", "best_k=2", "calibration=isotonic"], 2),
         (["head=mean_difference", "learning_curve=false", "combine=stacked"], 3),
-        (["sizes=[40,120]", "layer_sets=[each,[1,3]]"], 2), (["layer=2-3"], 2),
+        (["sizes=[40,120]", "layer_sets=[each,[1,3]]"], 2),
     ],
-    ids=["linear", "seeds", "moments", "sizes", "range"],
-)  # fmt: skip
+    ids=["linear", "seeds", "moments", "sizes"],
+)
 def test_a_merged_prober_is_that_of_one_piece(data, tmp_path, more, count):
     typed = [f"data={data}", *FAST, *more]
     whole = cli.run("train", [*typed, f"out={tmp_path}/whole"])
@@ -48,23 +46,34 @@ def test_a_merged_prober_is_that_of_one_piece(data, tmp_path, more, count):
     out = merged(folders, tmp_path / "run")
     assert_same(out, whole)
     assert (out / "heads.safetensors").read_bytes() == (whole / "heads.safetensors").read_bytes()
-    assert ProbeBank.from_pretrained(out).layers == ((2, 3) if "layer=2-3" in more else (1, 2, 3))
+    assert ProbeBank.from_pretrained(out).layers == (1, 2, 3)
 
 
-@pytest.mark.parametrize(
-    ("layer", "code", "named"),
-    [("3-2", "layers", ""), ("2-9", "layers", "layers 0-3"), ("2-x", "bad-value", "")],
-)
-def test_ranges_of_layers_that_are_none(data, tmp_path, layer, code, named):
-    with fails(code, named or f"layer={layer}"):
-        cli.run("train", [f"data={data}", *FAST, f"layer={layer}", f"out={tmp_path}/y"])
+def test_layers_are_named_as_a_range(data, tmp_path, capsys):
+    out = cli.run("train", [f"data={data}", *FAST, "layer=2-3", f"out={tmp_path}/x"])
+    assert ProbeBank.from_pretrained(out).layers == (2, 3)
+    for given, code, named in (
+        ("layer=3-2", "layers", "layer=3-2"), ("layer=2-9", "layers", "layers 0-3"),
+        ("layer=2-x", "bad-value", "layer=2-x"),
+    ):  # fmt: skip
+        with fails(code, named):
+            cli.run("train", [f"data={data}", *FAST, given, f"out={tmp_path}/y"])
 
 
-def test_a_part_that_was_killed_goes_on(data, tmp_path):
+def test_a_range_in_parts_is_that_range(data, tmp_path):
+    typed = [f"data={data}", *FAST, "layer=2-3"]
+    whole = cli.run("train", [*typed, f"out={tmp_path}/whole"])
+    out = merged(in_parts("train", typed, tmp_path / "run", 2), tmp_path / "run")
+    assert_same(out, whole)
+
+
+def test_a_part_that_was_killed_goes_on(data, tmp_path, monkeypatch):
     typed = [f"data={data}", *FAST, "save_every=0"]
     whole = cli.run("train", [*typed, f"out={tmp_path}/whole"])
-    with interrupted(sweeps, "save", 0):
-        cli.run("train", [*typed, f"out={tmp_path}/run", "part=1/2"])
+    with monkeypatch.context() as patch:
+        patch.setattr("probers.train.sweeps.save", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            cli.run("train", [*typed, f"out={tmp_path}/run", "part=1/2"])
     cli.run("train", [*typed, f"out={tmp_path}/run", "part=2/2"])
     folders = [f"{tmp_path}/run/parts/{i}of2" for i in (1, 2)]
     with fails(None, "1of2", "probers-train", "part=1/2"):
@@ -84,8 +93,11 @@ def test_parts_that_cannot_be_are_refused_by_name(data, tmp_path):
     other = cli.run("train", [f"data={data}", *FAST, "seed=1", f"out={tmp_path}/seed", "part=2/2"])
     with fails(None, "seed"):
         merged([folders[0], str(other)], tmp_path / "merged")
-    broken = Path(shutil.copytree(folders[1], tmp_path / "broken"))
-    harm(broken / "trained.safetensors")
+    broken = tmp_path / "broken"
+    shutil.copytree(folders[1], broken)
+    blob = bytearray((broken / "trained.safetensors").read_bytes())
+    blob[-1] ^= 1
+    (broken / "trained.safetensors").write_bytes(bytes(blob))
     with fails("damaged", "trained.safetensors", kind=RunError):
         merged([folders[0], str(broken)], tmp_path / "merged")
 

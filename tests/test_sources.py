@@ -313,22 +313,22 @@ def test_a_compressed_answer_is_read_and_progress_is_told(wiki):
     assert told[0] == (0, 2, "Aston") and told[-1][:2] == (2, 2) and any("500" in t[2] for t in told)
 
 
-A = {"titles": ["a"]}
-
-
 @pytest.mark.parametrize(
     ("options", "code", "named"),
     [
-        ({}, "missing-value", "wikipedia.titles"), (A | {"random": True}, "conflict", "titles and random"),
-        ({"titels": ["a"]}, "unknown-key", "wikipedia.titels"), ({"titles": [" "]}, "empty", "wikipedia"),
+        ({}, "missing-value", "wikipedia.titles"),
+        ({"titles": ["a"], "random": True}, "conflict", "titles and random"),
+        ({"titels": ["a"]}, "unknown-key", "wikipedia.titels"),
+        ({"titles": [" "]}, "empty", "wikipedia.titles"),
         ({"titles": "no/such/file.txt"}, "no-file", "no/such/file.txt"),
-        (A | {"rate": 0}, "bad-value", "wikipedia.rate=0"), ({"random": True}, "missing-value", "limit"),
-        (A | {"retries": -1}, "bad-value", "wikipedia.retries=-1"),
-        (A | {"language": "en/x"}, "bad-value", "language=en/x"),
-        (A | {"api_url": "ftp://x"}, "bad-value", "api_url=ftp"),
-        (A | {"contact": "jö@x"}, "bad-value", "wikipedia.contact"),
+        ({"titles": ["a"], "rate": 0}, "bad-value", "wikipedia.rate=0"),
+        ({"titles": ["a"], "retries": -1}, "bad-value", "wikipedia.retries=-1"),
+        ({"titles": ["a"], "language": "en/x"}, "bad-value", "language=en/x"),
+        ({"titles": ["a"], "api_url": "ftp://x"}, "bad-value", "api_url=ftp"),
+        ({"titles": ["a"], "contact": "jö@x"}, "bad-value", "wikipedia.contact"),
+        ({"random": True}, "missing-value", "limit"),
     ],
-)  # fmt: skip
+)
 def test_a_mistaken_request_is_told_at_once(options, code, named):
     with fails(code, named):
         open_articles("wikipedia", wikipedia=options)
@@ -400,7 +400,8 @@ ODD = {
 @pytest.mark.parametrize("form", ["text", "sentences"])
 def test_odd_articles_are_cleaned_or_listed(tmp_path, form):
     made = {t: text if form == "text" else [*sentences_of(text)] for t, (text, _) in ODD.items()}
-    source = open_articles(write_lines(tmp_path / "o", [{"title": t, form: c} for t, c in made.items()]))
+    path = write_lines(tmp_path / "odd.jsonl", [{"title": t, form: c} for t, c in made.items()])
+    source = open_articles(path)
     got = {a.title: a.sentences for a in source}
     refused = dict(source.problems)
     for number, (title, (_, wanted)) in enumerate(ODD.items(), 1):
@@ -439,8 +440,9 @@ def test_what_cannot_be_read_is_told_at_once(read, code):
 
 
 def test_the_report_counts_by_kind_and_names_the_first(tmp_path):
-    empty = [{"title": f"E{i}", "text": ""} for i in range(1500)]
-    path = write_lines(tmp_path / "a.jsonl", [*records(1), *empty])
+    path = write_lines(
+        tmp_path / "a.jsonl", [*records(1), *({"title": f"E{i}", "text": ""} for i in range(1500))]
+    )
     source = open_articles(path)
     assert len(list(source)) == 1 and len(source.problems) == 1500 and len(list(source.problems)) == 1000
     lines = source.problems.lines(most=3)
@@ -452,16 +454,18 @@ def test_the_report_counts_by_kind_and_names_the_first(tmp_path):
 
 
 def test_memory_does_not_grow_with_the_number_of_articles(tmp_path):
-    lines = ({"title": f"T{i}", "sentences": [f"T{i} is here.", "It is old."]} for i in range(10_000))
-    path = write_lines(tmp_path / "many.jsonl", lines)
+    path = tmp_path / "many.jsonl"
+    with path.open("w") as file:
+        for i in range(20_000):
+            file.write(f'{{"title": "T{i}", "sentences": ["T{i} is here.", "It is old."]}}\n')
     tracemalloc.start()
-    source = open_articles(path)
+    source = open_articles(str(path))
     opening = tracemalloc.get_traced_memory()
     tracemalloc.reset_peak()
-    assert sum(1 for _ in source) == 10_000
+    assert sum(1 for _ in source) == 20_000
     streaming = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert opening[1] < 2e6  # some numbers per article while splits are dealt ...
+    assert opening[1] < 4e6  # some numbers per article while splits are dealt ...
     assert opening[0] < 1e6 and streaming < 1e6  # ... which nothing keeps
 
 
@@ -494,10 +498,11 @@ def test_a_dataset_is_streamed_from_parquet_with_its_splits(tmp_path):
 def test_a_dataset_of_json_lines_may_have_sentences_and_needs_its_columns(tmp_path):
     for name in ("good", "other"):
         (tmp_path / name).mkdir()
-    sentences = ["It is here.", "It is old."]
-    write_lines(tmp_path / "good/train.jsonl", [{"title": "Aston", "sentences": sentences}])
+    write_lines(
+        tmp_path / "good/train.jsonl", [{"title": "Aston", "sentences": ["It is here.", "It is old."]}]
+    )
     (article,) = open_articles(f"hf:{tmp_path}/good")
-    assert article.sentences == (*sentences,) and article.id == "1"
+    assert article.sentences == ("It is here.", "It is old.") and article.id == "1"
     write_lines(tmp_path / "other/train.jsonl", [{"name": "Aston", "text": "It is here."}])
     with fails("bad-file"):
         list(open_articles(f"hf:{tmp_path}/other"))
