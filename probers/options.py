@@ -44,7 +44,7 @@ class Limits:
 
         given: dict[str, Any] = {name: value for name, value in vars(self).items() if value is not None}
         check = given.pop("check", None)
-        limited = Annotated[source, Field(**given)]
+        limited: Any = Annotated[source, Field(**given)]
         if check is not None:
             limited = Annotated[limited, AfterValidator(lambda value: (check(value), value)[1])]
         return handler.generate_schema(limited)
