@@ -15,11 +15,13 @@ from probers.bank.bank import ProbeBank
 from probers.bank.calibration import Temperature
 from probers.checksums import Journal
 from probers.commands import main as cli
+from probers.data.splits import Seen
+from probers.data.texts import TextFile, TextSource
 from probers.engine.model import CausalLM
 from probers.evaluation.metrics import auroc
 from probers.heads import AttentionPoolHead, ProbingRagHead
 from probers.online.scores import GrowingScores, text_needs, text_scores
-from probers.score.texts import Texts, level, parts
+from probers.score.page import level, parts
 from probers.store.spec import FeatureSpec
 
 WRITTEN = [
@@ -172,7 +174,7 @@ def test_a_chat_is_put_as_the_tokenizer_puts_it(place, monkeypatch):
     lm.tokenizer.chat_template = template
     messages = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "Who?"}]
     write([{"messages": messages, "answer": " Ada."}])
-    (one,) = Texts.read("texts.jsonl").texts
+    (one,) = TextSource(TextFile(path="texts.jsonl")).all()
     assert one.prompt_for(lm.tokenizer, "f") == "[system] Be short.\n[user] Who?\n[assistant]"
     lm.tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
     with fails("model", "f line 1", "roles must alternate"):
@@ -182,12 +184,12 @@ def test_a_chat_is_put_as_the_tokenizer_puts_it(place, monkeypatch):
 CHAT = [{"role": "user", "content": "x"}]
 #: Malformed lines, and the field or value that the message names.
 BAD = [
-    ('{"prompt": "a", "answer": ', "line 2"), ("[1]", "object"), ({"prompt": "a b"}, "'answer'"),
-    ({"answer": "a b"}, "prompt"), ({"prompt": "a", "messages": CHAT, "answer": "a"}, "messages"),
-    ({"prompt": "a", "answer": ""}, "answer"), ({"prompt": "a", "answer": ["x"]}, "['x']"),
+    ('{"prompt": "a", "answer": ', "line 2"), ("[1]", "object"), ({"prompt": "a b"}, "no answer"),
+    ({"prompt": "a", "messages": CHAT, "answer": "a"}, "messages"),
+    ({"prompt": "a", "answer": ""}, "answer"), ({"prompt": "a", "answer": ["x"]}, '["x"]'),
     ({"prompt": 3, "answer": "x"}, "prompt"), ({"messages": [], "answer": "x"}, "messages"),
     ({"messages": [{"role": "user"}], "answer": "x"}, "messages"),
-    ({"prompt": "a", "answer": "x", "wrong": 1}, "wrong"), ({"prompt": "a", "answer": "x", "id": True}, "id"),
+    ({"prompt": "a", "answer": "x", "wrong": 2}, "wrong"), ({"prompt": "a", "answer": "x", "id": True}, "id"),
     ({"prompt": "a", "answer": "x", "id": "one"}, "line 1"),
 ]  # fmt: skip
 
@@ -198,7 +200,8 @@ def test_a_malformed_line_is_named_or_left_out(place, line, named):
     with fails("bad-line", "texts.jsonl line 2", named):
         score()
     assert not (place / "runs").exists()
-    assert [one.id for one in Texts.read("texts.jsonl", "skip").texts] == ["one", "two"]
+    left = TextSource(TextFile(path="texts.jsonl"), "skip")
+    assert [one.id for one in left.all()] == ["one", "two"] and len(left.left_out) == 1
 
 
 def test_what_else_is_wrong_with_a_request_is_named(place, caplog):
@@ -219,9 +222,10 @@ def test_what_else_is_wrong_with_a_request_is_named(place, caplog):
     ):  # fmt: skip
         with fails(code, named):
             score(option)
-    for arguments, code in ((["texts.jsonl"], "no-artifact"), ([], "missing-value")):
-        with fails(code, "probers-score"):
-            cli.run("score", arguments)
+    with fails("missing-value", "texts="):
+        cli.run("score", [])
+    with fails("no-artifact", "probers-score"):
+        cli.run("score", ["texts.jsonl"])
 
 
 def test_an_end_marker_is_no_part_of_an_answer_and_no_answer_alone(place, caplog):
@@ -247,3 +251,53 @@ def test_heads_of_entities_say_nothing_of_a_text_without_one(place, answer):
         (line,) = lines_of(score(f"prober={position}", f"out=of_{position}", "threshold=-1e9"))
         told = line["hallucination"]
         assert (told["score"] is not None, told["fires"]) == (judged, judged)
+
+
+SENTENCES = {"prompt": "Peru", "answer": " has Lima. Ada was in Vienna. No name is here."}
+
+
+def test_a_prober_of_sentences_judges_each_alone(place):
+    """Its sentence's score is that of the sentence's own tokens, and the text has the highest."""
+    lm = loaded(place / "model")
+    bank = make_bank(lm, "mean")
+    bank = replace(bank, spec=replace(bank.spec, position="sentence"))
+    bank.save_pretrained(place / "sentences")
+    marks = [{"text": "has Lima.", "wrong": True}, {"text": "No name is here.", "wrong": False}]
+    write([SENTENCES | {"sentences": marks}])
+    folder = score("prober=sentences")
+    (told,) = (line["hallucination"] for line in lines_of(folder))
+    texts = [SENTENCES["answer"][span["start"] : span["end"]] for span in told["spans"]]
+    assert texts == ["has Lima.", "Ada was in Vienna.", "No name is here."]
+    bank = ProbeBank.from_pretrained("sentences")
+    (read,) = lm.score([SENTENCES["prompt"]], [SENTENCES["answer"]], needs=text_needs(bank))
+    for span in told["spans"]:
+        tokens = [i for i, (a, b) in enumerate(read.offsets) if a < span["end"] and b > span["start"]]
+        pooled = torch.from_numpy(read.state[tokens]).mean(dim=0)
+        np.testing.assert_allclose(span["score"], bank.score(pooled[None])[0], atol=1e-4)
+    assert told["score"] == max(span["score"] for span in told["spans"])
+    results = json.loads((folder / "results.json").read_text())
+    assert results["pieces"]["n"] == 2 and results["labelled"]["n"] == 1
+    with fails("unsupported", "sentence"):
+        GrowingScores(bank)
+
+
+def test_what_the_prober_was_trained_on_is_counted_apart(place, caplog):
+    bank = make_bank(loaded(place / "model"))
+    seen = Seen.of({"train": [("texts", "", "Peru has")], "test": [("texts", "", "Anna met")]})
+    replace(bank, seen=seen).save_pretrained(place / "prober")
+    results = json.loads((score() / "results.json").read_text())
+    assert results["seen"] == {"train": 1, "validation": 0, "test": 1}
+    assert results["labelled"]["n"] == 3 and results["n"] == 4
+    assert "1 text that the prober was trained on" in caplog.text
+
+
+def test_labels_are_as_people_write_them_and_no_prompt_is_needed(place, caplog):
+    marks = [{"text": "Vienna", "wrong": "yes"}]
+    write([{"answer": "Anna met Clara in Vienna.", "spans": marks}, {"answer": "Ada was here.", "wrong": 0}])
+    bank = make_bank(loaded(place / "model"), "mean")
+    bank.save_pretrained(place / "prober")
+    folder = score()
+    assert [line["hallucination"]["score"] is None for line in lines_of(folder)] == [False, False]
+    labelled = json.loads((folder / "results.json").read_text())["labelled"]
+    assert labelled["n"] == 2 and labelled["wrong"] == 0.5
+    assert "1 labelled span tell" in caplog.text

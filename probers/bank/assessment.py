@@ -2,7 +2,9 @@
 
 - Heads of the tokens of entities: a span for each entity of the text, scored by its tokens.
 - Heads of the state before an entity: a span for each entity, scored before its first token.
-- Heads of pooled states: one span, the whole text.
+- Heads of pooled states: one span, the whole text; or each piece of it, where they are of spans, sentences
+  or claims.
+- Heads of the tokens of whole answers: each sentence, scored by its tokens.
 
 The text's own score is that of its worst span. Without an entity, heads that were trained on the tokens of
 whole texts score it by all of them, and heads of entities say nothing.
@@ -17,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..entities import Recogniser, tokens_of, with_scores, written_entities
-from ..online.scores import aggregate
+from ..online.scores import Aggregate, aggregate
+from ..text import split_sentences
 from ..types import Generation
 
 if TYPE_CHECKING:
@@ -71,7 +74,10 @@ class Assessor:
     def __init__(self, bank: ProbeBank, threshold: float | None = None) -> None:
         self._bank = bank
         self.threshold = float(bank.threshold if threshold is None else threshold)
-        of_entities = bank.spec.pool in ("tokens", "predicting")
+        spec = bank.spec
+        self._pooled = spec.pool not in ("tokens", "predicting")
+        self._sentences = spec.position in ("sentence", "claim", "token")
+        of_entities = not self._sentences and (not self._pooled or spec.position == "span")
         self._recognise = Recogniser(bank.recogniser or "rules", quiet=True) if of_entities else None
 
     def __call__(
@@ -131,7 +137,10 @@ class Assessor:
         return {**assessed.to_dict(), **lists}
 
     def of_generation(
-        self, written: Generation, scores: Sequence[float], distances: Sequence[float] | None = None
+        self,
+        written: Generation,
+        scores: Sequence[float | None],
+        distances: Sequence[float | None] | None = None,
     ) -> dict[str, Any]:
         """:meth:`response` of a generation; ``scores`` and ``distances`` are (n,) of its tokens."""
         recorded = written.offsets, written.logprobs.tolist(), written.entropies.tolist()
@@ -151,8 +160,14 @@ class Assessor:
         """The spans, and the tokens whose states they were judged by."""
         if not len(values):
             return [], []
-        if self._recognise is None:
+        pieces = self.pieces(prompt, text, offsets)
+        if pieces is None and self._pooled:
             return self._scored([(0, len(text))], values[-1:]), [len(values) - 1]
+        if pieces is not None:
+            spans = self._scored(list(pieces), [self._of_piece(values[tokens]) for tokens in pieces.values()])
+            last = [tokens[-1] for tokens in pieces.values()]
+            return spans, last if self._pooled else list(range(len(values)))
+        assert self._recognise is not None
         if (how := self._bank.aggregate) is None:  # heads of the state before an entity
             begun = with_scores(written_entities(text, self._recognise, prompt=prompt), offsets, values)
             places = [(each.entity.start, each.entity.end) for each in begun]
@@ -162,6 +177,27 @@ class Assessor:
         scores = aggregate(values, [(tokens[0], tokens[-1] + 1) for _, tokens in read], how)
         spans = self._scored([(entity.start, entity.end) for entity, _ in read], scores)
         return spans, [token for _, tokens in read for token in tokens]
+
+    def _of_piece(self, values: np.ndarray) -> float:
+        """Score of a piece from its tokens': of pooled heads the last, which has all of it."""
+        return float(values[-1] if self._pooled else aggregate(values, [(0, len(values))], self._how)[0])
+
+    @property
+    def _how(self) -> Aggregate:
+        return self._bank.aggregate or "max"
+
+    def pieces(
+        self, prompt: str, text: str, offsets: Sequence[tuple[int, int]]
+    ) -> dict[tuple[int, int], list[int]] | None:
+        """Characters and tokens of the pieces that the prober judges one by one; None: the whole text."""
+        if self._sentences:
+            places = list(split_sentences(text))
+        elif self._pooled and self._recognise is not None:
+            found = written_entities(text, self._recognise, prompt=prompt, openings=True)
+            places = [(each.start, each.end) for each in found]
+        else:
+            return None
+        return {(a, b): tokens for a, b in places if (tokens := tokens_of(offsets, a, b))}
 
     def _scored(
         self, places: Sequence[tuple[int, int]], scores: Sequence[float] | np.ndarray

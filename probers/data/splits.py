@@ -232,7 +232,11 @@ class Seen:
 
     def split_of(self, question: Question) -> str:
         """Find the first split that the question is in, "" for none."""
-        marks = {*_marks(question.dataset, question.group or question.id, question.question)}
+        return self.side(question.dataset, question.group or question.id, question.question)
+
+    def side(self, dataset: str, group: str, text: str) -> str:
+        """Find the first split that a group or the text of a question is in, "" for none."""
+        marks = {*_marks(dataset, group, text)}
         return next((split for split in SPLITS if marks & self.splits.get(split, frozenset())), "")
 
 

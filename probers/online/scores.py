@@ -55,8 +55,18 @@ class Prober(Protocol):
     def check_model(self, model: ModelSpec, /) -> None: ...
 
 
-def check_growing(bank: Prober) -> None:
-    """Refuse heads that cannot score a text token by token (UserError)."""
+def check_growing(bank: Prober, *, whole: bool = False) -> None:
+    """Refuse heads that cannot score a text token by token (UserError).
+
+    Heads that pool sentences or spans need to know where these end: they score ``whole`` texts only.
+    """
+    spec = bank.spec
+    if not whole and spec.pool not in PER_TOKEN and spec.position in ("span", "sentence", "claim"):
+        raise UserError(
+            f"this prober pools every {spec.position} by itself, whose end is not known while a text grows: "
+            "score finished texts with probers-score, or train on unit=token or unit=answer",
+            code="unsupported",
+        )
     if bank.head.tokens:
         told = "this prober's heads pool all tokens of a span and cannot score a growing text: record its "
         told += 'states with Needs.of(layers, pool="tokens") and call bank.score_spans, or train heads of '
@@ -149,13 +159,27 @@ def text_needs(bank: Prober) -> Needs:
     return Needs((replace(bank.spec.feature, pool=token_pool(bank.spec.pool)),))
 
 
-def text_scores(bank: Prober, vectors: np.ndarray) -> tuple[list[float], list[float] | None]:
-    """Scores (n,) and distances (n,) of a whole text from vectors (n, heads, width) of :func:`text_needs`."""
-    check_growing(bank)
+def text_scores(
+    bank: Prober, vectors: np.ndarray, pieces: Sequence[Sequence[int]] | None = None
+) -> tuple[list[float | None], list[float | None] | None]:
+    """Scores (n,) and distances (n,) of a whole text from vectors (n, heads, width) of :func:`text_needs`.
+
+    Pooled heads pool each of the ``pieces``, tokens in order, alone, and tokens of none have no score; None
+    is one piece of all tokens.
+    """
+    check_growing(bank, whole=True)
     growing, tokens = GrowingVectors(bank.spec.pool), torch.from_numpy(vectors)
-    if len(tokens):
-        tokens = torch.cat([growing.add(["text"], token) for token in tokens[:, None]])
-    return score_vectors(bank, tokens)
+    each = [range(len(tokens))] if pieces is None or bank.spec.pool in PER_TOKEN else pieces
+    scores: list[float | None] = [None] * len(tokens)
+    distances: list[float | None] = [None] * len(tokens)
+    for name, piece in enumerate(map(list, each)):
+        if not piece:
+            continue
+        pooled = torch.cat([growing.add([name], tokens[[place]]) for place in piece])
+        found, far = score_vectors(bank, pooled)
+        for number, place in enumerate(piece):
+            scores[place], distances[place] = found[number], None if far is None else far[number]
+    return scores, None if bank.domain is None else distances
 
 
 def check_aggregate(how: str) -> None:

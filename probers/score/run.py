@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -17,13 +17,14 @@ from ..bank.bank import ProbeBank
 from ..checksums import Journal, inputs
 from ..commands.inputs import find_prober, load_model
 from ..commands.runs import RunFolder
+from ..data.texts import Text, TextSource
 from ..engine.language_model import ScoreRequest, Scoring
 from ..evaluation.metrics import Bootstrap, auroc, ece
 from ..files import canonical_json, write_text
 from ..online.scores import check_growing, text_needs, text_scores
 from ..text import count
-from ..types import UserError
-from .texts import Text, Texts, scores_html
+from ..types import SPLITS
+from .page import scores_html
 
 if TYPE_CHECKING:
     from ..engine.model import CausalLM
@@ -37,41 +38,38 @@ log = logging.getLogger(__name__)
 
 def run(settings: Score) -> Path:
     """Score the texts of a file; returns the folder written. UserErrors come before anything is scored."""
-    if settings.texts is None:
-        told = "probers-score needs a file with a prompt and an answer on each line: probers-score FILE.jsonl"
-        raise UserError(told, "missing-value")
-    read = Texts.read(settings.texts, settings.on_bad_line)
+    source = TextSource(settings.texts, settings.on_bad_line)
+    given, path = list(source.all()), str(settings.texts.path)
     name = find_prober(settings, asks="probers-score")
     bank = ProbeBank.from_pretrained(name, allow_other=settings.allow_other)
-    check_growing(bank)
-    file = Path(settings.texts).name
-    out = Path(settings.out or f"runs/score/{file.partition('.')[0]}")
-    folder = RunFolder(out, "score", settings.record | {"inputs": inputs(settings.texts, name)})
+    check_growing(bank, whole=True)
+    out = Path(settings.out or f"runs/score/{source.file.partition('.')[0]}")
+    folder = RunFolder(out, "score", settings.record | {"inputs": inputs(path, name)})
     if not folder.begin():
         return out
     lm = load_model(settings, folder)
     if lm.on_too_long == "error":  # of many texts the one is left out
         lm.on_too_long = "skip"
     bank.check_model(lm.spec)
-    read = read.in_tokens(lm.tokenizer, settings.on_bad_line, file)
-    edges = ((one.prompt or "")[-1:] + one.answer[:1] for one in read.texts)
+    texts = source.readable(lm.tokenizer, given)
+    edges = ((one.prompt or "")[-1:] + one.answer[:1] for one in texts)
     if glued := sum(len(edge) == 2 and edge[0].isalnum() and edge[1].isalnum() for edge in edges):
         told = "note: %d of %d answers continue the prompt's last word: begin a new word with a space"
-        log.info(told, glued, len(read.texts))
-    for line in read.left_out.lines():
+        log.info(told, glued, len(texts))
+    for line in source.left_out.lines():
         log.info("%s", line)
     assessor = Assessor(bank, settings.threshold)
-    records = score(lm, bank, assessor, read.texts, file, out / _UNFINISHED)
+    records = score(lm, bank, assessor, texts, source.file, out / _UNFINISHED)
     write_text(out / _SCORES, "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in records))
-    results = _results(read.texts, records, assessor.threshold, settings.seed)
+    results = _results(texts, records, assessor.threshold, bank, settings.seed)
     write_text(out / _RESULTS, canonical_json(results))
     limit = float(bank.probability(np.array([assessor.threshold]))[0])
-    about = {"texts": settings.texts, "model": str(lm.spec), "prober": name}
-    page = scores_html(read.texts, records, about=about, results=results, limit=limit, most=settings.shown)
+    about = {"texts": path, "model": str(lm.spec), "prober": name}
+    page = scores_html(texts, records, about=about, results=results, limit=limit, most=settings.shown)
     write_text(out / _PAGE, page)
     (out / _UNFINISHED).unlink(missing_ok=True)
     folder.finish({"model": settings.model.name, "n": len(records), "fires": results["fires"]})
-    for line in _summary(records, results, limit):
+    for line in [*_unused(texts, results), *_summary(records, results, limit)]:
         log.info("%s", line)
     log.info("wrote %s to %s and a page to %s", count(len(records), "line"), out / _SCORES, out / _PAGE)
     return out
@@ -95,7 +93,9 @@ def score(
             told, one = None, texts[place]
             if written.token_ids:
                 assert written.state is not None
-                told = assessor.of_generation(written, *text_scores(bank, written.state))
+                pieces = assessor.pieces(written.prompt, written.text, written.offsets)
+                parts = None if pieces is None else list(pieces.values())
+                told = assessor.of_generation(written, *text_scores(bank, written.state, parts))
             new[place] = {**one.record, "id": one.id, "text": one.answer, "hallucination": told}
         journal.append(_kept(new))
         made |= new
@@ -121,29 +121,65 @@ def _kept(lines: Mapping[int, Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _results(
-    texts: Sequence[Text], records: Sequence[Mapping[str, Any]], threshold: float, seed: int
+    texts: Sequence[Text], records: Sequence[Mapping[str, Any]], threshold: float, bank: ProbeBank, seed: int
 ) -> dict[str, Any]:
-    """Count texts and hits; with labels in the file, measure how well scores predict them."""
+    """Count texts and hits; with labels in the file, measure how well scores predict them.
+
+    Texts that the prober was trained or validated on are counted as ``seen`` and are in no figure.
+    """
     told = [(one, r["hallucination"]) for one, r in zip(texts, records, strict=True) if r["hallucination"]]
     judged = [(one, h) for one, h in told if h["score"] is not None]
+    sides = [_seen_in(bank, one) for one, _ in judged]
+    fresh = [pair for pair, side in zip(judged, sides, strict=True) if side not in ("train", "validation")]
     results: dict[str, Any] = {
         "n": len(texts), "too_long": len(texts) - len(told), "judged": len(judged),
         "fires": sum(h["fires"] for _, h in judged), "threshold": threshold,
+        "seen": {side: sides.count(side) for side in SPLITS},
     }  # fmt: skip
-    if known := [(one, h) for one, h in judged if one.wrong is not None]:
+    if any(one.wrong is not None for one, _ in judged):
+        known = [(one.group, one.wrong, h["score"], h["p_wrong"]) for one, h in fresh]
         results["labelled"] = _quality(known, seed)
+    pieces = [
+        (one.group, one.label_of(span["start"], span["end"]), span["score"], span["p_wrong"])
+        for one, h in fresh
+        for span in h["spans"]
+        if (span["start"], span["end"]) != (0, len(one.answer))
+    ]
+    if any(wrong is not None for _, wrong, *_ in pieces):
+        results["pieces"] = _quality(pieces, seed)
     return results
 
 
-def _quality(known: Sequence[tuple[Text, Mapping[str, Any]]], seed: int) -> dict[str, Any]:
-    """Measure AUROC and ECE with 95% intervals over prompts; null without both right and wrong texts."""
-    wrong = np.array([float(bool(one.wrong)) for one, _ in known])
-    bootstrap = Bootstrap([one.prompt or json.dumps(one.messages) for one, _ in known], seed=seed)
-    figures: dict[str, Any] = {"n": len(known), "wrong": float(wrong.mean())}
-    for name, key, metric in (("auroc", "score", auroc), ("ece", "p_wrong", ece)):
-        found = bootstrap.interval(np.array([h[key] for _, h in known]), partial(metric, wrong))
-        figures[name] = {"value": None if np.isnan(found.value) else found.value, "ci95": found.limits}
+def _seen_in(bank: ProbeBank, one: Text) -> str:
+    return "" if bank.seen is None else bank.seen.side(one.dataset, one.group, one.asked or one.answer)
+
+
+def _quality(found: Sequence[tuple[str, bool | None, float, float]], seed: int) -> dict[str, Any]:
+    """Measure AUROC and ECE with 95% intervals over groups; null without both right and wrong ones.
+
+    ``found`` has group, label (None is left out), score and P(wrong) of each.
+    """
+    known = [(group, float(wrong), *rest) for group, wrong, *rest in found if wrong is not None]
+    figures: dict[str, Any] = {"n": len(known)}
+    if not known:
+        return figures | {name: {"value": None, "ci95": None} for name in ("auroc", "ece")}
+    groups, wrong, scores, p_wrong = (np.array(column) for column in zip(*known, strict=True))
+    bootstrap = Bootstrap(groups, seed=seed)
+    figures["wrong"] = float(wrong.mean())
+    for name, values, metric in (("auroc", scores, auroc), ("ece", p_wrong, ece)):
+        measured = bootstrap.interval(values, partial(metric, wrong))
+        value = None if np.isnan(measured.value) else measured.value
+        figures[name] = {"value": value, "ci95": measured.limits}
     return figures
+
+
+def _unused(texts: Sequence[Text], results: Mapping[str, Any]) -> Iterator[str]:
+    """Name the labels of the file that only tell whether an answer is wrong as a whole."""
+    for name in ("spans", "sentences", "claims"):
+        marked = sum(len(getattr(one, name)) for one in texts)
+        if marked and "pieces" not in results:
+            what = count(marked, f"labelled {name.removesuffix('s')}")
+            yield f"note: {what} tell only which answers are wrong: this prober judges whole answers"
 
 
 def _summary(records: Sequence[Mapping[str, Any]], results: Mapping[str, Any], limit: float) -> list[str]:
@@ -164,10 +200,14 @@ def _summary(records: Sequence[Mapping[str, Any]], results: Mapping[str, Any], l
     for _, p, id, part in sorted(spans, key=lambda span: -span[0])[:_WORST]:
         words = " ".join(part.split())
         lines.append(f"  {p:4.0%}  {words if len(words) <= 60 else f'{words[:59]}…'}  ({id})")
-    if labelled := results.get("labelled"):
+    if seen := results["seen"]["train"] + results["seen"]["validation"]:
+        lines.append(f"{count(seen, 'text')} that the prober was trained on left out of the figures")
+    for what, labelled in (("text", results.get("labelled")), ("piece", results.get("pieces"))):
+        if labelled is None:
+            continue
         for name, title in (("auroc", "AUROC of wrong"), ("ece", "ECE")):
             value, ci95 = labelled[name]["value"], labelled[name]["ci95"]
             around = f" ({ci95[0]:.2f} to {ci95[1]:.2f})" if ci95 else ""
             told = "–: needs right and wrong texts" if value is None else f"{value:.2f}{around}"
-            lines.append(f"{title} over {count(labelled['n'], 'labelled text')}: {told}")
+            lines.append(f"{title} over {count(labelled['n'], f'labelled {what}')}: {told}")
     return lines

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from ..commands.settings import BatchSize, Model, OnBadLine, Run, Settings
+from ..data.texts import TextFile
 from ..options import Count, Limits, Name, Natural, Positive
 
 
@@ -13,14 +14,13 @@ from ..options import Count, Limits, Name, Natural, Positive
 class Score(Run):
     """Score texts that exist already: probers-score FILE, or texts=FILE.
 
-    Every line has prompt (or messages of a chat) and answer, and optionally id and wrong (true or
-    false). The answer is put right behind the prompt. out/scores.jsonl and a page to read,
-    out/scores.html, are written; an interrupted run resumes with the same command.
+    Every line has prompt (or messages of a chat) and answer, and optionally id and labels: wrong, or
+    spans, sentences and claims. The answer is put right behind the prompt. out/scores.jsonl and a page to
+    read, out/scores.html, are written; an interrupted run resumes with the same command.
     """
 
     model: Model = field(default_factory=Model)
-    texts: Name | None = None
-    """JSON lines (.gz too); probers-score FILE for short"""
+    texts: TextFile = field(default_factory=TextFile)
     prober: Name | None = None
     """prober folder or hub id; null is the newest of this model, or the one that comes with the package"""
     threshold: float | None = None

@@ -99,12 +99,12 @@ class Text:
         if unit == "token":
             return list(self.spans or self.sentences or self.claims)
         return list(self.sentences) or [
-            Mark(((start, end),), self._within(start, end)) for start, end in split_sentences(self.answer)
+            Mark(((start, end),), self.label_of(start, end)) for start, end in split_sentences(self.answer)
         ]
 
-    def _within(self, start: int, end: int) -> bool | None:
-        """Label of a stretch by the spans and claims that it overlaps."""
-        marks = [*self.spans, *self.claims]
+    def label_of(self, start: int, end: int) -> bool | None:
+        """Label of a stretch by all marks that it overlaps: wrong, undecided or right with one of these."""
+        marks = [*self.spans, *self.sentences, *self.claims]
         labels = {m.wrong for m in marks if any(a < end and b > start for a, b in m.ranges)}
         if True in labels or None in labels:
             return True if True in labels else None

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from ...checksums import draw_key
+from ...engine.tokens import encode_continuation, encode_prompts, without_end
+from ...files import digest
 from ...options import Name
 from ...text import count
 from ...types import SPLITS, UserError
@@ -74,6 +76,11 @@ class TextSource:
         return str(self.given.path)
 
     @property
+    def _name(self) -> str:
+        """Name of the data set of texts that do not say theirs."""
+        return Path(self._spec.removeprefix("hf:")).name.partition(".")[0]
+
+    @property
     def file(self) -> str:
         """The file's name, for messages."""
         return self._spec if self._spec.startswith("hf:") else Path(self._spec).name
@@ -120,7 +127,8 @@ class TextSource:
         for where, one in self.read():
             if isinstance(one, Text):
                 found += 1
-                yield one
+                alike = digest(one.asked or one.answer)
+                yield replace(one, group=one.group or alike, dataset=one.dataset or self._name)
             elif self.on_bad_line == "error":
                 raise bad_line(f"texts={self._spec} {where}: {one}")
             else:
@@ -128,6 +136,23 @@ class TextSource:
         if not found:
             why = self.left_out.summary() or "it is empty"
             raise UserError(f"texts={self._spec} holds no usable line: {why}", "empty")
+
+    def readable(self, tokenizer: Any, texts: Iterable[Text]) -> list[Text]:
+        """Those of some texts that a model can write, each without its end marker."""
+        found = []
+        for one in texts:
+            prompt, answer = one.prompt_for(tokenizer, self.file), without_end(tokenizer, one.answer)
+            try:
+                (encoded,) = encode_prompts(tokenizer, [prompt], [one.id], start=True)
+                encode_continuation(tokenizer, encoded, answer)
+                found.append(replace(one, answer=answer))
+            except UserError as error:
+                if self.on_bad_line == "error":
+                    raise bad_line(f"texts={self._spec} {one.where}: {error}") from error
+                self.left_out.add(one.where, f"malformed: {error}")
+        if not found:
+            raise UserError(f"texts={self._spec} holds no usable line: {self.left_out.summary()}", "empty")
+        return found
 
     def labelled(self, unit: Unit) -> Iterator[Text]:
         """The drawn texts with a label for some ``unit``, each with group, split and data set."""
@@ -140,8 +165,7 @@ class TextSource:
         for one in self.all():
             judged = any(mark.wrong is not None for mark in one.units(unit))
             if judged or (unit == "token" and one.wrong is not None):
-                name = one.dataset or Path(self._spec).name.partition(".")[0].removeprefix("hf:")
-                yield replace(one, group=one.group or one.id, dataset=name)
+                yield one
             elif not any((one.spans, one.sentences, one.claims)) and one.wrong is None:
                 told = f"{one.where}: no label: give wrong, spans, sentences or claims"
                 if self.on_bad_line == "error":
@@ -183,6 +207,9 @@ class TextSource:
             told = f"texts={self._spec}: all {labels.total()} labels of unit={unit} are {kind}"
             fix = "texts.outside=right if all that is wrong is marked, or another unit"
             raise UserError(f"{told}, and a detector needs both: give {fix}", "labels")
+        if len(set(found.groups)) < len(SPLITS):
+            told = "too few for three splits: give group, since texts of one prompt are one group by default"
+            raise UserError(f"texts={self._spec} has {len(set(found.groups))} groups, {told}", "labels")
         return self._drawn(found)
 
     def _drawn(self, found: _Found) -> Survey:

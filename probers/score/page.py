@@ -1,0 +1,81 @@
+"""Page of scored texts: one HTML file, tokens coloured by score, spans that fire underlined and named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any, NamedTuple
+
+from ..data.texts import Text
+from ..pages import num, render
+
+#: Steps of the colours of the report's style sheet, and those of them that lie above the threshold.
+LEVELS, ABOVE = 7, 3
+#: Characters shown of the end of a prompt.
+_PROMPT = 400
+
+
+class Piece(NamedTuple):
+    """A piece of a text within one token, its step of colour (None without a score), and its tooltip."""
+
+    text: str
+    level: int | None
+    told: str
+
+
+def scores_html(
+    texts: Sequence[Text], records: Sequence[Mapping[str, Any]], *, about: Mapping[str, str],
+    results: Mapping[str, Any], limit: float, most: int,
+) -> str:  # fmt: skip
+    """Make the page: one file, without script or network.
+
+    ``records`` are the texts' lines of scores.jsonl, ``about`` facts for the head, ``results`` those of
+    results.json, ``limit`` the threshold as a probability; the ``most`` highest scores are shown.
+    """
+    scored = [(one, r["hallucination"]) for one, r in zip(texts, records, strict=True) if r["hallucination"]]
+    scored.sort(key=lambda pair: (pair[1]["score"] is None, -(pair[1]["score"] or 0.0)))
+    return render(
+        "probers.score/scores.html.j2",
+        shown=[(one, told, list(parts(one.answer, told, limit))) for one, told in scored[:most]],
+        rest=max(0, len(scored) - most), about=about, results=results, limit=limit,
+        levels=LEVELS, above=ABOVE, tail=lambda text: text if len(text) <= _PROMPT else f"…{text[-_PROMPT:]}",
+    )  # fmt: skip
+
+
+def level(p: float, limit: float) -> int:
+    """Choose a colour step; the upper :data:`ABOVE` of :data:`LEVELS` are above ``limit``."""
+    below = LEVELS - ABOVE
+    if p > limit:
+        return below + min(ABOVE - 1, int((p - limit) / (1 - limit) * ABOVE))
+    return min(below - 1, int(p / limit * below)) if limit > 0 else below - 1
+
+
+def parts(
+    text: str, told: Mapping[str, Any], limit: float
+) -> Iterator[tuple[Mapping[str, Any] | None, list[Piece]]]:
+    """Cut a text at the borders of tokens and spans, from left to right.
+
+    Yields a span, or None between spans, and its pieces. A span over the whole text is not marked: the text's
+    own score says the same. ``told`` is the text's ``hallucination``, ``limit`` the threshold as a
+    probability.
+    """
+    offsets = told["token_offsets"]
+    spans = [span for span in told["spans"] if (span["start"], span["end"]) != (0, len(text))]
+    marks = [0, len(text), *(mark for each in offsets for mark in each)]
+    marks += [span[side] for span in spans for side in ("start", "end")]
+    borders = sorted({min(max(mark, 0), len(text)) for mark in marks})
+    pieces = []
+    for start, end in zip(borders, borders[1:], strict=False):
+        token = next((i for i, (a, b) in enumerate(offsets) if a <= start < b), None)
+        span = next((i for i, s in enumerate(spans) if s["start"] <= start < s["end"]), None)
+        pieces.append((span, _piece(text[start:end], told, token, limit)))
+    for place, group in groupby(pieces, key=lambda piece: piece[0]):
+        yield None if place is None else spans[place], [piece for _, piece in group]
+
+
+def _piece(text: str, told: Mapping[str, Any], token: int | None, limit: float) -> Piece:
+    if token is None or (score := told["token_scores"][token]) is None:
+        return Piece(text, None, "")
+    p, logprob = told["token_p_wrong"][token], told["token_logprobs"][token]
+    figures = f"P(wrong) {p:.0%}, score {num(score)}, log-probability {num(logprob)}"
+    return Piece(text, level(p, limit), figures)

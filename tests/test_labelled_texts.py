@@ -1,0 +1,186 @@
+"""--source texts: labels of others become a store, equal to plain transformers; training on every token."""
+
+import json
+import random
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from artefacts import contents, shard_by_shard, write_lines
+from refusals import fails
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from probers import FeatureStore
+from probers.commands import main as cli
+from probers.data.texts import TextFile, TextSource
+from probers.testbed.assets import load_articles, model_path
+
+BATCH = ["batch_size=8", "shard_size=8", "layers=[6,12]"]
+
+
+def lines(count=24, seed=0):
+    """Articles of the testbed with every second name of a sentence marked, and both kinds of claims."""
+    draw = random.Random(seed)
+    found = []
+    for number, article in enumerate(load_articles()[:count]):
+        answer = " ".join(article.sentences[:3])
+        words = [(i, w) for i, w in enumerate(answer.split()) if len(w) > 3]
+        spans = []
+        for _, word in draw.sample(words, min(4, len(words))):
+            word = word.strip(".,")
+            if answer.count(word) == 1:
+                spans.append({"text": word, "wrong": draw.random() < 0.5})
+        ends = [answer.index(s) for s in article.sentences[:2]]
+        claims = [{"ranges": [[ends[0], ends[0] + 5], [ends[1], ends[1] + 7]], "wrong": number % 2 == 0}]
+        found.append(
+            {"id": str(number), "prompt": f"About {article.title}:\n", "answer": answer, "spans": spans,
+             "claims": claims, "group": article.id, "writer": f"w{number % 2}"}
+        )  # fmt: skip
+    return found
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    return write_lines(tmp_path_factory.mktemp("texts") / "texts.jsonl", lines())
+
+
+def store_of(file, out, *typed):
+    typed = ["--source", "texts", f"texts={file}", f"out={out}", *BATCH, *typed]
+    return FeatureStore.open(cli.run("datagen", typed))
+
+
+@pytest.fixture(scope="module")
+def reader():
+    tokenizer = AutoTokenizer.from_pretrained(model_path())
+    model = AutoModelForCausalLM.from_pretrained(model_path(), dtype=torch.float32)
+
+    def read(prompt, answer):
+        """States (n, d) of layer 6 and characters of the answer's tokens, by plain transformers."""
+        before = (
+            tokenizer(prompt)["input_ids"] if prompt else [tokenizer.bos_token_id or tokenizer.eos_token_id]
+        )
+        after = tokenizer(answer, return_offsets_mapping=True, add_special_tokens=False)
+        ids = torch.tensor([before + after["input_ids"]])
+        with torch.no_grad():
+            states = model(ids, output_hidden_states=True).hidden_states[6][0, len(before) :]
+        return states.numpy(), after["offset_mapping"]
+
+    return read
+
+
+@pytest.mark.parametrize("unit", ["answer", "sentence", "span", "claim"])
+def test_pooled_units_equal_plain_forward_passes(unit, file, tmp_path, reader):
+    store = store_of(file, tmp_path / "s", f"unit={unit}")
+    texts = {t.id: t for t in TextSource(TextFile(path=file)).labelled(unit)}
+    rows = store.table()
+    wanted = [(t, m) for t in texts.values() for m in t.units(unit) if m.wrong is not None]
+    assert len(rows) == len(wanted) and set(rows["split"]) == {"train", "validation", "test"}
+    assert rows["correct"].tolist() == [int(not mark.wrong) for _, mark in wanted]
+    assert (rows["group"] == [text.group for text, _ in wanted]).all()
+    for place in (0, len(rows) // 2, len(rows) - 1):
+        text, mark = wanted[place]
+        states, offsets = reader(text.prompt, text.answer)
+        own = [i for i, (a, b) in enumerate(offsets) if any(a < e and b > s for s, e in mark.ranges)]
+        assert rows["n_tokens"].iloc[place] == len(own)
+        np.testing.assert_allclose(store.layer(6)[place], states[own].mean(axis=0), rtol=0.02, atol=0.02)
+
+
+def test_every_token_is_stored_with_its_own_label(file, tmp_path, reader):
+    store = store_of(file, tmp_path / "s", "pool=tokens")
+    rows = store.table()
+    text = next(t for t in TextSource(TextFile(path=file)).all() if any(m.wrong for m in t.spans))
+    own = rows[rows["span"] == text.id]
+    states, offsets = reader(text.prompt, text.answer)
+    np.testing.assert_allclose(store.layer(6)[own.index], states, rtol=0.02, atol=0.02)
+    for (start, end), wrong, inside in zip(offsets, own["token_wrong"], own["inside"], strict=True):
+        marks = [m for m in text.spans if m.start < end and m.end > start]
+        assert (inside == 1) == bool(marks) and wrong == (marks[0].wrong if marks else 0)
+    with fails("conflict", "unit=sentence"):
+        store_of(file, tmp_path / "t", "pool=tokens", "unit=sentence")
+    with fails("conflict", "balance"):
+        store_of(file, tmp_path / "t", "pool=tokens", "balance=true")
+
+
+def test_a_run_that_was_interrupted_ends_in_the_same_bytes(file, tmp_path, monkeypatch):
+    typed = ["--source", "texts", f"texts={file}", "unit=sentence", *BATCH]
+    cli.run("datagen", [*typed, f"out={tmp_path / 'a'}"])
+    assert shard_by_shard(monkeypatch, [*typed, f"out={tmp_path / 'b'}"]) > 1
+    a, b = contents(tmp_path / "a" / "shards"), contents(tmp_path / "b" / "shards")
+    assert a == b and a
+
+
+def test_parts_equal_the_whole(file, tmp_path):
+    typed = ["--source", "texts", f"texts={file}", "unit=span", *BATCH]
+    whole = FeatureStore.open(cli.run("datagen", [*typed, f"out={tmp_path / 'whole'}"]))
+    for part in ("1/2", "2/2"):
+        cli.run("datagen", [*typed, f"out={tmp_path / 'run'}", f"part={part}"])
+    parts = [f"{tmp_path}/run/parts/{i}of2" for i in (1, 2)]
+    merged = FeatureStore.open(cli.run("merge", [f"parts=[{','.join(parts)}]"]))
+    pd.testing.assert_frame_equal(whole.table(), merged.table(), rtol=1e-3, atol=1e-6)
+    np.testing.assert_allclose(whole.layer(12)[:], merged.layer(12)[:], rtol=0.01, atol=0.02)
+
+
+def test_long_answers_are_cut_and_those_without_a_prompt_are_read(tmp_path, reader):
+    plain = [{k: v for k, v in line.items() if k not in ("prompt", "claims")} for line in lines()]
+    plain = [line for line in plain if line["spans"]]
+    file = write_lines(tmp_path / "plain.jsonl", plain)
+    whole = store_of(file, tmp_path / "a", "unit=sentence")
+    states, offsets = reader("", plain[0]["answer"])
+    first = whole.table().iloc[0]
+    start, end = first["cut_at"], first["cut_at"] + len(first["answer"])
+    own = [i for i, (a, b) in enumerate(offsets) if a < end and b > start]
+    assert first["id"].startswith("0/")
+    np.testing.assert_allclose(whole.layer(6)[0], states[own].mean(axis=0), rtol=0.02, atol=0.02)
+    cut = store_of(file, tmp_path / "b", "unit=sentence", "max_tokens=20")
+    assert 0 < len(cut) < len(whole)
+    assert {found["reason"] for found in cut.left_out()} == {"beyond max_tokens"}
+
+
+def test_spans_of_wiki_written_out_and_read_back_give_the_same_states(artefacts, tmp_path):
+    """The labels of --source wiki in this form: the model's own continuation, its entity marked."""
+    made = FeatureStore.open(artefacts("wiki"))
+    rows = made.table()
+    texts = [
+        {"id": row.id, "prompt": row.question, "answer": row.text, "group": row.group, "split": row.split,
+         "spans": [{"start": row.entity_start, "end": row.entity_end, "wrong": not row.correct}]}
+        for row in rows.itertuples()
+    ]  # fmt: skip
+    file = write_lines(tmp_path / "wiki.jsonl", texts)
+    read = store_of(file, tmp_path / "s", "unit=span")
+    again = read.table().assign(of=lambda t: t["id"].str.removesuffix("/span1")).set_index("of")
+    assert len(again) > 0.9 * len(rows)  # some continuations have other tokens when they are read
+    both = rows.set_index("id").loc[again.index]
+    same = (both["n_tokens"] == again["n_tokens"]).to_numpy()
+    assert same.mean() > 0.9 and (both["correct"] == again["correct"]).all()
+    place = {name: i for i, name in enumerate(rows["id"])}
+    ours = np.stack([made.layer(12)[place[name]] for name in again.index[same]]).astype(float)
+    np.testing.assert_allclose(read.layer(12)[np.flatnonzero(same)].astype(float), ours, rtol=0.05, atol=0.05)
+
+
+class Everything(TextSource):
+    """Not a source of labels."""
+
+
+def test_a_source_of_ones_own_is_named_by_its_path(file, tmp_path):
+    own = store_of(file, tmp_path / "s", "source=probers.datagen.labels.texts.TextsBuilder", "unit=sentence")
+    assert len(own) and own.config["source"].endswith("TextsBuilder")
+    with fails("own-class", "source=test_labelled_texts.Everything"):
+        store_of(file, tmp_path / "t", "source=test_labelled_texts.Everything")
+    with fails("own-class", "nowhere"):
+        store_of(file, tmp_path / "t", "source=nowhere.At.All")
+
+
+def test_the_command_goes_from_texts_to_scores(file, tmp_path, caplog):
+    """Sentences: store, prober, and scores of the same file, in which seen texts are counted apart."""
+    store = store_of(file, tmp_path / "s", "unit=sentence", "texts.outside=right")
+    assert "rows, about" in caplog.text and "w0" in set(store.table()["writer"])
+    how = ["head=linear", "resamples=100", "learning_curve=false", "layer=[12]", "split=[0.4,0.3,0.3]"]
+    prober = cli.run("train", [f"data={tmp_path / 's'}", f"out={tmp_path / 'p'}", *how])
+    typed = [f"texts={file}", "texts.outside=right", f"prober={prober}", f"out={tmp_path / 'o'}"]
+    out = cli.run("score", typed)
+    results = json.loads((out / "results.json").read_text())
+    assert results["seen"]["train"] and results["pieces"]["n"]
+    assert results["labelled"]["n"] == results["n"] - results["seen"]["train"] - results["seen"]["validation"]
+    assert replace(store.spec, layers=(12,)).position == "sentence"

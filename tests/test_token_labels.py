@@ -1,0 +1,185 @@
+"""Training on every token of labelled texts: weights, the highest token of a span, figures by level."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from planted import DEPTH, SPEC, WIDTH, make_store
+from refusals import fails
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import average_precision_score, roc_auc_score
+from torch.nn import functional as F
+
+from probers.commands import main as cli
+from probers.heads import LinearHead
+from probers.store.store import FeatureStore
+from probers.train.assemble import score_everything
+from probers.train.data import Dataset
+from probers.train.fit import Task, fit
+from probers.train.levels import level_figures
+from probers.train.module import head_losses, highest
+from probers.train.settings import Fitting
+
+SIZE = 6
+
+
+def token_rows(n, rng, wrong, *, outside=2):
+    """Rows of n answers of two spans and some tokens outside; the labels of the spans are ``wrong``."""
+    rows = []
+    for i in range(n):
+        split = ("train", "train", "validation", "test")[i % 4]
+        bad = int(wrong[2 * i] or wrong[2 * i + 1])
+        for token in range(2 * SIZE + outside):
+            mark = min(token // SIZE, 2)
+            inside = int(mark < 2)
+            label = int(inside and wrong[2 * i + mark])
+            rows.append({
+                "id": f"t{i}#{token}", "span": f"t{i}", "token": token, "group": f"g{i}", "split": split,
+                "correct": 1 - bad, "token_wrong": label, "mark": mark, "inside": inside, "sentence": mark,
+                "dataset": "d", "condition": "read", "text": "x", "question": f"q{i}", "answer": f"a{mark}",
+                "gold": "", "question_type": "", "answer_kind": "", "knowledge": "", "writer": "",
+                "cut_at": token, "n_tokens": SIZE if inside else outside, "mean_entropy": float(rng.random()),
+                "max_entropy": 1.0, "min_prob": 0.5, "mean_logprob": -float(rng.random()), "rind_max": None,
+            })  # fmt: skip
+    return rows
+
+
+def planted(path, kind, n=320):
+    """A store of tokens: "plain" has its signal in every token of a wrong span, "one" in one of them.
+
+    In the latter the others are lower, so that no token tells the kinds apart on average.
+    """
+    rng = np.random.default_rng(0)
+    wrong = rng.integers(0, 2, 2 * n)
+    rows = token_rows(n, rng, wrong)
+    states = 0.3 * rng.standard_normal((len(rows), DEPTH + 1, WIDTH))
+    for place, row in enumerate(rows):
+        if not row["token_wrong"]:
+            continue
+        first = (2 * int(row["span"][1:]) + row["mark"]) % SIZE
+        if kind == "plain":
+            states[place, 2, 0] += 1.0
+        else:
+            states[place, 2, 0] += 3.0 if row["token"] % SIZE == first else -3.0 / (SIZE - 1)
+
+    store = FeatureStore.create(path, [replace(SPEC, pool="tokens", position="token")], config={})
+    store.write_shard(0, rows, states.astype(np.float32), units=[f"t{i}" for i in range(n)])
+    store.finish({})
+    return FeatureStore.open(path)
+
+
+HOW = Fitting(batch_size=32, checks=1, epochs=12, lr=2e-2, device="cpu", save_every=0, warmup_epochs=6)
+
+
+def span_auroc(data, **how):
+
+    fitted = fit(LinearHead, [Task(2)], data, replace(HOW, **how))
+    margins = score_everything(fitted.head, fitted.tasks, data, "max")
+    table, rows = data.examples.table, data.examples.rows["test"]
+    marked = rows[table["inside"].to_numpy()[rows] == 1]
+    return roc_auc_score(1 - table["correct"].to_numpy()[marked], margins.of_head(0)[marked])
+
+
+def test_span_max_finds_a_span_by_its_one_token_and_cross_entropy_does_not(tmp_path):
+    data = Dataset.load([planted(tmp_path / "s", "one")])
+    assert span_auroc(data, loss="span_max") > 0.95
+    assert span_auroc(data, loss="ce") < 0.75
+
+
+def test_tokens_are_weighted_as_scikit_learn_does(tmp_path):
+    """Cross-entropy with span_weight is a weighted logistic regression: same direction, same ranking."""
+    data = Dataset.load([planted(tmp_path / "s", "plain")])
+    assert span_auroc(data, loss="ce") > 0.95
+    examples = data.examples
+    of = examples.text_of
+    train = np.isin(of, examples.rows["train"])
+    x = data.states[torch.arange(len(of))][:, data.columns.index(Task(2).column)].numpy()
+    wrong = 1 - examples.table["correct"].to_numpy()[of]
+    weights = np.where(examples.inside[of], 10.0, 1.0)
+    plain = LogisticRegression(C=1e3).fit(x[train], wrong[train], sample_weight=weights[train])
+    fitted = fit(LinearHead, [Task(2)], data, HOW)
+    ours = score_everything(fitted.head, fitted.tasks, data, "max").values[:, 0]
+    order = np.concatenate(examples.members)
+    assert np.corrcoef(ours, plain.decision_function(x)[order])[0, 1] > 0.98
+
+
+def test_the_losses_are_those_of_plain_formulas():
+    torch.manual_seed(0)
+    logits, targets = torch.randn(5, 4, 3, 2), torch.randint(0, 2, (5, 3))
+    mask = torch.rand(5, 4, 1) > 0.3
+    mask[:, 0] = True
+    shares = torch.tensor([1.0, 10.0, 1.0, 10.0, 1.0])[:, None]
+    margins = (logits[..., 0] - logits[..., 1]).masked_fill(~mask, -1e9).max(dim=1).values
+    each = F.binary_cross_entropy_with_logits(margins, (targets == 0).float(), reduction="none")
+    wanted = (each * shares).sum(0) / shares.sum()
+    torch.testing.assert_close(head_losses(highest(logits, mask), targets, shares=shares), wanted)
+    uneven = head_losses(highest(logits, mask), targets)
+    torch.testing.assert_close(uneven, each.mean(0))
+
+
+def test_levels_are_those_of_scikit_learn(tmp_path):
+    data = Dataset.load([planted(tmp_path / "s", "plain")])
+    examples = data.examples
+    rng = np.random.default_rng(1)
+    rows = np.concatenate(examples.members)
+    tokens = FeatureStore.open(tmp_path / "s").table().iloc[rows].reset_index(drop=True)
+    scores = rng.standard_normal(len(rows)) + tokens["token_wrong"].to_numpy()
+    found = level_figures(examples, scores, 1.0, resamples=100, seed=0)
+    test = tokens.assign(score=scores)[tokens["split"] == "test"]
+    spans = test.groupby(["span", "mark"]).agg(wrong=("token_wrong", "max"), score=("score", "max"))
+    answers = test.groupby("span").agg(
+        wrong=("token_wrong", "max"), max=("score", "max"), mean=("score", "mean")
+    )
+    for level, wrong, score in (
+        ("token", test["token_wrong"], test["score"]), ("span", spans["wrong"], spans["score"]),
+        ("answer by max", answers["wrong"], answers["max"]),
+        ("answer by mean", answers["wrong"], answers["mean"]),
+    ):  # fmt: skip
+        assert found[level]["n"] == len(wrong)
+        assert found[level]["auroc"] == pytest.approx(roc_auc_score(wrong, score))
+        assert found[level]["auprc"] == pytest.approx(average_precision_score(wrong, score))
+        assert found[level]["recall_at_fpr1"] <= found[level]["recall_at_fpr10"]
+    outside = test[test["inside"] == 0]
+    assert found["token"]["false_alarms"] == pytest.approx(1000 * (outside["score"] > 1.0).mean())
+
+
+def test_undecided_tokens_and_those_that_nobody_judged_are_in_no_figure(tmp_path):
+    store = planted(tmp_path / "s", "plain")
+    table = store.table()
+    assert len(Dataset.load([store]).examples.table) == table.groupby(["span", "mark"]).ngroups
+    whole = Dataset.load([store]).examples
+    table.loc[table["mark"] == 0, "token_wrong"] = -1
+    table.loc[table["mark"] == 2, "inside"] = -1
+
+    class Edited:
+        path, spec = store.path, store.spec
+
+        def table(self, columns=None):
+            return table
+
+        def __getattr__(self, name):
+            return getattr(store, name)
+
+    found = Dataset.load([Edited()]).examples
+    kept = {split: set(found.table["mark"].iloc[rows]) for split, rows in found.rows.items()}
+    assert kept == {"train": {1, 2}, "validation": {1}, "test": {1}}
+    assert sum(map(len, found.rows.values())) < sum(map(len, whole.rows.values()))
+
+
+def test_the_command_trains_on_labelled_tokens(tmp_path, caplog):
+    planted(tmp_path / "s", "one")
+    how = ["head=linear", "loss=span_max", "lr=0.02", "epochs=12", "checks=1", "layer=[2]", "resamples=100"]
+    typed = [f"data={tmp_path / 's'}", f"out={tmp_path / 'p'}", "learning_curve=false", *how]
+    out = cli.run("train", typed)
+    levels = json.loads((out / "metrics.json").read_text())["levels"]
+    assert levels["span"]["auroc"] > 0.9 and "false_alarms" in levels["token"]
+    assert "by level" in caplog.text and "false alarms per 1,000" in caplog.text
+
+
+def test_span_max_needs_tokens(tmp_path):
+
+    make_store(tmp_path / "s", 200)
+    with fails("mismatch", "loss=span_max"):
+        cli.run("train", [f"data={tmp_path / 's'}", f"out={tmp_path / 'p'}", "loss=span_max", "head=linear"])
