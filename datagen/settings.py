@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from probers.commands.settings import Reading, ReadPool, Several
+from probers.commands.settings import Reading, ReadPool, Several, TextFile
 from probers.data.articles.base import Wikipedia
-from probers.data.texts import TextFile, Unit
+from probers.data.texts.base import Unit
 from probers.options import Count, Dotted, Limits, Name, Natural
 from probers.types import Site
 

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from probers import FeatureStore
 from probers.commands import main as cli
-from probers.data.texts import TextFile, TextSource
+from probers.data.texts import TextSource
 from probers.testbed.assets import load_articles, model_path
 
 BATCH = ["batch_size=8", "shard_size=8", "layers=[6,12]"]
@@ -73,7 +73,7 @@ def reader():
 @pytest.mark.parametrize("unit", ["answer", "sentence", "span", "claim"])
 def test_pooled_units_equal_plain_forward_passes(unit, file, tmp_path, reader):
     store = store_of(file, tmp_path / "s", f"unit={unit}")
-    texts = {t.id: t for t in TextSource(TextFile(path=file)).labelled(unit)}
+    texts = {t.id: t for t in TextSource(file).labelled(unit)}
     rows = store.table()
     wanted = [(t, m) for t in texts.values() for m in t.units(unit) if m.wrong is not None]
     assert len(rows) == len(wanted) and set(rows["split"]) == {"train", "validation", "test"}
@@ -90,7 +90,7 @@ def test_pooled_units_equal_plain_forward_passes(unit, file, tmp_path, reader):
 def test_every_token_is_stored_with_its_own_label(file, tmp_path, reader):
     store = store_of(file, tmp_path / "s", "pool=tokens")
     rows = store.table()
-    text = next(t for t in TextSource(TextFile(path=file)).all() if any(m.wrong for m in t.spans))
+    text = next(t for t in TextSource(file).all() if any(m.wrong for m in t.spans))
     own = rows[rows["span"] == text.id]
     states, offsets = reader(text.prompt, text.answer)
     np.testing.assert_allclose(store.layer(6)[own.index], states, rtol=0.02, atol=0.02)

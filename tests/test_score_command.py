@@ -16,7 +16,7 @@ from probers.bank.calibration import Temperature
 from probers.checksums import Journal
 from probers.commands import main as cli
 from probers.data.splits import Seen
-from probers.data.texts import TextFile, TextSource
+from probers.data.texts import TextSource
 from probers.engine.model import CausalLM
 from probers.evaluation.metrics import auroc
 from probers.heads import AttentionPoolHead, ProbingRagHead
@@ -174,7 +174,7 @@ def test_a_chat_is_put_as_the_tokenizer_puts_it(place, monkeypatch):
     lm.tokenizer.chat_template = template
     messages = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "Who?"}]
     write([{"messages": messages, "answer": " Ada."}])
-    (one,) = TextSource(TextFile(path="texts.jsonl")).all()
+    (one,) = TextSource("texts.jsonl").all()
     assert one.prompt_for(lm.tokenizer, "f") == "[system] Be short.\n[user] Who?\n[assistant]"
     lm.tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
     with fails("model", "f line 1", "roles must alternate"):
@@ -200,7 +200,7 @@ def test_a_malformed_line_is_named_or_left_out(place, line, named):
     with fails("bad-line", "texts.jsonl line 2", named):
         score()
     assert not (place / "runs").exists()
-    left = TextSource(TextFile(path="texts.jsonl"), "skip")
+    left = TextSource("texts.jsonl", on_bad_line="skip")
     assert [one.id for one in left.all()] == ["one", "two"] and len(left.left_out) == 1
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from refusals import fails
 from tiny import byte_level, sentence_piece, word_piece
 
-from probers.data.texts import TextFile, TextSource, token_labels
+from probers.data.texts import TextSource, token_labels
 from probers.data.texts.base import read_text, truth
 from probers.engine.tokens import token_offsets
 
@@ -28,8 +28,7 @@ ADA = {
 
 
 def source(path, **options):
-    given = {k: options.pop(k) for k in ("format", "outside") if k in options}
-    return TextSource(TextFile(path=str(path), **given), **options)
+    return TextSource(str(path), **options)
 
 
 def labels(text, unit):

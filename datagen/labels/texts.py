@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from probers.commands.settings import plain
 from probers.data.texts import Mark, Text, TextSource, Unit, token_labels
 from probers.engine.language_model import ScoreRequest, Scoring
 from probers.engine.model import CausalLM
@@ -86,7 +87,10 @@ class TextsBuilder(LabelBuilder):
         if isinstance(settings.limit, Mapping):
             told = "give one number: whole groups are drawn before they are split"
             raise UserError(f"limit by split is for source=cot: {told}", "conflict")
-        source = TextSource(settings.texts, settings.on_bad_line, settings.limit, settings.seed)
+        source = TextSource(
+            **plain(settings.texts), on_bad_line=settings.on_bad_line,
+            limit=settings.limit, seed=settings.seed,
+        )  # fmt: skip
         source.survey(unit)
 
         def make(lm: CausalLM | None, needs: Needs, folder: Path) -> LabelBuilder:

@@ -11,6 +11,8 @@ from dataclasses import Field as Field_
 from typing import Annotated, Any, Literal, TypeVar
 
 from ..data.splits import Partition
+from ..data.texts.base import Outside
+from ..data.texts.formats import Format
 from ..options import Count, Limits, Name, Natural, Seed, check_options, field_types
 from .components import Component, choice, fixed, node_of
 from .signatures import signature
@@ -159,6 +161,20 @@ class Run(Settings):
     """true sets an earlier run in out aside, as <out>.old-1, and makes it again"""
     wait: bool = False
     """true waits while another process writes to out"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextFile:
+    """Texts that exist: where they are, and how their labels are to be read."""
+
+    path: Name | None = None
+    """file with labelled texts (.gz too), or hf:ID[:config][:split]; texts=FILE for short"""
+    format: Literal["auto"] | Format = "auto"
+    """layout of the file; auto tells it by its fields. jsonl has answer, prompt or messages, and wrong,
+    spans, sentences or claims"""
+    outside: Literal["auto"] | Outside = "auto"
+    """text outside of the spans: right where annotators marked all that is wrong, unknown where they judged
+    some of the text. auto is what the format says; jsonl: unknown, unless a line says it"""
 
 
 @dataclass(frozen=True, kw_only=True)

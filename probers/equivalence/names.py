@@ -121,8 +121,8 @@ def normalise(mention: str) -> str:
         ):
             continue
         kept.append(c if marks or c.isalnum() or c in "’'_" else " ")
-    text = unicodedata.normalize("NFC", "".join(kept)).casefold()
-    text = re.sub(r"\s*[’']s\b", "", text).replace("’", " ").replace("'", " ")
+    text = " ".join(unicodedata.normalize("NFC", "".join(kept)).casefold().split())
+    text = re.sub(r"\s?[’']s\b", "", text).replace("’", " ").replace("'", " ")
     return " ".join(w for w in text.split() if w not in ("the", "a", "an"))
 
 

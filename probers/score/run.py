@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,13 +18,15 @@ from ..bank.bank import ProbeBank
 from ..checksums import Journal, inputs
 from ..commands.inputs import find_prober, load_model
 from ..commands.runs import RunFolder
+from ..commands.settings import plain
 from ..data.texts import Text, TextSource
 from ..engine.language_model import ScoreRequest, Scoring
+from ..engine.tokens import encode_continuation, encode_prompts, without_end
 from ..evaluation.metrics import Bootstrap, auroc, ece
 from ..files import canonical_json, write_text
 from ..online.scores import check_growing, text_needs, text_scores
 from ..text import count
-from ..types import SPLITS
+from ..types import SPLITS, UserError
 from .page import scores_html
 
 if TYPE_CHECKING:
@@ -38,7 +41,7 @@ log = logging.getLogger(__name__)
 
 def run(settings: Score) -> Path:
     """Score the texts of a file; returns the folder written. UserErrors come before anything is scored."""
-    source = TextSource(settings.texts, settings.on_bad_line)
+    source = TextSource(**plain(settings.texts), on_bad_line=settings.on_bad_line)
     given, path = list(source.all()), str(settings.texts.path)
     name = find_prober(settings, asks="probers-score")
     bank = ProbeBank.from_pretrained(name, allow_other=settings.allow_other)
@@ -51,7 +54,7 @@ def run(settings: Score) -> Path:
     if lm.on_too_long == "error":  # of many texts the one is left out
         lm.on_too_long = "skip"
     bank.check_model(lm.spec)
-    texts = source.readable(lm.tokenizer, given)
+    texts = _readable(given, source, lm.tokenizer)
     edges = ((one.prompt or "")[-1:] + one.answer[:1] for one in texts)
     if glued := sum(len(edge) == 2 and edge[0].isalnum() and edge[1].isalnum() for edge in edges):
         told = "note: %d of %d answers continue the prompt's last word: begin a new word with a space"
@@ -73,6 +76,21 @@ def run(settings: Score) -> Path:
         log.info("%s", line)
     log.info("wrote %s to %s and a page to %s", count(len(records), "line"), out / _SCORES, out / _PAGE)
     return out
+
+
+def _readable(given: Sequence[Text], source: TextSource, tokenizer: Any) -> list[Text]:
+    """Those texts that the model can write, each without its end marker; others are an error or left out."""
+    found = []
+    for one in given:
+        prompt, answer = one.prompt_for(tokenizer, source.file), without_end(tokenizer, one.answer)
+        try:
+            (encoded,) = encode_prompts(tokenizer, [prompt], [one.id], start=True)
+            encode_continuation(tokenizer, encoded, answer)
+            found.append(replace(one, answer=answer))
+        except UserError as error:
+            source.refuse(one.where, str(error))
+    source.check_found(found)
+    return found
 
 
 def score(

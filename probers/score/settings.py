@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from ..commands.settings import BatchSize, Model, OnBadLine, Run, Settings
-from ..data.texts import TextFile
+from ..commands.settings import BatchSize, Model, OnBadLine, Run, Settings, TextFile
 from ..options import Count, Limits, Name, Natural, Positive
 
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from ...checksums import draw_key
-from ...engine.tokens import encode_continuation, encode_prompts, without_end
 from ...files import digest
-from ...options import Name
 from ...text import count
 from ...types import SPLITS, UserError
 from ..records import BadLine, LeftOut, Row, bad_line, hub_splits, what_is_wrong
@@ -23,20 +21,6 @@ from .formats import FORMATS, Format, Place, format_of, lines_of, rows_of, sourc
 
 #: Share of the training groups that are validated on where a file has a test split and no validation split.
 _VALIDATION = 0.2
-
-
-@dataclass(frozen=True, kw_only=True)
-class TextFile:
-    """Texts that exist: where they are, and how their labels are to be read."""
-
-    path: Name | None = None
-    """file with labelled texts (.gz too), or hf:ID[:config][:split]; texts=FILE for short"""
-    format: Literal["auto"] | Format = "auto"
-    """layout of the file; auto tells it by its fields. jsonl has answer, prompt or messages, and wrong,
-    spans, sentences or claims"""
-    outside: Literal["auto"] | Outside = "auto"
-    """text outside of the spans: right where annotators marked all that is wrong, unknown where they judged
-    some of the text. auto is what the format says; jsonl: unknown, unless a line says it"""
 
 
 @dataclass
@@ -49,6 +33,9 @@ class TextSource:
     """Texts with their labels, read anew by every iteration; memory grows by some bytes a text.
 
     Attributes:
+        path: file, or ``hf:ID[:config][:split]``.
+        format: layout; auto tells it by the fields.
+        outside: what text outside of the spans is; auto is what the format or line says.
         limit: most texts, whole groups drawn by ``seed``; None takes all.
         seed: also deals groups to splits where the file has none.
         left_out: lines and texts that could not be used, after the first iteration.
@@ -57,14 +44,16 @@ class TextSource:
         UserError: no such file, a malformed line with ``on_bad_line="error"``, or no usable text.
     """
 
-    given: TextFile
+    path: str | None
+    format: Literal["auto"] | Format = "auto"
+    outside: Literal["auto"] | Outside = "auto"
     on_bad_line: BadLine = "error"
     limit: int | None = None
     seed: int = 0
     left_out: _LeftOut = field(default_factory=_LeftOut, init=False)
 
     def __post_init__(self) -> None:
-        if self.given.path is None:
+        if self.path is None:
             told = "no texts are given: texts=FILE with lines of answer and wrong, or texts=hf:ID"
             raise UserError(told, "missing-value")
         if not self._spec.startswith("hf:") and not Path(self._spec).is_file():
@@ -73,7 +62,7 @@ class TextSource:
 
     @property
     def _spec(self) -> str:
-        return str(self.given.path)
+        return str(self.path)
 
     @property
     def _name(self) -> str:
@@ -97,8 +86,8 @@ class TextSource:
     def read(self) -> Iterator[tuple[str, Text | str]]:
         """Every text with its place, or in its stead the reason why a line holds none."""
         place = Place(Path(self._spec))
-        format_: Format | None = None if self.given.format == "auto" else self.given.format
-        outside = None if self.given.outside == "auto" else self.given.outside
+        format_: Format | None = None if self.format == "auto" else self.format
+        outside = None if self.outside == "auto" else self.outside
         seen: dict[int, str] = {}
         for row in self._rows():
             try:
@@ -129,30 +118,21 @@ class TextSource:
                 found += 1
                 alike = digest(one.asked or one.answer)
                 yield replace(one, group=one.group or alike, dataset=one.dataset or self._name)
-            elif self.on_bad_line == "error":
-                raise bad_line(f"texts={self._spec} {where}: {one}")
             else:
-                self.left_out.add(where, f"malformed: {one}")
+                self.refuse(where, one)
+        self.check_found(found)
+
+    def refuse(self, where: str, reason: str) -> None:
+        """Note a line that cannot be used; UserError with ``on_bad_line="error"``."""
+        if self.on_bad_line == "error":
+            raise bad_line(f"texts={self._spec} {where}: {reason}")
+        self.left_out.add(where, f"malformed: {reason}")
+
+    def check_found(self, found: object) -> None:
+        """Refuse a file of which nothing is left (UserError)."""
         if not found:
             why = self.left_out.summary() or "it is empty"
             raise UserError(f"texts={self._spec} holds no usable line: {why}", "empty")
-
-    def readable(self, tokenizer: Any, texts: Iterable[Text]) -> list[Text]:
-        """Those of some texts that a model can write, each without its end marker."""
-        found = []
-        for one in texts:
-            prompt, answer = one.prompt_for(tokenizer, self.file), without_end(tokenizer, one.answer)
-            try:
-                (encoded,) = encode_prompts(tokenizer, [prompt], [one.id], start=True)
-                encode_continuation(tokenizer, encoded, answer)
-                found.append(replace(one, answer=answer))
-            except UserError as error:
-                if self.on_bad_line == "error":
-                    raise bad_line(f"texts={self._spec} {one.where}: {error}") from error
-                self.left_out.add(one.where, f"malformed: {error}")
-        if not found:
-            raise UserError(f"texts={self._spec} holds no usable line: {self.left_out.summary()}", "empty")
-        return found
 
     def labelled(self, unit: Unit) -> Iterator[Text]:
         """The drawn texts with a label for some ``unit``, each with group, split and data set."""
@@ -167,10 +147,7 @@ class TextSource:
             if judged or (unit == "token" and one.wrong is not None):
                 yield one
             elif not any((one.spans, one.sentences, one.claims)) and one.wrong is None:
-                told = f"{one.where}: no label: give wrong, spans, sentences or claims"
-                if self.on_bad_line == "error":
-                    raise bad_line(f"texts={self._spec} {told}")
-                self.left_out.add(one.where, f"malformed: {told}")
+                self.refuse(one.where, "no label: give wrong, spans, sentences or claims")
             else:
                 self.left_out.add(one.where, f"no label for unit={unit}")
 
