@@ -91,7 +91,7 @@ def test_every_token_is_stored_with_its_own_label(file, tmp_path, reader):
     store = store_of(file, tmp_path / "s", "pool=tokens")
     rows = store.table()
     text = next(t for t in TextSource(file).all() if any(m.wrong for m in t.spans))
-    own = rows[rows["span"] == text.id]
+    own = rows[rows["span"] == f"texts/{text.id}"]
     states, offsets = reader(text.prompt, text.answer)
     np.testing.assert_allclose(store.layer(6)[own.index], states, rtol=0.02, atol=0.02)
     for (start, end), wrong, inside in zip(offsets, own["token_wrong"], own["inside"], strict=True):
@@ -131,7 +131,7 @@ def test_long_answers_are_cut_and_those_without_a_prompt_are_read(tmp_path, read
     first = whole.table().iloc[0]
     start, end = first["cut_at"], first["cut_at"] + len(first["answer"])
     own = [i for i, (a, b) in enumerate(offsets) if a < end and b > start]
-    assert first["id"].startswith("0/")
+    assert first["id"].startswith("plain/0/")
     np.testing.assert_allclose(whole.layer(6)[0], states[own].mean(axis=0), rtol=0.02, atol=0.02)
     cut = store_of(file, tmp_path / "b", "unit=sentence", "max_tokens=20")
     assert 0 < len(cut) < len(whole)
@@ -149,7 +149,8 @@ def test_spans_of_wiki_written_out_and_read_back_give_the_same_states(artefacts,
     ]  # fmt: skip
     file = write_lines(tmp_path / "wiki.jsonl", texts)
     read = store_of(file, tmp_path / "s", "unit=span")
-    again = read.table().assign(of=lambda t: t["id"].str.removesuffix("/span1")).set_index("of")
+    again = read.table().assign(of=lambda t: t["id"].str.removeprefix("wiki/").str.removesuffix("/span1"))
+    again = again.set_index("of")
     assert len(again) > 0.9 * len(rows)  # some continuations have other tokens when they are read
     both = rows.set_index("id").loc[again.index]
     same = (both["n_tokens"] == again["n_tokens"]).to_numpy()

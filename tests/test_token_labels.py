@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -183,3 +184,31 @@ def test_span_max_needs_tokens(tmp_path):
     make_store(tmp_path / "s", 200)
     with fails("mismatch", "loss=span_max"):
         cli.run("train", [f"data={tmp_path / 's'}", f"out={tmp_path / 'p'}", "loss=span_max", "head=linear"])
+
+
+def named(name, row):
+    return row | {key: name + row[key] for key in ("id", "group")}
+
+
+def test_the_matrix_tests_each_prober_on_every_store(tmp_path, caplog):
+    """Own stores transfer, one without a signal does not; the diagonal is the prober's own figure."""
+    for name, strength in (("a", 1.0), ("b", 1.0), ("none", 0.0)):
+        make_store(
+            tmp_path / name,
+            600,
+            strength=strength,
+            edit=partial(named, name),
+        )
+    how = ["head=linear", "layer=[2]", "resamples=100", "learning_curve=false", "epochs=4", "lr=0.02"]
+    data = f"data=[{tmp_path}/a,{tmp_path}/b]"
+    out = cli.run("train", [data, f"test={tmp_path}/none", "matrix=true", f"out={tmp_path / 'p'}", *how])
+    found = json.loads((out / "matrix.json").read_text())
+    a, b, none = (f"{tmp_path}/{name}" for name in ("a", "b", "none"))
+    assert list(found) == [a, b, "all of these"] and list(found[a]) == [a, b, none]
+    assert found[a][b]["auroc"] > 0.8 and found[b][a]["auroc"] > 0.8
+    low, high = found["all of these"][none]["auroc_ci"]
+    assert low < 0.5 < high and (out / "plots" / "matrix.png").stat().st_size > 1000
+    alone = cli.run("train", [f"data={a}", f"out={tmp_path / 'q'}", *how])
+    figures = json.loads((alone / "metrics.json").read_text())
+    assert found[a][a]["auroc"] == pytest.approx(figures["ensemble"]["auroc"], abs=1e-6)
+    assert "AUROC, trained on (down)" in caplog.text

@@ -79,8 +79,8 @@ def _bag_of_words(examples: Examples, column: str) -> np.ndarray:
     return bag_of_words(examples.table[column].tolist(), examples.wrong, examples.rows["train"])
 
 
-def _category(examples: Examples, column: str) -> np.ndarray:
-    return categories(examples.table[[column]].to_numpy(), examples.wrong, examples.rows["train"])
+def _category(examples: Examples, *columns: str) -> np.ndarray:
+    return categories(examples.table[list(columns)].to_numpy(), examples.wrong, examples.rows["train"])
 
 
 def _numbers(examples: Examples, *columns: str) -> np.ndarray:
@@ -117,6 +117,8 @@ _CONTROLS: dict[str, tuple[Any, ...]] = {
     "position": (*_RANGES, "cut_at", "sentence"),
     "question type": (*_ONE_HOT, "question_type"),
     "condition": (*_ONE_HOT, "condition"),
+    "writer": (*_ONE_HOT, "writer"),
+    "writer and position": (*_ONE_HOT, "writer", "sentence"),
     "mean entropy": ("mean_entropy, not trained", _rising, "mean_entropy"),
     "max entropy": ("max_entropy, not trained", _rising, "max_entropy"),
     "min probability": ("minus min_prob, not trained", _falling, "min_prob"),

@@ -28,6 +28,8 @@ MOMENTS: tuple[Moment, ...] = get_args(Moment)
 
 COMBINED, WITH_SIGNALS = "signals combined", "head + signals"
 
+#: Positions whose texts are a part of what the model wrote.
+_PIECES = ("entity", "span", "sentence", "claim")
 #: Signals of the position that predicts the first token: name -> column, and 1 where more is likelier wrong.
 _BEFORE = {
     "entropy before": ("entropy_before", 1),
@@ -105,15 +107,26 @@ def _inputs(moment: Moment, examples: Examples) -> np.ndarray | None:
 
 
 def strata_of(examples: Examples, spec: FeatureSpec) -> dict[str, Strata]:
-    """Divide the test texts by length, type (kind of answer) and both; a single stratum is left out."""
+    """Divide the test texts by length, type (kind of answer) and both; a single stratum is left out.
+
+    Labelled texts are divided by length, writer (the model that wrote them) and question.
+    """
     found: dict[str, Strata] = {}
     if "n_tokens" in examples.table:
         lengths = examples.column("n_tokens", "test")
         found["length"] = Strata.by_length(lengths, short=spec.position == "entity")
     if "answer_kind" in examples.table:
         found["type"] = Strata.by(examples.column("answer_kind", "test"))
+    if "writer" in examples.table:
+        found.pop("type", None)
+        found["writer"] = Strata.by(examples.column("writer", "test"))
+        found["question"] = Strata.by(examples.column("question", "test"))
+        wrong = examples.wrong[examples.rows["test"]]
+        n, bad = found["question"].counts(wrong)
+        if not ((bad > 0) & (bad < n)).any():  # no question has a right and a wrong answer
+            del found["question"]
     found = {name: strata for name, strata in found.items() if len(strata.names) > 1}
-    if len(found) == 2:
+    if set(found) == {"length", "type"}:
         found["length and type"] = found["length"].and_by(found["type"])
     return found
 
@@ -131,7 +144,7 @@ def moment_figures(trained: Trained, examples: Examples, bootstrap: Bootstrap) -
     spec = trained.bank.spec
     strata = strata_of(examples, spec)
     figures: dict[str, Any] = {
-        "position": "entity" if spec.position == "entity" else "answer",
+        "position": spec.position if spec.position in _PIECES else "answer",
         "strata": {name: _division(of, wrong) for name, of in strata.items()},
     }
     for moment in MOMENTS:

@@ -170,8 +170,7 @@ def _against(found: Json, name: str, key: str) -> str:
 
 def moment_columns(figures: Json) -> dict[str, str]:
     """Map the keys of a moment's figures to titles."""
-    titles = {"length": "within length", "type": "within type", "length and type": "within both"}
-    return {"all": "AUROC", **{name: titles[name] for name in figures["strata"]}}
+    return {"all": "AUROC", **{n: f"within {n if ' ' not in n else 'both'}" for n in figures["strata"]}}
 
 
 def _moments(figures: Json) -> list[str]:

@@ -45,7 +45,14 @@ def run(settings: Train, parts: PartRuns | None = None) -> Path:
     paths = _data(settings.data)
     log.info("reading %s", ", ".join(map(str, paths)))
     opened = [FeatureStore.open(path, checksums=settings.checksums) for path in paths]
-    stores = by_site(chosen(opened, settings.pool, _listed(settings.site) or None))
+    sites = _listed(settings.site) or None
+    stores = by_site(chosen(opened, settings.pool, sites))
+    others = [Path(path) for path in _listed(settings.test)]
+    single = [*paths, *others] if settings.matrix or others else []
+    opened = [FeatureStore.open(path, checksums=settings.checksums) for path in single]
+    alone = {str(store.path): by_site(chosen([store], settings.pool, sites)) for store in opened}
+    if alone and (part is not None or parts is not None):
+        raise UserError("matrix and test are of whole trainings: leave part and launch out", code="conflict")
 
     from .assemble import assemble
     from .data import Dataset, SplitRequest
@@ -65,7 +72,7 @@ def run(settings: Train, parts: PartRuns | None = None) -> Path:
     out = Path(settings.out or _default_out(paths, settings))
     if part is not None:
         out, own = part.folder(out), own_tasks(tasks, part)
-    folder = RunFolder(out, "train", _identity(settings, paths, tasks))
+    folder = RunFolder(out, "train", _identity(settings, [*paths, *others], tasks))
     if not (folder.begin("prober") if parts is None else parts.begin(folder, "prober")):
         return out
     if request.split != "store" or request.train_on or request.test_on:
@@ -95,11 +102,23 @@ def run(settings: Train, parts: PartRuns | None = None) -> Path:
     for each in (*sized, *of_layers(sets, fitted, trained, dataset, settings)):
         _write(each.trained, each.examples, settings, paths, made, out / each.folder)
         further[out / each.folder] = each.about
+    if alone:
+        from . import transfer
+
+        known = {name: store for name, store in alone.items() if Path(name) in paths}
+        several = len(known) > 1
+        probers = transfer.each_alone(known, make_head, settings) if several and settings.matrix else {}
+        name = transfer.ALL if several else str(paths[0])
+        probers[name] = replace(trained.bank, seen=dataset.examples.seen())
+        found = transfer.matrix(probers, alone, settings)
+        transfer.write(found, out)
     auroc = figures["ensemble"]["auroc"]
     folder.finish({"model": model, "best_layer": figures["best_layer"], "auroc": auroc})
     _remove_checkpoints(out)
 
     log.info("%s", table(figures))
+    if alone:
+        log.info("%s", transfer.table(found))
     size = f"{len(trained.bank.layers)} layer{'s' * (len(trained.bank.layers) > 1)}"
     how = f"trained in {fitted.seconds:.0f} s" if parts is None else f"trained in {len(parts.runs)} parts"
     log.info("wrote a prober of %s to %s (%s)", size, out, how)

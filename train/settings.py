@@ -117,6 +117,11 @@ class Train(Fitting, Assembling, Run):
     """feature store (a folder); null takes the newest complete one under runs/. Several, as [a,b], are
     read as one when they hold different texts; when they hold the same texts at several sites, the
     prober keeps the best site"""
+    test: Names | None = None
+    """further stores that are tested on only, as [c,d]; their test texts are a column each of the matrix"""
+    matrix: bool = False
+    """true also trains a prober on each store of data alone and tests all of them on every store: what
+    transfers, in out/matrix.json and out/plots/matrix.png"""
     pool: ReadPool | None = None
     """pool to train on, for a store with several; null takes its first"""
     site: Site | Several[Site] | None = None

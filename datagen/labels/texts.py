@@ -46,6 +46,11 @@ _BEYOND = "beyond max_tokens"
 _MEASURED = 100
 
 
+def _name(one: Text) -> str:
+    """Name a text among those of several files, whose ids may be the same."""
+    return f"{one.dataset}/{one.id}"
+
+
 @dataclass
 class TextsBuilder(LabelBuilder):
     """Reads labelled texts in one pass each; features are pooled over the tokens of a unit.
@@ -126,9 +131,9 @@ class TextsBuilder(LabelBuilder):
     def _marks(self, one: Text) -> list[tuple[str, Mark]]:
         """Id and mark of each labelled unit of a text; the whole text stands for its tokens."""
         if self.unit in ("answer", "token"):
-            return [(one.id, Mark(((0, len(one.answer)),), one.wrong))]
+            return [(_name(one), Mark(((0, len(one.answer)),), one.wrong))]
         marks = enumerate(one.units(self.unit), 1)
-        return [(f"{one.id}/{self.unit}{n}", mark) for n, mark in marks if mark.wrong is not None]
+        return [(f"{_name(one)}/{self.unit}{n}", mark) for n, mark in marks if mark.wrong is not None]
 
     def build(self, units: Sequence[Text], known: Mapping[str, int | None]) -> Iterator[Examples]:
         lm = self.lm
@@ -203,8 +208,8 @@ class TextsBuilder(LabelBuilder):
             same = np.flatnonzero(labels.mark == labels.mark[token])
             first, last = generation.offsets[same[0]][0], generation.offsets[same[-1]][1]
             row = {
-                "id": f"{one.id}#{token}", "span": one.id, "token": token, "correct": 1 - wrong, **about,
-                "answer": one.answer[first:last] if same[0] == token else "", "answer_kind": "",
+                "id": f"{_name(one)}#{token}", "span": _name(one), "token": token, "correct": 1 - wrong,
+                **about, "answer": one.answer[first:last] if same[0] == token else "", "answer_kind": "",
                 "cut_at": start, "sentence": int(labels.sentence[token]),
                 "token_wrong": int(labels.wrong[token]), "mark": int(labels.mark[token]),
                 "inside": int(labels.inside[token]),

@@ -148,9 +148,10 @@ def _helm(record: Record, place: Place) -> Iterator[Line]:
         answer += f" {sentence}"
         start = len(answer) - len(sentence)
         sentences.append({"start": start, "end": len(answer), "wrong": truth(each.get("label"), "label")})
+    writer = place.path.parent.name
     yield {
-        "prompt": text(record, "prompt"), "answer": answer, "sentences": sentences,
-        "group": str(record["id"]), "writer": place.path.parent.name,
+        "id": f"{writer}/{record['id']}", "prompt": text(record, "prompt"), "answer": answer,
+        "sentences": sentences, "group": str(record["id"]), "writer": writer, "dataset": "helm",
     }  # fmt: skip
 
 
