@@ -187,7 +187,7 @@ def test_span_max_needs_tokens(tmp_path):
 
 
 def named(name, row):
-    return row | {key: name + row[key] for key in ("id", "group")}
+    return row | {key: name + row[key] for key in ("id", "group")} | {"question": name + row["id"]}
 
 
 def test_the_matrix_tests_each_prober_on_every_store(tmp_path, caplog):
