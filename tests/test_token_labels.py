@@ -207,7 +207,7 @@ def test_the_matrix_tests_each_prober_on_every_store(tmp_path, caplog):
     assert list(found) == [a, b, "all of these"] and list(found[a]) == [a, b, none]
     assert found[a][b]["auroc"] > 0.8 and found[b][a]["auroc"] > 0.8
     assert 0.3 < found["all of these"][none]["auroc"] < 0.7
-    assert (out / "plots" / "matrix.png").stat().st_size > 1000
+    assert (out / "plots" / "matrix.png").is_file()
     alone = cli.run("train", [f"data={a}", f"out={tmp_path / 'q'}", *how])
     figures = json.loads((alone / "metrics.json").read_text())
     assert found[a][a]["auroc"] == pytest.approx(figures["ensemble"]["auroc"], abs=1e-6)
