@@ -155,6 +155,15 @@ def test_tokens_belong_to_the_span_with_most_of_their_characters(tokenizer, data
             assert labels.wrong[token] == 0 and labels.mark[token] >= len(marks)
 
 
+@pytest.mark.parametrize("wrong", [True, False])
+def test_the_label_of_a_whole_answer_is_that_of_each_sentence(wrong):
+    """Of both kinds alike: else the length of a span would tell them apart."""
+    offsets = [(0, 3), (3, 7), (7, 8), (8, 12), (12, 17), (17, 22), (22, 23)]
+    found = token_labels(read_text({"answer": "Ann saw. Bob left home.", "wrong": wrong}, ""), offsets)
+    assert found.mark.tolist() == [0, 0, 0, 1, 1, 1, 1]
+    assert found.wrong.tolist() == [int(wrong)] * 7 and found.inside.tolist() == [1] * 7
+
+
 def test_text_outside_that_is_right_is_cut_into_runs_by_sentence():
     text = {"answer": "Ann saw. Bob left home.", "outside": "right"}
     offsets = [(0, 3), (3, 7), (7, 8), (8, 12), (12, 17), (17, 22), (22, 23)]

@@ -99,6 +99,8 @@ class TextsBuilder(LabelBuilder):
         source.survey(unit)
 
         def make(lm: CausalLM | None, needs: Needs, folder: Path) -> LabelBuilder:
+            if lm is not None and lm.on_too_long == "error":  # of many texts the one is left out
+                lm.on_too_long = "skip"
             return cls(lm, source, settings.prompt.make(), needs, unit, settings.max_tokens)
 
         return Prepared(make, (str(settings.texts.path),))

@@ -246,11 +246,12 @@ def token_labels(text: Text, offsets: Sequence[tuple[int, int]]) -> TokenLabels:
     """Label the tokens of an answer, given the [start, end) characters of each.
 
     A token belongs to a mark if their characters overlap, and of several to that with most of its
-    characters. Without marks the answer's own label is every token's.
+    characters. Without marks, and where the rest does not count as right anyway, each sentence has the label
+    of the answer.
     """
     n, marks = len(offsets), text.units("token")
-    if not marks and text.wrong:
-        marks = [Mark(((0, len(text.answer)),), True)]
+    if not marks and text.outside != "right" and text.wrong is not None:
+        marks = [Mark((span,), text.wrong) for span in split_sentences(text.answer)]
     wrong, place, best = np.zeros(n, np.int8), np.full(n, -1), np.zeros(n, int)
     shared = np.zeros(n, bool)
     for number, mark in enumerate(marks):
@@ -262,8 +263,7 @@ def token_labels(text: Text, offsets: Sequence[tuple[int, int]]) -> TokenLabels:
                 wrong[token], place[token], best[token] = label, number, overlap
     starts = [start for start, _ in split_sentences(text.answer)][1:]
     sentence = np.searchsorted(starts, [end - 1 for _, end in offsets], side="right")
-    right = text.outside == "right" or (not marks and text.wrong is False)
-    inside = np.where(place >= 0, 1, 0 if right else -1).astype(np.int8)
+    inside = np.where(place >= 0, 1, 0 if text.outside == "right" else -1).astype(np.int8)
     following = len(marks) - 1
     for token in np.flatnonzero(inside < 1).tolist():
         goes_on = token > 0 and inside[token - 1] < 1 and sentence[token - 1] == sentence[token]
