@@ -15,6 +15,7 @@ from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 from tiny import tiny_lm, tiny_path
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from probers.bank import value_head
 from probers.bank.bank import ProbeBank
 from probers.bank.calibration import Temperature
 from probers.bank.decision import Ensemble, half_precision
@@ -297,6 +298,28 @@ def test_requests_without_a_model_or_probe_say_what_is_missing(tmp_path):
     for command, key in (("import", "probe"), ("export", "prober")):
         with fails("missing-value", key):
             cli.run(command, [])
+
+
+def test_of_the_hub_only_the_files_of_its_folder_are_asked_for(tmp_path, monkeypatch):
+    import huggingface_hub
+
+    written(tmp_path / "snapshot" / "linear", linear().state_dict(), 0)
+    asked = []
+
+    def download(repo, **options):
+        asked.append((repo, options.pop("allow_patterns"), options))
+        return str(tmp_path / "snapshot")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    monkeypatch.chdir(tmp_path)
+    cli.run(
+        "import", ["owner/probes", "subfolder=linear", "revision=v1", f"model={tiny_path('llama', 0)}", *ON]
+    )
+    assert ProbeBank.from_pretrained("runs/import/linear").layers == (1,)
+    ((repo, patterns, options),) = asked
+    assert (repo, options) == ("owner/probes", {"revision": "v1"})
+    assert all(pattern.startswith("linear/") for pattern in patterns)
+    assert {f"linear/{name}" for name in value_head.FILES} <= {*patterns}
 
 
 def test_what_is_no_linear_head_of_tokens_is_not_exported(tmp_path):
