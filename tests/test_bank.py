@@ -26,6 +26,7 @@ from probers.bank import io
 from probers.bank.bank import ProbeBank
 from probers.bank.calibration import EntropyModel, Isotonic, Temperature
 from probers.bank.decision import Ensemble, half_precision
+from probers.bank.value_head import FILES as VALUE_HEAD
 from probers.commands.compose import compose
 from probers.commands.inputs import find_prober
 from probers.heads import HEADS, LinearHead, Moments, ProbingRagHead, factory
@@ -265,7 +266,7 @@ def test_the_hub_is_asked_only_where_no_folder_is_meant(tmp_path: Path, monkeypa
             ProbeBank.from_pretrained(path)
     assert [repo for repo, _ in asked] == ["owner/prober", "owner/nothing"]
     patterns = asked[1][1]["allow_patterns"]
-    assert {*patterns} == {*FILES, "seen.json", "domain.safetensors", "plots/*.png"}
+    assert {*patterns} == {*FILES, "seen.json", "domain.safetensors", "plots/*.png", *VALUE_HEAD}
     assert [options for _, options in asked] == [given | asked[1][1], {"allow_patterns": patterns}]
     (tmp_path / "cached/config.json").unlink()
     with fails("no-artifact", "config.json"):

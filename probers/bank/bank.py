@@ -26,6 +26,7 @@ from .calibration import Calibration, EntropyModel, Temperature, calibration_fro
 from .decision import Ensemble, run_heads, run_heads_on_spans
 from .domain import Domain
 from .io import CONFIG, HubOptions, load_head, locate, read, save
+from .value_head import is_value_head, read_value_head
 
 if TYPE_CHECKING:
     import torch
@@ -252,16 +253,29 @@ class ProbeBank(ModelHubMixin):
         *,
         head_class: type[nn.Module] | None = None,
         allow_other: bool = False,
+        model: ModelSpec | None = None,
+        subfolder: str | None = None,
         **hub: Unpack[HubOptions],
     ) -> ProbeBank:
         """Load a prober from a folder, or from ``owner/name`` on the Hugging Face Hub.
 
         The mixin's own version would ask the Hub for any mistyped path, and hand the fields of
-        ``config.json`` on before anything has checked them. ``head_class`` is that of heads which are none of
-        this package's; ``hub`` are options of the download (:class:`.io.HubOptions`).
+        ``config.json`` on before anything has checked them.
+
+        Args:
+            head_class: that of heads which are none of this package's.
+            model: specification of the model of a value head (:mod:`.value_head`), which does not say it;
+                its P(wrong) is not calibrated.
+            subfolder: folder of the prober within that folder or repository.
+            hub: options of the download (:class:`.io.HubOptions`).
         """
-        folder = locate(pretrained_model_name_or_path, **hub)
-        config, papers = read(folder, str(pretrained_model_name_or_path))
+        folder, name = (
+            locate(pretrained_model_name_or_path, subfolder, **hub),
+            str(pretrained_model_name_or_path),
+        )
+        if is_value_head(folder):
+            return cls._of_value_head(folder, name, model, allow_other)
+        config, papers = read(folder, name)
         entropy, domain = config["entropy_model"], config["domain"]
         try:
             spec = FeatureSpec.from_dict(config["spec"])
@@ -278,6 +292,15 @@ class ProbeBank(ModelHubMixin):
             domain=None if domain is None else Domain.read(folder, domain), allow_other=allow_other,
             **{name: config[name] for name in ("threshold", "aggregate", "recogniser")}, **papers,
         )  # fmt: skip
+
+    @classmethod
+    def _of_value_head(cls, folder: Path, name: str, model: ModelSpec | None, allow_other: bool) -> ProbeBank:
+        probe = read_value_head(folder, name)
+        if model is None:
+            told = f"{name} is a linear probe whose files do not name its model: make a prober of it with "
+            told += "probers-import, or pass model=lm.spec to from_pretrained"
+            raise UserError(told, "missing-value")
+        return cls(probe.spec(model, name), probe.head(name), aggregate="max", allow_other=allow_other)
 
 
 @cache

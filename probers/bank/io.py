@@ -23,6 +23,7 @@ from ..files import canonical_json, digest, read_bytes, read_json, read_text, re
 from ..heads import HEADS, ProbeHead, factory, head_name
 from ..options import Name, check_component, check_record, shown
 from ..types import UserError, first_line
+from . import value_head
 from .domain import FILE as DOMAIN
 
 if TYPE_CHECKING:
@@ -158,24 +159,27 @@ def shipped(model: str) -> str | None:
     return model if Path(model).name == model and (_SHIPPED / model / CONFIG).is_file() else None
 
 
-def locate(path: str | Path, **hub: Unpack[HubOptions]) -> Path:
+def locate(path: str | Path, subfolder: str | None = None, **hub: Unpack[HubOptions]) -> Path:
     """Find a prober: a folder, ``smollm2`` that comes with this package, or ``owner/name`` on the Hub.
 
-    TypeError for an unknown keyword, UserError for what is neither a folder nor on the Hub.
+    ``subfolder`` is the prober's within it. TypeError for an unknown keyword, UserError for what is neither a
+    folder nor on the Hub.
     """
     if unknown := sorted(hub.keys() - HubOptions.__annotations__.keys()):
         raise TypeError(f"from_pretrained has no keyword {unknown[0]!r}")
-    folder = Path(path)
+    folder, below = Path(path), subfolder or ""
     if not folder.exists() and (own := shipped(str(path))) is not None:
         return _SHIPPED / own
     owner, _, name = str(path).partition("/")
     if folder.exists() or not owner.strip(".~") or not name or "/" in name or owner == "runs":
-        return folder
+        return folder / below
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
+    wanted = [*FILES, *value_head.FILES, f"{PICTURES}/*.png"]
+    patterns = [f"{below.strip('/')}/{name}".lstrip("/") for name in wanted]
     try:
-        return Path(snapshot_download(str(path), allow_patterns=[*FILES, f"{PICTURES}/*.png"], **hub))
+        return Path(snapshot_download(str(path), allow_patterns=patterns, **hub)) / below
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         told = f"prober={path} is no folder, and not on the Hub either ({first_line(error)})"
         raise UserError(told, "no-artifact") from error

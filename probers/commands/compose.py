@@ -32,6 +32,8 @@ COMMANDS = {
     "score": ("score.settings.Score", "score.run.run"),
     "serve": ("serve.settings.Serve", "serve.command.run"),
     "check": ("score.settings.Check", "score.check.run"),
+    "import": ("score.settings.Import", "score.exchange.run_import"),
+    "export": ("score.settings.Export", "score.exchange.run_export"),
     "merge": ("commands.settings.Merge", "commands.merge.run"),
 }
 #: Groups whose choice a preset makes together with options of that very choice.
@@ -41,7 +43,7 @@ _OWN = ("trigger", "query", "retriever")
 #: Keys beside those of the settings: what presets bring for their own references, and their commands.
 _OF_PRESETS = ("published", "commands")
 #: What an argument that is no ``key=value`` stands for: one, or several as a list.
-_PLACED, _PLACED_LIST = {"score": "texts"}, {"merge": "parts"}
+_PLACED, _PLACED_LIST = {"score": "texts", "import": "probe", "export": "prober"}, {"merge": "parts"}
 #: Keys whose text is sent as it is typed, whatever stands in it.
 _FREE = re.compile(r"\+*(question|prompt\.\w+|trigger\.prompt|retriever\.\w+_prefix)")
 _KEY = re.compile(r"\+{0,2}(?!hydra\b)[A-Za-z_]\w*(\.\w+)*")

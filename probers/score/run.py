@@ -54,7 +54,7 @@ def run(settings: Score) -> Path:
     if lm.on_too_long == "error":  # of many texts the one is left out
         lm.on_too_long = "skip"
     bank.check_model(lm.spec)
-    texts = _readable(given, source, lm.tokenizer)
+    texts = readable(given, source, lm.tokenizer)
     edges = ((one.prompt or "")[-1:] + one.answer[:1] for one in texts)
     if glued := sum(len(edge) == 2 and edge[0].isalnum() and edge[1].isalnum() for edge in edges):
         told = "note: %d of %d answers continue the prompt's last word: begin a new word with a space"
@@ -78,7 +78,7 @@ def run(settings: Score) -> Path:
     return out
 
 
-def _readable(given: Sequence[Text], source: TextSource, tokenizer: Any) -> list[Text]:
+def readable(given: Sequence[Text], source: TextSource, tokenizer: Any) -> list[Text]:
     """Those texts that the model can write, each without its end marker; others are an error or left out."""
     found = []
     for one in given:

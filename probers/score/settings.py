@@ -1,11 +1,11 @@
-"""Settings of ``probers-score`` and ``probers-check``."""
+"""Settings of ``probers-score``, ``probers-check``, ``probers-import`` and ``probers-export``."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from ..commands.settings import BatchSize, Model, OnBadLine, Run, Settings, TextFile
+from ..commands.settings import BatchSize, Model, OnBadLine, Resamples, Run, Settings, TextFile
 from ..options import Count, Limits, Name, Natural, Positive
 
 
@@ -69,3 +69,53 @@ class Check(Settings):
     warning"""
     batch_size: BatchSize = "auto"
     """prompts per forward pass; auto halves when memory runs out"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Import(Run):
+    """Make a prober of a linear probe of hallucination_probes: probers-import FOLDER model=NAME texts=FILE.
+
+    Its files are probe_config.json (layer_idx, hidden_size) and probe_head.bin (weight and bias of one logit
+    per token, above 0 where it is likely wrong); a LoRA adapter beside them is refused. Labelled texts, as of
+    probers-datagen --source texts, calibrate P(wrong) and choose the threshold by the highest token of each
+    marked span, or of an answer with one label (validation split), and test both (test split). Without texts
+    the threshold is 0, and P(wrong) is not calibrated.
+    """
+
+    probe: Name | None = None
+    """folder with both files, or hub id; given without a key too"""
+    subfolder: Name | None = None
+    """folder of the probe within that folder or hub repository"""
+    revision: Name | None = None
+    """revision of the probe on the hub"""
+    model: Model = field(default_factory=Model)
+    texts: TextFile = field(default_factory=TextFile)
+    limit: Count | None = None
+    """texts, whole groups drawn by seed; null takes all"""
+    threshold: Name = "balanced_accuracy"
+    """rule that chooses the threshold on validation, as of probers-train: balanced_accuracy, f1, accuracy,
+    budget=0.4, recall_at_fpr=0.1, or cost=5"""
+    resamples: Resamples = 1000
+    """bootstrap resamples for every 95% interval"""
+    out: Name | None = None
+    """prober folder; null is runs/import/<name of the probe>"""
+    on_bad_line: OnBadLine = "error"
+    """what a malformed input line does: stop before the model runs, or be left out"""
+    batch_size: BatchSize = "auto"
+    """texts per forward pass; auto halves when memory runs out"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Export(Settings):
+    """Write a linear head of a prober as a probe of hallucination_probes: probers-export PROBER out=FOLDER.
+
+    For head=linear trained on pool=tokens and site=resid_post. Standardisation goes into weight and bias;
+    threshold and calibration have no place in probe_config.json and probe_head.bin, and are shown.
+    """
+
+    prober: Name | None = None
+    """prober folder or hub id; given without a key too"""
+    layer: Natural | None = None
+    """layer to export, for a prober with several"""
+    out: Name | None = None
+    """folder to write; null is runs/export/<name of the prober>"""

@@ -1,0 +1,288 @@
+"""The commands ``probers-import`` and ``probers-export``: linear probes in the files of another project.
+
+Imported probes are calibrated on labelled texts as trained ones are, by the highest token of each span.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from ..bank.bank import ProbeBank
+from ..bank.calibration import fit_calibration
+from ..bank.decision import ThresholdRule
+from ..bank.io import locate
+from ..bank.value_head import CONFIG, WEIGHTS, ValueHead, fold, read_value_head
+from ..checksums import Journal, inputs
+from ..commands.inputs import load_model
+from ..commands.runs import RunFolder
+from ..commands.settings import plain
+from ..data.splits import Seen
+from ..data.texts import Text, TextSource, token_labels
+from ..engine.language_model import ScoreRequest, Scoring
+from ..evaluation.bootstrap import Bootstrap, bounded
+from ..evaluation.metrics import auprc, auroc, ece, recall_at_fpr
+from ..files import write_bytes
+from ..online.scores import text_needs, text_scores
+from ..text import count
+from ..types import UserError
+from .run import readable
+
+if TYPE_CHECKING:
+    from ..engine.model import CausalLM
+    from .settings import Export, Import
+
+_UNFINISHED = "unfinished.jsonl"
+
+log = logging.getLogger(__name__)
+
+
+class Span(NamedTuple):
+    """A judged stretch of a text, with the score of its highest token."""
+
+    split: str
+    group: str
+    wrong: bool
+    score: float
+
+
+def run_import(settings: Import) -> Path:
+    """Make a prober of a value head; returns the folder written. UserErrors come before texts are read."""
+    if settings.probe is None:
+        told = f"no probe is given: probers-import FOLDER, with {CONFIG} and {WEIGHTS} in it"
+        raise UserError(told, "missing-value")
+    rule, name = ThresholdRule.parse(settings.threshold), settings.probe
+    download = {} if settings.revision is None else {"revision": settings.revision}
+    place = locate(name, settings.subfolder, **download)  # type: ignore[arg-type]
+    probe = read_value_head(place, name)
+    source = None
+    if settings.texts.path is not None:
+        source = TextSource(
+            **plain(settings.texts), on_bad_line=settings.on_bad_line,
+            limit=settings.limit, seed=settings.seed,
+        )  # fmt: skip
+        check_labels(source)
+    out = Path(settings.out or f"runs/import/{Path(settings.subfolder or name).name}")
+    read = {
+        "probe": inputs(place)[str(place)],
+        **({} if source is None else inputs(str(settings.texts.path))),
+    }
+    folder = RunFolder(out, "import", settings.record | {"inputs": read})
+    if not folder.begin("prober"):
+        return out
+    lm = load_model(settings, folder)
+    bank = ProbeBank(probe.spec(lm.spec, name), probe.head(name), aggregate="max")
+    figures: dict[str, Any] = {"imported": {"format": "hallucination_probes", "layer_idx": probe.layer_idx}}
+    if source is not None:
+        if lm.on_too_long == "error":  # of many texts the one is left out
+            lm.on_too_long = "skip"
+        bank = calibrated(bank, lm, source, rule, out / _UNFINISHED, settings.resamples)
+        figures |= dict(bank.metrics)
+    lines = [*_told(bank, probe, figures)]
+    replace(bank, metrics=figures, card=_card(bank, name, lines)).save_pretrained(out)
+    (out / _UNFINISHED).unlink(missing_ok=True)
+    folder.finish({"model": settings.model.name, "auroc": figures.get("span", {}).get("auroc")})
+    for line in lines:
+        log.info("%s", line)
+    log.info("wrote a prober of layer %d to %s", probe.layer_idx + 1, out)
+    log.info("next: probers-score FILE model=%s prober=%s", settings.model.name, out)
+    return out
+
+
+def check_labels(source: TextSource) -> None:
+    """Refuse texts whose validation split is not of both right and wrong spans (UserError)."""
+    found: set[bool | None] = set()
+    for one in source.labelled("token"):
+        if one.split == "validation":
+            marks = {mark.wrong for mark in one.units("token")} or {one.wrong}
+            found |= marks | ({False} if one.outside == "right" else set())
+    if not {True, False} <= found:
+        kind = "only wrong" if True in found else "only right" if False in found else "no"
+        told = f"texts={source.path}: the validation texts have {kind} labels"
+        fix = "texts.outside=right if all that is wrong is marked, or more texts"
+        raise UserError(f"{told}, and a calibration needs both: give {fix}", "labels")
+
+
+def calibrated(
+    bank: ProbeBank, lm: CausalLM, source: TextSource, rule: ThresholdRule, unfinished: Path,
+    resamples: int = 1000,
+) -> ProbeBank:  # fmt: skip
+    """Calibrate a prober of single tokens, choose its threshold by ``rule``, and measure it.
+
+    Calibration and threshold are fitted on spans of the validation texts, figures are of the test texts, and
+    training texts are not read. Finished texts are kept in ``unfinished``, for a run that resumes.
+
+    Raises:
+        UserError: validation texts with labels of only one kind (as :func:`check_labels`, without the model).
+    """
+    given = [one for one in source.labelled("token") if one.split != "train"]
+    texts = readable(given, source, lm.tokenizer)
+    spans = [span for found in spans_of(bank, lm, texts, source.file, unfinished) for span in found]
+    for line in [*source.survey("token").notes, *source.left_out.lines()]:
+        log.info("%s", line)
+    wrong, scores = _columns([span for span in spans if span.split == "validation"])
+    bank = replace(
+        bank,
+        calibration=fit_calibration("platt", wrong, scores),
+        threshold=rule(wrong, scores),
+        seen=_seen(texts),
+    )
+    sides = {side: [span for span in spans if span.split == side] for side in ("validation", "test")}
+    splits = {
+        side: {
+            "n": len(own), "texts": sum(one.split == side for one in texts),
+            "groups": len({span.group for span in own}),
+            "wrong": float(np.mean([span.wrong for span in own])) if own else None,
+        }
+        for side, own in sides.items()
+    }  # fmt: skip
+    figures = {"splits": splits, "span": measured(bank, sides["test"], resamples, source.seed)}
+    return replace(bank, metrics=figures)
+
+
+def spans_of(
+    bank: ProbeBank, lm: CausalLM, texts: Sequence[Text], file: str, unfinished: Path
+) -> list[list[Span]]:
+    """Score the judged spans of each text in one pass; none of a text that is too long."""
+    journal = Journal(unfinished)
+    made = _resumed(journal, texts)
+    requests = [
+        ScoreRequest(one.prompt_for(lm.tokenizer, file), one.answer, f"of {file} {one.where}")
+        for one in texts
+    ]
+    for batch in lm.score_each(requests, Scoring(text_needs(bank)), known=made):
+        new: dict[int, list[Span]] = {}
+        for place, written in batch.items():
+            new[place] = []
+            if written.token_ids:
+                assert written.state is not None
+                scores = np.array(text_scores(bank, written.state)[0], dtype=float)
+                new[place] = judged(texts[place], written.offsets, scores)
+        journal.append([{"place": p, "id": texts[p].id, "spans": list(map(list, s))} for p, s in new.items()])
+        made |= new
+    if long := sum(not made[place] for place in range(len(texts))):
+        log.info(
+            "%s left out: too long for the model's context, or without a token that is judged",
+            count(long, "text"),
+        )
+    return [made[place] for place in range(len(texts))]
+
+
+def judged(one: Text, offsets: Sequence[tuple[int, int]], scores: np.ndarray) -> list[Span]:
+    """Judged spans of a text, given characters and scores (n,) of its tokens, as training has them.
+
+    Text outside of marks counts where it is right, cut at sentences. An answer without marks is one span.
+    """
+    if not one.units("token"):
+        return [Span(one.split, one.group, bool(one.wrong), float(scores.max()))]
+    labels = token_labels(one, offsets)
+    found = []
+    for mark in np.unique(labels.mark[(labels.inside >= 0) & (labels.wrong >= 0)]):
+        own = labels.mark == mark
+        found.append(Span(one.split, one.group, bool(labels.wrong[own][0]), float(scores[own].max())))
+    return found
+
+
+def _resumed(journal: Journal, texts: Sequence[Text]) -> dict[int, list[Span]]:
+    """Read the texts that an earlier run kept; those whose line is damaged are read again."""
+    found: dict[int, list[Span]] = {}
+    for kept in journal.read().records.values():
+        with suppress(LookupError, TypeError):
+            if kept["id"] == texts[kept["place"]].id:
+                found[kept["place"]] = [Span(*span) for span in kept["spans"]]
+    if found:
+        log.info("resuming: %d of %s are scored already", len(found), count(len(texts), "text"))
+    return found
+
+
+def measured(bank: ProbeBank, spans: Sequence[Span], resamples: int, seed: int) -> dict[str, Any]:
+    """Measure scores and P(wrong) of spans, with 95% intervals over groups; null without both labels."""
+    wrong, scores = _columns(spans)
+    figures: dict[str, Any] = {"n": len(spans), "auroc": None}
+    if len(set(wrong.tolist())) < 2:
+        return figures
+    bootstrap = Bootstrap([span.group for span in spans], resamples=resamples, seed=seed)
+    p_wrong = bank.probability(scores)
+    for name, values, metric in (
+        ("auroc", scores, auroc), ("auprc", scores, auprc), ("recall_at_fpr10", scores, recall_at_fpr),
+        ("ece", p_wrong, ece),
+    ):  # fmt: skip
+        figures |= bootstrap.interval(values, partial(metric, wrong)).figures(name)
+    return figures
+
+
+def _columns(spans: Sequence[Span]) -> tuple[np.ndarray, np.ndarray]:
+    return np.array([span.wrong for span in spans], float), np.array([span.score for span in spans], float)
+
+
+def _seen(texts: Sequence[Text]) -> Seen:
+    named = [(one.split, (one.dataset, one.group, one.asked or one.answer)) for one in texts]
+    return Seen.of({side: [each for of, each in named if of == side] for side in ("validation", "test")})
+
+
+def _told(bank: ProbeBank, probe: ValueHead, figures: Mapping[str, Any]) -> Iterator[str]:
+    """Summarise how it was calibrated and what rounding changed, as lines for the terminal and the card."""
+    size = float(probe.weight.abs().max()) or 1.0
+    kept = fold(bank.spec, bank.head, bank.ensemble)
+    change = float((kept.weight - probe.weight).abs().max()) / size
+    yield f"weights are kept in half precision: at most {change:.1g} of the largest one is lost"
+    if "span" not in figures:
+        yield "P(wrong) is not calibrated and the threshold is 0: give texts=FILE with labels to fit both"
+        return
+    span, validation = figures["span"], figures["splits"]["validation"]
+    yield (
+        f"calibrated on {count(validation['n'], 'span')} of {count(validation['texts'], 'validation text')}, "
+        f"{validation['wrong']:.0%} wrong; fires above {bank.threshold:.3g}, "
+        f"P(wrong) above {float(bank.probability(np.array([bank.threshold]))[0]):.0%}"
+    )
+    if span["auroc"] is None:
+        yield f"no AUROC: the {count(span['n'], 'test span')} are not of both kinds"
+    else:
+        yield f"AUROC of {count(span['n'], 'test span')} by their highest token: {bounded(span, 'auroc')}"
+
+
+def _card(bank: ProbeBank, name: str, lines: Sequence[str]) -> str:
+    model, told = bank.spec.model.id, "\n".join(f"- {line}." for line in lines)
+    return (
+        "---\nlibrary_name: probers\ntags:\n- hallucination-detection\n- probing\n---\n\n"
+        f"# Prober for {model}, imported\n\n"
+        f"Scores each token by a linear map of its state at layer {bank.layers[0]} (resid_post): the probe "
+        f"`{name}`, from files of hallucination_probes (Obeso et al. 2025). The files do not name their "
+        f"model; `{model}` was given with model=.\n\n{told}\n"
+    )
+
+
+def run_export(settings: Export) -> Path:
+    """Write a linear head as a value head; returns the folder written."""
+    if settings.prober is None:
+        raise UserError("no prober is given: probers-export PROBER out=FOLDER", "missing-value")
+    bank = ProbeBank.from_pretrained(settings.prober)
+    probe = fold(bank.spec, bank.head, bank.ensemble, settings.layer)
+    out, files = Path(settings.out or f"runs/export/{Path(settings.prober).name}"), probe.files()
+    there = {path.name: path for path in out.iterdir()} if out.is_dir() else {}
+    if out.exists() and (not out.is_dir() or there.keys() - files.keys()):
+        told = f"out={out} exists and holds something else than a probe: choose another out or remove it"
+        raise UserError(told, "out-taken")
+    if any(there[name].read_bytes() != files[name] for name in there):
+        raise UserError(f"out={out} holds another probe: choose another out or remove it", "out-taken")
+    for name, blob in files.items():
+        write_bytes(out / name, blob)
+    told = (
+        f"threshold {bank.threshold:.4g} of its logit" if len(bank.layers) == 1 else "no threshold of its own"
+    )
+    log.info(
+        "wrote layer %d of %s as layer_idx=%d to %s",
+        probe.layer_idx + 1,
+        settings.prober,
+        probe.layer_idx,
+        out,
+    )
+    log.info("the files hold neither threshold nor calibration: %s; model %s", told, bank.spec.model)
+    return out
