@@ -17,12 +17,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from probers.bank.bank import ProbeBank
 from probers.data.articles import Rules, open_articles
 from probers.evaluation.bootstrap import Bootstrap
 from probers.store.store import FeatureStore
 from probers.train.assemble import fit_domain, surprise_of
 from probers.train.data import Dataset
+from probers.types import SPLITS
+
+#: Texts of each split that are needed.
+_LEAST = 20
 
 
 def side_of(bank: ProbeBank, dataset: str, group: str) -> str:
@@ -42,15 +48,17 @@ def write_seen(articles: str, bank: ProbeBank, out: Path) -> int:
 def refitted(bank: ProbeBank, store: FeatureStore, rate: float) -> tuple[ProbeBank, Mapping[str, Any]]:
     """The prober with a domain of the store's training texts, and the share of its test texts beyond it.
 
-    ValueError for a store whose training or validation texts are none of the prober's.
+    Texts are in the splits that the prober had them in; ValueError for a store that has hardly any of them.
     """
     bank.check_model(store.spec.model)
     dataset = Dataset.load([store], list(bank.layers))
-    for split in ("train", "validation"):
-        texts = dataset.examples.table.iloc[dataset.examples.rows[split]]
-        for name, group in sorted(set(zip(texts["dataset"], texts["group"], strict=True))):
-            if side_of(bank, name, group) != split:
-                raise ValueError(f"{group!r} is not among the prober's {split} groups")
+    table = dataset.examples.table
+    names = zip(table["dataset"], table["group"], strict=True)
+    sides = np.array([side_of(bank, str(name), str(group)) for name, group in names])
+    rows = {split: np.flatnonzero(sides == split) for split in SPLITS}
+    if few := [split for split, kept in rows.items() if len(kept) < _LEAST]:
+        raise ValueError(f"fewer than {_LEAST} of the store's {few[0]} texts are the prober's")
+    dataset = replace(dataset, examples=replace(dataset.examples, rows=rows))
     columns = [column for column in dataset.columns if column.layer > 0]
     domain, distances = fit_domain(dataset, columns, rate)
     test, surprise = dataset.examples.rows["test"], surprise_of(dataset.examples)
