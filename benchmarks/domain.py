@@ -141,6 +141,7 @@ def main(argv: list[str] | None = None) -> None:
         asked = [one.prompt_for(reader.lm.tokenizer, file) for one in texts]
         told(Path(file).name, reader.read(asked, [one.answer for one in texts]))
     argv = ["--articles", str(options.articles), "--texts", *options.texts, "--n", str(options.n)]
+    argv += ["--tokens", str(options.tokens)]
     publish({SECTION: results.body("domain")}, invocation("domain.py", argv), write=options.write)
 
 
