@@ -83,6 +83,17 @@ def signals(generation: Generation) -> dict[str, float]:
     return values
 
 
+def surprise(logprobs: Any, entropies: Any) -> float:
+    """Mean over tokens (n,) of how much less likely each is than its distribution leads to expect, nats.
+
+    That is the mean of max(0, -log p - H): of greedily written text 0, since the likeliest token's -log p is
+    at most the entropy H; of text of others, and of drawn text, more. The signed mean is the numerator of
+    Fast-DetectGPT (Bao et al. 2024).
+    """
+    beyond = -np.asarray(logprobs, dtype=np.float64) - np.asarray(entropies, dtype=np.float64)
+    return float(np.maximum(beyond, 0.0).mean())
+
+
 def margins(generation: Generation) -> np.ndarray:
     """Subtract the second highest from the highest probability at each token, (n,)."""
     if generation.top is None:

@@ -1,5 +1,6 @@
 """What states a prober knows: distances as the whole covariance gives them, alarms as promised."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -13,11 +14,15 @@ from test_bank import make_bank, make_states
 from probers.bank.assessment import Assessor
 from probers.bank.bank import ProbeBank
 from probers.bank.domain import FILE, Domain, limit_of
+from probers.bank.io import CONFIG
+from probers.checksums import sealed
+from probers.datagen.labels.base import recorded, recorded_needs
+from probers.engine.language_model import Sampling
 from probers.engine.model import CausalLM
 from probers.online.scores import GrowingScores, text_needs, text_scores
-from probers.train.assemble import fit_domain
+from probers.train.assemble import fit_domain, surprise_of
 from probers.train.data import Dataset
-from probers.types import RunError
+from probers.types import Needs, RunError
 
 
 def some_domain(layers=2, width=8, k=3, limit=1.5):
@@ -107,10 +112,16 @@ def test_it_is_saved_with_the_prober_and_a_prober_without_one_has_none(tmp_path)
     again = ProbeBank.from_pretrained(tmp_path / "with")
     assert torch.equal(again.domain(states), bank.domain(states))
     assert (again.domain.limit, again.domain.rate) == (1.5, 0.05)
+    assert again.domain.surprise is None
+    make_bank(domain=replace(some_domain(), surprise=(0.0, 0.5))).save_pretrained(tmp_path / "writer")
+    assert ProbeBank.from_pretrained(tmp_path / "writer").domain.surprise == (0.0, 0.5)
+    config = {k: v for k, v in json.loads((tmp_path / "with" / CONFIG).read_text()).items() if k != "sha256"}
+    del config["domain"]["surprise"]  # as earlier versions wrote it
+    (tmp_path / "with" / CONFIG).write_text(sealed(config))
+    assert ProbeBank.from_pretrained(tmp_path / "with").domain.limit == 1.5
     make_bank().save_pretrained(tmp_path / "without")
     assert ProbeBank.from_pretrained(tmp_path / "without").domain is None
     assert not (tmp_path / "without" / FILE).exists()
-    assert ProbeBank.from_pretrained("smollm2").domain is None
     assert bank.to("cpu") is bank
     with pytest.raises(ValueError):
         make_bank(domain=some_domain(layers=3))
@@ -136,6 +147,8 @@ def test_no_domain_is_made_of_numbers_that_are_none(field):
         replace(domain, **{field: bad})
     with pytest.raises(ValueError):
         replace(domain, mean=domain.mean[:1])
+    with pytest.raises(ValueError):
+        replace(domain, surprise=(0.3, float("nan")))
 
 
 def test_running_scores_know_the_distances_and_an_assessment_says_them():
@@ -148,7 +161,10 @@ def test_running_scores_know_the_distances_and_an_assessment_says_them():
     np.testing.assert_allclose(running.distances("a"), bank.domain(pooled.half()), rtol=2e-3)
     assert len(running.distances("b")) == 4 and running.distances("nobody") == []
     told = Assessor(bank)("p", "text", [(0, 4)] * 4, [0.0] * 3 + scores[:1], distances=running.distances("a"))
-    assert told.to_dict()["domain"] == {"distance": running.distances("a")[-1], "limit": 1e3, "unlike": False}
+    assert told.to_dict()["domain"] == {
+        "distance": running.distances("a")[-1], "limit": 1e3, "unlike": False, "surprise": None,
+        "surprise_range": None,
+    }  # fmt: skip
     running.forget("a")
     assert running.distances("a") == []
     assert Assessor(bank)("p", "text", [(0, 4)], [0.0]).domain is None
@@ -170,6 +186,77 @@ def test_a_text_is_as_far_as_the_tokens_that_it_is_judged_by():
     assert whole.spans == () and whole.domain.distance == pytest.approx(31 / 5) and whole.domain.unlike
     before = make_bank(domain=some_domain(), spec=replace(spec, pool="predicting"), recogniser="rules")
     assert told(before, named).domain.distance == 1.0 and told(before, plain).domain is None
+
+
+def test_surprise_is_nothing_of_what_the_model_writes_itself_and_is_recorded_of_the_whole_text():
+    """Against the distributions of a plain forward pass."""
+    lm = CausalLM.from_pretrained("testbed", dtype="float32")
+    needs = recorded_needs(Needs.of([4], pool="tokens"))
+    (own,) = lm.generate([PROMPT], max_new_tokens=16, needs=needs)
+    (other,) = lm.score([PROMPT], [" nowhere in the seven towns that Bert Quill built."], needs=needs)
+    (drawn,) = lm.generate([PROMPT], max_new_tokens=16, needs=needs, sampling=Sampling(temperature=1.5))
+    for text in (own, other, drawn):
+        ids = torch.tensor([[*text.prompt_ids, *text.token_ids]])
+        with torch.inference_mode():
+            logits = lm.model(input_ids=ids).logits[0, len(text.prompt_ids) - 1 : -1]
+        log_p = logits.double().log_softmax(dim=-1)
+        entropy = -(log_p.exp() * log_p).sum(dim=-1)
+        own_p = log_p[torch.arange(len(log_p)), list(text.token_ids)]
+        wanted = (-own_p - entropy).clamp_min(0).mean().item()
+        for tokens in (None, [1, 2]):  # of a span all the same
+            assert recorded(text, tokens)["surprise"] == pytest.approx(wanted, abs=1e-4)
+    written, others, drawn_ = (recorded(text)["surprise"] for text in (own, other, drawn))
+    assert written < 1e-4 and others > 0.5 and drawn_ > 0.1
+
+
+@pytest.mark.parametrize("of_own", [True, False], ids=["own", "of another"])
+def test_both_measures_together_flag_the_rate_of_like_texts(of_own):
+    """Of own greedy texts, whose surprise never varies, the states have the whole rate."""
+    rng, flagged, domain = np.random.default_rng(0), [], replace(some_domain(), rate=0.1)
+
+    def draw(n):
+        return rng.normal(1, 0.1, n), np.zeros(n) if of_own else rng.gamma(4, 0.1, n)
+
+    for _ in range(200):
+        distances, surprise = draw(199)
+        fitted = domain.within(distances, surprise)
+        flagged.append(fitted.unlike(*draw(300)).mean())
+        assert not of_own or fitted.limit == limit_of(distances, 0.1)
+    assert np.mean(flagged) == pytest.approx(0.1, abs=0.012)
+    assert fitted.unlike(1.0, 9.0) and fitted.unlike(9.0, 0.4 * (not of_own)) and not fitted.unlike(1.0)
+    assert fitted.unlike(1.0, 0.0) is not of_own  # too expected where the training texts were others'
+    assert domain.within(distances).surprise is None and not domain.within(distances).unlike(1.0, 9.0)
+
+
+def test_texts_of_another_writer_are_unlike_where_the_store_knows_it(tmp_path):
+    rng = np.random.default_rng(0)
+
+    def told(row):
+        return row | {"surprise": 0.2 + 0.1 * float(np.random.default_rng(int(row["span"][1:])).random())}
+
+    store = make_token_store(tmp_path / "store", edit=told)
+    dataset = Dataset.load([store], [2])
+    domain, distances = fit_domain(dataset, dataset.columns[1:], 0.1)
+    low, high = domain.surprise
+    assert low == pytest.approx(0.19, abs=0.02) and high == pytest.approx(0.31, abs=0.02)
+    own = surprise_of(dataset.examples)
+    assert domain.unlike(distances, own).mean() < 0.2
+    assert domain.unlike(distances, own + rng.uniform(0.2, 1, len(own))).all()
+    old = Dataset.load([make_token_store(tmp_path / "old")], [2])
+    assert surprise_of(old.examples) is None and fit_domain(old, old.columns[1:], 0.1)[0].surprise is None
+
+
+def test_an_assessment_says_the_surprise_and_calls_it_unlike():
+    domain = replace(some_domain(limit=2.0), surprise=(-0.01, 0.3))
+    lists = {"token_scores": [0.0, 1.0], "token_offsets": [(0, 2), (2, 4)], "token_p_wrong": [0.5, 0.5]}
+    for bank, far in ((make_bank(domain=domain), True), (make_bank(domain=some_domain(limit=2.0)), False)):
+        lists |= {"token_logprobs": [-1.0, -3.0], "token_entropies": [2.0, 2.0]}
+        found = Assessor(bank).response("p", "text", lists, [1.0, 1.0])["domain"]
+        assert found["unlike"] == far and found["surprise"] == (0.5 if far else None)
+        assert found["surprise_range"] == ((-0.01, 0.3) if far else None)
+        lists |= {"token_entropies": None}  # of an engine that does not say them
+        found = Assessor(bank).response("p", "text", lists, [1.0, 1.0])["domain"]
+        assert found["surprise"] is None and not found["unlike"]
 
 
 @pytest.mark.parametrize("pool", ["tokens", "mean"])

@@ -13,6 +13,7 @@ from tiny import CONTEXT, byte_level, save_tiny
 
 from probers.bank.bank import ProbeBank
 from probers.bank.calibration import Temperature
+from probers.bank.domain import Domain
 from probers.checksums import Journal
 from probers.commands import main as cli
 from probers.data.splits import Seen
@@ -289,6 +290,25 @@ def test_what_the_prober_was_trained_on_is_counted_apart(place, caplog):
     assert results["seen"] == {"train": 1, "validation": 0, "test": 1}
     assert results["labelled"]["n"] == 3 and results["n"] == 4
     assert "1 text that the prober was trained on" in caplog.text
+
+
+def test_texts_unlike_the_training_texts_are_counted_and_marked(place, caplog):
+    lm = loaded(place / "model")
+    bank = make_bank(lm)
+    assert json.loads((score("out=without") / "results.json").read_text())["unlike"] is None
+    needs = text_needs(bank)
+    own = lm.generate([line["prompt"] for line in WRITTEN], max_new_tokens=8, needs=needs)
+    read = torch.from_numpy(np.concatenate([text.state for text in own]))
+    domain = replace(Domain.fit(lambda: iter([read.float()]), 0.05), limit=1e3, surprise=(-0.01, 0.01))
+    replace(bank, domain=domain).save_pretrained(place / "prober")
+    results = json.loads((score("out=others") / "results.json").read_text())
+    assert results["unlike"] == results["judged"] == 4
+    assert (place / "others/scores.html").read_text().count("badge unlike") == 4
+    assert all(line["hallucination"]["p_wrong"] is not None for line in lines_of(place / "others"))
+    told = replace(bank, domain=replace(domain, surprise=None))
+    told.save_pretrained(place / "prober")
+    results = json.loads((score("out=like") / "results.json").read_text())
+    assert results["unlike"] == 0 and "badge unlike" not in (place / "like/scores.html").read_text()
 
 
 def test_labels_are_as_people_write_them_and_no_prompt_is_needed(place, caplog):

@@ -16,7 +16,7 @@ from pandas.api.types import is_numeric_dtype
 from probers.bank.bank import ProbeBank
 from probers.bank.calibration import CALIBRATIONS, Calibration, fit_calibration, fit_entropy_model, sigmoid
 from probers.bank.decision import KINDS, Ensemble, fit_ensemble, half_precision
-from probers.bank.domain import Domain, limit_of
+from probers.bank.domain import Domain
 from probers.evaluation.baselines import RANGES, bag_of_words, categories, numbers
 from probers.heads import CORRECT, WRONG, ProbeHead
 from probers.online.scores import Aggregate, aggregate
@@ -324,7 +324,16 @@ def fit_domain(dataset: Dataset, columns: Sequence[Column], rate: float) -> tupl
     domain = Domain.fit(lambda: states(training), rate)
     each = np.concatenate([domain(part).numpy() for part in states(np.arange(len(text_of)))])
     distances = np.bincount(text_of, each) / np.bincount(text_of)
-    return replace(domain, limit=limit_of(distances[splits["validation"]], rate)), distances
+    surprise, validation = surprise_of(dataset.examples), splits["validation"]
+    return domain.within(distances[validation], None if surprise is None else surprise[validation]), distances
+
+
+def surprise_of(examples: Examples) -> np.ndarray | None:
+    """Surprise (texts,) of every text; None where the store is from before it was recorded."""
+    if "surprise" not in examples.table:
+        return None
+    found = examples.table["surprise"].to_numpy(dtype=float)
+    return found if np.isfinite(found).all() else None
 
 
 def _joined(

@@ -15,7 +15,7 @@ from probers.bank.decision import ThresholdRule
 from probers.evaluation import metrics
 from probers.evaluation.bootstrap import UNDEFINED, Bootstrap, Interval
 
-from .assemble import ENSEMBLE, WITH_ENTROPY, Detector, Trained
+from .assemble import ENSEMBLE, WITH_ENTROPY, Detector, Trained, surprise_of
 from .before_after import auroc_samples, moment_figures, paired
 from .data import Examples
 from .fit import SHUFFLED
@@ -241,11 +241,14 @@ def _calibration(trained: Trained, evaluator: Evaluator) -> Figures:
 
 
 def _domain(trained: Trained, evaluator: Evaluator) -> Figures | None:
-    """Limit and size of the domain, and the share of test texts beyond it, which are false alarms."""
+    """Limits and size of the domain, and the share of test texts beyond it, which are false alarms."""
     if trained.distances is None or (domain := trained.bank.domain) is None:
         return None
-    beyond = (trained.distances[evaluator.test] > domain.limit).astype(float)
-    size = {"limit": domain.limit, "rate": domain.rate, "components": domain.components.shape[1]}
+    surprise, test = surprise_of(evaluator.examples), evaluator.test
+    known = None if surprise is None else surprise[test]
+    beyond = domain.unlike(trained.distances[test], known).astype(float)
+    size: Figures = {"limit": domain.limit, "rate": domain.rate, "components": domain.components.shape[1]}
+    size["surprise"] = None if domain.surprise is None else list(domain.surprise)
     return size | evaluator.bootstrap.interval(beyond).figures("false_alarms")
 
 

@@ -19,7 +19,7 @@ from probers.engine.model import CausalLM
 from probers.prompts import PromptTemplate
 from probers.store.store import FeatureStore
 from probers.types import SPLITS, Feature, Generation, Needs, Pool, UserError
-from probers.uncertainty import rind_scores, signals, signals_before
+from probers.uncertainty import rind_scores, signals, signals_before, surprise
 
 from ..audit.sampling import stored_columns
 
@@ -223,7 +223,8 @@ def recorded(
     """The columns that describe a generation itself: its text, length and token signals.
 
     The signals are of the ascending ``tokens``, by default all, and of the moment before ``first``, by
-    default their first. The generation was recorded with :func:`recorded_needs`.
+    default their first; ``surprise`` is of the whole text. The generation was recorded with
+    :func:`recorded_needs`.
     """
     part = list(range(len(generation.token_ids)) if tokens is None else tokens)
     if first is None:
@@ -238,6 +239,7 @@ def recorded(
     return {
         "text": generation.text, "n_tokens": len(span.token_ids), **signals(span), "rind_max": rind,
         **signals_before(generation, first),
+        "surprise": surprise(generation.logprobs, generation.entropies),
     }  # fmt: skip
 
 

@@ -22,6 +22,7 @@ from ..entities import Recogniser, tokens_of, with_scores, written_entities
 from ..online.scores import Aggregate, aggregate
 from ..text import split_sentences
 from ..types import Generation
+from ..uncertainty import surprise
 
 if TYPE_CHECKING:
     from .bank import ProbeBank
@@ -39,11 +40,17 @@ class ScoredSpan:
 
 @dataclass(frozen=True, slots=True)
 class DomainDistance:
-    """Distance of what was judged from the training texts: about 1 within, ``unlike`` above the limit."""
+    """Whether a text is ``unlike`` the training texts, beyond the limits of either measure.
+
+    Outside of them P(wrong) is not known to be a probability. The ``distance`` of what was judged is about 1
+    within; ``surprise`` of the whole text, and the range of like texts, are None where not known.
+    """
 
     distance: float
     limit: float
     unlike: bool
+    surprise: float | None = None
+    surprise_range: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +89,13 @@ class Assessor:
 
     def __call__(
         self, prompt: str, text: str, offsets: Sequence[tuple[int, int]], scores: Sequence[float], *,
-        distances: Sequence[float] | None = None,
+        distances: Sequence[float] | None = None, surprised: float | None = None,
     ) -> Assessment:  # fmt: skip
         """Assess ``text``, written behind ``prompt``.
 
         ``offsets`` are [start, end) of its n tokens, characters; ``scores`` and ``distances`` (n,) are those
-        of :class:`probers.online.scores.GrowingScores`.
+        of :class:`probers.online.scores.GrowingScores`; ``surprised`` is :func:`probers.uncertainty.surprise`
+        of the text, None where it is not known.
         """
         values = np.asarray(scores, dtype=np.float64)
         spans, judged = self._spans(prompt, text, offsets, values)
@@ -104,7 +112,7 @@ class Assessor:
             token_scores=tuple(values.tolist()),
             token_p_wrong=tuple(self._probabilities(values)),
             spans=tuple(spans),
-            domain=self._distance(judged, distances),
+            domain=self._distance(judged, distances, surprised),
         )
 
     def token_lists(
@@ -133,7 +141,10 @@ class Assessor:
         scores, offsets = lists["token_scores"], lists["token_offsets"]
         read = [token for token, score in enumerate(scores) if score is not None]
         far = None if distances is None else [distances[token] or 0.0 for token in read]
-        assessed = self(prompt, text, [offsets[i] for i in read], [scores[i] for i in read], distances=far)
+        assessed = self(
+            prompt, text, [offsets[i] for i in read], [scores[i] for i in read],
+            distances=far, surprised=_surprise(lists["token_logprobs"], lists["token_entropies"]),
+        )  # fmt: skip
         return {**assessed.to_dict(), **lists}
 
     def of_generation(
@@ -146,13 +157,17 @@ class Assessor:
         recorded = written.offsets, written.logprobs.tolist(), written.entropies.tolist()
         return self.response(written.prompt, written.text, self.token_lists(scores, *recorded), distances)
 
-    def _distance(self, judged: Sequence[int], distances: Sequence[float] | None) -> DomainDistance | None:
+    def _distance(
+        self, judged: Sequence[int], distances: Sequence[float] | None, surprised: float | None
+    ) -> DomainDistance | None:
         """The mean over the tokens by which a text was judged, as the limit is of means over spans."""
         domain = self._bank.domain
         if domain is None or distances is None or not judged:
             return None
         distance = float(np.mean([distances[token] for token in judged]))
-        return DomainDistance(distance, domain.limit, domain.unlike(distance))
+        surprised = None if domain.surprise is None else surprised
+        unlike = domain.unlike(distance, surprised)
+        return DomainDistance(distance, domain.limit, unlike, surprised, domain.surprise)
 
     def _spans(
         self, prompt: str, text: str, offsets: Sequence[tuple[int, int]], values: np.ndarray
@@ -207,3 +222,10 @@ class Assessor:
 
     def _probabilities(self, scores: Sequence[float] | np.ndarray) -> list[float]:
         return [float(p) for p in self._bank.probability(np.asarray(scores, dtype=np.float64))]
+
+
+def _surprise(logprobs: Sequence[float | None], entropies: Sequence[float] | None) -> float | None:
+    """Surprise of a text; None where some of its probabilities are not known."""
+    if entropies is None or not len(entropies) or any(each is None for each in (*logprobs, *entropies)):
+        return None
+    return surprise(logprobs, entropies)

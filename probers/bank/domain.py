@@ -1,7 +1,10 @@
-"""Domain: whether states are like those that a prober was trained on.
+"""Domain: whether texts and their states are like those that a prober was trained on.
 
-A head gives a score to any vector; for states unlike its training's (another language, code, another form of
-prompt) that score was never tested. The distance is Mahalanobis' (Lee et al. 2018, "A Simple Unified
+A head gives a score to any vector; for texts unlike its training's that score was never tested. Two things
+are measured, each in the unit that the prober judges. ``surprise`` tells the writer: how much less likely the
+text's tokens are to the model than it expects (:func:`probers.uncertainty.surprise`), which of its own text,
+written as in training, hardly differs, and of others' does. The distance of the states tells the form,
+another language or code, say. It is Mahalanobis' (Lee et al. 2018, "A Simple Unified
 Framework for Detecting Out-of-Distribution Samples") with one mean, under the covariance of probabilistic PCA
 (Tipping and Bishop 1999, eq. 6-8): a variance along each of k directions, and one for all that is left, so
 that no matrix of d x d is kept.
@@ -34,6 +37,11 @@ _LEAST = 1e-2
 #: The tensors of a domain.
 _TENSORS = ("mean", "scale", "components", "variances", "residual")
 
+#: Nats that the surprise of a like text may lie beyond the range of validation texts: rounding.
+_ROUNDING = 0.01
+#: Shares of the rate that either measure alone may take; together they take no more than the rate.
+_SHARES = np.linspace(1.0, 0.5, 11)
+
 #: Gives the states (n, layers, d) of training texts, some at a time, again for each pass.
 Chunks = Callable[[], Iterator[Tensor]]
 
@@ -48,7 +56,8 @@ class Domain:
             (layers, k) the variances along them.
         residual: (layers,) variance of every direction beyond.
         limit: the distance of a text, the mean over its tokens where they are not pooled, beyond which it is
-            unlike the training texts, as a share ``rate`` of validation texts is.
+            unlike the training texts, as a share ``rate`` of validation texts is by either measure.
+        surprise: least and most of a like text, nats per token; None where the training texts' is not known.
     """
 
     mean: Tensor
@@ -58,6 +67,7 @@ class Domain:
     residual: Tensor
     limit: float
     rate: float
+    surprise: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         layers, k, width = self.components.shape
@@ -69,6 +79,9 @@ class Domain:
         spreads = (self.scale, self.variances, self.residual)
         if not all(((each > 0) & torch.isfinite(each)).all() for each in spreads):
             raise ValueError("it holds variances that are not positive")
+        low, high = self.surprise or (0.0, 0.0)
+        if not low <= high < float("inf"):
+            raise ValueError(f"its surprise is from {low} to {high}")
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -97,7 +110,7 @@ class Domain:
 
     @classmethod
     def fit(cls, chunks: Chunks, rate: float) -> Domain:
-        """Fit mean and spread of states; the limit is to be set (:func:`limit_of`) and infinite until then.
+        """Fit mean and spread of states; limits are to be set (:meth:`within`) and infinite until then.
 
         Nothing larger than a chunk is held, since the directions come from subspace iteration (Halko et al.
         2011, algorithm 4.4).
@@ -115,9 +128,29 @@ class Domain:
         directions = _directions(scaled, rows, spread)
         return cls(mean.float(), scale.float(), *directions, limit=float("inf"), rate=rate)
 
-    def unlike(self, distance: float) -> bool:
-        """Tell whether a text of this distance is unlike the training texts."""
-        return distance > self.limit
+    def within(self, distances: np.ndarray, surprise: np.ndarray | None = None) -> Domain:
+        """The same with limits that a share ``rate`` of texts exceeds, given those of n like texts (n,).
+
+        Both measures take the same share, the largest with which the two together keep to the rate.
+        """
+        if surprise is None:
+            return replace(self, limit=limit_of(distances, self.rate))
+        allowed = max(0, len(distances) - int(np.ceil((len(distances) + 1) * (1 - self.rate))))
+        found = self
+        for share in _SHARES * self.rate:
+            ends = -limit_of(-surprise, share / 2) - _ROUNDING, limit_of(surprise, share / 2) + _ROUNDING
+            found = replace(self, limit=limit_of(distances, share), surprise=ends)
+            if found.unlike(distances, surprise).sum() <= allowed:
+                break
+        return found
+
+    def unlike(self, distance: Any, surprise: Any = None) -> Any:
+        """Tell whether texts of these distances, and surprise where known, are unlike the training texts."""
+        far = np.asarray(distance) > self.limit
+        if self.surprise is not None and surprise is not None:
+            low, high = self.surprise
+            far = far | (np.asarray(surprise) < low) | (np.asarray(surprise) > high)
+        return far if far.ndim else bool(far)
 
     def to(self, device: Any) -> Domain:
         """The same on another device."""
@@ -128,7 +161,8 @@ class Domain:
         """Write ``domain.safetensors``; returns its entry in ``config.json``."""
         blob = encode({name: getattr(self, name).cpu().contiguous() for name in _TENSORS})
         write_bytes(folder / FILE, blob)
-        return {"limit": self.limit, "rate": self.rate, "sha256": digest(blob, 64)}
+        surprise = None if self.surprise is None else list(self.surprise)
+        return {"limit": self.limit, "rate": self.rate, "surprise": surprise, "sha256": digest(blob, 64)}
 
     @classmethod
     def read(cls, folder: Path, about: Mapping[str, Any]) -> Domain:
@@ -140,7 +174,8 @@ class Domain:
                 raise ValueError("was altered")
             with safe_open(file, framework="pt") as tensors:
                 read = {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118
-            return cls(**read, limit=float(about["limit"]), rate=float(about["rate"]))
+            low_high = about["surprise"] and tuple(map(float, about["surprise"]))
+            return cls(**read, limit=float(about["limit"]), rate=float(about["rate"]), surprise=low_high)
         except (OSError, SafetensorError, ValueError, TypeError, LookupError, RuntimeError) as error:
             told = f"{file} is missing or damaged ({first_line(error)}): train the prober again"
             raise UserError(told, "damaged") from error

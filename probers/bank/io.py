@@ -63,6 +63,7 @@ class _Domain:
     limit: float
     rate: float
     sha256: Name
+    surprise: tuple[float, float] | None
 
 
 @dataclass(frozen=True)
@@ -124,6 +125,8 @@ def read(folder: Path, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
     try:
         about = {key: value for key, value in unseal(config).items() if key not in ("format", "schema")}
         about = {"weights": None, "recogniser": None, "domain": None, **about}
+        if isinstance(about["domain"], dict):  # earlier versions knew of no surprise
+            about["domain"] = {"surprise": None, **about["domain"]}
         check_record(_Config, about)
         check_record(_Head, about["head"], "head.")
     except (UserError, ValueError) as error:

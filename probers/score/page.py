@@ -37,9 +37,19 @@ def scores_html(
     return render(
         "probers.score/scores.html.j2",
         shown=[(one, told, list(parts(one.answer, told, limit))) for one, told in scored[:most]],
-        rest=max(0, len(scored) - most), about=about, results=results, limit=limit,
+        rest=max(0, len(scored) - most), about=about, results=results, limit=limit, unlike=unlike,
         levels=LEVELS, above=ABOVE, tail=lambda text: text if len(text) <= _PROMPT else f"…{text[-_PROMPT:]}",
     )  # fmt: skip
+
+
+def unlike(domain: Mapping[str, Any]) -> str:
+    """Say how far a text is from the training texts, and what the limits are."""
+    told = f"distance of its states {num(domain['distance'])}, limit {num(domain['limit'])}"
+    if domain["surprise"] is None:
+        return told
+    low, high = domain["surprise_range"]
+    told += f"; surprise {num(domain['surprise'])} nats per token"
+    return f"{told}, {num(max(low, 0))} to {num(high)} of the training texts"
 
 
 def level(p: float, limit: float) -> int:

@@ -152,6 +152,7 @@ def _results(
     results: dict[str, Any] = {
         "n": len(texts), "too_long": len(texts) - len(told), "judged": len(judged),
         "fires": sum(h["fires"] for _, h in judged), "threshold": threshold,
+        "unlike": None if bank.domain is None else sum(h["domain"]["unlike"] for _, h in judged),
         "seen": {side: sides.count(side) for side in SPLITS},
     }  # fmt: skip
     if any(one.wrong is not None for one, _ in judged):
@@ -210,6 +211,9 @@ def _summary(records: Sequence[Mapping[str, Any]], results: Mapping[str, Any], l
         lines.append(f"{count(silent, 'text')} without an entity, which this prober cannot score")
     if results["too_long"]:
         lines.append(f"{count(results['too_long'], 'text')} left out, too long for the model's context")
+    if unlike := results["unlike"]:
+        told = f"{unlike} of {count(results['judged'], 'judged text')} unlike the prober's training texts: "
+        lines.append(f"{told}their P(wrong) is no tested probability")
     spans = [
         (span["score"], span["p_wrong"], r["id"], r["text"][span["start"] : span["end"]])
         for r in records

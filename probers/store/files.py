@@ -173,6 +173,7 @@ COLUMNS: dict[str, type] = {
     "n_tokens": int, "mean_entropy": float, "max_entropy": float, "min_prob": float,
     "mean_logprob": float, "rind_max": float,
     "entropy_before": float, "logprob_before": float, "max_prob_before": float, "margin_before": float,
+    "surprise": float,
 }  # fmt: skip
 _REQUIRED = ("id", "group", "split", "correct")
 #: Columns that are null where the engine did not hand out attention.

@@ -204,12 +204,17 @@ function conclude() {
   at("status").classList.toggle("fires", Boolean(whole?.fires));
   const none = finish === "error" && !offsets.length;
   say(at("status"), none ? "No answer." : `${written} ${verdict(whole)}${ENDS[finish] ?? ""}`);
-  const far = domain && `distance ${number(domain.distance)}, limit ${number(domain.limit)}`;
-  say(at("unlike"), domain?.unlike ? `Unlike the training data (${far}): the prober may not know such states.` : "");
+  say(at("unlike"), domain?.unlike ? `Unlike the training data (${far(domain)}): P(wrong) is no tested probability.` : "");
   const all = texts(recording);
   at("replayed").replaceChildren(...all.map(({ name }, i) => element("option", "", name, { value: String(i) })));
   at("which").hidden = all.length < 2;
   replayOn(0);
+}
+
+function far({ distance, limit, surprise, surprise_range: range }) {
+  const states = `distance ${number(distance)}, limit ${number(limit)}`;
+  if (surprise === null || surprise === undefined) return states;
+  return `${states}; surprise ${number(surprise)}, at most ${number(range[1])}`;
 }
 
 function verdict(whole) {
