@@ -22,7 +22,7 @@ from workload import build, long_prompts
 from probers.types import RunError
 
 #: glibc otherwise keeps freed memory, and how much depends on the order of requests.
-_STRICT_MALLOC = {
+STRICT_MALLOC = {
     "MALLOC_ARENA_MAX": "1",
     "MALLOC_MMAP_THRESHOLD_": "65536",
     "MALLOC_TRIM_THRESHOLD_": "65536",
@@ -79,7 +79,7 @@ def memory_of(
         str(new_tokens),
         str(device),
     ]
-    done = subprocess.run(command, env={**os.environ, **_STRICT_MALLOC}, capture_output=True, text=True)
+    done = subprocess.run(command, env={**os.environ, **STRICT_MALLOC}, capture_output=True, text=True)
     if done.returncode:
         reason = (done.stderr.strip() or "no message").splitlines()[-1]
         raise RunError(f"measuring the memory of {way} on {model} ended with {done.returncode}: {reason}")

@@ -5,6 +5,7 @@ Nothing here looks at the clock: what the figures are is for the machine that ru
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -24,6 +25,7 @@ import fits
 import memory
 import peers
 import report
+import texts
 import workload
 from refusals import fails
 from released import Plain, Released
@@ -36,6 +38,7 @@ import rag as rag_benchmark
 import train as training
 from probers import CausalLM, FeatureStore
 from probers.bank.bank import ProbeBank
+from probers.data.texts import TextFile, TextSource
 from probers.heads import HEADS
 from probers.prompts import TESTBED_PROMPT
 from probers.store.spec import FeatureSpec
@@ -384,6 +387,42 @@ def test_a_command_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rag_benchmark.sys, "executable", "/bin/python")
     with fails(None, "false limit=1 ended with 1", kind=RunError):
         rag_benchmark._command("false", "limit=1")
+
+
+@pytest.fixture
+def labelled(tmp_path: Path) -> TextFile:
+    """A few answers, and one half of each marked as wrong."""
+    lines = [
+        {"prompt": f"Number {n}?\nAnswer:", "answer": f" It is {n}. It was {n + 1}.", "outside": "right",
+         "spans": [{"start": 8 + len(str(n)), "end": 14 + len(str(n)), "wrong": True}]}
+        for n in range(12)
+    ]  # fmt: skip
+    file = tmp_path / "labelled.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return TextFile(path=str(file))
+
+
+def test_reading_labelled_texts_gives_the_states_of_plain_passes(
+    labelled: TextFile, small: CausalLM, tmp_path: Path
+) -> None:
+    plain = texts.plain(small, TextSource(labelled, limit=5), 2, tmp_path)
+    ours = texts.ours(small, TextSource(labelled, limit=5), 2, tmp_path / "store")
+    assert plain.shape[0] == texts.LAYERS and texts.alike(plain, ours) > texts._SAME
+    assert texts.alike(plain[:, 1:], ours[:, :-1]) < texts._SAME
+    assert texts.alike(plain[:, 1:], ours) == -1
+
+
+@pytest.mark.long
+def test_the_table_of_labelled_texts_is_complete(labelled: TextFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: dict[str, str] = {}
+    monkeypatch.setattr(report, "write_section", lambda name, command, body: written.update({command: body}))
+    given = ["--texts", str(labelled.path), "--model", "testbed", "--count", "5", "--batch", "2"]
+    assert texts.main([*given, "--rounds", "1", "--write"]) == 0
+    ((command, body),) = written.items()
+    assert "--texts labelled.jsonl" in command
+    rows = [line for line in body.splitlines() if line.startswith("| ")]
+    assert [row.split(" | ")[0] for row in rows[2:]] == [f"| {name}" for name in texts.WAYS.values()]
+    assert len({row.count(" | ") for row in rows}) == 1 and re.search(r"5 texts of \d\d", body)
 
 
 def test_results_name_no_folder_of_the_machine_they_were_measured_on():

