@@ -22,11 +22,12 @@ from timing import Results
 from probers.bank.assessment import Assessor, DomainDistance
 from probers.bank.bank import ProbeBank
 from probers.data.articles import Rules, open_articles
-from probers.data.texts import TextFile, TextSource
+from probers.data.texts import TextSource
 from probers.engine.language_model import Sampling
 from probers.engine.model import CausalLM
 from probers.evaluation.bootstrap import Bootstrap
 from probers.online.scores import text_needs, text_scores
+from probers.score.run import readable
 from probers.types import Generation
 
 SECTION = "Texts unlike a prober's training texts"
@@ -134,10 +135,10 @@ def main(argv: list[str] | None = None) -> None:
             told(f"own, temperature {temperature}", reader.write(prompts, options.tokens, temperature))
         told("the articles' own", reader.read(prompts, following))
     for file in options.texts:
-        source = TextSource(TextFile(path=file), "skip")
+        source = TextSource(file, on_bad_line="skip")
         texts = list(source.all())
         random.Random(0).shuffle(texts)
-        texts = source.readable(reader.lm.tokenizer, texts[: options.n])
+        texts = readable(texts[: options.n], source, reader.lm.tokenizer)
         asked = [one.prompt_for(reader.lm.tokenizer, file) for one in texts]
         told(Path(file).name, reader.read(asked, [one.answer for one in texts]))
     argv = ["--articles", str(options.articles), "--texts", *options.texts, "--n", str(options.n)]

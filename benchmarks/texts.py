@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -31,7 +32,7 @@ from report import invocation, publish
 from timing import Results, ratios, spread, verdict
 
 from probers import CausalLM, FeatureStore
-from probers.data.texts import Text, TextFile, TextSource
+from probers.data.texts import Text, TextSource
 from probers.datagen.labels.texts import TextsBuilder
 from probers.datagen.writer import fill
 from probers.engine.tokens import encode_continuation, encode_prompts, without_end
@@ -100,9 +101,9 @@ def measured(way: str, options: argparse.Namespace, folder: Path) -> None:
     """Run one way in this process; prints seconds, bytes and counts, and saves the first text's states."""
     lm = CausalLM.from_pretrained(options.model, batch_size=options.batch)
     work: Callable[..., np.ndarray] = {"plain": plain, "ours": ours}[way]
-    texts = TextFile(path=options.texts, outside=options.outside)
-    work(lm, TextSource(texts, limit=2), options.batch, folder / "warm")  # what is loaded on first use
-    source = TextSource(texts, limit=options.count)
+    texts = partial(TextSource, options.texts, outside=options.outside)
+    work(lm, texts(limit=2), options.batch, folder / "warm")  # what is loaded on first use
+    source = texts(limit=options.count)
     answers = [_tokens(lm, source, text)[1] for text in source.labelled("token")]
     spent, first = [], []
 

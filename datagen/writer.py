@@ -248,7 +248,8 @@ class _Progress:
 
 def first_example(row: Mapping[str, Any], wrong: str) -> list[str]:
     """Describe an example in lines; ``wrong`` is the name of label 0."""
-    prompt, text, answer, gold = (_line(row[name]) for name in ("question", "text", "answer", "gold"))
+    names = ("question", "text", "answer", "gold")
+    prompt, text, answer, gold = (_line(str(row.get(name, ""))) for name in names)
     return [
         "the first example:",
         f"  prompt: {'.. ' if len(prompt) > _SHOWN else ''}{prompt[-_SHOWN:]}",

@@ -38,7 +38,7 @@ import rag as rag_benchmark
 import train as training
 from probers import CausalLM, FeatureStore
 from probers.bank.bank import ProbeBank
-from probers.data.texts import TextFile, TextSource
+from probers.data.texts import TextSource
 from probers.heads import HEADS
 from probers.prompts import TESTBED_PROMPT
 from probers.store.spec import FeatureSpec
@@ -390,7 +390,7 @@ def test_a_command_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def labelled(tmp_path: Path) -> TextFile:
+def labelled(tmp_path: Path) -> str:
     """A few answers, and one half of each marked as wrong."""
     lines = [
         {"prompt": f"Number {n}?\nAnswer:", "answer": f" It is {n}. It was {n + 1}.", "outside": "right",
@@ -399,11 +399,11 @@ def labelled(tmp_path: Path) -> TextFile:
     ]  # fmt: skip
     file = tmp_path / "labelled.jsonl"
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return TextFile(path=str(file))
+    return str(file)
 
 
 def test_reading_labelled_texts_gives_the_states_of_plain_passes(
-    labelled: TextFile, small: CausalLM, tmp_path: Path
+    labelled: str, small: CausalLM, tmp_path: Path
 ) -> None:
     plain = texts.plain(small, TextSource(labelled, limit=5), 2, tmp_path)
     ours = texts.ours(small, TextSource(labelled, limit=5), 2, tmp_path / "store")
@@ -413,10 +413,10 @@ def test_reading_labelled_texts_gives_the_states_of_plain_passes(
 
 
 @pytest.mark.long
-def test_the_table_of_labelled_texts_is_complete(labelled: TextFile, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_table_of_labelled_texts_is_complete(labelled: str, monkeypatch: pytest.MonkeyPatch) -> None:
     written: dict[str, str] = {}
     monkeypatch.setattr(report, "write_section", lambda name, command, body: written.update({command: body}))
-    given = ["--texts", str(labelled.path), "--model", "testbed", "--count", "5", "--batch", "2"]
+    given = ["--texts", labelled, "--model", "testbed", "--count", "5", "--batch", "2"]
     assert texts.main([*given, "--rounds", "1", "--write"]) == 0
     ((command, body),) = written.items()
     assert "--texts labelled.jsonl" in command

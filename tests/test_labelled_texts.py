@@ -136,7 +136,7 @@ def test_long_answers_are_cut_and_those_without_a_prompt_are_read(tmp_path, read
     cut = store_of(file, tmp_path / "b", "unit=sentence", "max_tokens=20")
     assert 0 < len(cut) < len(whole)
     assert {found["reason"] for found in cut.left_out()} == {"beyond max_tokens"}
-    endless = {"answer": " ".join(plain[0]["answer"] for _ in range(40)), "wrong": True}
+    endless = {"answer": " ".join(plain[0]["answer"] for _ in range(120)), "wrong": True}
     long = write_lines(tmp_path / "long.jsonl", [*({**line, "wrong": False} for line in plain), endless])
     left = store_of(long, tmp_path / "c", "unit=answer").left_out()
     assert [found["reason"].partition(":")[0] for found in left] == ["too long"]

@@ -94,9 +94,9 @@ class Examples:
     def seen(self) -> Seen:
         """Groups and questions of each split, for warnings about questions asked later."""
         table = self.table
-        names = ("dataset", "group", "question", "answer")
+        names = ("dataset", "group", "question", "text")
         columns = [table[name] if name in table else [""] * len(table) for name in names]
-        texts = [(*of, asked or answer) for *of, asked, answer in zip(*columns, strict=True)]
+        texts = [(*of, asked or text) for *of, asked, text in zip(*columns, strict=True)]
         return Seen.of({split: [texts[row] for row in rows] for split, rows in self.rows.items()})
 
     def split_record(self) -> dict[str, list[str]]:

@@ -80,10 +80,10 @@ def matrix(
 
 def _cell(bank: ProbeBank, examples: Examples, scores: np.ndarray, settings: Train) -> dict[str, Any]:
     test = examples.rows["test"]
-    columns = [examples.column(name, "test") for name in ("dataset", "group", "question", "answer")]
+    columns = [examples.column(name, "test") for name in ("dataset", "group", "question", "text")]
     sides = [
-        bank.seen.side(dataset, group, question or answer) if bank.seen is not None else ""
-        for dataset, group, question, answer in zip(*columns, strict=True)
+        bank.seen.side(dataset, group, question or text) if bank.seen is not None else ""
+        for dataset, group, question, text in zip(*columns, strict=True)
     ]
     fresh = test[[side not in ("train", "validation") for side in sides]]
     wrong, own = examples.wrong[fresh], scores[fresh]

@@ -211,7 +211,7 @@ class TextsBuilder(LabelBuilder):
             first, last = generation.offsets[same[0]][0], generation.offsets[same[-1]][1]
             row = {
                 "id": f"{_name(one)}#{token}", "span": _name(one), "token": token, "correct": 1 - wrong,
-                **about, "answer": one.answer[first:last] if same[0] == token else "", "answer_kind": "",
+                **about,                 "answer": one.answer[first:last], "answer_kind": "",
                 "cut_at": start, "sentence": int(labels.sentence[token]),
                 "token_wrong": int(labels.wrong[token]), "mark": int(labels.mark[token]),
                 "inside": int(labels.inside[token]),

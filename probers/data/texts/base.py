@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from ...options import shown
-from ...prompts import PromptTemplate, chat_text
+from ...prompts import TESTBED_PROMPT, PromptTemplate, chat_text
 from ...text import split_sentences
 from ...types import SPLITS
 from ..questions.values import Record, identifier, optional, records, strings
@@ -66,7 +66,7 @@ class Text:
     writer: str = ""
     dataset: str = ""
 
-    def prompt_for(self, tokenizer: Any, file: str, template: PromptTemplate | None = None) -> str:
+    def prompt_for(self, tokenizer: Any, file: str, template: PromptTemplate = TESTBED_PROMPT) -> str:
         """Put the prompt as the model reads it, passages by the template; "" where there is none.
 
         Raises:
@@ -74,7 +74,7 @@ class Text:
         """
         if self.messages:
             return chat_text(tokenizer, self.messages, f"{file} {self.where} has messages")
-        if self.passages and template is not None:
+        if self.passages:
             return template.question(self.prompt or "", self.passages)
         return self.prompt or ""
 

@@ -51,6 +51,7 @@ class TextSource:
     limit: int | None = None
     seed: int = 0
     left_out: _LeftOut = field(default_factory=_LeftOut, init=False)
+    _no_prompts: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         if self.path is None:
@@ -97,6 +98,7 @@ class TextSource:
                     format_ = format_of(row.record, self._spec)
                 if format_ == "ragtruth" and not place.sources:
                     place = replace(place, sources=sources_beside(place.path))
+                    self._no_prompts = not place.sources
                 for number, line in enumerate(lines_of(format_, row.record, place), 1):
                     where = row.where if number == 1 else f"{row.where}.{number}"
                     if outside is not None:
@@ -201,6 +203,8 @@ class TextSource:
             notes.append(f"{count(repeated, 'text')} left out: another group has the same")
         kept = [place for place, side in enumerate(sides) if side >= 0]
         units, characters = (sum(each[i] for i in kept) for each in (found.units, found.characters))
+        if self._no_prompts:
+            notes.append("no source_info.jsonl beside the file: answers are read without their prompts")
         return Survey(sides, len(kept), units, characters, tuple(notes))
 
     def _dealt(self, found: _Found) -> tuple[dict[int, int], list[str]]:
@@ -209,8 +213,9 @@ class TextSource:
         if not {0, 2} <= sides or -1 in sides:
             dealt, given = Splits(self.seed, found.groups), sorted(sides - {-1})
             named = ", ".join(SPLITS[side] for side in given)
-            told = f"the file's splits ({named}) lack training or test texts: groups are dealt anew"
-            return {g: SPLITS.index(dealt.of_key(g)) for g in found.groups}, [told] if given else []
+            told = "some texts have no split" if -1 in sides else f"all texts are of split {named}"
+            notes = [f"{told}: groups are dealt to splits anew"] if given else []
+            return {g: SPLITS.index(dealt.of_key(g)) for g in found.groups}, notes
         where = dict[int, int]()
         for group, side in zip(found.groups, found.sides, strict=True):
             if side != _REPEATED and where.setdefault(group, side) != side:
