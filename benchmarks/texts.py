@@ -92,8 +92,8 @@ def ours(lm: CausalLM, source: TextSource, batch: int, folder: Path) -> np.ndarr
     store = FeatureStore.create(folder, [spec], config={})
     fill(store, builder, shard_size=256)
     store.finish({})
-    first = next(source.labelled("token")).id
-    rows = np.flatnonzero(FeatureStore.open(folder).table()["span"] == first)
+    first = next(source.labelled("token"))
+    rows = np.flatnonzero(FeatureStore.open(folder).table()["span"] == f"{first.dataset}/{first.id}")
     return FeatureStore.open(folder).states(layers, rows).swapaxes(0, 1)
 
 
