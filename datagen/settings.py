@@ -42,7 +42,7 @@ class Datagen(Reading):
     articles: Name = "testbed"
     """wiki: testbed, FILE.jsonl[.gz], wikipedia, or hf:ID[:config][:split]"""
     limit: Count | PerSplit | None = 2000
-    """questions (cot) or articles (wiki), drawn by seed; null takes all. cot also takes one for each
+    """questions (cot), articles (wiki) or texts, drawn by seed; null takes all. cot also takes one for each
     split, null for all of it: {train: 5000, validation: null}"""
     layers: Literal["all", "stride"] | Natural | list[Natural] = "all"
     """layers to store: all, a list as [4,8,12], or stride: every second layer after a third of the depth"""

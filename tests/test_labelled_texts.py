@@ -189,3 +189,20 @@ def test_the_command_goes_from_texts_to_scores(file, tmp_path, caplog):
     assert results["seen"]["train"] and results["pieces"]["n"]
     assert results["labelled"]["n"] == results["n"] - results["seen"]["train"] - results["seen"]["validation"]
     assert replace(store.spec, layers=(12,)).position == "sentence"
+
+
+def test_a_prober_of_labelled_tokens_judges_sentences(file, tmp_path):
+    """Tokens that are no entity count too: each sentence has the score of its highest token."""
+    store_of(file, tmp_path / "s", "pool=tokens")
+    how = ["head=linear", "resamples=100", "learning_curve=false", "layer=[12]", "split=[0.4,0.3,0.3]"]
+    prober = cli.run("train", [f"data={tmp_path / 's'}", f"out={tmp_path / 'p'}", *how])
+    out = cli.run("score", [f"texts={file}", f"prober={prober}", f"out={tmp_path / 'o'}"])
+    told = json.loads((out / "scores.jsonl").read_text().splitlines()[0])["hallucination"]
+    for span in told["spans"]:
+        inside = [
+            score
+            for score, (start, end) in zip(told["token_scores"], told["token_offsets"], strict=True)
+            if start < span["end"] and end > span["start"]
+        ]
+        assert span["score"] == pytest.approx(max(inside))
+    assert len(told["spans"]) > 1 and told["score"] == max(span["score"] for span in told["spans"])

@@ -77,7 +77,7 @@ class TextsBuilder(LabelBuilder):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.position = "generated" if self.unit in ("answer", "token") else self.unit
+        self.position = "generated" if self.unit == "answer" else self.unit
 
     @classmethod
     def prepare(cls, settings: Datagen) -> Prepared:
