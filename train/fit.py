@@ -120,11 +120,13 @@ def fit(
     places = [dataset.columns.index(task.column) for task in tasks]
     training = torch.from_numpy(rows["train"])
     if head.needs_moments:
-        plain = dataset.inputs(head)
-        assert not isinstance(plain.states, TokenStates)
-        of_rows = np.flatnonzero(np.isin(plain.text_of, dataset.examples.rows["train"]))
-        classes = targets_of(tasks, dataset.examples)[plain.text_of]
-        head.prepare(moments(plain.states, torch.from_numpy(of_rows), places, classes))
+        plain, single, classes = states, training, targets
+        if settings.loss == "span_max":  # of whole spans, and moments are of their tokens
+            plain, of_rows = dataset.inputs(head)
+            single = torch.from_numpy(np.flatnonzero(np.isin(of_rows, dataset.examples.rows["train"])))
+            classes = targets_of(tasks, dataset.examples)[of_rows]
+        assert not isinstance(plain, TokenStates)
+        head.prepare(moments(plain, single, places, classes))
     inside = dataset.examples.inside
     shares = None if inside is None else torch.from_numpy(np.where(inside, settings.span_weight, 1.0)[of])
     seeds = sorted({task.seed for task in tasks})

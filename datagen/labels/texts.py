@@ -206,12 +206,13 @@ class TextsBuilder(LabelBuilder):
         self._shared += labels.shared
         states = token_states(generation, self.needs)
         wrong = int((labels.wrong == 1).any())
+        members = {mark: np.flatnonzero(labels.mark == mark) for mark in set(labels.mark.tolist())}
         for token, (start, _) in enumerate(generation.offsets):
-            same = np.flatnonzero(labels.mark == labels.mark[token])
+            same = members[int(labels.mark[token])]
             first, last = generation.offsets[same[0]][0], generation.offsets[same[-1]][1]
             row = {
                 "id": f"{_name(one)}#{token}", "span": _name(one), "token": token, "correct": 1 - wrong,
-                **about,                 "answer": one.answer[first:last], "answer_kind": "",
+                **about, "answer": one.answer[first:last], "answer_kind": "",
                 "cut_at": start, "sentence": int(labels.sentence[token]),
                 "token_wrong": int(labels.wrong[token]), "mark": int(labels.mark[token]),
                 "inside": int(labels.inside[token]),

@@ -17,7 +17,7 @@ from ...types import SPLITS, UserError
 from ..records import BadLine, LeftOut, Row, bad_line, hub_splits, what_is_wrong
 from ..splits import Splits
 from .base import Outside, Text, Unit, read_text
-from .formats import FORMATS, Format, Place, format_of, lines_of, rows_of, sources_beside
+from .formats import Format, Place, format_of, lines_of, rows_of, sources_beside
 
 #: Share of the training groups that are validated on where a file has a test split and no validation split.
 _VALIDATION = 0.2
@@ -281,7 +281,3 @@ class Survey:
     def split_of(self, place: int) -> str | None:
         """The split of the ``place``-th usable text; None if it was not drawn."""
         return SPLITS[side] if (side := self.sides[place]) >= 0 else None
-
-
-#: Names of all formats, for documentation and tests.
-NAMES: tuple[Format, ...] = tuple(FORMATS)
