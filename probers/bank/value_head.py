@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..files import read_bytes, read_json, write_bytes
+from ..files import read_bytes, read_json
 from ..heads import CORRECT, WRONG, LinearHead, ProbeHead, head_name
 from ..options import shown
 from ..store.spec import FeatureSpec, ModelSpec
@@ -91,11 +91,6 @@ class ValueHead:
         tensors, blob = {"weight": self.weight[None].clone(), "bias": torch.tensor([self.bias])}, BytesIO()
         torch.save(tensors, blob)
         return {WEIGHTS: blob.getvalue(), CONFIG: f"{json.dumps(config, indent=4)}\n".encode()}
-
-    def save(self, folder: Path) -> None:
-        """Write both files."""
-        for name, blob in self.files().items():
-            write_bytes(folder / name, blob)
 
 
 def is_value_head(folder: Path) -> bool:

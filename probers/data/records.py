@@ -252,15 +252,21 @@ def hub_rows(
         raise _network(f"{spec} broke off after {number} rows", error, remedy) from error
 
 
+def hub_parts(spec: str, key: str) -> tuple[str, str, str]:
+    """Split ``hf:ID[:config][:split]``, "" for what is not named; a UserError names the option ``key``."""
+    parts = spec.removeprefix("hf:").split(":")
+    if len(parts) > 3 or not parts[0]:
+        raise UserError(f"{key}={spec} is not understood: give hf:<dataset id>[:<config>][:<split>]")
+    name, config, split = (*parts, "", "")[:3]
+    return name, config, split
+
+
 def hub_splits(spec: str, key: str) -> Iterator[tuple[str, Iterator[Row]]]:
     """The rows of each split of ``hf:ID[:config][:split]``, all splits where none is named.
 
     ``key`` is the option in messages; errors are those of :func:`hub_rows`, and UserError for no such split.
     """
-    parts = spec.removeprefix("hf:").split(":")
-    if len(parts) > 3 or not parts[0]:
-        raise UserError(f"{key}={spec} is not understood: give hf:<dataset id>[:<config>][:<split>]")
-    name, config, split = (*parts, "", "")[:3]
+    name, config, split = hub_parts(spec, key)
     instead = "give a folder with the dataset's files as hf:FOLDER"
     there = list(open_stream(f"{key}={spec}", name, instead=instead, name=config or None))
     if split and split not in there:

@@ -23,6 +23,7 @@ from ..records import (
     bad_line,
     check_object,
     check_strings,
+    hub_parts,
     open_stream,
     read_lines,
     what_is_wrong,
@@ -125,10 +126,7 @@ def open_hub(spec: str, *, limit: int | None, seed: int, rules: Rules, progress:
 
     Rows need a ``title`` and ``text`` or ``sentences`` (a list of strings).
     """
-    parts = spec.removeprefix("hf:").split(":")
-    if len(parts) > 3 or not parts[0]:
-        raise UserError(f"articles={spec} is not understood: give hf:<dataset id>[:<config>][:<split>]")
-    name, config, split = (*parts, "", "")[:3]
+    name, config, split = hub_parts(spec, "articles")
     folder = "give a folder with the dataset's files as hf:FOLDER"
     rows: Mapping[str, Any] = open_stream(f"articles={spec}", name, instead=folder, name=config or None)
     there = ", ".join(rows)
