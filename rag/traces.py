@@ -49,7 +49,7 @@ class Counters:
     forced: bool = False
     seconds: float = 0.0
 
-    def add(self, generation: Generation, *, forced: bool = False) -> None:
+    def add(self, generation: Generation, *, forced: bool = False, read: bool = True) -> None:
         """Count one call of the model, ``forced`` for the final answer or not."""
         self.generations += 1
         self.forced |= forced

@@ -167,7 +167,7 @@ class _Recorder(Trigger):
     triggers: Mapping[str, Trigger]
     seen: dict[str, list[Step]] = field(default_factory=dict)  # by question
 
-    judges_answer = True  # every answer is completed, as if it were accepted
+    judges_answer = reads_answer = True  # every answer is completed, as if it were accepted
 
     @property
     def needs(self) -> Needs:
