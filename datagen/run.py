@@ -236,8 +236,8 @@ def _conclude(
         reasons = sorted({found["reason"] for found in store.left_out()})
         told = f"{error}; left out for: {', '.join(reasons) or 'no reason'}"
         raise RunError(told, error.code) from error
-    notes = []
+    notes = builder.conclude(store)
     if settings.balance or quotas:
-        notes = balance(store, by=builder.balance_by, seed=settings.seed, quotas=quotas)
+        notes += balance(store, by=builder.balance_by, seed=settings.seed, quotas=quotas)
     figures, lines = builder.summarise(store)
     return figures, [*lines, *notes]

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from probers.commands.settings import Reading, ReadPool, Several, TextFile
 from probers.data.articles.base import Wikipedia
 from probers.data.texts.base import Unit
-from probers.options import Count, Dotted, Limits, Name, Natural
+from probers.options import Count, Dotted, Limits, Name, Natural, Positive
 from probers.types import Site
 
 _SplitName = Annotated[str, Limits(pattern="^(train|validation|test)$")]
@@ -58,9 +58,16 @@ class Datagen(Reading):
     """number format of stored states; fp8 has 8 bits and a scale for each vector"""
     label: Name = "em"
     """cot: what makes an answer right: em (exact match), acc (gold answer in the text), match (the same
-    meaning, see matcher) or f1>=0.8"""
+    meaning, see matcher) or f1>=0.8; or semantic_entropy, which needs samples and no gold answers: answers to
+    questions whose samples agree count as right (Kossen et al. 2024)"""
     acc: Literal["tokens", "substring"] = "tokens"
     """cot: label=acc finds the gold answer as whole words, or as a substring (Probing-RAG's code)"""
+    samples: Natural = 0
+    """cot: answers drawn beside each greedy one, for columns of self-consistency, semantic entropy, lexical
+    similarity, EigenScore, P(True) and stated confidence, which probers-train compares heads with; 0 makes
+    no such columns, 5 writes about six times as much"""
+    temperature: Positive = 1.0
+    """cot: temperature of the samples"""
     per_article: Count = 2
     """wiki: most entities cut per article"""
     within: Count | None = 10

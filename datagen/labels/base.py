@@ -159,6 +159,10 @@ class LabelBuilder(ABC):
         same.
         """
 
+    def conclude(self, store: FeatureStore) -> list[str]:
+        """Set labels that depend on all examples, once these are made; returns notes. Repeating is safe."""
+        return []
+
     @abstractmethod
     def summarise(self, store: FeatureStore) -> tuple[dict[str, Any], list[str]]:
         """Figures for the manifest and lines to print, from all rows and what was left out."""

@@ -24,6 +24,10 @@ from probers.evaluation.answers import Rule, accuracy_contains, exact_match, f1_
 from probers.prompts import PromptTemplate, passages_that_fit
 from probers.store.store import FeatureStore
 from probers.types import Generation, Needs, Question, Retriever, UserError
+from probers.uncertainty.detectors import Asked, Detectors
+from probers.uncertainty.meaning import by_matcher
+from probers.uncertainty.samples import Draws
+from probers.uncertainty.semantic_entropy import best_cut
 
 from .base import NO_ROOM, TOO_LONG, Examples, LabelBuilder, Prepared, recorded, recorded_needs
 
@@ -33,6 +37,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Acc = Literal["tokens", "substring"]
+#: The label that needs no gold answers.
+BY_ENTROPY = "semantic_entropy"
 
 
 def parse_label(rule: str, acc: Acc = "tokens", matcher: EntityMatcher | None = None) -> Rule:
@@ -46,7 +52,7 @@ def parse_label(rule: str, acc: Acc = "tokens", matcher: EntityMatcher | None = 
     right = right_by("acc_substring" if (rule, acc) == ("acc", "substring") else rule, matcher)
     if right is not None and rule != "acc_substring":
         return right
-    choices = "em, acc, match or f1>=0.8 (any bound from 0 to 1)"
+    choices = f"em, acc, match, f1>=0.8 (any bound from 0 to 1) or {BY_ENTROPY}"
     raise UserError(f"label={rule} is no label rule: choose {choices}", "unknown-choice")
 
 
@@ -77,6 +83,7 @@ class CotBuilder(LabelBuilder):
     k: int = 3
     max_new_tokens: int = 48
     shuffle: int | None = None
+    draws: Draws | None = None
     _read: int = field(default=0, init=False)
 
     item_name = unit_name = "question"
@@ -88,17 +95,25 @@ class CotBuilder(LabelBuilder):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._right = parse_label(self.label, self.acc, self.matcher)
+        # Until all entropies are known, labels by them are exact match.
+        unlabelled = self.label == BY_ENTROPY
+        self._right = parse_label("em" if unlabelled else self.label, self.acc, self.matcher)
+        self._detectors = None
+        if self.draws is not None:
+            same = by_matcher(self.matcher or EntityMatcher())
+            self._detectors = Detectors(self.draws, same, self.prompt, self.max_new_tokens)
         for question in self.asked.questions:
-            if not any(a.strip() for a in question.answers):
+            if not unlabelled and not any(a.strip() for a in question.answers):
                 why = "has no gold answer, so it cannot be labelled"
                 raise UserError(f"question {question.id} {why}", "labels")
 
     @classmethod
     def prepare(cls, settings: Datagen) -> Prepared:
         """Check the settings and read the questions and passages."""
-        matcher = load_matcher(settings) if settings.label == "match" else None
-        parse_label(settings.label, settings.acc, matcher)
+        draws = cls._draws(settings)
+        matcher = load_matcher(settings) if settings.label == "match" or draws else None
+        if settings.label != BY_ENTROPY:
+            parse_label(settings.label, settings.acc, matcher)
         if matcher is not None:
             log.info("%s", matcher.told())
         source = question_source(settings)
@@ -115,12 +130,31 @@ class CotBuilder(LabelBuilder):
                 lm, asked, None if lm is None else settings.retriever.make(corpus), prompt, needs,
                 label=settings.label, acc=settings.acc, matcher=matcher, k=settings.k,
                 max_new_tokens=settings.max_new_tokens,
-                shuffle=settings.seed if settings.balance_to else None,
+                shuffle=settings.seed if settings.balance_to else None, draws=draws,
             )  # fmt: skip
 
         named = (settings.corpus, settings.matcher.options["aliases"], settings.matcher.options["vectors"])
-        record = wordnet_found(settings) if settings.label == "match" else {}
+        record = wordnet_found(settings) if matcher is not None else {}
         return Prepared(make, [*source.files, *filter(None, named)], record)
+
+    @staticmethod
+    def _draws(settings: Datagen) -> Draws | None:
+        """Settings of the samples; None where none are drawn (UserError: too few, or no use for them)."""
+        if settings.label == BY_ENTROPY:
+            if settings.balance_to:
+                told = f"label={BY_ENTROPY} is known only when all examples are made"
+                raise UserError(f"{told}: give balance=true in place of balance_to", "conflict")
+            if settings.samples < 2:
+                told = f"label={BY_ENTROPY} compares samples, and samples={settings.samples}"
+                raise UserError(f"{told}: draw two or more, as samples=10", "missing-value")
+        if not settings.samples:
+            return None
+        draws = Draws(settings.samples, settings.temperature, seed=settings.seed)
+        draws.at_least(2, "the signals of samples")
+        if settings.engine != "transformers":
+            told = f"samples={settings.samples}: engine={settings.engine} cannot draw"
+            raise UserError(f"{told}: give engine=transformers, or samples=0", "unsupported")
+        return draws
 
     @property
     def items(self) -> int:
@@ -161,6 +195,7 @@ class CotBuilder(LabelBuilder):
         )  # fmt: skip
         for made in batches:
             examples = Examples()
+            judged = self._judged(units, names, made)
             for index, generation in made.items():
                 examples.tokens += len(generation.token_ids)
                 opens, place = divmod(index, len(units))
@@ -173,19 +208,58 @@ class CotBuilder(LabelBuilder):
                     examples.leave_out(names[index], TOO_LONG if skipped else "empty answer")
                     continue
                 row = self._row(units[place], _CONDITIONS[opens], generation)
-                examples.add(row | {"passages": passages}, list(generation.states.values()))
+                row |= {"passages": passages} | judged.get(index, {})
+                examples.tokens += row.get("sampled_tokens", 0)
+                examples.add(row, list(generation.states.values()))
             yield examples
+
+    def _judged(
+        self, units: Sequence[Question], names: Sequence[str], made: Mapping[int, Generation]
+    ) -> dict[int, dict[str, Any]]:
+        """Columns of the detectors that draw or ask, of each answer with a token by its place."""
+        written = [index for index, generation in made.items() if generation.token_ids]
+        if self._detectors is None or not written:
+            return {}
+        assert self.lm is not None
+        asked = []
+        for index in written:
+            question = units[index % len(units)]
+            answer = final_answer(made[index].text, self.prompt.answer_cue, question.dataset)
+            asked.append(Asked(names[index], question.question, question.dataset, made[index].prompt, answer))
+        return dict(zip(written, self._detectors.columns(self.lm, asked), strict=True))
+
+    def conclude(self, store: FeatureStore) -> list[str]:
+        """With ``label=semantic_entropy``, label answers by the best cut of the training texts' entropies."""
+        if self.label != BY_ENTROPY:
+            return []
+        tables = list(store.tables(["split", BY_ENTROPY]))
+        known = np.concatenate([t.loc[t["split"] == "train", BY_ENTROPY].to_numpy(float) for t in tables])
+        if not len(known):
+            told = f"label={BY_ENTROPY} chooses its cut on training texts, and there are none"
+            raise UserError(f"{told}: raise limit", "labels")
+        cut = best_cut(known)
+        for index in range(store.next_shard):
+            rows, states, units, left_out = store.read_shard(index)
+            for row in rows:
+                row["correct"] = int(row[BY_ENTROPY] <= cut)
+            store.write_shard(index, rows, *states, units=units, left_out=left_out)
+        share = float((known > cut).mean())
+        return [
+            f"labels: right is a semantic entropy up to {cut:.3f} nats, which divides {len(known)} training "
+            f"texts into the groups of least variance ({share:.3f} of them are above it)"
+        ]
 
     def _row(self, question: Question, condition: str, generation: Generation) -> dict[str, Any]:
         answer = final_answer(generation.text, self.prompt.answer_cue, question.dataset)
+        gold = question.answers
         return {
             "id": f"{question.id}/{condition}", "group": question.group, "split": question.split,
-            "correct": int(self._right(generation.text, answer, question.answers)),
+            "correct": int(self._right(generation.text, answer, gold)),
             "dataset": question.dataset, "condition": condition, "question": question.question,
-            "answer": answer, "gold": question.answers[0],
-            "em": exact_match(answer, question.answers),
-            "f1": f1_score(answer, question.answers).f1,
-            "acc": accuracy_contains(generation.text, question.answers, mode=self.acc),
+            "answer": answer, "gold": gold[0] if gold else "",
+            "em": exact_match(answer, gold) if gold else None,
+            "f1": f1_score(answer, gold).f1 if gold else None,
+            "acc": accuracy_contains(generation.text, gold, mode=self.acc) if gold else None,
             "question_type": str(question.truth.get("type", "")),
             "answer_kind": str(question.truth.get("answer_kind", "")),
             "knowledge": str(question.truth.get("kind", "")),
@@ -208,14 +282,18 @@ class CotBuilder(LabelBuilder):
         figures: dict[str, Any] = {"questions": self.asked.record, "scores": {}}
         lines: list[str] = []
         for (dataset, condition), found in sorted(scores.items()):
-            averages = [round(float(x), 6) for x in np.mean(found, axis=0)]
-            means = dict(zip(("correct", *_SCORES), averages, strict=True))
+            averages = np.array(found, dtype=float).mean(axis=0)
+            means = {
+                name: round(float(mean), 6)
+                for name, mean in zip(("correct", *_SCORES), averages, strict=True)
+                if not np.isnan(mean)  # without gold answers
+            }
             figures["scores"].setdefault(dataset, {})[condition] = {"n": len(found), **means}
             kinds = [(k, v) for (c, k), v in sorted(known.items()) if c == condition and k]
             shown = ", ".join(f"{kind} {sum(v) / len(v):.2f} (n={len(v)})" for kind, v in kinds)
             lines.append(
-                f"{dataset}, {condition}: {means['correct']:.3f} of {len(found)} right; "
-                f"EM {means['em']:.3f}, ACC {means['acc']:.3f}, F1 {means['f1']:.3f}"
+                f"{dataset}, {condition}: {means['correct']:.3f} of {len(found)} right"
+                + "".join(f"; {n.upper()} {means[n]:.3f}" for n in ("em", "acc", "f1") if n in means)
                 + (f" | {shown}" if shown else "")
             )
         if cut:

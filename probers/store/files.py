@@ -174,10 +174,12 @@ COLUMNS: dict[str, type] = {
     "mean_logprob": float, "rind_max": float,
     "entropy_before": float, "logprob_before": float, "max_prob_before": float, "margin_before": float,
     "surprise": float,
+    "em": float, "acc": float, "f1": float, "eigenscore": float, "verbalised": float,
 }  # fmt: skip
 _REQUIRED = ("id", "group", "split", "correct")
-#: Columns that are null where the engine did not hand out attention.
-_OF_ATTENTION = ("rind_max",)
+#: Columns that are null where something is missing: the engine's attention, a gold answer, two samples with
+#: a token, a number in the model's reply.
+_NULLABLE = ("rind_max", "em", "acc", "f1", "eigenscore", "verbalised")
 
 
 def encode_states(rows: Sequence[Mapping[str, Any]], states: np.ndarray, spec: FeatureSpec) -> bytes:
@@ -227,7 +229,7 @@ def encode_rows(rows: Sequence[Mapping[str, Any]]) -> bytes:
     order = [c for c in COLUMNS if c in names] + sorted(c for c in names if c not in COLUMNS)
     arrays = []
     for name in order:
-        may_lack = name in _OF_ATTENTION or name not in COLUMNS
+        may_lack = name in _NULLABLE or name not in COLUMNS
         there = [row for row in rows if not may_lack or row[name] is not None]
         kind = COLUMNS.get(name) or _kind_of(name, {type(row[name]) for row in there})
         values = [kind(row[name]) for row in there]
@@ -265,7 +267,7 @@ def read_rows(
     for column, values in zip(table.column_names, table.columns, strict=True):
         allowed: tuple[Any, ...] | None = {"split": SPLITS, "correct": (0, 1)}.get(column)
         odd = allowed is not None and not set(values.unique().to_pylist()) <= set(allowed)
-        if odd or (values.null_count and column in COLUMNS and column not in _OF_ATTENTION):
+        if odd or (values.null_count and column in COLUMNS and column not in _NULLABLE):
             raise damaged(store, name, f"has a value of {column} that is none")
     return table
 

@@ -1,0 +1,101 @@
+"""All signals of drawn answers and of further questions at once: the columns that a store has of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from ..engine.language_model import LanguageModel
+from ..prompts import PromptTemplate
+from ..types import Generation, Needs
+from .eigenscore import eigenscore
+from .lexical_similarity import lexical_similarity
+from .meaning import Same, clusters
+from .p_true import FORM as P_TRUE
+from .p_true import p_true, question_of
+from .samples import Draws, Samples, draw, middle_layer
+from .self_consistency import self_consistency
+from .semantic_entropy import semantic_entropy
+from .verbalised import FORM as VERBALISED
+from .verbalised import verbalised
+
+#: Columns of :class:`Detectors`: the signals, and what they cost of one text.
+SIGNALS = (
+    "self_consistency", "semantic_entropy", "semantic_entropy_weighted", "lexical_similarity", "eigenscore",
+    "p_true", "verbalised",
+)  # fmt: skip
+COSTS = ("sampled_tokens", "sampled_undecided")
+
+
+class Asked(NamedTuple):
+    """A greedy answer to judge: its question's text and set, its prompt, and the name for messages."""
+
+    name: str
+    question: str
+    dataset: str
+    prompt: str
+    answer: str
+
+
+@dataclass(frozen=True)
+class Detectors:
+    """Computes every signal of :mod:`probers.uncertainty` that draws or asks.
+
+    Attributes:
+        how: how many samples are drawn, two or more, and how.
+        same: compares what answers mean.
+        prompt: template of the questions' prompts.
+        max_new_tokens: most tokens of a sample, as of the greedy answer.
+    """
+
+    how: Draws
+    same: Same
+    prompt: PromptTemplate
+    max_new_tokens: int
+
+    def __post_init__(self) -> None:
+        self.how.at_least(2, "the signals of samples")
+
+    def columns(self, lm: LanguageModel, asked: Sequence[Asked]) -> list[dict[str, Any]]:
+        """Compute the columns of every answer.
+
+        ``eigenscore`` is None where fewer than two samples have a token, ``verbalised`` where the model
+        states no number. ``sampled_tokens`` counts the tokens written for all of them, and
+        ``sampled_undecided`` the pairs of samples that could not be compared.
+        """
+        names = [one.name for one in asked]
+        layer = middle_layer(lm.spec.layers)
+        drawn = draw(
+            lm.generate, [one.prompt for one in asked], self.how, prompt=self.prompt,
+            limits=[self.max_new_tokens] * len(asked), datasets=[one.dataset for one in asked],
+            needs=Needs.of([layer], pool="last") if layer else Needs(), names=names,
+        )  # fmt: skip
+        bare = self.prompt.bare(lm)
+        forms = [
+            [bare.question(question_of(form, one.question, one.answer)) for one in asked]
+            for form in (P_TRUE, VERBALISED)
+        ]
+        trues, read = p_true(lm, forms[0], names=names)
+        stated, replies = verbalised(lm.generate, forms[1], names=names)
+        return [
+            self._row(one, *each)
+            for one, *each in zip(asked, drawn, trues, stated, read, replies, strict=True)
+        ]
+
+    def _row(
+        self, asked: Asked, samples: Samples, true: float, stated: float | None, *further: Generation
+    ) -> dict[str, Any]:
+        groups = clusters(samples.answers, self.same)
+        few = samples.states is None or len(samples.states) < 2
+        written = [*samples.calls, *further]
+        return {
+            "self_consistency": self_consistency(asked.answer, samples.answers, self.same),
+            "semantic_entropy": semantic_entropy(groups.of),
+            "semantic_entropy_weighted": semantic_entropy(groups.of, samples.logprobs, variant="weighted"),
+            "lexical_similarity": lexical_similarity(samples.texts),
+            "eigenscore": None if few or samples.states is None else eigenscore(samples.states),
+            "p_true": true, "verbalised": stated,
+            "sampled_tokens": sum(len(generation.token_ids) for generation in written),
+            "sampled_undecided": groups.undecided,
+        }  # fmt: skip
