@@ -1,0 +1,317 @@
+"""Signals of drawn answers and further questions: closed forms, plain re-implementations, and odd input."""
+
+import itertools
+import math
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from probers import CausalLM
+from probers.engine.language_model import Sampling
+from probers.equivalence import EntityMatcher
+from probers.prompts import TESTBED_PROMPT
+from probers.types import Needs, RunError, UserError
+from probers.uncertainty import Draws, Entailment, by_matcher, clusters, draw
+from probers.uncertainty.eigenscore import eigenscore
+from probers.uncertainty.lexical_similarity import lexical_similarity
+from probers.uncertainty.p_true import FORM, p_true, question_of
+from probers.uncertainty.self_consistency import self_consistency
+from probers.uncertainty.semantic_entropy import best_cut, semantic_entropy
+from probers.uncertainty.verbalised import stated
+
+SAME = by_matcher(EntityMatcher(wordnet=""))
+
+
+def code(error):
+    return error.value.code
+
+
+def test_entropy_of_meanings_in_closed_form():
+    assert semantic_entropy([0, 0, 0]) == 0
+    assert semantic_entropy([0]) == 0  # one sample means one thing
+    assert semantic_entropy([0, 0, 1, 1]) == pytest.approx(math.log(2))
+    assert semantic_entropy([0, 1, 2, 3, 4]) == pytest.approx(math.log(5))
+    assert semantic_entropy([0, 0, 0, 1]) == pytest.approx(-0.75 * math.log(0.75) - 0.25 * math.log(0.25))
+
+
+def test_weighted_entropy_is_of_the_sequences_probabilities():
+    p = np.array([0.5, 0.25, 0.125])
+    share = np.array([0.625, 0.25]) / 0.875
+    found = semantic_entropy([0, 1, 0], np.log(p), variant="weighted")
+    assert found == pytest.approx(-(share * np.log(share)).sum())
+    # Equal probabilities are the discrete form; very low ones do not underflow.
+    assert semantic_entropy([0, 1, 1], [-2000.0] * 3, variant="weighted") == pytest.approx(
+        semantic_entropy([0, 1, 1])
+    )
+    # A sample without a token has the mean weight of the others.
+    assert semantic_entropy([0, 1], [np.nan, -3.0], variant="weighted") == pytest.approx(math.log(2))
+
+
+def test_what_cannot_be_computed_is_refused():
+    for make in (
+        lambda: semantic_entropy([]),
+        lambda: semantic_entropy([0, 1], variant="weighted"),
+        lambda: lexical_similarity(["one"]),
+        lambda: eigenscore(np.ones((1, 4))),
+        lambda: self_consistency("a", [], SAME),
+    ):
+        with pytest.raises(UserError) as error:
+            make()
+        assert code(error) == "missing-value"
+    with pytest.raises(RunError):
+        eigenscore(np.array([[1.0, np.nan], [0.0, 1.0]]))
+    with pytest.raises(UserError):
+        eigenscore(np.eye(3), alpha=0)
+
+
+def test_answers_are_compared_by_meaning():
+    assert SAME("5 km", "five kilometres") is True
+    assert SAME("Yes", "yes.") is True
+    assert SAME("yes", "no") is False
+    assert SAME("**Paris**", "paris") is True
+    assert SAME("", "") is True
+    assert SAME("", "Paris") is False
+    assert SAME("John Adams", "John Quincy Adams") is None
+
+
+def test_clusters_are_the_transitive_closure():
+    alike = {("a", "b"), ("b", "c")}
+    found = clusters("acbdd", lambda x, y: (x, y) in alike or (y, x) in alike)
+    assert found.of == (0, 0, 0, 1, 1) and len(found) == 2 and found.undecided == 0
+    assert clusters("dcba", lambda x, y: (x, y) in alike or (y, x) in alike).of == (0, 1, 1, 1)
+
+
+def test_an_undecided_pair_joins_nothing_and_is_counted():
+    found = clusters(["John Adams", "John Quincy Adams", "Paris"], SAME)
+    assert found.of == (0, 1, 2) and found.undecided == 1
+    # Joined through a third answer it is decided.
+    verdicts = {"ab": None, "ac": True, "bc": True}
+    assert clusters("abc", lambda x, y: verdicts[x + y]).undecided == 0
+
+
+def test_consistency_is_the_share_that_agrees_with_the_greedy_answer():
+    drawn = ["Paris", "paris.", "Rome", "John Adams"]
+    assert self_consistency("Paris", drawn, SAME) == 0.5
+    assert self_consistency("John Quincy Adams", drawn, SAME) == 0  # undecided is no agreement
+    assert self_consistency("Oslo", drawn, SAME) == 0
+
+
+def plain_rouge(a, b):
+    """ROUGE-L by trying every subsequence of the shorter text."""
+    a, b = a.split(), b.split()
+    short, long = sorted((a, b), key=len)
+
+    def contained(words):
+        rest = iter(long)
+        return all(word in rest for word in words)
+
+    sizes = range(len(short), -1, -1)
+    most = next(n for n in sizes if any(map(contained, itertools.combinations(short, n))))
+    return 2 * most / (len(a) + len(b)) if a or b else 1.0
+
+
+def test_lexical_similarity_is_the_mean_rouge_of_all_pairs():
+    rng = random.Random(0)
+    for _ in range(30):
+        texts = [" ".join(rng.choices("abcd", k=rng.randint(1, 7))) for _ in range(4)]
+        expected = np.mean([plain_rouge(a, b) for a, b in itertools.combinations(texts, 2)])
+        assert lexical_similarity(texts) == pytest.approx(expected)
+    assert lexical_similarity(["The cat sat.", "the cat sat"]) == 1
+    assert lexical_similarity(["one", "two"]) == 0
+
+
+def test_eigenscore_is_the_formula_written_out():
+    z = np.random.default_rng(0).normal(size=(16, 5))  # d x K
+    d = len(z)
+    centring = np.eye(d) - np.ones((d, d)) / d
+    values = np.linalg.eigvalsh(z.T @ centring @ z + 0.001 * np.eye(5))
+    assert eigenscore(z.T) == pytest.approx(np.log(values).sum() / 5)
+    # States that agree score lowest: one eigenvalue is left.
+    assert eigenscore(np.repeat(z.T[:1], 5, axis=0)) < eigenscore(z.T)
+
+
+@pytest.mark.parametrize(
+    "reply, expected",
+    [
+        (" 85", 0.85), (" 85%", 0.85), ("100", 1.0), ("0", 0.0), ("0.85", 0.85), ("1.0", 1.0), (".7", 0.7),
+        ("about 60 percent, I think 90", 0.6), ("8.5/10", 0.85), ("85 / 100", 0.85), ("0.5%", 0.005),
+        ("1", 0.01), ("very sure", None), ("", None), ("250", None), ("-5", None), ("in 1994", None),
+    ],
+)  # fmt: skip
+def test_a_stated_confidence_is_read_or_missing(reply, expected):
+    assert stated(reply) == (None if expected is None else pytest.approx(expected))
+
+
+def test_the_best_cut_has_the_least_variance_on_both_sides():
+    rng = np.random.default_rng(1)
+    for _ in range(20):
+        values = rng.choice([0.0, 0.5, 0.69, 1.1, 1.6], size=12) + rng.normal(0, 0.01, 12)
+        cut = best_cut(values)
+
+        def within(at, values=values):
+            return sum(
+                ((s - s.mean()) ** 2).sum() for s in (values[values <= at], values[values > at]) if s.size
+            )
+
+        assert within(cut) == pytest.approx(min(within(v) for v in np.sort(values)[:-1]))
+    assert best_cut(np.zeros(4)) == 0
+    with pytest.raises(UserError):
+        best_cut(np.zeros(0))
+
+
+@pytest.fixture(scope="module")
+def lm():
+    return CausalLM.from_pretrained("testbed", dtype="float32")
+
+
+def questions(*names):
+    return [TESTBED_PROMPT.question(f"Who does {name} work for?") for name in names]
+
+
+THREE = Draws(3)
+
+
+def drawn(lm, prompts, how=THREE, **options):
+    size = len(prompts)
+    return draw(
+        lm.generate, prompts, how, prompt=TESTBED_PROMPT, limits=[24] * size, datasets=[""] * size,
+        **options,
+    )  # fmt: skip
+
+
+def test_samples_depend_on_prompt_and_settings_alone(lm):
+    asked = questions("Lena Zaser", "Faye Brolgal", "Lena Zaser")
+    together = drawn(lm, asked)
+    for samples, prompt in zip(together, asked, strict=True):
+        assert samples.texts == drawn(lm, [prompt])[0].texts
+    assert together[0] is together[2]
+    hot = Draws(3, temperature=3.0)
+    assert drawn(lm, asked[:1], hot)[0].texts != together[0].texts
+    assert (
+        drawn(lm, asked[:1], hot)[0].texts != drawn(lm, asked[:1], Draws(3, temperature=3.0, seed=1))[0].texts
+    )
+
+
+def test_samples_are_those_that_the_model_draws_one_by_one(lm):
+    """Without shared keys and values, and with the recorded numbers of a plain pass over each text."""
+    (prompt,) = questions("Lena Zaser")
+    how = Draws(4, temperature=2.0, seed=3)
+    (found,) = drawn(lm, [prompt], how, needs=Needs.of([4], pool="last"))
+    plain = [
+        lm.generate(
+            [prompt] * (i + 1), max_new_tokens=24, stop=TESTBED_PROMPT.stop,
+            sampling=Sampling(2.0, seed=3),
+        )[-1]
+        for i in range(4)
+    ]  # fmt: skip
+    assert found.texts == tuple(g.text for g in plain)
+    read = lm.score([prompt] * 4, [g.token_ids for g in plain], needs=Needs.of([4], pool="last"))
+    expected = [g.logprobs.sum() for g in read]
+    np.testing.assert_allclose(found.logprobs, expected, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(found.states, [g.state[0] for g in read], rtol=1e-3, atol=1e-4)
+
+
+def test_a_prefix_is_read_once_and_changes_nothing(lm, monkeypatch):
+    exemplar = "Question: Who does Ada Vell work for?\nAnswer: Ada Vell works for Senvi Labs.\n" * 4
+    prompts = [exemplar + prompt for prompt in questions("Lena Zaser", "Faye Brolgal")]
+    how = {"max_new_tokens": 12, "sampling": Sampling(1.5), "stop": ("\n",)}
+    asked = [prompt for prompt in prompts for _ in range(3)]
+    whole = lm.generate(asked, **how)
+    widths = []
+    forward = lm.decoder.model.forward
+
+    def counted(input_ids, *args, **kwargs):
+        widths.append(input_ids.numel())
+        return forward(input_ids, *args, **kwargs)
+
+    monkeypatch.setattr(lm.decoder.model, "forward", counted)
+    shared = lm.generate(asked, **how, prefix=exemplar)
+    assert [g.text for g in shared] == [g.text for g in whole]
+    # The exemplars once, and what follows them once for each question, not for each sample.
+    read = sum(width for width in widths if width > len(asked))
+    assert read <= len(lm.tokenizer(exemplar)["input_ids"]) + 2 * 16
+
+
+def test_samples_without_an_answer_are_completed_like_greedy_texts(lm):
+    (prompt,) = questions("Lena Zaser")
+    cut = {"prompt": TESTBED_PROMPT, "limits": [3], "datasets": [""]}
+    (short,) = draw(lm.generate, [prompt], Draws(2), **cut)
+    assert short.answers == ("", "")
+    (whole,) = draw(lm.generate, [prompt], Draws(2), **cut, answer_tokens=8)
+    assert all(whole.answers) and all(TESTBED_PROMPT.answer_cue in text for text in whole.texts)
+    calls = []
+    whole.spend(lambda generation, read: calls.append(read))
+    assert calls == [True, False, True, True]  # one prompt for the samples, and each completed text
+
+
+def test_p_true_is_the_first_tokens_probability(lm):
+    prompts = [question_of(FORM, "Who?", "Ada"), question_of(FORM, "Who?", "", ["Ada", "Ada", "Bo"])]
+    assert "Possible answers: Ada; Bo\n" in prompts[1] and "Possible" not in prompts[0]
+    found, read = p_true(lm, prompts)
+    for prompt, probability in zip(prompts, found, strict=True):
+        ids = [lm.tokenizer(prompt + word, return_tensors="pt")["input_ids"] for word in (" True", " False")]
+        start = lm.tokenizer(prompt, return_tensors="pt")["input_ids"].shape[1]
+        with torch.inference_mode():
+            logits = [lm.model(one).logits[0, start - 1].log_softmax(-1) for one in ids]
+        true, false = (float(row[one[0, start]].exp()) for row, one in zip(logits, ids, strict=True))
+        assert probability == pytest.approx(true / (true + false), abs=1e-5)
+    assert len(read) == 2
+
+
+@pytest.fixture(scope="module")
+def entailment(tmp_path_factory):
+    """A tiny classifier of pairs with random weights, as any entailment model is stored."""
+    from transformers import BertConfig, BertForSequenceClassification, BertTokenizer
+
+    def make(labels):
+        folder = tmp_path_factory.mktemp("nli")
+        words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefgh"]
+        (folder / "vocab.txt").write_text("\n".join(words))
+        BertTokenizer(str(folder / "vocab.txt")).save_pretrained(folder)
+        torch.manual_seed(4)  # one whose entailments go both ways, one way and neither
+        config = BertConfig(
+            vocab_size=len(words), hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+            intermediate_size=16, num_labels=len(labels), id2label=dict(enumerate(labels)),
+            label2id={label: i for i, label in enumerate(labels)}, initializer_range=0.6,
+        )  # fmt: skip
+        BertForSequenceClassification(config).save_pretrained(folder)
+        return str(folder)
+
+    return make
+
+
+def test_an_entailment_model_decides_in_both_directions(entailment):
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    folder = entailment(["CONTRADICTION", "NEUTRAL", "ENTAILMENT"])
+    same = Entailment(folder)
+    model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+
+    def entails(a, b):
+        with torch.inference_mode():
+            return int(model(**tokenizer(a, b, return_tensors="pt")).logits.argmax()) == 2
+
+    texts = [" ".join(words) for words in itertools.permutations("abcd", 2)]
+    pairs = list(itertools.permutations(texts, 2))
+    one_way = [pair for pair in pairs if entails(*pair) and not entails(*pair[::-1])]
+    assert one_way and any(entails(*pair) and entails(*pair[::-1]) for pair in pairs)
+    assert all(same(*pair) == (entails(*pair) and entails(*pair[::-1])) for pair in pairs)
+    assert same("a b", "A b.")
+
+
+def test_a_model_that_entails_nothing_is_refused(entailment, tmp_path):
+    for name in (entailment(["good", "bad"]), str(tmp_path / "none")):
+        with pytest.raises(UserError) as error:
+            Entailment(name)
+        assert code(error) == "model"
+
+
+def test_settings_that_draw_nothing_useful_are_refused():
+    with pytest.raises(UserError):
+        Draws(1).at_least(2, "semantic entropy")
+    with pytest.raises(UserError):
+        Draws(5, temperature=0.0).at_least(2, "semantic entropy")
+    Draws(2).at_least(2, "semantic entropy")
