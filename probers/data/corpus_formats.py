@@ -1,4 +1,4 @@
-"""File formats of a corpus: JSONL (also BEIR's, FlashRAG's), TSV (DPR's, MS MARCO's), articles cut into passages."""
+"""File formats of a corpus: JSON lines, the TSV of DPR and of MS MARCO, and articles cut into passages."""
 
 from __future__ import annotations
 
