@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -39,8 +38,8 @@ class PopQA(QuestionSource):
         return f"popqa:{identifier(record, 'subj_id')}" if "subj_id" in record else ""
 
 
-#: One answer in the expression of a WebQuestions file, in quotes unless it is one word.
-_DESCRIPTION = r'\(description (?:"((?:[^"\\]|\\.)*)"|([^\s()"]+))\)'
+#: What stands around and between the answers of a WebQuestions file.
+_LIST, _NEXT, _END = "(list (description ", ") (description ", "))"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,11 +79,16 @@ class WebQuestions(QuestionSource):
 
 
 def _descriptions(value: str) -> list[str]:
-    """The answers of ``(list (description "Jamaican English") (description Lawyer))``."""
-    if not re.fullmatch(rf"\(list(?: {_DESCRIPTION})*\)", value):
+    """The answers of ``(list (description "Jamaican English") (description Lawyer))``.
+
+    More than one word stands in quotes, in which quotes stand as they are.
+    """
+    if value == "(list)":
+        return []
+    if not (value.startswith(_LIST) and value.endswith(_END)):
         raise ValueError(f'targetValue must be (list (description "..") ..), found {value!r:.80}')
-    pairs = re.findall(_DESCRIPTION, value)
-    return [re.sub(r"\\(.)", r"\1", quoted) or word for quoted, word in pairs]
+    answers = value[len(_LIST) : -len(_END)].split(_NEXT)
+    return [answer[1:-1] if answer[:1] == answer[-1:] == '"' else answer for answer in answers]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +103,7 @@ class Bamboogle(QuestionSource):
 
     name: ClassVar[str] = "bamboogle"
     has_ids: ClassVar[bool] = False
-    layouts: ClassVar[tuple[Layout, ...]] = (layout("Bamboogle", "Question Answer"),)
+    layouts: ClassVar[tuple[Layout, ...]] = (layout("Bamboogle", "Question Answer", lacks="QuestionId"),)
 
     def question(self, record: Record) -> Question:
         asked = text(record, "Question")

@@ -44,7 +44,7 @@ class JSONL(QuestionSource):
         layout("JSON lines with answers", "id question answers"),
         FLASHRAG,
         layout("PopQA's", "id question possible_answers", lacks="subj_id"),
-        layout("JSON lines", "id question", lacks="answer paragraphs context"),
+        layout("JSON lines", "id question", lacks="answer paragraphs context subj_id"),
     )
     whole: ClassVar[bool] = True
     choices: ClassVar[Mapping[str, Sequence[str]]] = {"splits": ("file", "deal")}

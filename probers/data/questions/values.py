@@ -58,9 +58,9 @@ def strings(record: Record, key: str) -> tuple[str, ...]:
 def listed(record: Record, key: str) -> tuple[str, ...]:
     """A list of strings, also one that is written as JSON within a string."""
     value = record.get(key)
-    if isinstance(value, str) and value.strip():
+    if isinstance(value, str):
         try:
-            value = json.loads(value)
+            value = json.loads(value) if value.strip() else None
         except ValueError as error:
             raise ValueError(f"{key} must be a JSON list of strings, found {value!r:.80}") from error
     return strings({key: value}, key)
