@@ -186,8 +186,8 @@ def file_rows(path: Path, *, by_id: bool = False) -> Iterator[Row]:
 
     if (ending := Path(path.name.removesuffix(".gz")).suffix) in (".tsv", ".csv"):
         with open_text(path, "") as (lines, _):
-            for line, record, problem in table_rows(lines, "\t" if ending == ".tsv" else ","):
-                yield Row(f"line {line}", record, problem)
+            for first, record, problem in table_rows(lines, "\t" if ending == ".tsv" else ","):
+                yield Row(f"line {first}", record, problem)
         return
     item = "" if by_id else _place(path)
     if item is None:
@@ -209,8 +209,8 @@ def file_rows(path: Path, *, by_id: bool = False) -> Iterator[Row]:
         except ijson.JSONError as error:
             cause = error.args[0]  # of the C library these are bytes
             text = cause.decode("utf-8", "replace") if isinstance(cause, bytes) else str(error)
-            first = text.strip().splitlines()[0]
-            told = "the file is cut short" if "premature EOF" in first else f"malformed JSON ({first})"
+            reason = text.strip().splitlines()[0]
+            told = "the file is cut short" if "premature EOF" in reason else f"malformed JSON ({reason})"
             yield Row(f"record {number + 1}", None, told, True)
 
 
