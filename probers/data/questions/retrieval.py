@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from ...options import Name, shown
 from ...types import Passage, Question, UserError
-from ..records import Row, UnusableError, bad_line, check_strings, read_lines
+from ..records import Row, UnusableError, bad_line, read_lines
 from .base import Layout, QuestionSource, layout
 from .values import Record, accepted, identifier, optional, records, strings, text
 
@@ -58,9 +58,9 @@ class MSMARCO(QuestionSource):
 def _passages(record: Record) -> tuple[Passage, ...]:
     """The passages of a query; the official files have a list of them, the Hub's rows a list of each part."""
     given = record.get("passages")
+    pairs: list[tuple[str, Any]]
     if isinstance(given, Mapping):
-        texts, marks = given.get("passage_text"), given.get("is_selected")
-        check_strings("passages.passage_text", texts)
+        texts, marks = strings(given, "passage_text"), given.get("is_selected")
         if not isinstance(marks, list) or len(marks) != len(texts):
             raise ValueError("passages must have as many is_selected as passage_text")
         pairs = list(zip(texts, marks, strict=True))
