@@ -83,6 +83,69 @@ def test_the_tsv_header_names_the_columns_and_must_be_there(load, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("contents", "title", "text"),
+    [
+        ('"Aldenburg"\nA town.\nOn a river.', "Aldenburg", "A town.\nOn a river."),  # as FlashRAG's Wikipedia
+        ("Aldenburg\nA town.", "Aldenburg", "A town."), ('"The ""Hall"""\nA hall.', 'The "Hall"', "A hall."),
+        ("\nA town.", "", "A town."), ("A town.", "", "A town."), ("A town.\n", "", "A town.\n"),
+        ('"A town", he said.\nSo it was.', '"A town", he said.', "So it was."),
+    ],
+)  # fmt: skip
+def test_contents_hold_a_title_in_their_first_line_or_none(load, tmp_path, contents, title, text):
+    (found,) = load(jsonl(tmp_path / "c.jsonl", [{"id": "7", "contents": contents}]))
+    assert found == Passage("7", title, text)
+
+
+def test_contents_stand_in_the_place_of_a_text_and_a_title_is_not_said_twice(load, tmp_path):
+    lines = [
+        {"id": 0, "contents": "A\nb", "title": "A"}, {"id": 1, "contents": "b\nc", "title": "A"},
+        {"id": 2, "contents": "A\nb", "title": "A", "text": "b c"},
+    ]  # fmt: skip
+    found = [(p.title, p.text) for p in load(jsonl(tmp_path / "c.jsonl", lines))]
+    assert found == [("A", "b"), ("A", "b\nc"), ("A", "b c")]
+    cut = load(jsonl(tmp_path / "w.jsonl", [{"id": 3, "contents": "A\nb c d"}]), passage_words=2)
+    assert [(p.id, p.title, p.text) for p in cut] == [("3#0", "A", "b c"), ("3#1", "A", "d")]
+    for wrong, named in (({"contents": 3}, "contents"), ({"contents": " "}, "contents"), ({}, "'text'")):
+        with fails("bad-line", "line 1", named):
+            load(jsonl(tmp_path / "bad.jsonl", [{"id": 4, **wrong}]))
+
+
+def test_beirs_passages_have_another_name_for_the_id(load, tmp_path):
+    lines = [
+        {"_id": "b1", "title": "T", "text": "one", "metadata": {}},
+        {"_id": "b2", "title": "", "text": "2"},
+    ]
+    assert list(load(jsonl(tmp_path / "c.jsonl", lines))) == [
+        Passage("b1", "T", "one"),
+        Passage("b2", "", "2"),
+    ]
+    (both,) = load(jsonl(tmp_path / "both.jsonl", [{"_id": "b1", "id": "1", "text": "one"}]))
+    assert both.id == "1"
+
+
+@pytest.mark.parametrize("suffix", ["tsv", "tsv.gz"])
+def test_ms_marcos_collection_has_no_header_and_quotes_nothing(load, tmp_path, suffix):
+    path = tmp_path / f"collection.{suffix}"
+    text = '0\tIt said "so.\n1\t"So it was\n2\tan id, and no more: 3\n'
+    path.write_bytes(gzip.compress(text.encode()) if suffix.endswith("gz") else text.encode())
+    found = [("0", 'It said "so.'), ("1", '"So it was'), ("2", "an id, and no more: 3")]
+    assert [(p.id, p.text) for p in load(path)] == found
+    bad = tmp_path / "bad.tsv"
+    for line, reason in (("1\ta\tb", "3 tab-separated fields instead of 2"), ("1\t ", "text")):
+        bad.write_text(f"0\tone\n{line}\n2\ttwo\n")
+        with fails("bad-line", "bad.tsv line 2", reason):
+            load(bad)
+        assert [p.id for p in load(bad, on_bad_line="skip")] == ["0", "2"]
+
+
+def test_judgements_are_no_corpus(load, tmp_path):
+    path = tmp_path / "test.tsv"
+    path.write_text("query-id\tcorpus-id\tscore\nq1\tb1\t1\n")
+    with fails("bad-line", "test.tsv line 1", "query-id"):
+        load(path)
+
+
+@pytest.mark.parametrize(
     ("line", "reason"),
     [
         ("2\tonly two", "2 tab-separated fields instead of 3"),

@@ -196,7 +196,8 @@ def _official(name: str, file: str) -> Callable[[Path], Any]:
 SETS = {
     "hotpotqa": "hotpot_distractor.json", "2wikimultihopqa": "twowiki.json", "nq": "dpr_nq.json",
     "triviaqa": "triviaqa.json", "musique": "musique_full.jsonl", "strategyqa": "strategyqa.json",
-    "iirc": "iirc.json",
+    "iirc": "iirc.json", "squad": "squad_v2.json", "webquestions": "webquestions.json",
+    "msmarco": "msmarco.json", "beir": "beir_queries.jsonl",
 }  # fmt: skip
 ASKED = [Question("q0", "Who?"), Question("q1", "Where?")]
 READERS = {

@@ -1,6 +1,8 @@
 """Question sets: official layouts, copies on the Hub, draws and splits, and files that are something else."""
 
+import csv
 import gzip
+import io
 import json
 import os
 import tracemalloc
@@ -50,6 +52,13 @@ OFFICIAL = {
     "musique": ("id", "musique_full.jsonl"),
     "strategyqa": ("qid", "strategyqa.json"),
     "iirc": ("pid", "iirc.json"),
+    "squad": ("title", "squad_v1.json", "squad_v2.json"),
+    "popqa": ("id", "popqa.tsv"),
+    "webquestions": ("utterance", "webquestions.json"),
+    "bamboogle": ("Question", "bamboogle.csv"),
+    "simpleqa": ("problem", "simpleqa.csv"),
+    "msmarco": ("query_id", "msmarco.json"),
+    "beir": ("_id", "beir_queries.jsonl"),
 }
 NAMES = {file: name for name, (_, *files) in OFFICIAL.items() for file in files}
 
@@ -74,8 +83,14 @@ def records_of(file):
     text = (FILES / file).read_text()
     if file.endswith(".jsonl"):
         return [json.loads(line) for line in text.splitlines()]
+    if not file.endswith(".json"):
+        return list(csv.DictReader(io.StringIO(text, newline=""), delimiter="\t" if file[-3] == "t" else ","))
     loaded = json.loads(text)
-    return loaded["Data"] if isinstance(loaded, dict) else loaded
+    if isinstance(loaded, list):
+        return loaded
+    if file == "msmarco.json":
+        return [{name: cells[key] for name, cells in loaded.items()} for key in loaded["query"]]
+    return loaded["Data"] if "Data" in loaded else loaded["data"]
 
 
 def asked(n, **fields):
@@ -235,11 +250,145 @@ def test_iirc_answer_types():
     assert passages(questions["q_2"]) == [("main", "Per Holm", text, False)]
 
 
+def test_squad_is_told_by_version_and_leaves_unanswerable_questions_out_or_wants_noanswer(tmp_path):
+    found = opened("squad_v1.json")
+    first, second, third = found.questions
+    assert found.record["layout"] == "SQuAD 1.1" and first.answers == ("the Marl Sea", "Marl Sea")
+    context = "The Brenne is a river that ends in the Marl Sea. It crosses Aldenburg."
+    assert passages(first) == passages(second) == [("0", "Brenne (river)", context, True)]
+    assert first.group == second.group == "squad:Brenne_(river)" != third.group
+    found = opened("squad_v2.json")
+    (answerable,) = found.questions
+    assert found.record["layout"] == "SQuAD 2.0" and found.excluded.counts == {"unanswerable": 1}
+    assert answerable.passages[0].title == "Malmö" and answerable.answers == ("Ada Lindqvist",)
+    both = opened("squad_v2.json", unanswerable="noanswer").questions
+    assert [q.answers for q in both] == [("Ada Lindqvist",), ("noanswer",)]
+    assert [q.passages[0].is_gold for q in both] == [True, False] and both[0].group == both[1].group
+    row = HUB["squad"][0] | {"answers": {"text": [], "answer_start": []}}
+    rows = write_lines(tmp_path / "rows.jsonl", [row, HUB["squad"][0] | {"id": "b"}])
+    found = open_questions("squad", path=rows)
+    assert found.excluded.counts == {"unanswerable": 1} and found.record["layout"] == "SQuAD on the Hub"
+    with fails("mismatch", "questions=squad"):  # its answers are no list of strings
+        load_questions(rows)
+    asks = {"question": "Which?", "answers": [{"text": "x"}]}
+    untitled = [{"paragraphs": [{"context": c, "qas": [asks | {"id": c}]}]} for c in ("one", "two")]
+    one, two = open_questions("squad", path=write_lines(tmp_path / "a.jsonl", untitled)).questions
+    assert one.group != two.group and one.group.startswith("squad-")
+
+
+def test_factoid_sets_accept_every_answer_and_group_what_is_on_one_subject():
+    popqa = opened("popqa.tsv").questions
+    assert popqa[0].answers == ("sailor", "seaman", 'so-called "tar"') and popqa[0].id == "101"
+    assert [q.group for q in popqa] == ["popqa:7", "popqa:7", "popqa:8"]
+    web = opened("webquestions.json").questions
+    assert [q.answers for q in web] == [("Marl Sea", "Orle"), ('Ulla "Ull" Berg (painter)',), ("3/4/1961",)]
+    assert web[0].group == web[1].group != web[2].group and len({q.id for q in web}) == 3
+    bamboogle = opened("bamboogle.csv").questions
+    assert [q.answers for q in bamboogle] == [("Greta Berg", "Greta Falk"), ("Marl\nSea",)]
+    assert [q.answers for q in opened("simpleqa.csv").questions] == [("Ulla Berg",), ("212",)]
+
+
+def test_simpleqa_verified_has_the_ids_of_simpleqa(tmp_path):
+    file, (record, _) = tmp_path / "simpleqa_verified.csv", records_of("simpleqa.csv")
+    fields = "original_index,problem,answer,topic,answer_type,multi_step,requires_reasoning,urls"
+    file.write_text(f'{fields}\n5,"{record["problem"]}",Ulla Berg,Art,Person,False,False,"a,b"\n')
+    found = open_questions("simpleqa", path=str(file))
+    assert found.record["layout"] == "SimpleQA Verified"
+    assert found.questions[0] in opened("simpleqa.csv").questions
+
+
+def test_msmarco_is_read_by_columns_and_by_lines(tmp_path):
+    found = opened("msmarco.json")
+    first, second = found.questions
+    assert first.answers == ("It ends in the Marl Sea.", "In the Marl Sea") and second.id == "1104"
+    assert [p.is_gold for p in first.passages] == [False, True] and first.question.startswith(". where")
+    assert found.excluded.counts == {"unanswerable": 1} and found.record["read"] == 3
+    lines = write_lines(tmp_path / "dev_v1.1.json", records_of("msmarco.json"))
+    assert open_questions("msmarco", path=lines).questions == found.questions
+    both = opened("msmarco.json", unanswerable="noanswer").questions
+    assert both[1].answers == ("noanswer",) and len(both) == 3
+    columns = json.loads((FILES / "msmarco.json").read_text())
+    del columns["query"]["13"]
+    for changed, place in ((columns, "record 2"), (columns | {"query": {}}, "record 1")):
+        target = tmp_path / "columns.json"
+        target.write_text(json.dumps(changed))
+        with fails("bad-line", "columns.json", place):
+            open_questions("msmarco", path=str(target))
+
+
+def test_beir_asks_the_queries_that_are_judged_and_knows_no_answers(tmp_path):
+    assert [(q.id, q.answers) for q in opened("beir_queries.jsonl").questions] == [
+        ("q1", ()),
+        ("2", ()),
+        ("q3", ()),
+    ]
+    judged = opened("beir_queries.jsonl", qrels=path("beir_qrels.tsv"))
+    assert [q.id for q in judged.questions] == ["q1", "2"] and not judged.excluded
+    other = tmp_path / "qrels.tsv"
+    for text, code in (("a\tb\t1\n", "mismatch"), ("query-id\tcorpus-id\n", "bad-line")):
+        other.write_text(text)
+        with fails(code, "questions.qrels="):
+            opened("beir_queries.jsonl", qrels=str(other))
+
+
+def test_flashrags_lines_are_read_as_any_set_in_the_groups_of_its_own_files(tmp_path):
+    line = {"id": "test_0", "question": PAINTER, "golden_answers": ["Ulla Berg"]}
+    for name in OFFICIAL:
+        found = open_questions(name, path=write_lines(tmp_path / "test.jsonl", [line]))
+        (question,) = found.questions
+        assert (question.dataset, question.answers) == (name, ("Ulla Berg",))
+        assert found.record["layout"] == "FlashRAG's"
+    record = records_of("popqa.tsv")[0]
+    meta = {"subj": record["subj"], "subj_id": 7, "s_pop": 120}
+    line = {"id": "test_0", "question": record["question"], "golden_answers": ["sailor"], "metadata": meta}
+    (question,) = open_questions("popqa", path=write_lines(tmp_path / "test.jsonl", [line])).questions
+    official = opened("popqa.tsv").questions[0]
+    assert (question.group, question.split) == (official.group, official.split)
+    record = records_of("twowiki.json")[0]
+    meta = {"supporting_facts": {"title": [t for t, _ in record["supporting_facts"]], "sent_id": [0, 0]}}
+    line = {"id": "dev_0", "question": record["question"], "golden_answers": ["Sweden"], "metadata": meta}
+    (question,) = open_questions(
+        "2wikimultihopqa", path=write_lines(tmp_path / "dev.jsonl", [line])
+    ).questions
+    assert question.group == opened("twowiki.json").questions[0].group
+    nq = {"id": "test_9", "question": PAINTER, "golden_answers": ["Ulla Berg", "U. Berg"]}
+    (question,) = open_questions("nq", path=write_lines(tmp_path / "nq.jsonl", [nq])).questions
+    assert question == opened("nq_open.jsonl").questions[0]  # without ids of its own the text decides
+    for wrong in (nq | {"golden_answers": "x"}, nq | {"metadata": ["x"]}):
+        with fails("bad-line", "nq.jsonl line 1"):
+            open_questions("nq", path=write_lines(tmp_path / "nq.jsonl", [wrong]))
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("Who?,,,,Ada", "5 comma-separated fields instead of 6"), ('"Who?" x,,,,Ada,', "expected after"),
+        (",,,,Ada,", "Question"),
+    ],
+)  # fmt: skip
+def test_a_bad_row_of_a_table_is_named_or_skipped(tmp_path, line, reason):
+    file = tmp_path / "sheet.csv"
+    file.write_text(f'Question,,,,Answer,Answer 2\n"Where,\nthen?",,,,Malmö,\n{line}\nWhen?,,,,1904,\n\n')
+    with fails("bad-line", "sheet.csv line 4", reason):
+        open_questions("bamboogle", path=str(file))
+    found = open_questions("bamboogle", path=str(file), on_bad_line="skip")
+    assert [q.answers for q in found.questions] == [("Malmö",), ("1904",)]
+    assert found.excluded.counts == {"malformed": 1}
+
+
+def test_a_line_that_begins_like_a_whole_file_is_a_line(tmp_path):
+    for key, value in (("version", 2), ("data", {"a": 1}), ("query", "x"), ("answers", ["Malmö"])):
+        lines = [{key: value, "id": i, "question": "Where?", "answers": ["Malmö"]} for i in range(2)]
+        assert len(load_questions(write_lines(tmp_path / "own.jsonl", lines))) == 2
+
+
 @pytest.mark.parametrize("file", NAMES)
 def test_a_compressed_file_and_other_whitespace_give_the_same(tmp_path, file):
     text = (FILES / file).read_text()
-    if not file.endswith(".jsonl"):
+    if file.endswith(".json"):
         text = json.dumps(json.loads(text), ensure_ascii=False)  # on one line
+    elif not file.endswith(".jsonl"):
+        text = f"\ufeff{text}\n"  # as spreadsheets write tables
     packed = tmp_path / f"{file}.gz"
     packed.write_bytes(gzip.compress(text.encode()))
     assert open_questions(NAMES[file], path=str(packed)).questions == opened(file).questions
@@ -478,6 +627,8 @@ def test_a_limit_beyond_the_whole_set_takes_all_and_says_so(tmp_path, caplog):
         ("dpr_nq.json", {"hard_negatives": -1}, "bad-value", ["hard_negatives=-1"]),
         ("musique_full.jsonl", {"unanswerable": "keep"}, "unknown-choice", ["unanswerable=keep"]),
         ("iirc.json", {"spans": "one"}, "unknown-choice", ["spans=one"]),
+        ("squad_v2.json", {"unanswerable": "keep"}, "unknown-choice", ["unanswerable=keep"]),
+        ("beir_queries.jsonl", {"qrels": "nowhere"}, "no-file", ["questions.qrels=nowhere"]),
         ("iirc.json", {"limit": 5}, "bad-value", ["limit=5", "iirc.json"]),  # of six two cannot be used
         ("iirc.json", {"limit": 6}, "bad-value", ["limit=4"]),
         ("twowiki.json", {"aliases": "nowhere"}, "no-file", ["questions.aliases=nowhere"]),
@@ -523,7 +674,10 @@ def test_a_file_of_no_known_layout_and_an_empty_one(tmp_path, name):
             open_questions(name, path=str(tmp_path / "x.json"))
 
 
-SECOND = {"hotpot_distractor.json": "5f00aa02", "triviaqa.json": "tc_2", "iirc.json": "p_8"}
+SECOND = {
+    "hotpot_distractor.json": "5f00aa02", "triviaqa.json": "tc_2", "iirc.json": "p_8",
+    "squad_v1.json": "5a03",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("file", "second"), SECOND.items())
@@ -586,6 +740,23 @@ WRONG = {
         ("questions", answered(type="date"), "type"), ("questions", answered(type="value"), "'answer_value'"),
         ("questions", answered(type="binary", answer_value="si"), "answer_value"),
     ],
+    "squad_v1.json": [
+        ("paragraphs", "x"), ("paragraphs", [{"context": 3, "qas": [{"id": "z"}]}], "context"),
+        ("paragraphs", [{"context": "x", "qas": [{"id": "z", "answers": "y"}]}], "answers"),
+        ("paragraphs", [{"context": "x", "qas": [{"question": "Who?"}]}], "'id'"),
+    ],
+    "popqa.tsv": [
+        ("possible_answers", "x"), ("possible_answers", "[1]"), ("question", ""), ("subj_id", None),
+    ],
+    "webquestions.json": [("targetValue", "(list Lawyer)"), ("targetValue", ["x"]), ("url", 3)],
+    "bamboogle.csv": [("Question", ""), ("Answer", 3)],
+    "simpleqa.csv": [("answer", 3), ("problem", " ")],
+    "msmarco.json": [
+        ("answers", "x"), ("passages", "x"), ("query", ""),
+        ("passages", {"passage_text": ["x"]}, "is_selected"),
+        ("passages", [{"is_selected": 2, "passage_text": "x"}], "is_selected"),
+    ],
+    "beir_queries.jsonl": [("text", ""), ("title", "Castor Hill", "corpus=")],
 }  # fmt: skip
 #: Official file -> what stands for no gold answer.
 UNANSWERED = {
@@ -597,6 +768,16 @@ UNANSWERED = {
     "musique_full.jsonl": [{"answer": "", "answer_aliases": []}],
     "strategyqa.json": [{"answer": None}],
     "iirc.json": [{"questions": answered(type="span", answer_spans=[])}],
+    "squad_v1.json": [
+        {"paragraphs": [{"context": "x", "qas": [{"id": "z", "question": "Who?", "answers": [], **more}]}]}
+        for more in ({}, {"is_impossible": True})
+    ],
+    "popqa.tsv": [{"possible_answers": "[]"}, {"possible_answers": ""}],
+    "webquestions.json": [{"targetValue": "(list)"}],
+    "bamboogle.csv": [{"Answer": "", "Answer 2": ""}],
+    "simpleqa.csv": [{"answer": ""}],
+    "msmarco.json": [{"answers": ["No Answer Present."]}, {"answers": []}],
+    "beir_queries.jsonl": [],
 }
 
 
@@ -654,6 +835,27 @@ HUB = {
         {"qid": "s1", "term": "Brenne", "question": "Is it?", "answer": True, "facts": "It is."}, ("yes",),
     ),
     "iirc": (records_of("iirc.json")[0], ("1204",)),
+    "squad": (
+        {"id": "5a01", "title": "Brenne_(river)", "context": "It ends in the Marl Sea.", "question": "Where?",
+         "answers": {"text": ["the Marl Sea", "Marl Sea"], "answer_start": [11, 15]}},
+        ("the Marl Sea", "Marl Sea"),
+    ),
+    "popqa": (
+        records_of("popqa.tsv")[1] | {"id": 102, "subj_id": 7}, ("Aldenburg", "City of Aldenburg"),
+    ),
+    "webquestions": (
+        {"url": "http://www.freebase.com/view/en/brenne", "question": "where does the brenne end?",
+         "answers": ["Marl Sea", "Orle"]},
+        ("Marl Sea", "Orle"),
+    ),
+    "bamboogle": ({"Question": "Where?", "Answer": "Malmö"}, ("Malmö",)),
+    "simpleqa": (records_of("simpleqa.csv")[1], ("212",)),
+    "msmarco": (
+        records_of("msmarco.json")[2] | {"passages": {
+            "is_selected": [1, 0], "passage_text": ["A.", "B."], "url": ["u", "v"]}, "wellFormedAnswers": []},
+        ("212 metres",),
+    ),
+    "beir": ({"_id": "q1", "title": "", "text": "rivers that end in the Marl Sea"}, ()),
 }  # fmt: skip
 
 
@@ -681,9 +883,16 @@ def test_a_copy_on_the_hub_is_streamed(tmp_path, name):
         assert first == opened("nq_open.jsonl").questions[0]
     if name == "strategyqa":
         assert first.rationale == "It is."
+    if name in ("popqa", "webquestions", "simpleqa", "beir"):
+        assert first in opened(OFFICIAL[name][1]).questions
+    if name == "squad":
+        assert passages(first) == [("0", "Brenne (river)", "It ends in the Marl Sea.", True)]
+        assert first.group == "squad:Brenne_(river)"
+    if name == "msmarco":
+        assert passages(first) == [("0", "", "A.", True), ("1", "", "B.", False)]
 
 
-@pytest.mark.parametrize("name", [n for n in OFFICIAL if n != "iirc"])
+@pytest.mark.parametrize("name", [n for n in OFFICIAL if n not in ("iirc", "beir")])
 def test_the_default_copies_are_named_and_can_be_replaced(monkeypatch, name):
     rows = datasets.IterableDataset.from_generator(lambda: iter([HUB[name][0]]))
     load = Mock(return_value=rows)

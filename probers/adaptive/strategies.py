@@ -28,7 +28,8 @@ Bias = Annotated[Mapping[str, Label], Limits("single, multi or leave_out for eac
 #: Labels for the known question sets; those of several hops need several retrievals (Adaptive-RAG, 3.2).
 BIAS: dict[str, Label] = {
     "nq": "single", "triviaqa": "single", "hotpotqa": "multi", "2wikimultihopqa": "multi", "musique": "multi",
-    "strategyqa": "multi", "iirc": "multi", "testbed": "multi",
+    "strategyqa": "multi", "iirc": "multi", "bamboogle": "multi", "testbed": "multi",
+    "squad": "single", "popqa": "single", "webquestions": "single", "simpleqa": "single", "msmarco": "single",
 }  # fmt: skip
 #: The trigger of a comparison that stands for each strategy.
 TRIGGERS = {"no": "never", "single": "always", "multi": "fixed_sentence"}

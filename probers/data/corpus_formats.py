@@ -1,21 +1,21 @@
-"""File formats of a corpus: JSONL, DPR's TSV, and articles cut into passages."""
+"""File formats of a corpus: JSON lines, the TSV of DPR and of MS MARCO, and articles cut into passages."""
 
 from __future__ import annotations
 
-import csv
 import json
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from ..checksums import draw_key
 from ..text import count, detokenise_sentences
 from ..types import Passage, UserError
-from .records import BadLine, bad_line, check_object, check_strings, open_text, what_is_wrong
+from .records import BadLine, bad_line, check_object, check_strings, open_text, table_rows, what_is_wrong
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +23,6 @@ log = logging.getLogger(__name__)
 LONG = 1_000_000
 #: Words of a passage of whole sentences.
 WORDS = 100
-_FIELD = 1 << 26  # characters of one TSV field; more is a quote that is never closed
 _SHOWN = 10
 
 
@@ -72,11 +71,13 @@ def read_passages(
     """Yield the passages of a file with the number of the line each begins on; ids may repeat.
 
     ``.tsv`` is DPR's psgs_w100 layout: tab-separated with the header ``id text title`` in any order, fields
-    quoted as Python's csv module writes them, so that a field may hold line breaks. Everything else is JSONL
-    with ``id``, ``text`` and optionally ``title``, or articles: ``sentences`` in the place of ``text``, and
-    the title in that of an absent id. Articles are put into natural text and, without ``words``, cut between
-    sentences into passages of :data:`WORDS` words at most. Of articles without ids that share a title the
-    first is taken, as :mod:`.articles` does. ``.gz`` is unpacked.
+    quoted as Python's csv module writes them, so that a field may hold line breaks; or MS MARCO's collection,
+    lines of ``pid`` and passage without header and quotes. Everything else is JSONL with ``id`` (BEIR:
+    ``_id``), ``text`` and optionally ``title``. FlashRAG's and Pyserini's ``contents`` are read in the place
+    of ``text``: the first line of several is the title, in quotes or not. Articles have ``sentences`` in the
+    place of ``text``, and the title in that of an absent id; they are put into natural text and, without
+    ``words``, cut between sentences into passages of :data:`WORDS` words at most. Of articles without ids
+    that share a title the first is taken, as :mod:`.articles` does. ``.gz`` is unpacked.
 
     With ``words`` every text is cut into pieces of so many (the last may be shorter), called
     ``<id>#<number>``, as DPR cuts Wikipedia. ``progress`` is called with the bytes of the file read so far,
@@ -117,32 +118,30 @@ def _jsonl(lines: Iterable[str], bad: BadLines) -> Iterator[tuple[int, Any]]:
                 yield number, record
 
 
-def _tsv(lines: Iterable[str], bad: BadLines) -> Iterator[tuple[int, Any]]:
-    limit = csv.field_size_limit(_FIELD)  # the module's, for all readers: put back below
-    try:
-        rows = csv.reader(lines, delimiter="\t", strict=True)
-        header: list[str] | None = None
-        while True:
-            first = rows.line_num + 1
-            try:
-                row = next(rows, None)
-            except csv.Error as error:
-                end = f", read to line {rows.line_num}" if rows.line_num > first else ""
-                bad.add(first, f"{error}{end} (a field with a quote stands in quotes, and the quote twice)")
-                continue
-            if row is None:
-                break
-            if header is None:
-                header = [name.strip("\ufeff ") for name in row]
-                if not {"id", "text"} <= set(header):
-                    told = f"expected the header id<TAB>text<TAB>title, found {row!r:.100}"
-                    raise UserError(f"{bad.path} line 1: {told}", "bad-line")
-            elif len(row) == len(header):
-                yield first, dict(zip(header, row, strict=True))
-            elif row:
-                bad.add(first, f"{len(row)} tab-separated fields instead of {len(header)}")
-    finally:
-        csv.field_size_limit(limit)
+def _tsv(lines: Iterator[str], bad: BadLines) -> Iterator[tuple[int, Any]]:
+    """The records of DPR's table, or of MS MARCO's collection, which has no header and quotes nothing."""
+
+    def check(names: list[str]) -> None:
+        if not {"id", "text"} <= set(names):
+            told = (
+                f"expected the header id<TAB>text<TAB>title, or lines pid<TAB>passage, found {names!r:.100}"
+            )
+            raise UserError(f"{bad.path} line 1: {told}", "bad-line")
+
+    first = next(lines, "")
+    if re.fullmatch(r"\d+\t[^\t]*", first.rstrip("\r\n")):
+        for number, line in enumerate(chain([first], lines), 1):
+            fields = line.rstrip("\r\n").split("\t")
+            if len(fields) == 2:
+                yield number, {"id": fields[0], "text": fields[1]}
+            elif line.strip():
+                bad.add(number, f"{len(fields)} tab-separated fields instead of 2, pid and passage")
+        return
+    for number, record, problem in table_rows(chain([first], lines), "\t", check):
+        if problem:
+            bad.add(number, problem)
+        else:
+            yield number, record
 
 
 def _pieces(record: Any, words: int | None) -> Iterator[Passage]:
@@ -152,20 +151,37 @@ def _pieces(record: Any, words: int | None) -> Iterator[Passage]:
     if not isinstance(title, str | None):
         raise ValueError(f"title must be a string, found {title!r:.100}")
     title = title or ""
-    if words is None and "sentences" not in record:
-        yield Passage(_id(record["id"]), title, _text(record["text"]))
-        return
-    name = _id(record["id"]) if "id" in record else title
-    if not name:
-        raise KeyError("id")
+    key = "_id" if "_id" in record and "id" not in record else "id"
     sentences: list[str] = []
     if "sentences" in record:
         check_strings("sentences", record["sentences"])
         sentences = detokenise_sentences(record["sentences"])
-    text = _text(" ".join(sentences) if "sentences" in record else record["text"])
+        text = _text(" ".join(sentences))
+    else:
+        title, text = _title_and_text(record, title)
+        if words is None:
+            yield Passage(_id(record[key]), title, text)
+            return
+    name = _id(record[key]) if key in record else title
+    if not name:
+        raise KeyError("id")
     pieces = _grouped(sentences) if words is None else (m[0] for m in _of_words(words).finditer(text))
     for number, piece in enumerate(pieces):
         yield Passage(f"{name}#{number}", title, piece)
+
+
+def _title_and_text(record: Mapping[str, Any], title: str) -> tuple[str, str]:
+    """The title and text of a record; in the place of ``text``, ``contents`` may hold both."""
+    if "text" in record or "contents" not in record:
+        return title, _text(record["text"])
+    contents = _text(record["contents"], "contents")
+    first, line_break, rest = contents.partition("\n")
+    first = first.strip()
+    if len(first) > 1 and first[0] == first[-1] == '"':
+        first = first[1:-1].replace('""', '"')  # as the csv module quotes
+    if not line_break or not rest.strip() or title not in ("", first):
+        return title, contents
+    return first, rest
 
 
 @cache
@@ -194,7 +210,7 @@ def _id(value: Any) -> str:
     return str(value)
 
 
-def _text(value: Any) -> str:
+def _text(value: Any, key: str = "text") -> str:
     if not isinstance(value, str) or not value.strip():
-        raise ValueError(f"text must be a non-empty string, found {value!r:.100}")
+        raise ValueError(f"{key} must be a non-empty string, found {value!r:.100}")
     return value

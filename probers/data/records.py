@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import io
 import json
@@ -9,9 +10,10 @@ import re
 import zlib
 from codecs import BOM_UTF8
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import IO, Any, ClassVar, Literal, NamedTuple, cast
 
@@ -121,20 +123,73 @@ class Row(NamedTuple):
     last: bool = False
 
 
+#: Characters of one field of a table; more is a quote that is never closed.
+_FIELD = 1 << 26
+
+
+def table_rows(
+    lines: Iterable[str], delimiter: str, check: Callable[[list[str]], None] = lambda names: None
+) -> Iterator[tuple[int, dict[str, str] | None, str]]:
+    """Yield the line each record of a table begins on, the record, and what is wrong with it.
+
+    The first line names the fields, which are quoted as Python's csv module writes them, so that one may hold
+    line breaks; columns without a name are left out. ``check`` refuses the names.
+    """
+    limit = csv.field_size_limit(_FIELD)  # the module's, for all readers: put back below
+    try:
+        rows = csv.reader(lines, delimiter=delimiter, strict=True)
+        names: list[str] | None = None
+        while True:
+            first = rows.line_num + 1
+            try:
+                row = next(rows, None)
+            except csv.Error as error:
+                end = f", read to line {rows.line_num}" if rows.line_num > first else ""
+                yield (
+                    first,
+                    None,
+                    f"{error}{end} (a field with a quote stands in quotes, and the quote twice)",
+                )
+                continue
+            if row is None:
+                break
+            if names is None:
+                names = [name.strip("\ufeff ") for name in row]
+                check(names)
+            elif len(row) == len(names):
+                yield first, {name: cell for name, cell in zip(names, row, strict=True) if name}, ""
+            elif row:
+                kind = "tab" if delimiter == "\t" else "comma"
+                yield first, None, f"{len(row)} {kind}-separated fields instead of {len(names)}"
+    finally:
+        csv.field_size_limit(limit)
+
+
 #: Keys of the object that TriviaQA's files are, whose records stand under the first.
 _OBJECT = ("Data", "Domain", "Split", "VerifiedEval", "Version")
+#: Columns of MS MARCO's files that are read; with the others they can begin one.
+_COLUMNS = ("query_id", "query", "answers", "passages")
+_OTHERS = ("query_type", "wellFormedAnswers")
+#: Place of the records in a file that is an object of columns, each an object of cells by row.
+_BY_COLUMN = "*"
 
 
 def file_rows(path: Path, *, by_id: bool = False) -> Iterator[Row]:
     """Yield the records of a file (``.gz`` too); memory does not grow with their number.
 
-    A file that begins with ``[`` is one array, TriviaQA's are an object around one, and any other holds JSON
+    ``.tsv`` and ``.csv`` are tables (:func:`table_rows`). Of others, one that begins with ``[`` is one array,
+    TriviaQA's and SQuAD's are an object around one, MS MARCO's an object of columns, and any other holds JSON
     lines; with ``by_id`` it is one object of records, each of which gets its ``id``. UserError where it is
     not UTF-8 text, or damaged while compressed.
     """
     import ijson
 
-    item = "" if by_id else _array(path)
+    if (ending := Path(path.name.removesuffix(".gz")).suffix) in (".tsv", ".csv"):
+        with open_text(path, "") as (lines, _):
+            for first, record, problem in table_rows(lines, "\t" if ending == ".tsv" else ","):
+                yield Row(f"line {first}", record, problem)
+        return
+    item = "" if by_id else _place(path)
     if item is None:
         for number, line in read_lines(path):
             try:
@@ -144,10 +199,9 @@ def file_rows(path: Path, *, by_id: bool = False) -> Iterator[Row]:
                 yield Row(f"line {number}", None, f"{what_is_wrong(error)}{hint}")
         return
     number = 0
-    with _opened(path) as file:
+    with ExitStack() as files:
         try:
-            read = ijson.kvitems if by_id else ijson.items
-            for number, found in enumerate(read(file, item, use_float=True), 1):
+            for number, found in enumerate(_parsed(files, path, item, by_id), 1):
                 yield Row(f"record {number}", {"id": found[0], **found[1]} if by_id else found)
         except UnicodeDecodeError:
             told = "malformed JSON (a string that is no UTF-8 text, such as half of a pair of surrogates)"
@@ -155,13 +209,32 @@ def file_rows(path: Path, *, by_id: bool = False) -> Iterator[Row]:
         except ijson.JSONError as error:
             cause = error.args[0]  # of the C library these are bytes
             text = cause.decode("utf-8", "replace") if isinstance(cause, bytes) else str(error)
-            first = text.strip().splitlines()[0]
-            told = "the file is cut short" if "premature EOF" in first else f"malformed JSON ({first})"
+            reason = text.strip().splitlines()[0]
+            told = "the file is cut short" if "premature EOF" in reason else f"malformed JSON ({reason})"
             yield Row(f"record {number + 1}", None, told, True)
 
 
-def _array(path: Path) -> str | None:
-    """Find the path of the records for ijson, None for JSON lines."""
+def _parsed(files: ExitStack, path: Path, item: str, by_id: bool) -> Iterator[Any]:
+    """Parse the records at a place of a JSON file; with ``by_id`` as pairs of key and record."""
+    import ijson
+
+    if item != _BY_COLUMN:
+        read = ijson.kvitems if by_id else ijson.items
+        yield from read(files.enter_context(_opened(path)), item, use_float=True)
+        return
+    columns = {}  # read side by side, each from the file opened anew
+    for name in _COLUMNS:
+        cells = ijson.kvitems(files.enter_context(_opened(path)), name, use_float=True)
+        if (first := next(cells, None)) is not None:
+            columns[name] = chain([first], cells)
+    for row in zip_longest(*columns.values()):
+        if len({cell and cell[0] for cell in row}) > 1:
+            raise ijson.JSONError("its columns hold different rows")
+        yield {name: cell[1] for name, cell in zip(columns, row, strict=True)}
+
+
+def _place(path: Path) -> str | None:
+    """Find the place of the records for :func:`_parsed`, None for JSON lines."""
     import ijson
 
     with _opened(path) as file:
@@ -171,8 +244,19 @@ def _array(path: Path) -> str | None:
             kind, _ = next(events)
             if kind == "start_array":
                 return "item"
-            if kind == "start_map" and next(events)[1] in _OBJECT:
+            if kind != "start_map":
+                return None
+            key = next(events)[1]
+            if key in _OBJECT:
                 return f"{_OBJECT[0]}.item"
+            if key == "version":  # SQuAD's version stands before its articles, or behind them
+                next(events)
+                key = next(events)[1]
+            if key == "data" and next(events)[0] == "start_array":
+                return "data.item"
+            if key in (*_COLUMNS, *_OTHERS) and next(events)[0] == "start_map":
+                key = next(events)[1]
+                return _BY_COLUMN if isinstance(key, str) and key.isdecimal() else None
         except (ijson.JSONError, UnicodeDecodeError, StopIteration):
             pass  # the reader proper says what is wrong, and where
     return None

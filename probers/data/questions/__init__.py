@@ -1,4 +1,4 @@
-"""Question sets in the layouts they are published in, one file each.
+"""Question sets in the layouts they are published in, one file each, small ones together.
 
 A set is a dataclass whose fields are its options. :func:`open_questions` takes its name,
 or an object of one's own class derived from :class:`QuestionSource`.
@@ -31,7 +31,7 @@ from ..records import (
     what_is_wrong,
 )
 from ..splits import Drawn, Limit, Unfit, draw_stream, draw_whole, parts_of
-from .base import Layout, QuestionSource, layout
+from .base import FLASHRAG, Layout, QuestionSource, layout
 from .values import Record, check_names
 
 __all__ = [
@@ -51,6 +51,13 @@ DATASETS = {
     "musique": "musique:MuSiQue",
     "strategyqa": "strategyqa:StrategyQA",
     "iirc": "iirc:IIRC",
+    "squad": "squad:SQuAD",
+    "popqa": "factoid:PopQA",
+    "webquestions": "factoid:WebQuestions",
+    "bamboogle": "factoid:Bamboogle",
+    "simpleqa": "factoid:SimpleQA",
+    "msmarco": "retrieval:MSMARCO",
+    "beir": "retrieval:BEIR",
     "completion": "completion:Completion",
     "file": "jsonl:JSONL",
 }
@@ -233,7 +240,7 @@ class _Reading:
                 parts: Sequence[Record | Question] = [row.record]
                 if not isinstance(row.record, Question):
                     check_object(row.record)
-                    parts = self.source.unfold(row.record)
+                    parts = [row.record] if FLASHRAG.fits(row.record) else self.source.unfold(row.record)
             except (ValueError, KeyError, TypeError) as error:
                 self._malformed(row.where, what_is_wrong(error))
                 continue
@@ -248,7 +255,7 @@ class _Reading:
             if isinstance(record, Question):
                 question, layout_name = record, self.source.name
             else:
-                question, layout_name = self.source.question(record), self.source.layout_of(record)
+                question, layout_name = self.source.read(record)
             check_names(question)
             if question.id in self._seen:
                 reason = f"the id {question.id!r} is already on {self._seen[question.id]}"

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 from ...options import Name
 from ...types import Question, UserError
 from ..records import Row, file_rows, hub_rows
-from .values import Record
+from .values import Record, accepted, hashed, identifier, strings, text
 
 
 class Layout(NamedTuple):
@@ -30,11 +30,16 @@ def layout(name: str, has: str, lacks: str = "") -> Layout:
     return Layout(name, frozenset(has.split()), frozenset(lacks.split()))
 
 
+#: How FlashRAG writes every dataset; ``metadata`` holds fields of the original.
+FLASHRAG = layout("FlashRAG's", "id question golden_answers")
+
+
 @dataclass(frozen=True, kw_only=True)
 class QuestionSource:
     """A dataset of questions; its fields are the options of ``questions=<name>``.
 
-    A subclass says which layouts it reads and makes a question from a record.
+    A subclass says which layouts it reads and makes a question from a record. FlashRAG's layout is read by
+    every set that has layouts.
 
     Attributes:
         path: the official file on this machine (``.gz`` too); None reads the copy on the Hub.
@@ -62,6 +67,8 @@ class QuestionSource:
     whole: ClassVar[bool] = False
     #: Its answers are mentions of entities, which are also judged by whether they mean the same.
     mentions: ClassVar[bool] = False
+    #: Its records have ids; of another the id of a question is made from its text.
+    has_ids: ClassVar[bool] = True
     #: The prompt that they make sense with; None where any will do.
     prompt: ClassVar[str | None] = None
 
@@ -131,7 +138,7 @@ class QuestionSource:
 
     def mismatch(self, keys: Collection[str]) -> str | None:
         """Describe the mismatch of a record with these fields, None when a layout fits."""
-        if any(known.fits(keys) for known in self.layouts):
+        if any(known.fits(keys) for known in (*self.layouts, FLASHRAG)):
             return None
         found = ", ".join(sorted(map(str, keys))[:12]) or "none"
         near = [known for known in self.layouts if not known.lacks & set(keys)]
@@ -153,6 +160,26 @@ class QuestionSource:
     def question(self, record: Record) -> Question:
         """The question of a record; UnusableError if it cannot be asked, others if it is malformed."""
         raise NotImplementedError
+
+    def group_of(self, record: Record) -> str:
+        """The group by the fields of a record, or of FlashRAG's metadata; "" where each question is one."""
+        return ""
+
+    def read(self, record: Record) -> tuple[Question, str]:
+        """The question of a record and the name of its layout; errors are those of :meth:`question`."""
+        if not FLASHRAG.fits(record) or any(known.fits(record) for known in self.layouts):
+            return self.question(record), self.layout_of(record)
+        asked, metadata = text(record, "question"), record.get("metadata") or {}
+        if not isinstance(metadata, Mapping):
+            raise ValueError(f"metadata must be an object, found {metadata!r:.80}")
+        question = Question(
+            id=identifier(record, "id") if self.has_ids else hashed(self.name, asked),
+            question=asked,
+            answers=accepted(strings(record, "golden_answers")),
+            dataset=self.name,
+            group=self.group_of(metadata),
+        )
+        return question, FLASHRAG.name
 
     def layout_of(self, record: Record) -> str:
         return next((known.name for known in self.layouts if known.fits(record)), "")

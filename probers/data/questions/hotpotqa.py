@@ -45,7 +45,7 @@ class HotpotQA(QuestionSource):
         return "distractor" if supporting_titles(record) <= titles else "fullwiki"
 
     def layout_name(self, seen: Counter[str]) -> str:
-        return "fullwiki" if seen["fullwiki"] else "distractor"
+        return "fullwiki" if seen["fullwiki"] else super().layout_name(seen)
 
 
 def paragraphs(record: Record, *, spaced: bool = True) -> tuple[Passage, ...]:

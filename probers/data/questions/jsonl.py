@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
 from ...types import Passage, Question, UserError
 from ..records import Row
-from .base import Layout, QuestionSource, layout
+from .base import FLASHRAG, Layout, QuestionSource, layout
 from .values import Record, accepted, flag, identifier, optional, records, strings, text
 
 #: Other names in use for a split.
@@ -42,9 +42,9 @@ class JSONL(QuestionSource):
     name: ClassVar[str] = "file"
     layouts: ClassVar[tuple[Layout, ...]] = (
         layout("JSON lines with answers", "id question answers"),
-        layout("FlashRAG's", "id question golden_answers"),
-        layout("PopQA's", "id question possible_answers"),
-        layout("JSON lines", "id question", lacks="answer paragraphs context"),
+        FLASHRAG,
+        layout("PopQA's", "id question possible_answers", lacks="subj_id"),
+        layout("JSON lines", "id question", lacks="answer paragraphs context subj_id"),
     )
     whole: ClassVar[bool] = True
     choices: ClassVar[Mapping[str, Sequence[str]]] = {"splits": ("file", "deal")}
@@ -78,6 +78,11 @@ class JSONL(QuestionSource):
                 f"({', '.join(sorted(unknown)[:5])}): name them answers, or leave these fields out",
                 "labels",
             )
+
+    def mismatch(self, keys: Collection[str]) -> str | None:
+        if isinstance(keys, Mapping) and isinstance(keys.get("answers"), Mapping):  # SQuAD's
+            return "answers must be a list of strings, found an object"
+        return super().mismatch(keys)
 
     def question(self, record: Record) -> Question:
         key = next((key for key in _ANSWERS if record.get(key)), "answers")

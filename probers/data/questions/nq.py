@@ -80,6 +80,7 @@ class NaturalQuestions(DPRSource):
     hub: Name | None = "google-research-datasets/nq_open"
 
     name: ClassVar[str] = "nq"
+    has_ids: ClassVar[bool] = False
     layouts: ClassVar[tuple[Layout, ...]] = (
         layout("NQ-open", "question answer", lacks="id _id qid question_id context paragraphs facts"),
         DPR,

@@ -43,7 +43,7 @@ class StrategyQA(QuestionSource):
         answer = flag(record, "answer")
         if answer is None:
             raise UnusableError("no gold answer")
-        term, facts = optional(record, "term"), record.get("facts")
+        facts = record.get("facts")
         return Question(
             id=id,
             question=text(record, "question"),
@@ -51,8 +51,12 @@ class StrategyQA(QuestionSource):
             rationale=facts.strip() if isinstance(facts, str) else " ".join(strings(record, "facts")),
             dataset=self.name,
             passages=self._evidence(record),
-            group=f"strategyqa:{term}" if term else id,
+            group=self.group_of(record) or id,
         )
+
+    def group_of(self, record: Record) -> str:
+        term = optional(record, "term")
+        return f"strategyqa:{term}" if term else ""
 
     def _evidence(self, record: Record) -> tuple[Passage, ...]:
         if self.paragraphs is None:

@@ -40,7 +40,6 @@ class TwoWikiMultihopQA(QuestionSource):
 
     def question(self, record: Record) -> Question:
         id = identifier(record, "_id" if "_id" in record else "id")
-        gold = supporting_titles(record)
         return Question(
             id=id,
             question=text(record, "question"),
@@ -48,8 +47,12 @@ class TwoWikiMultihopQA(QuestionSource):
             rationale=_triples(record),
             dataset=self.name,
             passages=paragraphs(record, spaced=False),
-            group=f"2wiki:{' | '.join(sorted(gold))}" if gold else id,
+            group=self.group_of(record) or id,
         )
+
+    def group_of(self, record: Record) -> str:
+        gold = supporting_titles(record)
+        return f"2wiki:{' | '.join(sorted(gold))}" if gold else ""
 
     def _others(self, record: Record) -> tuple[str, ...]:
         if self.aliases is None or not optional(record, "answer"):

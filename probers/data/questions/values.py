@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -52,6 +53,17 @@ def strings(record: Record, key: str) -> tuple[str, ...]:
     if value is not None:
         check_strings(key, value)
     return tuple(value or ())
+
+
+def listed(record: Record, key: str) -> tuple[str, ...]:
+    """A list of strings, also one that is written as JSON within a string."""
+    value = record.get(key)
+    if isinstance(value, str):
+        try:
+            value = json.loads(value) if value.strip() else None
+        except ValueError as error:
+            raise ValueError(f"{key} must be a JSON list of strings, found {value!r:.80}") from error
+    return strings({key: value}, key)
 
 
 def records(record: Record, key: str) -> list[Record]:

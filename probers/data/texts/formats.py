@@ -5,7 +5,6 @@ A format gives one line for each text of a record. Formats are told apart by the
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -277,18 +276,9 @@ def lines_of(format_: Format, record: Any, place: Place) -> Iterable[Line]:
 
 
 def rows_of(path: Path) -> Iterator[Row]:
-    """Records of a file: CSV or TSV by its name, one JSON object by id (HELM), an array, or JSON lines."""
-    name = path.name.removesuffix(".gz")
-    if name.endswith((".csv", ".tsv")):
-        with open_text(path, "") as (lines, _):
-            table = csv.DictReader(lines, delimiter="\t" if name.endswith(".tsv") else ",", strict=True)
-            try:
-                for record in table:
-                    yield Row(f"line {table.line_num}", record)
-            except csv.Error as error:
-                yield Row(f"line {table.line_num}", None, str(error), True)
-        return
-    yield from file_rows(path, by_id=_is_object(path))
+    """Records of a file: a table by its name, one JSON object by id (HELM), an array, or JSON lines."""
+    table = path.name.removesuffix(".gz").endswith((".csv", ".tsv"))
+    yield from file_rows(path, by_id=not table and _is_object(path))
 
 
 def _is_object(path: Path) -> bool:
