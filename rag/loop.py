@@ -229,7 +229,8 @@ class _Rounds:
         return State(
             asked, rag.lm, rag.prompt, rag.prompt.question_span(shown, asked.question, written), written,
             passages=each.passages, retrievals=each.counters.retrievals, fresh=each.accepted.fresh,
-            verdict=each.verdict, answer=answer, spend=each.counters.add, generate=rag.generate,
+            verdict=each.verdict, answer=answer, asked=each.asked if judged else None,
+            spend=each.counters.add, generate=rag.generate,
         )  # fmt: skip
 
 

@@ -44,7 +44,10 @@ class State:
         fresh: the passages were fetched for the very place where this generation begins.
         verdict: the trigger's own, from before anything was written; None where it gave none.
         answer: the final answer if the generation is accepted; only for triggers with ``judges_answer``.
-        spend: adds a generation that the trigger asked the model for to the question's counters.
+        asked: generation of ``answer``, where the text ended without one; likewise.
+        spend: adds a generation that the trigger asked the model for to the question's counters, with
+            ``read=False`` where its prompt was counted before (:meth:`Counters.add
+            <probers.rag.traces.Counters.add>`).
     """
 
     question: Question
@@ -57,7 +60,8 @@ class State:
     fresh: bool = False
     verdict: Decision | None = None
     answer: str | None = None
-    spend: Callable[[Generation], None] = lambda generation: None
+    asked: Generation | None = None
+    spend: Callable[..., None] = lambda generation, **how: None
     generate: Callable[..., list[Generation]] = _cannot_generate
 
     def completed(self, generation: Generation) -> str:
