@@ -143,7 +143,7 @@ def _page(
         "n": results["n"],
         "threshold_rule": rule if found.tuned else "as configured",
         "flags": _flags(runs),
-        "notes": [*_notes(settings, found, wrong), *_unlike_random(results)],
+        "notes": [*_notes(settings, found, wrong), *unlike_random(results)],
         "examples": _examples(runs, found.corpus, count=settings.examples, seed=settings.seed, by=headline),
         "replay": replays(found.recorded),
         "reruns": found.reruns,
@@ -208,7 +208,7 @@ def _notes(settings: Compare, found: Findings, wrong: np.ndarray | None) -> list
     return notes
 
 
-def _unlike_random(results: Mapping[str, Any]) -> list[str]:
+def unlike_random(results: Mapping[str, Any]) -> list[str]:
     """A note on methods whose tokens differ by more than 10% from those of random retrieval."""
     told: list[str] = []
     for name, both in results["random_at_budget"].items():
