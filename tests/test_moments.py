@@ -138,7 +138,7 @@ def test_a_detector_that_asks_the_model_says_what_that_costs(examples: Examples)
     trained = make_trained(examples, position="entity", curve=False)
     first, *others = [control for control in trained.controls if control.name in AFTER]
     asking = replace(first, cost=Cost(5, 40.5))
-    trained = replace(trained, controls=[asking, *others])
+    trained.controls = [asking, *others]
     figures = summarise(trained, evaluator_of(examples), {})
     costs = {name: entry["cost"] for name, entry in figures["moments"]["after"]["detectors"].items()}
     assert costs.pop(first.name) == {"calls": 5, "tokens": 40.5}

@@ -91,12 +91,12 @@ class RetrievalTrajectory:
     def replay(self, trigger: str, threshold: float) -> dict[str, np.ndarray]:
         """Look up the results of a trigger at a threshold, as if it had run; as :meth:`granted`."""
         fires = np.pad(self.scores(trigger) > threshold, ((0, 0), (0, 1)))
-        made = fires.argmin(axis=1)  # the first step where it does not
-        found = self.granted(made)
-        for i, name in enumerate(TOKENS):
+        found = self.granted(fires.argmin(axis=1))  # the first step where it does not
+        made = found["retrievals"].astype(int)
+        spent = [steps[j].spent.get(trigger, (0, 0)) for steps, j in zip(self.steps, made, strict=True)]
+        for name, more in zip(TOKENS, np.transpose(spent), strict=False):
             if name in found:
-                each = zip(self.steps, made, strict=True)
-                found[name] += [steps[j].spent.get(trigger, (0, 0))[i] for steps, j in each]
+                found[name] += more
         return found
 
     def sweep(self, trigger: str) -> dict[str, list[float]]:
