@@ -100,6 +100,11 @@ class PromptTemplate:
         """Format a full answer, without the leading space."""
         return f"{rationale} {self.answer_cue} {answer}."
 
+    def bare(self, lm: Any) -> PromptTemplate:
+        """Make the template of a text that stands alone, a user's message where this is a chat prompt."""
+        form = PromptTemplate("bare", question_form="{question}", chat=self.chat)
+        return form.bind(lm.tokenizer) if self.chat else form
+
     @property
     def prefix(self) -> str:
         """Common beginning of all question prompts."""

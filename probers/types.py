@@ -255,7 +255,7 @@ class Decision:
 
     ``position`` is the character of the text where the accepted text ends when it fires mid-answer; None
     where the whole answer is judged, and then written anew. ``tokens`` are indices of those that fired, for
-    the query; ``token_scores`` are for display.
+    the query; ``token_scores`` are for display. ``evidence`` is what it read besides the text, for the trace.
     """
 
     fire: bool
@@ -264,6 +264,7 @@ class Decision:
     position: int | None = None
     tokens: tuple[int, ...] = ()
     token_scores: tuple[float, ...] = ()
+    evidence: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

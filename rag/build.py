@@ -17,7 +17,7 @@ from probers.commands.runs import RunFolder
 from probers.data.splits import Seen
 from probers.types import Question, UserError
 
-from .protocol import as_trigger, attends, name_of
+from .protocol import as_trigger, attends, name_of, reads_states
 from .remote import RemoteLM
 from .triggers.probing import Probing, ServedProbing
 
@@ -65,7 +65,7 @@ def unserved(engine: str, trigger: Component, query: Component) -> str | None:
     made = [] if {"bank", "classifier"} & set(trigger.options) else [(told, as_trigger(trigger.make()))]
     asks = query.make()
     for name, part in [*made, (f"query={name_of(asks)}", asks)]:
-        if part.needs.features and served(engine):
+        if reads_states(part) and served(engine):
             return f"{name} reads hidden states, which {engine} does not hand out"
         if attends(part):
             return f"{name} reads attention, which {engine} does not hand out"

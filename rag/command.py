@@ -222,7 +222,7 @@ def run(settings: Rag, parts: PartRuns | None = None) -> Path | None:
     given = with_bank(
         asks, bank=lambda: find_prober(settings, kind), classifier=lambda: find_classifier(settings)
     )
-    if asks.get("wrong") == "match" and "matcher" in getattr(asks.kind, "__dataclass_fields__", ()):
+    if asks.get("wrong", "match") == "match" and "matcher" in getattr(asks.kind, "__dataclass_fields__", ()):
         given["matcher"] = load_matcher(settings)
     chosen = [given.get(key, asks.get(key)) for key in ("bank", "classifier")]
     trained = [str(part) for part in chosen if part is not None]

@@ -91,7 +91,7 @@ class _Rounds:
         judged = [each for each in passes if not each.reading]
         on, ended = self._take(read)
         more, done = self._judge(judged)
-        if not rag.trigger.judges_answer:
+        if not rag.trigger.reads_answer:
             self._complete([*ended, *done])
         for each in (*ended, *done):
             each.accept()
@@ -115,10 +115,10 @@ class _Rounds:
     def _judge(self, judged: Sequence[OpenQuestion]) -> _OnAndEnded:
         """Ask the trigger, and retrieve where it fires; returns who goes on and who ends."""
         rag = self._rag
-        judges, reads = rag.trigger.judges_answer, rag.trigger.takes != "nothing"
-        if judges:
+        completed, reads = rag.trigger.reads_answer, rag.trigger.takes != "nothing"
+        if completed:
             self._complete(judged)
-        states = [self._state(each, each.written.prompt, judged=judges) for each in judged]
+        states = [self._state(each, each.written.prompt, completed=completed) for each in judged]
         decisions = decide(rag.trigger, [each.written for each in judged], states)
         asked = []
         for each, state, decision in zip(judged, states, decisions, strict=True):
@@ -152,7 +152,7 @@ class _Rounds:
             if each.again is not None:
                 each.write(each.again, cut=False)
                 continue
-            may_fire = not each.reading and each.counters.retrievals < most and not trigger.judges_answer
+            may_fire = not each.reading and each.counters.retrievals < most and not trigger.reads_answer
             ahead = (trigger.look_ahead(each.question) if may_fire else None) or LookAhead()
             alike.setdefault((each.reading, ahead.sentences), []).append((each, ahead))
         for (reading, _), group in alike.items():
@@ -220,16 +220,17 @@ class _Rounds:
         for (each, query), passages, count in zip(asked, found, shown, strict=True):
             each.retrieve(query, passages, count)
 
-    def _state(self, each: OpenQuestion, shown: str, *, judged: bool = False) -> State:
+    def _state(self, each: OpenQuestion, shown: str, *, completed: bool = False) -> State:
         """State of a question whose prompt is ``shown``."""
         rag, asked, written = self._rag, each.question, each.accepted.text
         answer = None
-        if judged:
+        if completed:
             answer = final_answer(each.text + each.ending, rag.prompt.answer_cue, asked.dataset)
         return State(
             asked, rag.lm, rag.prompt, rag.prompt.question_span(shown, asked.question, written), written,
             passages=each.passages, retrievals=each.counters.retrievals, fresh=each.accepted.fresh,
-            verdict=each.verdict, answer=answer, asked=each.asked if judged else None,
+            verdict=each.verdict, answer=answer, asked=each.asked if completed else None,
+            budget=rag.max_new_tokens - each.accepted.tokens, answer_tokens=rag.answer_tokens,
             spend=each.counters.add, generate=rag.generate,
         )  # fmt: skip
 

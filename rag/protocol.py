@@ -43,8 +43,10 @@ class State:
         partial: accepted answer text, with which ``generation.prompt`` ends.
         fresh: the passages were fetched for the very place where this generation begins.
         verdict: the trigger's own, from before anything was written; None where it gave none.
-        answer: the final answer if the generation is accepted; only for triggers with ``judges_answer``.
+        answer: the final answer if the generation is accepted; only for triggers with ``reads_answer``.
         asked: generation of ``answer``, where the text ended without one; likewise.
+        budget: tokens that may be written after the prompt.
+        answer_tokens: further tokens for a final answer, where a text ends without one.
         spend: adds a generation that the trigger asked the model for to the question's counters, with
             ``read=False`` where its prompt was counted before (:meth:`Counters.add
             <probers.rag.traces.Counters.add>`).
@@ -61,6 +63,8 @@ class State:
     verdict: Decision | None = None
     answer: str | None = None
     asked: Generation | None = None
+    budget: int = 64
+    answer_tokens: int = 0
     spend: Callable[..., None] = lambda generation, **how: None
     generate: Callable[..., list[Generation]] = _cannot_generate
 
@@ -110,8 +114,9 @@ class Trigger:
         before: it may retrieve with the question before anything is generated.
         after: it may retrieve once something is written.
         decides_by: source of its score: the text, the question alone, a rule, or chance.
-        judges_answer: it compares the final answer with the gold answers. Every text is completed to
-            one before it is asked, and ``state.answer`` is that answer.
+        reads_answer: every text is completed to a final answer before it is asked, and ``state.answer`` is
+            that answer.
+        judges_answer: it compares this answer with the gold answers.
         attends_alone: it asks for ``state.lm.attention_alone``.
         filters: it asks which words carry content, see :func:`probers.text.is_content`.
         takes: part of a text written from fetched passages that is accepted without judging it: "nothing",
@@ -124,6 +129,7 @@ class Trigger:
     before: ClassVar[bool] = False
     after: ClassVar[bool] = True
     decides_by: ClassVar[Literal["text", "question", "rule", "chance"]] = "text"
+    reads_answer: ClassVar[bool] = False
     judges_answer: ClassVar[bool] = False
     prober: ClassVar[ProberKind | None] = None
     served: ClassVar[bool] = False
@@ -136,6 +142,11 @@ class Trigger:
     @property
     def attends_alone(self) -> bool:
         return False
+
+    @property
+    def reads_states(self) -> bool:
+        """Tell whether it reads hidden states, of the text or of further texts that it has written."""
+        return bool(self.needs.features)
 
     @property
     def takes(self) -> Share:
@@ -276,7 +287,7 @@ def check_readable(lm: CausalLM | RemoteLM, trigger: Trigger, query: Any) -> Non
         told = f"trigger={trigger.name} reads a server's scores, but this server has no prober"
         raise UserError(f"{told}: choose another trigger, or a probers-serve with a prober", "unsupported")
     named = {f"trigger={trigger.name}": trigger, f"query={name_of(query)}": query}
-    reading = " and ".join(name for name, part in named.items() if part.needs.features)
+    reading = " and ".join(name for name, part in named.items() if reads_states(part))
     if reading and not lm.spec.layers:
         raise UserError(f"{reading} read hidden states, which a server does not hand out", "unsupported")
     attending = " and ".join(name for name, part in named.items() if attends(part))
@@ -287,6 +298,11 @@ def check_readable(lm: CausalLM | RemoteLM, trigger: Trigger, query: Any) -> Non
     except (RunError, UserError) as error:
         raise UserError(f"{attending} cannot be used with this model: {error}", "unsupported") from error
     _READABLE.add(lm)
+
+
+def reads_states(part: Any) -> bool:
+    """Tell whether a trigger or query reads hidden states."""
+    return bool(getattr(part, "reads_states", part.needs.features))
 
 
 def attends(part: Any) -> bool:

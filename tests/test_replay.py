@@ -157,12 +157,19 @@ class Asking(Entropy):
         return super().__call__(generation, state)
 
 
+class Reading(Asking):
+    """Has every text completed to an answer before it judges, also those that are then discarded."""
+
+    reads_answer = True
+
+
 def test_what_a_trigger_asks_the_model_for_is_in_its_own_tokens_alone():
     short = {"answer_tokens": 3, "max_new_tokens": 6}  # final answers have to be asked for
-    trajectory = record(loop(**short), {"asking": Asking(0.5), "mean": Entropy(0.5)}, QUESTIONS)
+    kinds = {"asking": Asking, "mean": Entropy, "reading": Reading}
+    trajectory = record(loop(**short), {name: kind(0.5) for name, kind in kinds.items()}, QUESTIONS)
     for threshold in (-1.0, 0.4, 0.8, 99.0):
-        for name, trigger in {"asking": Asking(threshold), "mean": Entropy(threshold)}.items():
-            real = run(loop(**short), trigger)
+        for name, kind in kinds.items():
+            real = run(loop(**short), kind(threshold))
             assert_runs_alike(trajectory.replay(name, threshold), real)
             assert any(answer.counters.forced for answer in real.answers)
     more, plain = (sum(trajectory.replay(name, 0.8)[c].mean() for c in TOKENS) for name in ("asking", "mean"))

@@ -182,12 +182,13 @@ def nested(prompts: Sequence[Sequence[int]], config: Any) -> list[int] | None:
 
 def read_nested(
     decoder: Decoder, batches: Batches, prompts: Sequence[Sequence[int]], whole: Sequence[int],
-    known: Container[int],
+    known: Container[int], begin: CachedPrefix | None = None,
 ) -> Iterator[dict[int, CachedPrefix]]:  # fmt: skip
     """Keys and values of all but the last token of each prompt, by its index; of nested ones computed once.
 
     Prompts come in groups that take as much memory as a batch of the longest of them would; one that is all
-    ``known`` is left out. ``whole`` is what :func:`nested` found.
+    ``known`` is left out. ``whole`` is what :func:`nested` found. Prompts may ``begin`` with tokens whose
+    keys and values are there.
     """
     parts: dict[int, list[int]] = {}
     for index, own in enumerate(whole):
@@ -202,7 +203,7 @@ def read_nested(
         heads = [prompts[i][:-1] for i in group]
 
         def compute(chosen: list[int], heads: list[Sequence[int]] = heads) -> list[CachedPrefix]:
-            return read_prefixes(decoder, [heads[i] for i in chosen])
+            return read_prefixes(decoder, [heads[i] for i in chosen], begin)
 
         read = batches.each([len(head) for head in heads], compute, price=_LEAST)
         computed = {group[place]: one for made in read for place, one in made.items()}

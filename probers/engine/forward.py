@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import DynamicCache
 
 from ..capture.attention import AttentionTap, LookbackTap
 from ..capture.blocks import decoder_of
@@ -178,18 +177,22 @@ def broken_logits(where: str) -> RunError:
 
 
 @torch.inference_mode()
-def read_prefixes(decoder: Decoder, sequences: Sequence[Sequence[int]]) -> list[CachedPrefix]:
-    """Keys and values of token sequences, from one pass over them as a batch."""
+def read_prefixes(
+    decoder: Decoder, sequences: Sequence[Sequence[int]], known: CachedPrefix | None = None
+) -> list[CachedPrefix]:
+    """Keys and values of token sequences, from one pass over what they have behind ``known``."""
     tokens, mask, positions = decoder.pad(sequences)
-    # Without the config, so that layers with a sliding window keep all positions too:
-    # how far the window reaches depends on what follows.
-    cache: Any = DynamicCache()
-    decoder(tokens, mask, positions, cache=cache)
+    pads = [tokens.shape[1] - len(ids) for ids in sequences]
+    # Layers with a sliding window keep all positions too: how far it reaches depends on what follows.
+    cache: Any = new_cache(decoder.model.config, tokens.shape[1], whole=True)
+    start = 0 if known is None else fill(cache, [known] * len(sequences), sequences, pads)
+    decoder(tokens[:, start:], mask, positions[:, start:], cache=cache)
     found = []
-    for row, ids in enumerate(sequences):
-        own = slice(tokens.shape[1] - len(ids), None)
+    for row, (ids, pad) in enumerate(zip(sequences, pads, strict=True)):
+        shared = max(0, start - pad)  # tokens of this row that were taken from what is known
+        own = slice(pad + shared, None)
         layers = tuple((layer.keys[row, :, own], layer.values[row, :, own]) for layer in cache.layers)
-        found.append(CachedPrefix(tuple(ids), layers))
+        found.append(CachedPrefix(tuple(ids), layers, known if shared else None, shared))
     return found
 
 

@@ -119,7 +119,8 @@ class CausalLM(LanguageModel):
         ids = [prompt.ids for prompt in fitting]
         sampled = [] if how.sampling is None else how.sampling.streams([prompt.ids for prompt in encoded])
         streams = dict(enumerate(sampled))
-        reuses = shared is not None or how.cache is not None or not self.decoder.use_cache
+        # Drawn texts of one prompt share all of it; greedy ones with a prefix have little else in common.
+        reuses = (shared is not None and not sampled) or how.cache is not None or not self.decoder.use_cache
         whole = None if reuses or len(ids) < 2 else nested(ids, self.model.config)
         groups: Iterable[dict[int, Any]]
 
@@ -131,7 +132,7 @@ class CausalLM(LanguageModel):
         if whole is None:
             groups = [{i: known_beginning(prompt) for i, prompt in enumerate(fitting)}]
         else:
-            groups = read_nested(self.decoder, self._batches, ids, whole, known)
+            groups = read_nested(self.decoder, self._batches, ids, whole, known, shared)
         for group in groups:
             each = ((i, prefix) for i, prefix in group.items() if ids[i])
             batch = {i: Request(fitting[i], limits[i], prefix, streams.get(i)) for i, prefix in each}

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from probers.engine.language_model import Sampling
 from probers.engine.tokens import SentenceEnd, Stop
 from probers.types import Feature, Generation, Needs, Question
 
@@ -17,13 +19,14 @@ from ..loop import RAG, Ended
 from ..traces import Answer, Listener
 
 _NOTHING = Needs()
-#: Prompt, token limit, stops: everything that greedy generation depends on.
-Key = tuple[str, int, tuple[str | SentenceEnd, ...]]
+#: Prompt, token limit, stops, and for a drawn text the settings and how many were drawn before it:
+#: everything that a text depends on.
+Key = tuple[str, int, tuple[str | SentenceEnd, ...], Sampling | None, int]
 Timed = tuple[Generation, float]
 
 
 class GenerationCache:
-    """Generations of one model in memory, by everything that greedy generation depends on.
+    """Generations of one model in memory, by everything that they depend on.
 
     The first generations stay until memory is full, and nothing is thrown out for later ones: the methods
     of a comparison go through the questions in one order, and the oldest are due again next.
@@ -80,27 +83,39 @@ class SharedRAG(RAG):
 
     def generate(
         self, prompts: Sequence[str], *, max_new_tokens: int | Sequence[int], needs: Needs = _NOTHING,
-        stop: Sequence[Stop] = (), names: Sequence[str] | None = None, **more: Any,
+        stop: Sequence[Stop] = (), names: Sequence[str] | None = None, sampling: Sampling | None = None,
+        **more: Any,
     ) -> list[Generation]:  # fmt: skip
-        """As :meth:`RAG.generate`. Stops that are functions cannot be compared, and share nothing."""
+        """As :meth:`RAG.generate`. Stops that are functions cannot be compared, and share nothing.
+
+        Of a prompt whose texts are drawn all are drawn again where one is missing.
+        """
         ends = tuple(s for s in stop if isinstance(s, (str, SentenceEnd)))
         if len(ends) < len(stop):
             return super().generate(
-                prompts, max_new_tokens=max_new_tokens, needs=needs, stop=stop, names=names, **more
-            )
+                prompts, max_new_tokens=max_new_tokens, needs=needs, stop=stop, names=names,
+                sampling=sampling, **more,
+            )  # fmt: skip
         limits = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else max_new_tokens
-        keys = [(prompt, limit, ends) for prompt, limit in zip(prompts, limits, strict=True)]
+        drawn = Counter[str]()
+        keys: list[Key] = []
+        for prompt, limit in zip(prompts, limits, strict=True):
+            keys.append((prompt, limit, ends, sampling, drawn[prompt] if sampling else 0))
+            drawn[prompt] += 1
         found = {key: kept for key in keys if (kept := self.cache.find(key, needs)) is not None}
+        if sampling is not None:
+            torn = {key[0] for key in keys if key not in found}
+            found = {key: kept for key, kept in found.items() if key[0] not in torn}
         first = {key: i for i, key in reversed(list(enumerate(keys))) if key not in found}
         missing = sorted(first.values())
         if missing:
             # MIND's states belong to no layer that could be added.
             of_mind = any(feature.of_mind for feature in (*needs.features, *self.also.features))
-            wanted = needs if of_mind else joined(needs, self.also)
+            wanted = needs if of_mind or sampling else joined(needs, self.also)
             started = time.perf_counter()
             made = super().generate(
                 [prompts[i] for i in missing], max_new_tokens=[limits[i] for i in missing], stop=stop,
-                needs=wanted, names=names and [names[i] for i in missing], **more,
+                needs=wanted, names=names and [names[i] for i in missing], sampling=sampling, **more,
             )  # fmt: skip
             seconds = (time.perf_counter() - started) / len(missing)
             for i, generation in zip(missing, made, strict=True):

@@ -47,7 +47,8 @@ class Step:
     Attributes:
         tokens, read_tokens: all that a run writes and reads which ends with this answer, as
             :class:`~probers.rag.traces.Counters` count them; None in files from before they were recorded.
-        spent: both of what a trigger asked the model for up to here; triggers that ask nothing are left out.
+        spent: both of what a trigger asked the model for up to here, or had asked for to read answers that
+            were then discarded; triggers that ask nothing are left out.
     """
 
     text: str
@@ -192,7 +193,7 @@ class _Recorder(Trigger):
         default_factory=lambda: defaultdict(Counters), init=False
     )
 
-    judges_answer = True  # every answer is completed, as if it were accepted
+    judges_answer = reads_answer = True  # every answer is completed, as if it were accepted
 
     @property
     def needs(self) -> Needs:
@@ -216,6 +217,9 @@ class _Recorder(Trigger):
                 {name: (c.tokens, c.read_tokens) for name, c in spent.items() if c.generations},
             )  # fmt: skip
             self.seen.setdefault(state.question.id, []).append(step)
+            for name, trigger in self.triggers.items():
+                if trigger.reads_answer and state.asked is not None:  # it has it asked for in every round
+                    spent[name].add(state.asked, forced=True)
         return [verdict(1.0, 0.5)] * len(generations)
 
 

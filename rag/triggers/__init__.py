@@ -14,12 +14,21 @@ if TYPE_CHECKING:
     from .before_entity import BeforeEntity, EntitySignal
     from .probing import Probing, Radio, ServedProbing
     from .rules import Adaptive, Always, FixedLength, FixedSentence, LlmJudge, Never, Oracle, Random
+    from .sampled import (
+        Eigenscore,
+        LexicalSimilarity,
+        PTrue,
+        SelfConsistency,
+        SemanticEntropy,
+        Verbalised,
+    )
     from .uncertainty import Entropy, Flare, Rind
 
 __all__ = [
-    "Adaptive", "Always", "BeforeEntity", "EntitySignal", "Entropy", "FixedLength", "FixedSentence", "Flare",
-    "LlmJudge", "LookAhead", "Never", "Oracle", "Probing", "Radio", "Random", "Rind", "ServedProbing",
-    "State", "Trigger",
+    "Adaptive", "Always", "BeforeEntity", "Eigenscore", "EntitySignal", "Entropy", "FixedLength",
+    "FixedSentence", "Flare", "LexicalSimilarity", "LlmJudge", "LookAhead", "Never", "Oracle", "PTrue",
+    "Probing", "Radio", "Random", "Rind", "SelfConsistency", "SemanticEntropy", "ServedProbing", "State",
+    "Trigger", "Verbalised",
 ]  # fmt: skip
 
 __getattr__ = lazily("probers.rag", {
@@ -27,5 +36,6 @@ __getattr__ = lazily("probers.rag", {
     "triggers.before_entity": "BeforeEntity EntitySignal",
     "triggers.probing": "Probing Radio ServedProbing",
     "triggers.rules": "Adaptive Always FixedLength FixedSentence LlmJudge Never Oracle Random",
+    "triggers.sampled": "Eigenscore LexicalSimilarity PTrue SelfConsistency SemanticEntropy Verbalised",
     "triggers.uncertainty": "Entropy Flare Rind",
 })  # fmt: skip

@@ -12,7 +12,6 @@ import numpy as np
 
 from probers.equivalence import EntityMatcher
 from probers.evaluation.answers import RULES, right_by
-from probers.prompts import PromptTemplate
 from probers.types import Decision, Generation, Question, RunError, UserError
 
 from ..protocol import LookAhead, State, Trigger, at_least, ruled, verdict
@@ -147,7 +146,7 @@ class Oracle(Trigger):
     wrong: str = "em"
     matcher: EntityMatcher | None = None
 
-    judges_answer = True
+    judges_answer = reads_answer = True
 
     def __post_init__(self) -> None:
         if right_by(self.wrong) is None:
@@ -248,9 +247,7 @@ class LlmJudge(Trigger):
         """The model's reply about every question; it is asked about all of them at once."""
         if not states:
             return []
-        form = PromptTemplate("judge", question_form="{question}", chat=states[0].prompt.chat)
-        if form.chat:
-            form = form.bind(states[0].lm.tokenizer)
+        form = states[0].prompt.bare(states[0].lm)
         asked = [form.question(self.prompt.replace("{question}", s.question.question)) for s in states]
         names = [state.question.id for state in states]
         replies = states[0].generate(asked, max_new_tokens=self.max_new_tokens, names=names)

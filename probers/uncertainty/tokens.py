@@ -16,8 +16,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from .text import is_content, is_stop_word, split_sentences
-from .types import AttentionRows, Generation, RunError, UserError
+from ..text import is_content, is_stop_word, split_sentences
+from ..types import AttentionRows, Generation, RunError, UserError
 
 #: Keys of :func:`signals`, in the order in which probers take them as inputs.
 SIGNALS = ("mean_entropy", "max_entropy", "min_prob", "mean_logprob")

@@ -1,0 +1,126 @@
+"""Groups of answers that mean the same, by the matcher that makes labels or by an entailment model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import Any
+
+from ..equivalence import EntityMatcher
+from ..evaluation.answers import normalize_answer, unmarked
+from ..types import UserError, first_line
+
+#: Tells whether two answers mean the same; None where that cannot be decided.
+Same = Callable[[str, str], bool | None]
+
+_VERDICTS = {"equivalent": True, "different": False}
+
+
+def by_matcher(matcher: EntityMatcher) -> Same:
+    """Compare answers by :class:`~probers.equivalence.EntityMatcher`, in both directions.
+
+    Answers that are equal after SQuAD's normalisation mean the same, and an empty answer only means what
+    another empty one does.
+    """
+
+    def same(a: str, b: str) -> bool | None:
+        x, y = unmarked(a), unmarked(b)
+        if normalize_answer(x) == normalize_answer(y):
+            return True
+        if not x.strip() or not y.strip():
+            return False
+        verdicts = [_VERDICTS.get(matcher.match(*pair).verdict) for pair in ((x, y), (y, x))]
+        if False in verdicts:
+            return False
+        return None if None in verdicts else True
+
+    return same
+
+
+@dataclass
+class Entailment:
+    """Equivalence by an entailment (NLI) model: two answers that entail each other (Kuhn et al. 2023).
+
+    Args:
+        name: hub id or folder of a sequence classifier of transformers with a label "entailment", such as
+            microsoft/deberta-large-mnli.
+
+    Raises:
+        UserError: the model cannot be loaded, or has no such label.
+    """
+
+    name: str
+    _model: Any = field(init=False, repr=False)
+    _tokenizer: Any = field(init=False, repr=False)
+    _entails: int = field(init=False, repr=False)
+    _known: dict[tuple[str, str], bool] = field(init=False, repr=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+        try:
+            self._tokenizer = AutoTokenizer.from_pretrained(self.name)
+            self._model = AutoModelForSequenceClassification.from_pretrained(self.name).eval()
+        except (OSError, ValueError) as error:
+            told = f"nli={self.name} cannot be loaded: {first_line(error)}"
+            raise UserError(f"{told}; give a folder or hub id of an entailment model", "model") from error
+        labels = {str(label).lower(): int(i) for i, label in self._model.config.id2label.items()}
+        if "entailment" not in labels:
+            told = f"nli={self.name} has the labels {', '.join(labels)} and none called entailment"
+            raise UserError(f"{told}: give an entailment model", "model")
+        self._entails = labels["entailment"]
+
+    def __call__(self, a: str, b: str) -> bool:
+        if normalize_answer(a) == normalize_answer(b):
+            return True
+        return self._entailed(a, b) and self._entailed(b, a)
+
+    def _entailed(self, premise: str, hypothesis: str) -> bool:
+        import torch
+
+        if (premise, hypothesis) not in self._known:
+            pair = self._tokenizer(premise, hypothesis, return_tensors="pt", truncation=True)
+            with torch.inference_mode():
+                best = int(self._model(**pair).logits[0].argmax())
+            self._known[premise, hypothesis] = best == self._entails
+        return self._known[premise, hypothesis]
+
+
+@dataclass(frozen=True, slots=True)
+class Clusters:
+    """The cluster of each of n answers, numbered from 0 by first appearance.
+
+    ``undecided`` counts pairs of answers in different clusters that could not be compared.
+    """
+
+    of: tuple[int, ...]
+    undecided: int = 0
+
+    def __len__(self) -> int:
+        return len(set(self.of))
+
+
+def clusters(answers: Sequence[str], same: Same) -> Clusters:
+    """Group answers by the transitive closure of ``same``; an undecided pair joins nothing by itself."""
+    texts = list(dict.fromkeys(answers))  # equal answers are compared once
+    root = list(range(len(texts)))
+
+    def find(i: int) -> int:
+        while root[i] != i:
+            i = root[i]
+        return i
+
+    open_ = []
+    for i, j in combinations(range(len(texts)), 2):
+        if find(i) == find(j):
+            continue
+        verdict = same(texts[i], texts[j])
+        if verdict:
+            root[find(j)] = find(i)
+        elif verdict is None:
+            open_.append((i, j))
+    place = {text: i for i, text in enumerate(texts)}
+    roots = [find(place[answer]) for answer in answers]
+    number = {r: i for i, r in enumerate(dict.fromkeys(roots))}
+    return Clusters(tuple(number[r] for r in roots), sum(find(i) != find(j) for i, j in open_))

@@ -1,0 +1,144 @@
+"""Answers drawn beside the greedy one, which the signals of samples compare."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..engine.language_model import Sampling
+from ..evaluation.answers import final_answer
+from ..prompts import PromptTemplate
+from ..types import Generation, Needs, UserError
+
+#: A function that writes, as :meth:`probers.engine.language_model.LanguageModel.generate`.
+Generate = Callable[..., list[Generation]]
+
+
+@dataclass(frozen=True)
+class Draws:
+    """Settings of the answers drawn for a question.
+
+    Attributes:
+        samples: answers drawn beside the greedy one.
+        temperature: logits are divided by it; 1 draws from the model's own distribution.
+        top_k: draw each token among this many likeliest ones; 0 for all.
+        top_p: draw among the likeliest tokens that together have this probability.
+        seed: another seed draws other answers; signals with equal settings share their samples.
+    """
+
+    samples: int = 5
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+
+    def at_least(self, least: int, who: str) -> None:
+        """Refuse settings that draw too few samples, or cannot draw."""
+        if self.samples < least:
+            told = f"samples={self.samples} is too few for {who}"
+            raise UserError(f"{told}: draw {least} or more")
+        assert self.sampling  # refuses what cannot be drawn
+
+    @property
+    def sampling(self) -> Sampling:
+        return Sampling(self.temperature, self.top_k, self.top_p, self.seed)
+
+
+def middle_layer(layers: int) -> int:
+    """Number of the middle layer of so many, whose states samples are compared by; 0 without layers."""
+    return layers and max(1, layers // 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """The n samples of one prompt.
+
+    Attributes:
+        texts: what was written.
+        answers: the final answer in each; "" where it gave none.
+        logprobs: (n,) log-probability of each sequence in nats, from raw logits; NaN without a token.
+        states: (m, d) the last token's state of each sample that has a token; None where not recorded.
+        calls: all generations that were made, samples first.
+    """
+
+    texts: tuple[str, ...]
+    answers: tuple[str, ...]
+    logprobs: np.ndarray
+    states: np.ndarray | None
+    calls: tuple[Generation, ...]
+
+    def spend(self, add: Callable[..., None]) -> None:
+        """Report every call to ``add``; the prompt that all samples share is read once."""
+        for i, generation in enumerate(self.calls):
+            add(generation, read=not 0 < i < len(self.texts))
+
+
+def draw(
+    generate: Generate, prompts: Sequence[str], how: Draws, *, prompt: PromptTemplate,
+    limits: Sequence[int], datasets: Sequence[str], needs: Needs | None = None, answer_tokens: int = 0,
+    names: Sequence[str] | None = None, **options: Any,
+) -> list[Samples]:  # fmt: skip
+    """Draw ``how.samples`` continuations of every prompt, in one call of the model.
+
+    Equal prompts share their samples, so that these depend on prompt and settings alone.
+
+    Args:
+        generate: writes the texts.
+        prompts: prompts of questions.
+        how: number of samples, and how tokens are drawn.
+        prompt: template of the prompts, with stops and the words that announce an answer.
+        limits: most tokens of each sample, by prompt.
+        datasets: question set of each prompt, for :func:`~probers.evaluation.answers.final_answer`.
+        needs: states to record, of one layer with pool "last".
+        answer_tokens: tokens for a final answer, by which a sample without one is completed as greedy texts
+            are; 0 leaves it without.
+        names: name of each prompt, for messages.
+        options: further ones of ``generate``.
+    """
+    asked = dict.fromkeys(prompts)
+    first = {text: prompts.index(text) for text in asked}
+    rows = [i for i in first.values() for _ in range(how.samples)]
+    named = {} if names is None else {"names": [names[i] for i in rows]}
+    common = {"stop": prompt.stop, "prefix": prompt.prefix, **options}
+    made = generate(
+        [prompts[i] for i in rows], max_new_tokens=[limits[i] for i in rows], sampling=how.sampling,
+        needs=needs or Needs(), **named, **common,
+    )  # fmt: skip
+    texts = [generation.text for generation in made]
+    ends = _complete(generate, made, prompt, answer_tokens, common)
+    found: dict[str, Samples] = {}
+    for place, (text, i) in enumerate(first.items()):
+        own = range(place * how.samples, (place + 1) * how.samples)
+        whole = [texts[j] + (ends[j][0] if j in ends else "") for j in own]
+        states = [made[j].state for j in own]
+        kept = [state[0] for state, j in zip(states, own, strict=True) if state is not None and texts[j]]
+        found[text] = Samples(
+            tuple(whole),
+            tuple(final_answer(one, prompt.answer_cue, datasets[i]) for one in whole),
+            np.array([made[j].logprobs.sum(dtype=np.float64) if made[j].token_ids else np.nan for j in own]),
+            np.stack(kept) if kept else None,
+            (*(made[j] for j in own), *(ends[j][1] for j in own if j in ends)),
+        )  # fmt: skip
+    return [found[text] for text in prompts]
+
+
+def _complete(
+    generate: Generate,
+    made: Sequence[Generation],
+    prompt: PromptTemplate,
+    tokens: int,
+    common: dict[str, Any],
+) -> dict[int, tuple[str, Generation]]:
+    """The announcing words and the answer after each text without one, by its place."""
+    cue = prompt.answer_cue
+    short = [i for i, g in enumerate(made) if tokens and g.token_ids and cue.lower() not in g.text.lower()]
+    if not short:
+        return {}
+    words = [("" if made[i].text[-1:].isspace() else " ") + cue for i in short]
+    partials = [made[i].prompt + made[i].text + word for i, word in zip(short, words, strict=True)]
+    answers = generate(partials, max_new_tokens=tokens, **common)
+    each = zip(short, words, answers, strict=True)
+    return {i: (word + answer.text, answer) for i, word, answer in each}

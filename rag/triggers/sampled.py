@@ -1,0 +1,302 @@
+"""Triggers of drawn answers and of further questions to the model: they judge whole answers.
+
+The signals are those of :mod:`probers.uncertainty`. Triggers with equal settings share one set of samples per
+prompt; every draw and every further question counts among the calls of the model.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from functools import cache
+from typing import Any, ClassVar
+
+from probers.equivalence import EntityMatcher
+from probers.prompts import PromptTemplate
+from probers.store.spec import ModelSpec
+from probers.types import Decision, Generation, Needs, UserError
+from probers.uncertainty.eigenscore import ALPHA, eigenscore
+from probers.uncertainty.lexical_similarity import lexical_similarity
+from probers.uncertainty.meaning import Clusters, Entailment, Same, by_matcher, clusters
+from probers.uncertainty.p_true import FORM as P_TRUE
+from probers.uncertainty.p_true import p_true, question_of
+from probers.uncertainty.samples import Draws, Samples, draw, middle_layer
+from probers.uncertainty.self_consistency import self_consistency
+from probers.uncertainty.semantic_entropy import Variant, semantic_entropy
+from probers.uncertainty.verbalised import FORM as VERBALISED
+from probers.uncertainty.verbalised import verbalised
+
+from ..protocol import UNANSWERED, State, Trigger, one_of, verdict
+
+
+class _OfAnswers(Trigger):
+    """Base of triggers that score whole answers; an answer without a token fires at any threshold."""
+
+    threshold: float
+    reads_answer = True
+
+    def decide(self, generations: Sequence[Generation], states: Sequence[State]) -> list[Decision]:
+        written = [i for i, generation in enumerate(generations) if generation.token_ids]
+        found = [verdict(UNANSWERED, self.threshold)] * len(generations)
+        scored = self.scores([generations[i] for i in written], [states[i] for i in written])
+        for i, (score, evidence) in zip(written, scored, strict=True):
+            found[i] = verdict(score, self.threshold, evidence=evidence)
+        return found
+
+    @abstractmethod
+    def scores(
+        self, generations: Sequence[Generation], states: Sequence[State]
+    ) -> list[tuple[float, dict[str, Any]]]:
+        """Score of each answer, higher where it is likelier wrong, and what it was read from."""
+
+
+@dataclass(frozen=True)
+class _Sampled(Draws, _OfAnswers):
+    """Base of triggers that compare drawn answers."""
+
+    least: ClassVar[int] = 2
+
+    def __post_init__(self) -> None:
+        self.at_least(self.least, f"trigger={self.name}")
+
+    def scores(
+        self, generations: Sequence[Generation], states: Sequence[State]
+    ) -> list[tuple[float, dict[str, Any]]]:
+        drawn = self.drawn(generations, states)
+        found = []
+        for samples, state in zip(drawn, states, strict=True):
+            score, more = self.score(samples, state.answer or "")
+            found.append((score, {"samples": list(samples.texts)} | more))
+        return found
+
+    def drawn(self, generations: Sequence[Generation], states: Sequence[State]) -> list[Samples]:
+        """Samples of each generation's prompt, counted as the question's costs."""
+        if not states:
+            return []
+        first, layer = states[0], self.layer_of(states[0].lm.spec)
+        how = Draws(**{field.name: getattr(self, field.name) for field in fields(Draws)})
+        found = draw(
+            first.generate, [g.prompt for g in generations], how, prompt=first.prompt,
+            limits=[state.budget for state in states], datasets=[s.question.dataset for s in states],
+            needs=Needs.of([layer], pool="last") if layer else Needs(), answer_tokens=first.answer_tokens,
+            names=[state.question.id for state in states],
+        )  # fmt: skip
+        for samples, state in zip(found, states, strict=True):
+            samples.spend(state.spend)
+        return found
+
+    def layer_of(self, spec: ModelSpec) -> int:
+        """Layer whose states are recorded for whoever shares the samples; 0 of a server, which has none."""
+        return middle_layer(spec.layers)
+
+    @abstractmethod
+    def score(self, samples: Samples, answer: str) -> tuple[float, dict[str, Any]]:
+        """Score of the greedy ``answer``, and evidence for the trace."""
+
+
+@cache
+def _entailment(name: str) -> Entailment:
+    return Entailment(name)
+
+
+@cache
+def _matcher() -> EntityMatcher:
+    return EntityMatcher()
+
+
+@dataclass(frozen=True)
+class _ByMeaning(_Sampled):
+    """Base of triggers that compare what answers mean.
+
+    Attributes:
+        matcher: compares answers; None is one with its defaults, in commands the command's.
+        nli: compare by this entailment model in place of the matcher; hub id or folder.
+    """
+
+    matcher: EntityMatcher | None = None
+    nli: str | None = None
+
+    @property
+    def same(self) -> Same:
+        """Comparison of two answers, of which yes and no need no matcher."""
+        return by_matcher(self.matcher or _matcher()) if self.nli is None else _entailment(self.nli)
+
+    def grouped(self, samples: Samples) -> tuple[Clusters, dict[str, Any]]:
+        """Clusters of the samples' answers, and the evidence of them."""
+        found = clusters(samples.answers, self.same)
+        return found, {"clusters": list(found.of), "undecided": found.undecided}
+
+
+@dataclass(frozen=True)
+class SelfConsistency(_ByMeaning):
+    """Fires where few drawn answers mean the same as the greedy one (Wang et al. 2022).
+
+    Its score is 1 minus their share.
+
+    Attributes:
+        threshold: fires above it, from 0 to 1; probers-compare chooses it on validation questions.
+    """
+
+    threshold: float = 0.5
+    least = 1
+
+    def score(self, samples: Samples, answer: str) -> tuple[float, dict[str, Any]]:
+        return 1.0 - self_consistency(answer, samples.answers, self.same), self.grouped(samples)[1]
+
+
+@dataclass(frozen=True)
+class SemanticEntropy(_ByMeaning):
+    """Fires where the meanings of drawn answers have a high entropy (Kuhn et al. 2023, Farquhar et al. 2024).
+
+    Attributes:
+        threshold: fires above it, nats; probers-compare chooses it on validation questions.
+        variant: a meaning's probability is its share of the samples ("discrete") or of the sum of their
+            sequence probabilities ("weighted").
+    """
+
+    threshold: float = 0.5
+    variant: Variant = "discrete"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of("trigger.variant", self.variant, "discrete", "weighted")
+
+    def score(self, samples: Samples, answer: str) -> tuple[float, dict[str, Any]]:
+        found, evidence = self.grouped(samples)
+        return semantic_entropy(found.of, samples.logprobs, variant=self.variant), evidence
+
+
+@dataclass(frozen=True)
+class LexicalSimilarity(_Sampled):
+    """Fires where drawn texts have few words in common, by ROUGE-L (Fomicheva et al. 2020).
+
+    Its score is 1 minus the mean over pairs.
+
+    Attributes:
+        threshold: fires above it, from 0 to 1; probers-compare chooses it on validation questions.
+    """
+
+    threshold: float = 0.5
+
+    def score(self, samples: Samples, answer: str) -> tuple[float, dict[str, Any]]:
+        return 1.0 - lexical_similarity(samples.texts), {}
+
+
+@dataclass(frozen=True)
+class Eigenscore(_Sampled):
+    """Fires where the states of drawn answers spread widely.
+
+    INSIDE (Chen et al. 2024) judges finished answers by it, SeaKR (Yao et al. 2024) retrieves by it.
+    Fewer than two samples with a token have nothing to compare and fire as an empty answer does.
+
+    Attributes:
+        threshold: fires above it; probers-compare chooses it on validation questions.
+        layer: layer whose states of the samples' last tokens are compared; null is the middle one.
+        alpha: added to the diagonal of the samples' Gram matrix.
+    """
+
+    threshold: float = -6.0
+    layer: int | None = None
+    alpha: float = ALPHA
+
+    reads_states = True
+
+    def check(self, model: ModelSpec, prompt: PromptTemplate) -> None:
+        if self.layer is not None and not 0 < self.layer <= model.layers:
+            raise UserError(f"trigger.layer={self.layer} is not one of 1 to {model.layers}", "layers")
+
+    def layer_of(self, spec: ModelSpec) -> int:
+        return middle_layer(spec.layers) if self.layer is None else self.layer
+
+    def score(self, samples: Samples, answer: str) -> tuple[float, dict[str, Any]]:
+        if samples.states is None or len(samples.states) < 2:
+            return UNANSWERED, {}
+        return eigenscore(samples.states, self.alpha), {}
+
+
+@dataclass(frozen=True)
+class PTrue(_Sampled):
+    """Fires where the model, shown its own answer, calls it false (P(True), Kadavath et al. 2022).
+
+    Its score is 1 - P(True). Asking is a call of its own.
+
+    Attributes:
+        samples: drawn answers that are shown as well, in a line of possible answers; 0 shows none.
+        threshold: fires above it, from 0 to 1; probers-compare chooses it on validation questions.
+        form: prompt with ``{question}``, ``{answer}`` and, for the line of samples, ``{samples}``; sent
+            without the answer prompt's exemplars.
+    """
+
+    samples: int = 0
+    threshold: float = 0.5
+    form: str = P_TRUE
+
+    name = "p_true"
+    least = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_form(self.form)
+
+    def scores(
+        self, generations: Sequence[Generation], states: Sequence[State]
+    ) -> list[tuple[float, dict[str, Any]]]:
+        if not states:
+            return []
+        drawn = self.drawn(generations, states) if self.samples else []
+        shown = [samples.answers for samples in drawn] or [()] * len(states)
+        prompts = _asked(self.form, states, shown)
+        found, read = p_true(states[0].lm, prompts, names=[state.question.id for state in states])
+        for state, one in zip(states, read, strict=True):
+            state.spend(one)
+        more = [{"samples": list(samples.texts)} for samples in drawn] or [{}] * len(states)
+        return [(1.0 - true, evidence) for true, evidence in zip(found, more, strict=True)]
+
+
+@dataclass(frozen=True)
+class Verbalised(_OfAnswers):
+    """Fires where the model states a low number when asked how sure it is (Tian et al. 2023).
+
+    Its score is 1 minus the stated confidence. Where the reply has no number the score is 0.5, and the trace
+    and the report say so. Asking is a call of its own.
+
+    Attributes:
+        threshold: fires above it, from 0 to 1; probers-compare chooses it on validation questions.
+        form: prompt with ``{question}`` and ``{answer}``, sent without the answer prompt's exemplars.
+    """
+
+    threshold: float = 0.5
+    form: str = VERBALISED
+
+    def __post_init__(self) -> None:
+        _check_form(self.form)
+
+    def scores(
+        self, generations: Sequence[Generation], states: Sequence[State]
+    ) -> list[tuple[float, dict[str, Any]]]:
+        if not states:
+            return []
+        prompts = _asked(self.form, states, [()] * len(states))
+        names = [state.question.id for state in states]
+        found, replies = verbalised(states[0].generate, prompts, names=names)
+        scored = []
+        for stated, reply, state in zip(found, replies, states, strict=True):
+            state.spend(reply)
+            evidence = {"reply": reply.text, "stated": stated}
+            scored.append((0.5 if stated is None else 1.0 - stated, evidence))
+        return scored
+
+
+def _check_form(form: str) -> None:
+    if missing := [name for name in ("question", "answer") if f"{{{name}}}" not in form]:
+        raise UserError(f"trigger.form={form[:40]!r} has no {{{missing[0]}}}: put it in")
+
+
+def _asked(form: str, states: Sequence[State], samples: Sequence[Sequence[str]]) -> list[str]:
+    """Prompts that ask about each state's answer."""
+    bare = states[0].prompt.bare(states[0].lm)
+    return [
+        bare.question(question_of(form, state.question.question, state.answer or "", drawn))
+        for state, drawn in zip(states, samples, strict=True)
+    ]
