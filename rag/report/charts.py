@@ -177,6 +177,7 @@ _OF_TOKENS = (
     "The same against all tokens per question: those written, discarded ones among them, and those read,"
     " which are the prompts of all calls, as if nothing were cached. With as many retrievals one method may"
     " take more tokens than another: it discards more, writes in shorter pieces, or asks the model to judge."
+    " Points that come from the closed-book answers are left out of the lines here."
 )
 _WHISKERS = 10  # methods at most whose intervals are drawn; those of more would hide the markers
 _ROOM = 210  # for the legend, in user units
