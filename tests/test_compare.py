@@ -646,7 +646,7 @@ def test_methods_with_other_tokens_than_random_retrieval_are_named(place, capsys
     lines = {name: place.trace(name) for name in results["methods"]}
     for name, entry in results["methods"].items():
         costs = [line["counters"] for line in lines[name]]
-        assert entry["read_tokens"] == pytest.approx(sum(c["read_tokens"] for c in costs) / 40) > 0
+        assert 0 < entry["read_tokens"] == pytest.approx(sum(c["read_tokens"] for c in costs) / 40)
         assert results["random_at_budget"].keys() == {"entropy", "probing"}
     # Where 60% of all retrieve, random retrieval reads as much, up to the lengths of towns' names.
     entry = results["random_at_budget"]["probing"]
