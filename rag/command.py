@@ -114,7 +114,8 @@ class Terminal:
         counts = f"{count(c.retrievals, 'retrieval')}, {count(c.generations, 'generation')}, "
         if c.passages_cut:
             counts += f"{count(c.passages_cut, 'passage')} left out for want of room, "
-        counts += f"{count(c.tokens, 'token')}, {c.seconds:.2f} s"
+        read = f" written, {c.read_tokens:,} read" if c.read_known else ""
+        counts += f"{count(c.tokens, 'token')}{read}, {c.seconds:.2f} s"
         self._write(f"\n{self._paint('dim', counts)}\n")
 
     def _verdict(self, done: Round, decision: Decision) -> tuple[str, str]:

@@ -229,8 +229,9 @@ class _Rounds:
         return State(
             asked, rag.lm, rag.prompt, rag.prompt.question_span(shown, asked.question, written), written,
             passages=each.passages, retrievals=each.counters.retrievals, fresh=each.accepted.fresh,
-            verdict=each.verdict, answer=answer, budget=rag.max_new_tokens - each.accepted.tokens,
-            answer_tokens=rag.answer_tokens, spend=each.counters.add, generate=rag.generate,
+            verdict=each.verdict, answer=answer, asked=each.asked if completed else None,
+            budget=rag.max_new_tokens - each.accepted.tokens, answer_tokens=rag.answer_tokens,
+            spend=each.counters.add, generate=rag.generate,
         )  # fmt: skip
 
 

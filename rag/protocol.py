@@ -44,9 +44,12 @@ class State:
         fresh: the passages were fetched for the very place where this generation begins.
         verdict: the trigger's own, from before anything was written; None where it gave none.
         answer: the final answer if the generation is accepted; only for triggers with ``reads_answer``.
+        asked: generation of ``answer``, where the text ended without one; likewise.
         budget: tokens that may be written after the prompt.
         answer_tokens: further tokens for a final answer, where a text ends without one.
-        spend: adds a generation that the trigger asked the model for to the question's counters.
+        spend: adds a generation that the trigger asked the model for to the question's counters, with
+            ``read=False`` where its prompt was counted before (:meth:`Counters.add
+            <probers.rag.traces.Counters.add>`).
     """
 
     question: Question
@@ -59,6 +62,7 @@ class State:
     fresh: bool = False
     verdict: Decision | None = None
     answer: str | None = None
+    asked: Generation | None = None
     budget: int = 64
     answer_tokens: int = 0
     spend: Callable[..., None] = lambda generation, **how: None

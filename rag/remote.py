@@ -43,7 +43,7 @@ _Body = TypeVar("_Body", bound=BaseModel)
 
 @dataclass(frozen=True, slots=True)
 class ServedGeneration(Generation):
-    """A text written by a server: token ids are -1, and the prompt's tokens and states are missing.
+    """A text written by a server: token ids are -1, and the prompt's offsets and all states are missing.
 
     Attributes:
         score: of the whole text by the server's prober, which fires above ``threshold``; None without one,
@@ -109,10 +109,17 @@ class Choice(BaseModel):
     hallucination: Hallucination | None = None
 
 
+class Usage(BaseModel):
+    """Numbers of tokens of a response, as the server counts them."""
+
+    prompt_tokens: int = Field(0, ge=0)
+
+
 class Completion(BaseModel):
     """A response of ``/v1/completions``."""
 
     choices: list[Choice] = Field(min_length=1)
+    usage: Usage | None = None
 
 
 class Listed(BaseModel):
@@ -128,8 +135,11 @@ class Models(BaseModel):
     data: list[Listed]
 
 
-def generation(prompt: str, choice: Choice, needs: Needs, stops: Stops) -> ServedGeneration:
-    """Convert a choice to a generation that ends where ``stops`` say (ValueError: tokens of another text)."""
+def generation(prompt: str, choice: Choice, needs: Needs, stops: Stops, read: int = 0) -> ServedGeneration:
+    """Convert a choice to a generation that ends where ``stops`` say (ValueError: tokens of another text).
+
+    ``read`` is the number of the prompt's tokens, of which nothing else is known.
+    """
     logprobs = (choice.logprobs or Logprobs()).flat()
     told = choice.hallucination
     spans = _spans(choice.text, logprobs) if told is None else told.token_offsets
@@ -144,7 +154,7 @@ def generation(prompt: str, choice: Choice, needs: Needs, stops: Stops) -> Serve
     highest = [sorted(each, reverse=True)[:2] + [0.0] * (2 - len(each)) for each in chances]
     scores = () if told is None else tuple(told.token_scores[:kept])
     return ServedGeneration(
-        prompt, (), (), (-1,) * kept,
+        prompt, (-1,) * read, (), (-1,) * kept,
         choice.text[: spans[kept - 1][1]] if kept else "", tuple(spans[:kept]),
         np.array([-math.inf if p is None else p for p in logprobs.token_logprobs[:kept]], dtype=np.float32),
         np.array(entropies[:kept], dtype=np.float32),
@@ -257,17 +267,18 @@ class RemoteLM(LanguageModel):
         asked = {place: request for place, request in enumerate(requests) if place not in known}
         pool = ThreadPoolExecutor(self._at_once)
 
-        def ask(one: GenerationRequest) -> Choice:
+        def ask(one: GenerationRequest) -> Completion:
             return self._ask(one.prompt, one.max_new_tokens, self.top, options)
 
         try:
-            choices = list(pool.map(ask, asked.values()))
+            answers = list(pool.map(ask, asked.values()))
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
         made: dict[int, Generation] = {}
         try:
-            for (place, one), choice in zip(asked.items(), choices, strict=True):
-                made[place] = generation(one.prompt, choice, how.needs, stops)
+            for (place, one), answer in zip(asked.items(), answers, strict=True):
+                read = 0 if answer.usage is None else answer.usage.prompt_tokens
+                made[place] = generation(one.prompt, answer.choices[0], how.needs, stops, read)
         except ValueError as error:
             told = f"engine={self.url} returned tokens that do not match its text: {error}"
             raise RunError(told, "server") from None
@@ -306,7 +317,7 @@ class RemoteLM(LanguageModel):
         """Number of likeliest tokens the server returns, and a text of one token."""
         for top in _TOPS:
             try:
-                choice = self._ask("The", 1, top, {"temperature": 0})
+                choice = self._ask("The", 1, top, {"temperature": 0}).choices[0]
             except UserError as error:
                 if "logprobs" not in str(error) or top == _TOPS[-1]:
                     raise
@@ -316,12 +327,12 @@ class RemoteLM(LanguageModel):
         told = f"engine={self.url} returns no log-probabilities of {self.name}: have it answer logprobs"
         raise UserError(told, "unsupported")
 
-    def _ask(self, prompt: str, limit: int, top: int, how: dict[str, Any]) -> Choice:
+    def _ask(self, prompt: str, limit: int, top: int, how: dict[str, Any]) -> Completion:
         with self._telling():
             answer = self._client.completions.create(
                 model=self.name, prompt=prompt, max_tokens=limit, logprobs=top, **how
             )
-        return self._read(Completion, answer).choices[0]
+        return self._read(Completion, answer)
 
     def _read(self, kind: type[_Body], answer: Any) -> _Body:
         try:

@@ -32,6 +32,8 @@ class Counters:
         alarms: how often the trigger fired for what it read in a text, also where no retrieval was left;
             rules and chance, which read nothing, raise none (RaDIO's Hc).
         tokens, sentences: all that was generated, also what was discarded.
+        read_tokens: tokens of the prompts of all calls, however many of them were cached. 0 in traces from
+            before they were counted, and where a server does not tell them.
         kept_tokens: tokens that stand in the final text.
         forced: whether the words that announce the answer had to be put in.
         seconds: wall time, shared evenly by the questions answered together; a text that is taken again
@@ -44,16 +46,28 @@ class Counters:
     generations: int = 0
     alarms: int = 0
     tokens: int = 0
+    read_tokens: int = 0
     kept_tokens: int = 0
     sentences: int = 0
     forced: bool = False
     seconds: float = 0.0
 
+    @property
+    def read_known(self) -> bool:
+        """Tell whether the tokens of prompts were counted: nothing is written after no prompt."""
+        return self.read_tokens > 0 or not self.tokens
+
     def add(self, generation: Generation, *, forced: bool = False, read: bool = True) -> None:
-        """Count one call of the model, ``forced`` for the final answer or not."""
+        """Count one call of the model, ``forced`` for the final answer or not.
+
+        Without ``read`` the prompt was counted before: of several texts drawn after one prompt, the first
+        alone counts it.
+        """
         self.generations += 1
         self.forced |= forced
         self.tokens += len(generation.token_ids)
+        if read and generation.stop != "skipped":
+            self.read_tokens += len(generation.prompt_ids)
         self.sentences += len(split_sentences(generation.text))
 
 
@@ -127,6 +141,7 @@ class OpenQuestion:
         written: this round's generation, from :meth:`write` to the round's end.
         cut: it was ended where the trigger had seen enough, and would have gone on.
         ending: announcing words and final answer that had to be appended, or "".
+        asked: that final answer as the model gave it; None where it was not asked for.
         before_hit: the answer if the trigger fires; empty where the whole answer is discarded.
         verdict: the trigger's from before anything was written.
         again: what the next round writes, where its prompt is the one just answered.
@@ -142,7 +157,7 @@ class OpenQuestion:
     written: Generation = field(init=False)
     cut: bool = False
     ending: str = ""
-    ending_tokens: int = 0
+    asked: Generation | None = None
     decision: Decision | None = None
     before_hit: Accepted = field(default_factory=Accepted)
     verdict: Decision | None = None
@@ -177,14 +192,14 @@ class OpenQuestion:
     def write(self, generation: Generation, *, cut: bool) -> None:
         """Begin a round with what the model wrote."""
         self.written, self.cut, self.query, self.again = generation, cut, None, None
-        self.ending, self.ending_tokens = "", 0
+        self.ending, self.asked = "", None
         self.decision, self.before_hit, self.end = None, Accepted(), None
         self.counters.add(generation)
 
     def complete(self, announcing: str, generation: Generation) -> None:
         """Append the words that announce the answer, and the answer that the model then gave."""
         self.ending = announcing + generation.text
-        self.ending_tokens = len(generation.token_ids)
+        self.asked = generation
         self.counters.add(generation, forced=True)
 
     def decide(self, decision: Decision, *, alarms: bool) -> None:
@@ -214,7 +229,8 @@ class OpenQuestion:
 
     def accept(self) -> None:
         """End the round: the text stays as it is and the question is answered."""
-        self._go_on(self.stays, Accepted(self.text + self.ending, self.tokens + self.ending_tokens))
+        more = 0 if self.asked is None else len(self.asked.token_ids)
+        self._go_on(self.stays, Accepted(self.text + self.ending, self.tokens + more))
         if self.ending:
             self._record(self.ending, self.ending)
 

@@ -25,7 +25,7 @@ from probers.data.splits import Seen
 from probers.prompts import TESTBED_PROMPT
 from probers.rag.compare import findings as showcase
 from probers.rag.compare.methods import build_methods
-from probers.rag.compare.outcomes import Comparison, Outcomes
+from probers.rag.compare.outcomes import Comparison, Outcomes, table_lines
 from probers.rag.queries import QFS
 from probers.rag.traces import Answer, Counters
 from probers.rag.triggers import Rind
@@ -161,6 +161,7 @@ def test_every_method_gets_the_figures_it_must_have(place, capsys):
     keys = {
         "em", "f1", "precision", "recall", "precision_max", "recall_max", "acc", "acc_substring",
         "retrievals", "retrieval_share", "generations", "alarms", "tokens", "kept_tokens", "sentences",
+        "read_tokens",
         "seconds", "consistency", "agreement", "trigger", "ci95",
     }  # fmt: skip
     for name, entry in methods.items():
@@ -312,7 +313,7 @@ def test_a_method_is_compared_at_several_values_of_an_option(place):
     # One setting alone gives the same, and its own name stays where nothing is varied.
     given = "+methods.entropy.trigger_options={threshold: 0.2}"
     alone = place.compare("triggers=[never,entropy]", given, out="alone")
-    for figure in ("em", "retrievals", "generations", "tokens"):
+    for figure in ("em", "retrievals", "generations", "tokens", "read_tokens"):
         assert alone["methods"]["entropy"][figure] == results["methods"][names[1]][figure]
     asked = "vary={flare_mean: {threshold: [0.1, 0.2], variant: [paper, dragin]}}"
     two = place.compare("triggers=[never,flare_mean]", asked, out="two")
@@ -638,6 +639,45 @@ def test_every_pair_has_its_p_value_and_each_method_is_set_against_random_retrie
     kept = place.read("replay/answer")["questions"]
     assert len(kept) == 40 and len(kept[0]["steps"]) == 4
     assert set(kept[0]["steps"][0]["scores"]) == {"entropy", "probing"}
+
+
+def test_methods_with_other_tokens_than_random_retrieval_are_named(place, capsys):
+    results = place.compare("triggers=[never,entropy,probing]", "sweep=0")
+    lines = {name: place.trace(name) for name in results["methods"]}
+    for name, entry in results["methods"].items():
+        costs = [line["counters"] for line in lines[name]]
+        assert 0 < entry["read_tokens"] == pytest.approx(sum(c["read_tokens"] for c in costs) / 40)
+        assert results["random_at_budget"].keys() == {"entropy", "probing"}
+    # Where 60% of all retrieve, random retrieval reads as much, up to the lengths of towns' names.
+    entry = results["random_at_budget"]["probing"]
+    own = sum(results["methods"]["probing"][key] for key in ("tokens", "read_tokens"))
+    assert entry["times_tokens"] == pytest.approx(own / (entry["tokens"] + entry["read_tokens"]))
+    assert (
+        entry["times_tokens"] == pytest.approx(1, abs=0.1) and "not by tokens" not in capsys.readouterr().out
+    )
+    other = {"times_tokens": 0.85, "tokens": 10.0, "read_tokens": 190.0}
+    at_random = {"probing": entry, "rind": entry | {"common": other}, "flare": other | {"times_tokens": 1.5}}
+    (note,) = showcase.unlike_random({"random_at_budget": at_random})
+    assert "rind uses 0.85 times its tokens (170 against 200), flare 1.50 times (300 against 200)." in note
+    assert "probing" not in note
+    plain = {key: value for key, value in entry.items() if "tokens" not in key}  # of older recordings
+    assert not showcase.unlike_random({"random_at_budget": {"probing": plain}})
+
+
+def test_tokens_read_are_null_where_they_were_not_counted():
+    questions = [Question(f"q{i}", "?", ("yes",)) for i in range(3)]
+    counted = answers([1, 1, 0], [0, 1, 2])
+    for a, read in zip(counted, (10, 20, 30), strict=True):
+        a.counters.tokens, a.counters.read_tokens = 5, read
+    comparison = Comparison(questions, Outcomes(questions, counted), resamples=100)
+    assert comparison.figures(Outcomes(questions, counted))["read_tokens"] == 20
+    trace = counted[0].trace
+    del trace["counters"]["read_tokens"]  # as older versions wrote it
+    older = Answer.from_trace(trace)
+    assert older.counters == replace(counted[0].counters, read_tokens=0)
+    entry = comparison.figures(Outcomes(questions, [older, *counted[1:]]))
+    assert entry["read_tokens"] is None and entry["tokens"] == 5 and "read_tokens" not in entry["ci95"]
+    assert "      - " in "\n".join(table_lines({"never": entry}))
 
 
 def test_what_is_wrong_may_be_judged_by_another_figure():

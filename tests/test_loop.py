@@ -16,7 +16,7 @@ from probers.rag.command import Terminal
 from probers.rag.loop import RAG
 from probers.rag.protocol import LookAhead
 from probers.rag.queries import AnswerQuery, QuestionQuery
-from probers.rag.traces import Answer, TraceFile
+from probers.rag.traces import Answer, Counters, TraceFile
 from probers.rag.triggers import Always, Entropy, Never, Oracle, Random, Trigger
 from probers.types import Decision, Needs, Question, RunError
 
@@ -644,6 +644,24 @@ def test_tokens_that_stay_and_alarms_are_counted():
     # A final answer that was asked for stays; the words that announce it are ours.
     answer, _ = one(Never(), writes=lambda p: " Land1." if p.endswith("is") else " one two", answer_tokens=4)
     assert answer.counters.kept_tokens == answer.counters.tokens == 3 and answer.answer == "Land1"
+
+
+def test_the_prompts_of_all_calls_are_counted():
+    answer, lm = one(Scripted([fires(position=17, tokens=(3,)), SILENT]))
+    assert answer.counters.read_tokens == sum(len(tokens(prompt)) for prompt in lm.prompts)
+    assert len(lm.prompts) == answer.counters.generations == 2
+    # A final answer is asked for with the whole text; a text taken again counts again.
+    answer, lm = one(Never(), writes=lambda p: " Land1." if p.endswith("is") else " one two", answer_tokens=4)
+    assert answer.counters.read_tokens == sum(len(tokens(prompt)) for prompt in lm.prompts)
+    # Of several texts drawn after one prompt, the first alone counts it; a prompt left out was not read.
+    (made,) = lm.generate(["one two three"], max_new_tokens=2)
+    counters = Counters()
+    counters.add(made)
+    counters.add(made, read=False)
+    assert (counters.generations, counters.tokens, counters.read_tokens) == (2, 4, 3) and counters.read_known
+    counters.add(replace(made, stop="skipped"))
+    assert counters.read_tokens == 3
+    assert Counters().read_known and not Counters(tokens=1).read_known
 
 
 def test_strategyqa_is_answered_with_yes_or_no():

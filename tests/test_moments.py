@@ -12,6 +12,7 @@ from test_train_figures import evaluator_of, make_examples, make_trained
 
 from probers.evaluation import metrics as m
 from probers.evaluation.baselines import pooled_auroc
+from probers.train.assemble import FREE, Cost
 from probers.train.before_after import COMBINED, WITH_SIGNALS, moment_figures
 from probers.train.data import Examples
 from probers.train.evaluate import Evaluator, summarise
@@ -129,4 +130,31 @@ def test_the_terminal_shows_both(examples: Examples, pool: str) -> None:
         assert "]+" in line and "]-" not in line
     assert "entropy before" in shown and ("all layers" in shown) == (pool == "predicting")
     assert "sequence log-prob" in text[after:] and "all layers" in text[after:]
+    assert text.count(" 0 calls of the model") == 2  # heads and signals are read in the text's own pass
     assert "within length: " in text and "1: " in text
+
+
+def test_a_detector_that_asks_the_model_says_what_that_costs(examples: Examples) -> None:
+    trained = make_trained(examples, position="entity", curve=False)
+    first, *others = [control for control in trained.controls if control.name in AFTER]
+    asking = replace(first, cost=Cost(5, 40.5))
+    trained.controls = [asking, *others]
+    figures = summarise(trained, evaluator_of(examples), {})
+    costs = {name: entry["cost"] for name, entry in figures["moments"]["after"]["detectors"].items()}
+    assert costs.pop(first.name) == {"calls": 5, "tokens": 40.5}
+    assert costs and all(cost == {"calls": 0, "tokens": 0} for cost in costs.values())
+    lines = table(figures).splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("after the entity"))
+    free, paid = (
+        next(i for i, line in enumerate(lines) if i > start and line.startswith(f" {n} calls"))
+        for n in (0, 5)
+    )
+    assert "40.5 tokens" in lines[paid] and lines[paid + 1].startswith(f"  {first.name}")
+    assert (
+        free < next(i for i, line in enumerate(lines) if i > start and line.startswith("  all layers")) < paid
+    )
+    assert [str(cost) for cost in (FREE, Cost(1), Cost(10, 95))] == [
+        "0 calls",
+        "1 call",
+        "10 calls, 95 tokens",
+    ]

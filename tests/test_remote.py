@@ -154,7 +154,7 @@ def test_the_command_answers_the_same_and_resumes(
     flare = ("trigger=flare", "query=flare")
     found, own = command(server, tmp_path / "out", *flare), command(None, tmp_path / "own", *flare)
     assert found["config"]["engine"] == f"{server.url}/v1"
-    for figure in ("em", "f1", "acc", "retrievals", "generations", "tokens"):
+    for figure in ("em", "f1", "acc", "retrievals", "generations", "tokens", "read_tokens"):
         assert found["methods"]["flare"][figure] == own["methods"]["flare"][figure]
     assert not any(b"sk-secret" in p.read_bytes() for p in tmp_path.rglob("*") if p.is_file())
     state, traces = tmp_path / "out" / "run.json", tmp_path / "out" / "traces.jsonl"

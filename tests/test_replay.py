@@ -1,7 +1,7 @@
 """Replayed thresholds and budgets equal runs; what methods share is given again and nothing else."""
 
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product
 from types import SimpleNamespace
 
@@ -10,7 +10,7 @@ import pytest
 from fake_lm import FakeLM, FakeRetriever, passage
 
 from probers.engine.tokens import SentenceEnd
-from probers.rag.compare.outcomes import Outcomes
+from probers.rag.compare.outcomes import TOKENS, Outcomes
 from probers.rag.compare.shared_generations import GenerationCache, SharedRAG, narrowed
 from probers.rag.compare.trajectories import RetrievalTrajectory, Step, record, record_once, thinned, together
 from probers.rag.loop import RAG
@@ -61,7 +61,8 @@ def sharing(lm, *, megabytes=1024, **options):
 def assert_runs_alike(replayed, outcomes):
     for figure in ("em", "f1", "acc"):
         assert replayed[figure].tolist() == outcomes.table[figure].tolist(), figure
-    assert replayed["retrievals"].tolist() == outcomes.cost("retrievals").tolist()
+    for cost in ("retrievals", "tokens", "read_tokens"):
+        assert replayed[cost].tolist() == outcomes.cost(cost).tolist(), cost
 
 
 def run(rag, trigger, query=None):
@@ -142,6 +143,49 @@ def test_a_trajectory_by_hand():
     assert curve["em"] == [0.0, 0.5, 1.0, 1.0, 1.0, 0.5]
     assert trajectory.random_curve(steps=1)["em"] == [0.5, 0.5, 0.0]
     assert trajectory.at_random(1.5)["em"].tolist() == [0.5, 0.0]
+    assert "tokens" not in curve  # of files from before they were recorded
+
+
+@dataclass(frozen=True)
+class Asking(Entropy):
+    """Draws two texts after one prompt before it judges, which changes nothing."""
+
+    def __call__(self, generation, state):
+        drawn = state.generate([state.question.question] * 2, max_new_tokens=4)
+        state.spend(drawn[0])
+        state.spend(drawn[1], read=False)
+        return super().__call__(generation, state)
+
+
+class Reading(Asking):
+    """Has every text completed to an answer before it judges, also those that are then discarded."""
+
+    reads_answer = True
+
+
+def test_what_a_trigger_asks_the_model_for_is_in_its_own_tokens_alone():
+    short = {"answer_tokens": 3, "max_new_tokens": 6}  # final answers have to be asked for
+    kinds = {"asking": Asking, "mean": Entropy, "reading": Reading}
+    trajectory = record(loop(**short), {name: kind(0.5) for name, kind in kinds.items()}, QUESTIONS)
+    for threshold in (-1.0, 0.4, 0.8, 99.0):
+        for name, kind in kinds.items():
+            real = run(loop(**short), kind(threshold))
+            assert_runs_alike(trajectory.replay(name, threshold), real)
+            assert any(answer.counters.forced for answer in real.answers)
+    more, plain = (sum(trajectory.replay(name, 0.8)[c].mean() for c in TOKENS) for name in ("asking", "mean"))
+    assert more > plain + 8
+    low, high = trajectory.granted(1), trajectory.granted(2)
+    budget = (low["retrievals"].mean() + high["retrievals"].mean()) / 2
+    for cost in TOKENS:
+        assert trajectory.at_random(budget)[cost].mean() == pytest.approx((low[cost] + high[cost]).mean() / 2)
+
+
+def test_tokens_read_are_unknown_where_a_server_does_not_tell_them():
+    told = [[Step("", "no", {}, 5, 20), Step("", "no", {}, 9, 60)]]
+    silent = [[Step("", "no", {}, 5, 0), Step("", "no", {}, 9, 0)]]
+    questions = QUESTIONS[:1]
+    assert RetrievalTrajectory(questions, told).granted(1)["read_tokens"].tolist() == [60.0]
+    assert not {*TOKENS} & RetrievalTrajectory(questions, silent).granted(1).keys()
 
 
 def test_recorded_answers_are_kept_and_read_again(tmp_path):

@@ -12,6 +12,7 @@ from test_methods import Strategies
 
 from probers.rag.compare.curves import Setting, record_all, rerun_all
 from probers.rag.compare.methods import Method, MethodRun
+from probers.rag.compare.outcomes import TOKENS
 from probers.rag.compare.shared_generations import SharedRAG
 from probers.rag.loop import RAG
 from probers.rag.queries import AnswerQuery, LastSentenceQuery, LastTokensQuery
@@ -97,6 +98,9 @@ def test_every_point_is_the_run_at_that_threshold(name, tmp_path):
         assert curve["retrievals"][i] == pytest.approx(real.cost("retrievals").mean())
         for figure in ("em", "f1", "acc"):
             assert curve[figure][i] == pytest.approx(real.table[figure].mean())
+        for cost in TOKENS if curve["priced"][i] else ():
+            assert curve[cost][i] == pytest.approx(real.cost(cost).mean())
+    assert curve["priced"] == [i > 0 for i in range(6)]  # the first has the closed-book answers
     assert len(set(curve["retrievals"])) > 3 and len(set(curve["em"])) > 1
 
 
@@ -161,6 +165,8 @@ def test_rules_are_run_at_smaller_limits(trigger, tmp_path):
         real = ran(loop(max_retrievals=limit), method)
         assert curve["retrievals"][limit] == real.cost("retrievals").mean()
         assert curve["em"][limit] == real.table["em"].mean()
+        assert [curve[cost][limit] for cost in TOKENS] == [real.cost(cost).mean() for cost in TOKENS]
+    assert curve["priced"] == [True] * 4
     if trigger == FixedSentence():  # a limit that no question reaches is not halved first
         curve = curves(tmp_path / "far", method, rag=loop(max_retrievals=30))["rule"]
         assert (curve["own"], curve["value"]) == (3, [0, 1, 2, 3])

@@ -32,12 +32,30 @@ from .settings import Assembling
 ENSEMBLE, WITH_ENTROPY = "all layers", "all layers + entropy"
 
 
+class Cost(NamedTuple):
+    """Calls of the model and generated tokens per text, besides the pass that writes or reads the text.
+
+    Heads and token signals are read in that pass and cost nothing.
+    """
+
+    calls: float = 0
+    tokens: float = 0
+
+    def __str__(self) -> str:
+        written = f", {self.tokens:.4g} tokens" if self.tokens else ""
+        return f"{self.calls:.3g} call{'' if self.calls == 1 else 's'}{written}"
+
+
+#: Cost of what is read in the text's own pass.
+FREE = Cost()
+
+
 @dataclass(frozen=True, slots=True)
 class Detector:
     """Scores (N,) of one method on every example of the store, higher is more likely wrong.
 
     It fires above ``threshold``. A probability and threshold of None are fitted on validation; ``wrong`` (N,)
-    are labels to measure against, where they are not the true ones.
+    are labels to measure against, where they are not the true ones. ``cost`` is per text.
     """
 
     name: str
@@ -46,6 +64,7 @@ class Detector:
     probability: Callable[[np.ndarray], np.ndarray] | None = None
     threshold: float | None = None
     wrong: np.ndarray | None = None
+    cost: Cost = FREE
 
 
 def control_detectors(examples: Examples) -> tuple[list[Detector], list[str]]:

@@ -136,8 +136,9 @@ def moment_figures(trained: Trained, examples: Examples, bootstrap: Bootstrap) -
 
     ``position``: before and after what. ``strata``: how the test texts are divided, where "compared" are the
     texts of strata with both classes. ``before`` and ``after``: ``head`` names the prober's score or is null;
-    ``detectors`` have kind, about, and AUROC with its interval over ``all`` and within each division;
-    ``pairs`` are paired differences, of the head and of the head with signals, each minus the others.
+    ``detectors`` have kind, about, ``cost`` per text, and AUROC with its interval over ``all`` and within
+    each division; ``pairs`` are paired differences, of the head and of the head with signals, each minus the
+    others.
     """
     test = examples.rows["test"]
     wrong = examples.wrong[test]
@@ -154,7 +155,7 @@ def moment_figures(trained: Trained, examples: Examples, bootstrap: Bootstrap) -
         figures[moment] = {
             "head": found["head"][0].name if found["head"] else None,
             "detectors": {
-                d.name: {"kind": kind, "about": d.about}
+                d.name: {"kind": kind, "about": d.about, "cost": d.cost._asdict()}
                 | {key: _with_limits("auroc", one) for key, one in samples[d.name].items()}
                 for kind, ds in found.items() for d in ds if d.name in samples
             },

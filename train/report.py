@@ -16,7 +16,7 @@ from probers.heads import head_name
 from probers.pages import hub_id, public_model, public_path, render
 from probers.types import RunError
 
-from .assemble import ENSEMBLE, WITH_ENTROPY
+from .assemble import ENSEMBLE, WITH_ENTROPY, Cost
 from .before_after import MOMENTS
 from .fit import SHUFFLED
 
@@ -173,8 +173,13 @@ def moment_columns(figures: Json) -> dict[str, str]:
     return {"all": "AUROC", **{n: f"within {n if ' ' not in n else 'both'}" for n in figures["strata"]}}
 
 
+def cost_of(entry: Json) -> Cost:
+    """Read what a detector costs per text."""
+    return Cost(**entry["cost"])
+
+
 def _moments(figures: Json) -> list[str]:
-    """AUROC of detectors before and after a text, over all test texts and within strata."""
+    """AUROC of detectors before and after a text, over all test texts and within strata; cheap ones first."""
     divisions = moment_columns(figures)
     lines = []
     for moment in MOMENTS:
@@ -183,7 +188,10 @@ def _moments(figures: Json) -> list[str]:
             continue
         title = f"{moment} the {figures['position']}"
         lines.append((f"{title:23}" + "".join(f"{t:19}" for t in divisions.values())).rstrip())
-        for name, entry in found["detectors"].items():
+        by_cost = sorted(found["detectors"].items(), key=lambda item: cost_of(item[1]))
+        for i, (name, entry) in enumerate(by_cost):
+            if i == 0 or cost_of(entry) != cost_of(by_cost[i - 1][1]):
+                lines.append(f" {cost_of(entry)} of the model beside the text's own")
             cells = (
                 f"{number(entry[k]['auroc'])} {bounds(entry[k]['ci95'])}{_against(found, name, k)}"
                 for k in divisions
@@ -277,7 +285,7 @@ def write_card(bank: ProbeBank, figures: Json, *, data: Sequence[Path], source: 
     shown = public_path(out, "PROBER")
     stores = ",".join(public_path(path, "STORE") for path in data)
     stores = stores if len(data) == 1 else f"[{stores}]"
-    shared = (best_name, bounded, bounds, layer_name, moment_columns, number, warnings)
+    shared = (best_name, bounded, bounds, cost_of, layer_name, moment_columns, number, warnings)
     return render(
         "probers.train/card.md.j2",
         bank=bank, figures=figures, data=stores, source=source, out=shown,

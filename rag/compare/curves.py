@@ -25,7 +25,7 @@ from ..protocol import name_of
 from ..queries.text import LastTokensQuery
 from ..traces import own
 from .methods import Method, MethodRun
-from .outcomes import Comparison, Outcomes, correct
+from .outcomes import TOKENS, Comparison, Outcomes, correct
 from .trajectories import FIGURES, RetrievalTrajectory, record_once, together
 
 if TYPE_CHECKING:
@@ -255,7 +255,8 @@ def rerun_all(
     Each has at most so many ``points`` besides the method's own run and the closed-book ``reference``. The
     traces in ``out`` are where a killed comparison goes on. By name of the method, a curve has ``option`` and
     ``value``, what was set and to what, ordered by ``retrievals`` per question; the figures of recorded
-    answers; and ``own``, the setting in the table.
+    answers; ``own``, the setting in the table; and tokens, where they are known: those of the setting itself
+    are ``priced``, but not those of the closed-book answers in the place of a threshold that nothing exceeds.
     """
     if not points or not rag.max_retrievals or not len(reference.scored):
         return {}
@@ -282,6 +283,10 @@ def _curve(rag: RAG, run: MethodRun, reference: Outcomes, out: Path, points: int
     values = sorted(found, key=lambda value: found[value].mean_retrievals)
     curve: dict[str, Any] = {"option": setting.option, "own": setting.own, "value": values}
     curve["retrievals"] = [found[value].mean_retrievals for value in values]
+    if all(each.read_known for each in found.values()):
+        curve |= {n: [float(found[v].cost(n)[found[v].scored].mean()) for v in values] for n in TOKENS}
+        # A trigger that does not fire may still have had the text written in pieces, or more texts drawn.
+        curve["priced"] = [found[v] is not reference or setting.option == "max_retrievals" for v in values]
     figures = [name for name in FIGURES if name in run.table]
     return curve | {name: [float(found[value].table[name].mean()) for value in values] for name in figures}
 

@@ -22,7 +22,7 @@ from ..protocol import name_of
 from ..report import LEVEL, write_report
 from .curves import QueryTrajectory, at_random, replays
 from .methods import MethodRun, grouped
-from .outcomes import Comparison, Outcomes, table_lines
+from .outcomes import TOKENS, Comparison, Outcomes, table_lines
 from .trajectories import thinned
 
 if TYPE_CHECKING:
@@ -143,13 +143,13 @@ def _page(
         "n": results["n"],
         "threshold_rule": rule if found.tuned else "as configured",
         "flags": _flags(runs),
-        "notes": _notes(settings, found, wrong),
+        "notes": [*_notes(settings, found, wrong), *unlike_random(results)],
         "examples": _examples(runs, found.corpus, count=settings.examples, seed=settings.seed, by=headline),
         "replay": replays(found.recorded),
         "reruns": found.reruns,
         "knowledge_em": {name: kinds for name, run in runs.items() if (kinds := by_knowledge(run, headline))},
         "points": {
-            name: {key: entry[key] for key in ("retrievals", *shown)}
+            name: {key: entry[key] for key in ("retrievals", *TOKENS, *shown)}
             | {f"{key}_ci": entry["ci95"].get(key) for key in shown}
             for name, entry in results["methods"].items()
             if entry["em"] is not None
@@ -206,6 +206,22 @@ def _notes(settings: Compare, found: Findings, wrong: np.ndarray | None) -> list
         if cut := sum(a.counters.passages_cut for a in run.answers):
             notes.append(f"{name}: {cut} passages were left out for want of room in the model's context.")
     return notes
+
+
+def unlike_random(results: Mapping[str, Any]) -> list[str]:
+    """A note on methods whose tokens differ by more than 10% from those of random retrieval."""
+    told: list[str] = []
+    for name, both in results["random_at_budget"].items():
+        entry = both.get("common", both)
+        times = entry.get("times_tokens", 1.0)
+        if abs(times - 1) > 0.1:
+            its = sum(entry[key] for key in TOKENS)
+            uses = f"{times:.2f} times" if told else f"uses {times:.2f} times its tokens"
+            told.append(f"{name} {uses} ({times * its:,.0f} against {its:,.0f})")
+    if not told:
+        return []
+    matched = "Random retrieval is matched to each method by retrievals, not by tokens"
+    return [f"{matched} (written and read, per question): {', '.join(told)}."]
 
 
 def roc(wrong: np.ndarray, scores: np.ndarray) -> dict[str, Any]:

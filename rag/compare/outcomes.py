@@ -36,7 +36,11 @@ _COMPARED = ("em", "f1", "acc", "acc_substring", MATCH)
 #: The figure methods are ranked by, where that is not the exact match: the one that decides what is wrong.
 _HEADLINES = {"acc": "acc", "acc_substring": "acc", MATCH: MATCH}
 #: Counters averaged over all questions. ``alarms`` are RaDIO's Hc, ``kept_tokens`` those of the final text.
-COSTS = ("retrievals", "generations", "alarms", "tokens", "kept_tokens", "sentences", "seconds")
+COSTS = (
+    "retrievals", "generations", "alarms", "tokens", "read_tokens", "kept_tokens", "sentences", "seconds",
+)  # fmt: skip
+#: Those that make up all tokens, the written ones and those of prompts.
+TOKENS = ("tokens", "read_tokens")
 #: Figures against the closed-book answers. ``consistency``: of the questions right there the share
 #: still right; ``agreement``: of all the share right on both sides or wrong on both, which is how
 #: the released code of Probing-RAG counts consistency.
@@ -103,6 +107,11 @@ class Outcomes:
         return np.array([float(getattr(a.counters, name)) for a in self.answers])
 
     @cached_property
+    def read_known(self) -> bool:
+        """Tell whether ``read_tokens`` are known of every answer."""
+        return all(answer.counters.read_known for answer in self.answers)
+
+    @cached_property
     def mean_retrievals(self) -> float:
         """Mean over the questions with gold answers."""
         return float(self.cost("retrievals")[self.scored].mean())
@@ -146,7 +155,8 @@ class Comparison:
 
     def figures(self, run: Outcomes) -> dict[str, Any]:
         """One method's entry in results.json; figures that do not apply are null."""
-        found = {name: self._all.interval(run.cost(name)) for name in COSTS}
+        known = [name for name in COSTS if name != "read_tokens" or run.read_known]
+        found = {name: self._all.interval(run.cost(name)) for name in known}
         if self._scored is not None:
             found |= {name: self._scored.interval(values) for name, values in run.table.items()}
             if self.wrong is not None:
@@ -196,13 +206,17 @@ class Comparison:
     def against_random(self, run: Outcomes, expected: Mapping[str, np.ndarray]) -> dict[str, Any]:
         """A method minus random retrieval at its budget, paired, for results.json.
 
-        ``expected`` are retrievals and figures of random retrieval, (n,) each, for the questions with gold
-        answers (:meth:`.trajectories.RetrievalTrajectory.at_random`).
+        ``expected`` are costs and figures of random retrieval, (n,) each, for the questions with gold
+        answers (:meth:`.trajectories.RetrievalTrajectory.at_random`). ``times_tokens`` is the quotient of all
+        tokens, the method's by those of random retrieval, where both are known.
         """
         assert self._scored is not None
-        found: dict[str, Any] = {"retrievals": float(expected["retrievals"].mean())}
+        found: dict[str, Any] = {n: float(values.mean()) for n, values in expected.items() if n in COSTS}
+        if run.read_known and found.keys() >= {*TOKENS}:
+            own = sum(run.cost(name)[run.scored].mean() for name in TOKENS)
+            found["times_tokens"] = float(own / max(1.0, sum(found[name] for name in TOKENS)))
         for name, values in expected.items():
-            if name != "retrievals":
+            if name not in COSTS:
                 sample = self._scored.sample(run.table[name]).minus(self._scored.sample(values))
                 found[name] = {"value": float(values.mean())} | _tested(sample)
         return found
@@ -240,8 +254,9 @@ def table_lines(
     columns = [
         ("EM", "em", 3), ("F1", "f1", 3), ("match", MATCH, 3), ("ACC", "acc", 3),
         ("ACC chars", "acc_substring", 3),
-        ("retrievals", "retrievals", 2), ("generations", "generations", 2), ("tokens", "tokens", 1),
-        ("kept", "kept_tokens", 1), ("s/question", "seconds", 3), ("consistency", "consistency", 3),
+        ("retrievals", "retrievals", 2), ("calls", "generations", 2), ("tokens", "tokens", 1),
+        ("kept", "kept_tokens", 1), ("read", "read_tokens", 0), ("s/question", "seconds", 3),
+        ("consistency", "consistency", 3),
         ("agreement", "agreement", 3), ("AUROC", "trigger.auroc", 3),
     ]  # fmt: skip
     columns = [

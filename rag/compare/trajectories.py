@@ -12,6 +12,7 @@ closed-book answer is wrong".
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, reduce
@@ -30,7 +31,8 @@ from probers.types import Decision, Generation, Needs, Question
 
 from ..loop import RAG
 from ..protocol import UNANSWERED, State, Trigger, decide, verdict
-from .outcomes import figures_of
+from ..traces import Counters
+from .outcomes import TOKENS, figures_of
 
 #: Figures of an answer that are replayed; :data:`MATCH` only where a matcher judges that.
 FIGURES = ("em", "f1", "acc", MATCH)
@@ -40,18 +42,29 @@ _POINTS = 60  # of a curve at most
 
 @dataclass(frozen=True)
 class Step:
-    """One answer to a question, whole text and final answer, and the score of each trigger that was asked."""
+    """One answer to a question, whole text and final answer, and the score of each trigger that was asked.
+
+    Attributes:
+        tokens, read_tokens: all that a run writes and reads which ends with this answer, as
+            :class:`~probers.rag.traces.Counters` count them; None in files from before they were recorded.
+        spent: both of what a trigger asked the model for up to here, or had asked for to read answers that
+            were then discarded; triggers that ask nothing are left out.
+    """
 
     text: str
     answer: str
     scores: Mapping[str, float] = field(default_factory=dict)
+    tokens: int | None = None
+    read_tokens: int | None = None
+    spent: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class RetrievalTrajectory:
     """Every answer of a run that always retrieves: of each question one step more than it took retrievals.
 
-    All questions have gold answers. Without a matcher, whether answers mean the same is left out.
+    All questions have gold answers. Without a matcher, whether answers mean the same is left out; so are
+    tokens where they are not known of every answer.
     """
 
     questions: Sequence[Question]
@@ -59,7 +72,7 @@ class RetrievalTrajectory:
     matcher: EntityMatcher | None = None
 
     def granted(self, retrievals: int | np.ndarray) -> dict[str, np.ndarray]:
-        """Look up retrievals made and each figure, (n,) each, with at most so many retrievals."""
+        """Look up retrievals made, tokens and each figure, (n,) each, with at most so many retrievals."""
         made = np.minimum(retrievals, np.array([len(steps) - 1 for steps in self.steps], dtype=int))
         rows = np.arange(len(self.steps))
         return {"retrievals": made.astype(float)} | {n: t[rows, made] for n, t in self._tables.items()}
@@ -79,7 +92,13 @@ class RetrievalTrajectory:
     def replay(self, trigger: str, threshold: float) -> dict[str, np.ndarray]:
         """Look up the results of a trigger at a threshold, as if it had run; as :meth:`granted`."""
         fires = np.pad(self.scores(trigger) > threshold, ((0, 0), (0, 1)))
-        return self.granted(fires.argmin(axis=1))  # the first step where it does not
+        found = self.granted(fires.argmin(axis=1))  # the first step where it does not
+        made = found["retrievals"].astype(int)
+        spent = [steps[j].spent.get(trigger, (0, 0)) for steps, j in zip(self.steps, made, strict=True)]
+        for name, more in zip(TOKENS, np.transpose(spent), strict=False):
+            if name in found:
+                found[name] += more
+        return found
 
     def sweep(self, trigger: str) -> dict[str, list[float]]:
         """Mean retrievals and figures of a trigger from the lowest threshold to the highest, thinned."""
@@ -113,15 +132,18 @@ class RetrievalTrajectory:
 
     @cached_property
     def _tables(self) -> Mapping[str, np.ndarray]:
-        """Each figure, (n, steps at most); 0 where there is no further answer."""
+        """Tokens and each figure, (n, steps at most); 0 where there is no further answer."""
         there = np.arange(self._most + 1) < np.array([[len(steps)] for steps in self.steps])
         each = zip(self.questions, self.steps, strict=True)
         judged = [(step.text, step.answer, q.answers) for q, steps in each for step in steps]
-        tables = {}
-        for name, values in figures_of(judged, self.matcher).items():
-            if name in FIGURES:
-                tables[name] = np.zeros(there.shape)
-                tables[name][there] = values
+        found = {n: values for n, values in figures_of(judged, self.matcher).items() if n in FIGURES}
+        every = [step for steps in self.steps for step in steps]
+        # Nothing is written after no prompt: a server may not tell what it read.
+        if all(step.tokens == 0 or step.read_tokens for step in every):
+            found |= {name: np.array([getattr(step, name) for step in every], dtype=float) for name in TOKENS}
+        tables = {name: np.zeros(there.shape) for name in found}
+        for name, values in found.items():
+            tables[name][there] = values
         return tables
 
 
@@ -141,8 +163,8 @@ def record(
     with tqdm(total=len(questions), desc=progress, unit="question", disable=progress is None) as bar:
         for start in range(0, len(questions), _CHUNK):
             loop.answer(questions[start : start + _CHUNK], ended=bar.update)
-    steps = [recorder.seen.get(q.id) or [Step("", "", dict.fromkeys(triggers, 0.0))] for q in questions]
-    return RetrievalTrajectory(questions, steps)
+    unseen = Step("", "", dict.fromkeys(triggers, 0.0), 0, 0)
+    return RetrievalTrajectory(questions, [recorder.seen.get(q.id) or [unseen] for q in questions])
 
 
 def record_once(
@@ -166,6 +188,10 @@ class _Recorder(Trigger):
 
     triggers: Mapping[str, Trigger]
     seen: dict[str, list[Step]] = field(default_factory=dict)  # by question
+    # By question and trigger what it asked the model for, and under None the texts of the loop.
+    _spent: dict[tuple[str, str | None], Counters] = field(
+        default_factory=lambda: defaultdict(Counters), init=False
+    )
 
     judges_answer = reads_answer = True  # every answer is completed, as if it were accepted
 
@@ -174,11 +200,26 @@ class _Recorder(Trigger):
         return reduce(Needs.union, (trigger.needs for trigger in self.triggers.values()), Needs())
 
     def decide(self, generations: Sequence[Generation], states: Sequence[State]) -> list[Decision]:
-        asked = {name: decide(trigger, generations, states) for name, trigger in self.triggers.items()}
+        asked = {}
+        for name, trigger in self.triggers.items():
+            own = [replace(s, spend=self._spent[s.question.id, name].add) for s in states]
+            asked[name] = decide(trigger, generations, own)
         for i, (generation, state) in enumerate(zip(generations, states, strict=True)):
             scores = {name: decisions[i].score for name, decisions in asked.items()}
-            step = Step(state.completed(generation), state.answer or "", scores)
+            texts = self._spent[state.question.id, None]
+            texts.add(generation)
+            whole = replace(texts)
+            if state.asked is not None:  # a run asks for it only where it ends
+                whole.add(state.asked, forced=True)
+            spent = {name: self._spent[state.question.id, name] for name in scores}
+            step = Step(
+                state.completed(generation), state.answer or "", scores, whole.tokens, whole.read_tokens,
+                {name: (c.tokens, c.read_tokens) for name, c in spent.items() if c.generations},
+            )  # fmt: skip
             self.seen.setdefault(state.question.id, []).append(step)
+            for name, trigger in self.triggers.items():
+                if trigger.reads_answer and state.asked is not None:  # it has it asked for in every round
+                    spent[name].add(state.asked, forced=True)
         return [verdict(1.0, 0.5)] * len(generations)
 
 

@@ -1,6 +1,8 @@
-"""Charts: accuracy and AUROC by layer, controls, ROC of triggers, right answers against retrievals."""
+"""Charts: accuracy and AUROC by layer, controls, ROC of triggers, right answers against their cost."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 from markupsafe import Markup
@@ -147,6 +149,20 @@ def roc_chart(found: Findings) -> Markup:
     )
 
 
+class Cost(NamedTuple):
+    """Cost on the axis of a chart: the figures that add up to it, its unit, and the axis in words."""
+
+    keys: tuple[str, ...]
+    unit: str
+    words: str
+
+    def of(self, entry: Json) -> np.ndarray:
+        """Sum of the figures of an entry, which is that of a method or of a curve."""
+        return np.sum([entry[key] for key in self.keys], axis=0)
+
+
+_RETRIEVALS = Cost(("retrievals",), "retrievals", "retrievals per question")
+_TOKENS = Cost(("tokens", "read_tokens"), "tokens", "tokens per question, written and read")
 #: Of the chart of the headline.
 _CAPTION = (
     " against retrievals per question. Large markers are the methods of the table, with 95% intervals where"
@@ -157,30 +173,37 @@ _CAPTION = (
     " answers are the closed-book ones. By n: tokens between two retrievals. By limit: most retrievals per"
     " question, for methods without a threshold."
 )
+_OF_TOKENS = (
+    "The same against all tokens per question: those written, discarded ones among them, and those read,"
+    " which are the prompts of all calls, as if nothing were cached. With as many retrievals one method may"
+    " take more tokens than another: it discards more, writes in shorter pieces, or asks the model to judge."
+    " Points that come from the closed-book answers are left out of the lines here."
+)
 _WHISKERS = 10  # methods at most whose intervals are drawn; those of more would hide the markers
 _ROOM = 210  # for the legend, in user units
 
 
 def tradeoff_charts(found: Findings) -> Markup:
-    """The headline against retrievals per question, and ACC as well unless that is the headline."""
+    """The headline against retrievals and against tokens, and ACC as well unless that is the headline."""
     first = found.headline
-    charts = _tradeoff(found, first, "tradeoff", first.words.capitalize() + _CAPTION)
+    charts = _tradeoff(found, first, _RETRIEVALS, "tradeoff", first.words.capitalize() + _CAPTION)
+    charts += _tradeoff(found, first, _TOKENS, "tradeoff-tokens", _OF_TOKENS)
     if first.key != "acc":
-        caption = "The same in ACC: a gold answer is in the text."
-        charts += _tradeoff(found, HEADLINES["acc"], "tradeoff-acc", caption)
+        caption = "ACC (a gold answer is in the text) against retrievals per question."
+        charts += _tradeoff(found, HEADLINES["acc"], _RETRIEVALS, "tradeoff-acc", caption)
     return charts
 
 
-def _tradeoff(found: Findings, headline: Headline, key: str, caption: str) -> Markup:
-    """A figure against retrievals per question: methods as markers, curves as lines, with dots where run."""
+def _tradeoff(found: Findings, headline: Headline, cost: Cost, key: str, caption: str) -> Markup:
+    """A figure against a cost per question: methods as markers, curves as lines, with dots where run."""
     figure, short, long = headline
     reruns = found.data.get("reruns", {})
-    read, run = _curves(found.data.get("replay", {}), figure), _curves(reruns, figure)
+    read, run = _curves(found.data.get("replay", {}), cost, figure), _curves(reruns, cost, figure)
     curves = read | run
     measured = {
-        name: (entry["retrievals"], entry[figure])
+        name: (float(cost.of(entry)), entry[figure])
         for name, entry in found.data.get("points", {}).items()
-        if entry.keys() >= {"retrievals", figure}
+        if entry.keys() >= {*cost.keys, figure}
     }
     if not curves and not measured:
         return Markup()
@@ -194,11 +217,13 @@ def _tradeoff(found: Findings, headline: Headline, key: str, caption: str) -> Ma
         dotted = {name: turned.get(reruns[name].get("option"), "") for name in run}
         legend += [(None, "run at each dot"), *((n, clipped(n, 18) + by) for n, by in dotted.items())]
     places = [*(point for curve in curves.values() for point in curve), *measured.values()]
+    costs, digits = [x for x, _ in places], 0 if cost is _TOKENS else 2
+    told = (f"{n}: {short} {num(y)} at {num(x, digits)} {cost.unit}" for n, (x, y) in measured.items())
     plot = Plot(
         key,
-        f"{long.capitalize()} against retrievals per question",
-        "; ".join(f"{n}: {short} {num(y)} at {num(x)} retrievals" for n, (x, y) in measured.items()) + ".",
-        Axis.fit("retrievals per question", [x for x, _ in places], least=(0.0, 1.0)),
+        f"{long.capitalize()} against {cost.unit} per question",
+        "; ".join(told) + ".",
+        Axis.wide(cost.words, costs) if cost is _TOKENS else Axis.fit(cost.words, costs, least=(0.0, 1.0)),
         Axis.fit(long, [y for _, y in places] + [end for ci in intervals.values() for end in ci]),
         (2 * WIDTH + 40, max(460, 80 + _ROW * len(legend))),
         (42, _ROOM, 42),
@@ -236,10 +261,13 @@ def _tradeoff(found: Findings, headline: Headline, key: str, caption: str) -> Ma
     return plot.figure(caption)
 
 
-def _curves(entries: Json, figure: str) -> dict[str, list[Point]]:
-    """Places of each method's curve from left to right."""
-    return {
-        name: sorted(zip(curve["retrievals"], curve[figure], strict=True))
-        for name, curve in entries.items()
-        if curve.get("retrievals") and curve.get(figure)
-    }
+def _curves(entries: Json, cost: Cost, figure: str) -> dict[str, list[Point]]:
+    """Places of each method's curve in the order of retrievals, where the cost is known."""
+    curves = {}
+    for name, curve in entries.items():
+        if all(curve.get(key) for key in (*cost.keys, "retrievals", figure)):
+            values, spent = curve[figure], cost.of(curve).tolist()
+            own = curve.get("priced", [True] * len(values)) if cost is _TOKENS else [True] * len(values)
+            places = sorted(zip(curve["retrievals"], values, spent, own, strict=True))
+            curves[name] = [(x, y) for _, y, x, known in places if known]
+    return curves

@@ -37,12 +37,13 @@ def clipped(text: str, length: int = 24) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """A linear axis from ``low`` to ``high`` with its ticks (value, text)."""
+    """An axis from ``low`` to ``high`` with its ticks (value, text): linear, or of equal ratios."""
 
     label: str
     low: float
     high: float
     ticks: tuple[tuple[float, str], ...] = ()
+    ratios: bool = False
 
     @classmethod
     def fit(cls, label: str, values: Sequence[float], *, least: Sequence[float] = (), steps: int = 5) -> Axis:
@@ -57,6 +58,28 @@ class Axis:
         marks = range(math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9) + 1)
         ticks = tuple((k * step, num(k * step, digits)) for k in marks)
         return cls(label, ticks[0][0], ticks[-1][0], ticks)
+
+    @classmethod
+    def wide(cls, label: str, values: Sequence[float]) -> Axis:
+        """Make an axis of equal ratios if the largest value is over ten times the least, else as usual."""
+        low, high = min(values), max(values)
+        if not 0 < 10 * low < high:
+            return cls.fit(label, values)
+        decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+        marks = [nice * 10.0**decade for decade in decades for nice in (1, 2, 5)]
+        first = max(mark for mark in marks if mark <= low)
+        last = min(mark for mark in marks if mark >= high)
+        found = [mark for mark in marks if first <= mark <= last]
+        if len(found) > 10:
+            found = [mark for mark in found if mark in (first, last) or math.log10(mark).is_integer()]
+        ticks = tuple((mark, num(mark, 0 if mark >= 1 else 3)) for mark in found)
+        return cls(label, first, last, ticks, ratios=True)
+
+    def share(self, value: float) -> float:
+        """Place of a value, 0 at the lower end and 1 at the upper."""
+        if self.ratios:
+            return math.log(value / self.low) / math.log(self.high / self.low)
+        return (value - self.low) / (self.high - self.low)
 
 
 @dataclass(slots=True)
@@ -99,8 +122,7 @@ class Plot:
     def at(self, point: Point) -> Point:
         """Position of a data point in user units, with y downwards."""
         left, top, right, bottom = self.box
-        across = (point[0] - self.x.low) / (self.x.high - self.x.low)
-        up = (point[1] - self.y.low) / (self.y.high - self.y.low)
+        across, up = self.x.share(point[0]), self.y.share(point[1])
         return left + across * (right - left), bottom - up * (bottom - top)
 
     def add(self, markup: str) -> None:
