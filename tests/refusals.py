@@ -1,7 +1,5 @@
 """Errors by their stable code and the options, files and values that the message names; interruptions."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
