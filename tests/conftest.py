@@ -41,20 +41,22 @@ BLANK = bytes.fromhex(
 
 
 @pytest.fixture(scope="session", autouse=True)
-def drawn() -> Iterator[Callable[..., None]]:
-    """What draws a picture; a blank one in its place saves most of the time of a training."""
+def drawn() -> Iterator[dict[str, Callable[..., None]]]:
+    """What lays a picture out and draws it; a blank one in its place saves most of the time of a training."""
     from matplotlib.figure import Figure
 
-    drawn = Figure.savefig
+    drawn = {name: getattr(Figure, name) for name in ("draw_without_rendering", "savefig")}
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Figure, "draw_without_rendering", lambda figure: None)
         patch.setattr(Figure, "savefig", lambda figure, file, **options: Path(file).write_bytes(BLANK))
         yield drawn
 
 
 @pytest.fixture
-def pictures(drawn: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+def pictures(drawn: dict[str, Callable[..., None]], monkeypatch: pytest.MonkeyPatch) -> None:
     """Draw pictures."""
-    monkeypatch.setattr("matplotlib.figure.Figure.savefig", drawn)
+    for name, draws in drawn.items():
+        monkeypatch.setattr(f"matplotlib.figure.Figure.{name}", draws)
 
 
 @pytest.fixture(scope="session")
