@@ -27,6 +27,18 @@ with suppress(ImportError):  # the environment of vLLM's tests has none
     settings.load_profile("probers")
 
 
+#: Files of few tests that take long: begun first, so that at the end no process waits for another.
+LONGEST = ("test_parts_train.py", "test_serve_command.py", "test_probing_rag.py", "test_parts.py")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.option.loadscopereorder = False  # of pytest-xdist, which begins with the files of most tests
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.name not in LONGEST)
+
+
 @pytest.fixture(autouse=True)
 def info_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     """Have ``caplog`` hold what commands show."""
