@@ -28,7 +28,7 @@ with suppress(ImportError):  # the environment of vLLM's tests has none
 
 
 #: Files of few tests that take long: begun first, so that at the end no process waits for another.
-LONGEST = ("test_parts_train.py", "test_serve_command.py", "test_probing_rag.py", "test_parts.py")
+LONGEST = ("parts_train", "serve_command", "probing_rag", "parts", "package", "serve_fuzz")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -36,7 +36,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.path.name not in LONGEST)
+    items.sort(key=lambda item: item.path.stem.removeprefix("test_") not in LONGEST)
 
 
 @pytest.fixture(autouse=True)
