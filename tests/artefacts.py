@@ -1,7 +1,5 @@
 """Runs that many tests read, made once in a session, and the files of folders."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

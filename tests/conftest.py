@@ -27,6 +27,18 @@ with suppress(ImportError):  # the environment of vLLM's tests has none
     settings.load_profile("probers")
 
 
+#: Files of few tests that take long: begun first, so that at the end no process waits for another.
+LONGEST = ("parts_train", "serve_command", "probing_rag", "parts", "package", "serve_fuzz")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.option.loadscopereorder = False  # of pytest-xdist, which begins with the files of most tests
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.stem.removeprefix("test_") not in LONGEST)
+
+
 @pytest.fixture(autouse=True)
 def info_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     """Have ``caplog`` hold what commands show."""
@@ -41,20 +53,22 @@ BLANK = bytes.fromhex(
 
 
 @pytest.fixture(scope="session", autouse=True)
-def drawn() -> Iterator[Callable[..., None]]:
-    """What draws a picture; a blank one in its place saves most of the time of a training."""
+def drawn() -> Iterator[dict[str, Callable[..., None]]]:
+    """What lays a picture out and draws it; a blank one in its place saves most of the time of a training."""
     from matplotlib.figure import Figure
 
-    drawn = Figure.savefig
+    drawn = {name: getattr(Figure, name) for name in ("draw_without_rendering", "savefig")}
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Figure, "draw_without_rendering", lambda figure: None)
         patch.setattr(Figure, "savefig", lambda figure, file, **options: Path(file).write_bytes(BLANK))
         yield drawn
 
 
 @pytest.fixture
-def pictures(drawn: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+def pictures(drawn: dict[str, Callable[..., None]], monkeypatch: pytest.MonkeyPatch) -> None:
     """Draw pictures."""
-    monkeypatch.setattr("matplotlib.figure.Figure.savefig", drawn)
+    for name, draws in drawn.items():
+        monkeypatch.setattr(f"matplotlib.figure.Figure.{name}", draws)
 
 
 @pytest.fixture(scope="session")

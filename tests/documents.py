@@ -10,8 +10,6 @@ What is to be done with a block stands in a comment right before it, which no re
 A block without one is run by the fast tests.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import pkgutil

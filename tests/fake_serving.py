@@ -1,7 +1,5 @@
 """A server that speaks docs/serving.md with prepared answers, for tests of the page."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """HTTP servers of the tests' own, each on a thread."""
 
-from __future__ import annotations
-
 import json
 import socket
 import ssl

@@ -1,7 +1,5 @@
 """One run in one piece and in parts: what is computed of each, without times and places."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Feature stores with a planted signal: none in the embedding, most in layer 2."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,13 +1,14 @@
 """Errors by their stable code and the options, files and values that the message names; interruptions."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from probers.commands.runs import RunFolder, taking_back
 from probers.types import Code, ProbersError, UserError
 
 
@@ -38,3 +39,13 @@ def interrupted(owner: object, name: str, after: int) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(owner, name, call)
         yield
+
+
+def claimed(out: Path, command: str, config: dict[str, Any]) -> str:
+    """Claim a run's folder, for another process to call; what the refusal says, "" where there is none."""
+    try:
+        with taking_back():
+            RunFolder(out, command, config).claim()
+    except UserError as error:
+        return str(error)
+    return ""

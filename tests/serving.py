@@ -1,7 +1,5 @@
 """A server on a thread of the tests' own process, and a prober for it."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The audit on stores with a planted leak, a planted signal, both or neither."""
 
-from __future__ import annotations
-
 import json
 import re
 import weakref

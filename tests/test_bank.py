@@ -1,7 +1,5 @@
 """The prober as an object: its score, its decision rule, and itself again after a save."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 import json

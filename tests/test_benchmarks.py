@@ -3,8 +3,6 @@
 Nothing here looks at the clock: what the figures are is for the machine that runs it.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

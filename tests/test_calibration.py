@@ -1,7 +1,5 @@
 """Thresholds, calibration and ensembles: the best there are, as scikit-learn has them, and honest."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What is read from the inside is what transformers itself reports, and reading leaves no trace."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache

@@ -1,7 +1,5 @@
 """Texts that join and leave a running batch are those that each would be alone."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -64,11 +64,8 @@ def test_every_trigger_gets_what_it_needs(commands, caplog):
     assert [given.get("head") for given in read] == [None, None, "radio", "adaptive"]
     assert [given.get("layer") for given in read[:3]] == ["all", "all", str(DEPTH)]  # the last
     used = {
-        "limit": "7",
-        "prober": heads["out"],
-        "token_prober": tokens["out"],
-        "classifier": classifier["out"],
-    }
+        "limit": "7", "prober": heads["out"], "token_prober": tokens["out"], "classifier": classifier["out"],
+    }  # fmt: skip
     assert compared.items() >= used.items()
     assert {given["seed"] for _, given in asked} == {"3"}
     assert len({given["out"] for _, given in asked}) == 7

@@ -3,8 +3,6 @@
 How a block is marked stands in tests/documents.py.
 """
 
-from __future__ import annotations
-
 import importlib
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Guessing ahead changes how many passes a text takes, and nothing of what comes out."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 from dataclasses import replace
 

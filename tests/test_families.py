@@ -1,7 +1,5 @@
 """Families beyond those of tests/tiny.py, which nothing in the code was written for."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Several sites and poolings in one pass: each is what it is alone."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from refusals import fails

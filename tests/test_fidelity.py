@@ -1,7 +1,5 @@
 """The methods against what their authors published: released triggers, queries and loops, and an example."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -42,7 +40,7 @@ class Released:
     guesses: dict[str, tuple[int, ...]] = field(default_factory=dict)  # of what follows a prompt
 
     @classmethod
-    def load(cls, folder) -> Released:
+    def load(cls, folder) -> "Released":
         from spacy.lang.en.stop_words import STOP_WORDS
         from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -1,7 +1,5 @@
 """Training in one pass: what each head becomes does not depend on what is trained beside it."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

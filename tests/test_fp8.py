@@ -1,7 +1,5 @@
 """dtype=fp8: how far each number may be off, the same bytes however often written, half of float16's disk."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Batched heads: each is what it would be alone, and each kind is what its source says."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Sequence
 from functools import partial

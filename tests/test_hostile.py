@@ -14,7 +14,7 @@ from attack.damage import altered, wrong_value
 from attack.sandbox import INTERNALS
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from refusals import fails
+from refusals import claimed, fails
 
 from probers import CausalLM, FeatureStore, ProbeBank
 from probers.adaptive.classifiers import AdaptiveClassifier
@@ -120,20 +120,11 @@ def test_a_lock_names_its_holder_and_ends_with_the_command(fresh):
     with taking_back():
         RunFolder(out, "rag", CONFIG).claim()
         with get_context("spawn").Pool(1) as pool:
-            said = pool.apply(_claim, (str(out),))
+            said = pool.apply(claimed, (out, "rag", CONFIG))  # of a module that imports little
         assert "is being written by probers-rag (process " in said and "wait=true" in said
     assert not [name for name in contents(out) if name.startswith(".")]
     with taking_back():
         assert RunFolder(out, "rag", CONFIG).claim()
-
-
-def _claim(out: str) -> str:
-    try:
-        with taking_back():
-            RunFolder(Path(out), "rag", CONFIG).claim()
-    except UserError as error:
-        return str(error)
-    return ""
 
 
 @often
@@ -248,31 +239,16 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     gold = {"title": "t", "text": "x", "is_gold": True}
     asking = {"question": "Who?", "answers": ["Ada"], "rationale": "So.", "split": "test", "passages": [gold]}
     decision = {
-        "fire": True,
-        "score": 0.5,
-        "threshold": 0.1,
-        "position": 2,
-        "tokens": [0],
-        "token_scores": [0.5],
-    }
+        "fire": True, "score": 0.5, "threshold": 0.1, "position": 2, "tokens": [0], "token_scores": [0.5],
+    }  # fmt: skip
     done = {
-        "text": "ab",
-        "decision": decision,
-        "query": "q",
-        "passage_ids": ["p"],
-        "accepted": "",
+        "text": "ab", "decision": decision, "query": "q", "passage_ids": ["p"], "accepted": "",
         "tokens": [[0, 2]],
-    }
+    }  # fmt: skip
     counters = {
-        "retrievals": 1,
-        "empty_retrievals": 0,
-        "passages_cut": 0,
-        "generations": 2,
-        "tokens": 3,
-        "sentences": 1,
-        "forced": False,
-        "seconds": 0.5,
-    }
+        "retrievals": 1, "empty_retrievals": 0, "passages_cut": 0, "generations": 2, "tokens": 3,
+        "sentences": 1, "forced": False, "seconds": 0.5,
+    }  # fmt: skip
     for name, records in {
         "questions": [{"id": f"q{i}", "group": f"g{i}", **asking} for i in range(2)],
         "corpus": [{"id": str(i), "title": "t", "text": f"a text {i}"} for i in range(2)],

@@ -4,8 +4,6 @@ Slow (`pytest -m slow tests/test_kill.py`). The moments are seeded and spread ov
 starting up, generating, and writing a shard.
 """
 
-from __future__ import annotations
-
 import random
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """What an earlier call computed is not computed again, and nothing else changes."""
 
-from __future__ import annotations
-
 import pytest
 from test_lm import assert_all_same, assert_same
 from test_prefix import EXEMPLARS, NEEDS

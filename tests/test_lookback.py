@@ -1,7 +1,5 @@
 """Lookback ratios against transformers' own attention, however a text is read."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Memory of scoring and of the server's cache: what is held at once, and that pieces change no number."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from test_lm import assert_all_same

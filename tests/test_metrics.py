@@ -1,7 +1,5 @@
 """Detection scores against scikit-learn, and intervals against their definition."""
 
-from __future__ import annotations
-
 from functools import partial
 from itertools import product
 

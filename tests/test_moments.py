@@ -1,7 +1,5 @@
 """What is known before a text and after it: which detectors stand where, and what they are compared with."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Prompts that begin other prompts are computed inside those, and nothing of what comes out changes."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Every token knows its characters, whatever the tokenizer and however the bytes fall."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest

@@ -1,7 +1,5 @@
 """The server's page in a real browser, against a server of prepared answers."""
 
-from __future__ import annotations
-
 import json
 import math
 import random

@@ -1,7 +1,5 @@
 """``pool=[..] site=[..]``: one run and one store, each feature of which is the store it would be alone."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The choice of model.dtype=auto, kept by a run; and recorded numbers of models in bfloat16."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """A shared prefix changes what is computed, and nothing of what comes out."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from test_lm import assert_all_same

@@ -1,7 +1,5 @@
 """Every preset of configs/experiment composes with the methods it is for, and its parts are made and work."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """Algorithm 1 of Probing-RAG, written plainly, beside the loop: the same texts, queries and counts."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The loop over a server is the loop in this process, as far as a server tells what it reads."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import math

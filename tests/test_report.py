@@ -1,7 +1,5 @@
 """The report page: complete, inert, honest in words, and sensible where parts are absent."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import math

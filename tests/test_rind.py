@@ -1,7 +1,5 @@
 """RIND by hand in both variants, signals, words, sentences."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """The sample page: the right cases drawn, every text inert, the written entity marked."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

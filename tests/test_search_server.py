@@ -1,7 +1,5 @@
 """benchmarks/search_server.py runs against a server of ours as it would against a real one, and can fail."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import sys

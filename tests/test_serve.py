@@ -1,7 +1,5 @@
 """The server: what it answers is what the engine and the prober say, whoever else is served."""
 
-from __future__ import annotations
-
 import json
 import socket
 import threading

@@ -1,7 +1,5 @@
 """The command probers-serve as a user runs it: what it says, how it ends, and what it refuses."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -1,7 +1,5 @@
 """Requests that nobody would send: an error in OpenAI's form for each, and no row that stays."""
 
-from __future__ import annotations
-
 import json
 import random
 import subprocess

@@ -1,7 +1,5 @@
 """Which texts are trained, validated and tested on: never one group on two sides."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Sentence ends and sampling: where a text ends, and how its tokens are drawn."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """The feature store: what is written is read back, and a kill at any moment changes nothing."""
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import importlib
@@ -25,7 +23,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from artefacts import contents
+from artefacts import contents, harm
 from refusals import fails
 
 from probers.commands.runs import identity
@@ -87,15 +85,6 @@ def begun(path: Path, *, shards: int = 1, written: tuple[int, ...] = (0,)) -> Fe
     for index in written:
         store.write_shard(index, make_rows(2), make_states(2, 0))
     return store
-
-
-def harm(file: Path, damage: str) -> None:
-    """Alter a file, cut it short or remove it."""
-    blob = file.read_bytes()
-    if damage == "gone":
-        file.unlink()
-    else:
-        file.write_bytes(blob[:-5] if damage == "cut" else blob[:-9] + bytes([blob[-9] ^ 1]) + blob[-8:])
 
 
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:

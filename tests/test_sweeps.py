@@ -1,7 +1,5 @@
 """Sweeps: a folder for each job, none lost to another's failure, one table at the end."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ What is run is read from the document, so that it cannot say what does not work.
 another one makes is run after it, whichever of them is asked for.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

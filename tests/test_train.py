@@ -1,7 +1,5 @@
 """The command ``probers-train``: from a store with a planted signal to a prober one can trust."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Figures, pictures, card and table of a training run, from scores whose quality is known."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

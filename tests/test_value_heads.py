@@ -29,19 +29,8 @@ from probers.store.spec import FeatureSpec
 WIDTH = 32
 ON = ["model.device=cpu", "model.dtype=float32"]
 WORDS = (
-    "river",
-    "Arl",
-    "mouth",
-    "near",
-    "Kelby",
-    "town",
-    "born",
-    "moved",
-    "baker",
-    "founded",
-    "mill",
-    "mayor",
-)
+    "river", "Arl", "mouth", "near", "Kelby", "town", "born", "moved", "baker", "founded", "mill", "mayor",
+)  # fmt: skip
 
 
 def linear(seed: int = 0, scale: float = 1.0) -> torch.nn.Linear:

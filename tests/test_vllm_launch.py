@@ -1,7 +1,5 @@
 """What of the vLLM backend needs no vLLM: the command, and what is said of a text as it grows."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What vLLM's worker keeps of a text is what our own engine records, in whatever pieces it is computed."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Scores in the user's own loop: right, of the tokens they say, and without a trace in what is generated."""
 
-from __future__ import annotations
-
 import gc
 import runpy
 import sys

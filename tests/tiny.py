@@ -1,7 +1,5 @@
 """Tiny random models of several families, with tokenizers, saved and loaded like real ones."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from functools import cache

@@ -1,7 +1,5 @@
 """Tests that need vLLM (``make test-vllm``); elsewhere they are not collected."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 

@@ -1,7 +1,5 @@
 """``engine=vllm`` writes, reads and records what our own engine does; the commands make the same of it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

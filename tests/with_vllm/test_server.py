@@ -1,7 +1,5 @@
 """A served model through the official client: scores beside the text, streamed or not, and none is lost."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import random

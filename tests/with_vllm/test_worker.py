@@ -1,7 +1,5 @@
 """Scores of vLLM's worker are those of our own engine, whatever vLLM does to fit the texts into its cache."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

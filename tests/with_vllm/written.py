@@ -1,7 +1,5 @@
 """What vLLM writes and scores beside a prober, and what our own engine says of the same tokens."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
