@@ -59,7 +59,7 @@ def test_a_merged_prober_is_that_of_one_piece(whole, thirds, tmp_path):
     [
         (["head=probing_rag", "seeds=2", "combine=best", "best_k=2", "calibration=isotonic"], 2),
         (["head=mean_difference", "learning_curve=false", "combine=stacked"], 3),
-        (["sizes=[40,120]", "layer_sets=[1,[1,3]]"], 2),
+        (["sizes=[40,120]", "layer_sets=[each,[1,3]]"], 2),
         (["layer=2-3"], 2),
     ],
     ids=["seeds", "moments", "sizes", "range"],

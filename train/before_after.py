@@ -20,7 +20,7 @@ from probers.evaluation.bootstrap import Bootstrap, Sample
 from probers.store.spec import FeatureSpec
 from probers.uncertainty import BEFORE, SIGNALS
 
-from .assemble import ENSEMBLE, Detector, Trained
+from .assemble import ENSEMBLE, Cost, Detector, Trained
 from .data import Examples
 
 Moment = Literal["before", "after"]
@@ -42,6 +42,19 @@ _AFTER = (
     "length",
 )  # fmt: skip
 _COLUMNS = (*SIGNALS, "rind_max")
+#: A cost: a number, or the column that has it.
+_Told = str | float
+_DRAWN = ("sample_calls", "sample_tokens")
+#: Detectors that draw or ask: column, -1 where more is likelier right, and calls and tokens.
+_SAMPLED: dict[str, tuple[str, int, tuple[_Told, _Told]]] = {
+    "self-consistency": ("self_consistency", -1, _DRAWN),
+    "semantic entropy": ("semantic_entropy", 1, _DRAWN),
+    "sem. entropy, weighted": ("semantic_entropy_weighted", 1, _DRAWN),
+    "lexical similarity": ("lexical_similarity", -1, _DRAWN),
+    "EigenScore": ("eigenscore", 1, _DRAWN),
+    "P(True)": ("p_true", -1, (1, 1)),
+    "stated confidence": ("verbalised", -1, (1, "verbalised_tokens")),
+}
 
 
 def known(moment: Moment, trained: Trained, examples: Examples) -> dict[str, list[Detector]]:
@@ -60,6 +73,7 @@ def known(moment: Moment, trained: Trained, examples: Examples) -> dict[str, lis
     signals = _signals(moment, examples)
     if moment == "after":
         signals += [control for control in trained.controls if control.name in _AFTER]
+        signals += _sampled(examples)
     found = {"head": heads, "signal": signals, "joined": []}
     inputs = _inputs(moment, examples)
     if inputs is None:
@@ -89,6 +103,31 @@ def _signals(moment: Moment, examples: Examples) -> list[Detector]:
     if np.allclose(np.exp(table["logprob_before"]), table["max_prob_before"], atol=1e-5):
         return []
     return [Detector("first log-prob", -table["logprob_before"], "minus logprob_before, not trained")]
+
+
+def _sampled(examples: Examples) -> list[Detector]:
+    """Detectors of drawn answers and further questions; a missing value counts as the training mean."""
+    found, train = [], examples.rows["train"]
+    for name, (column, sign, cost) in _SAMPLED.items():
+        if column not in examples.table:
+            continue
+        values = examples.table[column].to_numpy(dtype=float)
+        if np.isnan(values[train]).all():
+            continue
+        scores = sign * np.where(np.isnan(values), np.nanmean(values[train]), values)
+        calls, tokens = (
+            float(examples.table[each].mean()) if isinstance(each, str) else float(each) for each in cost
+        )
+        found.append(Detector(name, scores, f"{column}, not trained", cost=Cost(calls, tokens)))
+    return found
+
+
+def _gold(examples: Examples) -> np.ndarray | None:
+    """(N,) 1 where an answer is wrong by the gold answers, of labels that are not made of them."""
+    if "gold_right" not in examples.table:
+        return None
+    wrong = 1 - examples.table["gold_right"].to_numpy(dtype=int)
+    return wrong if 0 < wrong[examples.rows["test"]].mean() < 1 else None
 
 
 def _inputs(moment: Moment, examples: Examples) -> np.ndarray | None:
@@ -137,8 +176,8 @@ def moment_figures(trained: Trained, examples: Examples, bootstrap: Bootstrap) -
     ``position``: before and after what. ``strata``: how the test texts are divided, where "compared" are the
     texts of strata with both classes. ``before`` and ``after``: ``head`` names the prober's score or is null;
     ``detectors`` have kind, about, ``cost`` per text, and AUROC with its interval over ``all`` and within
-    each division; ``pairs`` are paired differences, of the head and of the head with signals, each minus the
-    others.
+    each division, and under ``gold`` by the gold answers where labels are not made of them; ``pairs`` are
+    paired differences, of the head and of the head with signals, each minus the others.
     """
     test = examples.rows["test"]
     wrong = examples.wrong[test]
@@ -147,10 +186,11 @@ def moment_figures(trained: Trained, examples: Examples, bootstrap: Bootstrap) -
     figures: dict[str, Any] = {
         "position": spec.position if spec.position in _PIECES else "answer",
         "strata": {name: _division(of, wrong) for name, of in strata.items()},
+        "gold": (gold := _gold(examples)) is not None,
     }
     for moment in MOMENTS:
         found = known(moment, trained, examples)
-        samples = auroc_samples([d for ds in found.values() for d in ds], examples, bootstrap, strata)
+        samples = auroc_samples([d for ds in found.values() for d in ds], examples, bootstrap, strata, gold)
         heads, signals, joined = ([d for d in ds if d.name in samples] for ds in found.values())
         figures[moment] = {
             "head": found["head"][0].name if found["head"] else None,
@@ -166,18 +206,24 @@ def moment_figures(trained: Trained, examples: Examples, bootstrap: Bootstrap) -
 
 
 def auroc_samples(
-    detectors: Sequence[Detector], examples: Examples, bootstrap: Bootstrap, strata: Mapping[str, Strata]
-) -> dict[str, dict[str, Sample]]:
-    """Sample each detector's AUROC over "all" test texts and within strata; a constant ranks nothing."""
+    detectors: Sequence[Detector], examples: Examples, bootstrap: Bootstrap, strata: Mapping[str, Strata],
+    gold: np.ndarray | None = None,
+) -> dict[str, dict[str, Sample]]:  # fmt: skip
+    """Sample each detector's AUROC over "all" test texts and within strata; a constant ranks nothing.
+
+    With other labels ``gold`` (N,), also the AUROC by these.
+    """
     test = examples.rows["test"]
     wrong = examples.wrong[test]
+    others = {} if gold is None else {"gold": gold[test]}
 
     def every(scores: np.ndarray, weights: np.ndarray) -> list[Any]:
         within = [pooled_auroc(wrong, scores, of.of, weights) for of in strata.values()]
-        return [metrics.auroc(wrong, scores, weights), *within]
+        more = [metrics.auroc(labels, scores, weights) for labels in others.values()]
+        return [metrics.auroc(wrong, scores, weights), *within, *more]
 
     return {
-        d.name: dict(zip(["all", *strata], bootstrap.samples(d.scores[test], every), strict=True))
+        d.name: dict(zip(["all", *strata, *others], bootstrap.samples(d.scores[test], every), strict=True))
         for d in detectors if np.ptp(d.scores[test]) > 0
     }  # fmt: skip
 
@@ -209,6 +255,12 @@ def _division(strata: Strata, wrong: np.ndarray) -> dict[str, Any]:
 
 def _notes(examples: Examples, spec: FeatureSpec) -> list[str]:
     found = []
+    for name, (column, *_) in _SAMPLED.items():
+        if column in examples.table and (missing := int(examples.table[column].isna().sum())):
+            of = f"{missing} of {len(examples.table)} texts"
+            found.append(f"{name}: no value for {of}, which count as the mean of the training texts")
+    if "sample_undecided" in examples.table and (pairs := int(examples.table["sample_undecided"].sum())):
+        found.append(f"{pairs} pairs of samples could not be compared; they stand in different clusters")
     lacking = [column for column in BEFORE if column not in examples.table]
     if lacking:
         found.append(f"no signals from before a text: the store has no column {lacking[0]}, make it again")

@@ -170,7 +170,8 @@ def _against(found: Json, name: str, key: str) -> str:
 
 def moment_columns(figures: Json) -> dict[str, str]:
     """Map the keys of a moment's figures to titles."""
-    return {"all": "AUROC", **{n: f"within {n if ' ' not in n else 'both'}" for n in figures["strata"]}}
+    strata = {n: f"within {n if ' ' not in n else 'both'}" for n in figures["strata"]}
+    return {"all": "AUROC", **strata, **({"gold": "by gold answers"} if figures.get("gold") else {})}
 
 
 def cost_of(entry: Json) -> Cost:

@@ -98,6 +98,8 @@ class CotBuilder(LabelBuilder):
         # Until all entropies are known, labels by them are exact match.
         unlabelled = self.label == BY_ENTROPY
         self._right = parse_label("em" if unlabelled else self.label, self.acc, self.matcher)
+        # A table of heads that learnt without gold answers shows how they rank by these, where all have some.
+        self._gold = unlabelled and all(question.answers for question in self.asked.questions)
         self._detectors = None
         if self.draws is not None:
             same = by_matcher(self.matcher or EntityMatcher())
@@ -209,7 +211,7 @@ class CotBuilder(LabelBuilder):
                     continue
                 row = self._row(units[place], _CONDITIONS[opens], generation)
                 row |= {"passages": passages} | judged.get(index, {})
-                examples.tokens += row.get("sampled_tokens", 0)
+                examples.tokens += row.get("sample_tokens", 0) + row.get("verbalised_tokens", 0)
                 examples.add(row, list(generation.states.values()))
             yield examples
 
@@ -260,6 +262,7 @@ class CotBuilder(LabelBuilder):
             "em": exact_match(answer, gold) if gold else None,
             "f1": f1_score(answer, gold).f1 if gold else None,
             "acc": accuracy_contains(generation.text, gold, mode=self.acc) if gold else None,
+            **({"gold_right": int(exact_match(answer, gold))} if self._gold else {}),
             "question_type": str(question.truth.get("type", "")),
             "answer_kind": str(question.truth.get("answer_kind", "")),
             "knowledge": str(question.truth.get("kind", "")),

@@ -25,7 +25,7 @@ SIGNALS = (
     "self_consistency", "semantic_entropy", "semantic_entropy_weighted", "lexical_similarity", "eigenscore",
     "p_true", "verbalised",
 )  # fmt: skip
-COSTS = ("sampled_tokens", "sampled_undecided")
+COSTS = ("sample_calls", "sample_tokens", "verbalised_tokens", "sample_undecided")
 
 
 class Asked(NamedTuple):
@@ -61,8 +61,9 @@ class Detectors:
         """Compute the columns of every answer.
 
         ``eigenscore`` is None where fewer than two samples have a token, ``verbalised`` where the model
-        states no number. ``sampled_tokens`` counts the tokens written for all of them, and
-        ``sampled_undecided`` the pairs of samples that could not be compared.
+        states no number. ``sample_calls`` and ``sample_tokens`` are the model's calls and tokens for the
+        samples, ``verbalised_tokens`` those of its reply, and ``sample_undecided`` pairs of samples that
+        could not be compared. P(True) is one call of one token.
         """
         names = [one.name for one in asked]
         layer = middle_layer(lm.spec.layers)
@@ -76,19 +77,15 @@ class Detectors:
             [bare.question(question_of(form, one.question, one.answer)) for one in asked]
             for form in (P_TRUE, VERBALISED)
         ]
-        trues, read = p_true(lm, forms[0], names=names)
+        trues, _ = p_true(lm, forms[0], names=names)
         stated, replies = verbalised(lm.generate, forms[1], names=names)
-        return [
-            self._row(one, *each)
-            for one, *each in zip(asked, drawn, trues, stated, read, replies, strict=True)
-        ]
+        return [self._row(*each) for each in zip(asked, drawn, trues, stated, replies, strict=True)]
 
     def _row(
-        self, asked: Asked, samples: Samples, true: float, stated: float | None, *further: Generation
+        self, asked: Asked, samples: Samples, true: float, stated: float | None, reply: Generation
     ) -> dict[str, Any]:
         groups = clusters(samples.answers, self.same)
         few = samples.states is None or len(samples.states) < 2
-        written = [*samples.calls, *further]
         return {
             "self_consistency": self_consistency(asked.answer, samples.answers, self.same),
             "semantic_entropy": semantic_entropy(groups.of),
@@ -96,6 +93,7 @@ class Detectors:
             "lexical_similarity": lexical_similarity(samples.texts),
             "eigenscore": None if few or samples.states is None else eigenscore(samples.states),
             "p_true": true, "verbalised": stated,
-            "sampled_tokens": sum(len(generation.token_ids) for generation in written),
-            "sampled_undecided": groups.undecided,
+            "sample_calls": len(samples.calls),
+            "sample_tokens": sum(len(generation.token_ids) for generation in samples.calls),
+            "verbalised_tokens": len(reply.token_ids), "sample_undecided": groups.undecided,
         }  # fmt: skip
