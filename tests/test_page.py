@@ -12,15 +12,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 from fake_serving import PAGE, FakeServer, Prepared, Token
 
 from probers import text as rules
+from probers.commands.components import choices, told_of
 from probers.rag.protocol import State, Trigger
 from probers.rag.triggers import Entropy, FixedSentence, Flare, Never
 from probers.types import Generation, Question
 
-ROOT = Path(__file__).parents[1]
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 DRIVER = shutil.which("chromedriver")
 EVIL = "<img src=x onerror=document.title='run'>"
@@ -551,13 +550,12 @@ def test_replayed_probing_fires_above_the_threshold_only(page: Page) -> None:
     assert page.js(code, cases) == [True, False, True, False, True]
 
 
-def test_queries_and_defaults_are_those_of_the_configuration(page: Page) -> None:
-    queries = sorted(path.stem for path in (ROOT / "configs/query").glob("*.yaml"))
-    assert page.texts("#query option")[1:] == queries
+def test_queries_and_defaults_are_those_of_the_components(page: Page) -> None:
+    assert page.texts("#query option")[1:] == sorted(choices("query"))
     defaults = page.js("return import('/page/replay.js').then(m => ['entropy', 'flare'].map(m.defaults))")
     for found in defaults:
-        options = yaml.safe_load((ROOT / f"configs/trigger/{found['trigger']}.yaml").read_text())
-        assert found == {key: options.get(key, found["trigger"]) for key in found}
+        options = told_of("trigger", found.pop("trigger")).defaults
+        assert len(found) > 1 and found == {key: options[key] for key in found}
 
 
 def test_nothing_is_fetched_from_elsewhere_or_made_of_markup() -> None:

@@ -15,8 +15,10 @@ from sphinx.environment import BuildEnvironment
 
 
 def there(name: str, module: str | None) -> bool:
-    """Whether a dotted name, absolute or within a module, names anything."""
-    for full in (name, f"{module}.{name}", f"builtins.{name}"):
+    """Return whether a dotted name, absolute or within a module or a package around it, names anything."""
+    parts = module.split(".") if module else []
+    around = [".".join(parts[:count]) for count in range(len(parts), 0, -1)]
+    for full in (name, *(f"{room}.{name}" for room in around), f"builtins.{name}"):
         try:
             pkgutil.resolve_name(full)
             return True

@@ -268,7 +268,7 @@ def _tapped_attention(
         tap.record(query, key, attention_mask, scaling, options)
     # Families define their own eager function; it is in the file of the attention class.
     eager: Any = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
-    attend = ALL_ATTENTION_FUNCTIONS.get_interface(taps[0].implementation, eager)
+    attend = ALL_ATTENTION_FUNCTIONS.get(taps[0].implementation, eager)
     # Kernels are loaded by the name in the module's config: for the call it is the model's own again.
     armed: Any = module.config
     module.config = taps[0].config

@@ -113,7 +113,8 @@ def brier(labels: np.ndarray, probabilities: np.ndarray, weights: np.ndarray | N
 def ece(labels: np.ndarray, probabilities: np.ndarray, weights: np.ndarray | None = None) -> Any:
     """Expected calibration error, 0 is perfect.
 
-    Sum over 10 bins of equal width of share of examples times |mean probability - share of events|.
+    Sum over 10 bins of equal width: the share of examples times the distance between their mean probability
+    and their share of events.
     """
     labels, probabilities = _checked(labels, probabilities)
     w = np.ones(len(labels)) if weights is None else weights

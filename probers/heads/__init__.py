@@ -13,7 +13,7 @@ __all__ = [
     "MindHead", "Moments", "ProbeHead", "ProbingRagHead", "RadioHead", "factory", "head_name",
 ]  # fmt: skip
 
-#: Names in ``config.json`` of saved probers and in ``configs/head``.
+#: Names of heads in ``config.json`` of saved probers and in ``head=``.
 HEADS: dict[str, type[ProbeHead]] = {
     "probing_rag": ProbingRagHead,
     "linear": LinearHead,

@@ -1,6 +1,6 @@
 """Tokens, formula and ranking of BM25, its plain engine, and checks shared by the retrievers.
 
-Both BM25 engines score Lucene's BM25, which is Elasticsearch's:
+Both BM25 engines score Lucene's BM25, which is Elasticsearch's::
 
     score(q, d) = sum over query tokens t of  idf(t) * tf / (tf + k1 * (1 - b + b * |d| / avg|d|)),
     idf(t) = ln(1 + (N - df + 0.5) / (df + 0.5)),
