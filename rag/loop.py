@@ -27,6 +27,7 @@ from .protocol import (
     Trigger,
     as_trigger,
     at_least,
+    check_counts,
     check_readable,
     decide,
     filter_of,
@@ -230,6 +231,7 @@ class _Rounds:
             asked, rag.lm, rag.prompt, rag.prompt.question_span(shown, asked.question, written), written,
             passages=each.passages, retrievals=each.counters.retrievals, fresh=each.accepted.fresh,
             verdict=each.verdict, answer=answer, spend=each.counters.add, generate=rag.generate,
+            retriever=rag.retriever,
         )  # fmt: skip
 
 
@@ -281,6 +283,7 @@ class RAG:
         except ValueError as error:
             raise UserError(f"this trigger and query do not go together: {error}", "conflict") from error
         check_readable(self.lm, self.trigger, self.query)
+        check_counts(self.trigger, self.retriever)
         self.trigger.check(self.lm.spec, self.prompt)
         if self.prompt.chat:
             self.prompt = self.prompt.bind(self.lm.tokenizer)

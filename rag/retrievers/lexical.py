@@ -19,6 +19,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from itertools import chain, pairwise
 from typing import Any
 
@@ -29,6 +30,7 @@ from probers.data.cache import duration, size
 from probers.types import Passage, UserError
 
 from ..protocol import at_least
+from .counts import NOWHERE, PhraseCounts, inverted
 
 log = logging.getLogger(__name__)
 
@@ -94,8 +96,24 @@ class LexicalRetriever:
         at_least("k", k)
         return [self._best(self._scores(tokenize(query)), k) for query in queries]
 
+    def frequency(self, phrases: Sequence[str]) -> list[int]:
+        """Count the passages that hold each phrase, as :class:`~probers.rag.protocol.Counts`."""
+        return self._counts.count([(tuple(tokenize(phrase)),) for phrase in phrases])
+
+    def together(self, pairs: Sequence[tuple[str, str]]) -> list[int]:
+        """Count the passages that hold both phrases of each pair."""
+        return self._counts.count([(tuple(tokenize(one)), tuple(tokenize(other))) for one, other in pairs])
+
+    @cached_property
+    def _counts(self) -> PhraseCounts:
+        return PhraseCounts(self._rows, lambda row: tokens_of(self._passages[row]))
+
     def _scores(self, tokens: list[str]) -> np.ndarray | None:
         """(len(passages),) of any float type; None when the corpus knows none of the tokens."""
+        raise NotImplementedError
+
+    def _rows(self, token: str) -> np.ndarray:
+        """Rows of the passages that hold a token, in order."""
         raise NotImplementedError
 
     def _candidates(self, scores: np.ndarray, k: int) -> np.ndarray:
@@ -153,6 +171,13 @@ class RankBM25(LexicalRetriever):
     def _scores(self, tokens: list[str]) -> np.ndarray | None:
         known = [t for t in tokens if t in self._index.idf]
         return self._index.get_scores(known) if known else None
+
+    @cached_property
+    def _postings(self) -> dict[str, np.ndarray]:
+        return inverted(self._index.doc_freqs)
+
+    def _rows(self, token: str) -> np.ndarray:
+        return self._postings.get(token, NOWHERE)
 
 
 def check_corpus(passages: Sequence[Passage]) -> None:

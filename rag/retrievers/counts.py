@@ -1,0 +1,102 @@
+"""Counts of phrases in the passages of an index, alone and together, from the postings of their tokens.
+
+Postings name the passages that hold a token, without places. The passages that hold every token of a phrase
+are its candidates. Up to :data:`READ` of them are read, and those count in which the tokens stand in a row; a
+larger number counts as it is, since a phrase whose words meet that often is no rare one either way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+
+import numpy as np
+
+#: Candidates that are read at most for one count.
+READ = 32
+#: Phrases whose passages, and passages whose tokens, stay in memory.
+_PHRASES, _TEXTS = 512, 4096
+
+#: The postings of an unknown token.
+NOWHERE = np.zeros(0, dtype=np.int32)
+
+#: Tokens of a phrase, in order.
+Phrase = tuple[str, ...]
+
+
+class PhraseReader:
+    """Finds phrases in passages; ``tokens`` gives those of the passage at a row of the corpus."""
+
+    def __init__(self, tokens: Callable[[int], Sequence[str]]) -> None:
+        self._text = lru_cache(_TEXTS)(lambda row: _joined(tokens(row)))
+
+    def holding(self, rows: Sequence[int], phrases: Sequence[Phrase]) -> list[int]:
+        """List the rows whose passages hold the tokens of each phrase in a row."""
+        wanted = [_joined(phrase) for phrase in phrases]
+        return [row for row in rows if all(map(self._text(row).__contains__, wanted))]
+
+
+def _joined(tokens: Sequence[str]) -> str:
+    return f" {' '.join(tokens)} "  # no token contains a space
+
+
+class PhraseCounts:
+    """Counts from postings in memory, or mapped to it.
+
+    Args:
+        postings: the rows of the passages that hold a token, in order; empty for an unknown one.
+        tokens: the tokens of the passage at a row.
+    """
+
+    def __init__(
+        self, postings: Callable[[str], np.ndarray], tokens: Callable[[int], Sequence[str]]
+    ) -> None:
+        self._postings, self._reader = postings, PhraseReader(tokens)
+        self._of = lru_cache(_PHRASES)(self._found)
+
+    def count(self, groups: Sequence[Sequence[Phrase]]) -> list[int]:
+        """Count the passages that hold all phrases of a group, for each group; 0 for an empty phrase."""
+        return [self._count(group) for group in groups]
+
+    def _count(self, group: Sequence[Phrase]) -> int:
+        found = [self._of(phrase) for phrase in group]
+        rows = intersection([rows for rows, _ in found])
+        unread = [phrase for phrase, (_, exact) in zip(group, found, strict=True) if not exact]
+        if not unread or len(rows) > READ:
+            return len(rows)
+        return len(self._reader.holding(rows.tolist(), unread))
+
+    def _found(self, phrase: Phrase) -> tuple[np.ndarray, bool]:
+        """A phrase's passages, and whether it is certain that each of them holds it."""
+        rows = intersection([self._postings(token) for token in dict.fromkeys(phrase)])
+        if len(phrase) < 2:
+            return rows, True
+        if len(rows) > READ:
+            return rows, False
+        return np.array(self._reader.holding(rows.tolist(), [phrase]), dtype=rows.dtype), True
+
+
+def intersection(lists: Sequence[np.ndarray]) -> np.ndarray:
+    """Intersect sorted arrays without repeats; none give an empty one.
+
+    Each element of the shortest is looked for in the others by bisection, so that a frequent token costs
+    little beside a rare one.
+    """
+    if not lists:
+        return NOWHERE
+    common, *longer = sorted(lists, key=len)
+    for rows in longer:
+        if not len(common):
+            break
+        places = np.minimum(np.searchsorted(rows, common), len(rows) - 1)
+        common = common[rows[places] == common]
+    return common
+
+
+def inverted(documents: Iterable[Iterable[str]]) -> dict[str, np.ndarray]:
+    """Make the postings of documents, each given by its distinct tokens."""
+    found: dict[str, list[int]] = {}
+    for number, tokens in enumerate(documents):
+        for token in tokens:
+            found.setdefault(token, []).append(number)
+    return {token: np.array(numbers, dtype=np.int32) for token, numbers in found.items()}
