@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
 from weakref import WeakSet
 
@@ -313,10 +314,10 @@ def check_readable(lm: CausalLM | RemoteLM, trigger: Trigger, query: Any) -> Non
 def uncounted(trigger: Any, retriever: Any) -> str | None:
     """Reason why a trigger cannot be used with a retriever, as part of a sentence, or None.
 
-    Both are objects or their classes.
+    Both are objects or their classes; of a function that makes a retriever nothing is known.
     """
     kind = retriever if isinstance(retriever, type) else type(retriever)
-    if not trigger.counts or issubclass(kind, Counts):
+    if not getattr(trigger, "counts", False) or issubclass(kind, Counts) or isinstance(retriever, FunctionType):
         return None
     told = f"trigger={name_of(trigger)} counts words in the retriever's index"
     return f"{told}, and retriever={name_of(kind)} has none that counts"
