@@ -175,9 +175,7 @@ def scanned(retriever: BM25, asked: Sequence[Draft]) -> float:
     some = [f" {' '.join(tokens_of(p))} " for p in retriever._passages[:SCANNED]]
     seconds = []
     for draft in asked[:10]:
-        pairs = [
-            [f" {' '.join(tokenize(name))} " for name in pair] for pair in retriever_pairs(*draft)
-        ]
+        pairs = [[f" {' '.join(tokenize(name))} " for name in pair] for pair in retriever_pairs(*draft)]
         start = clock()
         for one, other in pairs:
             sum(one in text and other in text for text in some)

@@ -317,7 +317,11 @@ def uncounted(trigger: Any, retriever: Any) -> str | None:
     Both are objects or their classes; of a function that makes a retriever nothing is known.
     """
     kind = retriever if isinstance(retriever, type) else type(retriever)
-    if not getattr(trigger, "counts", False) or issubclass(kind, Counts) or isinstance(retriever, FunctionType):
+    if (
+        not getattr(trigger, "counts", False)
+        or issubclass(kind, Counts)
+        or isinstance(retriever, FunctionType)
+    ):
         return None
     told = f"trigger={name_of(trigger)} counts words in the retriever's index"
     return f"{told}, and retriever={name_of(kind)} has none that counts"
@@ -326,7 +330,9 @@ def uncounted(trigger: Any, retriever: Any) -> str | None:
 def check_counts(trigger: Trigger, retriever: Any) -> None:
     """Refuse a retriever, or class of one, that has no counts for a trigger that needs them (UserError)."""
     if why := uncounted(trigger, retriever):
-        raise UserError(f"{why}: choose retriever=bm25, rank_bm25, elasticsearch or opensearch", "unsupported")
+        raise UserError(
+            f"{why}: choose retriever=bm25, rank_bm25, elasticsearch or opensearch", "unsupported"
+        )
 
 
 def attends(part: Any) -> bool:

@@ -31,10 +31,14 @@ from probers.testbed import assets
 from probers.types import Decision, Passage, Question, RunError
 
 
+def _words(text):
+    return " ".join(["", *re.findall(r"[^\W_]+", text.lower()), ""])
+
+
 def scan(passages, *phrases):
     """Passages that hold all phrases, by their words without case: for texts of plain words only."""
-    words = [f" {' '.join(re.findall(r'[^\W_]+', f'{p.title} {p.text}'.lower()))} " for p in passages]
-    wanted = [f" {' '.join(re.findall(r'[^\W_]+', phrase.lower()))} " for phrase in phrases]
+    words = [_words(f"{p.title} {p.text}") for p in passages]
+    wanted = [_words(phrase) for phrase in phrases]
     return sum(all(each in text for each in wanted) for text in words)
 
 
@@ -397,7 +401,9 @@ def test_in_the_loop_a_wrong_sentence_is_written_anew_and_what_is_before_it_stay
 
 def test_traces_are_the_same_in_any_batch_and_a_killed_run_goes_on(tmp_path):
     questions = [replace(ASKED, id=f"q{i}") for i in range(5)]
-    whole = [replace(a, counters=replace(a.counters, seconds=0.0)) for a in loop(NOT_BEFORE)[0].answer(questions)]
+    whole = [
+        replace(a, counters=replace(a.counters, seconds=0.0)) for a in loop(NOT_BEFORE)[0].answer(questions)
+    ]
     path = tmp_path / "traces.jsonl"
     loop(NOT_BEFORE)[0].run(questions, path)
     lines = path.read_text().splitlines(keepends=True)

@@ -248,8 +248,9 @@ def _told(value: Any) -> str:
 def complete(settings: Compare) -> tuple[Compare, list[str]]:
     """Fill in the available parts of :data:`TRAINED`, and leave out the methods without theirs.
 
-    Methods that read signals which ``settings.engine`` or the retriever does not hand out are left out first. Returns the
-    settings and notes on the methods left out; that none is left is a UserError.
+    Methods that read signals which ``settings.engine`` does not hand out, or counts that the retriever has
+    not, are left out first. Returns the settings and notes on the methods left out; that none is left is a
+    UserError.
     """
     names, notes = _of_engine(settings)
     keys = {name: settings.methods[name].get("if_given") for name in names if name in settings.methods}
@@ -276,7 +277,11 @@ def _of_engine(settings: Compare) -> tuple[list[str], list[str]]:
         entry = settings.methods.get(name, {})
         if not {"trigger", "query"} <= set(entry):  # reported later
             continue
-        trigger, query, searches = (_part("trigger", entry), _part("query", entry), _retriever(settings, entry))
+        trigger, query, searches = (
+            _part("trigger", entry),
+            _part("query", entry),
+            _retriever(settings, entry),
+        )
         if why := unserved(settings.engine, trigger, query) or uncounted(trigger.kind, searches.kind):
             left.remove(name)
             notes.append(f"{name} is left out: {why}.")

@@ -144,10 +144,11 @@ class LastTokensQuery(LimitedQuery):
 class FlareQuery(LimitedQuery):
     """The sentence that fired without the tokens of probability below ``beta`` (FLARE, Jiang et al. 2023).
 
-    This is the paper's implicit query; with ``masks="fired"`` the tokens that fired are left out instead. The sentence is that of the first token that fired; for a trigger that
-    names no token, the one at its position; for a verdict on the whole answer, all of it. Text of the
-    sentence that was accepted earlier stays whatever its probability. The spaces before omitted tokens stay,
-    so that no two words become one. When nothing is left, the question is asked.
+    This is the paper's implicit query; with ``masks="fired"`` the tokens that fired are left out instead. The
+    sentence is that of the first token that fired; for a trigger that names no token, the one at its
+    position; for a verdict on the whole answer, all of it. Text of the sentence that was accepted earlier
+    stays whatever its probability. The spaces before omitted tokens stay, so that no two words become one.
+    When nothing is left, the question is asked.
 
     Attributes:
         beta: tokens of smaller probability are left out; 0 leaves none out.

@@ -48,9 +48,7 @@ class PhraseCounts:
         tokens: the tokens of the passage at a row.
     """
 
-    def __init__(
-        self, postings: Callable[[str], np.ndarray], tokens: Callable[[int], Sequence[str]]
-    ) -> None:
+    def __init__(self, postings: Callable[[str], np.ndarray], tokens: Callable[[int], Sequence[str]]) -> None:
         self._postings, self._reader = postings, PhraseReader(tokens)
         self._of = lru_cache(_PHRASES)(self._found)
 
