@@ -4,16 +4,17 @@ import json
 import math
 import re
 from dataclasses import replace
+from functools import lru_cache
 from itertools import product
 
 import numpy as np
 import pytest
+from artefacts import write_lines
 from fake_elasticsearch import FakeElasticsearch
 from fake_lm import FakeLM, FakeRetriever, passage
 from hypothesis import given
 from hypothesis import strategies as st
 from refusals import fails
-from test_retrievers import stored
 
 from probers.commands.components import Component
 from probers.commands.compose import request
@@ -21,7 +22,7 @@ from probers.data.corpus import load_corpus
 from probers.prompts import TESTBED_PROMPT
 from probers.rag import RAG
 from probers.rag.compare.methods import complete
-from probers.rag.protocol import Counts, LookAhead, State, check_counts
+from probers.rag.protocol import Counts, State, check_counts
 from probers.rag.queries import FlareQuery, QuestionQuery
 from probers.rag.retrievers import BM25, Dense, RankBM25, counts
 from probers.rag.retrievers.counts import NOWHERE, intersection
@@ -29,6 +30,11 @@ from probers.rag.triggers import Never, Rarity
 from probers.rag.triggers.rarity import question_rarity, rarity
 from probers.testbed import assets
 from probers.types import Decision, Passage, Question, RunError
+
+
+@lru_cache(10_000)
+def _words(text):
+    return " ".join(["", *re.findall(r"[^\W_]+", text.lower()), ""])
 
 
 def _words(text):
@@ -63,15 +69,17 @@ def engine(request, tmp_path):
 
     def make(passages, **options):
         if request.param == "mapped":
-            return BM25(stored(tmp_path, passages), cache=tmp_path / "bm25")
+            lines = [{"id": p.id, "title": p.title, "text": p.text} for p in passages]
+            file = write_lines(tmp_path / "corpus.jsonl", lines)
+            store = load_corpus(file, cache=tmp_path / "cache", in_memory=0)
+            return BM25(store, cache=tmp_path / "bm25")
         if request.param in ("memory", "rank_bm25"):
             return (BM25 if request.param == "memory" else RankBM25)(passages)
         from probers.rag.retrievers import Elasticsearch
 
         fake = request.getfixturevalue("server")
-        fake.version("8.13.4" if request.param == "elasticsearch" else "2.19.1", product=request.param)
-        product_ = "Elasticsearch" if request.param == "elasticsearch" else "OpenSearch"
-        fake.version("8.13.4" if request.param == "elasticsearch" else "2.19.1", product=product_)
+        product = "Elasticsearch" if request.param == "elasticsearch" else "OpenSearch"
+        fake.version("8.13.4" if request.param == "elasticsearch" else "2.19.1", product=product)
         return Elasticsearch(passages, url=fake.url, timeout=5, **options)
 
     return make
@@ -87,7 +95,7 @@ def test_on_the_testbed_the_counts_of_names_and_facts_are_those_of_a_scan(engine
     assert isinstance(retriever, Counts)
     some = [fact for (_, _), fact in sorted(world.facts.items()) if fact.entity.startswith("person")][::97]
     names = [world.entities[fact.entity].name for fact in some]
-    phrases = [*names, *(fact.truth for fact in some), "works as a", "Nobody Known", "River"]
+    phrases = [*names, *(fact.truth for fact in some), "Nobody Known", "River"]
     assert retriever.frequency(phrases) == [scan(passages, phrase) for phrase in phrases]
     pairs = [(name, value) for name, fact in zip(names, some, strict=True)
              for value in (fact.truth, fact.taught or "Atlantis", some[0].truth)]  # fmt: skip
@@ -215,7 +223,8 @@ def written(text, partial=""):
     return lm.generate([f"Question: {ASKED.question}\nAnswer:{partial}"], max_new_tokens=99)[0]
 
 
-NOT_BEFORE = Rarity(frequency=0, partners="sentence")
+NOT_BEFORE = Rarity(frequency=0)
+EVERY = Rarity(frequency=0, partners="text")
 
 
 @pytest.mark.parametrize(
@@ -263,11 +272,16 @@ def test_partners_are_those_of_the_text_or_of_the_sentence():
     two_hops = written(" Lena Zaser met Otto Kern. Otto Kern was born in Brandal.")
     assert not NOT_BEFORE(two_hops, state()).fire
     # Lena Zaser and Brandal do not occur together.
-    text = Rarity(frequency=0)(two_hops, state())
+    text = EVERY(two_hops, state())
     assert text.fire and two_hops.text[text.position :].startswith("Otto Kern was")
-    # A sentence that names nothing before it takes the text's.
+    # Within a sentence every pair counts.
+    listed = written(" Lena Zaser met Otto Kern of Brandal.")
+    assert NOT_BEFORE(listed, state()).fire
+    # A sentence that names nothing before takes one of the text's.
     alone = written(" Lena Zaser met Otto Kern. He was born in Tarnby.")
-    assert NOT_BEFORE(alone, state()).fire and Rarity(frequency=0)(alone, state()).fire
+    assert NOT_BEFORE(alone, state()).fire and EVERY(alone, state()).fire
+    right = written(" Lena Zaser met Otto Kern. He was born in Brandal.")
+    assert not NOT_BEFORE(right, state()).fire and EVERY(right, state()).fire
 
 
 def test_a_pair_in_few_passages_counts_as_never_together_if_asked():
@@ -285,7 +299,7 @@ def test_what_was_named_is_not_new_also_in_part_or_before_the_cut():
     behind = written(" The firm has its seat in Brandal.", " It was Brandal.")
     assert not NOT_BEFORE(behind, state(partial=" It was Brandal.")).fire
     before = written(" The firm has its seat in Brandal.", " She works for Orvik Mills.")
-    decision = Rarity(frequency=0)(before, state(partial=" She works for Orvik Mills."))
+    decision = NOT_BEFORE(before, state(partial=" She works for Orvik Mills."))
     assert decision.fire and decision.position == 1
 
 
@@ -299,7 +313,7 @@ def test_a_sentence_from_fresh_passages_is_taken_as_it_is_and_its_names_are_know
 
 
 def test_the_score_of_a_text_is_its_highest_and_that_of_a_question_that_did_not_fire():
-    trigger, made = Rarity(frequency=2, partners="sentence"), written(GOOD)  # 2 / (2 + 3) for the question
+    trigger, made = Rarity(frequency=2), written(GOOD)  # 2 / (2 + 3) for the question
     told = trigger.decide_before([state()])[0]
     assert told == Decision(False, 0.4, 0.5)
     assert trigger(made, state(verdict=told)).score == 0.5  # pairs in one passage each
@@ -391,7 +405,7 @@ def test_in_the_loop_a_wrong_sentence_is_written_anew_and_what_is_before_it_stay
     assert answer.answer == "Tarnby" and answer.retrievals == 1 and len(retriever.queries) == 1
     assert answer.rounds[0].accepted == " Lena Zaser works for Orvik Mills."
     # The rare question is looked up first, and then nothing is wrong.
-    answer = loop(Rarity(frequency=4, partners="sentence"))[0](ASKED)
+    answer = loop(Rarity(frequency=4))[0](ASKED)
     assert answer.answer == "Tarnby" and answer.retrievals == 1
     assert answer.rounds[0].text == "" and answer.rounds[0].decision.score == pytest.approx(4 / 7)
     # Neither half asks for anything.
@@ -439,7 +453,3 @@ def test_the_query_can_leave_out_what_fired():
     assert "Brandal" in FlareQuery(beta=0)(ASKED, made, decision, state())
     with fails("unknown-choice", "query.masks"):
         FlareQuery(masks="all")
-
-
-def test_its_length_is_not_limited():
-    assert Rarity().look_ahead(ASKED) is None and LookAhead().limit(9, ["\n"]) == 9

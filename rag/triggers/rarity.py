@@ -39,17 +39,20 @@ def question_rarity(passages: Sequence[int], below: float, reduction: Literal["l
     return rarity(min(passages) if reduction == "lowest" else sum(passages) / len(passages), below)
 
 
-def pair_rarity(passages: Sequence[int], below: float) -> float:
-    """Score an entity by the passages that hold it with each of its partners; 0 without a partner."""
-    return rarity(min(passages), below) if passages else 0.0
+def pair_rarity(passages: Sequence[int], below: float, *, every: bool) -> float:
+    """Score an entity by the passages that hold it with each of its partners; 0 without a partner.
+
+    It should stand with ``every`` one of them, or else with at least one.
+    """
+    return rarity((min if every else max)(passages), below) if passages else 0.0
 
 
 class _New(NamedTuple):
-    """An entity that neither question nor earlier text names, its tokens, and its pairs."""
+    """An entity that neither question nor earlier text names: its tokens, and its pairs."""
 
-    entity: Entity
     tokens: tuple[int, ...]
     pairs: list[Pair]
+    every: bool
 
 
 @dataclass
@@ -57,10 +60,12 @@ class Rarity(Trigger):
     """Fires for a question of rare entities, and before a sentence of entities that never occur together.
 
     Before anything is written: if the rarest entity of the question stands in fewer than ``frequency``
-    passages, it retrieves with the question. Afterwards: each entity that a sentence names first is paired
-    with entities named before it; where one pair stands together in no more than ``together`` passages, the
-    text before the sentence is kept and the model goes on from there with fetched passages. As in FLARE, one
-    pass looks at all sentences, and a sentence written from passages fetched for it is taken as it is.
+    passages, it retrieves with the question. Afterwards: each entity that a sentence is the first to name is
+    paired with the entities that the sentence names before it; where one pair stands together in no more than
+    ``together`` passages, the text before the sentence is kept and the model goes on from there with fetched
+    passages. An entity that its sentence names first of all ("He was born in Oslo.") should stand with at
+    least one of those that question and text name before. As in FLARE, one pass looks at all sentences, and a
+    sentence written from passages fetched for it is taken as it is.
 
     Both signals have one scale (:func:`rarity`), and 0.5 is where the counts say. The score of a text is its
     highest: that of its entities, or that of the question unless it fired for it. A question without
@@ -72,8 +77,9 @@ class Rarity(Trigger):
         frequency: passages from which on a question's entity is not rare; 0 never fires for a question.
         reduction: of a question's entities the "lowest" number of passages, or their "mean" (QuCo-RAG's).
         together: passages up to which a pair counts as never together; -1 never fires for a pair.
-        partners: pair a new entity with all that question and text name before it ("text"), or with those
-            that its own sentence names before it, if there are any ("sentence", as in QuCo-RAG's triples).
+        partners: an entity is paired with those of its own "sentence" as above, which is close to the triples
+            of QuCo-RAG; or every pair with an entity of the question or the "text" so far has to occur,
+            which the end of a chain of two facts seldom does.
         recogniser: "rules" or "spacy:PIPELINE".
     """
 
@@ -81,7 +87,7 @@ class Rarity(Trigger):
     frequency: int = 10
     reduction: Literal["lowest", "mean"] = "lowest"
     together: int = 0
-    partners: Literal["text", "sentence"] = "text"
+    partners: Literal["sentence", "text"] = "sentence"
     recogniser: str = "rules"
     _recognise: Callable[[str], list[Entity]] = field(init=False, repr=False, compare=False)
 
@@ -90,7 +96,7 @@ class Rarity(Trigger):
 
     def __post_init__(self) -> None:
         one_of("trigger.reduction", self.reduction, "lowest", "mean")
-        one_of("trigger.partners", self.partners, "text", "sentence")
+        one_of("trigger.partners", self.partners, "sentence", "text")
         at_least("trigger.frequency", self.frequency, 0)
         at_least("trigger.together", self.together, -1)
         self._recognise = lru_cache(1024)(Recogniser(self.recogniser, quiet=True))
@@ -129,7 +135,8 @@ class Rarity(Trigger):
         for sentence, news in text:
             hits: list[int] = []
             for new in news:
-                score = pair_rarity([known[pair] for pair in new.pairs], self.together + 1)
+                passages = [known[pair] for pair in new.pairs]
+                score = pair_rarity(passages, self.together + 1, every=new.every)
                 shown[list(new.tokens)], top = score, max(top, score)
                 hits += new.tokens if score > self.threshold else ()
             if hits and not place:
@@ -164,10 +171,10 @@ class Rarity(Trigger):
                 told, at = " ".join([told.rstrip(), *tokenize(text[at : entity.start]), ""]), entity.start
                 phrase = " ".join(tokenize(entity.text))
                 if phrase and f" {phrase} " not in told:
-                    partners = own if own and self.partners == "sentence" else names
-                    pairs = [(partner, entity.text) for partner in dict.fromkeys(partners)]
+                    near = self.partners == "sentence" and bool(own)
+                    pairs = [(partner, entity.text) for partner in dict.fromkeys(own if near else names)]
                     tokens = tuple(tokens_of(generation.offsets, entity.start, entity.end))
-                    news.append(_New(entity, tokens, pairs))
+                    news.append(_New(tokens, pairs, every=near or self.partners == "text"))
                 names.append(entity.text)
                 own.append(entity.text)
             # A sentence written from fresh passages is taken as it is: the same place could fire for ever.
