@@ -15,7 +15,7 @@ import numpy as np
 #: Candidates that are read at most for one count.
 READ = 32
 #: Phrases whose passages, and passages whose tokens, stay in memory.
-_PHRASES, _TEXTS = 512, 4096
+_PHRASES, _TEXTS = 2048, 4096
 
 #: The postings of an unknown token.
 NOWHERE = np.zeros(0, dtype=np.int32)
@@ -44,34 +44,34 @@ class PhraseCounts:
     """Counts from postings in memory, or mapped to it.
 
     Args:
+        tokenize: cuts a phrase into the index's tokens.
         postings: the rows of the passages that hold a token, in order; empty for an unknown one.
         tokens: the tokens of the passage at a row.
     """
 
-    def __init__(self, postings: Callable[[str], np.ndarray], tokens: Callable[[int], Sequence[str]]) -> None:
-        self._postings, self._reader = postings, PhraseReader(tokens)
+    def __init__(
+        self, tokenize: Callable[[str], Sequence[str]], postings: Callable[[str], np.ndarray],
+        tokens: Callable[[int], Sequence[str]],
+    ) -> None:  # fmt: skip
+        self._tokenize, self._postings, self._reader = tokenize, postings, PhraseReader(tokens)
         self._of = lru_cache(_PHRASES)(self._found)
 
-    def count(self, groups: Sequence[Sequence[Phrase]]) -> list[int]:
+    def count(self, groups: Sequence[Sequence[str]]) -> list[int]:
         """Count the passages that hold all phrases of a group, for each group; 0 for an empty phrase."""
         return [self._count(group) for group in groups]
 
-    def _count(self, group: Sequence[Phrase]) -> int:
+    def _count(self, group: Sequence[str]) -> int:
         found = [self._of(phrase) for phrase in group]
         rows = intersection([rows for rows, _ in found])
-        unread = [phrase for phrase, (_, exact) in zip(group, found, strict=True) if not exact]
-        if not unread or len(rows) > READ:
+        unread = [phrase for _, phrase in found if len(phrase) > 1]
+        if not 0 < len(rows) <= READ or not unread:
             return len(rows)
         return len(self._reader.holding(rows.tolist(), unread))
 
-    def _found(self, phrase: Phrase) -> tuple[np.ndarray, bool]:
-        """A phrase's passages, and whether it is certain that each of them holds it."""
-        rows = intersection([self._postings(token) for token in dict.fromkeys(phrase)])
-        if len(phrase) < 2:
-            return rows, True
-        if len(rows) > READ:
-            return rows, False
-        return np.array(self._reader.holding(rows.tolist(), [phrase]), dtype=rows.dtype), True
+    def _found(self, text: str) -> tuple[np.ndarray, Phrase]:
+        """A phrase's candidates, and its tokens."""
+        phrase = tuple(self._tokenize(text))
+        return intersection([self._postings(token) for token in dict.fromkeys(phrase)]), phrase
 
 
 def intersection(lists: Sequence[np.ndarray]) -> np.ndarray:

@@ -45,6 +45,8 @@ _WORD = re.compile(r"\w+")
 _ANY_WORD = regex.compile(r"[\w\p{M}]+")
 #: Scripts that write no spaces between words.
 _UNSPACED = regex.compile(r"([\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}ー]+)")
+#: Blocks with all letters of these scripts, without those of Europe and its punctuation: quickly ruled out.
+_MAY_BE_UNSPACED = re.compile("[\u0e00-\u1fff\u2e80-\U0010ffff]")
 
 
 def tokenize(text: str) -> list[str]:
@@ -55,8 +57,11 @@ def tokenize(text: str) -> list[str]:
     if text.isascii():
         return _WORD.findall(text.lower())
     folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
+    words: list[str] = _ANY_WORD.findall(folded.replace("i\u0307", "i"))  # of "İ"
+    if not _MAY_BE_UNSPACED.search(folded):
+        return words
     tokens: list[str] = []
-    for word in _ANY_WORD.findall(folded.replace("i\u0307", "i")):  # of "İ"
+    for word in words:
         for place, run in enumerate(_UNSPACED.split(word)):
             if place % 2 and len(run) > 1:
                 tokens += map("".join, pairwise(run))
@@ -98,15 +103,15 @@ class LexicalRetriever:
 
     def frequency(self, phrases: Sequence[str]) -> list[int]:
         """Count the passages that hold each phrase, as :class:`~probers.rag.protocol.Counts`."""
-        return self._counts.count([(tuple(tokenize(phrase)),) for phrase in phrases])
+        return self._counts.count([(phrase,) for phrase in phrases])
 
     def together(self, pairs: Sequence[tuple[str, str]]) -> list[int]:
         """Count the passages that hold both phrases of each pair."""
-        return self._counts.count([(tuple(tokenize(one)), tuple(tokenize(other))) for one, other in pairs])
+        return self._counts.count(pairs)
 
     @cached_property
     def _counts(self) -> PhraseCounts:
-        return PhraseCounts(self._rows, lambda row: tokens_of(self._passages[row]))
+        return PhraseCounts(tokenize, self._rows, lambda row: tokens_of(self._passages[row]))
 
     def _scores(self, tokens: list[str]) -> np.ndarray | None:
         """(len(passages),) of any float type; None when the corpus knows none of the tokens."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -126,7 +126,8 @@ class Rarity(Trigger):
         self, generation: Generation, state: State, before: float, text: list[tuple[Part, list[_New]]],
         known: dict[Pair, int],
     ) -> Decision:  # fmt: skip
-        shown, place = np.zeros(len(generation.token_ids)), {}
+        shown = np.zeros(len(generation.token_ids))
+        place: dict[str, Any] = {}
         if state.verdict is None and before > self.threshold:  # nothing was asked before it was written
             place = {"position": 0}
         elif state.verdict is not None and state.verdict.fire:
