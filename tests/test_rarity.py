@@ -1,11 +1,13 @@
 """Counts of phrases in every index against a plain scan, and the trigger that reads them."""
 
+import gzip
 import json
 import math
 import re
 from dataclasses import replace
 from functools import lru_cache
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -453,3 +455,23 @@ def test_the_query_can_leave_out_what_fired():
     assert "Brandal" in FlareQuery(beta=0)(ASKED, made, decision, state())
     with fails("unknown-choice", "query.masks"):
         FlareQuery(masks="all")
+
+
+def test_the_benchmark_measures_every_half_on_a_small_corpus(tmp_path, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "benchmarks"))
+    import signals
+
+    lines = [{"id": f"w{i}", "title": f"Town {i}", "text": f"{text} It was in {1900 + i}."}
+             for i, text in enumerate(WORLD * 3)]  # fmt: skip
+    with gzip.open(tmp_path / "passages.jsonl.gz", "wt") as file:
+        file.writelines(json.dumps(line) + "\n" for line in lines)
+    article = {"title": "Lena Zaser", "sentences": [*WORLD[:3]], "tokenized": False}
+    write_lines(tmp_path / "wiki_articles.jsonl", [article, article | {"tokenized": True}])
+    signals.main(["--data", str(tmp_path), "--passages", "40"])
+    told = capsys.readouterr().out
+    assert "1 articles of 3 sentences" in told and "40 passages" in told
+    rows = [
+        line.split(" | ")[1:] for line in told.splitlines() if line.startswith(("| all", "| ent", "| counts"))
+    ]
+    whole, recognised, counted = (float(row[0]) for row in rows)
+    assert whole == pytest.approx(recognised + counted, rel=0.1)
