@@ -63,9 +63,9 @@ class Rarity(Trigger):
     passages, it retrieves with the question. Afterwards: each entity that a sentence is the first to name is
     paired with the entities that the sentence names before it; where one pair stands together in no more than
     ``together`` passages, the text before the sentence is kept and the model goes on from there with fetched
-    passages. An entity that its sentence names first of all ("He was born in Oslo.") should stand with at
-    least one of those that question and text name before. As in FLARE, one pass looks at all sentences, and a
-    sentence written from passages fetched for it is taken as it is.
+    passages. Where the sentence names nothing before it ("He was born in Oslo."), it should stand with at
+    least one entity of question and text so far. As in FLARE, one pass looks at all sentences, and a sentence
+    written from passages fetched for it is taken as it is.
 
     Both signals have one scale (:func:`rarity`), and 0.5 is where the counts say. The score of a text is its
     highest: that of its entities, or that of the question unless it fired for it. A question without
