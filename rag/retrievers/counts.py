@@ -13,7 +13,7 @@ from functools import lru_cache
 import numpy as np
 
 #: Candidates that are read at most for one count.
-READ = 32
+READ = 16
 #: Phrases whose passages, and passages whose tokens, stay in memory.
 _PHRASES, _TEXTS = 2048, 4096
 
