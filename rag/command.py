@@ -39,7 +39,7 @@ from .build import (
 )
 from .compare.outcomes import Comparison, Outcomes, table_lines
 from .loop import RAG
-from .protocol import as_trigger, filter_of
+from .protocol import as_trigger, check_counts, filter_of
 from .traces import Answer, TraceFile, join_traces, own
 
 if TYPE_CHECKING:
@@ -237,9 +237,10 @@ def run(settings: Rag, parts: PartRuns | None = None) -> Path | None:
     if trigger.served:
         contamination = contamination.beside(f"the prober of {settings.engine}")
     questions, record = ([_known(settings, asked)], {}) if one else _many(settings, asked, contamination)
-    for note in contamination.notes(questions):
+    for note in [*contamination.notes(questions), *trigger.notes(questions)]:
         log.info("%s", note)
     trigger.check_questions(questions)
+    check_counts(trigger, settings.retriever.kind)
     out = settings.out if settings.out is not None else (None if one else f"runs/rag/{name}")
     read = inputs(*asked.files, settings.corpus, *prompt_files(settings), *trained)
     config = settings.record | {"inputs": read, "asked": record}

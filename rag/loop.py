@@ -27,6 +27,7 @@ from .protocol import (
     Trigger,
     as_trigger,
     at_least,
+    check_counts,
     check_readable,
     decide,
     filter_of,
@@ -232,6 +233,7 @@ class _Rounds:
             verdict=each.verdict, answer=answer, asked=each.asked if completed else None,
             budget=rag.max_new_tokens - each.accepted.tokens, answer_tokens=rag.answer_tokens,
             spend=each.counters.add, generate=rag.generate,
+            retriever=rag.retriever,
         )  # fmt: skip
 
 
@@ -283,6 +285,7 @@ class RAG:
         except ValueError as error:
             raise UserError(f"this trigger and query do not go together: {error}", "conflict") from error
         check_readable(self.lm, self.trigger, self.query)
+        check_counts(self.trigger, self.retriever)
         self.trigger.check(self.lm.spec, self.prompt)
         if self.prompt.chat:
             self.prompt = self.prompt.bind(self.lm.tokenizer)

@@ -6,7 +6,8 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
 from weakref import WeakSet
 
 import numpy as np
@@ -14,7 +15,7 @@ import numpy as np
 from probers.engine.tokens import SentenceEnd
 from probers.prompts import PromptTemplate
 from probers.text import content_filter
-from probers.types import Decision, Generation, Needs, Passage, Question, RunError, UserError
+from probers.types import Decision, Generation, Needs, Passage, Question, Retriever, RunError, UserError
 from probers.uncertainty import Variant
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ class State:
         spend: adds a generation that the trigger asked the model for to the question's counters, with
             ``read=False`` where its prompt was counted before (:meth:`Counters.add
             <probers.rag.traces.Counters.add>`).
+        retriever: the loop's, for triggers that count in its index; None where there is no loop.
     """
 
     question: Question
@@ -67,6 +69,7 @@ class State:
     answer_tokens: int = 0
     spend: Callable[..., None] = lambda generation, **how: None
     generate: Callable[..., list[Generation]] = _cannot_generate
+    retriever: Retriever | None = None
 
     def completed(self, generation: Generation) -> str:
         """The whole text if the generation is accepted, with the final answer that had to be asked for."""
@@ -124,6 +127,7 @@ class Trigger:
             follows is written without passages, and judged.
         prober: the kind of heads that it reads states with: for whole "answers" or single "tokens".
         served: it reads the scores of the server that writes.
+        counts: it counts phrases in the retriever's index (:class:`Counts`).
     """
 
     before: ClassVar[bool] = False
@@ -133,6 +137,7 @@ class Trigger:
     judges_answer: ClassVar[bool] = False
     prober: ClassVar[ProberKind | None] = None
     served: ClassVar[bool] = False
+    counts: ClassVar[bool] = False
 
     @property
     def needs(self) -> Needs:
@@ -166,6 +171,10 @@ class Trigger:
             told = f"{len(without)} of {len(questions)} questions have none ({without[0]!r} for example)"
             remedy = 'add "answers" or choose another trigger'
             raise UserError(f"trigger={self.name} needs gold answers, but {told}: {remedy}", "labels")
+
+    def notes(self, questions: Sequence[Question]) -> list[str]:
+        """Remarks on the questions asked, for reports."""
+        return []
 
     def decide_before(self, states: Sequence[State]) -> Sequence[Decision | None]:
         """For a trigger with ``before``, the verdict on each question; None retrieves without one."""
@@ -204,6 +213,23 @@ class Trigger:
     def sweep_option(self) -> str | None:
         """The option to move for a curve over its settings: its threshold, if it has one."""
         return "threshold" if "threshold" in self.options else None
+
+
+@runtime_checkable
+class Counts(Protocol):
+    """A retriever that counts phrases in its passages, title and text as one.
+
+    Case and Unicode form do not matter. Of phrases whose words meet in many passages an index without places
+    may count the passages with all words (:mod:`probers.rag.retrievers.counts`).
+    """
+
+    def frequency(self, phrases: Sequence[str]) -> list[int]:
+        """Count the passages that hold each phrase, its words in a row."""
+        ...
+
+    def together(self, pairs: Sequence[tuple[str, str]]) -> list[int]:
+        """Count the passages that hold both phrases of each pair."""
+        ...
 
 
 class QueryFormulator(Protocol):
@@ -303,6 +329,30 @@ def check_readable(lm: CausalLM | RemoteLM, trigger: Trigger, query: Any) -> Non
 def reads_states(part: Any) -> bool:
     """Tell whether a trigger or query reads hidden states."""
     return bool(getattr(part, "reads_states", part.needs.features))
+
+
+def uncounted(trigger: Any, retriever: Any) -> str | None:
+    """Reason why a trigger cannot be used with a retriever, as part of a sentence, or None.
+
+    Both are objects or their classes; of a function that makes a retriever nothing is known.
+    """
+    kind = retriever if isinstance(retriever, type) else type(retriever)
+    if (
+        not getattr(trigger, "counts", False)
+        or issubclass(kind, Counts)
+        or isinstance(retriever, FunctionType)
+    ):
+        return None
+    told = f"trigger={name_of(trigger)} counts words in the retriever's index"
+    return f"{told}, and retriever={name_of(kind)} has none that counts"
+
+
+def check_counts(trigger: Trigger, retriever: Any) -> None:
+    """Refuse a retriever, or class of one, that has no counts for a trigger that needs them (UserError)."""
+    if why := uncounted(trigger, retriever):
+        raise UserError(
+            f"{why}: choose retriever=bm25, rank_bm25, elasticsearch or opensearch", "unsupported"
+        )
 
 
 def attends(part: Any) -> bool:

@@ -53,7 +53,8 @@ class Compare(Answering):
         default_factory=lambda: [
             "never", "always", "always_answer", "random", "oracle", "fixed_length", "fixed_sentence", "flare",
             "flare_mean", "entropy", "entropy_sentence", "rind_paper", "rind_released", "radio",
-            "before_entity", "entity_signal", "llm_judge", "adaptive", "probing", "probing_entropy",
+            "before_entity", "entity_signal", "rarity", "llm_judge", "adaptive", "probing",
+            "probing_entropy",
         ]
     )  # fmt: skip
     """names of methods to compare; every trigger is a method by its own name"""

@@ -108,6 +108,23 @@ class FakeIndex:
                     self.postings[field][token][name] = count
         return {"_shards": SHARDS}
 
+    def holding(self, query):
+        """Documents with all words of each text."""
+        only(query, "bool")
+        only(query["bool"], "filter")
+        found = set(self.visible)
+        for part in query["bool"]["filter"]:
+            only(part, "multi_match")
+            body = part["multi_match"]
+            only(body, "query", "type", "fields", "operator")
+            assert (body["type"], body["operator"]) == ("cross_fields", "and")
+            tokens = {t for field in body["fields"] for t in self.analyze(field, body["query"])}
+            if not tokens:  # as servers do by default
+                return set()
+            for token in tokens:
+                found &= set().union(*(self.postings[field].get(token, {}) for field in body["fields"]))
+        return found
+
     def scores(self, query, most_clauses):
         """Document -> score for those that match."""
         only(query, "multi_match")
@@ -195,6 +212,7 @@ class FakeElasticsearch(Server):
             ("DELETE", ""): ("delete", lambda: self.delete(name, asked)),
             ("GET", "_mapping"): ("mapping", lambda: {name: {"mappings": self.index(name).mappings}}),
             ("POST", "_search"): ("search", lambda: self.search(name, json.loads(body), asked)),
+            ("POST", "_msearch"): ("msearch", lambda: self.searches(name, body)),
             ("PUT", "_bulk"): bulk, ("POST", "_bulk"): bulk,
             ("POST", "_refresh"): ("refresh", lambda: self.index(name).refresh()),
             ("POST", "_count"): ("count", lambda: {"count": len(self.index(name).visible)}),
@@ -264,6 +282,21 @@ class FakeElasticsearch(Server):
             for d in ranked
         ]
         return {"took": 1, "timed_out": False, "_shards": SHARDS, "hits": {"max_score": None, "hits": hits}}
+
+    def searches(self, name, body):
+        assert body.endswith(b"\n")
+        index, lines = self.index(name), [json.loads(line) for line in body.decode().split("\n")[:-1]]
+        answers = []
+        for header, asked in zip(lines[::2], lines[1::2], strict=True):
+            assert header == {}
+            only(asked, "query", "size", "track_total_hits", "_source")
+            found = sorted(index.holding(asked["query"]), key=int)
+            hits = [{"_index": name, "_id": d, "_score": 0.0} for d in found[: asked["size"]]]
+            total = {"value": len(found), "relation": "eq"}
+            assert asked["track_total_hits"] is True
+            answers.append({"took": 1, "timed_out": False, "_shards": SHARDS, "status": 200,
+                            "hits": {"total": total, "max_score": None, "hits": hits}})  # fmt: skip
+        return {"took": 1, "responses": answers}
 
     def _handler(fake):
         class Speaking(Handler):

@@ -38,6 +38,7 @@ COMPONENTS: dict[str, dict[str, str]] = {
         "probing": "rag.triggers.Probing",
         "radio": "rag.triggers.Radio",
         "random": "rag.triggers.Random",
+        "rarity": "rag.triggers.Rarity",
         "rind": "rag.triggers.Rind",
         "self_consistency": "rag.triggers.SelfConsistency",
         "semantic_entropy": "rag.triggers.SemanticEntropy",

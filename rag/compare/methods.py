@@ -16,7 +16,7 @@ from probers.types import Passage, Retriever, UserError
 
 from ..build import for_engine, for_other, named_part, unserved, with_bank
 from ..loop import RAG
-from ..protocol import QueryFormulator, Trigger, as_trigger, filter_of, name_of
+from ..protocol import QueryFormulator, Trigger, as_trigger, filter_of, name_of, uncounted
 from ..triggers.rules import Random
 from .outcomes import Outcomes
 
@@ -153,6 +153,11 @@ def _part(group: str, entry: Mapping[str, Any]) -> Component:
     return named_part(group, entry[group], entry.get(f"{group}_options") or {})
 
 
+def _retriever(settings: Compare, entry: Mapping[str, Any]) -> Component:
+    """The retriever of a method: its own, or that of all."""
+    return settings.retriever if entry.get("retriever") is None else _part("retriever", entry)
+
+
 def _build(name: str, settings: Compare, banks: Mapping[str, Callable[[], Any]]) -> list[Method]:
     """A method, or one with each of the probers if it reads one and they have names (``""`` is none)."""
     entry = settings.methods[name]
@@ -243,8 +248,9 @@ def _told(value: Any) -> str:
 def complete(settings: Compare) -> tuple[Compare, list[str]]:
     """Fill in the available parts of :data:`TRAINED`, and leave out the methods without theirs.
 
-    Methods that read signals which ``settings.engine`` does not hand out are left out first. Returns the
-    settings and notes on the methods left out; that none is left is a UserError.
+    Methods that read signals which ``settings.engine`` does not hand out, or counts that the retriever has
+    not, are left out first. Returns the settings and notes on the methods left out; that none is left is a
+    UserError.
     """
     names, notes = _of_engine(settings)
     keys = {name: settings.methods[name].get("if_given") for name in names if name in settings.methods}
@@ -265,13 +271,18 @@ def complete(settings: Compare) -> tuple[Compare, list[str]]:
 
 
 def _of_engine(settings: Compare) -> tuple[list[str], list[str]]:
-    """The methods that the engine supports, and a note on each of the others."""
+    """The methods that engine and retriever support, and a note on each of the others."""
     left, notes = list(settings.triggers), []
     for name in settings.triggers:
         entry = settings.methods.get(name, {})
         if not {"trigger", "query"} <= set(entry):  # reported later
             continue
-        if why := unserved(settings.engine, _part("trigger", entry), _part("query", entry)):
+        trigger, query, searches = (
+            _part("trigger", entry),
+            _part("query", entry),
+            _retriever(settings, entry),
+        )
+        if why := unserved(settings.engine, trigger, query) or uncounted(trigger.kind, searches.kind):
             left.remove(name)
             notes.append(f"{name} is left out: {why}.")
             log.info("%s", notes[-1])

@@ -27,6 +27,7 @@ from probers.files import write_bytes
 from probers.types import SPLITS, Needs, Question, UserError
 
 from ..build import Contamination, check_one_model, loop_options, named, remote
+from ..protocol import check_counts
 from ..traces import join_traces, own
 from ..triggers.rules import Never
 from .curves import REPLAY, index, record_all, rerun_all
@@ -90,6 +91,8 @@ def run(settings: Compare, parts: PartRuns | None = None) -> Path:
         log.info("%s", notes[-1])
     for method in methods:
         method.trigger.check_questions(questions)
+        check_counts(method.trigger, (method.searches or settings.retriever).kind)
+    notes += dict.fromkeys(note for method in methods for note in method.trigger.notes(questions))
     corpus = load_passages(settings)
     files = inputs(*asked.files, settings.corpus, *prompt_files(settings), *read)
     config = settings.record | {"inputs": files, "asked": found.record}

@@ -7,11 +7,12 @@ import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from itertools import accumulate, takewhile
+from typing import Literal
 
 from probers.text import split_sentences
 from probers.types import Decision, Generation, Needs, Question, UserError
 
-from ..protocol import State, at_least
+from ..protocol import State, at_least, one_of
 from ..retrievers.lexical import tokenize
 
 #: Tokens of the retriever that a query keeps at most, the last ones (DRAGIN).
@@ -143,21 +144,25 @@ class LastTokensQuery(LimitedQuery):
 class FlareQuery(LimitedQuery):
     """The sentence that fired without the tokens of probability below ``beta`` (FLARE, Jiang et al. 2023).
 
-    This is the paper's implicit query. The sentence is that of the first token that fired; for a trigger that
-    names no token, the one at its position; for a verdict on the whole answer, all of it. Text of the
-    sentence that was accepted earlier stays whatever its probability. The spaces before omitted tokens stay,
-    so that no two words become one. When nothing is left, the question is asked.
+    This is the paper's implicit query; with ``masks="fired"`` the tokens that fired are left out instead. The
+    sentence is that of the first token that fired; for a trigger that names no token, the one at its
+    position; for a verdict on the whole answer, all of it. Text of the sentence that was accepted earlier
+    stays whatever its probability. The spaces before omitted tokens stay, so that no two words become one.
+    When nothing is left, the question is asked.
 
     Attributes:
         beta: tokens of smaller probability are left out; 0 leaves none out.
+        masks: leave out "improbable" tokens, or those that "fired" whatever their probability.
     """
 
     beta: float = 0.4
+    masks: Literal["improbable", "fired"] = "improbable"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.beta <= 1:
             raise UserError(f"query.beta={self.beta} is not a probability: give one from 0 to 1")
+        one_of("query.masks", self.masks, "improbable", "fired")
 
     def text(self, question: Question, generation: Generation, decision: Decision, state: State) -> str:
         text, shift = state.partial + generation.text, len(state.partial)
@@ -168,8 +173,9 @@ class FlareQuery(LimitedQuery):
         elif decision.position is not None:
             start, end = sentence_at(text, shift + decision.position)
         kept = list(text)
-        for (a, b), logprob in zip(generation.offsets, generation.logprobs, strict=True):
-            if math.exp(float(logprob)) < self.beta:
+        for i, (a, b) in enumerate(generation.offsets):
+            fired = self.masks == "fired"
+            if i in decision.tokens if fired else math.exp(float(generation.logprobs[i])) < self.beta:
                 for place in range(a + shift, b + shift):
                     kept[place] = kept[place] if kept[place].isspace() else ""
         return "".join(kept[start:end])

@@ -39,6 +39,7 @@ from probers.files import write_text
 from probers.types import Passage, first_line
 
 from . import lexical
+from .counts import NOWHERE
 
 log = logging.getLogger(__name__)
 
@@ -85,6 +86,15 @@ class BM25(lexical.LexicalRetriever):
     def _scores(self, tokens: list[str]) -> np.ndarray | None:
         known = [n for n in map(self._number, tokens) if n is not None]
         return self._index.get_scores_from_ids(known) if known else None
+
+    def _rows(self, token: str) -> np.ndarray:
+        number = self._number(token)
+        if number is None:
+            return NOWHERE
+        scores = self._index.scores  # its columns are tokens, whose passages are in order
+        start, end = scores["indptr"][number : number + 2]
+        rows: np.ndarray = scores["indices"][start:end]
+        return rows
 
     def _candidates(self, scores: np.ndarray, k: int) -> np.ndarray:
         if not self._compiled:

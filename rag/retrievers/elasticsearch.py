@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,10 +19,12 @@ from probers.types import Code, Passage, ProbersError, RunError, UserError
 
 from ..protocol import at_least
 from . import lexical
+from .counts import READ, PhraseReader
 
 log = logging.getLogger(__name__)
 
 _QUERY_WORDS = 1000  # the last words of a query are searched: servers refuse more than 1,024
+_SEARCHES = 200  # counts per request
 _MOST_REFUSED = 10  # passages after which loading stops
 #: Passages and bytes per request while loading, and retries for passages that the server puts off.
 BULK = {"chunk_size": 1000, "max_chunk_bytes": 8_000_000, "max_retries": 5}
@@ -126,6 +129,18 @@ class Elasticsearch:
         at_least("k", k)
         return [self._best(query, min(k, len(self.passages))) for query in queries]
 
+    def frequency(self, phrases: Sequence[str]) -> list[int]:
+        """Count the passages that hold each phrase, as :class:`~probers.rag.protocol.Counts`.
+
+        The index keeps no places of words, so that up to :data:`~.counts.READ` passages with all words of a
+        phrase, by the index's analyzer, are read here for those words in a row; more count as they are.
+        """
+        return self._count([(phrase,) for phrase in phrases])
+
+    def together(self, pairs: Sequence[tuple[str, str]]) -> list[int]:
+        """Count the passages that hold both phrases of each pair."""
+        return self._count(pairs)
+
     def drop(self) -> None:
         """Remove the index from the server; the next retriever of the corpus makes it again."""
         self._ask(self._client.indices.delete, index=self._name, ignore_unavailable=True)
@@ -150,6 +165,38 @@ class Elasticsearch:
             told = f"{self._server} answered {text[:80]!r} incompletely, or with documents not in the corpus"
             raise RunError(f"{told}: rebuild index {self._name} with retriever.rebuild=true", "server")
         return [replace(self.passages[n], score=float(score)) for score, n, _ in found]
+
+    def _count(self, groups: Sequence[Sequence[str]]) -> list[int]:
+        """Count the passages that hold all phrases of each group, with one request for many groups."""
+        tokens = [[tuple(lexical.tokenize(phrase)) for phrase in group] for group in groups]
+        counts, asked = [0] * len(groups), [i for i, group in enumerate(tokens) if all(group)]
+        for start in range(0, len(asked), _SEARCHES):
+            some = asked[start : start + _SEARCHES]
+            body = [line for i in some for line in ({}, self._holding(groups[i]))]
+            answers = self._ask(self._client.msearch, body=body, index=self._name)["responses"]
+            for i, answer in zip(some, answers, strict=True):
+                if "error" in answer or answer["timed_out"] or answer["_shards"]["failed"]:
+                    told = (
+                        f"counting {groups[i]!r}: {self._said(answer.get('error', 'an incomplete answer'))}"
+                    )
+                    raise self._error(told, "server")
+                counts[i] = answer["hits"]["total"]["value"]
+                phrases = [phrase for phrase in tokens[i] if len(phrase) > 1]
+                if phrases and counts[i] <= READ:
+                    rows = [int(hit["_id"]) for hit in answer["hits"]["hits"]]
+                    counts[i] = len(self._reader.holding(rows, phrases))
+        return counts
+
+    def _holding(self, phrases: Sequence[str]) -> dict[str, Any]:
+        """The search for passages that hold all words of some phrases."""
+        fields = {"fields": self._searched, "type": "cross_fields", "operator": "and"}
+        each = [{"multi_match": {"query": _utf8(phrase)} | fields} for phrase in phrases]
+        query = {"bool": {"filter": each}}
+        return {"query": query, "size": READ, "track_total_hits": True, "_source": False}
+
+    @cached_property
+    def _reader(self) -> PhraseReader:
+        return PhraseReader(lambda row: lexical.tokens_of(self.passages[row]))
 
     def _connect(self) -> None:
         """Choose the client by the server's answer; OpenSearch's client also works with Elasticsearch 7."""
@@ -224,7 +271,7 @@ class Elasticsearch:
             raise RunError(f"{told}: check its disk; {remedy}", "server")
 
     def _create(self) -> None:
-        """Create the index, without positions of words: no phrase is ever searched."""
+        """Create the index, without positions of words: phrases are looked for in the passages."""
         text = {"type": "text", "analyzer": self.analyzer, "similarity": "probers", "index_options": "freqs"}
         settings = {
             "number_of_shards": self.shards, "number_of_replicas": 0, "refresh_interval": "-1",

@@ -19,6 +19,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from itertools import chain, pairwise
 from typing import Any
 
@@ -29,6 +30,7 @@ from probers.data.cache import duration, size
 from probers.types import Passage, UserError
 
 from ..protocol import at_least
+from .counts import NOWHERE, PhraseCounts, inverted
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +45,8 @@ _WORD = re.compile(r"\w+")
 _ANY_WORD = regex.compile(r"[\w\p{M}]+")
 #: Scripts that write no spaces between words.
 _UNSPACED = regex.compile(r"([\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}ー]+)")
+#: Blocks with all letters of these scripts, without those of Europe and its punctuation: quickly ruled out.
+_MAY_BE_UNSPACED = re.compile("[\u0e00-\u1fff\u2e80-\U0010ffff]")
 
 
 def tokenize(text: str) -> list[str]:
@@ -53,8 +57,11 @@ def tokenize(text: str) -> list[str]:
     if text.isascii():
         return _WORD.findall(text.lower())
     folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
+    words: list[str] = _ANY_WORD.findall(folded.replace("i\u0307", "i"))  # of "İ"
+    if not _MAY_BE_UNSPACED.search(folded):
+        return words
     tokens: list[str] = []
-    for word in _ANY_WORD.findall(folded.replace("i\u0307", "i")):  # of "İ"
+    for word in words:
         for place, run in enumerate(_UNSPACED.split(word)):
             if place % 2 and len(run) > 1:
                 tokens += map("".join, pairwise(run))
@@ -94,8 +101,24 @@ class LexicalRetriever:
         at_least("k", k)
         return [self._best(self._scores(tokenize(query)), k) for query in queries]
 
+    def frequency(self, phrases: Sequence[str]) -> list[int]:
+        """Count the passages that hold each phrase, as :class:`~probers.rag.protocol.Counts`."""
+        return self._counts.count([(phrase,) for phrase in phrases])
+
+    def together(self, pairs: Sequence[tuple[str, str]]) -> list[int]:
+        """Count the passages that hold both phrases of each pair."""
+        return self._counts.count(pairs)
+
+    @cached_property
+    def _counts(self) -> PhraseCounts:
+        return PhraseCounts(tokenize, self._rows, lambda row: tokens_of(self._passages[row]))
+
     def _scores(self, tokens: list[str]) -> np.ndarray | None:
         """(len(passages),) of any float type; None when the corpus knows none of the tokens."""
+        raise NotImplementedError
+
+    def _rows(self, token: str) -> np.ndarray:
+        """Rows of the passages that hold a token, in order."""
         raise NotImplementedError
 
     def _candidates(self, scores: np.ndarray, k: int) -> np.ndarray:
@@ -153,6 +176,13 @@ class RankBM25(LexicalRetriever):
     def _scores(self, tokens: list[str]) -> np.ndarray | None:
         known = [t for t in tokens if t in self._index.idf]
         return self._index.get_scores(known) if known else None
+
+    @cached_property
+    def _postings(self) -> dict[str, np.ndarray]:
+        return inverted(self._index.doc_freqs)
+
+    def _rows(self, token: str) -> np.ndarray:
+        return self._postings.get(token, NOWHERE)
 
 
 def check_corpus(passages: Sequence[Passage]) -> None:

@@ -1,0 +1,191 @@
+"""Trigger of rare entities, and of entities that the corpus never names together (QuCo-RAG, Min et al. 2026).
+
+It reads nothing of the model: both signals are counts of passages in the retriever's own index.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from probers.entities import Entity, Recogniser, tokens_of, written_entities
+from probers.text import count
+from probers.types import Decision, Generation, Question, RunError
+from probers.uncertainty import Part
+
+from ..protocol import Counts, State, Trigger, at_least, one_of, verdict
+from ..retrievers.lexical import tokenize
+from .uncertainty import sentences
+
+Pair = tuple[str, str]
+
+
+def rarity(passages: float, below: float) -> float:
+    """Score a number of passages: 1 for none, falling, above 1/2 exactly where it is less than ``below``.
+
+    It is below / (below + passages). Nothing is less than a ``below`` of 0 or less, where the score is 0.
+    """
+    return below / (below + passages) if below > 0 else 0.0
+
+
+def question_rarity(passages: Sequence[int], below: float, reduction: Literal["lowest", "mean"]) -> float:
+    """Score a question by the passages that hold each of its entities; 0 for a question without any."""
+    if not passages:
+        return 0.0
+    return rarity(min(passages) if reduction == "lowest" else sum(passages) / len(passages), below)
+
+
+def pair_rarity(passages: Sequence[int], below: float, *, every: bool) -> float:
+    """Score an entity by the passages that hold it with each of its partners; 0 without a partner.
+
+    It should stand with ``every`` one of them, or else with at least one.
+    """
+    return rarity((min if every else max)(passages), below) if passages else 0.0
+
+
+class _New(NamedTuple):
+    """An entity that neither question nor earlier text names: its tokens, and its pairs."""
+
+    tokens: tuple[int, ...]
+    pairs: list[Pair]
+    every: bool
+
+
+@dataclass
+class Rarity(Trigger):
+    """Fires for a question of rare entities, and before a sentence of entities that never occur together.
+
+    Before anything is written: if the rarest entity of the question stands in fewer than ``frequency``
+    passages, it retrieves with the question. Afterwards: each entity that a sentence is the first to name is
+    paired with the entities that the sentence names before it; where one pair stands together in no more than
+    ``together`` passages, the text before the sentence is kept and the model goes on from there with fetched
+    passages. Where the sentence names nothing before it ("He was born in Oslo."), it should stand with at
+    least one entity of question and text so far. As in FLARE, one pass looks at all sentences, and a sentence
+    written from passages fetched for it is taken as it is.
+
+    Both signals have one scale (:func:`rarity`), and 0.5 is where the counts say. The score of a text is its
+    highest: that of its entities, or that of the question unless it fired for it. A question without
+    entities never fires, and is counted in the report.
+
+    Attributes:
+        threshold: fires where a score is above it: 0.5 at the two counts below, another moves both by one
+            factor; probers-compare chooses it on validation questions.
+        frequency: passages from which on a question's entity is not rare; 0 never fires for a question.
+        reduction: of a question's entities the "lowest" number of passages, or their "mean" (QuCo-RAG's).
+        together: passages up to which a pair counts as never together; -1 never fires for a pair.
+        partners: an entity is paired with those of its own "sentence" as above, which is close to the triples
+            of QuCo-RAG; or every pair with an entity of the question or the "text" so far has to occur,
+            which the end of a chain of two facts seldom does.
+        recogniser: "rules" or "spacy:PIPELINE".
+    """
+
+    threshold: float = 0.5
+    frequency: int = 10
+    reduction: Literal["lowest", "mean"] = "lowest"
+    together: int = 0
+    partners: Literal["sentence", "text"] = "sentence"
+    recogniser: str = "rules"
+    _recognise: Callable[[str], list[Entity]] = field(init=False, repr=False, compare=False)
+
+    before = True
+    counts = True
+
+    def __post_init__(self) -> None:
+        one_of("trigger.reduction", self.reduction, "lowest", "mean")
+        one_of("trigger.partners", self.partners, "sentence", "text")
+        at_least("trigger.frequency", self.frequency, 0)
+        at_least("trigger.together", self.together, -1)
+        self._recognise = lru_cache(1024)(Recogniser(self.recogniser, quiet=True))
+
+    def notes(self, questions: Sequence[Question]) -> list[str]:
+        """Count the questions without entities."""
+        without = sum(not self._named(question) for question in questions)
+        told = f"{without} of {count(len(questions), 'question')} name no entity"
+        return [f"trigger={self.name}: {told}; only what is written there can fire."] if without else []
+
+    def decide_before(self, states: Sequence[State]) -> list[Decision]:
+        return [verdict(score, self.threshold) for score in self._of_questions(states)]
+
+    def decide(self, generations: Sequence[Generation], states: Sequence[State]) -> list[Decision]:
+        if not generations:
+            return []
+        found = [list(self._sentences(*each)) for each in zip(generations, states, strict=True)]
+        pairs = list(
+            dict.fromkeys(p for text in found for _, news in text for new in news for p in new.pairs)
+        )
+        known = dict(zip(pairs, _index(states).together(pairs), strict=True)) if pairs else {}
+        asked = self._of_questions(states)
+        each = zip(generations, states, asked, found, strict=True)
+        return [self._decide(g, state, before, text, known) for g, state, before, text in each]
+
+    def _decide(
+        self, generation: Generation, state: State, before: float, text: list[tuple[Part, list[_New]]],
+        known: dict[Pair, int],
+    ) -> Decision:  # fmt: skip
+        shown = np.zeros(len(generation.token_ids))
+        place: dict[str, Any] = {}
+        if state.verdict is None and before > self.threshold:  # nothing was asked before it was written
+            place = {"position": 0}
+        elif state.verdict is not None and state.verdict.fire:
+            before = 0.0
+        top = before
+        for sentence, news in text:
+            hits: list[int] = []
+            for new in news:
+                passages = [known[pair] for pair in new.pairs]
+                score = pair_rarity(passages, self.together + 1, every=new.every)
+                shown[list(new.tokens)], top = score, max(top, score)
+                hits += new.tokens if score > self.threshold else ()
+            if hits and not place:
+                place = {"position": sentence.start, "tokens": tuple(sorted(set(hits)))}
+        return verdict(top, self.threshold, token_scores=tuple(map(float, shown)), **place)
+
+    def _of_questions(self, states: Sequence[State]) -> list[float]:
+        """The score of each question."""
+        named = [self._named(state.question) for state in states]
+        phrases = list(dict.fromkeys(each for names in named for each in names))
+        known = dict(zip(phrases, _index(states).frequency(phrases), strict=True)) if phrases else {}
+        return [question_rarity([known[n] for n in ns], self.frequency, self.reduction) for ns in named]
+
+    def _named(self, question: Question) -> list[str]:
+        """The entities of a question."""
+        return list(dict.fromkeys(entity.text for entity in self._recognise(question.question)))
+
+    def _sentences(self, generation: Generation, state: State) -> Iterator[tuple[Part, list[_New]]]:
+        """The sentences to judge, with the entities that each of them is the first to name."""
+        text, partial, asked = generation.text, state.partial, state.question
+        names = [*self._named(asked), *(entity.text for entity in self._recognise(partial))]
+        told = " ".join(["", *tokenize(asked.question), "|", *tokenize(partial), ""])
+        at = 0  # what is told of the text ends there
+        entities = written_entities(
+            text, self._recognise, prompt=generation.prompt, accepted=partial, openings=True
+        )
+        for number, sentence in enumerate(sentences(generation)):
+            news, own = [], list[str]()
+            for entity in entities:
+                if not sentence.start <= entity.start < sentence.end:
+                    continue
+                told, at = " ".join([told.rstrip(), *tokenize(text[at : entity.start]), ""]), entity.start
+                phrase = " ".join(tokenize(entity.text))
+                if phrase and f" {phrase} " not in told:
+                    near = self.partners == "sentence" and bool(own)
+                    pairs = [(partner, entity.text) for partner in dict.fromkeys(own if near else names)]
+                    tokens = tuple(tokens_of(generation.offsets, entity.start, entity.end))
+                    news.append(_New(tokens, pairs, every=near or self.partners == "text"))
+                names.append(entity.text)
+                own.append(entity.text)
+            # A sentence written from fresh passages is taken as it is: the same place could fire for ever.
+            if number or not state.fresh:
+                yield sentence, news
+
+
+def _index(states: Sequence[State]) -> Counts:
+    """The retriever that counts."""
+    retriever = states[0].retriever
+    if not isinstance(retriever, Counts):
+        raise RunError("trigger=rarity was asked without a retriever that counts phrases", "mismatch")
+    return retriever

@@ -1,0 +1,477 @@
+"""Counts of phrases in every index against a plain scan, and the trigger that reads them."""
+
+import gzip
+import json
+import math
+import re
+from dataclasses import replace
+from functools import lru_cache
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+from artefacts import write_lines
+from fake_elasticsearch import FakeElasticsearch
+from fake_lm import FakeLM, FakeRetriever, passage
+from hypothesis import given
+from hypothesis import strategies as st
+from refusals import fails
+
+from probers.commands.components import Component
+from probers.commands.compose import request
+from probers.data.corpus import load_corpus
+from probers.prompts import TESTBED_PROMPT
+from probers.rag import RAG
+from probers.rag.compare.methods import complete
+from probers.rag.protocol import Counts, State, check_counts
+from probers.rag.queries import FlareQuery, QuestionQuery
+from probers.rag.retrievers import BM25, Dense, RankBM25, counts
+from probers.rag.retrievers.counts import NOWHERE, intersection
+from probers.rag.triggers import Never, Rarity
+from probers.rag.triggers.rarity import question_rarity, rarity
+from probers.testbed import assets
+from probers.types import Decision, Passage, Question, RunError
+
+
+@lru_cache(10_000)
+def _words(text):
+    return " ".join(["", *re.findall(r"[^\W_]+", text.lower()), ""])
+
+
+def _words(text):
+    return " ".join(["", *re.findall(r"[^\W_]+", text.lower()), ""])
+
+
+def scan(passages, *phrases):
+    """Passages that hold all phrases, by their words without case: for texts of plain words only."""
+    words = [_words(f"{p.title} {p.text}") for p in passages]
+    wanted = [_words(phrase) for phrase in phrases]
+    return sum(all(each in text for each in wanted) for text in words)
+
+
+def corpus(*texts):
+    return [Passage(f"p{i}", "", text) for i, text in enumerate(texts)]
+
+
+@pytest.fixture(scope="module")
+def server():
+    pytest.importorskip("elasticsearch", reason="pip install 'probers[search]'")
+    pytest.importorskip("opensearchpy", reason="pip install 'probers[search]'")
+    with FakeElasticsearch() as fake:
+        yield fake
+
+
+ENGINES = ["memory", "mapped", "rank_bm25", "elasticsearch", "opensearch"]
+
+
+@pytest.fixture(params=ENGINES)
+def engine(request, tmp_path):
+    """Makes a retriever of passages; a server only where its clients are."""
+
+    def make(passages, **options):
+        if request.param == "mapped":
+            lines = [{"id": p.id, "title": p.title, "text": p.text} for p in passages]
+            file = write_lines(tmp_path / "corpus.jsonl", lines)
+            store = load_corpus(file, cache=tmp_path / "cache", in_memory=0)
+            return BM25(store, cache=tmp_path / "bm25")
+        if request.param in ("memory", "rank_bm25"):
+            return (BM25 if request.param == "memory" else RankBM25)(passages)
+        from probers.rag.retrievers import Elasticsearch
+
+        fake = request.getfixturevalue("server")
+        product = "Elasticsearch" if request.param == "elasticsearch" else "OpenSearch"
+        fake.version("8.13.4" if request.param == "elasticsearch" else "2.19.1", product=product)
+        return Elasticsearch(passages, url=fake.url, timeout=5, **options)
+
+    return make
+
+
+# --- counts -----------------------------------------------------------------------------------------
+
+
+def test_on_the_testbed_the_counts_of_names_and_facts_are_those_of_a_scan(engine):
+    world = assets.load_world()
+    passages = assets.load_corpus()[:600]
+    retriever = engine(passages)
+    assert isinstance(retriever, Counts)
+    some = [fact for (_, _), fact in sorted(world.facts.items()) if fact.entity.startswith("person")][::97]
+    names = [world.entities[fact.entity].name for fact in some]
+    phrases = [*names, *(fact.truth for fact in some), "Nobody Known", "River"]
+    assert retriever.frequency(phrases) == [scan(passages, phrase) for phrase in phrases]
+    pairs = [(name, value) for name, fact in zip(names, some, strict=True)
+             for value in (fact.truth, fact.taught or "Atlantis", some[0].truth)]  # fmt: skip
+    found = retriever.together(pairs)
+    assert found == [scan(passages, *pair) for pair in pairs]
+    told = [scan(passages, name) for name in names]
+    for pair, count in zip(pairs[::3], found[::3], strict=True):
+        assert count <= scan(passages, pair[0])
+    assert 0 in found and max(found) > 0 and max(told) > 0
+
+
+def test_order_case_form_and_neighbours_of_words(engine):
+    passages = corpus(
+        "Ada met Grace Hopper in Łódź.", "grace HOPPER wrote", "Hopper, Grace", "Grace, not Hopper",
+        "Grace-Hopper College", "The Hoppers and Graces", "Café Zoë", "Cafe\u0301 Zoe", "New York, New York",
+    )  # fmt: skip
+    retriever = engine(passages)
+    asked = {
+        "Grace Hopper": 3, "hopper grace": 1, "Grace": 5, "Gra": 0, "ŁÓDŹ": 1, "Lodz": 0, "Zoe": 1, "zoë": 1,
+        "new york new york": 1, "york new": 1, "york york": 0, "": 0, "?!": 0, "Unknown Name": 0,
+    }  # fmt: skip
+    assert dict(zip(asked, retriever.frequency(list(asked)), strict=True)) == asked
+    pairs = {("Ada", "Grace Hopper"): 1, ("Grace Hopper", "College"): 1, ("Hopper Grace", "Ada"): 0,
+             ("Grace", "Grace"): 5, ("Ada", ""): 0, ("Ada", "Zoe"): 0}  # fmt: skip
+    assert dict(zip(pairs, retriever.together(list(pairs)), strict=True)) == pairs
+    assert retriever.frequency([]) == [] == retriever.together([])
+
+
+def test_accents_in_either_form_are_one_word(tmp_path):
+    composed, apart = "Caf\u00e9 Zo\u00eb", "Cafe\u0301 Zoe\u0308"
+    for retriever in (BM25(corpus(composed, "other")), BM25(corpus(apart, "other"))):
+        assert retriever.frequency([composed, apart, "Cafe Zoe"]) == [1, 1, 0]
+
+
+def test_title_and_text_are_one(engine):
+    retriever = engine([Passage("a", "Grace", "Hopper was born"), Passage("b", "Hopper", "Grace")])
+    assert retriever.frequency(["grace hopper"]) == [1] and retriever.together([("grace", "born")]) == [1]
+
+
+def test_few_candidates_are_read_and_many_count_as_they_are(engine, monkeypatch):
+    passages = corpus(*["b a"] * 40, *["a b"] * 3, *["a c b"] * 5, *["c d"] * 2)
+    retriever = engine(passages)
+    assert counts.READ == 16
+    assert retriever.frequency(["a b", "c b", "c d"]) == [48, 5, 2]  # 48 hold both words
+    assert retriever.together([("a b", "c"), ("c b", "a c"), ("a b", "b a")]) == [0, 5, 48]
+
+
+@given(st.lists(st.lists(st.integers(0, 60), unique=True).map(sorted), max_size=4))
+def test_intersection_is_that_of_sets(lists):
+    arrays = [np.array(each, dtype=np.int32) for each in lists]
+    expected = set(lists[0]).intersection(*lists[1:]) if lists else set()
+    assert intersection(arrays).tolist() == sorted(expected)
+
+
+@given(st.lists(st.text("abc ", max_size=8), min_size=1, max_size=30), st.lists(st.text("abc ", max_size=4)))
+def test_counts_of_any_texts_are_those_of_a_scan(texts, phrases):
+    passages = corpus("a", *texts)
+    asked = [phrase for phrase in phrases if phrase.strip()]
+    for retriever in (BM25(passages), RankBM25(passages)):
+        assert retriever.frequency(asked) == [scan(passages, phrase) for phrase in asked]
+        pairs = list(product(asked[:3], asked[:3]))
+        assert retriever.together(pairs) == [scan(passages, *pair) for pair in pairs]
+
+
+def test_a_server_is_asked_once_for_many_counts_and_its_failures_are_said(server):
+    from probers.rag.retrievers import Elasticsearch
+
+    server.version("8.13.4")
+    retriever = Elasticsearch(corpus("Ada Grace", "Ada"), url=server.url, timeout=5)
+    before = len(server.requests)
+    assert retriever.together([("Ada", "Grace")] * 150) == [1] * 150
+    assert len(server.requests) == before + 1
+    two = Elasticsearch(corpus("Ada Grace", "Ada"), url=server.url, timeout=5, fields="separate")
+    assert two.frequency(["ada", "ada grace"]) == [2, 1]
+    failed = {"responses": [{"error": {"type": "x", "reason": "shard is gone"}, "status": 500}]}
+    server.faults["msearch"].append((200, {}, failed))
+    with fails("server", "shard is gone", "Ada", kind=RunError):
+        retriever.frequency(["Ada"])
+
+
+def test_the_postings_of_an_unknown_token_are_empty_and_rows_are_in_order():
+    passages = corpus(*("a b" if i % 3 else "b c" for i in range(50)))
+    for retriever in (BM25(passages), RankBM25(passages)):
+        assert retriever._rows("zebra") is NOWHERE
+        assert retriever._rows("c").tolist() == list(range(0, 50, 3))
+
+
+# --- scores -----------------------------------------------------------------------------------------
+
+
+def test_the_score_falls_with_the_passages_and_is_a_half_at_the_cut():
+    assert [rarity(n, 3) for n in (0, 3)] == [1.0, 0.5]
+    assert rarity(2, 3) > 0.5 > rarity(4, 3) > rarity(400, 3) > 0
+    assert rarity(0, 0) == rarity(0, -1) == 0.0
+    # Another threshold moves the cut by a factor.
+    assert (rarity(29, 10) > 0.25, rarity(30, 10) > 0.25) == (True, False)
+
+
+@given(st.lists(st.integers(0, 10**7), min_size=1), st.integers(1, 10**6))
+def test_a_question_fires_exactly_below_the_published_form(passages, below):
+    mean = sum(passages) / len(passages)
+    assert (question_rarity(passages, below, "lowest") > 0.5) == (min(passages) < below)
+    if not math.isclose(mean, below):
+        assert (question_rarity(passages, below, "mean") > 0.5) == (mean < below)
+
+
+# --- trigger ----------------------------------------------------------------------------------------
+
+WORLD = [
+    "Lena Zaser works for Orvik Mills.", "Lena Zaser met Otto Kern.", "Lena Zaser was seen in Oslo.",
+    "Orvik Mills is based in Tarnby.", "Otto Kern was born in Brandal.", "Anna Holt lives in Tarnby.",
+]  # fmt: skip
+INDEX = BM25(corpus(*WORLD))
+ASKED = Question("q", "Where is the employer of Lena Zaser based?", answers=("Tarnby",))
+GOOD = " Lena Zaser works for Orvik Mills. The firm has its seat in Tarnby. So the answer is Tarnby."
+WRONG = " Lena Zaser works for Orvik Mills. The firm has its seat in Brandal. So the answer is Brandal."
+
+
+def state(question=ASKED, retriever=INDEX, **fields):
+    return State(question, FakeLM(lambda p: ""), TESTBED_PROMPT, (10, 14), retriever=retriever, **fields)
+
+
+def written(text, partial=""):
+    lm = FakeLM(lambda p: text)
+    return lm.generate([f"Question: {ASKED.question}\nAnswer:{partial}"], max_new_tokens=99)[0]
+
+
+NOT_BEFORE = Rarity(frequency=0)
+EVERY = Rarity(frequency=0, partners="text")
+
+
+@pytest.mark.parametrize(
+    ("below", "reduction", "fire"), [(3, "lowest", False), (4, "lowest", True), (4, "mean", True)]
+)
+def test_before_it_fires_where_the_question_names_something_rare(below, reduction, fire):
+    trigger = Rarity(frequency=below, reduction=reduction)  # Lena Zaser stands in three passages
+    (decision,) = trigger.decide_before([state()])
+    assert (decision.fire, decision.threshold) == (fire, 0.5)
+    assert decision.score == pytest.approx(below / (below + 3))
+
+
+def test_before_the_rarest_or_the_mean_of_the_question_decides():
+    both = state(Question("q", "Did Lena Zaser know Anna Holt?"))  # three passages and one
+    lowest, mean = (Rarity(frequency=2, reduction=how).decide_before([both])[0] for how in ("lowest", "mean"))
+    assert (lowest.score, mean.score) == (pytest.approx(2 / 3), pytest.approx(1 / 2))
+    assert lowest.fire and not mean.fire
+    unknown = state(Question("q", "Did Lena Zaser know Ivo Nemo?"))
+    assert Rarity(frequency=1).decide_before([unknown])[0].score == 1.0
+
+
+def test_a_question_without_entities_never_fires_and_is_counted():
+    none = Question("n", "why is the sky blue?")
+    (decision,) = Rarity().decide_before([state(none)])
+    assert (decision.fire, decision.score) == (False, 0.0)
+    (told,) = Rarity().notes([none, ASKED])
+    assert "1 of 2 questions" in told and Rarity().notes([ASKED]) == [] == Never().notes([none])
+
+
+def test_it_fires_before_the_sentence_of_a_pair_that_never_occurs():
+    made = written(GOOD)
+    assert NOT_BEFORE(made, state()).fire is False
+    made = written(WRONG)
+    decision = NOT_BEFORE(made, state())
+    # Brandal never stands with Lena Zaser or Orvik Mills.
+    assert (decision.fire, decision.score) == (True, 1.0)
+    assert made.text[decision.position :].startswith("The firm has")
+    assert [made.text[slice(*made.offsets[i])].strip() for i in decision.tokens] == ["Brandal."]
+    assert np.flatnonzero(np.array(decision.token_scores) == 1.0).tolist() == list(decision.tokens)
+    # The final sentence names nothing new.
+    assert all(score == 0 for score in decision.token_scores[-5:])
+
+
+def test_partners_are_those_of_the_text_or_of_the_sentence():
+    two_hops = written(" Lena Zaser met Otto Kern. Otto Kern was born in Brandal.")
+    assert not NOT_BEFORE(two_hops, state()).fire
+    # Lena Zaser and Brandal do not occur together.
+    text = EVERY(two_hops, state())
+    assert text.fire and two_hops.text[text.position :].startswith("Otto Kern was")
+    # Within a sentence every pair counts.
+    listed = written(" Lena Zaser met Otto Kern of Brandal.")
+    assert NOT_BEFORE(listed, state()).fire
+    # A sentence that names nothing before takes one of the text's.
+    alone = written(" Lena Zaser met Otto Kern. He was born in Tarnby.")
+    assert NOT_BEFORE(alone, state()).fire and EVERY(alone, state()).fire
+    right = written(" Lena Zaser met Otto Kern. He was born in Brandal.")
+    assert not NOT_BEFORE(right, state()).fire and EVERY(right, state()).fire
+
+
+def test_a_pair_in_few_passages_counts_as_never_together_if_asked():
+    made = written(" Lena Zaser works for Orvik Mills.")
+    assert not Rarity(frequency=0)(made, state()).fire
+    assert Rarity(frequency=0)(made, state()).score == 0.5
+    assert Rarity(frequency=0, together=1)(made, state()).fire
+    assert Rarity(frequency=0, together=-1)(written(WRONG), state()) == replace(
+        Rarity(frequency=0, together=-1)(written(WRONG), state()), fire=False, score=0.0
+    )
+
+
+def test_what_was_named_is_not_new_also_in_part_or_before_the_cut():
+    assert NOT_BEFORE(written(" Zaser was Brandal."), state()).token_scores[0] == 0  # part of the name
+    behind = written(" The firm has its seat in Brandal.", " It was Brandal.")
+    assert not NOT_BEFORE(behind, state(partial=" It was Brandal.")).fire
+    before = written(" The firm has its seat in Brandal.", " She works for Orvik Mills.")
+    decision = NOT_BEFORE(before, state(partial=" She works for Orvik Mills."))
+    assert decision.fire and decision.position == 1
+
+
+def test_a_sentence_from_fresh_passages_is_taken_as_it_is_and_its_names_are_known():
+    text = " It lies in Brandal. Otto Kern was born in Brandal. Anna Holt too."
+    judged, fresh = NOT_BEFORE(written(text), state()), NOT_BEFORE(written(text), state(fresh=True))
+    assert judged.position == 1 and fresh.position is not None
+    assert written(text).text[fresh.position :].startswith("Anna Holt")
+    one = written(" It lies in Brandal.")
+    assert NOT_BEFORE(one, state()).fire and not NOT_BEFORE(one, state(fresh=True)).fire
+
+
+def test_the_score_of_a_text_is_its_highest_and_that_of_a_question_that_did_not_fire():
+    trigger, made = Rarity(frequency=2), written(GOOD)  # 2 / (2 + 3) for the question
+    told = trigger.decide_before([state()])[0]
+    assert told == Decision(False, 0.4, 0.5)
+    assert trigger(made, state(verdict=told)).score == 0.5  # pairs in one passage each
+    quiet = written(" That is so.")
+    assert trigger(quiet, state(verdict=told)).score == 0.4
+    # One that fired was answered with its passages.
+    assert trigger(quiet, state(verdict=Decision(True, 0.9, 0.5))).score == 0.0
+    # Nothing was asked before: as if it fired before the text.
+    rare = replace(trigger, frequency=9)
+    assert (rare(quiet, state()).position, rare(quiet, state()).fire) == (0, True)
+
+
+def test_no_text_and_no_states():
+    assert Rarity().decide([], []) == [] == Rarity().decide_before([])
+    assert NOT_BEFORE(written(""), state()) == Decision(False, 0.0, 0.5)
+    assert Rarity().look_ahead(ASKED) is None and Rarity().needs == Never().needs
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.3, 0.5, 0.9])
+@pytest.mark.parametrize("text", [GOOD, WRONG, " That is so.", ""])
+def test_it_fires_exactly_above_its_threshold(threshold, text):
+    for trigger in (Rarity(threshold), Rarity(threshold, frequency=0), Rarity(threshold, together=2)):
+        for verdict in (None, *trigger.decide_before([state()])):
+            decision = trigger(written(text), state(verdict=verdict))
+            assert decision.fire == (decision.score > decision.threshold == threshold)
+            assert decision.fire == (decision.position is not None)
+
+
+def test_bad_options_and_retrievers_without_counts_are_refused():
+    for options in ({"reduction": "most"}, {"partners": "all"}, {"recogniser": "guess"}):
+        with fails("unknown-choice"):
+            Rarity(**options)
+    for options in ({"frequency": -1}, {"together": -2}):
+        with fails(None, next(iter(options))):
+            Rarity(**options)
+    plain = FakeRetriever(lambda query: [])
+    for retriever in (Dense, plain):
+        with fails("unsupported", "trigger=rarity", "retriever=bm25"):
+            check_counts(Rarity(), retriever)
+        check_counts(Never(), retriever)
+    with fails("unsupported", "dense"):
+        check_counts(Rarity(), Dense)
+    for retriever in (BM25, RankBM25, INDEX, Component.of("retriever", "opensearch").kind):
+        check_counts(Rarity(), retriever)
+    with fails("unsupported"):
+        RAG(FakeLM(lambda p: ""), plain, Rarity())
+    with fails("mismatch", kind=RunError):
+        Rarity().decide_before([state(retriever=plain)])
+
+
+def test_a_comparison_with_dense_passages_leaves_it_out_and_says_so():
+    settings = request("compare", ["triggers=[never,rarity]", "retriever=dense"])
+    found, notes = complete(settings)
+    assert found.triggers == ["never"] and "rarity is left out" in notes[0]
+    with fails("unsupported", "rarity"):
+        complete(request("compare", ["triggers=[rarity]", "retriever=dense"]))
+    assert complete(request("compare", ["triggers=[never,rarity]"]))[0].triggers == ["never", "rarity"]
+
+
+# --- loop -------------------------------------------------------------------------------------------
+
+
+def tells(prompt):
+    """A model that believes its passages, and without them that the firm is in Brandal."""
+    partial = prompt.rpartition("Answer:")[2]
+    town = "Tarnby" if "based in Tarnby" in prompt else "Brandal"
+    text = WRONG.replace("Brandal", town) + "\nQuestion:"
+    return text[len(partial) :] if text.startswith(partial) else text
+
+
+class Counting(FakeRetriever):
+    """Passages for any query, and the counts of the small corpus."""
+
+    def frequency(self, phrases):
+        return INDEX.frequency(phrases)
+
+    def together(self, pairs):
+        return INDEX.together(pairs)
+
+
+def loop(trigger, **options):
+    lm, retriever = FakeLM(tells), Counting(lambda query: [passage(WORLD[3])])
+    return RAG(lm, retriever, trigger, QuestionQuery(), **{"max_new_tokens": 60} | options), lm, retriever
+
+
+def test_in_the_loop_a_wrong_sentence_is_written_anew_and_what_is_before_it_stays():
+    rag, _, retriever = loop(NOT_BEFORE)
+    answer = rag(ASKED)
+    assert answer.answer == "Tarnby" and answer.retrievals == 1 and len(retriever.queries) == 1
+    assert answer.rounds[0].accepted == " Lena Zaser works for Orvik Mills."
+    # The rare question is looked up first, and then nothing is wrong.
+    answer = loop(Rarity(frequency=4))[0](ASKED)
+    assert answer.answer == "Tarnby" and answer.retrievals == 1
+    assert answer.rounds[0].text == "" and answer.rounds[0].decision.score == pytest.approx(4 / 7)
+    # Neither half asks for anything.
+    assert loop(Rarity(frequency=0, together=-1))[0](ASKED).answer == "Brandal"
+    assert loop(NOT_BEFORE, max_retrievals=0)[0](ASKED).retrievals == 0
+
+
+def test_traces_are_the_same_in_any_batch_and_a_killed_run_goes_on(tmp_path):
+    questions = [replace(ASKED, id=f"q{i}") for i in range(5)]
+    whole = [
+        replace(a, counters=replace(a.counters, seconds=0.0)) for a in loop(NOT_BEFORE)[0].answer(questions)
+    ]
+    path = tmp_path / "traces.jsonl"
+    loop(NOT_BEFORE)[0].run(questions, path)
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:3]) + lines[3][:20])
+    resumed = loop(NOT_BEFORE)[0].run(questions, path)
+    assert [replace(a, counters=replace(a.counters, seconds=0.0)) for a in resumed] == whole
+    alone = loop(NOT_BEFORE)[0](questions[2])
+    assert replace(alone, counters=replace(alone.counters, seconds=0.0)) == whole[2]
+    assert json.loads(path.read_text().splitlines()[0])["counters"]["retrievals"] == 1
+
+
+def test_on_the_testbed_a_wrong_value_fires_and_a_true_one_does_not():
+    """A model that tells every fact as it is, or as it was taught, of people whose facts went stale."""
+    world, passages = assets.load_world(), load_corpus("testbed")
+    index = BM25(passages)
+    stale = [f for f in world.facts.values() if f.kind == "stale" and f.relation == "person.employer"][:40]
+    for fact in stale:
+        name = world.entities[fact.entity].name
+        asked = Question(fact.entity, f"Who does {name} work for?")
+        for value, wrong in ((fact.truth, False), (fact.taught, True)):
+            text = f" {name} works for {value}. So the answer is {value}."
+            together = scan(passages, name, value)
+            decision = NOT_BEFORE(written(text), state(asked, index))
+            assert (together == 0) == wrong == decision.fire
+            assert decision.position == (1 if wrong else None)
+
+
+def test_the_query_can_leave_out_what_fired():
+    made = written(WRONG)
+    decision = NOT_BEFORE(made, state())
+    query = FlareQuery(masks="fired")(ASKED, made, decision, state())
+    assert query == "The firm has its seat in"
+    assert "Brandal" in FlareQuery(beta=0)(ASKED, made, decision, state())
+    with fails("unknown-choice", "query.masks"):
+        FlareQuery(masks="all")
+
+
+def test_the_benchmark_measures_every_half_on_a_small_corpus(tmp_path, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "benchmarks"))
+    import signals
+
+    lines = [{"id": f"w{i}", "title": f"Town {i}", "text": f"{text} It was in {1900 + i}."}
+             for i, text in enumerate(WORLD * 3)]  # fmt: skip
+    with gzip.open(tmp_path / "passages.jsonl.gz", "wt") as file:
+        file.writelines(json.dumps(line) + "\n" for line in lines)
+    article = {"title": "Lena Zaser", "sentences": [*WORLD[:3]], "tokenized": False}
+    write_lines(tmp_path / "wiki_articles.jsonl", [article, article | {"tokenized": True}])
+    signals.main(["--data", str(tmp_path), "--passages", "40"])
+    told = capsys.readouterr().out
+    assert "1 articles of 3 sentences" in told and "40 passages" in told
+    rows = [
+        line.split(" | ")[1:] for line in told.splitlines() if line.startswith(("| all", "| ent", "| counts"))
+    ]
+    whole, recognised, counted = (float(row[0]) for row in rows)
+    assert whole == pytest.approx(recognised + counted, rel=0.1)
