@@ -33,6 +33,7 @@ COMPONENTS: dict[str, dict[str, str]] = {
         "never": "rag.triggers.Never",
         "oracle": "rag.triggers.Oracle",
         "probing": "rag.triggers.Probing",
+        "probing_before": "rag.triggers.ProbingBefore",
         "radio": "rag.triggers.Radio",
         "random": "rag.triggers.Random",
         "rind": "rag.triggers.Rind",

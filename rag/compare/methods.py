@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from probers.commands.components import Component
-from probers.commands.inputs import newest_classifier, newest_prober
+from probers.commands.inputs import ProberKind, newest_classifier, newest_prober
 from probers.equivalence import EntityMatcher
-from probers.types import Passage, Retriever, UserError
+from probers.types import Passage, Pool, Retriever, UserError
 
 from ..build import for_engine, for_other, named_part, unserved, with_bank
 from ..loop import RAG
@@ -31,8 +31,16 @@ TRAINED = {
     "'probers-train head=radio'",
     "entity_prober": "make a prober of entities before they are written with 'probers-datagen --source wiki "
     "pool=predicting' and 'probers-train layer=all'",
+    "prompt_prober": "make a prober of the state before an answer with 'probers-datagen --source cot "
+    "pool=prompt' and 'probers-train layer=all'",
     "classifier": "make a classifier of questions with 'probers-datagen --source cot' and 'probers-train "
     "head=adaptive'",
+}
+#: Pool and kind of those that are probers.
+_PROBERS: dict[str, tuple[Pool, ProberKind]] = {
+    "token_prober": ("tokens", "tokens"),
+    "entity_prober": ("predicting", "entities"),
+    "prompt_prober": ("prompt", "prompts"),
 }
 _MAY_HAVE = ("trigger_options", "query_options", "retriever", "retriever_options", "if_given", "tune")
 
@@ -305,8 +313,8 @@ def _available(settings: Compare, key: str) -> str | None:
     if key == "classifier":
         found = newest_classifier(model=model)
     else:
-        pool = "tokens" if key == "token_prober" else "predicting"
+        pool, kind = _PROBERS[key]
         if settings.prober is not None and ProbeBank.from_pretrained(settings.prober).spec.pool == pool:
             return settings.prober
-        found = newest_prober("tokens" if key == "token_prober" else "entities", model=model)
+        found = newest_prober(kind, model=model)
     return None if found is None else str(found)

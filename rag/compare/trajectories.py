@@ -29,7 +29,7 @@ from probers.evaluation.answers import MATCH, Rule, right_by_em
 from probers.types import Decision, Generation, Needs, Question
 
 from ..loop import RAG
-from ..protocol import UNANSWERED, State, Trigger, decide, verdict
+from ..protocol import UNANSWERED, State, Trigger, decide, decide_before, verdict
 from .outcomes import figures_of
 
 #: Figures of an answer that are replayed; :data:`MATCH` only where a matcher judges that.
@@ -162,7 +162,10 @@ def record_once(
 
 @dataclass
 class _Recorder(Trigger):
-    """Records the triggers' scores of every answer, and retrieves anyway."""
+    """Records the triggers' scores of every answer, and retrieves anyway.
+
+    A trigger that decides before anything is written, and never after, has its verdict's score.
+    """
 
     triggers: Mapping[str, Trigger]
     seen: dict[str, list[Step]] = field(default_factory=dict)  # by question
@@ -174,12 +177,21 @@ class _Recorder(Trigger):
         return reduce(Needs.union, (trigger.needs for trigger in self.triggers.values()), Needs())
 
     def decide(self, generations: Sequence[Generation], states: Sequence[State]) -> list[Decision]:
-        asked = {name: decide(trigger, generations, states) for name, trigger in self.triggers.items()}
+        asked = {name: _scores(each, generations, states) for name, each in self.triggers.items()}
         for i, (generation, state) in enumerate(zip(generations, states, strict=True)):
-            scores = {name: decisions[i].score for name, decisions in asked.items()}
+            scores = {name: found[i] for name, found in asked.items()}
             step = Step(state.completed(generation), state.answer or "", scores)
             self.seen.setdefault(state.question.id, []).append(step)
         return [verdict(1.0, 0.5)] * len(generations)
+
+
+def _scores(trigger: Trigger, generations: Sequence[Generation], states: Sequence[State]) -> list[float]:
+    decisions: Sequence[Decision | None]
+    if trigger.before and not trigger.after:
+        decisions = decide_before(trigger, states)
+    else:
+        decisions = decide(trigger, generations, states)
+    return [0.0 if decision is None else decision.score for decision in decisions]
 
 
 def together(triggers: Mapping[str, Trigger], needs: Needs | None = None) -> list[dict[str, Trigger]]:

@@ -12,20 +12,20 @@ from probers.types import lazily
 if TYPE_CHECKING:
     from ..protocol import LookAhead, State, Trigger
     from .before_entity import BeforeEntity, EntitySignal
-    from .probing import Probing, Radio, ServedProbing
+    from .probing import Probing, ProbingBefore, Radio, ServedProbing
     from .rules import Adaptive, Always, FixedLength, FixedSentence, LlmJudge, Never, Oracle, Random
     from .uncertainty import Entropy, Flare, Rind
 
 __all__ = [
     "Adaptive", "Always", "BeforeEntity", "EntitySignal", "Entropy", "FixedLength", "FixedSentence", "Flare",
-    "LlmJudge", "LookAhead", "Never", "Oracle", "Probing", "Radio", "Random", "Rind", "ServedProbing",
-    "State", "Trigger",
+    "LlmJudge", "LookAhead", "Never", "Oracle", "Probing", "ProbingBefore", "Radio", "Random", "Rind",
+    "ServedProbing", "State", "Trigger",
 ]  # fmt: skip
 
 __getattr__ = lazily("probers.rag", {
     "protocol": "LookAhead State Trigger",
     "triggers.before_entity": "BeforeEntity EntitySignal",
-    "triggers.probing": "Probing Radio ServedProbing",
+    "triggers.probing": "Probing ProbingBefore Radio ServedProbing",
     "triggers.rules": "Adaptive Always FixedLength FixedSentence LlmJudge Never Oracle Random",
     "triggers.uncertainty": "Entropy Flare Rind",
 })  # fmt: skip
