@@ -467,6 +467,7 @@ def test_a_triggers_own_name_is_a_method_with_its_default_variant(place):
     names = [
         "never", "always", "random", "oracle", "fixed_length", "fixed_sentence", "flare", "entropy", "rind",
         "radio", "probing", "llm_judge", "adaptive", "before_entity", "entity_signal",
+        "probing_before",
     ]  # fmt: skip
     assert sorted(names) == choices("trigger")
     with fails("unknown-choice", "'rinds'", *names):

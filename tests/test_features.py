@@ -100,8 +100,9 @@ def test_tokens_of_several_sites_are_a_row_each():
             np.testing.assert_array_equal(found, made.states[feature][token])
     assert token_pool("mean", "last", "tokens") == "tokens"
     assert token_pool("mean", "predicting") == "positions"
-    with pytest.raises(ValueError):
-        token_pool("mind", "mean")
+    for pools in (("mind", "mean"), ("prompt",), ("prompt", "mean")):
+        with pytest.raises(ValueError):
+            token_pool(*pools)
 
 
 def test_broken_states_and_logits_are_errors_that_say_where():

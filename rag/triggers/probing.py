@@ -278,7 +278,7 @@ class ProbingBefore(ReadsBank):
 
     def __call__(self, generation: Generation, state: State) -> Decision:
         score = self._threshold if state.verdict is None else state.verdict.score
-        return Decision(False, score, self._threshold)
+        return Decision(False, score, max(score, self._threshold))  # one that fired does not fire again
 
 
 @dataclass
