@@ -301,7 +301,8 @@ def test_the_threshold_before_an_answer_is_chosen_from_the_verdicts():
     wrong = {q.question: not told(Never())[0](q).answer.startswith("Land") for q in questions}
     highest = max(score for asks, score in scores.items() if not wrong[asks])
     lowest = min(score for asks, score in scores.items() if wrong[asks])
-    assert found["before"].threshold == pytest.approx((highest + lowest) / 2) and highest < lowest
+    assert found["before"].threshold == pytest.approx((highest + lowest) / 2, abs=0.01)  # half precision
+    assert highest < lowest
     assert found["before"](np.array([lowest]))[0] > 0.5 > found["before"](np.array([highest]))[0]
 
 

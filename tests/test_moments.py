@@ -74,8 +74,8 @@ def test_a_head_of_the_prompt_stands_in_the_table_before_the_answer(examples: Ex
     assert early["position"] == "answer" and early["before"]["head"] == early["after"]["head"] == "all layers"
     assert names(early["before"], "joined") == {WITH_SIGNALS} and early["before"]["pairs"]
     assert any("before it, still known then" in note for note in early["notes"])
-    asked = replace(examples, table=examples.table.assign(condition="closed_book"))
-    for given, told in ((asked, True), (examples, False)):  # labelled texts have no such store
+    texts = replace(examples, table=examples.table.drop(columns="condition"))
+    for given, told in ((examples, True), (texts, False)):  # labelled texts have no such store
         _, _, late = figures_of(given, "mean", "generated")
         assert late["before"]["head"] is None
         assert any("pool=prompt" in note for note in late["notes"]) == told
@@ -126,7 +126,7 @@ def test_a_store_without_signals_from_before_is_read_as_it_was() -> None:
     assert names(figures["moments"]["after"], "signal") == {*AFTER, "length", COMBINED}
     text = table(figures)
     assert "the store has no column entropy_before" in text
-    assert "before the answer" not in text and "after the answer" in text
+    assert "\nbefore the answer" not in text and "\nafter the answer" in text
 
 
 @pytest.mark.parametrize("pool", ["predicting", "mean"])
