@@ -22,6 +22,7 @@ from probers.commands.inputs import find_classifier, find_prober
 from probers.commands.runs import RunFolder
 from probers.data.splits import Seen
 from probers.rag.build import named_part
+from probers.rag.compare.methods import build_methods, complete
 from probers.types import Passage, RunError
 
 COMMON = ["questions=questions.jsonl", "corpus=corpus.jsonl", "limit=null"]
@@ -353,6 +354,18 @@ def test_the_newest_of_the_kind_that_is_wanted_is_taken(rag, caplog):
     ):  # fmt: skip
         rag("question=Where is town 3?", f"trigger={trigger}")
         assert f"{found} (the newest" in caplog.text
+    # A comparison gives each method its own.
+    its = {
+        "radio": "tokens",
+        "before_entity": "entities",
+        "probing_before": "prompts",
+        "adaptive": "adaptive",
+    }
+    compared, notes = complete(request("compare", [f"triggers=[{','.join(its)}]"]))
+    assert not notes
+    for name, method in zip(its, build_methods(compared, bank=None), strict=True):
+        part = "classifier" if name == "adaptive" else "bank"
+        assert method.trigger.options[part] == f"runs/train/{its[name]}"
     # What was trained counts as the run's input, whether it was found or named.
     given = ("trigger=adaptive", "split=test", "limit=2")
     found, named = (

@@ -269,7 +269,16 @@ def complete(settings: Compare) -> tuple[Compare, list[str]]:
     for key, part in found.items():
         if part is not None:
             log.info("%s: %s", key, part)
-    return replace(settings, triggers=[name for name in names if name not in missing], **found), notes
+    methods = {name: _given(entry, found) for name, entry in settings.methods.items()}
+    left = [name for name in names if name not in missing]
+    return replace(settings, triggers=left, methods=methods, **found), notes
+
+
+def _given(entry: Mapping[str, Any], found: Mapping[str, str | None]) -> Mapping[str, Any]:
+    """A method with the part that its ``if_given`` names, where its trigger has none."""
+    options, part = entry.get("trigger_options") or {}, found.get(str(entry.get("if_given")))
+    lacking = [name for name in ("bank", "classifier") if name in options and options[name] is None]
+    return {**entry, "trigger_options": {**options, **dict.fromkeys(lacking, part)}} if lacking else entry
 
 
 def _of_engine(settings: Compare) -> tuple[list[str], list[str]]:
