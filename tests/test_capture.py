@@ -112,8 +112,8 @@ def test_the_prompts_last_state_is_there_before_anything_is_written(family, way)
     prompts = [PROMPTS[0], PROMPTS[0] + " The"] if way else PROMPTS
     needs = Needs((Feature(LAYERS, pool="prompt"), Feature((2,), pool="positions"), Feature((2,))))
     first, *others = needs.features
+    (ended,) = tiny_lm(family).generate(prompts[:1], max_new_tokens=1)[0].token_ids
     lm = tiny_lm(family)
-    (ended,) = {g.token_ids[0] for g in lm.generate(prompts[:1], max_new_tokens=1)}
     lm.model.generation_config.eos_token_id = [ended, 0]
     for count in (1, 6):
         made = lm.generate(prompts, max_new_tokens=count, needs=needs, **way)
