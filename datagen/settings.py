@@ -51,9 +51,10 @@ class Datagen(Reading):
     add (attn_out, mlp_out); lookback is how much each attention head looks at the prompt. A list takes
     several: [resid_post,lookback]"""
     pool: ReadPool | Several[ReadPool] = "mean"
-    """pooling over the tokens of the answer or entity. wiki also has tokens (a row for each) and
-    predicting (the state before the entity, which predicts it). A list takes several, except tokens:
-    [predicting,mean] makes one store with every pool of every site in one pass"""
+    """pooling over the tokens of the answer or entity. cot also has prompt (the state at the prompt's
+    last token, before the answer); wiki also has tokens (a row for each) and predicting (the state before
+    the entity, which predicts it). A list takes several, except tokens: [predicting,mean] makes one store
+    with every pool of every site in one pass"""
     dtype: Literal["float16", "float32", "fp8"] = "float16"
     """number format of stored states; fp8 has 8 bits and a scale for each vector"""
     label: Name = "em"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 if TYPE_CHECKING:
     import numpy as np
 
-Pool = Literal["mean", "last", "tokens", "predicting", "positions", "mind", "mind_tokens"]
+Pool = Literal["mean", "last", "prompt", "tokens", "predicting", "positions", "mind", "mind_tokens"]
 Site = Literal["resid_post", "resid_mid", "attn_out", "mlp_out", "lookback"]
 StopReason = Literal["eos", "stop", "length", "skipped"]
 
@@ -132,12 +132,13 @@ class Feature:
             between attention and MLP; "attn_out" and "mlp_out" are what those two add to it. "lookback" is
             the lookback ratios of all attention heads (:mod:`probers.capture.attention`), one vector of no
             single layer: ``layers`` must be (L,), the last.
-        pool: over the generated tokens "mean" or "last"; "tokens" keeps every one, "predicting" for each the
-            state before it, which predicted it (the first token's is the prompt's last), and "positions" the
-            prompt's last and every token; "mind" is the vector of Su et al. 2024 (MIND), of width 2 d: the
-            last token averaged over layers 1 to L, then the mean over tokens of the last layer after the
-            final norm: ``layers`` must be (L,). "mind_tokens" keeps what that vector is made of for every
-            token (:func:`probers.capture.pooling.pool_tokens`).
+        pool: over the generated tokens "mean" or "last"; "prompt" is the state at the prompt's last token,
+            before any is generated; "tokens" keeps every one, "predicting" for each the state before it,
+            which predicted it (the first token's is the prompt's last), and "positions" the prompt's last and
+            every token; "mind" is the vector of Su et al. 2024 (MIND), of width 2 d: the last token averaged
+            over layers 1 to L, then the mean over tokens of the last layer after the final norm: ``layers``
+            must be (L,). "mind_tokens" keeps what that vector is made of for every token
+            (:func:`probers.capture.pooling.pool_tokens`).
     """
 
     layers: tuple[int, ...]
@@ -221,7 +222,7 @@ class Generation:
         entropies: (n,) float32, nats, of the distribution that produced each token.
         states: for each feature of ``needs`` (layers, d) when it is pooled, (n, layers, d) for pools "tokens"
             and "predicting", (n + 1, layers, d) for "positions", (1, 2 d) for "mind", (n, 1, 2 d) for
-            "mind_tokens", layers in the feature's order; empty when no token was written.
+            "mind_tokens", layers in the feature's order; where no token was written only those of "prompt".
         prompt_offsets: [start, end) of each prompt token in ``prompt``.
         stop: "stop" is a stop string, sentence end or callable, "skipped" a prompt that was too long.
         top: (2, n) float32, the highest and the second highest probability of each token's distribution.

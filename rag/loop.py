@@ -30,8 +30,8 @@ from .protocol import (
     check_counts,
     check_readable,
     decide,
+    decide_before,
     filter_of,
-    refuse_nan,
 )
 from .queries.text import AnswerQuery
 from .traces import Answer, Listener, OpenQuestion, TraceFile
@@ -71,8 +71,8 @@ class _Rounds:
     def _begin(self, everyone: Sequence[OpenQuestion]) -> None:
         """Retrieve with the question where the trigger wants that before anything is generated."""
         trigger, prompt = self._rag.trigger, self._rag.prompt
-        verdicts = trigger.decide_before([self._state(each, each.prompt(prompt, "")) for each in everyone])
-        refuse_nan(trigger, verdicts, [each.question for each in everyone])
+        states = [self._state(each, each.prompt(prompt, "")) for each in everyone]
+        verdicts = decide_before(trigger, states)
         for each, verdict in zip(everyone, verdicts, strict=True):
             each.verdict = verdict
         fired = [each for each in everyone if each.verdict is None or each.verdict.fire]

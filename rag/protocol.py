@@ -125,7 +125,8 @@ class Trigger:
         takes: part of a text written from fetched passages that is accepted without judging it: "nothing",
             where the passages stay until others replace them; its first "sentence", or "all", where what
             follows is written without passages, and judged.
-        prober: the kind of heads that it reads states with: for whole "answers" or single "tokens".
+        prober: the kind of heads that it reads states with: for whole "answers", single "tokens", "entities"
+            or "prompts".
         served: it reads the scores of the server that writes.
         counts: it counts phrases in the retriever's index (:class:`Counts`).
     """
@@ -289,11 +290,20 @@ def as_trigger(part: Any) -> Trigger:
 def decide(trigger: Trigger, generations: Sequence[Generation], states: Sequence[State]) -> list[Decision]:
     """Decide on every generation; a NaN, which would pass for "certain", is refused (RunError)."""
     decisions = trigger.decide(generations, states)
-    refuse_nan(trigger, decisions, [state.question for state in states])
+    _refuse_nan(trigger, decisions, [state.question for state in states])
     return decisions
 
 
-def refuse_nan(trigger: Trigger, decisions: Sequence[Decision | None], questions: Sequence[Question]) -> None:
+def decide_before(trigger: Trigger, states: Sequence[State]) -> Sequence[Decision | None]:
+    """Ask a trigger with ``before`` about every question; a NaN is refused as by :func:`decide`."""
+    verdicts = trigger.decide_before(states)
+    _refuse_nan(trigger, verdicts, [state.question for state in states])
+    return verdicts
+
+
+def _refuse_nan(
+    trigger: Trigger, decisions: Sequence[Decision | None], questions: Sequence[Question]
+) -> None:
     """Stop if a trigger's score for a question is NaN (RunError)."""
     for decision, question in zip(decisions, questions, strict=True):
         if decision and (math.isnan(decision.score) or any(map(math.isnan, decision.token_scores))):

@@ -53,7 +53,7 @@ class Compare(Answering):
         default_factory=lambda: [
             "never", "always", "always_answer", "random", "oracle", "fixed_length", "fixed_sentence", "flare",
             "flare_mean", "entropy", "entropy_sentence", "rind_paper", "rind_released", "radio",
-            "before_entity", "entity_signal", "rarity", "llm_judge", "adaptive", "probing",
+            "before_entity", "entity_signal", "rarity", "llm_judge", "adaptive", "probing_before", "probing",
             "probing_entropy",
         ]
     )  # fmt: skip
@@ -85,6 +85,9 @@ class Compare(Answering):
     entity_prober: Name | None = None
     """prober of pool=predicting for before_entity (entity_signal reads entropy at the same place); null
     is prober= if it is one, else the newest of this model"""
+    prompt_prober: Name | None = None
+    """prober of pool=prompt for probing_before; null is prober= if it is one, else the newest of this
+    model"""
     classifier: Name | None = None
     """classifier of questions for adaptive; null is the newest of this model"""
     examples: Natural = 10

@@ -54,7 +54,7 @@ class FakeLM:
     Attributes:
         write: the continuation of a prompt, before limits and stops.
         entropy: of each word.
-        state: the pooled state, (4,), of a text, for every layer.
+        state: the pooled state, (4,), of a text, for every layer; of pool "prompt" that of the prompt.
         context: tokens that a prompt and what is written after it may have together.
         batch: texts that :meth:`generate_each` makes at once.
     """
@@ -122,7 +122,10 @@ class FakeLM:
             prompt, tuple(range(len(before))), offsets(before),
             tuple(range(len(parts))), text, offsets(parts),
             logprobs=-entropies, entropies=entropies, stop=reason, needs=needs,
-            states={each: self._states(text, each, len(parts)) for each in needs.features if parts},
+            states={
+                each: self._states(prompt if each.pool == "prompt" else text, each, len(parts))
+                for each in needs.features if parts or each.pool == "prompt"
+            },
             attention=self._attention(len(before), len(parts)) if needs.attention else None,
             top=np.exp(-entropies) * np.float32([[1], [0.5]]) if needs.top else None,
         )  # fmt: skip

@@ -35,6 +35,7 @@ MANY = Needs(
         Feature(LAYERS, pool="predicting"), Feature(LAYERS, pool="mean"), Feature(LAYERS, pool="last"),
         Feature((2, 1), pool="tokens"), Feature(LAYERS, pool="positions"), Feature((3,), pool="mind"),
         Feature((1, 3), "mlp_out", "mean"), Feature((1, 3), "attn_out", "predicting"),
+        Feature(LAYERS, pool="prompt"), Feature((3, 1), "attn_out", "prompt"),
     ),
     attention=True, top=True,
 )  # fmt: skip
@@ -76,6 +77,9 @@ def test_every_feature_is_what_transformers_says(family):
         normed = norm(torch.from_numpy(positions[:, 3])).detach()
         np.testing.assert_allclose(normed, hidden[3][p - 1 :], **CLOSE)
         np.testing.assert_array_equal(predicting, positions[:-1])
+        np.testing.assert_array_equal(one.states[Feature(LAYERS, pool="prompt")], positions[0])
+        added = one.states[Feature((1, 3), "attn_out", "predicting")][0, ::-1]
+        np.testing.assert_array_equal(one.states[Feature((3, 1), "attn_out", "prompt")], added)
         np.testing.assert_allclose(mean, positions[1:].mean(axis=0), **CLOSE)
         np.testing.assert_allclose(last, positions[-1], **CLOSE)
         np.testing.assert_allclose(tokens, stream[p:, [2, 1]], **CLOSE)  # layers in the order asked for
@@ -97,6 +101,36 @@ def assert_adds_up(states: Mapping[Feature, np.ndarray]) -> None:
         np.testing.assert_allclose(states[last], states[tokens][-1], **CLOSE)
     if MIDDLE in states:
         np.testing.assert_allclose(stream[:, :-1] + attention, states[MIDDLE], **CLOSE)
+
+
+@pytest.mark.parametrize("family", ["llama", "mpt"])
+@pytest.mark.parametrize("way", [{}, {"prefix": PROMPTS[0]}, {"draft": 4}])
+def test_the_prompts_last_state_is_there_before_anything_is_written(family, way):
+    """It is what transformers says of the prompt alone, also where the model then writes nothing."""
+    prompts = [PROMPTS[0], PROMPTS[0] + " The"] if way else PROMPTS
+    needs = Needs((Feature(LAYERS, pool="prompt"), Feature((2,), pool="positions"), Feature((2,))))
+    first, *others = needs.features
+    (ended,) = tiny_lm(family).generate(prompts[:1], max_new_tokens=1)[0].token_ids
+    lm = tiny_lm(family)
+    lm.model.generation_config.eos_token_id = [ended, 0]
+    for count in (1, 6):
+        made = lm.generate(prompts, max_new_tokens=count, needs=needs, **way)
+        assert not made[0].token_ids and [*made[0].states] == [first]
+        for one in made:
+            assert [*one.states] == ([first, *others] if one.token_ids else [first])
+            ids = torch.tensor([one.prompt_ids])
+            with torch.inference_mode():
+                hidden = plain(family)(input_ids=ids, output_hidden_states=True).hidden_states
+            expected = np.stack([states[0, -1].numpy() for states in hidden[:3]])
+            np.testing.assert_allclose(one.states[first][:3], expected, **CLOSE)
+
+
+def test_one_pass_is_enough_for_the_prompts_last_state():
+    for pool, passes in (("prompt", 1), ("mean", 2)):
+        lm, ran = tiny_lm(), []
+        lm.model.model.register_forward_hook(lambda *_, ran=ran: ran.append(None))
+        lm.generate(PROMPTS[:1], max_new_tokens=1, needs=Needs.of((1, 2), pool=pool))
+        assert len(ran) == passes
 
 
 @pytest.mark.parametrize("family", ["llama", "opt"])

@@ -69,9 +69,13 @@ def test_every_trigger_gets_what_it_needs(commands, caplog):
     assert compared.items() >= used.items()
     assert {given["seed"] for _, given in asked} == {"3"}
     assert len({given["out"] for _, given in asked}) == 7
-    # With these no method of the comparison is left out, but for those of a prober of pool=predicting.
+    # With these no method of the comparison is left out, but for those of probers of what comes before.
     cfg = cli.compose("compare", [f"{key}={value}" for key, value in compared.items()])
-    keys = {method.get("if_given") for method in cfg.methods.values()} - {None, "entity_prober"}
+    keys = {method.get("if_given") for method in cfg.methods.values()} - {
+        None,
+        "entity_prober",
+        "prompt_prober",
+    }
     assert keys == {"token_prober", "classifier"} and all(cfg[key] for key in keys)
     shown = caplog.text
     assert [f"[{i}/7]" in shown for i in range(1, 9)] == [True] * 7 + [False]

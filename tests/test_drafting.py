@@ -17,7 +17,7 @@ PROMPTS = [
     "The river Arl flows through the town. The river Arl flows through the town. The river",
     "Question: Where?\nAnswer:",
 ]
-POOLS = ("mean", "last", "tokens", "predicting")
+POOLS = ("mean", "last", "prompt", "tokens", "predicting")
 
 
 def told(lm, length=40, wrong=4) -> PrefixCache:

@@ -39,8 +39,9 @@ def test_a_feature_beside_others_is_the_same_alone(family, way):
     for feature in MANY.features:
         for one, other in zip(together, made(alone(feature)), strict=True):
             assert one.token_ids == other.token_ids
-            assert (feature in one.states) == (feature in other.states) == bool(one.token_ids)
-            if one.token_ids:
+            there = bool(one.token_ids) or feature.pool == "prompt"
+            assert (feature in one.states) == (feature in other.states) == there
+            if there:
                 assert one.states[feature].dtype == np.float32
                 np.testing.assert_array_equal(one.states[feature], other.state)
             np.testing.assert_array_equal(one.attention.rows, other.attention.rows)
@@ -98,8 +99,9 @@ def test_tokens_of_several_sites_are_a_row_each():
             np.testing.assert_array_equal(found, made.states[feature][token])
     assert token_pool("mean", "last", "tokens") == "tokens"
     assert token_pool("mean", "predicting") == "positions"
-    with pytest.raises(ValueError):
-        token_pool("mind", "mean")
+    for pools in (("mind", "mean"), ("prompt",), ("prompt", "mean")):
+        with pytest.raises(ValueError):
+            token_pool(*pools)
 
 
 def test_broken_states_and_logits_are_errors_that_say_where():

@@ -64,7 +64,7 @@ def test_windows_sinks_and_weights_that_modules_return(name):
         np.testing.assert_allclose(one.state[:, 0], by_definition(lm, one), **CLOSE)
 
 
-@pytest.mark.parametrize("pool", ["mean", "last", "tokens", "predicting"])
+@pytest.mark.parametrize("pool", ["mean", "last", "prompt", "tokens", "predicting"])
 def test_pools_and_other_features_beside_it(pool):
     lm = tiny_lm()
     stream, heads = Feature((1, 2), pool=pool), Feature(LAYER, "lookback", pool)
@@ -75,6 +75,7 @@ def test_pools_and_other_features_beside_it(pool):
     for one, other, positions in zip(made, again, whole, strict=True):
         expected = {
             "mean": positions.state[1:].mean(axis=0), "last": positions.state[-1],
+            "prompt": positions.state[0],
             "tokens": positions.state[1:], "predicting": positions.state[:-1],
         }[pool]  # fmt: skip
         np.testing.assert_allclose(one.states[heads], expected, **CLOSE)

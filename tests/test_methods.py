@@ -34,6 +34,7 @@ from probers.rag.triggers import (
     Never,
     Oracle,
     Probing,
+    ProbingBefore,
     Radio,
     Random,
     Rind,
@@ -89,12 +90,18 @@ def heads(pool="mean"):
     return linear_bank(pool=pool, position="entity" if pool == "predicting" else "generated")
 
 
+def wrongness(text):
+    """The state of a text, or of the prompt of a question that will be answered wrongly."""
+    ignorant = text.endswith("Answer:") and not asked(text)[1] and asked(text)[0] not in KNOWN
+    return [1.0 if ignorant or "Atlantis" in text else -1.0, 0, 0, 0]
+
+
 def told(trigger, **options):
     """A loop over ``prose`` with passages of which every query finds other ones."""
     options = {"query": Tail(), "max_retrievals": 4} | options
     finds = lambda q: [passage(f"Town is found by {q}"), *find(q)]  # noqa: E731
     rag, lm, retriever = make(trigger, writes=prose, entropy=hesitates, finds=finds, **options)
-    lm.state = lambda text: [1.0 if "Atlantis" in text else -1.0, 0, 0, 0]
+    lm.state = wrongness
     return rag, lm, retriever
 
 
@@ -111,6 +118,7 @@ EVERY = {
     "before_entity": lambda: BeforeEntity(heads("predicting"), threshold=0.7),
     "entity_signal": EntitySignal,
     "probing": lambda: Probing(heads()),
+    "probing_before": lambda: ProbingBefore(heads("prompt")),
     "llm_judge": LlmJudge,
     "adaptive": lambda: Adaptive(Strategies()),
     "random": lambda: Random(0.8),
@@ -259,6 +267,43 @@ def test_the_judge_is_asked_once_before_anything_is_written():
     assert scores == [[0.0], [1.0, 1.0]]
     untouched = told(LlmJudge(), max_retrievals=0)[0](QUESTIONS[3])
     assert (untouched.retrievals, untouched.counters.generations) == (0, 1)
+
+
+def test_a_head_on_the_prompt_saves_the_draft():
+    rag, lm, retriever = told(ProbingBefore(heads("prompt")), query=AnswerQuery())
+    known, unknown = rag.answer([QUESTIONS[2], QUESTIONS[3]])
+    plain = told(Never())[0].answer([QUESTIONS[2]])[0]
+    # One token that nobody reads, and then the answer, with passages or without.
+    assert (known.retrievals, known.counters.generations, known.text) == (0, 2, plain.text)
+    assert known.counters.tokens == plain.counters.tokens + 1
+    assert (unknown.retrievals, unknown.counters.generations) == (1, 2)
+    assert unknown.text == told(Always())[0].answer([QUESTIONS[3]])[0].text
+    assert retriever.queries == [QUESTIONS[3].question]
+    assert [p.startswith("Context:") for p in lm.prompts] == [False, False, False, True]
+    scores = [[r.decision.score for r in a.rounds if r.decision] for a in (known, unknown)]
+    assert scores == [[-2.0], [2.0, 2.0]]
+    limits = [[r.decision.threshold for r in a.rounds if r.decision] for a in (known, unknown)]
+    assert limits == [[0.0], [0.0, 2.0]]
+    untouched = told(ProbingBefore(heads("prompt")), max_retrievals=0)[0](QUESTIONS[3])
+    assert (untouched.retrievals, untouched.counters.generations) == (0, 1)
+
+
+def test_the_threshold_before_an_answer_is_chosen_from_the_verdicts():
+    """As that of a trigger which judges the answers, with the same scores, beside it."""
+    questions = [replace(QUESTIONS[i % 8], id=f"q{i}") for i in range(24)]
+    rag, lm, _ = told(Never())
+    town = lambda text: 0.1 * asked(text)[0]  # noqa: E731
+    lm.state = lambda text: [wrongness(text)[0] + (town(text) if text.endswith("Answer:") else 0), 0, 0, 0]
+    own = ProbingBefore(heads("prompt"), threshold=99.0)
+    found = tune(rag, {"before": own, "entropy": Entropy(0.5)}, questions)
+    assert [*found] == ["before", "entropy"]
+    scores = {q.question: 2 * lm.state(TESTBED_PROMPT.question(q.question))[0] for q in questions}
+    wrong = {q.question: not told(Never())[0](q).answer.startswith("Land") for q in questions}
+    highest = max(score for asks, score in scores.items() if not wrong[asks])
+    lowest = min(score for asks, score in scores.items() if wrong[asks])
+    assert found["before"].threshold == pytest.approx((highest + lowest) / 2, abs=0.01)  # half precision
+    assert highest < lowest
+    assert found["before"](np.array([lowest]))[0] > 0.5 > found["before"](np.array([highest]))[0]
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,18 @@ def test_a_head_stands_beside_the_signals_of_its_moment(examples: Examples) -> N
     assert any("pool=predicting" in note for note in late["notes"])
 
 
+def test_a_head_of_the_prompt_stands_in_the_table_before_the_answer(examples: Examples) -> None:
+    _, _, early = figures_of(examples, "prompt", "generated")
+    assert early["position"] == "answer" and early["before"]["head"] == early["after"]["head"] == "all layers"
+    assert names(early["before"], "joined") == {WITH_SIGNALS} and early["before"]["pairs"]
+    assert any("before it, still known then" in note for note in early["notes"])
+    texts = replace(examples, table=examples.table.drop(columns="condition"))
+    for given, told in ((examples, True), (texts, False)):  # labelled texts have no such store
+        _, _, late = figures_of(given, "mean", "generated")
+        assert late["before"]["head"] is None
+        assert any("pool=prompt" in note for note in late["notes"]) == told
+
+
 def test_figures_and_differences_are_those_of_the_scores(examples: Examples) -> None:
     trained, evaluator, figures = figures_of(examples, "predicting")
     rows, wrong = evaluator.test, evaluator.wrong
@@ -113,7 +125,7 @@ def test_a_store_without_signals_from_before_is_read_as_it_was() -> None:
     assert names(figures["moments"]["after"], "signal") == {*AFTER, "length", COMBINED}
     text = table(figures)
     assert "the store has no column entropy_before" in text
-    assert "before the answer" not in text and "after the answer" in text
+    assert "\nbefore the answer" not in text and "\nafter the answer" in text
 
 
 @pytest.mark.parametrize("pool", ["predicting", "mean"])

@@ -7,7 +7,6 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np

@@ -5,12 +5,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from omegaconf import OmegaConf
 from refusals import fails
 
 from probers import FeatureStore
 from probers.commands import main as cli
 from probers.datagen.run import features_to_read
+from probers.engine.model import CausalLM
+from probers.prompts import TESTBED_PROMPT
 from probers.store.joined import by_site, chosen
 from probers.types import Feature
 
@@ -26,7 +29,7 @@ def made(out: Path, *arguments: str) -> FeatureStore:
 @pytest.fixture(scope="module")
 def cot(tmp_path_factory: pytest.TempPathFactory) -> FeatureStore:
     out = tmp_path_factory.mktemp("cot") / "store"
-    return made(out, *COT, "pool=[last,mean]", "site=[resid_post,mlp_out]")
+    return made(out, *COT, "pool=[last,mean,prompt]", "site=[resid_post,mlp_out]")
 
 
 @pytest.fixture(scope="module")
@@ -41,12 +44,27 @@ def shards(path: Path, ending: str) -> list[bytes]:
 def test_one_run_makes_what_several_would(cot: FeatureStore, single: FeatureStore) -> None:
     """The files are those of the run for one feature alone, whichever it is."""
     places = [(spec.pool, spec.site) for spec in cot.features]
-    assert places == [(p, s) for p in ("last", "mean") for s in ("resid_post", "mlp_out")]
+    assert places == [(p, s) for p in ("last", "mean", "prompt") for s in ("resid_post", "mlp_out")]
     assert cot.feature(pool="mean", site="mlp_out").spec == single.spec and len(cot) == len(single) == 60
     assert shards(cot.path, "mean.mlp_out.safetensors") == shards(single.path, "safetensors")
     assert shards(cot.path, "parquet") == shards(single.path, "parquet")
     manifest = json.loads((single.path / "manifest.json").read_text())
     assert "more" not in manifest and manifest["config"]["pool"] == "mean"
+
+
+def test_the_state_before_an_answer_is_that_of_its_prompt(cot: FeatureStore, tmp_path: Path) -> None:
+    """Read alone it is the same, and as transformers has it of the prompt without the answer."""
+    alone = made(tmp_path / "alone", *COT, "pool=prompt")
+    read = cot.feature(pool="prompt", site="resid_post")
+    assert alone.spec == read.spec and (read.spec.pool, read.spec.position) == ("prompt", "generated")
+    assert shards(cot.path, "prompt.resid_post.safetensors") == shards(alone.path, "safetensors")
+    table = read.table().set_index("condition", append=True).xs("closed_book", level="condition")
+    lm, prompt = CausalLM.from_pretrained("testbed"), TESTBED_PROMPT
+    for row, question in [*table["question"].items()][:3]:
+        ids = torch.tensor([lm.tokenizer(prompt.question(question))["input_ids"]])
+        with torch.inference_mode():
+            hidden = lm.model(input_ids=ids, output_hidden_states=True).hidden_states[6][0, -1]
+        np.testing.assert_allclose(read.states([6])[row, 0], hidden, rtol=2e-3, atol=2e-3)
 
 
 @pytest.mark.parametrize("negatives", [pytest.param("generated", marks=pytest.mark.long), "untouched"])
@@ -107,6 +125,7 @@ def test_which_features_are_read() -> None:
     [
         ("source=wiki pool=[tokens,mean]", "pool=[tokens,mean]"), ("pool=[mean,mean]", "pool=[mean,mean]"),
         ("pool=[mean,predicting]", "source=cot has no pool=predicting"), ("pool=[]", "pool="),
+        ("source=wiki pool=prompt", "source=wiki has no pool=prompt: choose mean, last, predicting"),
         ("site=[mlp_out,mlp_out]", "site=[mlp_out,mlp_out]"), ("pool=[mean,median]", "pool="),
         ("site=[mlp_out] layers=[0,2]", "site=mlp_out has no layer 0"),
         ("pool=[mean,mind] site=[mlp_out]", "pool=mind"),

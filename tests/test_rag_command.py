@@ -22,6 +22,7 @@ from probers.commands.inputs import find_classifier, find_prober
 from probers.commands.runs import RunFolder
 from probers.data.splits import Seen
 from probers.rag.build import named_part
+from probers.rag.compare.methods import build_methods, complete
 from probers.types import Passage, RunError
 
 COMMON = ["questions=questions.jsonl", "corpus=corpus.jsonl", "limit=null"]
@@ -216,6 +217,8 @@ def test_an_out_folder_of_a_different_run_is_refused(rag):
         (["question=x?", "trigger=radio", "prober=prober"], "mismatch", "prober prober reads mean"),
         (["question=x?", "trigger=before_entity"], "no-artifact", "pool=predicting"),
         (["question=x?", "trigger=before_entity", "prober=prober"], "mismatch", "prober prober reads mean"),
+        (["question=x?", "trigger=probing_before"], "no-artifact", "--source cot pool=prompt"),
+        (["question=x?", "trigger=probing_before", "prober=prober"], "mismatch", "prober prober reads mean"),
         (["question=x?", "trigger=entity_signal", "trigger.signal=hope"], None, "trigger.signal=hope"),
         (["trigger=never", "corpus=missing.jsonl"], None, "missing.jsonl"),
         (["trigger=never", "trigger.rate=1"], None, "rate"),
@@ -281,7 +284,7 @@ def test_every_part_in_the_configuration_can_be_made(rag, server, monkeypatch):
     monkeypatch.setenv("ES_URL", server.url)
     token_banks(Path())
     classifier().save("adaptive")
-    banks = {"radio": "tokens", "before_entity": "entities"}
+    banks = {"radio": "tokens", "before_entity": "entities", "probing_before": "prompts"}
     for group in ("trigger", "query", "retriever"):
         for name in choices(group):
             given = {"bank": banks.get(name, "prober"), "classifier": "adaptive"}
@@ -300,9 +303,10 @@ def test_every_part_in_the_configuration_can_be_made(rag, server, monkeypatch):
 
 
 def token_banks(folder):
-    """Probers of single tokens, and of the states before entities."""
+    """Probers of single tokens, and of the states before entities and before answers."""
     for name, pool in (("tokens", "tokens"), ("entities", "predicting")):
         linear_bank(pool=pool, position="entity", seen=Seen({})).save_pretrained(folder / name)
+    linear_bank(pool="prompt", seen=Seen({})).save_pretrained(folder / "prompts")
 
 
 def classifier():
@@ -334,20 +338,34 @@ def test_the_newest_of_the_kind_that_is_wanted_is_taken(rag, caplog):
     classifier().save(runs / "adaptive")
     Seen({}).save(runs / "adaptive")
     classifier().save(runs / "adaptive of another")
-    for name in ("answers", "tokens", "entities", "adaptive", "answers of another", "adaptive of another"):
+    kinds = ("answers", "tokens", "entities", "prompts")
+    for name in (*kinds, "adaptive", "answers of another", "adaptive of another"):
         finished(runs / name, {"model": "x" if "another" in name else "testbed"})
     cfg = request("rag", [])
-    for kind in ("answers", "tokens", "entities"):
+    for kind in kinds:
         assert find_prober(cfg, kind) == f"runs/train/{kind}"
     assert find_prober(cfg) == "runs/train/answers"
     assert find_classifier(cfg) == "runs/train/adaptive"
     caplog.clear()
     for trigger, found in (
         ("probing", "prober: runs/train/answers"), ("radio", "prober: runs/train/tokens"),
-        ("before_entity", "prober: runs/train/entities"), ("adaptive", "classifier: runs/train/adaptive"),
+        ("before_entity", "prober: runs/train/entities"),
+        ("probing_before", "prober: runs/train/prompts"), ("adaptive", "classifier: runs/train/adaptive"),
     ):  # fmt: skip
         rag("question=Where is town 3?", f"trigger={trigger}")
         assert f"{found} (the newest" in caplog.text
+    # A comparison gives each method its own.
+    its = {
+        "radio": "tokens",
+        "before_entity": "entities",
+        "probing_before": "prompts",
+        "adaptive": "adaptive",
+    }
+    compared, notes = complete(request("compare", [f"triggers=[{','.join(its)}]"]))
+    assert not notes
+    for name, method in zip(its, build_methods(compared, bank=None), strict=True):
+        part = "classifier" if name == "adaptive" else "bank"
+        assert method.trigger.options[part] == f"runs/train/{its[name]}"
     # What was trained counts as the run's input, whether it was found or named.
     given = ("trigger=adaptive", "split=test", "limit=2")
     found, named = (

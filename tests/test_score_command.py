@@ -214,12 +214,14 @@ def test_what_else_is_wrong_with_a_request_is_named(place, caplog):
         score("out=b")
     write([])
     make_bank(loaded(place / "model"), head=AttentionPoolHead).save_pretrained(place / "pooling")
+    make_bank(loaded(place / "model"), pool="prompt").save_pretrained(place / "prompts")
     with fails("empty", "texts=texts.jsonl"):
         score()
     write(WRITTEN)
     for option, code, named in (
         ("texts=nowhere", "no-file", "texts=nowhere"), ("threshold=high", "bad-value", "threshold"),
         ("prober=nowhere", "no-artifact", "nowhere"), ("prober=pooling", "unsupported", "heads"),
+        ("prober=prompts", "unsupported", "pool=prompt"),
     ):  # fmt: skip
         with fails(code, named):
             score(option)

@@ -292,7 +292,7 @@ def test_what_is_listed(server: Running) -> None:
     (entry,) = server.client.models.list().data
     assert entry.id == "testbed" and entry.prober["pool"] == "tokens"
     assert {"probing", "flare", "rind", "never"} <= set(entry.triggers)
-    assert not {"oracle", "adaptive", "before_entity"} & set(entry.triggers)
+    assert not {"oracle", "adaptive", "before_entity", "probing_before"} & set(entry.triggers)
     assert entry.chat is False
 
 

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from fake_lm import NONE, SPEC, FakeLM, linear_bank
+from fake_lm import NONE, SPEC, FakeLM, linear_bank, passage
 from hypothesis import given
 from hypothesis import strategies as st
 from refusals import fails
 
-from probers.bank.calibration import EntropyModel
+from probers.bank.calibration import EntropyModel, Temperature
 from probers.bank.decision import Ensemble
 from probers.prompts import TESTBED_PROMPT
 from probers.rag.build import named_part
@@ -26,6 +26,7 @@ from probers.rag.triggers import (
     Never,
     Oracle,
     Probing,
+    ProbingBefore,
     Radio,
     Random,
     Rind,
@@ -529,6 +530,51 @@ def test_the_judge_asks_about_all_questions_at_once():
     assert lm.prompts[-1] == "Who? OK?"
 
 
+def before(**options):
+    """Heads of the prompt's last state, whose score is the sum of its first components over two layers."""
+    return ProbingBefore(bank(pool="prompt"), **options)
+
+
+def test_probing_before_reads_the_prompt_and_not_what_is_written():
+    spent = []
+    lm = FakeLM(
+        lambda prompt: " Ana. Or Quix.", state=lambda text: [1.0 if "Quix" in text else -0.5, 0, 0, 0]
+    )
+    asked = [state(lm, spend=spent.append), state(lm, spend=spent.append, passages=(passage("Quix"),))]
+    asked[1] = replace(asked[1], question=Question("p", "Where is Quix?"))
+    silent, fired = before().decide_before(asked)
+    assert (silent.score, silent.fire, fired.score, fired.fire) == (-1.0, False, 2.0, True)
+    # One call for all, of a token each and of the questions alone.
+    assert lm.batches == [2] and lm.prompts == [
+        TESTBED_PROMPT.question(q) for q in ("Who?", "Where is Quix?")
+    ]
+    assert [g.text for g in spent] == [" Ana."] * 2
+    assert [d.fire for d in before(threshold=3.0).decide_before(asked)] == [False, False]
+    assert before().decide_before([]) == []
+    # Nothing that is written changes it, and after the verdict it never fires.
+    for verdict in (silent, fired, None):
+        after = before()(generation(" Quix."), state(lm, verdict=verdict))
+        assert not after.fire and after.score == (0.25 if verdict is None else verdict.score)
+    assert before().needs == Needs() and not before().after
+
+
+def test_probing_before_takes_the_banks_threshold_and_calibration_and_the_prompt_of_its_training():
+    own = bank(pool="prompt", threshold=0.7, calibration=Temperature(2.0))
+    trigger = ProbingBefore(own)
+    lm = FakeLM(lambda prompt: "", state=lambda text: [0.3, 0, 0, 0])  # it ends without a token
+    (decision,) = trigger.decide_before([state(lm)])
+    assert (decision.threshold, trigger.record["threshold"], decision.fire) == (0.7, 0.7, False)
+    assert trigger.probability(np.array([1.0])) == own.probability(np.array([1.0]))
+    trigger.check(SPEC, TESTBED_PROMPT)
+    with fails("mismatch", "prompt"):
+        trigger.check(SPEC, replace(TESTBED_PROMPT, answer_cue="Hence"))
+    with fails("mismatch", "model"):
+        trigger.check(replace(SPEC, revision="r2"), TESTBED_PROMPT)
+    skipped = replace(generation(""), stop="skipped")
+    (decision,) = trigger.decide_before([replace(state(lm), generate=lambda *_, **__: [skipped])])
+    assert not decision.fire
+
+
 @pytest.mark.parametrize(
     ("make", "code", "named"),
     [
@@ -548,6 +594,11 @@ def test_the_judge_asks_about_all_questions_at_once():
         (lambda: Probing(bank(), combine="best"), "unknown-choice", "trigger.combine=best"),
         (lambda: Probing(bank(), combine="mean"), "unknown-choice", "trigger.combine=mean"),
         (lambda: Probing(bank(), combine="stacked"), "unknown-choice", "trigger.combine=stacked"),
+        (lambda: Probing(bank(pool="prompt")), "mismatch", "trigger=probing_before"),
+        (lambda: Radio(bank(pool="prompt")), "mismatch", "pool=tokens"),
+        (lambda: ProbingBefore(bank()), "mismatch", "pool=prompt"),
+        (lambda: ProbingBefore(token_bank()), "mismatch", "reads tokens states"),
+        (lambda: ProbingBefore(None), "no-artifact", "--source cot pool=prompt"),
         (lambda: Probing(None), "no-artifact", "probers-datagen --source cot"),
         (lambda: Probing("no/such/folder"), "no-artifact", "no/such/folder"),
         (lambda: Probing(bank(), threshold=0.1, theta=0.1), "conflict", "trigger.theta=0.1"),

@@ -65,6 +65,7 @@ def test_a_scheduler_of_our_own_only_where_the_last_token_must_be_read(
     ("site", "model", "code", "named"),
     [
         ("mlp_out", {}, "unsupported", "site=mlp_out"),
+        ("resid_post", {"pool": "prompt"}, "unsupported", "trigger=probing_before"),
         ("resid_post", {"attn": "eager"}, "unsupported", "model.attn"),
         ("resid_post", {"name": "no/folder/here"}, "model", "model=no/folder/here"),
     ],
@@ -72,7 +73,8 @@ def test_a_scheduler_of_our_own_only_where_the_last_token_must_be_read(
 def test_what_vllm_cannot_do_is_refused_before_it_starts(
     lm: CausalLM, tmp_path: Path, site: str, model: dict[str, Any], code: Any, named: str
 ) -> None:
-    make_bank(lm, site).save_pretrained(tmp_path)
+    make_bank(lm, site, model.get("pool", "tokens")).save_pretrained(tmp_path)
+    model = {key: value for key, value in model.items() if key != "pool"}
     with fails(code, named):
         command(asked(model), str(tmp_path))
 

@@ -15,6 +15,7 @@ from probers.types import Feature, Needs
 DEPTH = 3
 POOLS: list[tuple[Any, tuple[int, ...]]] = [
     ("predicting", (0, 2)), ("tokens", (1, 3)), ("positions", (0, 1, 2, 3)), ("mean", (2,)), ("last", (3, 1)),
+    ("prompt", (0, 2)),
     ("mind", (DEPTH,)), ("mind_tokens", (DEPTH,)),
 ]  # fmt: skip
 
@@ -52,6 +53,15 @@ def test_states_of_every_pool_as_places_come(
     assert [*found.states] == [*want.states] == [*needs.features]
     for feature, have in found.states.items():
         np.testing.assert_allclose(have, want.states[feature], rtol=1e-5, atol=1e-5)
+
+
+def test_a_text_without_a_token_has_the_state_before_it_alone() -> None:
+    needs = Needs((Feature((1, 2), pool="prompt"), Feature((1, 2), pool="positions"), Feature((1, 2))))
+    record = TextRecord(needs, 0)
+    record.add({(1, 2): torch.arange(32.0).view(2, 2, 8)}, 2)
+    found = record.recorded(0).states
+    assert [*found] == [needs.features[0]]
+    np.testing.assert_array_equal(found[needs.features[0]], np.arange(16.0).reshape(2, 8))
 
 
 def test_the_first_broken_state_is_named_by_token_and_layer() -> None:

@@ -241,15 +241,18 @@ def test_a_row_that_has_ended_fires_no_more() -> None:
     np.testing.assert_array_equal(stop.fired, np.argsort(np.argsort(highest)) >= 3)
 
 
-def test_heads_that_pool_tokens_themselves_are_refused() -> None:
+def test_heads_that_pool_tokens_themselves_and_heads_of_prompts_are_refused() -> None:
     own, spec = Loop(), tiny_lm().spec
     own.bank = ProbeBank(
         FeatureSpec(spec, (2,), spec.width, pool="tokens"), AttentionPoolHead(["a"], spec.width)
     )
     before = hooks(own.model)
-    for ask in (own.watch, partial(own.watch, per="token"), own.stop):
-        with fails("unsupported", "score_spans"):
-            ask()
+    pooled = FeatureSpec(spec, (2,), spec.width, pool="prompt")
+    for named in ("score_spans", "pool=prompt"):
+        for ask in (own.watch, partial(own.watch, per="token"), own.stop):
+            with fails("unsupported", named):
+                ask()
+        own.bank = ProbeBank(pooled, ProbingRagHead(["a"], spec.width))
     assert hooks(own.model) == before
 
 

@@ -26,6 +26,9 @@ from .data import Examples
 Moment = Literal["before", "after"]
 MOMENTS: tuple[Moment, ...] = get_args(Moment)
 
+#: Pools of a state that is known before a text.
+_KNOWN = ("prompt", "predicting")
+
 COMBINED, WITH_SIGNALS = "signals combined", "head + signals"
 
 #: Positions whose texts are a part of what the model wrote.
@@ -65,7 +68,7 @@ def known(moment: Moment, trained: Trained, examples: Examples) -> dict[str, lis
     score is not overconfident.
     """
     heads: list[Detector] = []
-    if moment == "after" or trained.bank.spec.pool == "predicting":
+    if moment == "after" or trained.bank.spec.pool in _KNOWN:
         best = trained.layers[trained.best]
         heads = [replace(trained.saved, name=best.name if len(trained.layers) == 1 else ENSEMBLE)]
         if len(trained.layers) > 1:
@@ -264,8 +267,9 @@ def _notes(examples: Examples, spec: FeatureSpec) -> list[str]:
     lacking = [column for column in BEFORE if column not in examples.table]
     if lacking:
         found.append(f"no signals from before a text: the store has no column {lacking[0]}, make it again")
-    if spec.pool == "predicting":
-        found.append("after the entity the prober's score is that of the state before it, still known then")
-    elif spec.position == "entity":
-        found.append("no head reads the state before the entity: that is a store of pool=predicting")
+    what, pool = ("entity", "predicting") if spec.position == "entity" else ("answer", "prompt")
+    if spec.pool in _KNOWN:
+        found.append(f"after the {what} the prober's score is that of the state before it, still known then")
+    elif what == "entity" or "condition" in examples.table:  # labelled texts have no such store
+        found.append(f"no head reads the state before the {what}: that is a store of pool={pool}")
     return found

@@ -276,6 +276,8 @@ def write_card(bank: ProbeBank, figures: Json, *, data: Sequence[Path], source: 
     """Render ``README.md``; ``source`` is the kind of examples in the stores ``data``, e.g. "cot"."""
     spec = bank.spec
     over = f"{spec.pool} over the {spec.position} tokens"
+    if spec.pool == "prompt":
+        over = "the prompt's last token, before anything is written"
     if bank.aggregate is not None:
         over = f"each of the {spec.position} tokens, joined by their {bank.aggregate}"
     beaten_by = [
@@ -300,7 +302,9 @@ def write_card(bank: ProbeBank, figures: Json, *, data: Sequence[Path], source: 
 
 def rag_command(bank: ProbeBank, out: str | Path) -> str | None:
     """Show how to answer questions with the prober as trigger; None where no trigger takes it."""
-    triggers = {"predicting": "before_entity query=cioqf", "tokens": "radio query=cioqf"}
+    triggers = {
+        "predicting": "before_entity query=cioqf", "tokens": "radio query=cioqf", "prompt": "probing_before",
+    }  # fmt: skip
     trigger = triggers.get(bank.spec.pool, "probing" if bank.spec.position == "generated" else "")
     if bank.head.tokens or not trigger:
         return None

@@ -159,7 +159,8 @@ def _next(bank: ProbeBank, out: Path, further: Sequence[Path]) -> str:
     from .report import rag_command
 
     command = rag_command(bank, out)
-    if command is not None and further and bank.spec.pool != "tokens":
+    answers = bank.spec.position == "generated" and bank.spec.pool not in ("tokens", "prompt")
+    if command is not None and further and answers:
         listed = ",".join(map(str, [out, *further]))
         return f"probers-compare triggers=[never,probing] probers=[{listed}]"
     if command is not None:

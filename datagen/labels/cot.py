@@ -88,7 +88,7 @@ class CotBuilder(LabelBuilder):
 
     item_name = unit_name = "question"
     wrong_name = "wrong"
-    pools = ("mean", "last", "mind")
+    pools = ("mean", "last", "mind", "prompt")
     position = "generated"
     balance_by = ("split", "condition")
     parts = 2

@@ -20,8 +20,8 @@ from ..types import Pool
 
 #: Pools that keep a vector for every token; of all others a text has one.
 PER_TOKEN: tuple[Pool, ...] = ("tokens", "predicting", "positions", "mind_tokens")
-#: Those of them that begin with the state before the first token.
-BEFORE: tuple[Pool, ...] = ("predicting", "positions")
+#: Pools that begin with the state before the first token; "prompt" is nothing else.
+BEFORE: tuple[Pool, ...] = ("prompt", "predicting", "positions")
 
 
 def all_finite(states: Tensor) -> Tensor:
@@ -33,7 +33,12 @@ def all_finite(states: Tensor) -> Tensor:
 
 
 def token_pool(*pools: Pool) -> Pool:
-    """Pool to record so that :func:`pool_tokens` can compute any of ``pools`` for any part of a text."""
+    """Pool to record so that :func:`pool_tokens` can compute any of ``pools`` for any part of a text.
+
+    ValueError for pools that no one recording has, and for "prompt", which is of no part of a text.
+    """
+    if "prompt" in pools:
+        raise ValueError("pool=prompt is the state before a text, not that of a part of it")
     kept = {"mind_tokens" if p == "mind" else p if p in PER_TOKEN else "tokens" for p in pools}
     if len(kept) > 1 and "mind_tokens" in kept:
         raise ValueError(f"{pools} are not made of the same states")
@@ -143,12 +148,13 @@ class GrowingPool:
     """One feature of ``rows`` texts that grow: tokens that may still be cut wait, the others are pooled.
 
     Places count from the first state that belongs to a text, which with ``positions`` is the one before its
-    first token. What is pooled lies on ``device``, or where the states are.
+    first token; ``prompt`` has that place alone. What is pooled lies on ``device``, or where the states are.
     """
 
     def __init__(self, pool: Pool, rows: int, device: torch.device | None = None) -> None:
         self._pool, self._rows, self._device = pool, rows, device
-        self._more = int(pool == "positions")  # states a text has beside its tokens'
+        self._more = int(pool in ("positions", "prompt"))  # states a text has beside its tokens'
+        self._most = 1 if pool == "prompt" else None  # places that are read
         self._waiting = Waiting()
         self._pooled = StreamingPool(pool, rows)
         self._tokens: list[list[Tensor]] = [[] for _ in range(rows)]
@@ -156,13 +162,16 @@ class GrowingPool:
 
     def add(self, first: int, rows: Tensor, states: Tensor) -> None:
         """Take states (b, q, layers, d) of q places of the texts ``rows`` (b,), from ``first`` on."""
+        if self._most is not None:
+            states = states[:, : max(0, self._most - first)]
         vectors = token_vectors(states, self._pool)
         for place, each in enumerate(zip(vectors.unbind(1), all_finite(states).unbind(1), strict=True)):
             self._waiting.add(first + place, rows, *each)
 
     def drop(self, count: int) -> None:
         """Take back the last ``count`` places."""
-        self._waiting.drop(count)
+        if self._most is None:
+            self._waiting.drop(count)
 
     def commit(self, upto: int, kept: Mapping[int, int]) -> None:
         """Pool the waiting tokens below ``upto``; ``kept`` is how many rows that have ended keep."""
@@ -189,8 +198,11 @@ class GrowingPool:
         return row, max(0, place - self._more), layer
 
     def value(self, row: int, kept: int) -> np.ndarray | None:
-        """Committed float32 states as :class:`probers.types.Generation` has them; None of no tokens."""
-        if not kept or not self._finite:
+        """Committed float32 states as :class:`probers.types.Generation` has them; None where there are none.
+
+        A text without a token has none but that of ``prompt``.
+        """
+        if not self._finite or not (kept or self._pool == "prompt"):
             return None
         if self._pool in PER_TOKEN:
             return torch.stack(self._tokens[row]).numpy()
@@ -205,8 +217,11 @@ class WholePool:
 
     def __init__(self, pool: Pool, scored: Tensor) -> None:
         self._pool, self._texts = pool, scored
-        # The position before a text's first token is its own too.
-        self._scored = torch.nn.functional.pad(scored, (0, 1), value=True) if pool == "positions" else scored
+        self._scored = scored
+        if pool in ("positions", "prompt"):  # the position before a text's first token is its own too
+            self._scored = torch.nn.functional.pad(scored, (0, 1), value=True)
+        if pool == "prompt":  # the mean of which is that state itself
+            self._scored &= ~torch.nn.functional.pad(scored, (1, 0), value=False)
         self._finite: list[Tensor] = []  # (batch, T) per layer, in the order in which the pass came to them
 
     def layer(self, states: Tensor) -> Tensor:

@@ -32,10 +32,14 @@ class FeatureRecorder(GrowingPool):
         self.tap = tap_of(model, feature)
         # What was read at a token is kept for the one after it where that is what it predicts.
         self._ahead = int(feature.pool in BEFORE)
+        self.goes_on = feature.pool != "prompt"  # tokens are read as well
         self._count = 0  # positions that are read
-        self.read_last(self._ahead)
+        self._read(self._ahead)
 
     def read_last(self, count: int) -> None:
+        self._read(count if self.goes_on else 0)
+
+    def _read(self, count: int) -> None:
         self.tap.read_last(count)
         self._count = count
 
@@ -99,8 +103,8 @@ class CaptureSession(ExitStack):
     """Reads the last positions of a batch's passes, and pools those of the tokens that are kept.
 
     Before a pass :meth:`read_last` says how many positions to read, and after it :meth:`take` takes them.
-    Rows have ``prompts`` tokens and write at most ``limit``. ``reads`` tells whether anything is read but
-    logits.
+    Rows have ``prompts`` tokens and write at most ``limit``. ``reads`` tells whether anything of their tokens
+    is read but logits.
     """
 
     def __init__(self, model: Any, needs: Needs, prompts: Sequence[int], limit: int) -> None:
@@ -111,7 +115,7 @@ class CaptureSession(ExitStack):
         if needs.attention:
             self._attention = AttentionRecorder(model, needs.attention_layer, prompts, limit)
             self._all.append(self._attention)
-        self.reads = bool(self._all)
+        self.reads = needs.attention or any(each.goes_on for each in self._features.values())
         self._kept: dict[int, int] = {}
 
     def __enter__(self) -> Self:

@@ -36,6 +36,7 @@ COMPONENTS: dict[str, dict[str, str]] = {
         "oracle": "rag.triggers.Oracle",
         "p_true": "rag.triggers.PTrue",
         "probing": "rag.triggers.Probing",
+        "probing_before": "rag.triggers.ProbingBefore",
         "radio": "rag.triggers.Radio",
         "random": "rag.triggers.Random",
         "rarity": "rag.triggers.Rarity",

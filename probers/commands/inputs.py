@@ -129,8 +129,8 @@ def prompt_files(settings: Any) -> tuple[str, ...]:
     return () if file is None else (str(file),)
 
 
-#: Probers score whole generated answers, single tokens, or entities before they are written.
-ProberKind = Literal["answers", "tokens", "entities"]
+#: Probers score whole generated answers, single tokens, entities before they are written, or prompts.
+ProberKind = Literal["answers", "tokens", "entities", "prompts"]
 
 #: By kind: its trigger, its description, the commands that make one, and the option that names it.
 _TRAINED: dict[ProberKind | Literal["questions"], tuple[str, str, str, str, str]] = {
@@ -139,6 +139,10 @@ _TRAINED: dict[ProberKind | Literal["questions"], tuple[str, str, str, str, str]
     "entities": (
         "before_entity", "prober of entities before they are written", "--source wiki pool=predicting",
         "layer=all", "prober=PATH",
+    ),
+    "prompts": (
+        "probing_before", "prober of the state before an answer", "--source cot pool=prompt", "layer=all",
+        "prober=PATH",
     ),
     "questions": (
         "adaptive", "classifier of questions", "--source cot", "head=adaptive",
@@ -165,7 +169,7 @@ def find_prober(settings: Any, *kinds: ProberKind, asks: str | None = None, leve
             of = _TRAINED[kind][1].removeprefix("prober ")
             log.log(level, "prober: %s (the newest %s for model=%s)", found, of, model)
             return str(found)
-    if kinds != ("entities",) and (own := shipped(model)) is not None:
+    if not {"entities", "prompts"}.issuperset(kinds) and (own := shipped(model)) is not None:
         log.log(level, "prober: %s (comes with probers; of the tokens of entities in articles)", own)
         return own
     _none(model, kinds[0], asks)
@@ -187,7 +191,7 @@ def _none(model: str, kind: ProberKind | Literal["questions"], asks: str | None 
 
 
 def newest_prober(kind: ProberKind, *, model: str, root: Path = Path("runs")) -> Path | None:
-    """Find the newest complete prober of a model that scores answers, tokens or entities."""
+    """Find the newest complete prober of a model that scores things of a kind."""
 
     def fits(folder: Path, _: Mapping[str, Any]) -> bool:
         config = _config(folder)
@@ -198,7 +202,10 @@ def newest_prober(kind: ProberKind, *, model: str, root: Path = Path("runs")) ->
             return spec.get("pool") == "tokens" and config.get("aggregate") is not None
         if kind == "entities":
             return spec.get("position") == "entity" and spec.get("pool") == "predicting"
-        return spec.get("position") == "generated" and spec.get("pool") not in ("tokens", "predicting")
+        if kind == "prompts":
+            return spec.get("position") == "generated" and spec.get("pool") == "prompt"
+        others = ("tokens", "predicting", "prompt")
+        return spec.get("position") == "generated" and spec.get("pool") not in others
 
     return newest_run("train", fits, model=model, root=root)
 

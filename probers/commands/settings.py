@@ -36,7 +36,7 @@ Names = Name | list[Name]
 Resamples = Annotated[int, Limits(ge=100)]
 Split = Literal["train", "validation", "test"]
 #: Pools that a store may hold.
-ReadPool = Literal["mean", "last", "mind", "tokens", "predicting"]
+ReadPool = Literal["mean", "last", "mind", "prompt", "tokens", "predicting"]
 Several = Annotated[list[_Each], Limits("a list of these", min_length=1)]
 OnBadLine = Literal["error", "skip"]
 

@@ -58,9 +58,16 @@ class Prober(Protocol):
 def check_growing(bank: Prober, *, whole: bool = False) -> None:
     """Refuse heads that cannot score a text token by token (UserError).
 
-    Heads that pool sentences or spans need to know where these end: they score ``whole`` texts only.
+    Heads that pool sentences or spans need to know where these end: they score ``whole`` texts only. Heads of
+    the prompt's last state know nothing of a text.
     """
     spec = bank.spec
+    if spec.pool == "prompt":
+        raise UserError(
+            "this prober reads pool=prompt, the state before a text is written, and cannot score the text: "
+            "use it in trigger=probing_before, or train one on another pool (mean, tokens, ..)",
+            code="unsupported",
+        )
     if not whole and spec.pool not in PER_TOKEN and spec.position in ("span", "sentence", "claim"):
         raise UserError(
             f"this prober pools every {spec.position} by itself, whose end is not known while a text grows: "

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from probers.commands.components import Component
-from probers.commands.inputs import newest_classifier, newest_prober
+from probers.commands.inputs import ProberKind, newest_classifier, newest_prober
 from probers.equivalence import EntityMatcher
-from probers.types import Passage, Retriever, UserError
+from probers.types import Passage, Pool, Retriever, UserError
 
 from ..build import for_engine, for_other, named_part, unserved, with_bank
 from ..loop import RAG
@@ -31,8 +31,16 @@ TRAINED = {
     "'probers-train head=radio'",
     "entity_prober": "make a prober of entities before they are written with 'probers-datagen --source wiki "
     "pool=predicting' and 'probers-train layer=all'",
+    "prompt_prober": "make a prober of the state before an answer with 'probers-datagen --source cot "
+    "pool=prompt' and 'probers-train layer=all'",
     "classifier": "make a classifier of questions with 'probers-datagen --source cot' and 'probers-train "
     "head=adaptive'",
+}
+#: Pool and kind of those that are probers.
+_PROBERS: dict[str, tuple[Pool, ProberKind]] = {
+    "token_prober": ("tokens", "tokens"),
+    "entity_prober": ("predicting", "entities"),
+    "prompt_prober": ("prompt", "prompts"),
 }
 _MAY_HAVE = ("trigger_options", "query_options", "retriever", "retriever_options", "if_given", "tune")
 
@@ -267,7 +275,16 @@ def complete(settings: Compare) -> tuple[Compare, list[str]]:
     for key, part in found.items():
         if part is not None:
             log.info("%s: %s", key, part)
-    return replace(settings, triggers=[name for name in names if name not in missing], **found), notes
+    methods = {name: _given(entry, found) for name, entry in settings.methods.items()}
+    left = [name for name in names if name not in missing]
+    return replace(settings, triggers=left, methods=methods, **found), notes
+
+
+def _given(entry: Mapping[str, Any], found: Mapping[str, str | None]) -> Mapping[str, Any]:
+    """A method with the part that its ``if_given`` names, where its trigger has none."""
+    options, part = entry.get("trigger_options") or {}, found.get(str(entry.get("if_given")))
+    lacking = [name for name in ("bank", "classifier") if name in options and options[name] is None]
+    return {**entry, "trigger_options": {**options, **dict.fromkeys(lacking, part)}} if lacking else entry
 
 
 def _of_engine(settings: Compare) -> tuple[list[str], list[str]]:
@@ -316,8 +333,8 @@ def _available(settings: Compare, key: str) -> str | None:
     if key == "classifier":
         found = newest_classifier(model=model)
     else:
-        pool = "tokens" if key == "token_prober" else "predicting"
+        pool, kind = _PROBERS[key]
         if settings.prober is not None and ProbeBank.from_pretrained(settings.prober).spec.pool == pool:
             return settings.prober
-        found = newest_prober("tokens" if key == "token_prober" else "entities", model=model)
+        found = newest_prober(kind, model=model)
     return None if found is None else str(found)

@@ -30,7 +30,7 @@ from probers.evaluation.answers import MATCH, Rule, right_by_em
 from probers.types import Decision, Generation, Needs, Question
 
 from ..loop import RAG
-from ..protocol import UNANSWERED, State, Trigger, decide, verdict
+from ..protocol import UNANSWERED, State, Trigger, decide, decide_before, verdict
 from ..traces import Counters
 from .outcomes import TOKENS, figures_of
 
@@ -184,7 +184,10 @@ def record_once(
 
 @dataclass
 class _Recorder(Trigger):
-    """Records the triggers' scores of every answer, and retrieves anyway."""
+    """Records the triggers' scores of every answer, and retrieves anyway.
+
+    A trigger that decides before anything is written, and never after, has its verdict's score.
+    """
 
     triggers: Mapping[str, Trigger]
     seen: dict[str, list[Step]] = field(default_factory=dict)  # by question
@@ -203,9 +206,9 @@ class _Recorder(Trigger):
         asked = {}
         for name, trigger in self.triggers.items():
             own = [replace(s, spend=self._spent[s.question.id, name].add) for s in states]
-            asked[name] = decide(trigger, generations, own)
+            asked[name] = _scores(trigger, generations, own)
         for i, (generation, state) in enumerate(zip(generations, states, strict=True)):
-            scores = {name: decisions[i].score for name, decisions in asked.items()}
+            scores = {name: found[i] for name, found in asked.items()}
             texts = self._spent[state.question.id, None]
             texts.add(generation)
             whole = replace(texts)
@@ -221,6 +224,15 @@ class _Recorder(Trigger):
                 if trigger.reads_answer and state.asked is not None:  # it has it asked for in every round
                     spent[name].add(state.asked, forced=True)
         return [verdict(1.0, 0.5)] * len(generations)
+
+
+def _scores(trigger: Trigger, generations: Sequence[Generation], states: Sequence[State]) -> list[float]:
+    decisions: Sequence[Decision | None]
+    if trigger.before and not trigger.after:
+        decisions = decide_before(trigger, states)
+    else:
+        decisions = decide(trigger, generations, states)
+    return [0.0 if decision is None else decision.score for decision in decisions]
 
 
 def together(triggers: Mapping[str, Trigger], needs: Needs | None = None) -> list[dict[str, Trigger]]:

@@ -12,7 +12,7 @@ from probers.types import lazily
 if TYPE_CHECKING:
     from ..protocol import LookAhead, State, Trigger
     from .before_entity import BeforeEntity, EntitySignal
-    from .probing import Probing, Radio, ServedProbing
+    from .probing import Probing, ProbingBefore, Radio, ServedProbing
     from .rarity import Rarity
     from .rules import Adaptive, Always, FixedLength, FixedSentence, LlmJudge, Never, Oracle, Random
     from .sampled import (
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 __all__ = [
     "Adaptive", "Always", "BeforeEntity", "Eigenscore", "EntitySignal", "Entropy", "FixedLength",
     "FixedSentence", "Flare", "LexicalSimilarity", "LlmJudge", "LookAhead", "Never", "Oracle", "PTrue",
-    "Probing", "Radio", "Random", "Rarity", "Rind", "SelfConsistency", "SemanticEntropy", "ServedProbing",
-    "State", "Trigger", "Verbalised",
+    "Probing", "ProbingBefore", "Radio", "Random", "Rarity", "Rind", "SelfConsistency", "SemanticEntropy",
+    "ServedProbing", "State", "Trigger", "Verbalised",
 ]  # fmt: skip
 
 __getattr__ = lazily("probers.rag", {
     "protocol": "LookAhead State Trigger",
     "triggers.before_entity": "BeforeEntity EntitySignal",
-    "triggers.probing": "Probing Radio ServedProbing",
+    "triggers.probing": "Probing ProbingBefore Radio ServedProbing",
     "triggers.rarity": "Rarity",
     "triggers.rules": "Adaptive Always FixedLength FixedSentence LlmJudge Never Oracle Random",
     "triggers.sampled": "Eigenscore LexicalSimilarity PTrue SelfConsistency SemanticEntropy Verbalised",

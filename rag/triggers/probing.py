@@ -1,4 +1,4 @@
-"""Triggers that read hidden states with trained heads: Probing-RAG on whole answers, RaDIO on tokens."""
+"""Triggers that read hidden states with trained heads: of whole answers, of the prompt, or of tokens."""
 
 from __future__ import annotations
 
@@ -67,6 +67,14 @@ class ReadsBank(Trigger):
     def check(self, model: ModelSpec, prompt: PromptTemplate) -> None:
         self._bank.check_model(model)
 
+    def check_prompt(self, prompt: PromptTemplate) -> None:
+        """Refuse another prompt than that of the prober's training answers (UserError)."""
+        trained = self._bank.spec.prompt
+        if trained and trained != prompt.fingerprint:
+            told = f"the prober was trained on answers to the prompt {trained}"
+            now = f"{prompt.fingerprint} ({prompt.name})"
+            raise UserError(f"{told}, but the prompt now is {now}: use the same prompt for both", "mismatch")
+
     def by_token(
         self, generations: Sequence[Generation], chances: Callable[[np.ndarray], np.ndarray]
     ) -> list[np.ndarray]:
@@ -125,6 +133,8 @@ class Probing(ReadsBank):
     def __post_init__(self, theta: float | None) -> None:
         bank, given = self.load(), _threshold(self.threshold, theta)
         of_tokens = bank.spec.pool == "tokens"
+        if bank.spec.pool == "prompt":
+            raise self.unfit("generated text", "the state before it (use trigger=probing_before)")
         if bank.spec.pool == "predicting" or (bank.spec.position != "generated" and not of_tokens):
             raise self.unfit("generated text", f"{bank.spec.pool} states of {bank.spec.position} tokens")
         recombined = False
@@ -146,11 +156,8 @@ class Probing(ReadsBank):
 
     def check(self, model: ModelSpec, prompt: PromptTemplate) -> None:
         super().check(model, prompt)
-        trained = self._bank.spec.prompt
-        if self._recognise is None and trained and trained != prompt.fingerprint:
-            told = f"the prober was trained on answers to the prompt {trained}"
-            now = f"{prompt.fingerprint} ({prompt.name})"
-            raise UserError(f"{told}, but the prompt now is {now}: use the same prompt for both", "mismatch")
+        if self._recognise is None:
+            self.check_prompt(prompt)
 
     @property
     def probability(self) -> Callable[[np.ndarray], np.ndarray] | None:
@@ -193,6 +200,85 @@ def _part(generation: Generation, start: int, end: int) -> Generation:
     """Tokens [start, end) of a generation, with the fields its signals need."""
     names = ("token_ids", "entropies", "logprobs")
     return replace(generation, **{name: getattr(generation, name)[start:end] for name in names})
+
+
+@dataclass
+class ProbingBefore(ReadsBank):
+    """Retrieves once, with the question, where heads expect a wrong answer before anything is written.
+
+    They read the state at the prompt's last token, without passages, as the value head of P(IK) does
+    (Kadavath et al. 2022, "Language Models (Mostly) Know What They Know", section 5). Where it fires no draft
+    is written; where it does not, the answer is written without retrieval, and nothing is judged after that.
+    Reading the states is one call of the model for all questions, for one token each, which counts as a
+    generation.
+
+    Attributes:
+        bank: heads of ``pool=prompt``, or folder or hub id of a prober; in commands, null is the one of
+            prober=.
+        threshold: fires when the score is above it; None takes the one that the bank chose on its validation
+            questions.
+    """
+
+    bank: ProbeBank | str | None = None
+    threshold: float | None = None
+    _bank: ProbeBank = field(init=False, repr=False)
+    _threshold: float = field(init=False, repr=False)
+
+    before = True
+    after = False
+    decides_by = "question"
+    prober = "prompts"
+    make = (
+        "make one of the state before an answer with 'probers-datagen --source cot pool=prompt' and "
+        "'probers-train layer=all', and pass its folder as prober= (probers-compare: prompt_prober=)"
+    )
+
+    def __post_init__(self) -> None:
+        bank = self.load()
+        if bank.spec.pool != "prompt":
+            raise self.unfit("the state before an answer", f"{bank.spec.pool} states")
+        self._bank = bank
+        self._threshold = bank.threshold if self.threshold is None else float(self.threshold)
+
+    @property
+    def needs(self) -> Needs:
+        """Nothing of what the loop generates."""
+        return Needs()
+
+    @property
+    def probability(self) -> Callable[[np.ndarray], np.ndarray]:
+        return self._bank.probability
+
+    @property
+    def record(self) -> dict[str, Any]:
+        return super().record | {"threshold": self._threshold}
+
+    def check(self, model: ModelSpec, prompt: PromptTemplate) -> None:
+        super().check(model, prompt)
+        self.check_prompt(prompt)
+
+    def decide_before(self, states: Sequence[State]) -> list[Decision]:
+        """Verdicts on the questions' states; a prompt that the model skips has none, and does not fire."""
+        if not states:
+            return []
+        prompts = [state.prompt.question(state.question.question) for state in states]
+        read = states[0].generate(
+            prompts, max_new_tokens=1, needs=self._bank.needs, prefix=states[0].prompt.prefix,
+            names=[state.question.id for state in states],
+        )  # fmt: skip
+        for generation, state in zip(read, states, strict=True):
+            state.spend(generation)
+        known = [i for i, generation in enumerate(read) if generation.stop != "skipped"]
+        decisions = [Decision(False, self._threshold, self._threshold) for _ in states]
+        if known:
+            scores = self._bank.score(np.stack([self.states(read[i]) for i in known]))
+            for i, score in zip(known, scores.tolist(), strict=True):
+                decisions[i] = verdict(score, self._threshold)
+        return decisions
+
+    def __call__(self, generation: Generation, state: State) -> Decision:
+        score = self._threshold if state.verdict is None else state.verdict.score
+        return Decision(False, score, max(score, self._threshold))  # one that fired does not fire again
 
 
 @dataclass

@@ -93,6 +93,8 @@ def needs_of(depth: int) -> list[Needs]:
         Needs.of(some, pool="predicting", top=True),
         Needs((Feature(some, pool="positions"), Feature((depth,), pool="mind_tokens")), top=True),
         Needs((Feature(some), Feature(some[::-1], pool="last"), Feature((depth,), pool="mind"))),
+        Needs((Feature(some, pool="prompt"), Feature(some, pool="predicting"))),
+        Needs.of(some, pool="prompt"),
         Needs.of(tuple(range(depth + 1)), pool="tokens"),
     ]
 

@@ -198,7 +198,8 @@ class _Text:
         self.request = ""
         self.recorded: Recorded | None = None
         self._pooled = any(feature.pool not in PER_TOKEN for feature in needs.features)
-        self._last = any(feature.pool != "predicting" for feature in needs.features)  # its last token is read
+        before = ("prompt", "predicting")  # the last token is not read
+        self._last = any(feature.pool not in before for feature in needs.features)
         self.needs = needs
         self._forwarded = 0  # tokens of it
 

@@ -70,8 +70,7 @@ class TextRecord:
 
     def recorded(self, kept: int) -> Recorded:
         """All of a text that keeps so many tokens."""
-        if kept:
-            self.commit(kept)
+        self.commit(kept)
         found = {feature: pool.value(0, kept) for feature, pool in self._features.items()}
         states = {feature: each for feature, each in found.items() if each is not None}
         broken = ((feature, *bad[1:]) for feature, pool in self._features.items() if (bad := pool.broken()))
