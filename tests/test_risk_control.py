@@ -1,8 +1,10 @@
-"""Thresholds that promise a share of wrong ones: the p-values, the sequence, refusals, and the promise kept."""
+"""Thresholds that promise a share of wrong ones: p-values, sequence, refusals, and the promise kept."""
 
 from __future__ import annotations
 
 import json
+from functools import cache
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -27,8 +29,16 @@ def chance(scores: np.ndarray, slope: float = 2.5) -> np.ndarray:
     return 1 / (1 + np.exp(1.5 - slope * scores))
 
 
+@cache
+def fewest(risk, confidence, wrong):
+    """The fewest groups of which so many may be wrong, one by one."""
+    return next(n for n in count(wrong + 1) if binom.cdf(wrong, n, risk) <= 1 - confidence)
+
+
 def plain(risk, confidence, wrong, scores, groups):
     """The threshold by the definition, in loops; None where it is refused."""
+    starts = [fewest(risk, confidence, k) for k in (0, 1, 2)]
+    start = max(n for n in starts if n <= len(set(groups)) / 4 or n == starts[0])
     names = sorted(set(groups))
     lowest = sorted(min(s for s, g in zip(scores, groups, strict=True) if g == name) for name in names)
     certified = None
@@ -38,7 +48,7 @@ def plain(risk, confidence, wrong, scores, groups):
         threshold = np.nextafter(following[0], -np.inf) if following else max(scores) + 1
         texts = [(g, w) for w, s, g in zip(wrong, scores, groups, strict=True) if s <= threshold]
         n, k = len({g for g, _ in texts}), len({g for g, w in texts if w})
-        if (1 - risk) ** n > 1 - confidence:
+        if n < start:
             continue
         if binom.cdf(k, n, risk) > 1 - confidence:
             break
@@ -60,23 +70,32 @@ def test_so_many_groups_are_needed_and_no_fewer() -> None:
         for confidence in CONFIDENCES:
             needed = groups_needed(risk, confidence)
             assert (1 - risk) ** needed <= 1 - confidence < (1 - risk) ** (needed - 1)
+            for wrong in (1, 2):
+                more = groups_needed(risk, confidence, wrong)
+                assert binom.cdf(wrong, more, risk) <= 1 - confidence < binom.cdf(wrong, more - 1, risk)
 
 
 def test_a_sequence_by_hand() -> None:
     rule, scores = ThresholdRule("risk", 0.5, 0.75), np.arange(20.0)
-    assert groups_needed(0.5, 0.75) == 2
-    # Of the first two none is wrong: p = .25 is enough. Of three one is: p = .5 ends it, whatever follows.
-    threshold, promise, _ = rule.choose(scores == 2, scores)
-    assert threshold == np.nextafter(2.0, -1) and promise == Promise(0.5, 0.75, 20, 2, 0)
-    # Of two right and one wrong at the fifth place: p(5, 1) = 6/32 is enough; p(7, 3) = 64/128 is not.
+    # 2 right groups are enough (p = 1/4), and 5 with a wrong one (p = 6/32). Of 20 groups a quarter is 5: the
+    # sequence begins there, and a wrong one among them does not end it.
+    assert [groups_needed(0.5, 0.75, wrong) for wrong in (0, 1, 2)] == [2, 5, 7]
+    # Of seven three are wrong: p = 64/128. It ends before.
     threshold, promise, _ = rule.choose(np.isin(scores, [4, 5, 6]), scores)
     assert threshold == np.nextafter(5.0, -1) and promise == Promise(0.5, 0.75, 20, 5, 1)
+    threshold, promise, _ = rule.choose(np.isin(scores, [0, 6, 7, 8]), scores)  # p(8, 3) = 93/256
+    assert threshold == np.nextafter(7.0, -1) and promise == Promise(0.5, 0.75, 20, 7, 2)
     # Nothing is wrong: all pass, and whatever lies a little above them.
     threshold, promise, _ = rule.choose(np.zeros(20), scores)
     assert threshold == 20 and promise == Promise(0.5, 0.75, 20, 20, 0)
-    # The first is wrong: the strictest that could be certified is not.
-    with fails("labels", "threshold=risk=0.5@0.75", "2 validation groups", "1 are wrong"):
-        rule(scores == 0, scores)
+    # Two of the first five are wrong: p = 16/32.
+    with fails("labels", "threshold=risk=0.5@0.75", "5 validation groups", "2 are wrong"):
+        rule(np.isin(scores, [0, 3]), scores)
+    # Of ten groups a quarter is two: the sequence begins with the strictest that could be certified at all.
+    with fails("labels", "2 validation groups", "1 are wrong"):
+        rule(scores[:10] == 0, scores[:10])
+    threshold, promise, _ = rule.choose(scores[:10] == 2, scores[:10])  # p(3, 1) = 1/2
+    assert threshold == np.nextafter(2.0, -1) and promise == Promise(0.5, 0.75, 10, 2, 0)
 
 
 def test_a_group_counts_once_and_is_wrong_if_one_of_its_texts_that_pass_is() -> None:
@@ -87,16 +106,16 @@ def test_a_group_counts_once_and_is_wrong_if_one_of_its_texts_that_pass_is() -> 
     threshold, promise, _ = rule.choose(wrong, scores, groups)
     assert promise == Promise(0.5, 0.75, 20, 19, 0) and threshold == np.nextafter(19.0, -1)
     wrong[1] = wrong[4] = 1  # one of the texts of the first and of the second group
-    with fails("labels", "2 validation groups", "2 are wrong"):
+    with fails("labels", "5 validation groups", "2 are wrong"):
         rule(wrong, scores, groups)
-    # Each text a group of its own, the first wrong one is the second of three and not of one.
-    with fails("labels", "3 validation groups", "1 are wrong"):
-        rule(wrong, scores)
+    # With each text a group of its own, 2 of the first 40 are wrong and then 20: p(60, 22) = .026.
+    threshold, promise, _ = rule.choose(wrong, scores)
+    assert promise == Promise(0.5, 0.75, 60, 60, 22) and threshold == 1020
 
 
 def test_it_is_the_definition_in_loops() -> None:
     rng, refused = np.random.default_rng(0), 0
-    for i in range(150):
+    for i in range(60):
         n = int(rng.integers(1, 120))
         wrong, scores = logistic(rng, n)
         scores = np.round(scores, 1 + i % 3)  # with ties
@@ -112,7 +131,7 @@ def test_it_is_the_definition_in_loops() -> None:
         assert chosen == (expected[0], promise, "")
         counted = passing_groups(wrong, scores, groups, chosen.value)
         assert counted == (promise.passing, promise.wrong)
-    assert 20 < refused < 130
+    assert 8 < refused < 52
 
 
 def test_what_could_be_promised_instead_can_be_and_no_less() -> None:

@@ -233,8 +233,8 @@ def summarise(trained: Trained, evaluator: Evaluator, training: Mapping[str, Any
 
 
 def _always_firing(names: Sequence[str]) -> list[str]:
-    """Name the detectors of which the risk asked for cannot be promised at any threshold."""
-    told = "nothing can be promised at any threshold, so that they always fire here"
+    """Name the detectors of which the risk asked for cannot be promised."""
+    told = "the risk that threshold names cannot be promised, so that they always fire here"
     return [f"of {', '.join(dict.fromkeys(names))} {told}"] if names else []
 
 

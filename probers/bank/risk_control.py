@@ -10,6 +10,7 @@ not rejected. So the last one certified breaks the promise with a probability of
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, NamedTuple
 
@@ -22,7 +23,11 @@ from ..types import RunError, UserError
 #: Thresholds that are tested: they let one twentieth of the groups pass, two twentieths, up to all of them.
 #: With a threshold for every group, one wrong group more than is allowed at its place would end the sequence.
 STEPS = 20
+#: The sequence begins where so many wrong groups are allowed: else a single wrong label could end it at once.
+#: Where that would take more than this share of all groups, it begins where fewer are.
+SPARE, EARLY = 2, 0.25
 
+_MANY = 1 << 40  # groups, of which nobody has more
 _Inner = Annotated[float, Limits("a number between 0 and 1", gt=0, lt=1)]
 
 
@@ -57,16 +62,20 @@ def percent(share: float) -> str:
 
 
 def p_value(passing: Any, wrong: Any, risk: float) -> np.ndarray:
-    """P(Bin(n, risk) <= k) of n ``passing`` and k ``wrong`` groups, elementwise."""
+    """P(Bin(n, risk) <= k) for n ``passing`` and k ``wrong`` groups, elementwise."""
     return np.asarray(bdtr(np.asarray(wrong, float), np.asarray(passing, int), risk))
 
 
-def groups_needed(risk: float, confidence: float) -> int:
-    """The fewest groups that can certify a threshold: (1 - risk)^n <= 1 - confidence, if none is wrong."""
-    least = max(1, math.floor(math.log1p(-confidence) / math.log1p(-risk)))
-    while p_value(least, 0, risk) > 1 - confidence:
-        least += 1
-    return least
+def groups_needed(risk: float, confidence: float, wrong: int = 0) -> int:
+    """The fewest groups that can certify a threshold, so many of them ``wrong``.
+
+    If none is, those are the fewest n for which (1 - risk)^n <= 1 - confidence.
+    """
+    most = wrong + 1
+    while p_value(most, wrong, risk) > 1 - confidence and most < _MANY:
+        most *= 2
+    numbers = range(wrong + 1, most)
+    return wrong + 1 + bisect_left(numbers, True, key=lambda n: p_value(n, wrong, risk) <= 1 - confidence)
 
 
 def passing_groups(
@@ -85,9 +94,15 @@ class _Candidates(NamedTuple):
     wrong: np.ndarray
     groups: int
 
+    def start(self, risk: float, confidence: float) -> int:
+        """Index of the first threshold of the sequence; the labels have no part in it."""
+        numbers = [groups_needed(risk, confidence, wrong) for wrong in range(SPARE + 1)]
+        early = [number for number in numbers[1:] if number <= EARLY * self.groups]
+        return int(np.searchsorted(self.passing, max(early, default=numbers[0])))
+
     def certified(self, risk: float, confidence: float) -> int | None:
         """Index of the last threshold of the sequence that is certified; None without one."""
-        start = int(np.searchsorted(self.passing, groups_needed(risk, confidence)))
+        start = self.start(risk, confidence)
         rejected = p_value(self.passing[start:], self.wrong[start:], risk) <= 1 - confidence
         length = int(np.argmin([*rejected, False]))
         return start + length - 1 if length else None
@@ -137,7 +152,7 @@ def certify(
     if (last := found.certified(risk, confidence)) is not None:
         promise = Promise(risk, confidence, found.groups, int(found.passing[last]), int(found.wrong[last]))
         return float(found.thresholds[last]), promise
-    tried = int(np.searchsorted(found.passing, groups_needed(risk, confidence)))
+    tried = found.start(risk, confidence)
     possible = (share / 100 for share in range(1, 100))
     other = next((r for r in possible if r > risk and found.certified(r, confidence) is not None), None)
     fix = "no share can be" if other is None else f"threshold={_typed(other, confidence)} can be"
