@@ -234,8 +234,8 @@ def summarise(trained: Trained, evaluator: Evaluator, training: Mapping[str, Any
 
 def _always_firing(names: Sequence[str]) -> list[str]:
     """Name the detectors of which the risk asked for cannot be promised."""
-    told = "the risk that threshold names cannot be promised, so that they always fire here"
-    return [f"of {', '.join(dict.fromkeys(names))} {told}"] if names else []
+    told = "no threshold of these can promise what threshold asks for, so that they always fire here"
+    return [f"{told}: {'; '.join(dict.fromkeys(names))}"] if names else []
 
 
 def _spread(scores: np.ndarray | None, evaluator: Evaluator) -> Figures | None:
