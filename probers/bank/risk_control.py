@@ -75,7 +75,9 @@ def groups_needed(risk: float, confidence: float, wrong: int = 0) -> int:
     while p_value(most, wrong, risk) > 1 - confidence and most < _MANY:
         most *= 2
     numbers = range(wrong + 1, most)
-    return wrong + 1 + bisect_left(numbers, True, key=lambda n: p_value(n, wrong, risk) <= 1 - confidence)
+    return (
+        wrong + 1 + bisect_left(numbers, True, key=lambda n: bool(p_value(n, wrong, risk) <= 1 - confidence))
+    )
 
 
 def passing_groups(
