@@ -71,6 +71,10 @@ class Compare(Answering):
     {probing: {bank: [FOLDER, FOLDER]}}, {radio: {query.top_n: [25, 35]}}"""
     match: Name | None = "probing"
     """method whose mean number of retrievals random gets; null leaves random at its own rate"""
+    threshold: Name = "balanced_accuracy"
+    """rule that chooses those thresholds, as of probers-train: balanced_accuracy, f1, accuracy, budget=0.4,
+    recall_at_fpr=0.1, cost=5, or risk=0.1@0.95 (at most that share of the closed-book answers at which a
+    trigger does not fire is wrong; one of which that cannot be promised always fires)"""
     wrong: Name = "em"
     """what makes an answer wrong, for thresholds, AUROC, oracle and consistency: failing em, acc,
     acc_substring, match or f1>=0.8"""

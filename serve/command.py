@@ -142,4 +142,5 @@ def _entry(bank: ProbeBank, settings: Serve) -> dict[str, Any]:
     return {
         "name": str(settings.prober or spec.model.id), "pool": spec.pool, "site": spec.site,
         "layers": list(spec.layers), "threshold": bank.threshold,
+        "promise": None if bank.promise is None else bank.promise.to_dict(),
     }  # fmt: skip

@@ -24,6 +24,7 @@ from probers.bank import io
 from probers.bank.bank import ProbeBank
 from probers.bank.calibration import EntropyModel, Isotonic, Temperature
 from probers.bank.decision import Ensemble, half_precision
+from probers.bank.risk_control import Promise
 from probers.bank.value_head import FILES as VALUE_HEAD
 from probers.commands.compose import compose
 from probers.commands.inputs import find_prober
@@ -106,6 +107,9 @@ def test_entropies_join_the_score() -> None:
         bank.score(states, signals)
 
 
+PROMISE = Promise(0.1, 0.95, 312, 120, 4)
+
+
 def back(bank: ProbeBank, folder: Path, states: Any, **how: Any) -> ProbeBank:
     """The prober after a save, with the same logits."""
     bank.save_pretrained(folder)
@@ -121,6 +125,7 @@ def back(bank: ProbeBank, folder: Path, states: Any, **how: Any) -> ProbeBank:
         {"ensemble": Ensemble("stacked", (0.5, -2.0), 0.25), "calibration": Isotonic((0.1,), (0.3,))},
         {"ensemble": Ensemble("best", (0, 1.0)), "calibration": Isotonic((-1 / 3, 0.1), (0.3, 2 / 3))},
         {"spec": TOKENS, "aggregate": "max"},
+        {"promise": PROMISE, "threshold": -0.25},
     ],
 )
 def test_saved_and_loaded_it_is_the_same(tmp_path: Path, fields: dict[str, Any]) -> None:
@@ -132,6 +137,15 @@ def test_saved_and_loaded_it_is_the_same(tmp_path: Path, fields: dict[str, Any])
     again.save_pretrained(tmp_path / "b")
     assert sorted(contents(tmp_path / "a")) == FILES
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
+
+
+def test_a_promise_is_saved_where_there_is_one_and_read_by_its_rules(tmp_path: Path) -> None:
+    make_bank().save_pretrained(tmp_path / "none")
+    assert "promise" not in json.loads((tmp_path / "none/config.json").read_text())
+    for damaged in (replace(PROMISE, risk=1.5), replace(PROMISE, groups=-1)):
+        make_bank(promise=damaged).save_pretrained(tmp_path / "one")
+        with fails("damaged", "config.json", "promise"):
+            ProbeBank.from_pretrained(tmp_path / "one")
 
 
 def test_linear_heads_keep_their_standardisation(tmp_path: Path) -> None:

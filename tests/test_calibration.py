@@ -94,7 +94,9 @@ def test_constant_and_neighbouring_scores_still_split_as_counted(typed: str, at:
         ("best", "budget=.."), ("", "threshold="), ("best=0.4", "threshold=best=0.4"),
         ("budget", "budget=0.4"), ("budget=", "''"), ("budget=many", "'many'"), ("budget=1.5", "from 0 to 1"),
         ("budget=nan", "from 0 to 1"), ("recall_at_fpr=-0.1", "from 0 to 1"), ("cost=0", "above 0"),
-        ("cost=inf", "above 0"), ("f1=0.5", "write threshold=f1"),
+        ("cost=inf", "above 0"), ("f1=0.5", "write threshold=f1"), ("risk", "risk=0.1@0.95"),
+        ("risk=0.1", "the confidence"), ("risk=0@0.9", "between 0 and 1"), ("risk=0.1@1", "between 0 and 1"),
+        ("risk=0.1@nan", "between 0 and 1"), ("risk=0.1@", "'0.1@'"), ("budget=0.4@0.9", "budget=0.4"),
     ],
 )  # fmt: skip
 def test_a_threshold_that_is_none_is_refused(typed: str, named: str) -> None:

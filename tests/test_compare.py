@@ -15,7 +15,7 @@ from refusals import fails, interrupted
 from sklearn.metrics import roc_auc_score
 
 from probers.bank.bank import ProbeBank
-from probers.bank.decision import ThresholdRule
+from probers.bank.decision import ALWAYS, ThresholdRule
 from probers.checksums import unsealed_lines
 from probers.commands import main as cli
 from probers.commands.components import choices
@@ -375,6 +375,26 @@ def test_questions_without_splits_are_all_asked_unless_something_is_tuned_on_the
         assert "name no splits and were dealt (" in shown and "asked are test questions" in shown
     results = place.compare("triggers=[never,probing]", "methods.probing.tune=false", out="trained")
     assert results["n"] == len(rows)  # it is known what the prober was trained on
+
+
+def test_thresholds_that_promise_and_triggers_that_cannot_always_fire(place):
+    names = "triggers=[never,entropy,rind_paper]"
+    results = place.compare(names, "threshold=risk=0.3@0.9", "sweep=2")
+    stored, notes = place.read("thresholds"), " ".join(place.data()["notes"])
+    assert place.data()["threshold_rule"].startswith("threshold=risk=0.3@0.9")
+    assert "entropy, closed-book: of what passes at most 30% is wrong" in notes
+    assert results["options"]["entropy"]["threshold"] == stored["entropy"]["threshold"]
+    assert 0 < results["methods"]["entropy"]["retrievals"] < 3
+    # Twelve questions cannot promise one in a hundred, whatever the trigger.
+    results = place.compare(names, "threshold=risk=0.01@0.99", "sweep=0", out="none")
+    notes = " ".join(place.data("none")["notes"])
+    for name in ("entropy", "rind_paper"):
+        assert results["options"][name]["threshold"] == ALWAYS
+        assert f"{name}, closed-book: it always fires, for threshold=risk=0.01@0.99 needs" in notes
+        assert place.data("none")["flags"][name] == "always fired"
+    assert "promise" not in " ".join(place.compare(names, "sweep=0", out="plain"))
+    with fails("bad-value", "threshold=risk=2@0.9"):
+        place.compare(names, "threshold=risk=2@0.9", out="wrong")
 
 
 def test_thresholds_come_from_validation_questions_unless_they_are_given(place):

@@ -14,6 +14,7 @@ from tiny import CONTEXT, byte_level, save_tiny
 from probers.bank.bank import ProbeBank
 from probers.bank.calibration import Temperature
 from probers.bank.domain import Domain
+from probers.bank.risk_control import Promise
 from probers.checksums import Journal
 from probers.commands import main as cli
 from probers.data.splits import Seen
@@ -311,6 +312,35 @@ def test_texts_unlike_the_training_texts_are_counted_and_marked(place, caplog):
     told.save_pretrained(place / "prober")
     results = json.loads((score("out=like") / "results.json").read_text())
     assert results["unlike"] == 0 and "badge unlike" not in (place / "like/scores.html").read_text()
+
+
+def test_a_promise_is_told_where_its_threshold_is_used(place, caplog):
+    lm = loaded(place / "model")
+    bank = make_bank(lm, promise=Promise(0.125, 0.9, 312, 120, 4))
+    bank.save_pretrained(place / "prober")
+    promised = "at most 12.5% is wrong"
+    results = json.loads((score("out=own") / "results.json").read_text())
+    assert results["promise"] == bank.promise.to_dict()
+    assert all(line["hallucination"]["promise"] == bank.promise.to_dict() for line in lines_of(place / "own"))
+    page = (place / "own/scores.html").read_text()
+    for told in (caplog.text, page):
+        assert promised in told and "90% confidence, chosen on 312 groups" in told
+        assert "the prober has no domain" in told
+    caplog.clear()
+    results = json.loads((score("out=other", "threshold=0.5") / "results.json").read_text())
+    assert results["promise"] is None and lines_of(place / "other")[0]["hallucination"]["promise"] is None
+    assert promised not in caplog.text + (place / "other/scores.html").read_text()
+    needs = text_needs(bank)
+    own = lm.generate([line["prompt"] for line in WRITTEN], max_new_tokens=8, needs=needs)
+    read = torch.from_numpy(np.concatenate([text.state for text in own]))
+    domain = replace(Domain.fit(lambda: iter([read.float()]), 0.05), limit=1e3, surprise=(-0.01, 0.01))
+    for limits, foreign in ((domain, True), (replace(domain, surprise=None), False)):
+        replace(bank, domain=limits).save_pretrained(place / "prober")
+        caplog.clear()
+        page = (score(f"out=foreign{foreign}") / "scores.html").read_text()
+        for told in (caplog.text, page):
+            assert promised in told and ("promised of the 4 texts unlike" in told) == foreign
+            assert "the prober has no domain" not in told
 
 
 def test_labels_are_as_people_write_them_and_no_prompt_is_needed(place, caplog):

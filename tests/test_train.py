@@ -167,6 +167,37 @@ def test_one_layer_linear_with_a_csv_log(store: FeatureStore, tmp_path: Path) ->
     assert "validation_accuracy/0/layer2-correct" in header and len(lines) == 8
 
 
+def test_a_threshold_that_promises_is_kept_with_its_promise(
+    store: FeatureStore, examples: Examples, tmp_path: Path, caplog: LogCaptureFixture
+) -> None:
+    options = ["layer=[1,2]", "threshold=risk=0.2@0.9", "layer_sets=[each]"]
+    bank = train(store.path, tmp_path / "p", *options, *LINEAR)
+    promise, groups = bank.promise, examples.groups("validation")  # of two texts each
+    assert promise is not None and (promise.risk, promise.confidence) == (0.2, 0.9)
+    assert promise.groups == len(groups) and 11 <= promise.passing < len(groups)
+    told = bank.metrics["promise"]
+    assert told | promise.to_dict() == told and 0 < told["test"]["passing"] < len(examples.groups("test"))
+    assert bank.metrics["ensemble"]["threshold"] == bank.threshold
+    assert "at most 20% is wrong" in caplog.text.replace("\n  ", " ") and "at most 20% is wrong" in bank.card
+    # Of "bag of words, question", which knows nothing, no such share can be promised: it always fires.
+    assert bank.metrics["controls"]["majority"]["threshold"] == 0.5
+    assert bank.metrics["controls"]["bag of words, question"]["fired"] == 1
+    assert any("bag of words, question" in note and "always fire" in note for note in bank.metrics["notes"])
+    assert ProbeBank.from_pretrained(tmp_path / "p/layers/2").promise is not None
+    plain = train(store.path, tmp_path / "plain", "layer=2", *LINEAR)
+    assert plain.promise is None and plain.metrics["promise"] is None and "promise" not in plain.card
+
+
+def test_what_cannot_be_promised_is_refused(store: FeatureStore, tmp_path: Path) -> None:
+    # Too few groups: before anything is trained. A head of no use: when it is.
+    with fails("labels", "risk=0.001@0.99", "4603 groups"):
+        train(store.path, tmp_path / "few", "layer=2", "threshold=risk=0.001@0.99", *LINEAR)
+    assert not (tmp_path / "few").exists()
+    make_store(tmp_path / "noise", 400, edit=lambda row: row | {"correct": int(row["id"][1:]) % 3 == 0})
+    with fails("labels", "risk=0.1@0.9", "validation groups"):
+        train(tmp_path / "noise", tmp_path / "p", "layer=2", "threshold=risk=0.1@0.9", *LINEAR)
+
+
 def test_what_a_store_lacks_is_left_out(tmp_path: Path, caplog: LogCaptureFixture) -> None:
     def lost(row: dict) -> dict:
         return without(row, *SIGNALS, "answer_kind") | {"rind_max": None}

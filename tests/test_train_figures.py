@@ -91,6 +91,7 @@ def make_trained(
         site=keys[0][0], position=position, prompt="p",
     )  # fmt: skip
     bank = SimpleNamespace(
+        promise=None,
         spec=spec, layers=spec.layers, head=LinearHead.__new__(LinearHead), threshold=0.0, calibration=saved,
         combine="logits", aggregate=None, entropy_model=None, domain=None,
     )  # fmt: skip

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -260,13 +261,17 @@ class Trained:
         return self.ensembles[self.bank.combine]
 
 
-def assemble(fitted: Fitted, dataset: Dataset, settings: Assembling, *, controls: bool = True) -> Trained:
+def assemble(
+    fitted: Fitted, dataset: Dataset, settings: Assembling, *, controls: bool = True, refuse: bool = True
+) -> Trained:
     """Round the weights, calibrate on validation, and score every text with everything.
 
-    Without ``controls``, those that are not heads are left out.
+    Without ``controls``, those that are not heads are left out. Where ``threshold=risk=..`` cannot be
+    promised, that is a UserError; without ``refuse`` the prober always fires instead, and its notes say so.
     """
     tasks, examples = fitted.tasks, dataset.examples
     rows, wrong = examples.rows["validation"], examples.wrong[examples.rows["validation"]]
+    choose = partial(settings.rule().choose, groups=examples.column("group", "validation"))
     margins = score_everything(half_precision(fitted.head), tasks, dataset, settings.aggregate)
     probes = {task: i for i, task in enumerate(tasks) if task.is_probe}
     first = min(task.seed for task in probes)
@@ -285,15 +290,19 @@ def assemble(fitted: Fitted, dataset: Dataset, settings: Assembling, *, controls
     elif settings.with_entropy:
         signals = {name: examples.table[name].to_numpy() for name in SIGNALS}
         of_validation = {name: values[rows] for name, values in signals.items()}
-        entropy_model = fit_entropy_model(wrong, score[rows], of_validation, settings.rule())
+        lenient = partial(choose, refuse=False)
+        entropy_model = fit_entropy_model(wrong, score[rows], of_validation, lambda *of: lenient(*of).value)
         about = "logistic model of the score and all entropy signals, fitted on validation"
         scores = entropy_model(score, signals)
         with_entropy = Detector(WITH_ENTROPY, scores, about, sigmoid, entropy_model.threshold)
+    chosen = choose(wrong, score[rows], refuse=refuse)
+    if chosen.refused:
+        notes.append(f"this prober always fires: {chosen.refused}")
     rate = settings.domain
     domain, distances = (None, None) if rate is None else fit_domain(dataset, site, rate)
     bank = ProbeBank(
         dataset.specs[best.site].select([c.layer for c in site]), fitted.head.select(heads),
-        threshold=settings.rule()(wrong, score[rows]), calibration=calibrations[settings.calibration],
+        threshold=chosen.value, promise=chosen.promise, calibration=calibrations[settings.calibration],
         ensemble=ensemble, aggregate=margins.how, entropy_model=entropy_model, domain=domain,
     )  # fmt: skip
     ensembles = {k: Detector(k, s, f"{k} of {len(site)} layers") for k, (_, s) in kinds.items()}

@@ -11,7 +11,8 @@ import numpy as np
 from tqdm import tqdm
 
 from probers.bank.calibration import fit_platt, sigmoid
-from probers.bank.decision import ThresholdRule
+from probers.bank.decision import ALWAYS, ThresholdRule
+from probers.bank.risk_control import passing_groups
 from probers.evaluation import metrics
 from probers.evaluation.bootstrap import UNDEFINED, Bootstrap, Interval
 
@@ -29,7 +30,8 @@ _RANKING = ("auroc", "auprc", "prr", "recall_at_fpr10")
 class Evaluator:
     """Figures on the test examples: rows ``test`` (n,), labels ``wrong`` (n,), and a ``bootstrap`` by group.
 
-    ``rule`` chooses missing thresholds on validation.
+    ``rule`` chooses missing thresholds on validation; a detector of which it cannot promise anything always
+    fires.
     """
 
     def __init__(self, examples: Examples, rule: ThresholdRule, *, resamples: int, seed: int) -> None:
@@ -50,7 +52,8 @@ class Evaluator:
         rows = self.examples.rows["validation"]
         wrong, scores = self._labels(detector)[rows], detector.scores[rows]
         if detector.threshold is None:
-            detector = replace(detector, threshold=self._rule(wrong, scores))
+            chosen = self._rule.choose(wrong, scores, self._groups(rows), refuse=False)
+            detector = replace(detector, threshold=chosen.value)
         if detector.probability is None:
             detector = replace(detector, probability=fit_platt(wrong, scores))
         return detector
@@ -92,6 +95,14 @@ class Evaluator:
     def probabilities(self, probability: np.ndarray) -> Figures:
         """Compute ECE and Brier score of P(wrong) (n,) of the test examples, with intervals."""
         return _measured(self.bootstrap, self.wrong, probability, brier=metrics.brier, ece=metrics.ece)
+
+    def promise(self, trained: Trained) -> Figures | None:
+        """Count what passes on the test texts, beside what is promised; None without a promise."""
+        if (promise := trained.bank.promise) is None:
+            return None
+        scores, groups = trained.saved.scores[self.test], self._groups(self.test)
+        passing, wrong = passing_groups(self.wrong, scores, groups, trained.bank.threshold)
+        return promise.to_dict() | {"test": {"passing": passing, "wrong": wrong}}
 
     def levels(self, trained: Trained) -> Figures | None:
         """Compute the figures of tokens, spans, sentences and answers; None without labels of tokens."""
@@ -204,6 +215,7 @@ def summarise(trained: Trained, evaluator: Evaluator, training: Mapping[str, Any
         "datasets": evaluator.by("dataset", [*ours, *true], overall),
         "moments": moment_figures(trained, evaluator.examples, evaluator.bootstrap),
         "levels": evaluator.levels(trained),
+        "promise": evaluator.promise(trained),
         "calibration": _calibration(trained, evaluator),
         "domain": _domain(trained, evaluator),
         "learning_curve": [
@@ -213,8 +225,17 @@ def summarise(trained: Trained, evaluator: Evaluator, training: Mapping[str, Any
         ],
         "pairs": evaluator.pairs(ours[:1], true) | evaluator.pairs(ours[1:], [ours[0], *true]),
         "training": dict(training),
-        "notes": list(trained.notes),
+        "notes": [
+            *trained.notes,
+            *_always_firing([d.name for d in detectors if figures[id(d)]["threshold"] == ALWAYS]),
+        ],
     }
+
+
+def _always_firing(names: Sequence[str]) -> list[str]:
+    """Name the detectors of which the risk asked for cannot be promised."""
+    told = "no threshold of these can promise what threshold asks for, so that they always fire here"
+    return [f"{told}: {'; '.join(dict.fromkeys(names))}"] if names else []
 
 
 def _spread(scores: np.ndarray | None, evaluator: Evaluator) -> Figures | None:

@@ -10,6 +10,7 @@ from textwrap import fill
 from typing import Any
 
 from probers.bank.bank import ProbeBank
+from probers.bank.risk_control import Promise
 from probers.evaluation.bootstrap import bounded, bounds, number
 from probers.files import read_json
 from probers.heads import head_name
@@ -98,6 +99,8 @@ def table(figures: Json) -> str:
     parts += _levels(figures.get("levels"))
     parts += _moments(figures["moments"])
     parts.append(_calibration(figures["calibration"]))
+    if promise := promised(figures):
+        parts.append(fill(promise, 98, subsequent_indent="  "))
     points = [f"{p['groups']}: {number(p['ensemble']['auroc'])}" for p in figures["learning_curve"]]
     if points:
         parts.append(f"AUROC by training groups: {', '.join(points)}")
@@ -221,6 +224,15 @@ def _calibration(entry: Json) -> str:
     return fill(line, 98, subsequent_indent="  ")
 
 
+def promised(figures: Json) -> str:
+    """Say what the threshold promises and what came of it on the test texts; "" without a promise."""
+    if not (entry := figures.get("promise")):
+        return ""
+    promise, test = Promise(**{key: entry[key] for key in Promise.__annotations__}), entry["test"]
+    share = f" ({test['wrong'] / test['passing']:.0%})" if test["passing"] else ""
+    return f"promise: {promise}; of {test['passing']} test groups that pass {test['wrong']} are wrong{share}"
+
+
 _METRICS = "metrics.json"
 _HEADER = ("", "best layer", "validation", "AUROC (test)", "acc.", "ECE", "folder")
 
@@ -288,7 +300,7 @@ def write_card(bank: ProbeBank, figures: Json, *, data: Sequence[Path], source: 
     shown = public_path(out, "PROBER")
     stores = ",".join(public_path(path, "STORE") for path in data)
     stores = stores if len(data) == 1 else f"[{stores}]"
-    shared = (best_name, bounded, bounds, cost_of, layer_name, moment_columns, number, warnings)
+    shared = (best_name, bounded, bounds, cost_of, layer_name, moment_columns, number, promised, warnings)
     return render(
         "probers.train/card.md.j2",
         bank=bank, figures=figures, data=stores, source=source, out=shown,

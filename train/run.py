@@ -61,9 +61,10 @@ def run(settings: Train, parts: PartRuns | None = None) -> Path:
     from .sweeps import fit_part, of_layers, of_sizes, sets_of, sizes_of
 
     settings.hardware()
-    settings.rule()
+    rule = settings.rule()
     request = SplitRequest(settings.split, settings.train_on, settings.test_on, settings.seed)
     dataset = Dataset.load(stores, settings.layer, request)
+    rule.check_number(len(dataset.examples.groups("validation")))
     tasks, notes = plan_tasks(dataset, settings)
     sets = sets_of(settings.layer_sets, sorted({task.layer for task in tasks if task.is_probe}))
     fewer = sizes_of(settings, dataset.examples)

@@ -89,7 +89,8 @@ class Assembling:
     """also fit a logistic model over the score of the heads and the entropies"""
     threshold: Name = "balanced_accuracy"
     """rule that chooses the threshold on validation: balanced_accuracy, f1, accuracy, budget=0.4 (share
-    that fires), recall_at_fpr=0.1, or cost=5 (of a miss, where a false alarm costs 1)"""
+    that fires), recall_at_fpr=0.1, cost=5 (of a miss, where a false alarm costs 1), or risk=0.1@0.95 (at
+    most that share of what passes is wrong, with that confidence)"""
     domain: Annotated[float, Limits(gt=0, lt=1)] | None = 0.05
     """also describe the states of the training texts, to warn of texts unlike them: those beyond the
     distance that this share of validation texts exceeds; null does not"""

@@ -109,7 +109,7 @@ def of_sizes(
         if of < texts:
             part = replace(dataset, examples=examples)
             fitted = fitter(tasks, part, replace(settings, logger="none"), f"{size}-texts")
-            found = assemble(fitted, part, settings, controls=bool(settings.sizes))
+            found = assemble(fitted, part, settings, controls=bool(settings.sizes), refuse=False)
             curve.append(_point(found, examples, of / texts))
         kept.append(SweptProber(f"sizes/{size}", f"{of} texts", found, examples))
     if fewer:
@@ -123,8 +123,9 @@ def of_layers(
     """Assemble a prober for each set of layers from trained heads; the controls are those of the training."""
     for layers in sets:
         heads = [i for i, task in enumerate(fitted.tasks) if task.is_probe and task.layer in layers]
-        found = assemble(fitted.select(heads), dataset, settings, controls=False)
-        found = replace(found, controls=trained.controls, person=trained.person, notes=trained.notes)
+        found = assemble(fitted.select(heads), dataset, settings, controls=False, refuse=False)
+        notes = list(dict.fromkeys([*trained.notes, *found.notes]))
+        found = replace(found, controls=trained.controls, person=trained.person, notes=notes)
         names = list(map(str, layers))
         about = f"layer{'s' * (len(names) > 1)} {', '.join(names)}"
         yield SweptProber(f"layers/{'-'.join(names)}", about, found, dataset.examples)

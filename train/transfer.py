@@ -52,7 +52,8 @@ def each_alone(
         ]
         log.info("training on %s alone", name)
         fitted = fit(make_head, tasks, dataset, settings)
-        bank = assemble(fitted, dataset, replace(settings, with_entropy=False), controls=False).bank
+        own = replace(settings, with_entropy=False)
+        bank = assemble(fitted, dataset, own, controls=False, refuse=False).bank
         found[name] = replace(bank, seen=dataset.examples.seen())
     return found
 

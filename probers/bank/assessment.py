@@ -23,6 +23,7 @@ from ..online.scores import Aggregate, aggregate
 from ..text import split_sentences
 from ..types import Generation
 from ..uncertainty import surprise
+from .risk_control import Promise
 
 if TYPE_CHECKING:
     from .bank import ProbeBank
@@ -58,7 +59,8 @@ class Assessment:
     """A prober's judgement of a text: that of its worst span, if there is one.
 
     ``token_scores`` and ``token_p_wrong`` (n,) are of each token alone, of what would begin with it, or of
-    the text up to it, as the heads read; calibration is of spans and whole texts.
+    the text up to it, as the heads read; calibration is of spans and whole texts. ``promise`` is that of the
+    threshold, which does not hold for texts that are ``domain.unlike`` those it was chosen on.
     """
 
     score: float | None
@@ -69,6 +71,7 @@ class Assessment:
     token_p_wrong: tuple[float, ...]
     spans: tuple[ScoredSpan, ...]
     domain: DomainDistance | None = None
+    promise: Promise | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain containers, as responses carry it."""
@@ -81,6 +84,7 @@ class Assessor:
     def __init__(self, bank: ProbeBank, threshold: float | None = None) -> None:
         self._bank = bank
         self.threshold = float(bank.threshold if threshold is None else threshold)
+        self.promise = bank.promise if self.threshold == bank.threshold else None
         spec = bank.spec
         self._pooled = spec.pool not in ("tokens", "predicting")
         self._sentences = spec.position in ("sentence", "claim", "token")
@@ -113,6 +117,7 @@ class Assessor:
             token_p_wrong=tuple(self._probabilities(values)),
             spans=tuple(spans),
             domain=self._distance(judged, distances, surprised),
+            promise=self.promise,
         )
 
     def token_lists(

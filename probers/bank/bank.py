@@ -26,6 +26,7 @@ from .calibration import Calibration, EntropyModel, Temperature, calibration_fro
 from .decision import Ensemble, run_heads, run_heads_on_spans
 from .domain import Domain
 from .io import CONFIG, HubOptions, load_head, locate, read, save
+from .risk_control import Promise
 from .value_head import is_value_head, read_value_head
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class ProbeBank(ModelHubMixin):
 
     Attributes:
         threshold: fires when the score exceeds it; chosen on validation data, as the calibration.
+        promise: share of wrong ones among what does not fire, where the threshold was chosen by it.
         aggregate: how the scores of a span's tokens become the span's, for heads of single tokens
             (``spec.pool`` is "tokens"), whose threshold and calibration hold for spans; else None.
         entropy_model: the heads' score together with entropies; None when not fitted.
@@ -72,6 +74,7 @@ class ProbeBank(ModelHubMixin):
     card: str = ""
     pictures: Mapping[str, bytes] = field(default_factory=dict)
     seen: Seen | None = None
+    promise: Promise | None = None
     allow_other: bool = False
 
     # Where this is empty the mixin collects constructor arguments and sets it on the instance,
@@ -243,6 +246,8 @@ class ProbeBank(ModelHubMixin):
         }  # fmt: skip
         if self.domain is not None:
             config["domain"] = self.domain.save(save_directory)
+        if self.promise is not None:
+            config["promise"] = self.promise.to_dict()
         papers = {"metrics": self.metrics, "card": self.card, "pictures": self.pictures, "seen": self.seen}
         save(save_directory, self.head, config, papers)
 
@@ -276,7 +281,7 @@ class ProbeBank(ModelHubMixin):
         if is_value_head(folder):
             return cls._of_value_head(folder, name, model, allow_other)
         config, papers = read(folder, name)
-        entropy, domain = config["entropy_model"], config["domain"]
+        entropy, domain, promise = config["entropy_model"], config["domain"], config["promise"]
         try:
             spec = FeatureSpec.from_dict(config["spec"])
             calibration = calibration_from_dict(config["calibration"])
@@ -289,7 +294,8 @@ class ProbeBank(ModelHubMixin):
             spec,
             load_head(folder, config, spec.layers, spec.width, head_class),
             calibration=calibration, ensemble=ensemble, entropy_model=entropy_model,
-            domain=None if domain is None else Domain.read(folder, domain), allow_other=allow_other,
+            domain=None if domain is None else Domain.read(folder, domain),
+            promise=None if promise is None else Promise(**promise), allow_other=allow_other,
             **{name: config[name] for name in ("threshold", "aggregate", "recogniser")}, **papers,
         )  # fmt: skip
 

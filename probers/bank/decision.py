@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from ..heads import ProbeHead
 from ..options import check_record
 from ..types import RunError, UserError
 from .calibration import checked, fit_logistic
+from .risk_control import Promise, certify, check_number
 
 #: States the heads take at once; more would need memory and gain nothing.
 CHUNK = 1024
@@ -160,7 +161,20 @@ RULES: dict[str, str | None] = {
     "budget": "the share of texts that fire, from 0 to 1, as in budget=0.4",
     "recall_at_fpr": "the highest share of right texts that may fire, from 0 to 1, as in recall_at_fpr=0.1",
     "cost": "the price of a missed wrong text where a false alarm costs 1, above 0, as in cost=5",
+    "risk": "the highest share of wrong ones among what passes, and the confidence, both between 0 and 1, as "
+    "in risk=0.1@0.95",
 }
+
+#: Threshold of what may never pass: every score is above it.
+ALWAYS = -1e9
+
+
+class Threshold(NamedTuple):
+    """A threshold that a rule has chosen; ``refused`` says why it is :data:`ALWAYS`, where no other is."""
+
+    value: float
+    promise: Promise | None = None
+    refused: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,12 +182,14 @@ class ThresholdRule:
     """Rule by which a threshold is chosen; UserError for an unknown name or a wrong value.
 
     "balanced_accuracy", "f1" (of wrong texts), "accuracy"; with a value "budget", a share of texts that fire,
-    "recall_at_fpr", the highest recall of thresholds whose false positive rate is low enough, and "cost", the
-    lowest price of misses and false alarms together.
+    "recall_at_fpr", the highest recall of thresholds whose false positive rate is low enough, "cost", the
+    lowest price of misses and false alarms together, and "risk", the laxest threshold that can promise with
+    ``confidence`` that no larger share of what passes is wrong (:mod:`.risk_control`).
     """
 
     name: str = "balanced_accuracy"
     value: float | None = None
+    confidence: float | None = None
 
     def __post_init__(self) -> None:
         if self.name not in RULES:
@@ -183,28 +199,65 @@ class ThresholdRule:
         if meaning is None and self.value is not None:
             raise UserError(f"threshold={self}: {self.name} takes no number, write threshold={self.name}")
         value = np.nan if self.value is None else self.value
-        if meaning is not None and not (0 < value < np.inf if self.name == "cost" else 0 <= value <= 1):
+        match self.name:
+            case "cost":
+                allowed = 0 < value < np.inf
+            case "risk":
+                allowed = 0 < value < 1 and 0 < (self.confidence or 0.0) < 1
+            case _:
+                allowed = meaning is None or 0 <= value <= 1
+        if not allowed or (self.confidence is not None and self.name != "risk"):
             raise UserError(f"threshold={self}: {self.name} needs {meaning}")
 
     def __str__(self) -> str:
-        return self.name if self.value is None else f"{self.name}={self.value:g}"
+        value = "" if self.value is None else f"={self.value:g}"
+        return self.name + value + ("" if self.confidence is None else f"@{self.confidence:g}")
 
     @classmethod
     def parse(cls, text: str) -> ThresholdRule:
-        """A rule as it is typed, ``f1`` or ``budget=0.4``; a UserError lists the choices."""
-        name, equals, number = text.partition("=")
+        """A rule as typed, ``f1``, ``budget=0.4`` or ``risk=0.1@0.95``; a UserError lists the choices."""
+        name, equals, numbers = text.partition("=")
+        number, at, confidence = numbers.partition("@")
         try:
-            return cls(name.strip(), float(number) if equals else None)
+            return cls(name.strip(), float(number) if equals else None, float(confidence) if at else None)
         except ValueError:
-            raise UserError(f"threshold={text}: {number.strip()!r} is no number") from None
+            raise UserError(f"threshold={text}: {numbers.strip()!r} is no number") from None
 
-    def __call__(self, wrong: np.ndarray, scores: np.ndarray) -> float:
+    def check_number(self, groups: int) -> None:
+        """Refuse so many validation groups where a "risk" could be promised on none of them (UserError)."""
+        if self.name == "risk":
+            check_number(*self._risk, groups)
+
+    @property
+    def _risk(self) -> tuple[float, float]:
+        assert self.value is not None and self.confidence is not None
+        return self.value, self.confidence
+
+    def choose(
+        self, wrong: np.ndarray, scores: np.ndarray, groups: np.ndarray | None = None, *, refuse: bool = True
+    ) -> Threshold:
+        """The threshold as of :meth:`__call__`, with its promise.
+
+        Without ``refuse``, one that always fires takes the place of a "risk" that cannot be promised.
+        """
+        if self.name != "risk":
+            return Threshold(self._best(*checked(wrong, scores)))
+        try:
+            return Threshold(*certify(*self._risk, wrong, scores, groups))
+        except UserError as error:
+            if refuse:
+                raise
+            return Threshold(ALWAYS, refused=str(error))
+
+    def __call__(self, wrong: np.ndarray, scores: np.ndarray, groups: np.ndarray | None = None) -> float:
         """The best threshold (fires above it) on labels (n,) and scores (n,).
 
-        Candidates lie midway between neighbouring distinct scores, and beyond both ends;
-        of equally good ones the middle one is taken.
+        Candidates lie midway between neighbouring distinct scores, and beyond both ends; of equally good ones
+        the middle one is taken. Only "risk" reads the ``groups`` (n,), and has candidates of its own.
         """
-        wrong, scores = checked(wrong, scores)
+        return self.choose(wrong, scores, groups).value
+
+    def _best(self, wrong: np.ndarray, scores: np.ndarray) -> float:
         levels, place = np.unique(scores, return_inverse=True)
         positive = np.bincount(place, weights=wrong, minlength=len(levels))
         negative = np.bincount(place, weights=1 - wrong, minlength=len(levels))

@@ -25,6 +25,7 @@ from ..options import Name, check_component, check_record, shown
 from ..types import UserError, first_line
 from . import value_head
 from .domain import FILE as DOMAIN
+from .risk_control import Promise
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -70,7 +71,8 @@ class _Domain:
 class _Config:
     """The fields of ``config.json`` beside its format, schema and own checksum.
 
-    Earlier versions wrote neither ``weights``, the SHA-256 of their file, nor ``recogniser``.
+    Earlier versions wrote neither ``weights``, the SHA-256 of their file, nor ``recogniser``; ``promise`` is
+    there only where the threshold was chosen by it.
     """
 
     spec: dict[str, Any]
@@ -83,6 +85,7 @@ class _Config:
     entropy_model: dict[str, Any] | None
     recogniser: Name | None
     domain: _Domain | None
+    promise: Promise | None
 
 
 def save(folder: Path, head: ProbeHead, config: Mapping[str, Any], papers: Mapping[str, Any]) -> None:
@@ -124,7 +127,7 @@ def read(folder: Path, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
         raise UserError(told, "bad-file")
     try:
         about = {key: value for key, value in unseal(config).items() if key not in ("format", "schema")}
-        about = {"weights": None, "recogniser": None, "domain": None, **about}
+        about = {"weights": None, "recogniser": None, "domain": None, "promise": None, **about}
         if isinstance(about["domain"], dict):  # earlier versions knew of no surprise
             about["domain"] = {"surprise": None, **about["domain"]}
         check_record(_Config, about)

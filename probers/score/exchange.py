@@ -127,11 +127,14 @@ def calibrated(
     spans = [span for found in spans_of(bank, lm, texts, source.file, unfinished) for span in found]
     for line in [*source.survey("token").notes, *source.left_out.lines()]:
         log.info("%s", line)
-    wrong, scores = _columns([span for span in spans if span.split == "validation"])
+    validation = [span for span in spans if span.split == "validation"]
+    wrong, scores = _columns(validation)
+    chosen = rule.choose(wrong, scores, np.array([span.group for span in validation]))
     bank = replace(
         bank,
         calibration=fit_calibration("platt", wrong, scores),
-        threshold=rule(wrong, scores),
+        threshold=chosen.value,
+        promise=chosen.promise,
         seen=_seen(texts),
     )
     sides = {side: [span for span in spans if span.split == side] for side in ("validation", "test")}
@@ -242,6 +245,8 @@ def _told(bank: ProbeBank, probe: ValueHead, figures: Mapping[str, Any]) -> Iter
         f"{validation['wrong']:.0%} wrong; fires above {bank.threshold:.3g}, "
         f"P(wrong) above {float(bank.probability(np.array([bank.threshold]))[0]):.0%}"
     )
+    if bank.promise is not None:
+        yield f"promised: {bank.promise}"
     if span["auroc"] is None:
         yield f"no AUROC: the {count(span['n'], 'test span')} are not of both kinds"
     else:

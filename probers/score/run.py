@@ -15,6 +15,7 @@ import numpy as np
 
 from ..bank.assessment import Assessor
 from ..bank.bank import ProbeBank
+from ..bank.risk_control import Promise
 from ..checksums import Journal, inputs
 from ..commands.inputs import find_prober, load_model
 from ..commands.runs import RunFolder
@@ -64,15 +65,17 @@ def run(settings: Score) -> Path:
     assessor = Assessor(bank, settings.threshold)
     records = score(lm, bank, assessor, texts, source.file, out / _UNFINISHED)
     write_text(out / _SCORES, "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in records))
-    results = _results(texts, records, assessor.threshold, bank, settings.seed)
+    results = _results(texts, records, assessor, bank, settings.seed)
     write_text(out / _RESULTS, canonical_json(results))
     limit = float(bank.probability(np.array([assessor.threshold]))[0])
     about = {"texts": path, "model": str(lm.spec), "prober": name}
-    page = scores_html(texts, records, about=about, results=results, limit=limit, most=settings.shown)
+    promised = _promised(assessor.promise, results, known=bank.domain is not None)
+    shown = results | {"promised": promised}
+    page = scores_html(texts, records, about=about, results=shown, limit=limit, most=settings.shown)
     write_text(out / _PAGE, page)
     (out / _UNFINISHED).unlink(missing_ok=True)
     folder.finish({"model": settings.model.name, "n": len(records), "fires": results["fires"]})
-    for line in [*_unused(texts, results), *_summary(records, results, limit)]:
+    for line in [*_unused(texts, results), *_summary(records, results, limit, promised)]:
         log.info("%s", line)
     log.info("wrote %s to %s and a page to %s", count(len(records), "line"), out / _SCORES, out / _PAGE)
     return out
@@ -139,8 +142,9 @@ def _kept(lines: Mapping[int, Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _results(
-    texts: Sequence[Text], records: Sequence[Mapping[str, Any]], threshold: float, bank: ProbeBank, seed: int
-) -> dict[str, Any]:
+    texts: Sequence[Text], records: Sequence[Mapping[str, Any]], assessor: Assessor, bank: ProbeBank,
+    seed: int,
+) -> dict[str, Any]:  # fmt: skip
     """Count texts and hits; with labels in the file, measure how well scores predict them.
 
     Texts that the prober was trained or validated on are counted as ``seen`` and are in no figure.
@@ -151,7 +155,8 @@ def _results(
     fresh = [pair for pair, side in zip(judged, sides, strict=True) if side not in ("train", "validation")]
     results: dict[str, Any] = {
         "n": len(texts), "too_long": len(texts) - len(told), "judged": len(judged),
-        "fires": sum(h["fires"] for _, h in judged), "threshold": threshold,
+        "fires": sum(h["fires"] for _, h in judged), "threshold": assessor.threshold,
+        "promise": None if assessor.promise is None else assessor.promise.to_dict(),
         "unlike": None if bank.domain is None else sum(h["domain"]["unlike"] for _, h in judged),
         "seen": {side: sides.count(side) for side in SPLITS},
     }  # fmt: skip
@@ -201,11 +206,29 @@ def _unused(texts: Sequence[Text], results: Mapping[str, Any]) -> Iterator[str]:
             yield f"note: {what} tell only which answers are wrong: this prober judges whole answers"
 
 
-def _summary(records: Sequence[Mapping[str, Any]], results: Mapping[str, Any], limit: float) -> list[str]:
+def _promised(promise: Promise | None, results: Mapping[str, Any], *, known: bool) -> list[str]:
+    """Say what the threshold promises, and of which texts it does not; empty without a promise.
+
+    ``known`` says that the prober can tell which texts are unlike its training texts.
+    """
+    if promise is None:
+        return []
+    lines = [f"promised of texts like those it was chosen on: {promise}"]
+    if not known:
+        lines.append("nothing is known of how like those these texts are: the prober has no domain")
+    elif unlike := results["unlike"]:
+        lines.append(f"nothing is promised of the {count(unlike, 'text')} unlike the prober's training texts")
+    return lines
+
+
+def _summary(
+    records: Sequence[Mapping[str, Any]], results: Mapping[str, Any], limit: float, promised: Sequence[str]
+) -> list[str]:
     """Summarise hits, the worst spans and the fit to labels, as lines for the terminal."""
     lines = [
         f"{results['fires']} of {count(results['n'], 'text')} fire: score above {results['threshold']:.3g}, "
-        f"P(wrong) above {limit:.0%}"
+        f"P(wrong) above {limit:.0%}",
+        *promised,
     ]
     if silent := results["n"] - results["too_long"] - results["judged"]:
         lines.append(f"{count(silent, 'text')} without an entity, which this prober cannot score")

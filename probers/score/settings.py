@@ -94,7 +94,7 @@ class Import(Run):
     """texts, whole groups drawn by seed; null takes all"""
     threshold: Name = "balanced_accuracy"
     """rule that chooses the threshold on validation, as of probers-train: balanced_accuracy, f1, accuracy,
-    budget=0.4, recall_at_fpr=0.1, or cost=5"""
+    budget=0.4, recall_at_fpr=0.1, cost=5, or risk=0.1@0.95"""
     resamples: Resamples = 1000
     """bootstrap resamples for every 95% interval"""
     out: Name | None = None

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_ELSEWHERE = " on questions of another split"
+
 
 @dataclass(frozen=True)
 class Findings:
@@ -134,7 +136,10 @@ def _page(
 ) -> dict[str, Any]:
     """Data of the report beside results.json: how it was run, curves and examples."""
     runs, wrong, headline = found.runs, comparison.wrong, comparison.headline
-    shown, rule = dict.fromkeys((headline, "acc")), "best balanced accuracy on questions of another split"
+    shown = dict.fromkeys((headline, "acc"))
+    rule = f"best balanced accuracy{_ELSEWHERE}"
+    if settings.threshold != "balanced_accuracy":
+        rule = f"threshold={settings.threshold}{_ELSEWHERE}"
     data = {
         "title": "Which trigger knows when to retrieve?",
         "command": _command(settings),

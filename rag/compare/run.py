@@ -22,7 +22,7 @@ from probers.commands.merge import PartRun, PartRuns
 from probers.commands.runs import RunFolder
 from probers.data.questions import EmptySplitError, QuestionSet, QuestionSource, open_questions
 from probers.equivalence import EntityMatcher
-from probers.evaluation.answers import RULES, Rule, right_by
+from probers.evaluation.answers import RULES, right_by
 from probers.files import write_bytes
 from probers.types import SPLITS, Needs, Question, UserError
 
@@ -47,6 +47,7 @@ _THRESHOLDS = "thresholds.json"
 def run(settings: Compare, parts: PartRuns | None = None) -> Path:
     """Compare the methods, or join the finished ``parts`` of a run; returns the report's folder."""
     from probers.bank.bank import ProbeBank
+    from probers.bank.decision import ThresholdRule
 
     banks: dict[str, ProbeBank] = {}
     part = settings.partition
@@ -55,6 +56,7 @@ def run(settings: Compare, parts: PartRuns | None = None) -> Path:
     right = right_by(settings.wrong, matcher)
     if right is None:
         raise UserError(f"wrong={settings.wrong} is unknown: choose {RULES}", "unknown-choice")
+    rule = ThresholdRule.parse(settings.threshold)
     given, left_out = complete(settings)
     notes = left_out + ([] if matcher is None else [f"Of match: {matcher.told()}."])
     settings = vary(given)
@@ -126,7 +128,8 @@ def run(settings: Compare, parts: PartRuns | None = None) -> Path:
         open_questions, asked, limit=settings.validation, split=others, deal_splits=deal_splits,
         unfit=contamination.not_tuned_on, seed=settings.seed, on_bad_line=settings.on_bad_line,
     )  # fmt: skip
-    tuned = _tune(tuning, rag, methods, folder.path, notes, split=others, right=right)
+    tune = partial(tune_once, folder.path / _THRESHOLDS, right=right, rule=rule)
+    tuned = _tune(tuning, tune, rag, methods, notes, split=others)
     # The closed-book pass records what all methods need, as much as one pass can: states of tokens, which are
     # large, come last.
     needs = [part.needs for method in methods for part in (method.trigger, method.query)]
@@ -193,8 +196,8 @@ def _open(
 
 
 def _tune(
-    asked: Callable[[], QuestionSet], rag: SharedRAG, methods: Sequence[Method], out: Path, notes: list[str],
-    *, split: str, right: Rule,
+    asked: Callable[[], QuestionSet], tune: Callable[..., dict[str, Tuned]], rag: SharedRAG,
+    methods: Sequence[Method], notes: list[str], *, split: str,
 ) -> dict[str, Tuned]:  # fmt: skip
     """Thresholds and calibration from questions of another split, for the triggers that bring none."""
     triggers = {m.name: m.trigger for m in methods if m.tunable or m.calibrated}
@@ -205,10 +208,11 @@ def _tune(
         questions = asked().questions
     except EmptySplitError:  # a file that says of every question that it is of the test split
         questions = []
-    tuned = tune_once(out / _THRESHOLDS, rag, triggers, questions, right)
+    tuned = tune(rag=rag, triggers=triggers, questions=questions)
     if tuned and tunable:
         chosen = ", ".join(f"{name} {tuned[name].threshold:.3g}" for name in tunable)
         log.info("thresholds chosen on %d %s questions: %s", len(questions), split, chosen)
+        notes += [f"{name}, closed-book: {tuned[name].told}." for name in tunable if tuned[name].told]
     elif tunable:
         why = f"there are no {split} questions with both right and wrong closed-book answers"
         notes.append(f"The thresholds of {', '.join(tunable)} are those they came with: {why}.")

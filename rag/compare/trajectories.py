@@ -6,8 +6,8 @@ answer of that step. Every threshold of such a trigger and the expected result o
 budget follow without generating again.
 
 Thresholds and calibration of triggers that bring none come from the same recordings on validation questions,
-by the rule that chooses a prober's threshold in training: the highest balanced accuracy against "the
-closed-book answer is wrong".
+by a rule that also chooses a prober's threshold in training, by default the highest balanced accuracy against
+"the closed-book answer is wrong".
 """
 
 from __future__ import annotations
@@ -259,31 +259,39 @@ def thinned(count: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Tuned(Platt):
-    """Calibration and threshold of one trigger, from validation questions."""
+    """Calibration and threshold of one trigger, from validation questions.
+
+    ``told`` is what the threshold promises, or why it always fires; empty where the rule promises nothing.
+    """
 
     threshold: float
+    told: str = ""
 
 
 def tune_once(
-    file: Path, rag: RAG, triggers: Mapping[str, Trigger], questions: Sequence[Question], right: Rule
-) -> dict[str, Tuned]:
+    file: Path, rag: RAG, triggers: Mapping[str, Trigger], questions: Sequence[Question], right: Rule,
+    rule: ThresholdRule,
+) -> dict[str, Tuned]:  # fmt: skip
     """Call :func:`tune`, or read its result from ``file``, so that a resumed run keeps its thresholds."""
 
-    def tuned() -> dict[str, dict[str, float]]:
-        return {name: asdict(entry) for name, entry in tune(rag, triggers, questions, right).items()}
+    def tuned() -> dict[str, dict[str, Any]]:
+        return {name: asdict(entry) for name, entry in tune(rag, triggers, questions, right, rule).items()}
 
     return {name: Tuned(**entry) for name, entry in made_once(file, tuned).items()}
 
 
 def tune(
-    rag: RAG, triggers: Mapping[str, Trigger], questions: Sequence[Question], right: Rule = right_by_em
-) -> dict[str, Tuned]:
+    rag: RAG, triggers: Mapping[str, Trigger], questions: Sequence[Question], right: Rule = right_by_em,
+    rule: ThresholdRule = ThresholdRule(),  # noqa: B008 (frozen)
+) -> dict[str, Tuned]:  # fmt: skip
     """Choose threshold and calibration of every trigger from the closed-book answers to validation questions.
 
+    A trigger of which the ``rule`` can promise nothing gets a threshold at which it always fires.
     The result is empty unless there are both right and wrong answers to questions with gold answers.
     """
     answered = [q for q in questions if q.answers]
     closed_book = replace(rag, max_retrievals=0)
+    groups = np.array([q.group or q.id for q in answered])
     tuned: dict[str, Tuned] = {}
     for group in together(triggers):
         found = record(closed_book, group, answered, progress="thresholds")
@@ -299,5 +307,9 @@ def tune(
             if len(set(wrong[written])) < 2:
                 written[:] = True
             platt = fit_platt(wrong[written], scores[written])
-            tuned[name] = Tuned(platt.slope, platt.intercept, ThresholdRule()(wrong, scores))
+            chosen = rule.choose(wrong, scores, groups, refuse=False)
+            told = chosen.refused and f"it always fires, for {chosen.refused}"
+            if chosen.promise is not None:
+                told = str(chosen.promise)
+            tuned[name] = Tuned(platt.slope, platt.intercept, chosen.value, told)
     return tuned

@@ -48,8 +48,8 @@ async function learn() {
 function introduce() {
   const { id, prober, triggers, chat, corpus } = model() ?? {};
   if (!id) return say(at("about"), "The server has no model.");
-  const { name, pool, layers, threshold } = prober ?? {};
-  const made = `(${pool}, layers ${layers?.join(", ")}; threshold ${number(threshold)})`;
+  const { name, pool, layers, threshold, promise } = prober ?? {};
+  const made = `(${pool}, layers ${layers?.join(", ")}; threshold ${number(threshold)}${promised(promise)})`;
   const reads = prober ? `prober ${name} ${made}` : "no prober";
   say(at("about"), [`Model ${id}`, reads, corpus ? `passages ${corpus}` : "no passages"].join(" · "));
   const talks = document.querySelector("[name=form][value=chat]");
@@ -215,6 +215,13 @@ function far({ distance, limit, surprise, surprise_range: range }) {
   const states = `distance ${number(distance)}, limit ${number(limit)}`;
   if (surprise === null || surprise === undefined) return states;
   return `${states}; surprise ${number(surprise)}, at most ${number(range[1])}`;
+}
+
+function promised(promise) {
+  if (!promise) return "";
+  const { risk, confidence, groups } = promise;
+  const most = `of what passes at most ${number(100 * risk)}% is wrong, each question or article counted once`;
+  return `: ${most}, in texts like the ${groups} groups it was chosen on, ${number(100 * confidence)}% confidence`;
 }
 
 function verdict(whole) {

@@ -1,0 +1,254 @@
+"""Thresholds that promise a share of wrong ones: p-values, sequence, refusals, and the promise kept."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from itertools import count
+from pathlib import Path
+
+import numpy as np
+import pytest
+from refusals import fails
+from scipy.stats import binom
+
+from probers.bank.decision import ALWAYS, ThresholdRule
+from probers.bank.risk_control import STEPS, Promise, groups_needed, p_value, passing_groups
+from probers.types import RunError
+
+RISKS, CONFIDENCES = (0.01, 0.05, 0.1, 0.3, 0.5, 0.9), (0.5, 0.9, 0.95, 0.999)
+
+
+def logistic(rng: np.random.Generator, n: int, slope: float = 2.5) -> tuple[np.ndarray, np.ndarray]:
+    """Labels and scores of n texts, P(wrong) = sigmoid(slope * score - 1.5)."""
+    scores = rng.standard_normal(n)
+    return (rng.uniform(size=n) < chance(scores, slope)).astype(int), scores
+
+
+def chance(scores: np.ndarray, slope: float = 2.5) -> np.ndarray:
+    return 1 / (1 + np.exp(1.5 - slope * scores))
+
+
+@cache
+def fewest(risk, confidence, wrong):
+    """The fewest groups of which so many may be wrong, one by one."""
+    return next(n for n in count(wrong + 1) if binom.cdf(wrong, n, risk) <= 1 - confidence)
+
+
+def plain(risk, confidence, wrong, scores, groups):
+    """The threshold by the definition, in loops; None where it is refused."""
+    starts = [fewest(risk, confidence, k) for k in (0, 1, 2)]
+    start = max(n for n in starts if n <= len(set(groups)) / 4 or n == starts[0])
+    names = sorted(set(groups))
+    lowest = sorted(min(s for s, g in zip(scores, groups, strict=True) if g == name) for name in names)
+    certified = None
+    for step in range(1, STEPS + 1):
+        level = lowest[-(-step * len(names) // STEPS) - 1]
+        following = [low for low in lowest if low > level]
+        threshold = np.nextafter(following[0], -np.inf) if following else max(scores) + 1
+        texts = [(g, w) for w, s, g in zip(wrong, scores, groups, strict=True) if s <= threshold]
+        n, k = len({g for g, _ in texts}), len({g for g, w in texts if w})
+        if n < start:
+            continue
+        if binom.cdf(k, n, risk) > 1 - confidence:
+            break
+        certified = threshold, n, k
+    return certified
+
+
+def test_p_values_are_binomial_tails() -> None:
+    n, k = map(np.ravel, np.meshgrid(np.arange(1, 200, 7), np.arange(0, 60, 5)))
+    for risk in RISKS:
+        np.testing.assert_allclose(p_value(n, np.minimum(k, n), risk), binom.cdf(np.minimum(k, n), n, risk))
+    assert p_value(3, 1, 0.5) == 0.5
+    assert p_value(2, 0, 0.1) == pytest.approx(0.81)
+
+
+def test_so_many_groups_are_needed_and_no_fewer() -> None:
+    assert [groups_needed(r, c) for r, c in ((0.1, 0.95), (0.05, 0.95), (0.5, 0.5))] == [29, 59, 1]
+    for risk in RISKS:
+        for confidence in CONFIDENCES:
+            needed = groups_needed(risk, confidence)
+            assert (1 - risk) ** needed <= 1 - confidence < (1 - risk) ** (needed - 1)
+            for wrong in (1, 2):
+                more = groups_needed(risk, confidence, wrong)
+                assert binom.cdf(wrong, more, risk) <= 1 - confidence < binom.cdf(wrong, more - 1, risk)
+
+
+def test_a_sequence_by_hand() -> None:
+    rule, scores = ThresholdRule("risk", 0.5, 0.75), np.arange(20.0)
+    # 2 right groups are enough (p = 1/4), and 5 with a wrong one (p = 6/32). Of 20 groups a quarter is 5: the
+    # sequence begins there, and a wrong one among them does not end it.
+    assert [groups_needed(0.5, 0.75, wrong) for wrong in (0, 1, 2)] == [2, 5, 7]
+    # Of seven three are wrong: p = 64/128. It ends before.
+    threshold, promise, _ = rule.choose(np.isin(scores, [4, 5, 6]), scores)
+    assert threshold == np.nextafter(5.0, -1) and promise == Promise(0.5, 0.75, 20, 5, 1)
+    threshold, promise, _ = rule.choose(np.isin(scores, [0, 6, 7, 8]), scores)  # p(8, 3) = 93/256
+    assert threshold == np.nextafter(7.0, -1) and promise == Promise(0.5, 0.75, 20, 7, 2)
+    # Nothing is wrong: all pass, and whatever lies a little above them.
+    threshold, promise, _ = rule.choose(np.zeros(20), scores)
+    assert threshold == 20 and promise == Promise(0.5, 0.75, 20, 20, 0)
+    # Two of the first five are wrong: p = 16/32.
+    with fails("labels", "threshold=risk=0.5@0.75", "5 validation groups", "2 are wrong"):
+        rule(np.isin(scores, [0, 3]), scores)
+    # Of ten groups a quarter is two: the sequence begins with the strictest that could be certified at all.
+    with fails("labels", "2 validation groups", "1 are wrong"):
+        rule(scores[:10] == 0, scores[:10])
+    threshold, promise, _ = rule.choose(scores[:10] == 2, scores[:10])  # p(3, 1) = 1/2
+    assert threshold == np.nextafter(2.0, -1) and promise == Promise(0.5, 0.75, 10, 2, 0)
+
+
+def test_a_group_counts_once_and_is_wrong_if_one_of_its_texts_that_pass_is() -> None:
+    rule, groups = ThresholdRule("risk", 0.5, 0.75), np.repeat(np.arange(20), 3)
+    scores = np.ravel([[i, i + 0.3, 1000 + i] for i in range(20)])
+    wrong = np.zeros(60)
+    wrong[2::3] = 1  # what is wrong in every group passes nowhere but at the end
+    threshold, promise, _ = rule.choose(wrong, scores, groups)
+    assert promise == Promise(0.5, 0.75, 20, 19, 0) and threshold == np.nextafter(19.0, -1)
+    wrong[1] = wrong[4] = 1  # one of the texts of the first and of the second group
+    with fails("labels", "5 validation groups", "2 are wrong"):
+        rule(wrong, scores, groups)
+    # With each text a group of its own, 2 of the first 40 are wrong and then 20: p(60, 22) = .026.
+    threshold, promise, _ = rule.choose(wrong, scores)
+    assert promise == Promise(0.5, 0.75, 60, 60, 22) and threshold == 1020
+
+
+def test_it_is_the_definition_in_loops() -> None:
+    rng, refused = np.random.default_rng(0), 0
+    for i in range(60):
+        n = int(rng.integers(1, 120))
+        wrong, scores = logistic(rng, n)
+        scores = np.round(scores, 1 + i % 3)  # with ties
+        groups = rng.integers(0, max(1, n // (1 + i % 4)), n)
+        risk, confidence = RISKS[2 + i % 4], CONFIDENCES[i % 3]
+        chosen = ThresholdRule("risk", risk, confidence).choose(wrong, scores, groups, refuse=False)
+        expected = plain(risk, confidence, wrong.tolist(), scores.tolist(), groups.tolist())
+        if expected is None:
+            refused += 1
+            assert chosen.value == ALWAYS and chosen.promise is None and "labels" not in chosen.refused
+            continue
+        promise = Promise(risk, confidence, len(set(groups.tolist())), *expected[1:])
+        assert chosen == (expected[0], promise, "")
+        counted = passing_groups(wrong, scores, groups, chosen.value)
+        assert counted == (promise.passing, promise.wrong)
+    assert 8 < refused < 52
+
+
+def test_what_could_be_promised_instead_can_be_and_no_less() -> None:
+    rng = np.random.default_rng(3)
+    for n, risk in ((400, 0.01), (400, 0.02), (60, 0.02)):
+        wrong, scores = logistic(rng, n)
+        with fails("labels", f"threshold=risk={risk}@0.9") as caught:
+            ThresholdRule("risk", risk, 0.9)(wrong, scores)
+        offered = str(caught.value).rpartition("threshold=")[2].split()[0]
+        told = ThresholdRule.parse(offered)
+        assert told.name == "risk" and told.value is not None and told.value > risk and told.confidence == 0.9
+        if n == 400:
+            assert told.choose(wrong, scores).promise is not None
+            less = ThresholdRule("risk", round(told.value - 0.01, 2), 0.9)
+            assert less.choose(wrong, scores, refuse=False).value == ALWAYS
+        else:  # by the number alone, for nothing is known yet of the labels
+            assert groups_needed(told.value, 0.9) <= n < groups_needed(told.value - 0.01, 0.9)
+
+
+def test_refusals_by_number() -> None:
+    rule = ThresholdRule("risk", 0.1, 0.95)
+    rule.check_number(29)
+    ThresholdRule("f1").check_number(0)
+    with fails("labels", "29 groups", "28 groups", "risk=0.11@0.95"):
+        rule.check_number(28)
+    with fails("labels", "29", "0 groups"):
+        rule(np.zeros(0), np.zeros(0))
+    with fails("labels", "0.1@0.95", "no share"):
+        rule(np.ones(50), np.arange(50.0))
+    with fails("failed", kind=RunError):
+        rule(np.zeros(50), np.full(50, np.nan))
+    with pytest.raises(ValueError, match="49"):
+        rule(np.zeros(50), np.arange(49.0))
+
+
+def share_wrong_below(threshold: float) -> float:
+    """The true share of wrong ones among the simulated texts that pass."""
+    return float(TRUTH[min(len(TRUTH) - 1, np.searchsorted(GRID, threshold))])
+
+
+GRID = np.linspace(-6, 6, 24001)
+_DENSITY = np.exp(-(GRID**2) / 2)
+TRUTH = np.cumsum(_DENSITY * chance(GRID)) / np.cumsum(_DENSITY)
+
+
+def largest_with_the_risk(risk: float, wrong: np.ndarray, scores: np.ndarray) -> float:
+    """The plain threshold: the largest at which the share of wrong validation texts is not above the risk."""
+    order = np.argsort(scores)
+    kept = np.flatnonzero(np.cumsum(wrong[order]) / np.arange(1, len(order) + 1) <= risk)
+    return float(scores[order][kept[-1]]) if len(kept) else ALWAYS
+
+
+@pytest.mark.parametrize(("risk", "confidence", "n"), [(0.1, 0.95, 300), (0.2, 0.9, 150)])
+def test_the_promise_is_kept_where_the_plain_threshold_breaks_it(risk, confidence, n) -> None:
+    rng, rule, draws = np.random.default_rng(1), ThresholdRule("risk", risk, confidence), 1000
+    broken = plainly = certified = 0
+    for _ in range(draws):
+        wrong, scores = logistic(rng, n)
+        chosen = rule.choose(wrong, scores, refuse=False)
+        certified += chosen.promise is not None
+        broken += share_wrong_below(chosen.value) > risk
+        plainly += share_wrong_below(largest_with_the_risk(risk, wrong, scores)) > risk
+    assert broken <= binom.ppf(0.999, draws, 1 - confidence)
+    assert certified > draws * 0.8  # it is of use too
+    assert plainly > binom.ppf(0.999, draws, 0.3)
+
+
+def test_the_promise_is_kept_of_groups_whose_texts_are_alike() -> None:
+    """Counted as texts, what one question has in common would be taken for several witnesses."""
+    rng, draws, risk = np.random.default_rng(2), 400, 0.2
+    rule, broken, by_text = ThresholdRule("risk", risk, 0.9), 0, 0
+    groups, everything = np.repeat(np.arange(80), 6), np.repeat(np.arange(100_000), 6)
+
+    def draw(of: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        shared, scores = logistic(rng, of[-1] + 1)
+        return shared[of], scores[of] + 0.01 * rng.standard_normal(len(of))
+
+    wrong, scores = draw(everything)
+    order = np.argsort(scores)
+    share, levels = np.cumsum(wrong[order]) / np.arange(1, len(order) + 1), scores[order]
+
+    def breaks(threshold: float) -> bool:
+        passing = int(np.searchsorted(levels, threshold, side="right"))
+        return passing > 0 and bool(share[passing - 1] > risk)
+
+    for _ in range(draws):
+        drawn = draw(groups)
+        broken += breaks(rule.choose(*drawn, groups, refuse=False).value)
+        by_text += breaks(rule.choose(*drawn, refuse=False).value)
+    assert broken <= binom.ppf(0.999, draws, 0.1) < by_text
+
+
+def test_the_promise_is_kept_over_resplits_of_stored_scores() -> None:
+    """Scores of a prober of the testbed on texts that it was not trained on, by question."""
+    stored = json.loads((Path(__file__).parent / "data" / "testbed_scores.json").read_text())
+    groups, scores, wrong = (np.array(stored[name]) for name in ("group", "score", "wrong"))
+    names, rng, draws = np.unique(groups), np.random.default_rng(0), 1000
+    risk, confidence = stored["risk"], 0.9
+    rule, broken, plainly, certified = ThresholdRule("risk", risk, confidence), 0, 0, 0
+
+    def share(threshold: float) -> float:
+        passing, bad = passing_groups(wrong, scores, groups, threshold)
+        return bad / max(passing, 1)
+
+    steps = {float(t): share(float(t)) for t in np.unique(scores)}
+    levels = np.array(list(steps))
+
+    def breaks(threshold: float) -> bool:
+        below = int(np.searchsorted(levels, threshold, side="right"))
+        return below > 0 and steps[float(levels[below - 1])] > risk
+
+    for _ in range(draws):
+        own = np.isin(groups, rng.permutation(names)[: len(names) // 2])
+        chosen = rule.choose(wrong[own], scores[own], groups[own], refuse=False)
+        certified += chosen.promise is not None
+        broken += breaks(chosen.value)
+        plainly += breaks(largest_with_the_risk(risk, wrong[own], scores[own]))
+    assert broken <= binom.ppf(0.999, draws, 1 - confidence)
+    assert certified > draws / 4
+    assert plainly > binom.ppf(0.999, draws, 1 - confidence)
