@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 from weakref import WeakSet
 
 import numpy as np
@@ -17,6 +17,7 @@ from probers.prompts import PromptTemplate
 from probers.text import content_filter
 from probers.types import Decision, Generation, Needs, Passage, Question, Retriever, RunError, UserError
 from probers.uncertainty import Variant
+from probers.uncertainty.rarity import Counts
 
 if TYPE_CHECKING:
     from probers.commands.inputs import ProberKind
@@ -128,7 +129,7 @@ class Trigger:
         prober: the kind of heads that it reads states with: for whole "answers", single "tokens", "entities"
             or "prompts".
         served: it reads the scores of the server that writes.
-        counts: it counts phrases in the retriever's index (:class:`Counts`).
+        counts: it counts phrases in the retriever's index (:class:`probers.uncertainty.rarity.Counts`).
     """
 
     before: ClassVar[bool] = False
@@ -214,23 +215,6 @@ class Trigger:
     def sweep_option(self) -> str | None:
         """The option to move for a curve over its settings: its threshold, if it has one."""
         return "threshold" if "threshold" in self.options else None
-
-
-@runtime_checkable
-class Counts(Protocol):
-    """A retriever that counts phrases in its passages, title and text as one.
-
-    Case and Unicode form do not matter. Of phrases whose words meet in many passages an index without places
-    may count the passages with all words (:mod:`probers.rag.retrievers.counts`).
-    """
-
-    def frequency(self, phrases: Sequence[str]) -> list[int]:
-        """Count the passages that hold each phrase, its words in a row."""
-        ...
-
-    def together(self, pairs: Sequence[tuple[str, str]]) -> list[int]:
-        """Count the passages that hold both phrases of each pair."""
-        ...
 
 
 class QueryFormulator(Protocol):

@@ -24,14 +24,14 @@ from probers.data.corpus import load_corpus
 from probers.prompts import TESTBED_PROMPT
 from probers.rag import RAG
 from probers.rag.compare.methods import complete
-from probers.rag.protocol import Counts, State, check_counts
+from probers.rag.protocol import State, check_counts
 from probers.rag.queries import FlareQuery, QuestionQuery
 from probers.rag.retrievers import BM25, Dense, RankBM25, counts
 from probers.rag.retrievers.counts import NOWHERE, intersection
 from probers.rag.triggers import Never, Rarity
-from probers.rag.triggers.rarity import question_rarity, rarity
 from probers.testbed import assets
 from probers.types import Decision, Passage, Question, RunError
+from probers.uncertainty.rarity import Counts, question_rarity, rarity
 
 
 @lru_cache(10_000)

@@ -170,7 +170,7 @@ def questions(*names):
     return [TESTBED_PROMPT.question(f"Who does {name} work for?") for name in names]
 
 
-THREE = Draws(3)
+THREE = Draws(samples=3)
 
 
 def drawn(lm, prompts, how=THREE, **options):
@@ -187,17 +187,15 @@ def test_samples_depend_on_prompt_and_settings_alone(lm):
     for samples, prompt in zip(together, asked, strict=True):
         assert samples.texts == drawn(lm, [prompt])[0].texts
     assert together[0] is together[2]
-    hot = Draws(3, temperature=3.0)
-    assert drawn(lm, asked[:1], hot)[0].texts != together[0].texts
-    assert (
-        drawn(lm, asked[:1], hot)[0].texts != drawn(lm, asked[:1], Draws(3, temperature=3.0, seed=1))[0].texts
-    )
+    hot, other = (Draws(samples=3, temperature=3.0, seed=seed) for seed in (0, 1))
+    found = [drawn(lm, asked[:1], how)[0].texts for how in (THREE, hot, other)]
+    assert len(set(found)) == 3
 
 
 def test_samples_are_those_that_the_model_draws_one_by_one(lm):
     """Without shared keys and values, and with the recorded numbers of a plain pass over each text."""
     (prompt,) = questions("Lena Zaser")
-    how = Draws(4, temperature=2.0, seed=3)
+    how = Draws(samples=4, temperature=2.0, seed=3)
     (found,) = drawn(lm, [prompt], how, needs=Needs.of([4], pool="last"))
     plain = [
         lm.generate(
@@ -237,9 +235,9 @@ def test_a_prefix_is_read_once_and_changes_nothing(lm, monkeypatch):
 def test_samples_without_an_answer_are_completed_like_greedy_texts(lm):
     (prompt,) = questions("Lena Zaser")
     cut = {"prompt": TESTBED_PROMPT, "limits": [3], "datasets": [""]}
-    (short,) = draw(lm.generate, [prompt], Draws(2), **cut)
+    (short,) = draw(lm.generate, [prompt], Draws(samples=2), **cut)
     assert short.answers == ("", "")
-    (whole,) = draw(lm.generate, [prompt], Draws(2), **cut, answer_tokens=8)
+    (whole,) = draw(lm.generate, [prompt], Draws(samples=2), **cut, answer_tokens=8)
     assert all(whole.answers) and all(TESTBED_PROMPT.answer_cue in text for text in whole.texts)
     calls = []
     whole.spend(lambda generation, read: calls.append(read))
@@ -294,12 +292,12 @@ def test_an_entailment_model_decides_in_both_directions(entailment):
         with torch.inference_mode():
             return int(model(**tokenizer(a, b, return_tensors="pt")).logits.argmax()) == 2
 
-    texts = [" ".join(words) for words in itertools.permutations("abcd", 2)]
+    texts = [" ".join(words) for words in itertools.permutations("bcde", 2)]
     pairs = list(itertools.permutations(texts, 2))
     one_way = [pair for pair in pairs if entails(*pair) and not entails(*pair[::-1])]
     assert one_way and any(entails(*pair) and entails(*pair[::-1]) for pair in pairs)
     assert all(same(*pair) == (entails(*pair) and entails(*pair[::-1])) for pair in pairs)
-    assert same("a b", "A b.")
+    assert same("b c", "B c.")
 
 
 def test_a_model_that_entails_nothing_is_refused(entailment, tmp_path):
@@ -311,7 +309,7 @@ def test_a_model_that_entails_nothing_is_refused(entailment, tmp_path):
 
 def test_settings_that_draw_nothing_useful_are_refused():
     with pytest.raises(UserError):
-        Draws(1).at_least(2, "semantic entropy")
+        Draws(samples=1).at_least(2, "semantic entropy")
     with pytest.raises(UserError):
-        Draws(5, temperature=0.0).at_least(2, "semantic entropy")
-    Draws(2).at_least(2, "semantic entropy")
+        Draws(samples=5, temperature=0.0).at_least(2, "semantic entropy")
+    Draws(samples=2).at_least(2, "semantic entropy")

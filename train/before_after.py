@@ -58,6 +58,10 @@ _SAMPLED: dict[str, tuple[str, int, tuple[_Told, _Told]]] = {
     "P(True)": ("p_true", -1, (1, 1)),
     "stated confidence": ("verbalised", -1, (1, "verbalised_tokens")),
 }
+#: Detectors of the question alone.
+_OF_QUESTION: dict[str, tuple[str, int, tuple[_Told, _Told]]] = {
+    "rarity": ("question_frequency", -1, (0, 0)),
+}
 
 
 def known(moment: Moment, trained: Trained, examples: Examples) -> dict[str, list[Detector]]:
@@ -76,7 +80,7 @@ def known(moment: Moment, trained: Trained, examples: Examples) -> dict[str, lis
     signals = _signals(moment, examples)
     if moment == "after":
         signals += [control for control in trained.controls if control.name in _AFTER]
-        signals += _sampled(examples)
+        signals += _further(_SAMPLED, examples)
     found = {"head": heads, "signal": signals, "joined": []}
     inputs = _inputs(moment, examples)
     if inputs is None:
@@ -98,20 +102,23 @@ def _signals(moment: Moment, examples: Examples) -> list[Detector]:
         return []
     table = {column: examples.table[column].to_numpy(dtype=float) for column in BEFORE}
     if moment == "before":
-        return [
+        found = [
             Detector(name, sign * table[column], f"{column}, not trained")
             for name, (column, sign) in _BEFORE.items()
         ]
+        return found + _further(_OF_QUESTION, examples)
     # A text that begins with the likeliest token: its probability was known before.
     if np.allclose(np.exp(table["logprob_before"]), table["max_prob_before"], atol=1e-5):
         return []
     return [Detector("first log-prob", -table["logprob_before"], "minus logprob_before, not trained")]
 
 
-def _sampled(examples: Examples) -> list[Detector]:
-    """Detectors of drawn answers and further questions; a missing value counts as the training mean."""
+def _further(
+    columns: Mapping[str, tuple[str, int, tuple[_Told, _Told]]], examples: Examples
+) -> list[Detector]:
+    """Detectors of further columns; a missing value counts as the training mean."""
     found, train = [], examples.rows["train"]
-    for name, (column, sign, cost) in _SAMPLED.items():
+    for name, (column, sign, cost) in columns.items():
         if column not in examples.table:
             continue
         values = examples.table[column].to_numpy(dtype=float)
@@ -258,7 +265,7 @@ def _division(strata: Strata, wrong: np.ndarray) -> dict[str, Any]:
 
 def _notes(examples: Examples, spec: FeatureSpec) -> list[str]:
     found = []
-    for name, (column, *_) in _SAMPLED.items():
+    for name, (column, *_) in {**_OF_QUESTION, **_SAMPLED}.items():
         if column in examples.table and (missing := int(examples.table[column].isna().sum())):
             of = f"{missing} of {len(examples.table)} texts"
             found.append(f"{name}: no value for {of}, which count as the mean of the training texts")

@@ -19,6 +19,7 @@ from probers.commands.inputs import load_matcher, load_passages, question_source
 from probers.data.questions import QuestionSet, open_questions
 from probers.engine.language_model import Decoding, GenerationRequest
 from probers.engine.model import CausalLM
+from probers.entities import Recogniser
 from probers.equivalence import EntityMatcher
 from probers.evaluation.answers import Rule, accuracy_contains, exact_match, f1_score, final_answer, right_by
 from probers.prompts import PromptTemplate, passages_that_fit
@@ -26,6 +27,7 @@ from probers.store.store import FeatureStore
 from probers.types import Generation, Needs, Question, Retriever, UserError
 from probers.uncertainty.detectors import Asked, Detectors
 from probers.uncertainty.meaning import by_matcher
+from probers.uncertainty.rarity import Counts, lowest_frequencies
 from probers.uncertainty.samples import Draws
 from probers.uncertainty.semantic_entropy import best_cut
 
@@ -151,7 +153,7 @@ class CotBuilder(LabelBuilder):
                 raise UserError(f"{told}: draw two or more, as samples=10", "missing-value")
         if not settings.samples:
             return None
-        draws = Draws(settings.samples, settings.temperature, seed=settings.seed)
+        draws = Draws(samples=settings.samples, temperature=settings.temperature, seed=settings.seed)
         draws.at_least(2, "the signals of samples")
         if settings.engine != "transformers":
             told = f"samples={settings.samples}: engine={settings.engine} cannot draw"
@@ -179,6 +181,10 @@ class CotBuilder(LabelBuilder):
 
     def build(self, units: Sequence[Question], known: Mapping[str, int | None]) -> Iterator[Examples]:
         assert self.lm is not None and self.retriever is not None
+        frequencies: list[int | None] = [None] * len(units)
+        if isinstance(self.retriever, Counts):
+            texts = [q.question for q in units]
+            frequencies = lowest_frequencies(texts, self.retriever, Recogniser("rules", quiet=True))
         found = self.retriever.search([q.question for q in units], self.k)
         asked = [(q.question, [p.text for p in ps], "") for q, ps in zip(units, found, strict=True)]
         shown = passages_that_fit(self.lm.fits, self.prompt, asked, [self.max_new_tokens] * len(units))
@@ -210,7 +216,8 @@ class CotBuilder(LabelBuilder):
                     examples.leave_out(names[index], TOO_LONG if skipped else "empty answer")
                     continue
                 row = self._row(units[place], _CONDITIONS[opens], generation)
-                row |= {"passages": passages} | judged.get(index, {})
+                row |= {"passages": passages, "question_frequency": frequencies[place]}
+                row |= judged.get(index, {})
                 examples.tokens += row.get("sample_tokens", 0) + row.get("verbalised_tokens", 0)
                 examples.add(row, list(generation.states.values()))
             yield examples

@@ -174,12 +174,13 @@ COLUMNS: dict[str, type] = {
     "mean_logprob": float, "rind_max": float,
     "entropy_before": float, "logprob_before": float, "max_prob_before": float, "margin_before": float,
     "surprise": float,
-    "em": float, "acc": float, "f1": float, "eigenscore": float, "verbalised": float,
+    "em": float, "acc": float, "f1": float,
+    "eigenscore": float, "verbalised": float, "question_frequency": float,
 }  # fmt: skip
 _REQUIRED = ("id", "group", "split", "correct")
 #: Columns that are null where something is missing: the engine's attention, a gold answer, two samples with
-#: a token, a number in the model's reply.
-_NULLABLE = ("rind_max", "em", "acc", "f1", "eigenscore", "verbalised")
+#: a token, a number in the model's reply, an entity in the question.
+_NULLABLE = ("rind_max", "em", "acc", "f1", "eigenscore", "verbalised", "question_frequency")
 
 
 def encode_states(rows: Sequence[Mapping[str, Any]], states: np.ndarray, spec: FeatureSpec) -> bytes:

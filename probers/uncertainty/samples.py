@@ -17,7 +17,7 @@ from ..types import Generation, Needs, UserError
 Generate = Callable[..., list[Generation]]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Draws:
     """Settings of the answers drawn for a question.
 

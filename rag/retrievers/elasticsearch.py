@@ -130,7 +130,7 @@ class Elasticsearch:
         return [self._best(query, min(k, len(self.passages))) for query in queries]
 
     def frequency(self, phrases: Sequence[str]) -> list[int]:
-        """Count the passages that hold each phrase, as :class:`~probers.rag.protocol.Counts`.
+        """Count the passages that hold each phrase, as :class:`~probers.uncertainty.rarity.Counts`.
 
         The index keeps no places of words, so that up to :data:`~.counts.READ` passages with all words of a
         phrase, by the index's analyzer, are read here for those words in a row; more count as they are.

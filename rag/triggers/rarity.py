@@ -16,35 +16,13 @@ from probers.entities import Entity, Recogniser, tokens_of, written_entities
 from probers.text import count
 from probers.types import Decision, Generation, Question, RunError
 from probers.uncertainty import Part
+from probers.uncertainty.rarity import Counts, pair_rarity, question_rarity
 
-from ..protocol import Counts, State, Trigger, at_least, one_of, verdict
+from ..protocol import State, Trigger, at_least, one_of, verdict
 from ..retrievers.lexical import tokenize
 from .uncertainty import sentences
 
 Pair = tuple[str, str]
-
-
-def rarity(passages: float, below: float) -> float:
-    """Score a number of passages: 1 for none, falling, above 1/2 exactly where it is less than ``below``.
-
-    It is below / (below + passages). Nothing is less than a ``below`` of 0 or less, where the score is 0.
-    """
-    return below / (below + passages) if below > 0 else 0.0
-
-
-def question_rarity(passages: Sequence[int], below: float, reduction: Literal["lowest", "mean"]) -> float:
-    """Score a question by the passages that hold each of its entities; 0 for a question without any."""
-    if not passages:
-        return 0.0
-    return rarity(min(passages) if reduction == "lowest" else sum(passages) / len(passages), below)
-
-
-def pair_rarity(passages: Sequence[int], below: float, *, every: bool) -> float:
-    """Score an entity by the passages that hold it with each of its partners; 0 without a partner.
-
-    It should stand with ``every`` one of them, or else with at least one.
-    """
-    return rarity((min if every else max)(passages), below) if passages else 0.0
 
 
 class _New(NamedTuple):
@@ -67,9 +45,9 @@ class Rarity(Trigger):
     least one entity of question and text so far. As in FLARE, one pass looks at all sentences, and a sentence
     written from passages fetched for it is taken as it is.
 
-    Both signals have one scale (:func:`rarity`), and 0.5 is where the counts say. The score of a text is its
-    highest: that of its entities, or that of the question unless it fired for it. A question without
-    entities never fires, and is counted in the report.
+    Both signals have one scale (:func:`probers.uncertainty.rarity.rarity`), and 0.5 is where the counts say.
+    The score of a text is its highest: that of its entities, or that of the question unless it fired for it.
+    A question without entities never fires, and is counted in the report.
 
     Attributes:
         threshold: fires where a score is above it: 0.5 at the two counts below, another moves both by one

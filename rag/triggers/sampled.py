@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import Any, ClassVar
 
@@ -75,7 +75,7 @@ class _Sampled(Draws, _OfAnswers):
         if not states:
             return []
         first, layer = states[0], self.layer_of(states[0].lm.spec)
-        how = Draws(**{field.name: getattr(self, field.name) for field in fields(Draws)})
+        how = Draws(**{each.name: getattr(self, each.name) for each in fields(Draws)})
         found = draw(
             first.generate, [g.prompt for g in generations], how, prompt=first.prompt,
             limits=[state.budget for state in states], datasets=[s.question.dataset for s in states],
@@ -105,7 +105,7 @@ def _matcher() -> EntityMatcher:
     return EntityMatcher()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _ByMeaning(_Sampled):
     """Base of triggers that compare what answers mean.
 
@@ -222,15 +222,15 @@ class PTrue(_Sampled):
     Its score is 1 - P(True). Asking is a call of its own.
 
     Attributes:
-        samples: drawn answers that are shown as well, in a line of possible answers; 0 shows none.
         threshold: fires above it, from 0 to 1; probers-compare chooses it on validation questions.
+        samples: drawn answers that are shown as well, in a line of possible answers; 0 shows none.
         form: prompt with ``{question}``, ``{answer}`` and, for the line of samples, ``{samples}``; sent
             without the answer prompt's exemplars.
     """
 
-    samples: int = 0
     threshold: float = 0.5
     form: str = P_TRUE
+    samples: int = field(default=0, kw_only=True)
 
     name = "p_true"
     least = 0

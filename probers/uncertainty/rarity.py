@@ -1,0 +1,61 @@
+"""Rarity: how seldom a corpus names the entities of a question, or two entities together (QuCo-RAG, 2026).
+
+It reads nothing of the model: all scores are of counts of passages in a retriever's own index.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal, Protocol, runtime_checkable
+
+from ..entities import Entity
+
+
+@runtime_checkable
+class Counts(Protocol):
+    """A retriever that counts phrases in its passages, title and text as one.
+
+    Case and Unicode form do not matter. Of phrases whose words meet in many passages an index without places
+    may count the passages with all words (:mod:`probers.rag.retrievers.counts`).
+    """
+
+    def frequency(self, phrases: Sequence[str]) -> list[int]:
+        """Count the passages that hold each phrase, its words in a row."""
+        ...
+
+    def together(self, pairs: Sequence[tuple[str, str]]) -> list[int]:
+        """Count the passages that hold both phrases of each pair."""
+        ...
+
+
+def rarity(passages: float, below: float) -> float:
+    """Score a number of passages: 1 for none, falling, above 1/2 exactly where it is less than ``below``.
+
+    It is below / (below + passages). Nothing is less than a ``below`` of 0 or less, where the score is 0.
+    """
+    return below / (below + passages) if below > 0 else 0.0
+
+
+def question_rarity(passages: Sequence[int], below: float, reduction: Literal["lowest", "mean"]) -> float:
+    """Score a question by the passages that hold each of its entities; 0 for a question without any."""
+    if not passages:
+        return 0.0
+    return rarity(min(passages) if reduction == "lowest" else sum(passages) / len(passages), below)
+
+
+def pair_rarity(passages: Sequence[int], below: float, *, every: bool) -> float:
+    """Score an entity by the passages that hold it with each of its partners; 0 without a partner.
+
+    It should stand with ``every`` one of them, or else with at least one.
+    """
+    return rarity((min if every else max)(passages), below) if passages else 0.0
+
+
+def lowest_frequencies(
+    questions: Sequence[str], index: Counts, recognise: Callable[[str], list[Entity]]
+) -> list[int | None]:
+    """Count the passages of each question's rarest entity; None for a question without an entity."""
+    named = [list(dict.fromkeys(entity.text for entity in recognise(text))) for text in questions]
+    phrases = list(dict.fromkeys(phrase for names in named for phrase in names))
+    known = dict(zip(phrases, index.frequency(phrases), strict=True)) if phrases else {}
+    return [min((known[name] for name in names), default=None) for names in named]

@@ -1,0 +1,299 @@
+"""Triggers of drawn answers and further questions: planted distributions, shared samples, replay, stores."""
+
+import json
+import math
+from collections import Counter
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+from fake_lm import SPEC, FakeLM, FakeRetriever, passage
+
+from probers import CausalLM
+from probers.commands.components import Component
+from probers.datagen.labels.cot import BY_ENTROPY
+from probers.rag.compare.outcomes import Outcomes
+from probers.rag.compare.shared_generations import GenerationCache, SharedRAG
+from probers.rag.compare.trajectories import record, tune
+from probers.rag.loop import RAG
+from probers.rag.protocol import UNANSWERED, check_readable
+from probers.rag.queries import AnswerQuery
+from probers.rag.traces import TraceFile
+from probers.rag.triggers import (
+    Eigenscore,
+    LexicalSimilarity,
+    Never,
+    PTrue,
+    SelfConsistency,
+    SemanticEntropy,
+    Verbalised,
+)
+from probers.types import Question, UserError
+
+#: What is drawn for each town, five times; the greedy answer is the first.
+DRAWN = [
+    ("Paris", "Paris", "Paris", "Paris", "Paris"),
+    ("Paris", "Paris", "Paris", "Rome", "Rome"),
+    ("Oslo", "Rome", "Paris", "Bern", "Wien"),
+    ("John Adams", "John Quincy Adams", "John Adams", "John Adams", "John Adams"),
+]
+ENTROPIES = [
+    0.0,
+    -0.6 * math.log(0.6) - 0.4 * math.log(0.4),
+    math.log(5),
+    -0.8 * math.log(0.8) - 0.2 * math.log(0.2),
+]
+SHARES = [1.0, 0.6, 0.2, 0.8]
+QUESTIONS = [Question(f"q{i}", f"Where is town {i}?", ("Paris",)) for i in range(24)]
+
+
+def town(prompt):
+    return int(prompt.rsplit("Where is town ", 1)[1].split("?")[0])
+
+
+def sentence(answer):
+    return f" It lies in {answer}. So the answer is {answer}."
+
+
+@dataclass(eq=False)
+class Planted(FakeLM):
+    """Writes the first answer of a town's list, and draws the others with known frequencies."""
+
+    write: object = None
+    drawn: int = 0
+
+    def __post_init__(self):
+        self.write = self.greedy
+
+    def greedy(self, prompt):
+        if "Percent:" in prompt:
+            return f" {[95, 50, 5][town(prompt) % 3]}%" if town(prompt) % 4 != 3 else " quite sure"
+        if prompt.count("hint"):
+            return sentence("Paris")
+        return sentence(DRAWN[town(prompt) % 4][0])
+
+    def generate(self, prompts, *, sampling=None, **how):
+        if sampling is None:
+            return super().generate(prompts, **how)
+        self.drawn += len(prompts)
+        seen, texts = Counter(), []
+        for prompt in prompts:
+            texts.append(sentence(DRAWN[town(prompt) % 4][(seen[prompt] + sampling.seed) % 5]))
+            seen[prompt] += 1
+        rest = iter(texts)
+        self.write = lambda prompt: next(rest)
+        made = super().generate(prompts, **how)
+        self.write = self.greedy
+        return made
+
+
+def loop(kind=RAG, trigger=None, **more):
+    retriever = FakeRetriever(lambda query: [passage("hint")])
+    return kind(Planted(), retriever, trigger or Never(), AnswerQuery(), max_new_tokens=30, **more)
+
+
+def decisions(rag, questions=QUESTIONS[:4]):
+    answers = rag.answer(questions)
+    return [next(r.decision for r in answer.rounds if r.decision) for answer in answers], answers
+
+
+@pytest.mark.parametrize(
+    "trigger, expected",
+    [
+        (SemanticEntropy(1.0), ENTROPIES),
+        (SelfConsistency(0.5), [1 - share for share in SHARES]),
+    ],
+)
+def test_signals_of_planted_distributions_are_their_closed_forms(trigger, expected):
+    found, answers = decisions(loop(trigger=trigger))
+    assert [d.score for d in found] == pytest.approx(expected)
+    assert [d.fire for d in found] == [score > trigger.threshold for score in expected]
+    assert [answer.retrievals > 0 for answer in answers] == [d.fire for d in found]
+    evidence = found[3].evidence
+    assert evidence["undecided"] == 1 and evidence["clusters"] == [0, 1, 0, 0, 0]
+    assert evidence["samples"][1] == sentence("John Quincy Adams")
+
+
+def test_similar_words_and_states_score_low():
+    words = [d.score for d in decisions(loop(trigger=LexicalSimilarity()))[0]]
+    assert words[0] == 0 < words[1] < words[2]
+    rag = loop(trigger=Eigenscore())
+    rag.lm.state = lambda text: [float(b) for b in text[-5:-1].encode()]
+    spread = [d.score for d in decisions(rag)[0]]
+    assert spread[0] < spread[1] < spread[2]
+
+
+def test_a_stated_confidence_is_missing_and_never_zero():
+    found, answers = decisions(loop(trigger=Verbalised()))
+    assert [d.score for d in found] == pytest.approx([0.05, 0.5, 0.95, 0.5])
+    assert found[3].evidence == {"reply": " quite sure", "stated": None}
+    # One call more for each answer; the one that fired is asked again about each of three new ones.
+    assert [answer.counters.generations for answer in answers] == [2, 2, 8, 2]
+
+
+def test_costs_count_every_sample_and_the_prompt_once():
+    plain = loop().answer(QUESTIONS[:1])[0].counters
+    found = loop(trigger=SemanticEntropy(9.0)).answer(QUESTIONS[:1])[0].counters
+    assert found.generations == 1 + 5
+    assert found.tokens == plain.tokens * 6 and found.read_tokens == plain.read_tokens * 2
+
+
+def test_triggers_with_equal_settings_share_their_samples():
+    rag = loop(SharedRAG, cache=GenerationCache())
+    triggers = [SemanticEntropy(9.0), SelfConsistency(9.0), LexicalSimilarity(9.0), Eigenscore(99.0)]
+    runs = [replace(rag, trigger=trigger).answer(QUESTIONS) for trigger in triggers]
+    assert rag.lm.drawn == 5 * len(QUESTIONS)
+    # Each is charged for them as if it ran alone.
+    assert len({answers[0].counters.generations for answers in runs}) == 1
+    replace(rag, trigger=SemanticEntropy(9.0, seed=1)).answer(QUESTIONS)
+    assert rag.lm.drawn == 10 * len(QUESTIONS)
+
+
+def test_without_room_all_samples_of_a_prompt_are_drawn_again():
+    rag = loop(SharedRAG, cache=GenerationCache(megabytes=0.01))
+    first, again = (decisions(replace(rag, trigger=SemanticEntropy(9.0)), QUESTIONS)[0] for _ in range(2))
+    assert [d.score for d in first] == [d.score for d in again] and rag.lm.drawn > 5 * len(QUESTIONS)
+
+
+def test_replayed_thresholds_are_runs_at_these_thresholds():
+    rag = loop(SharedRAG, cache=GenerationCache())
+    triggers = {"entropy": SemanticEntropy(0.5), "words": LexicalSimilarity(0.5)}
+    trajectory = record(rag, triggers, QUESTIONS)
+    for name, trigger in triggers.items():
+        for threshold in (-1.0, 0.1, 0.6, 1.0, 9.0):
+            mine = replace(rag, trigger=replace(trigger, threshold=threshold))
+            ran, replayed = Outcomes(QUESTIONS, mine.answer(QUESTIONS)), trajectory.replay(name, threshold)
+            assert replayed["em"].tolist() == ran.table["em"].tolist()
+            assert replayed["retrievals"].tolist() == ran.cost("retrievals").tolist()
+
+
+def test_thresholds_are_chosen_on_validation_like_those_of_others():
+    tuned = tune(loop(), {"entropy": SemanticEntropy(), "stated": Verbalised()}, QUESTIONS)
+    # Wrong are Oslo and John Adams: the entropies of right answers are 0 and .67, of wrong ones 1.6 and .5.
+    assert 0.0 < tuned["entropy"].threshold < 1.7
+    assert set(tuned) == {"entropy", "stated"}
+
+
+def test_a_killed_run_resumes_with_the_same_traces(tmp_path):
+    whole, cut = tmp_path / "whole.jsonl", tmp_path / "cut.jsonl"
+    loop(trigger=SemanticEntropy(0.5)).run(QUESTIONS, whole)
+    lines = whole.read_text().splitlines(keepends=True)
+    cut.write_text("".join(lines[:7]) + lines[7][:50])
+    loop(trigger=SemanticEntropy(0.5)).run(QUESTIONS, cut)
+
+    def traces(path):
+        found = [answer.trace for answer in TraceFile(path).answers(QUESTIONS)]
+        for trace in found:
+            trace["counters"].pop("seconds")
+        return found
+
+    assert traces(cut) == traces(whole)
+    assert traces(whole)[0]["rounds"][0]["decision"]["evidence"]["samples"]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: SemanticEntropy(samples=1), lambda: LexicalSimilarity(samples=1),
+        lambda: Eigenscore(samples=1), lambda: SelfConsistency(samples=0),
+        lambda: SemanticEntropy(variant="other"), lambda: SemanticEntropy(temperature=0),
+        lambda: PTrue(form="Is it true?"), lambda: Verbalised(form="{question}"),
+    ],
+)  # fmt: skip
+def test_options_that_make_no_sense_are_refused(make):
+    with pytest.raises(UserError):
+        make()
+
+
+def test_states_are_asked_for_where_there_are_some():
+    with pytest.raises(UserError) as error:
+        Eigenscore(layer=9).check(SPEC, None)
+    assert error.value.code == "layers"
+    server = Planted()
+    server.spec = replace(SPEC, layers=0, width=0)
+    with pytest.raises(UserError) as error:
+        check_readable(server, Eigenscore(), AnswerQuery())
+    assert error.value.code == "unsupported"
+    check_readable(server, SemanticEntropy(), AnswerQuery())
+
+
+def test_an_empty_answer_fires_without_samples():
+    rag = loop(trigger=SemanticEntropy(9.0), max_retrievals=0)
+    rag.lm.greedy = lambda prompt: ""
+    rag.lm.write = rag.lm.greedy
+    (decision,), _ = decisions(rag, QUESTIONS[:1])
+    assert decision.score == UNANSWERED and decision.fire and rag.lm.drawn == 0
+
+
+def test_the_model_is_asked_about_its_own_answer():
+    lm = CausalLM.from_pretrained("testbed")
+    question = Question("q", "Who does Lena Zaser work for?", ("?",))
+    retriever = FakeRetriever(lambda query: [])
+    found = []
+    for trigger in (PTrue(9.0), PTrue(9.0, samples=2)):
+        rag = RAG(lm, retriever, trigger, AnswerQuery())
+        ((decision,), (answer,)) = decisions(rag, [question])
+        assert 0 <= decision.score <= 1 and not decision.fire
+        found.append((decision, answer.counters.generations))
+    assert found[0][1] == 2 and "samples" not in found[0][0].evidence
+    assert found[1][1] == 4 and len(found[1][0].evidence["samples"]) == 2
+
+
+def test_every_trigger_is_a_component_with_its_options():
+    for name in ("self_consistency", "semantic_entropy", "lexical_similarity", "eigenscore", "p_true"):
+        trigger = Component.of("trigger", name, samples=7, seed=3).make()
+        assert trigger.name == name and trigger.samples == 7 and trigger.seed == 3
+    assert Component.of("trigger", "verbalised").make().name == "verbalised"
+
+
+@pytest.fixture(scope="module")
+def sampled(tmp_path_factory):
+    """A store with the columns of samples and labels by semantic entropy."""
+    from probers.commands.main import datagen
+    from probers.store.store import FeatureStore
+
+    out = tmp_path_factory.mktemp("sampled") / "store"
+    typed = ["--source", "cot", "limit=30", "layers=[4]", "samples=3", "temperature=2", f"label={BY_ENTROPY}"]
+    with pytest.raises(SystemExit) as end:
+        datagen([*typed, f"out={out}"])
+    assert not end.value.code
+    return FeatureStore.open(out)
+
+
+def test_a_store_has_the_detectors_and_labels_by_the_cut(sampled):
+    table = sampled.table()
+    assert table["sample_calls"].eq(3).all() and table["sample_tokens"].gt(3).all()
+    assert table["self_consistency"].between(0, 1).all() and table["p_true"].between(0, 1).all()
+    high, low = (table[table["correct"] == label]["semantic_entropy"] for label in (0, 1))
+    assert len(high) and len(low) and high.min() > low.max()
+    assert set(table["gold_right"]) == {0, 1} and (table["gold_right"] == table["em"]).all()
+    assert table["question_frequency"].notna().any()
+    about = json.loads((sampled.path / "manifest.json").read_text())
+    assert about["spec"]["layers"] == [4]
+
+
+def test_samples_that_cannot_be_drawn_are_refused(tmp_path):
+    from probers.commands.main import datagen
+
+    for more in (
+        [f"label={BY_ENTROPY}"], ["samples=1"], [f"label={BY_ENTROPY}", "samples=5", "balance_to={train: 4}"],
+        ["samples=5", "engine=vllm"], ["samples=5", "temperature=0"],
+    ):  # fmt: skip
+        with pytest.raises(SystemExit) as end:
+            datagen(["--source", "cot", "limit=8", f"out={tmp_path}/x", *more])
+        assert end.value.code == 2
+    assert not (tmp_path / "x").exists()
+
+
+def test_values_that_are_missing_count_as_the_training_mean():
+    from types import SimpleNamespace
+
+    import pandas as pd
+
+    from probers.train.before_after import _SAMPLED, _further
+
+    table = pd.DataFrame({"verbalised": [0.2, 0.8, None, 0.9], "verbalised_tokens": [3, 3, 4, 2]})
+    examples = SimpleNamespace(table=table, rows={"train": np.array([0, 1])})
+    (found,) = _further({"stated": _SAMPLED["stated confidence"]}, examples)
+    assert found.scores.tolist() == pytest.approx([-0.2, -0.8, -0.5, -0.9])
+    assert found.cost == (1, 3)
