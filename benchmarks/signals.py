@@ -1,6 +1,9 @@
 """Cost of triggers' signals besides generating.
 
-``python benchmarks/signals.py`` writes a table for each part:
+``python benchmarks/signals.py`` writes a table for each part (``--only``):
+
+- samples: five drawn answers of 64 tokens to questions behind six exemplars, against five calls of
+  ``generate`` of transformers for each, and against one that returns five sequences.
 
 - rarity: milliseconds per sentence of real articles that ``trigger=rarity`` takes, by its two halves:
   recognising entities, and counting them in the memory-mapped index of a corpus that is made as
@@ -50,7 +53,11 @@ def main(argv: list[str]) -> None:
     with tempfile.TemporaryDirectory(prefix="probers-signals-") as temporary:
         folder = Path(args.folder or temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        sections = {"signals: rarity": rarity(args.data, folder, args.passages, args.articles)}
+        parts = {
+            "samples": lambda: samples(args.model, args.data, args.questions, args.rounds),
+            "rarity": lambda: rarity(args.data, folder, args.passages, args.articles),
+        }
+        sections = {f"signals: {n}": make() for n, make in parts.items() if args.only in (None, n)}
     for name, body in sections.items():
         print(f"## {name}\n\n{body}\n")
         if args.write:
@@ -64,10 +71,82 @@ def parse(argv: list[str]) -> argparse.Namespace:
     add = parser.add_argument
     add("--data", type=Path, default=Path("../shared/data"), help="passages.jsonl.gz, wiki_articles.jsonl")
     add("--passages", type=int, default=1_000_000)
+    add("--only", choices=["samples", "rarity"], help="this part alone")
+    add("--model", default="smollm2", help="samples: the model")
+    add("--questions", type=int, default=4, help="samples: questions, drawn for together")
+    add("--rounds", type=int, default=3, help="samples: rounds in turn")
     add("--articles", type=int, default=200, help="articles whose sentences are judged")
     add("--folder", help="keep corpus and index here, and use those that are there")
     add("--write", action="store_true", help="put the tables into benchmarks/RESULTS.md")
     return parser.parse_args(argv)
+
+
+#: Samples, their tokens, and exemplars before the question; the ratio to reach.
+SAMPLES, TOKENS, EXEMPLARS, FASTER = 5, 64, 6, 4.0
+
+
+def samples(model: str, data: Path, count: int, rounds: int) -> str:
+    """The table of ways to draw, by wall time per written token."""
+    import torch
+
+    from probers import CausalLM
+    from probers.engine.language_model import Sampling
+
+    lm = CausalLM.from_pretrained(model)
+    lines = (data / "qa" / "nq.jsonl").read_text().splitlines()[: EXEMPLARS + count]
+    asked = [(record["question"], record["answers"][0]) for record in map(json.loads, lines)]
+    shown = "".join(f"Question: {q}\nAnswer: The answer is {a}.\n\n" for q, a in asked[:EXEMPLARS])
+    prompts = [f"{shown}Question: {q}\nAnswer:" for q, _ in asked[EXEMPLARS:]]
+    encoded = [lm.tokenizer(prompt, return_tensors="pt").to(lm.device) for prompt in prompts]
+
+    def ours() -> int:
+        lm.reset()  # the exemplars are read in every round
+        repeated = [prompt for prompt in prompts for _ in range(SAMPLES)]
+        made = lm.generate(repeated, max_new_tokens=TOKENS, sampling=Sampling(), prefix=shown)
+        return sum(len(generation.token_ids) for generation in made)
+
+    def plain(sequences: int) -> int:
+        how = {"do_sample": True, "top_k": 0, "num_return_sequences": sequences, "max_new_tokens": TOKENS}
+        written = 0
+        for one in encoded:
+            for _ in range(SAMPLES // sequences):
+                with torch.inference_mode():
+                    ids = lm.model.generate(**one, **how, min_new_tokens=TOKENS, pad_token_id=0)
+                written += ids[:, one["input_ids"].shape[1] :].numel()
+        return written
+
+    ways: dict[str, Callable[[], int]] = {
+        "transformers, five calls": lambda: plain(1),
+        "transformers, one call of five sequences": lambda: plain(SAMPLES),
+        "probers, all in one call": ours,
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(rounds):
+        for name, draw in ways.items():
+            seconds[name].append(_per_token(draw))
+    first = seconds["transformers, five calls"]
+    table = []
+    for name, each in seconds.items():
+        ratios = [a / b for a, b in zip(first, each, strict=True)]
+        table.append(
+            f"| {name} | {np.median(each) * 1000:.2f} | {np.median(ratios):.2f} "
+            f"({min(ratios):.2f}-{max(ratios):.2f}) |"
+        )
+    reached = np.median([a / b for a, b in zip(first, seconds["probers, all in one call"], strict=True)])
+    return "\n".join([
+        "| way | ms per token | times as fast |", "| --- | --- | --- |", *table, "",
+        f"- {model}, {count} questions behind {EXEMPLARS} exemplars, a prompt of "
+        f"{len(encoded[0]['input_ids'][0])} tokens the first, {SAMPLES} samples of up to {TOKENS} tokens at "
+        f"temperature 1; {rounds} rounds in turn, wall time per written token.",
+        f"- Target: {FASTER:g} times as fast as five calls: {'met' if reached >= FASTER else '**not met**'}.",
+    ])  # fmt: skip
+
+
+def _per_token(draw: Callable[[], int]) -> float:
+    """Seconds of wall time per written token."""
+    start = time.perf_counter()
+    written = draw()
+    return (time.perf_counter() - start) / written
 
 
 def rarity(data: Path, folder: Path, passages: int, articles: int) -> str:

@@ -297,3 +297,26 @@ def test_values_that_are_missing_count_as_the_training_mean():
     (found,) = _further({"stated": _SAMPLED["stated confidence"]}, examples)
     assert found.scores.tolist() == pytest.approx([-0.2, -0.8, -0.5, -0.9])
     assert found.cost == (1, 3)
+
+
+def test_a_comparison_tells_what_could_not_be_read(tmp_path):
+    from probers.commands.main import compare
+
+    typed = [
+        "limit=4",
+        "validation=12",
+        "triggers=[never,semantic_entropy,verbalised]",
+        "sweep=0",
+        "resamples=50",
+    ]
+    with pytest.raises(SystemExit) as end:
+        compare([*typed, "max_new_tokens=24", "max_retrievals=1", "examples=1", f"out={tmp_path}"])
+    assert not end.value.code
+    results = json.loads((tmp_path / "results.json").read_text())
+    calls = {name: entry["generations"] for name, entry in results["methods"].items()}
+    assert calls["semantic_entropy"] >= 6 > calls["never"]
+    # The testbed's model follows no instructions.
+    notes = json.loads((tmp_path / "report_data.json").read_text())["notes"]
+    assert any(note.startswith("verbalised: ") and "state no number" in note for note in notes)
+    trace = json.loads((tmp_path / "traces" / "semantic_entropy.jsonl").read_text().splitlines()[0])
+    assert len(trace["rounds"][0]["decision"]["evidence"]["samples"]) == 5

@@ -206,6 +206,11 @@ def _notes(settings: Compare, found: Findings, wrong: np.ndarray | None) -> list
     if missing := sum(not q.answers for q in questions):
         notes.append(f"{missing} of {len(questions)} questions have no gold answer and are in no score.")
     for name, run in found.runs.items():
+        read = [decision.evidence for decisions in run.decisions for decision in decisions]
+        if silent := sum("stated" in evidence and evidence["stated"] is None for evidence in read):
+            notes.append(f"{name}: {silent} of {len(read)} replies state no number; their score is 0.5.")
+        if pairs := sum(evidence.get("undecided", 0) for evidence in read):
+            notes.append(f"{name}: {pairs} pairs of samples could not be compared, and count as different.")
         if empty := sum(a.counters.empty_retrievals for a in run.answers):
             notes.append(f"{name}: {empty} retrievals found nothing; those answers went on without passages.")
         if cut := sum(a.counters.passages_cut for a in run.answers):

@@ -82,7 +82,7 @@ class Rarity(Trigger):
     def notes(self, questions: Sequence[Question]) -> list[str]:
         """Count the questions without entities."""
         without = sum(not self._named(question) for question in questions)
-        told = f"{without} of {count(len(questions), 'question')} name no entity"
+        told = f"no entity is named in {without} of {count(len(questions), 'question')}"
         return [f"trigger={self.name}: {told}; only what is written there can fire."] if without else []
 
     def decide_before(self, states: Sequence[State]) -> list[Decision]:
