@@ -69,6 +69,10 @@ def unserved(engine: str, trigger: Component, query: Component) -> str | None:
             return f"{name} reads hidden states, which {engine} does not hand out"
         if attends(part):
             return f"{name} reads attention, which {engine} does not hand out"
+        if getattr(part, "draws", False) and engine == VLLM:
+            return f"{name} draws answers, and engine=vllm takes the likeliest tokens only"
+        if getattr(part, "reads_texts", False) and served(engine):
+            return f"{name} reads probabilities of given texts, which {engine} does not hand out"
     return None
 
 

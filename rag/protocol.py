@@ -121,6 +121,7 @@ class Trigger:
         reads_answer: every text is completed to a final answer before it is asked, and ``state.answer`` is
             that answer.
         judges_answer: it compares this answer with the gold answers.
+        reads_texts: it asks for the probabilities of given texts.
         attends_alone: it asks for ``state.lm.attention_alone``.
         filters: it asks which words carry content, see :func:`probers.text.is_content`.
         takes: part of a text written from fetched passages that is accepted without judging it: "nothing",
@@ -137,6 +138,7 @@ class Trigger:
     decides_by: ClassVar[Literal["text", "question", "rule", "chance"]] = "text"
     reads_answer: ClassVar[bool] = False
     judges_answer: ClassVar[bool] = False
+    reads_texts: ClassVar[bool] = False
     prober: ClassVar[ProberKind | None] = None
     served: ClassVar[bool] = False
     counts: ClassVar[bool] = False
@@ -154,6 +156,11 @@ class Trigger:
     def reads_states(self) -> bool:
         """Tell whether it reads hidden states, of the text or of further texts that it has written."""
         return bool(self.needs.features)
+
+    @property
+    def draws(self) -> bool:
+        """Tell whether it asks the model for drawn texts."""
+        return False
 
     @property
     def takes(self) -> Share:

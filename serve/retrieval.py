@@ -44,7 +44,7 @@ class Retrieving:
                 trigger = self._trigger(Wanted(trigger=name))
             except (UserError, RunError):
                 continue
-            if not trigger.judges_answer:
+            if not trigger.reads_answer:
                 found.append(name)
         return found
 
@@ -58,6 +58,11 @@ class Retrieving:
     def _trigger(self, wanted: Wanted) -> Trigger:
         options = {} if wanted.threshold is None else {"threshold": wanted.threshold}
         part = Component.of("trigger", wanted.trigger, **options)
+        if getattr(part.kind, "reads_answer", False):
+            told = (
+                f"trigger={wanted.trigger} judges finished answers by further ones, and a server streams one"
+            )
+            raise UserError(f"{told}: choose another", "unsupported")
         if part.options.get("bank", 0) is not None:
             return as_trigger(part.make())
         if self.scheduler.bank is None:

@@ -12,6 +12,7 @@ from fake_lm import SPEC, FakeLM, FakeRetriever, passage
 from probers import CausalLM
 from probers.commands.components import Component
 from probers.datagen.labels.cot import BY_ENTROPY
+from probers.rag.build import unserved
 from probers.rag.compare.outcomes import Outcomes
 from probers.rag.compare.shared_generations import GenerationCache, SharedRAG
 from probers.rag.compare.trajectories import record, tune
@@ -215,6 +216,18 @@ def test_states_are_asked_for_where_there_are_some():
         check_readable(server, Eigenscore(), AnswerQuery())
     assert error.value.code == "unsupported"
     check_readable(server, SemanticEntropy(), AnswerQuery())
+
+
+@pytest.mark.parametrize(
+    "name, server, vllm",
+    [("semantic_entropy", True, False), ("eigenscore", False, False), ("p_true", False, True),
+     ("verbalised", True, True)],
+)  # fmt: skip
+def test_engines_that_lack_something_are_refused_beforehand(name, server, vllm):
+    trigger, query = Component.of("trigger", name), Component.of("query", "answer")
+    assert (unserved("http://localhost:1", trigger, query) is None) == server
+    assert (unserved("vllm", trigger, query) is None) == vllm
+    assert unserved("transformers", trigger, query) is None
 
 
 def test_an_empty_answer_fires_without_samples():

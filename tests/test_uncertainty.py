@@ -17,6 +17,7 @@ from probers.uncertainty import Draws, Entailment, by_matcher, clusters, draw
 from probers.uncertainty.eigenscore import eigenscore
 from probers.uncertainty.lexical_similarity import lexical_similarity
 from probers.uncertainty.p_true import FORM, p_true, question_of
+from probers.uncertainty.samples import Prompt
 from probers.uncertainty.self_consistency import self_consistency
 from probers.uncertainty.semantic_entropy import best_cut, semantic_entropy
 from probers.uncertainty.verbalised import stated
@@ -174,11 +175,7 @@ THREE = Draws(samples=3)
 
 
 def drawn(lm, prompts, how=THREE, **options):
-    size = len(prompts)
-    return draw(
-        lm.generate, prompts, how, prompt=TESTBED_PROMPT, limits=[24] * size, datasets=[""] * size,
-        **options,
-    )  # fmt: skip
+    return draw(lm.generate, [Prompt(text, "", 24) for text in prompts], how, TESTBED_PROMPT, **options)
 
 
 def test_samples_depend_on_prompt_and_settings_alone(lm):
@@ -196,7 +193,7 @@ def test_samples_are_those_that_the_model_draws_one_by_one(lm):
     """Without shared keys and values, and with the recorded numbers of a plain pass over each text."""
     (prompt,) = questions("Lena Zaser")
     how = Draws(samples=4, temperature=2.0, seed=3)
-    (found,) = drawn(lm, [prompt], how, needs=Needs.of([4], pool="last"))
+    (found,) = drawn(lm, [prompt], how, layer=4)
     plain = [
         lm.generate(
             [prompt] * (i + 1), max_new_tokens=24, stop=TESTBED_PROMPT.stop,
@@ -234,10 +231,10 @@ def test_a_prefix_is_read_once_and_changes_nothing(lm, monkeypatch):
 
 def test_samples_without_an_answer_are_completed_like_greedy_texts(lm):
     (prompt,) = questions("Lena Zaser")
-    cut = {"prompt": TESTBED_PROMPT, "limits": [3], "datasets": [""]}
-    (short,) = draw(lm.generate, [prompt], Draws(samples=2), **cut)
+    cut = [Prompt(prompt, "", 3)]
+    (short,) = draw(lm.generate, cut, Draws(samples=2), TESTBED_PROMPT)
     assert short.answers == ("", "")
-    (whole,) = draw(lm.generate, [prompt], Draws(samples=2), **cut, answer_tokens=8)
+    (whole,) = draw(lm.generate, cut, Draws(samples=2), TESTBED_PROMPT, answer_tokens=8)
     assert all(whole.answers) and all(TESTBED_PROMPT.answer_cue in text for text in whole.texts)
     calls = []
     whole.spend(lambda generation, read: calls.append(read))

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 
 from ..engine.language_model import LanguageModel
 from ..prompts import PromptTemplate
-from ..types import Generation, Needs
+from ..types import Generation
 from .eigenscore import eigenscore
 from .lexical_similarity import lexical_similarity
 from .meaning import Same, clusters
 from .p_true import FORM as P_TRUE
 from .p_true import p_true, question_of
-from .samples import Draws, Samples, draw, middle_layer
+from .samples import Draws, Prompt, Samples, draw, middle_layer
 from .self_consistency import self_consistency
 from .semantic_entropy import semantic_entropy
 from .verbalised import FORM as VERBALISED
@@ -67,11 +67,8 @@ class Detectors:
         """
         names = [one.name for one in asked]
         layer = middle_layer(lm.spec.layers)
-        drawn = draw(
-            lm.generate, [one.prompt for one in asked], self.how, prompt=self.prompt,
-            limits=[self.max_new_tokens] * len(asked), datasets=[one.dataset for one in asked],
-            needs=Needs.of([layer], pool="last") if layer else Needs(), names=names,
-        )  # fmt: skip
+        prompts = [Prompt(one.prompt, one.dataset, self.max_new_tokens, one.name) for one in asked]
+        drawn = draw(lm.generate, prompts, self.how, self.prompt, layer=layer)
         bare = self.prompt.bare(lm)
         forms = [
             [bare.question(question_of(form, one.question, one.answer)) for one in asked]

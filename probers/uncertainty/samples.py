@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -52,6 +52,15 @@ def middle_layer(layers: int) -> int:
     return layers and max(1, layers // 2)
 
 
+class Prompt(NamedTuple):
+    """A question's prompt: its text, the question's set, most tokens of a sample, and a name for messages."""
+
+    text: str
+    dataset: str
+    limit: int
+    name: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class Samples:
     """The n samples of one prompt.
@@ -77,9 +86,8 @@ class Samples:
 
 
 def draw(
-    generate: Generate, prompts: Sequence[str], how: Draws, *, prompt: PromptTemplate,
-    limits: Sequence[int], datasets: Sequence[str], needs: Needs | None = None, answer_tokens: int = 0,
-    names: Sequence[str] | None = None, **options: Any,
+    generate: Generate, asked: Sequence[Prompt], how: Draws, prompt: PromptTemplate, *, layer: int = 0,
+    answer_tokens: int = 0,
 ) -> list[Samples]:  # fmt: skip
     """Draw ``how.samples`` continuations of every prompt, in one call of the model.
 
@@ -87,42 +95,38 @@ def draw(
 
     Args:
         generate: writes the texts.
-        prompts: prompts of questions.
+        asked: prompts of questions.
         how: number of samples, and how tokens are drawn.
         prompt: template of the prompts, with stops and the words that announce an answer.
-        limits: most tokens of each sample, by prompt.
-        datasets: question set of each prompt, for :func:`~probers.evaluation.answers.final_answer`.
-        needs: states to record, of one layer with pool "last".
+        layer: layer whose states are recorded; 0 records none.
         answer_tokens: tokens for a final answer, by which a sample without one is completed as greedy texts
             are; 0 leaves it without.
-        names: name of each prompt, for messages.
-        options: further ones of ``generate``.
     """
-    asked = dict.fromkeys(prompts)
-    first = {text: prompts.index(text) for text in asked}
-    rows = [i for i in first.values() for _ in range(how.samples)]
-    named = {} if names is None else {"names": [names[i] for i in rows]}
-    common = {"stop": prompt.stop, "prefix": prompt.prefix, **options}
+    first = {one.text: one for one in reversed(asked)}
+    rows = [one for text in dict.fromkeys(p.text for p in asked) for one in [first[text]] * how.samples]
+    common = {"stop": prompt.stop, "prefix": prompt.prefix}
     made = generate(
-        [prompts[i] for i in rows], max_new_tokens=[limits[i] for i in rows], sampling=how.sampling,
-        needs=needs or Needs(), **named, **common,
+        [one.text for one in rows], max_new_tokens=[one.limit for one in rows], sampling=how.sampling,
+        needs=Needs.of([layer], pool="last") if layer else Needs(), names=[one.name for one in rows],
+        **common,
     )  # fmt: skip
     texts = [generation.text for generation in made]
     ends = _complete(generate, made, prompt, answer_tokens, common)
     found: dict[str, Samples] = {}
-    for place, (text, i) in enumerate(first.items()):
+    for place in range(len(first)):
+        one = rows[place * how.samples]
         own = range(place * how.samples, (place + 1) * how.samples)
         whole = [texts[j] + (ends[j][0] if j in ends else "") for j in own]
         states = [made[j].state for j in own]
         kept = [state[0] for state, j in zip(states, own, strict=True) if state is not None and texts[j]]
-        found[text] = Samples(
+        found[one.text] = Samples(
             tuple(whole),
-            tuple(final_answer(one, prompt.answer_cue, datasets[i]) for one in whole),
+            tuple(final_answer(text, prompt.answer_cue, one.dataset) for text in whole),
             np.array([made[j].logprobs.sum(dtype=np.float64) if made[j].token_ids else np.nan for j in own]),
             np.stack(kept) if kept else None,
             (*(made[j] for j in own), *(ends[j][1] for j in own if j in ends)),
         )  # fmt: skip
-    return [found[text] for text in prompts]
+    return [found[one.text] for one in asked]
 
 
 def _complete(

@@ -10,18 +10,18 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache
-from typing import Any, ClassVar
+from typing import Any
 
 from probers.equivalence import EntityMatcher
 from probers.prompts import PromptTemplate
 from probers.store.spec import ModelSpec
-from probers.types import Decision, Generation, Needs, UserError
+from probers.types import Decision, Generation, UserError
 from probers.uncertainty.eigenscore import ALPHA, eigenscore
 from probers.uncertainty.lexical_similarity import lexical_similarity
 from probers.uncertainty.meaning import Clusters, Entailment, Same, by_matcher, clusters
 from probers.uncertainty.p_true import FORM as P_TRUE
 from probers.uncertainty.p_true import p_true, question_of
-from probers.uncertainty.samples import Draws, Samples, draw, middle_layer
+from probers.uncertainty.samples import Draws, Prompt, Samples, draw, middle_layer
 from probers.uncertainty.self_consistency import self_consistency
 from probers.uncertainty.semantic_entropy import Variant, semantic_entropy
 from probers.uncertainty.verbalised import FORM as VERBALISED
@@ -55,7 +55,11 @@ class _OfAnswers(Trigger):
 class _Sampled(Draws, _OfAnswers):
     """Base of triggers that compare drawn answers."""
 
-    least: ClassVar[int] = 2
+    least = 2  # samples that it compares
+
+    @property
+    def draws(self) -> bool:
+        return self.samples > 0
 
     def __post_init__(self) -> None:
         self.at_least(self.least, f"trigger={self.name}")
@@ -76,12 +80,11 @@ class _Sampled(Draws, _OfAnswers):
             return []
         first, layer = states[0], self.layer_of(states[0].lm.spec)
         how = Draws(**{each.name: getattr(self, each.name) for each in fields(Draws)})
-        found = draw(
-            first.generate, [g.prompt for g in generations], how, prompt=first.prompt,
-            limits=[state.budget for state in states], datasets=[s.question.dataset for s in states],
-            needs=Needs.of([layer], pool="last") if layer else Needs(), answer_tokens=first.answer_tokens,
-            names=[state.question.id for state in states],
-        )  # fmt: skip
+        asked = [
+            Prompt(generation.prompt, state.question.dataset, state.budget, state.question.id)
+            for generation, state in zip(generations, states, strict=True)
+        ]
+        found = draw(first.generate, asked, how, first.prompt, layer=layer, answer_tokens=first.answer_tokens)
         for samples, state in zip(found, states, strict=True):
             samples.spend(state.spend)
         return found
@@ -234,6 +237,7 @@ class PTrue(_Sampled):
 
     name = "p_true"
     least = 0
+    reads_texts = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
