@@ -320,7 +320,7 @@ def test_a_comparison_tells_what_could_not_be_read(tmp_path):
         "validation=12",
         "triggers=[never,semantic_entropy,verbalised]",
         "sweep=0",
-        "resamples=50",
+        "resamples=100",
     ]
     with pytest.raises(SystemExit) as end:
         compare([*typed, "max_new_tokens=24", "max_retrievals=1", "examples=1", f"out={tmp_path}"])
