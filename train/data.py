@@ -290,10 +290,13 @@ class Dataset:
 
     @classmethod
     def load(
-        cls, stores: Sequence[Stored], layer: object = "all", request: SplitRequest | None = None
+        cls, stores: Sequence[Stored], layer: object = "all", texts: SplitRequest | Examples | None = None
     ) -> Dataset:
-        """Load texts with the states of layers, as :func:`load_examples` and :func:`layers_to_train`."""
-        examples = load_examples(stores, request)
+        """Load texts with the states of layers, as :func:`load_examples` and :func:`layers_to_train`.
+
+        ``texts`` are those of the stores if they are loaded already, or how these are split.
+        """
+        examples = texts if isinstance(texts, Examples) else load_examples(stores, texts)
         columns: list[Column] = []
         for store in stores:
             site, wanted = store.spec.site, layers_to_train(layer, store.spec)
