@@ -52,6 +52,11 @@ class Examples:
         return 1 - self.table["correct"].to_numpy()
 
     @property
+    def read(self) -> bool:
+        """True for texts of others, which the model has read and not written."""
+        return "condition" in self.table and bool((self.table["condition"] == "read").all())
+
+    @property
     def text_of(self) -> np.ndarray:
         """Number of the text of each row of the store."""
         if self.members is None:
