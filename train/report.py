@@ -285,7 +285,7 @@ def _figures(folder: Path) -> dict[str, Any]:
 
 
 def write_card(
-    bank: ProbeBank, figures: Json, *, data: Sequence[Path], source: str, read: bool, out: Path
+    bank: ProbeBank, figures: Json, *, data: Sequence[Path], source: str, out: Path, read: bool = False
 ) -> str:
     """Render ``README.md``; ``source`` is the kind of examples in the stores ``data``, e.g. "cot".
 
