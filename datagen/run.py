@@ -170,13 +170,14 @@ def run(settings: Datagen, parts: PartRuns | None = None) -> Path:
     log.info(f"examples to read: {page}")
     if len(features) > 1:
         listed = ", ".join(f"pool={s.pool} site={s.site} ({len(s.layers)} layers)" for s in store.features)
-        log.info(f"wrote {len(store)} examples to {folder.path}, each as {listed}")
+        log.info(f"wrote {len(store):,} examples to {folder.path}, each as {listed}")
     else:
-        log.info(f"wrote {len(store)} examples x {len(store.spec.layers)} layers to {folder.path}")
+        log.info(f"wrote {len(store):,} examples x {len(store.spec.layers)} layers to {folder.path}")
     if found.figures["wrong"] in (0, 1):
         log.info("all labels are the same, but a head needs both: raise limit or choose another model")
     else:
-        head = " head=radio" if store.spec.pool == "tokens" else ""
+        of_tokens = " head=linear" if store.spec.position == "token" else " head=radio"
+        head = of_tokens if store.spec.pool == "tokens" else ""
         pool = f" pool={store.spec.pool}" if len({s.pool for s in store.features}) > 1 else ""
         log.info(f"next: probers-train layer=all{head}{pool} data={folder.path}")
     return folder.path
@@ -219,7 +220,7 @@ def _end_part(store: FeatureStore, folder: RunFolder, settings: Datagen) -> Path
     store.finish({"part": settings.part}, empty=True)
     folder.finish({"model": settings.model.name, "source": settings.source, "part": settings.part})
     rows = sum(read_manifest(store.path)["rows"])
-    log.info(f"wrote {rows} examples of part {settings.part} to {folder.path}")
+    log.info(f"wrote {rows:,} examples of part {settings.part} to {folder.path}")
     log.info(f"once all parts are finished: probers-merge {folder.path.parent}/*")
     return folder.path
 

@@ -15,7 +15,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 from sklearn.preprocessing import StandardScaler
 
-from probers.datagen.audit import Audit, audit
+from probers.datagen.audit import Audit, audit, draw
 from probers.datagen.audit import labels as audit_module
 from probers.datagen.audit.leaks import depths
 from probers.datagen.audit.sampling import draw_rows, stored_columns
@@ -307,6 +307,43 @@ def test_a_span_with_a_row_per_token_counts_once_with_its_last_token(tmp_path: P
     assert found.figures["detectors"]["linear probe"]["auroc"] > 0.99
     assert any("1,600 rows are tokens of 400 spans" in line for line in found.lines)
     assert found.figures["splits"]["test"]["n"] == sum(row["split"] == "test" for row in rows)
+
+
+def test_labelled_tokens_count_by_their_marks(tmp_path: Path) -> None:
+    """Each judged mark counts with its own label and its last token, and balancing is not advised.
+
+    Converse: it is for the same spans of a store whose spans have one label each.
+    """
+    rng, tokens, signal = np.random.default_rng(0), [], []
+    for row in make_rows(300, 1, 0):
+        for mark, wrong in enumerate((int(rng.random() < 0.2), 0, -1, 1)):
+            told = {"mark": mark, "token_wrong": wrong, "inside": -1 if mark == 3 else 1, "correct": 0}
+            leak = {"answer": "told" if wrong == 1 and rng.random() < 0.7 else "even"}
+            for token in (2 * mark, 2 * mark + 1):
+                about = {"id": f"{row['id']}#{token}", "token": token, "n_tokens": 2}
+                tokens.append(row | told | about | leak)
+                signal.append(4.0 * wrong if token == 2 * mark + 1 else 0.0)
+    states = rng.standard_normal((len(tokens), 4, WIDTH))
+    states[:, :, 0] += np.array(signal)[:, None]
+    store = write(tmp_path / "s", tokens, states, shard=240)
+    found = audit(store, seed=0)
+    figures, own = found.figures, [row["token_wrong"] for row in tokens if row["mark"] < 2]
+    assert (figures["rows"], figures["spans"]) == (2400, 600)
+    assert figures["wrong"] == round(float(np.mean(own)), 4) < 0.2
+    assert figures["detectors"]["linear probe"]["auroc"] > 0.95
+    assert warned(found) == {"bag of words, answer"} and "balance=true" not in found.lines[-1]
+    shown = draw(store, count=40)
+    assert {row["correct"] for row in shown} == {0, 1} and {row["mark"] for row in shown} == {0, 1}
+    spans = [
+        {k: v for k, v in row.items() if k not in ("mark", "token_wrong", "inside")}
+        | {"span": f"{row['span']}#{row['mark']}", "correct": 1 - row["token_wrong"]}
+        for row in tokens
+        if row["mark"] < 2
+    ]
+    kept = states[[row["mark"] < 2 for row in tokens]]
+    apart = audit(write(tmp_path / "t", spans, kept, shard=240), seed=0)
+    assert apart.figures["splits"] == figures["splits"] and apart.figures["wrong"] == figures["wrong"]
+    assert "balance=true" in apart.lines[-1]
 
 
 def test_the_draw_is_seeded_and_does_not_depend_on_shards_or_other_rows(tmp_path: Path) -> None:

@@ -183,6 +183,9 @@ def test_the_command_goes_from_texts_to_scores(file, tmp_path, caplog):
     assert "rows, about" in caplog.text and "w0" in set(store.table()["writer"])
     how = ["head=linear", "resamples=100", "learning_curve=false", "layer=[12]", "split=[0.4,0.3,0.3]"]
     prober = cli.run("train", [f"data={tmp_path / 's'}", f"out={tmp_path / 'p'}", *how])
+    assert caplog.messages[-1] == f"next: probers-score FILE prober={prober}"  # no trigger of answers
+    card = (prober / "README.md").read_text()
+    assert "probers-score FILE" in card and "probers-rag" not in card
     typed = [f"texts={file}", "texts.outside=right", f"prober={prober}", f"out={tmp_path / 'o'}"]
     out = cli.run("score", typed)
     results = json.loads((out / "results.json").read_text())
@@ -191,11 +194,13 @@ def test_the_command_goes_from_texts_to_scores(file, tmp_path, caplog):
     assert replace(store.spec, layers=(12,)).position == "sentence"
 
 
-def test_a_prober_of_labelled_tokens_judges_sentences(file, tmp_path):
+def test_a_prober_of_labelled_tokens_judges_sentences(file, tmp_path, caplog):
     """Tokens that are no entity count too: each sentence has the score of its highest token."""
     store_of(file, tmp_path / "s", "pool=tokens")
+    assert "next: probers-train layer=all head=linear data=" in caplog.text
     how = ["head=linear", "resamples=100", "learning_curve=false", "layer=[12]", "split=[0.4,0.3,0.3]"]
     prober = cli.run("train", [f"data={tmp_path / 's'}", f"out={tmp_path / 'p'}", *how])
+    assert caplog.messages[-1] == f"next: probers-score FILE prober={prober}"
     out = cli.run("score", [f"texts={file}", f"prober={prober}", f"out={tmp_path / 'o'}"])
     told = json.loads((out / "scores.jsonl").read_text().splitlines()[0])["hallucination"]
     for span in told["spans"]:

@@ -96,9 +96,10 @@ def test_lookback_ratios_beside_states_are_trained_on_alone(tmp_path: Path) -> N
 
 
 @pytest.mark.long
-def test_tokens_of_several_sites(tmp_path: Path) -> None:
+def test_tokens_of_several_sites(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     store = made(tmp_path / "t", *WIKI, "pool=tokens", "site=[resid_post,mlp_out]")
     alone = made(tmp_path / "a", *WIKI, "pool=tokens", "site=mlp_out")
+    assert "next: probers-train layer=all head=radio data=" in caplog.text
     assert store.feature(site="mlp_out").spec == alone.spec and len(store) == len(alone)
     assert shards(store.path, "tokens.mlp_out.safetensors") == shards(alone.path, "safetensors")
 

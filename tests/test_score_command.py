@@ -24,6 +24,7 @@ from probers.evaluation.metrics import auroc
 from probers.heads import AttentionPoolHead, ProbingRagHead
 from probers.online.scores import GrowingScores, text_needs, text_scores
 from probers.score.page import level, parts
+from probers.score.run import _summary
 from probers.store.spec import FeatureSpec
 
 WRITTEN = [
@@ -312,6 +313,12 @@ def test_texts_unlike_the_training_texts_are_counted_and_marked(place, caplog):
     told.save_pretrained(place / "prober")
     results = json.loads((score("out=like") / "results.json").read_text())
     assert results["unlike"] == 0 and "badge unlike" not in (place / "like/scores.html").read_text()
+
+
+def test_large_numbers_are_told_in_one_style():
+    results = {"n": 5887, "fires": 3403, "threshold": 0.1, "judged": 5887, "unlike": 1200, "too_long": 0}
+    lines = _summary([], results | {"seen": {"train": 1501, "validation": 0}}, 0.5, [])
+    assert [line.split(" text")[0] for line in lines] == ["3,403 of 5,887", "1,200 of 5,887 judged", "1,501"]
 
 
 def test_a_promise_is_told_where_its_threshold_is_used(place, caplog):

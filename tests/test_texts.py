@@ -128,6 +128,32 @@ def test_duplicate_ids_and_lines_without_any_label(tmp_path):
         list(source(write_lines(tmp_path / "e.jsonl", [{"answer": "a"}]), format="helm").all())
 
 
+@pytest.mark.parametrize("unit", ["span", "claim", "sentence", "answer"])
+def test_what_is_advised_for_labels_of_one_kind_helps(unit, tmp_path):
+    """Where all are wrong: what is outside, and for marks another unit. Where all are right it is no help."""
+    marks, name = unit in ("span", "claim"), "claims" if unit == "claim" else "spans"
+    lines = [
+        {
+            "answer": f"She {i} saw it. She left.",
+            "spans": [],
+            name: [{"text": "saw", "wrong": True}] * (i % 2),
+        }
+        for i in range(8)
+    ]
+    file = write_lines(tmp_path / "a.jsonl", lines)
+    with fails("labels", "outside=right", *(["unit=sentence", "unit=answer"] if marks else [])):
+        source(file, on_bad_line="skip").survey(unit)
+    if marks:
+        with fails("labels", "unit=sentence"):
+            source(file, outside="right").survey(unit)
+    for helps in ("sentence", "answer") if marks else (unit,):
+        assert source(file, outside="right").survey(helps).texts == 8
+    right = [line | {name: [{"text": "saw", "wrong": False}]} for line in lines]
+    with fails("labels", "right") as caught:
+        source(write_lines(tmp_path / "b.jsonl", right)).survey(unit)
+    assert "outside=right" not in str(caught.value)
+
+
 @pytest.mark.parametrize("tokenizer", [byte_level(every_byte=True), sentence_piece(), word_piece()])
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
@@ -162,6 +188,15 @@ def test_the_label_of_a_whole_answer_is_that_of_each_sentence(wrong):
     found = token_labels(read_text({"answer": "Ann saw. Bob left home.", "wrong": wrong}, ""), offsets)
     assert found.mark.tolist() == [0, 0, 0, 1, 1, 1, 1]
     assert found.wrong.tolist() == [int(wrong)] * 7 and found.inside.tolist() == [1] * 7
+
+
+def test_a_wrong_answer_without_marks_is_wrong_whatever_the_outside_counts_as():
+    """Converse: a right one is all outside, which counts as right anyway."""
+    offsets = [(0, 4), (4, 8)]
+    for wrong, inside in ((True, 1), (False, 0)):
+        text = read_text({"answer": "Ann saw.", "wrong": wrong, "outside": "right"}, "")
+        found = token_labels(text, offsets)
+        assert found.wrong.tolist() == [int(wrong)] * 2 and found.inside.tolist() == [inside] * 2
 
 
 def test_text_outside_that_is_right_is_cut_into_runs_by_sentence():

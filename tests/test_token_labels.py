@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from probers.commands import main as cli
 from probers.heads import LinearHead
 from probers.store.store import FeatureStore
+from probers.train import transfer
 from probers.train.assemble import score_everything
 from probers.train.data import Dataset
 from probers.train.fit import Task, fit
@@ -190,7 +191,7 @@ def named(name, row):
     return row | {key: name + row[key] for key in ("id", "group")} | {"question": name + row["id"]}
 
 
-def test_the_matrix_tests_each_prober_on_every_store(tmp_path, caplog):
+def test_the_matrix_tests_each_prober_on_every_store(tmp_path, caplog, monkeypatch):
     """Own stores transfer, one without a signal does not; the diagonal is the prober's own figure."""
     for name, strength in (("a", 1.0), ("b", 1.0), ("none", 0.0)):
         make_store(
@@ -201,7 +202,16 @@ def test_the_matrix_tests_each_prober_on_every_store(tmp_path, caplog):
         )
     how = ["head=linear", "layer=[2]", "resamples=100", "learning_curve=false", "epochs=4", "lr=0.02"]
     data = f"data=[{tmp_path}/a,{tmp_path}/b]"
+    read, matrix, table = [], transfer.matrix, FeatureStore.table
+
+    def watched(*given):
+        with monkeypatch.context() as patch:
+            patch.setattr(FeatureStore, "table", lambda store: read.append(store.path.name) or table(store))
+            return matrix(*given)
+
+    monkeypatch.setattr(transfer, "matrix", watched)
     out = cli.run("train", [data, f"test={tmp_path}/none", "matrix=true", f"out={tmp_path / 'p'}", *how])
+    assert read == ["a", "b", "none"]  # each once, for all probers
     found = json.loads((out / "matrix.json").read_text())
     a, b, none = (f"{tmp_path}/{name}" for name in ("a", "b", "none"))
     assert list(found) == [a, b, "all of these"] and list(found[a]) == [a, b, none]

@@ -22,8 +22,10 @@ from probers.bank.decision import Ensemble, half_precision
 from probers.bank.value_head import fold, read_value_head
 from probers.checksums import Journal
 from probers.commands import main as cli
+from probers.data.texts.base import read_text
 from probers.heads import LinearHead, Moments, ProbingRagHead
 from probers.online.scores import text_needs, text_scores
+from probers.score.exchange import judged
 from probers.store.spec import FeatureSpec
 
 WIDTH = 32
@@ -198,6 +200,15 @@ def test_threshold_and_calibration_are_those_of_validation_spans(whole, tmp_path
     assert other.threshold > np.quantile(scores, 0.7) and other.calibration == bank.calibration
 
 
+def test_an_unmarked_answer_is_its_sentences_as_in_training(tmp_path):
+    """Converse: a sentence that is marked as such is one span, and the rest of its answer is none."""
+    offsets, scores = [(0, 4), (4, 9), (9, 13), (13, 18)], np.array([1.0, 2.0, 4.0, 3.0])
+    line = {"answer": "The mill. The town.", "wrong": True}
+    assert [span.score for span in judged(read_text(line, ""), offsets, scores)] == [2.0, 4.0]
+    marked = line | {"sentences": [{"start": 0, "end": 9, "wrong": True}]}
+    assert [span.score for span in judged(read_text(marked, ""), offsets, scores)] == [2.0]
+
+
 def test_an_interrupted_import_ends_in_the_same_bytes(tmp_path):
     probe = written(tmp_path / "probe", linear().state_dict())
     typed = [f"texts={labelled(tmp_path / 'texts.jsonl', 24)}", "resamples=100", "batch_size=4"]
@@ -206,6 +217,11 @@ def test_an_interrupted_import_ends_in_the_same_bytes(tmp_path):
         imported(probe, tmp_path / "b", *typed)
     kept = len((tmp_path / "b/unfinished.jsonl").read_text().splitlines())
     assert 0 < kept < 16
+    with open(tmp_path / "b/unfinished.jsonl", "ab") as file:
+        file.write(b'{"place": 1, "id')  # of a line that a kill cut off
+    with interrupted(Journal, "append", 1):
+        imported(probe, tmp_path / "b", *typed)
+    assert not Journal(tmp_path / "b/unfinished.jsonl").read().damaged
     imported(probe, tmp_path / "b", *typed)
     a, b = contents(tmp_path / "a"), contents(tmp_path / "b")
     assert {name for name in a | b if a.get(name) != b.get(name)} == {"config.yaml"}  # which says out

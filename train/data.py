@@ -52,6 +52,11 @@ class Examples:
         return 1 - self.table["correct"].to_numpy()
 
     @property
+    def read(self) -> bool:
+        """True for texts of others, which the model has read and not written."""
+        return "condition" in self.table and bool((self.table["condition"] == "read").all())
+
+    @property
     def text_of(self) -> np.ndarray:
         """Number of the text of each row of the store."""
         if self.members is None:
@@ -290,10 +295,13 @@ class Dataset:
 
     @classmethod
     def load(
-        cls, stores: Sequence[Stored], layer: object = "all", request: SplitRequest | None = None
+        cls, stores: Sequence[Stored], layer: object = "all", texts: SplitRequest | Examples | None = None
     ) -> Dataset:
-        """Load texts with the states of layers, as :func:`load_examples` and :func:`layers_to_train`."""
-        examples = load_examples(stores, request)
+        """Load texts with the states of layers, as :func:`load_examples` and :func:`layers_to_train`.
+
+        ``texts`` are those of the stores if they are loaded already, or how these are split.
+        """
+        examples = texts if isinstance(texts, Examples) else load_examples(stores, texts)
         columns: list[Column] = []
         for store in stores:
             site, wanted = store.spec.site, layers_to_train(layer, store.spec)

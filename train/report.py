@@ -73,7 +73,7 @@ def table(figures: Json) -> str:
     test, best = figures["splits"]["test"], _best(figures)
     single = len(figures["layers"]) == 1
     parts = [
-        f"test: {test['n']} examples, {test['groups']} groups, {test['wrong']:.0%} wrong; "
+        f"test: {test['n']:,} examples, {test['groups']:,} groups, {test['wrong']:.0%} wrong; "
         "finding wrong ones, 95% intervals",
         f"{'':{_NAME}}{'AUROC':>6}  {'':13}" + "".join(f"{title:>7}" for title, _ in _COLUMNS),
     ]
@@ -284,8 +284,13 @@ def _figures(folder: Path) -> dict[str, Any]:
         raise RunError(f"the figures of a run cannot be read: {path}: {error}", code="damaged") from error
 
 
-def write_card(bank: ProbeBank, figures: Json, *, data: Sequence[Path], source: str, out: Path) -> str:
-    """Render ``README.md``; ``source`` is the kind of examples in the stores ``data``, e.g. "cot"."""
+def write_card(
+    bank: ProbeBank, figures: Json, *, data: Sequence[Path], source: str, out: Path, read: bool = False
+) -> str:
+    """Render ``README.md``; ``source`` is the kind of examples in the stores ``data``, e.g. "cot".
+
+    ``read`` says that they are texts of others.
+    """
     spec = bank.spec
     over = f"{spec.pool} over the {spec.position} tokens"
     if spec.pool == "prompt":
@@ -305,21 +310,27 @@ def write_card(bank: ProbeBank, figures: Json, *, data: Sequence[Path], source: 
         "probers.train/card.md.j2",
         bank=bank, figures=figures, data=stores, source=source, out=shown,
         model=replace(spec.model, id=public_model(spec.model.id)), base_model=hub_id(spec.model.id),
-        head=head_name(bank.head), over=over, command=rag_command(bank, shown), scored=_scored(figures),
-        calibrated=_calibrated(bank, figures),
+        head=head_name(bank.head), over=over, command=use_command(bank, shown, read=read),
+        scored=_scored(figures), calibrated=_calibrated(bank, figures),
         by_value=_by_value, beaten_by=beaten_by, MOMENTS=MOMENTS, ENSEMBLE=ENSEMBLE, ENSEMBLES=ENSEMBLES,
         **{function.__name__: function for function in shared},
     )  # fmt: skip
 
 
-def rag_command(bank: ProbeBank, out: str | Path) -> str | None:
-    """Show how to answer questions with the prober as trigger; None where no trigger takes it."""
+def use_command(bank: ProbeBank, out: str | Path, *, read: bool) -> str | None:
+    """Show how to use the prober: as trigger, or on texts if those it was trained on were ``read``.
+
+    None where neither takes it.
+    """
     triggers = {
         "predicting": "before_entity query=cioqf", "tokens": "radio query=cioqf", "prompt": "probing_before",
     }  # fmt: skip
     trigger = triggers.get(bank.spec.pool, "probing" if bank.spec.position == "generated" else "")
-    if bank.head.tokens or not trigger:
+    scores = read and bank.spec.pool != "prompt"
+    if bank.head.tokens or not (trigger or scores):
         return None
+    if scores:
+        return f"probers-score FILE prober={out}"
     return f'probers-rag question="..." trigger={trigger} prober={out}'
 
 

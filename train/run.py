@@ -125,7 +125,8 @@ def run(settings: Train, parts: PartRuns | None = None) -> Path:
     log.info("wrote a prober of %s to %s (%s)", size, out, how)
     if further:
         log.info("%s", compare_runs([[about] for about in further.values()], list(further)))
-    log.info("next: %s", _next(trained.bank, out, sorted({folder.parent for folder in further})))
+    folders = sorted({folder.parent for folder in further})
+    log.info("next: %s", _next(trained.bank, out, folders, read=dataset.examples.read))
     return out
 
 
@@ -147,7 +148,7 @@ def _write(
     evaluator = Evaluator(examples, settings.rule(), resamples=settings.resamples, seed=settings.seed)
     figures = summarise(trained, evaluator, {**trained.training, "seeds": settings.seeds})
     source = str(made.get("source", ""))
-    card = write_card(trained.bank, figures, data=paths, source=source, out=out)
+    card = write_card(trained.bank, figures, data=paths, source=source, read=examples.read, out=out)
     recogniser = made.get("recogniser") if source == "wiki" else None
     bank = replace(trained.bank, metrics=figures, card=card, seen=examples.seen(), recogniser=recogniser)
     bank.save_pretrained(out)
@@ -155,12 +156,15 @@ def _write(
     return figures
 
 
-def _next(bank: ProbeBank, out: Path, further: Sequence[Path]) -> str:
-    """Show a command or call that uses the prober, and further ones in some folders."""
-    from .report import rag_command
+def _next(bank: ProbeBank, out: Path, further: Sequence[Path], *, read: bool) -> str:
+    """Show a command or call that uses the prober, and further ones in some folders.
 
-    command = rag_command(bank, out)
-    answers = bank.spec.position == "generated" and bank.spec.pool not in ("tokens", "prompt")
+    ``read`` says that it was trained on texts of others.
+    """
+    from .report import use_command
+
+    command = use_command(bank, out, read=read)
+    answers = not read and bank.spec.position == "generated" and bank.spec.pool not in ("tokens", "prompt")
     if command is not None and further and answers:
         listed = ",".join(map(str, [out, *further]))
         return f"probers-compare triggers=[never,probing] probers=[{listed}]"

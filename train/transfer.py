@@ -22,7 +22,7 @@ from probers.files import canonical_json, write_text
 from probers.store.joined import Stored
 
 from .assemble import assemble, score_everything
-from .data import Dataset, Examples, SplitRequest
+from .data import Dataset, Examples, SplitRequest, load_examples
 from .figures import canvas, save
 from .fit import MakeHead, Task, fit
 from .settings import Train
@@ -69,13 +69,13 @@ def matrix(
     """
     found: Matrix = {row: {} for row in probers}
     for column, store in stores.items():
+        examples = load_examples(store, SplitRequest(settings.split, seed=settings.seed))
         for row, bank in probers.items():
-            request = SplitRequest(settings.split, seed=settings.seed)
-            dataset = Dataset.load(store, list(bank.layers), request)
+            dataset = Dataset.load(store, list(bank.layers), examples)
             tasks = [Task(layer, site=bank.spec.site) for layer in bank.layers]
             margins = score_everything(bank.head, tasks, dataset, bank.aggregate)
             scores = margins.of_texts(bank.ensemble(margins.values))
-            found[row][column] = _cell(bank, dataset.examples, scores, settings)
+            found[row][column] = _cell(bank, examples, scores, settings)
     return found
 
 

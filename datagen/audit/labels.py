@@ -64,9 +64,9 @@ def audit(store: FeatureStore, *, seed: int, most: int = 20_000) -> Audit:
         table["characters"] = table["answer"].str.len()
     leaks = measure_leaks(store, drawn.rows, table, seed=seed)
     both = table.groupby("group")["split"].nunique()
-    warnings = _warnings(leaks, [str(group) for group in both.index[both > 1]], store.config)
+    warnings = _warnings(leaks, [str(group) for group in both.index[both > 1]], store.config, drawn)
     labels = {name: tally for name, tally in drawn.tallies.items() if name != "correct"}
-    wrong = drawn.tallies["correct"].wrong / drawn.spans
+    wrong = drawn.tallies["correct"].wrong / max(drawn.spans, 1)
     undecided = _undecided(store) if "match_stage" in labels else None
     figures = {
         "rows": drawn.stored, "spans": drawn.spans, "drawn": len(drawn.rows), "wrong": round(wrong, 4),
@@ -137,7 +137,7 @@ def _table(leaks: Leaks, word: str) -> list[str]:
     return [*lines, *notes]
 
 
-def _warnings(leaks: Leaks, two_sided: list[str], config: Mapping[str, Any]) -> list[str]:
+def _warnings(leaks: Leaks, two_sided: list[str], config: Mapping[str, Any], drawn: Drawn) -> list[str]:
     """Warn of whatever inflates a head's figure on these labels, with remedies."""
     found = []
     if two_sided:
@@ -163,14 +163,15 @@ def _warnings(leaks: Leaks, two_sided: list[str], config: Mapping[str, Any]) -> 
             says += f", and is within reach of what a head could claim: the probe has {_shown(probe)}"
             says += f", difference {_shown(difference, sign=True)}"
         found.append(says)
-    return [*found, _advice(leaks, config)] if found else []
+    return [*found, _advice(leaks, config, drawn)] if found else []
 
 
-def _advice(leaks: Leaks, config: Mapping[str, Any]) -> str:
-    """Options that may help and are not set already."""
+def _advice(leaks: Leaks, config: Mapping[str, Any], drawn: Drawn) -> str:
+    """Options that may help and are not set already; labels of single tokens cannot be balanced."""
     options = []
     uneven = any(abs((size["wrong"] or 0.5) - 0.5) > _UNEVEN for size in leaks.splits.values())
-    if uneven and not (config.get("balance", True) or config.get("balance_to")):
+    balanced = config.get("balance", True) or config.get("balance_to") or "mark" in drawn.columns
+    if uneven and not balanced:
         options.append("balance=true (as many of one label as of the other in every split)")
     if config.get("negatives") == "untouched":
         options.append("negatives=generated (both labels from texts the model wrote)")

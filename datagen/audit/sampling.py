@@ -1,7 +1,8 @@
 """Rows of a feature store, drawn by seed in one pass: the same ones however the rows lie in shards.
 
 A row is drawn by a hash of its span, so that the draw does not change when rows are added elsewhere. Where
-every token of a span has a row (pool=tokens), the span counts once, with its last token.
+every token of a span has a row (pool=tokens), the span counts once, with its last token. Where the tokens
+have labels of their own (unit=token), the marks and the text between them are the spans.
 """
 
 from __future__ import annotations
@@ -34,11 +35,25 @@ def stored_columns(store: FeatureStore) -> list[str]:
         raise damaged(store.path, f"shards/{file.name}", f"cannot be read ({error})") from error
 
 
+#: Columns by which labelled tokens belong to spans.
+_MARKED = ("span", "mark", "token_wrong", "inside")
+
+
+def by_mark(rows: pd.DataFrame) -> pd.DataFrame:
+    """Judged tokens as rows of their mark, or of the stretch between marks; rows of other stores as given."""
+    if not {*_MARKED} <= {*map(str, rows)}:
+        return rows
+    judged = rows[(rows["token_wrong"] >= 0) & (rows["inside"] >= 0)]
+    spans = judged["span"] + "#" + judged["mark"].astype(str)
+    return judged.assign(span=spans, correct=1 - judged["token_wrong"])
+
+
 def one_per_span(rows: pd.DataFrame, seed: int) -> pd.DataFrame:
     """The last token's row of each span, with the span's place in the seeded order in a column ``key``.
 
     Rows without a column ``span`` are spans of their own. The index tells where each row stood.
     """
+    rows = by_mark(rows)
     names = rows["id"] if "span" not in rows else rows["group"] + "\x1f" + rows["span"].astype(str)
     keyed = rows.assign(key=np.array([draw_key("audit", seed, name) for name in names], np.uint64))
     if "token" in rows:
@@ -87,7 +102,7 @@ def draw_rows(store: FeatureStore, *, seed: int, most: int, tally: Sequence[str]
     """Draw at most ``most`` spans of a store, and count the labels of all by the columns ``tally``."""
     there = stored_columns(store)
     tallies = {name: Tally() for name in tally if name in there}
-    wanted = [c for c in ("id", "group", "span", "token", "correct", *tallies) if c in there]
+    wanted = [c for c in ("id", "group", "token", "correct", *_MARKED, *tallies) if c in there]
     keys, rows = np.empty(0, np.uint64), np.empty(0, np.int64)
     stored = spans = 0
     for table in store.tables(list(dict.fromkeys(wanted))):
@@ -116,9 +131,9 @@ def read_drawn(
     ``cuts`` says which characters of a text column to keep.
     """
     parts, start = [], 0
-    for table in store.tables([c for c in columns if c in drawn.columns]):
+    for table in store.tables([c for c in dict.fromkeys([*columns, *_MARKED]) if c in drawn.columns]):
         first, last = np.searchsorted(drawn.rows, (start, start + len(table)))
-        part = table.iloc[drawn.rows[first:last] - start].copy()
+        part = by_mark(table.iloc[drawn.rows[first:last] - start]).copy()
         for name, cut in cuts.items():
             if name in part:
                 part[name] = [text[cut] for text in part[name]]

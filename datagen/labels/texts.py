@@ -19,7 +19,7 @@ from probers.commands.settings import plain
 from probers.data.texts import Mark, Text, TextSource, Unit, token_labels
 from probers.engine.language_model import ScoreRequest, Scoring
 from probers.engine.model import CausalLM
-from probers.engine.tokens import encode_continuation, encode_prompts, without_end
+from probers.engine.tokens import encode_answer
 from probers.entities import tokens_of
 from probers.prompts import PromptTemplate
 from probers.store.store import FeatureStore
@@ -99,8 +99,8 @@ class TextsBuilder(LabelBuilder):
         source.survey(unit)
 
         def make(lm: CausalLM | None, needs: Needs, folder: Path) -> LabelBuilder:
-            if lm is not None and lm.on_too_long == "error":  # of many texts the one is left out
-                lm.on_too_long = "skip"
+            if lm is not None:
+                lm.skip_too_long()
             return cls(lm, source, settings.prompt.make(), needs, unit, settings.max_tokens)
 
         return Prepared(make, (str(settings.texts.path),))
@@ -166,8 +166,7 @@ class TextsBuilder(LabelBuilder):
     def _request(self, lm: CausalLM, one: Text) -> ScoreRequest:
         name = f"of {self.source.file} {one.where}"
         prompt = one.prompt_for(lm.tokenizer, self.source.file, self.prompt)
-        (encoded,) = encode_prompts(lm.tokenizer, [prompt], [name], start=True)
-        tokens = encode_continuation(lm.tokenizer, encoded, without_end(lm.tokenizer, one.answer))
+        tokens = encode_answer(lm.tokenizer, prompt, one.answer, name)
         return ScoreRequest(prompt, tokens[: self.max_tokens], name)
 
     def _leave_out(self, one: Text, why: str, known: Mapping[str, int | None], examples: Examples) -> None:
@@ -239,9 +238,9 @@ class TextsBuilder(LabelBuilder):
         if self.unit == "token":
             judged = tokens[0] + tokens[1]
             figures["tokens"] = {"wrong": tokens[1], "right": tokens[0], "undecided": tokens[-1]}
-            line += f"; {judged} tokens, {tokens[1] / judged:.3f} of them wrong"
+            line += f"; {judged:,} tokens, {tokens[1] / judged:.3f} of them wrong"
             if self._shared:
-                line += f" ({self._shared} in spans of both kinds, counted where most of it lies)"
-        if shown := ", ".join(f"{number} {reason}" for reason, number in reasons.most_common()):
+                line += f" ({self._shared:,} in spans of both kinds, counted where most of it lies)"
+        if shown := ", ".join(f"{number:,} {reason}" for reason, number in reasons.most_common()):
             line += f"; left out: {shown}"
         return figures, [line, *survey.notes, *self.source.left_out.lines()]

@@ -96,6 +96,11 @@ class CausalLM(LanguageModel):
         self._prefix = None
         self._batches = Batches(self._batch_size, self.device)
 
+    def skip_too_long(self) -> None:
+        """Leave out prompts that do not fit where they are an error: of many texts it is the one."""
+        if self.on_too_long == "error":
+            self.on_too_long = "skip"
+
     def check(self, needs: Needs) -> None:
         """Refuse what cannot be had of this model (UserError)."""
         check_needs(needs, self.model)

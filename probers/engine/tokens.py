@@ -280,6 +280,12 @@ def encode_continuation(tokenizer: Any, prompt: Prompt, continuation: str | Sequ
     raise UserError(f"{told}: {continuation!r}; pass token ids instead")
 
 
+def encode_answer(tokenizer: Any, prompt: str, answer: str, name: str) -> tuple[int, ...]:
+    """Tokens of an answer without its end marker, after its prompt, which may be empty (UserError: none)."""
+    (encoded,) = encode_prompts(tokenizer, [prompt], [name], start=True)
+    return encode_continuation(tokenizer, encoded, without_end(tokenizer, answer))
+
+
 def without_end(tokenizer: Any, text: str) -> str:
     """Text without the markers by which the model ended it ("<|im_end|>")."""
     markers = [marker for marker in tokenizer.all_special_tokens if marker]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,20 +19,19 @@ from ..bank.calibration import fit_calibration
 from ..bank.decision import ThresholdRule
 from ..bank.io import locate
 from ..bank.value_head import CONFIG, WEIGHTS, ValueHead, fold, read_value_head
-from ..checksums import Journal, inputs
+from ..checksums import inputs
 from ..commands.inputs import load_model
 from ..commands.runs import RunFolder
 from ..commands.settings import plain
 from ..data.splits import Seen
 from ..data.texts import Text, TextSource, token_labels
-from ..engine.language_model import ScoreRequest, Scoring
 from ..evaluation.bootstrap import Bootstrap, bounded
 from ..evaluation.metrics import auprc, auroc, ece, recall_at_fpr
 from ..files import write_bytes
-from ..online.scores import text_needs, text_scores
+from ..online.scores import text_scores
 from ..text import count
-from ..types import UserError
-from .run import readable
+from ..types import Generation, UserError
+from .run import read_each, readable
 
 if TYPE_CHECKING:
     from ..engine.model import CausalLM
@@ -81,8 +79,7 @@ def run_import(settings: Import) -> Path:
     bank = ProbeBank(probe.spec(lm.spec, name), probe.head(name), aggregate="max")
     figures: dict[str, Any] = {"imported": {"format": "hallucination_probes", "layer_idx": probe.layer_idx}}
     if source is not None:
-        if lm.on_too_long == "error":  # of many texts the one is left out
-            lm.on_too_long = "skip"
+        lm.skip_too_long()
         bank = calibrated(bank, lm, source, rule, out / _UNFINISHED, settings.resamples)
         figures |= dict(bank.metrics)
     lines = [*_told(bank, probe, figures)]
@@ -154,54 +151,26 @@ def spans_of(
     bank: ProbeBank, lm: CausalLM, texts: Sequence[Text], file: str, unfinished: Path
 ) -> list[list[Span]]:
     """Score the judged spans of each text in one pass; none of a text that is too long."""
-    journal = Journal(unfinished)
-    made = _resumed(journal, texts)
-    requests = [
-        ScoreRequest(one.prompt_for(lm.tokenizer, file), one.answer, f"of {file} {one.where}")
-        for one in texts
-    ]
-    for batch in lm.score_each(requests, Scoring(text_needs(bank)), known=made):
-        new: dict[int, list[Span]] = {}
-        for place, written in batch.items():
-            new[place] = []
-            if written.token_ids:
-                assert written.state is not None
-                scores = np.array(text_scores(bank, written.state)[0], dtype=float)
-                new[place] = judged(texts[place], written.offsets, scores)
-        journal.append([{"place": p, "id": texts[p].id, "spans": list(map(list, s))} for p, s in new.items()])
-        made |= new
-    if long := sum(not made[place] for place in range(len(texts))):
-        log.info(
-            "%s left out: too long for the model's context, or without a token that is judged",
-            count(long, "text"),
-        )
-    return [made[place] for place in range(len(texts))]
+
+    def scored(one: Text, written: Generation, state: np.ndarray) -> list[Span]:
+        return judged(one, written.offsets, np.array(text_scores(bank, state)[0], dtype=float))
+
+    found = read_each(lm, bank, texts, file, unfinished, scored)
+    if silent := sum(each == [] for each in found):
+        log.info("%s left out, without a token that is judged", count(silent, "text"))
+    return [[Span(*span) for span in each or ()] for each in found]  # of the journal they are lists
 
 
 def judged(one: Text, offsets: Sequence[tuple[int, int]], scores: np.ndarray) -> list[Span]:
     """Judged spans of a text, given characters and scores (n,) of its tokens, as training has them.
 
-    Text outside of marks counts where it is right, cut at sentences. An answer without marks is one span.
+    Text outside of marks counts where it is right, cut at sentences, as an answer without marks is.
     """
-    if not one.units("token"):
-        return [Span(one.split, one.group, bool(one.wrong), float(scores.max()))]
     labels = token_labels(one, offsets)
     found = []
     for mark in np.unique(labels.mark[(labels.inside >= 0) & (labels.wrong >= 0)]):
         own = labels.mark == mark
         found.append(Span(one.split, one.group, bool(labels.wrong[own][0]), float(scores[own].max())))
-    return found
-
-
-def _resumed(journal: Journal, texts: Sequence[Text]) -> dict[int, list[Span]]:
-    """Read the texts that an earlier run kept; those whose line is damaged are read again."""
-    found: dict[int, list[Span]] = {}
-    for kept in journal.read().records.values():
-        with suppress(LookupError, TypeError):
-            if kept["id"] == texts[kept["place"]].id:
-                found[kept["place"]] = [Span(*span) for span in kept["spans"]]
-    if found:
-        log.info("resuming: %d of %s are scored already", len(found), count(len(texts), "text"))
     return found
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -22,12 +22,12 @@ from ..commands.runs import RunFolder
 from ..commands.settings import plain
 from ..data.texts import Text, TextSource
 from ..engine.language_model import ScoreRequest, Scoring
-from ..engine.tokens import encode_continuation, encode_prompts, without_end
+from ..engine.tokens import encode_answer, without_end
 from ..evaluation.metrics import Bootstrap, auroc, ece
 from ..files import canonical_json, write_text
 from ..online.scores import check_growing, text_needs, text_scores
 from ..text import count
-from ..types import SPLITS, UserError
+from ..types import SPLITS, Generation, UserError
 from .page import scores_html
 
 if TYPE_CHECKING:
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 _SCORES, _UNFINISHED, _RESULTS, _PAGE = "scores.jsonl", "unfinished.jsonl", "results.json", "scores.html"
 _WORST = 5  # spans shown on the terminal
+
+Judged = TypeVar("Judged")
 
 log = logging.getLogger(__name__)
 
@@ -52,14 +54,13 @@ def run(settings: Score) -> Path:
     if not folder.begin():
         return out
     lm = load_model(settings, folder)
-    if lm.on_too_long == "error":  # of many texts the one is left out
-        lm.on_too_long = "skip"
+    lm.skip_too_long()
     bank.check_model(lm.spec)
     texts = readable(given, source, lm.tokenizer)
     edges = ((one.prompt or "")[-1:] + one.answer[:1] for one in texts)
     if glued := sum(len(edge) == 2 and edge[0].isalnum() and edge[1].isalnum() for edge in edges):
-        told = "note: %d of %d answers continue the prompt's last word: begin a new word with a space"
-        log.info(told, glued, len(texts))
+        told = "note: %s of %s continue the prompt's last word: begin a new word with a space"
+        log.info(told, f"{glued:,}", count(len(texts), "answer"))
     for line in source.left_out.lines():
         log.info("%s", line)
     assessor = Assessor(bank, settings.threshold)
@@ -87,8 +88,7 @@ def readable(given: Sequence[Text], source: TextSource, tokenizer: Any) -> list[
     for one in given:
         prompt, answer = one.prompt_for(tokenizer, source.file), without_end(tokenizer, one.answer)
         try:
-            (encoded,) = encode_prompts(tokenizer, [prompt], [one.id], start=True)
-            encode_continuation(tokenizer, encoded, answer)
+            encode_answer(tokenizer, prompt, answer, one.id)
             found.append(replace(one, answer=answer))
         except UserError as error:
             source.refuse(one.where, str(error))
@@ -99,9 +99,26 @@ def readable(given: Sequence[Text], source: TextSource, tokenizer: Any) -> list[
 def score(
     lm: CausalLM, bank: ProbeBank, assessor: Assessor, texts: Sequence[Text], file: str, unfinished: Path
 ) -> list[dict[str, Any]]:
-    """Score texts; returns their lines with ``id``, ``text`` and ``hallucination`` (None if too long).
+    """Score texts; returns their lines with ``id``, ``text`` and ``hallucination`` (None if too long)."""
 
-    Finished lines are written to ``unfinished`` batch by batch, and read there by a run that resumes.
+    def assessed(one: Text, written: Generation, state: np.ndarray) -> dict[str, Any]:
+        pieces = assessor.pieces(written.prompt, written.text, written.offsets)
+        parts = None if pieces is None else list(pieces.values())
+        return assessor.of_generation(written, *text_scores(bank, state, parts))
+
+    found = read_each(lm, bank, texts, file, unfinished, assessed)
+    lines = zip(texts, found, strict=True)
+    return [{**one.record, "id": one.id, "text": one.answer, "hallucination": told} for one, told in lines]
+
+
+def read_each(
+    lm: CausalLM, bank: ProbeBank, texts: Sequence[Text], file: str, unfinished: Path,
+    judge: Callable[[Text, Generation, np.ndarray], Judged],
+) -> list[Judged | None]:  # fmt: skip
+    """Read each text in one pass and ``judge`` it with the states that ``bank`` needs; None if too long.
+
+    Results, which JSON can hold, are written to ``unfinished`` batch by batch, and read there by a run that
+    resumes.
     """
     journal = Journal(unfinished)
     made = _resumed(journal, texts)
@@ -109,36 +126,36 @@ def score(
     named = zip(prompts, texts, strict=True)
     requests = [ScoreRequest(prompt, one.answer, f"of {file} {one.where}") for prompt, one in named]
     for batch in lm.score_each(requests, Scoring(text_needs(bank)), known=made):
-        new = {}
+        new: dict[int, Judged | None] = {}
         for place, written in batch.items():
-            told, one = None, texts[place]
+            new[place] = None
             if written.token_ids:
                 assert written.state is not None
-                pieces = assessor.pieces(written.prompt, written.text, written.offsets)
-                parts = None if pieces is None else list(pieces.values())
-                told = assessor.of_generation(written, *text_scores(bank, written.state, parts))
-            new[place] = {**one.record, "id": one.id, "text": one.answer, "hallucination": told}
-        journal.append(_kept(new))
+                new[place] = judge(texts[place], written, written.state)
+        journal.append(_kept(new, texts))
         made |= new
-    return [made[place] for place in range(len(texts))]
-
-
-def _resumed(journal: Journal, texts: Sequence[Text]) -> dict[int, dict[str, Any]]:
-    """Read the lines that an earlier run kept; texts whose line is damaged are scored again."""
-    if not journal.path.exists():
-        return {}
-    found: dict[int, dict[str, Any]] = {}
-    for kept in journal.read().records.values():
-        with suppress(LookupError, TypeError):
-            if kept["line"]["id"] == texts[kept["place"]].id:
-                found[kept["place"]] = kept["line"]
-    log.info("resuming: %d of %s are scored already", len(found), count(len(texts), "text"))
-    journal.rewrite(_kept(found))
+    found: list[Judged | None] = [made[place] for place in range(len(texts))]
+    if long := sum(each is None for each in found):
+        log.info("%s left out, too long for the model's context", count(long, "text"))
     return found
 
 
-def _kept(lines: Mapping[int, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    return [{"place": place, "line": line} for place, line in lines.items()]
+def _resumed(journal: Journal, texts: Sequence[Text]) -> dict[int, Any]:
+    """Read the results that an earlier run kept; texts whose line is damaged are read again."""
+    if not journal.path.exists():
+        return {}
+    found: dict[int, Any] = {}
+    for kept in journal.read().records.values():
+        with suppress(LookupError, TypeError):
+            if kept["id"] == texts[kept["place"]].id:
+                found[kept["place"]] = kept["judged"]
+    log.info("resuming: %s of %s are scored already", f"{len(found):,}", count(len(texts), "text"))
+    journal.rewrite(_kept(found, texts))
+    return found
+
+
+def _kept(judged: Mapping[int, Any], texts: Sequence[Text]) -> list[dict[str, Any]]:
+    return [{"place": place, "id": texts[place].id, "judged": told} for place, told in judged.items()]
 
 
 def _results(
@@ -226,16 +243,14 @@ def _summary(
 ) -> list[str]:
     """Summarise hits, the worst spans and the fit to labels, as lines for the terminal."""
     lines = [
-        f"{results['fires']} of {count(results['n'], 'text')} fire: score above {results['threshold']:.3g}, "
-        f"P(wrong) above {limit:.0%}",
+        f"{results['fires']:,} of {count(results['n'], 'text')} fire: "
+        f"score above {results['threshold']:.3g}, P(wrong) above {limit:.0%}",
         *promised,
     ]
     if silent := results["n"] - results["too_long"] - results["judged"]:
         lines.append(f"{count(silent, 'text')} without an entity, which this prober cannot score")
-    if results["too_long"]:
-        lines.append(f"{count(results['too_long'], 'text')} left out, too long for the model's context")
     if unlike := results["unlike"]:
-        told = f"{unlike} of {count(results['judged'], 'judged text')} unlike the prober's training texts: "
+        told = f"{unlike:,} of {count(results['judged'], 'judged text')} unlike the prober's training texts: "
         lines.append(f"{told}their P(wrong) is no tested probability")
     spans = [
         (span["score"], span["p_wrong"], r["id"], r["text"][span["start"] : span["end"]])

@@ -246,11 +246,11 @@ def token_labels(text: Text, offsets: Sequence[tuple[int, int]]) -> TokenLabels:
     """Label the tokens of an answer, given the [start, end) characters of each.
 
     A token belongs to a mark if their characters overlap, and of several to that with most of its
-    characters. Without marks, and where the rest does not count as right anyway, each sentence has the label
-    of the answer.
+    characters. Without marks each sentence has the label of the answer; where text outside of marks counts
+    as right, only that of a wrong one.
     """
     n, marks = len(offsets), text.units("token")
-    if not marks and text.outside != "right" and text.wrong is not None:
+    if not marks and (text.wrong or (text.wrong is False and text.outside != "right")):
         marks = [Mark((span,), text.wrong) for span in split_sentences(text.answer)]
     wrong, place, best = np.zeros(n, np.int8), np.full(n, -1), np.zeros(n, int)
     shared = np.zeros(n, bool)

@@ -183,8 +183,12 @@ class TextSource:
             raise UserError(f"texts={self._spec} has no text with a label for unit={unit}", "labels")
         if unit != "token" and len(labels) < 2:
             kind = "wrong" if True in labels else "right"
-            told = f"texts={self._spec}: all {labels.total()} labels of unit={unit} are {kind}"
-            fix = "texts.outside=right if all that is wrong is marked, or another unit"
+            told = f"texts={self._spec}: all {labels.total():,} labels of unit={unit} are {kind}"
+            fix = "texts with wrong ones, or another unit"
+            if kind == "wrong":
+                fix = "texts.outside=right if all that is wrong is marked, or texts with right ones"
+            if kind == "wrong" and unit in ("span", "claim"):  # the marks alone, whatever is outside of them
+                fix = "unit=sentence or unit=answer, and texts.outside=right if all that is wrong is marked"
             raise UserError(f"{told}, and a detector needs both: give {fix}", "labels")
         if len(set(found.groups)) < len(SPLITS):
             told = "too few for three splits: give group, since texts of one prompt are one group by default"
