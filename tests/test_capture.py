@@ -174,7 +174,9 @@ def test_attention_is_that_of_eager_attention(family, attn, layer):
 
 
 def test_a_cap_on_attention_scores_is_never_left_out():
-    for family, attn, used in (("gemma2", None, "eager"), ("gemma2", "eager", "eager"), ("gemma3", None, "sdpa")):
+    for family, attn, used in (
+        ("gemma2", None, "eager"), ("gemma2", "eager", "eager"), ("gemma3", None, "sdpa"),
+    ):  # fmt: skip
         assert tiny_lm(family, attn=attn).model.config._attn_implementation == used
     with fails("unsupported", "attn=sdpa"):
         tiny_lm("gemma2", attn="sdpa")
