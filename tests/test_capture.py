@@ -173,6 +173,15 @@ def test_attention_is_that_of_eager_attention(family, attn, layer):
         assert not np.allclose(expected_rows(family, made[0])[0], made[0].attention.rows, atol=1e-2)
 
 
+def test_a_cap_on_attention_scores_is_never_left_out():
+    for family, attn, used in (
+        ("gemma2", None, "eager"), ("gemma2", "eager", "eager"), ("gemma3", None, "sdpa"),
+    ):  # fmt: skip
+        assert tiny_lm(family, attn=attn).model.config._attn_implementation == used
+    with fails("unsupported", "attn=sdpa"):
+        tiny_lm("gemma2", attn="sdpa")
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_attention_alone_forwards_the_generated_tokens_only(family):
     lm = tiny_lm(family, attn="eager")

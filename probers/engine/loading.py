@@ -168,13 +168,26 @@ def load(source: str, revision: str | None, how: Loading) -> tuple[Any, Any]:
     with _telling(source, how.use_safetensors):
         # Quantized weights have their own number formats; the rest of the model stays in float32.
         named = "float32" if placed and how.dtype == "auto" and device.type == "cpu" else how.dtype
-        dtype = pick_dtype(named, device, AutoConfig.from_pretrained(source, **options))
+        config = AutoConfig.from_pretrained(source, **options)
+        dtype = pick_dtype(named, device, config)
         tokenizer = how.tokenizer(source, **options)
         model: Any = AutoModelForCausalLM.from_pretrained(
-            source, dtype=dtype, attn_implementation=how.attn, **options, **placed,
+            source, dtype=dtype, attn_implementation=_attention(how.attn, config), **options, **placed,
             use_safetensors=True if how.use_safetensors else None,
         )  # fmt: skip
     return (model if placed else model.to(device)).eval(), tokenizer
+
+
+def _attention(named: str | None, config: Any) -> str | None:
+    """The attention implementation named, or a default that caps scores where the model does (Gemma 2).
+
+    Up to transformers 5.20 the default of such models, sdpa, silently leaves their scores uncapped.
+    """
+    if getattr(config.get_text_config(), "attn_logit_softcapping", None) is None:
+        return named
+    if named == "sdpa":
+        raise UserError("attn=sdpa leaves out this model's cap on attention scores: use eager", "unsupported")
+    return named or "eager"
 
 
 def load_empty(source: str, revision: str | None, how: Loading) -> tuple[Any, Any]:

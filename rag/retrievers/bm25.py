@@ -300,7 +300,9 @@ def _number_terms(shards: Sequence[Shard]) -> Iterator[str]:
 def _merge(shards: Sequence[Shard], folder: Path, k1: float, b: float, tokens: int, block: int) -> int:
     """Write the postings of all shards with their scores, term by term; how many there are."""
     lengths = np.concatenate([s.array("lengths") for s in shards])
-    norms = k1 * (1 - b + b * lengths / lengths.mean())
+    # Their products are made as bm25s makes them: in double precision by numpy 2, in single by numpy 1.
+    kind = (np.ones(1, np.float32) + np.float64(1)).dtype
+    norms = (k1 * (1 - b + b * lengths / lengths.mean())).astype(kind)
     frequencies = np.zeros(tokens, dtype=np.int64)
     for shard in shards:
         frequencies[shard.array("ids")] += np.diff(shard.array("starts"))
@@ -322,6 +324,7 @@ def _merge(shards: Sequence[Shard], folder: Path, k1: float, b: float, tokens: i
             end = min(max(end, start + 1), tokens)
             rows, counts = _block(shards, pointers[start : end + 1], start, end)
             weights = np.repeat(idf[start:end], frequencies[start:end])
+            counts = counts.astype(kind)
             data.write((weights * (counts / (norms[rows] + counts))).astype(np.float32).tobytes())
             indices.write(rows.tobytes())
             bar.update(len(rows))
