@@ -43,7 +43,7 @@ class Cost(NamedTuple):
     tokens: float = 0
 
     def __str__(self) -> str:
-        written = f", {self.tokens:.4g} tokens" if self.tokens else ""
+        written = f", {self.tokens:.4g} token{'' if self.tokens == 1 else 's'}" if self.tokens else ""
         return f"{self.calls:.3g} call{'' if self.calls == 1 else 's'}{written}"
 
 

@@ -52,7 +52,7 @@ _DRAWN = ("sample_calls", "sample_tokens")
 _SAMPLED: dict[str, tuple[str, int, tuple[_Told, _Told]]] = {
     "self-consistency": ("self_consistency", -1, _DRAWN),
     "semantic entropy": ("semantic_entropy", 1, _DRAWN),
-    "sem. entropy, weighted": ("semantic_entropy_weighted", 1, _DRAWN),
+    "semantic, weighted": ("semantic_entropy_weighted", 1, _DRAWN),
     "lexical similarity": ("lexical_similarity", -1, _DRAWN),
     "EigenScore": ("eigenscore", 1, _DRAWN),
     "P(True)": ("p_true", -1, (1, 1)),
