@@ -29,6 +29,9 @@ from probers.uncertainty.verbalised import verbalised
 
 from ..protocol import UNANSWERED, State, Trigger, one_of, verdict
 
+#: A score, higher where the answer is likelier wrong, and for the trace what it was read from.
+Scored = tuple[float, dict[str, Any]]
+
 
 class _OfAnswers(Trigger):
     """Base of triggers that score whole answers; an answer without a token fires at any threshold."""
@@ -45,10 +48,8 @@ class _OfAnswers(Trigger):
         return found
 
     @abstractmethod
-    def scores(
-        self, generations: Sequence[Generation], states: Sequence[State]
-    ) -> list[tuple[float, dict[str, Any]]]:
-        """Score of each answer, higher where it is likelier wrong, and what it was read from."""
+    def scores(self, generations: Sequence[Generation], states: Sequence[State]) -> list[Scored]:
+        """Score each answer."""
 
 
 @dataclass(frozen=True)
@@ -64,9 +65,7 @@ class _Sampled(Draws, _OfAnswers):
     def __post_init__(self) -> None:
         self.at_least(self.least, f"trigger={self.name}")
 
-    def scores(
-        self, generations: Sequence[Generation], states: Sequence[State]
-    ) -> list[tuple[float, dict[str, Any]]]:
+    def scores(self, generations: Sequence[Generation], states: Sequence[State]) -> list[Scored]:
         drawn = self.drawn(generations, states)
         found = []
         for samples, state in zip(drawn, states, strict=True):
@@ -94,8 +93,8 @@ class _Sampled(Draws, _OfAnswers):
         return middle_layer(spec.layers)
 
     @abstractmethod
-    def score(self, samples: Samples, answer: str) -> tuple[float, dict[str, Any]]:
-        """Score of the greedy ``answer``, and evidence for the trace."""
+    def score(self, samples: Samples, answer: str) -> Scored:
+        """Score the greedy ``answer``."""
 
 
 @cache
@@ -144,7 +143,7 @@ class SelfConsistency(_ByMeaning):
     threshold: float = 0.5
     least = 1
 
-    def score(self, samples: Samples, answer: str) -> tuple[float, dict[str, Any]]:
+    def score(self, samples: Samples, answer: str) -> Scored:
         return 1.0 - self_consistency(answer, samples.answers, self.same), self.grouped(samples)[1]
 
 
@@ -165,7 +164,7 @@ class SemanticEntropy(_ByMeaning):
         super().__post_init__()
         one_of("trigger.variant", self.variant, "discrete", "weighted")
 
-    def score(self, samples: Samples, answer: str) -> tuple[float, dict[str, Any]]:
+    def score(self, samples: Samples, answer: str) -> Scored:
         found, evidence = self.grouped(samples)
         return semantic_entropy(found.of, samples.logprobs, variant=self.variant), evidence
 
@@ -182,7 +181,7 @@ class LexicalSimilarity(_Sampled):
 
     threshold: float = 0.5
 
-    def score(self, samples: Samples, answer: str) -> tuple[float, dict[str, Any]]:
+    def score(self, samples: Samples, answer: str) -> Scored:
         return 1.0 - lexical_similarity(samples.texts), {}
 
 
@@ -212,7 +211,7 @@ class Eigenscore(_Sampled):
     def layer_of(self, spec: ModelSpec) -> int:
         return middle_layer(spec.layers) if self.layer is None else self.layer
 
-    def score(self, samples: Samples, answer: str) -> tuple[float, dict[str, Any]]:
+    def score(self, samples: Samples, answer: str) -> Scored:
         if samples.states is None or len(samples.states) < 2:
             return UNANSWERED, {}
         return eigenscore(samples.states, self.alpha), {}
@@ -243,9 +242,7 @@ class PTrue(_Sampled):
         super().__post_init__()
         _check_form(self.form)
 
-    def scores(
-        self, generations: Sequence[Generation], states: Sequence[State]
-    ) -> list[tuple[float, dict[str, Any]]]:
+    def scores(self, generations: Sequence[Generation], states: Sequence[State]) -> list[Scored]:
         if not states:
             return []
         drawn = self.drawn(generations, states) if self.samples else []
@@ -276,9 +273,7 @@ class Verbalised(_OfAnswers):
     def __post_init__(self) -> None:
         _check_form(self.form)
 
-    def scores(
-        self, generations: Sequence[Generation], states: Sequence[State]
-    ) -> list[tuple[float, dict[str, Any]]]:
+    def scores(self, generations: Sequence[Generation], states: Sequence[State]) -> list[Scored]:
         if not states:
             return []
         prompts = _asked(self.form, states, [()] * len(states))
