@@ -467,7 +467,7 @@ def test_the_benchmark_measures_every_half_on_a_small_corpus(tmp_path, monkeypat
         file.writelines(json.dumps(line) + "\n" for line in lines)
     article = {"title": "Lena Zaser", "sentences": [*WORLD[:3]], "tokenized": False}
     write_lines(tmp_path / "wiki_articles.jsonl", [article, article | {"tokenized": True}])
-    signals.main(["--data", str(tmp_path), "--passages", "40"])
+    signals.main(["--data", str(tmp_path), "--passages", "40", "--only", "rarity"])
     told = capsys.readouterr().out
     assert "1 articles of 3 sentences" in told and "40 passages" in told
     rows = [
