@@ -167,7 +167,7 @@ def test_sites_of_one_store_are_trained_as_those_of_several(cot, single, tmp_pat
     # Without a choice it is the first pool, which is said.
     first = trained(str(cot.path), tmp_path / "first", "site=resid_post")
     told = [line for line in caplog.messages if "others:" in line]
-    assert told == [f"pool=last is trained on, the first that {cot.path} has; others: mean"]
+    assert told == [f"pool=last is trained on, the first that {cot.path} has; others: mean, prompt"]
     assert first == trained(str(cot.path), tmp_path / "last", "site=resid_post", "pool=last")
     for asked, *named in (
         (["pool=tokens"], "pool=tokens", "pool=last site=resid_post, "),
