@@ -100,7 +100,7 @@ def samples(model: str, data: Path, count: int, rounds: int) -> str:
     encoded = [lm.tokenizer(prompt, return_tensors="pt").to(lm.device) for prompt in prompts]
 
     def ours() -> int:
-        lm.reset()  # the exemplars are read in every round
+        lm.forget()  # the exemplars are read in every round
         repeated = [prompt for prompt in prompts for _ in range(SAMPLES)]
         made = lm.generate(repeated, max_new_tokens=TOKENS, sampling=Sampling(), prefix=shown)
         return sum(len(generation.token_ids) for generation in made)
