@@ -20,13 +20,6 @@ from .semantic_entropy import semantic_entropy
 from .verbalised import FORM as VERBALISED
 from .verbalised import verbalised
 
-#: Columns of :class:`Detectors`: the signals, and what they cost of one text.
-SIGNALS = (
-    "self_consistency", "semantic_entropy", "semantic_entropy_weighted", "lexical_similarity", "eigenscore",
-    "p_true", "verbalised",
-)  # fmt: skip
-COSTS = ("sample_calls", "sample_tokens", "verbalised_tokens", "sample_undecided")
-
 
 class Asked(NamedTuple):
     """A greedy answer to judge: its question's text and set, its prompt, and the name for messages."""
@@ -82,13 +75,12 @@ class Detectors:
         self, asked: Asked, samples: Samples, true: float, stated: float | None, reply: Generation
     ) -> dict[str, Any]:
         groups = clusters(samples.answers, self.same)
-        few = samples.states is None or len(samples.states) < 2
         return {
             "self_consistency": self_consistency(asked.answer, samples.answers, self.same),
             "semantic_entropy": semantic_entropy(groups.of),
             "semantic_entropy_weighted": semantic_entropy(groups.of, samples.logprobs, variant="weighted"),
             "lexical_similarity": lexical_similarity(samples.texts),
-            "eigenscore": None if few or samples.states is None else eigenscore(samples.states),
+            "eigenscore": None if samples.states is None else eigenscore(samples.states),
             "p_true": true, "verbalised": stated,
             "sample_calls": len(samples.calls),
             "sample_tokens": sum(len(generation.token_ids) for generation in samples.calls),

@@ -69,7 +69,8 @@ class Samples:
         texts: what was written.
         answers: the final answer in each; "" where it gave none.
         logprobs: (n,) log-probability of each sequence in nats, from raw logits; NaN without a token.
-        states: (m, d) the last token's state of each sample that has a token; None where not recorded.
+        states: (m, d) the last token's state of each sample that has a token; None where not recorded, or
+            where fewer than two have one.
         calls: all generations that were made, samples first.
     """
 
@@ -123,7 +124,7 @@ def draw(
             tuple(whole),
             tuple(final_answer(text, prompt.answer_cue, one.dataset) for text in whole),
             np.array([made[j].logprobs.sum(dtype=np.float64) if made[j].token_ids else np.nan for j in own]),
-            np.stack(kept) if kept else None,
+            np.stack(kept) if len(kept) > 1 else None,
             (*(made[j] for j in own), *(ends[j][1] for j in own if j in ends)),
         )  # fmt: skip
     return [found[one.text] for one in asked]

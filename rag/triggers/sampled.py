@@ -212,7 +212,7 @@ class Eigenscore(_Sampled):
         return middle_layer(spec.layers) if self.layer is None else self.layer
 
     def score(self, samples: Samples, answer: str) -> Scored:
-        if samples.states is None or len(samples.states) < 2:
+        if samples.states is None:
             return UNANSWERED, {}
         return eigenscore(samples.states, self.alpha), {}
 
