@@ -1,0 +1,1 @@
+"""Judges of what a model says: is a unit of its answer supported, contradicted, or neither."""
