@@ -35,6 +35,7 @@ SOURCES = {
     "cot": "probers.datagen.labels.cot.CotBuilder",
     "wiki": "probers.datagen.labels.wiki.WikiBuilder",
     "texts": "probers.datagen.labels.texts.TextsBuilder",
+    "judged": "probers.datagen.labels.judged.JudgedBuilder",
 }
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
+from probers.commands.components import Component, choice
 from probers.commands.settings import Reading, ReadPool, Several, TextFile
 from probers.data.articles.base import Wikipedia
 from probers.data.texts.base import Unit
@@ -28,10 +29,11 @@ class Datagen(Reading):
     """Label text that a model writes, and store its hidden states.
 
     source=cot answers questions with and without retrieved passages; source=wiki cuts articles before
-    an entity and lets the model continue them; source=texts reads texts that have labels already.
+    an entity and lets the model continue them; source=texts reads texts that have labels already;
+    source=judged writes long answers and has their entities or sentences judged.
     """
 
-    source: Literal["cot", "wiki", "texts"] | Dotted = "cot"
+    source: Literal["cot", "wiki", "texts", "judged"] | Dotted = "cot"
     """kind of labels; --source wiki is the same as source=wiki. A dotted path names a class of your own,
     derived from probers.datagen.labels.base.LabelBuilder"""
     engine: Literal["transformers", "vllm"] = "transformers"
@@ -40,10 +42,10 @@ class Datagen(Reading):
     out: Name = "runs/datagen/${source}"
     """feature store to write; an unfinished one is resumed"""
     articles: Name = "testbed"
-    """wiki: testbed, FILE.jsonl[.gz], wikipedia, or hf:ID[:config][:split]"""
+    """wiki, judged: testbed, FILE.jsonl[.gz], wikipedia, or hf:ID[:config][:split]"""
     limit: Count | PerSplit | None = 2000
-    """questions (cot), articles (wiki) or texts, drawn by seed; null takes all. cot also takes one for each
-    split, null for all of it: {train: 5000, validation: null}"""
+    """questions (cot), articles (wiki, judged), texts or prompts, drawn by seed; null takes
+    all. cot also takes one for each split, null for all of it: {train: 5000, validation: null}"""
     layers: Literal["all", "stride"] | Natural | list[Natural] = "all"
     """layers to store: all, a list as [4,8,12], or stride: every second layer after a third of the depth"""
     site: Site | Several[Site] = "resid_post"
@@ -68,7 +70,7 @@ class Datagen(Reading):
     similarity, EigenScore, P(True) and stated confidence, which probers-train compares heads with; 0 makes
     no such columns, 5 writes about six times as much"""
     temperature: Positive = 1.0
-    """cot: temperature of the samples"""
+    """cot, judged: temperature of the samples, and of drawn answers"""
     per_article: Count = 2
     """wiki: most entities cut per article"""
     within: Count | None = 10
@@ -98,8 +100,16 @@ class Datagen(Reading):
     """wiki: longer articles are cut off between sentences (not the testbed's)"""
     texts: TextFile = field(default_factory=TextFile)
     unit: Unit | None = None
-    """texts: what an example is: span, sentence, claim, answer, or token (every token of the answer, with
-    pool=tokens); null is answer, with pool=tokens token"""
+    """texts, judged: what an example is: span, sentence, claim, answer, or token (every token of the answer,
+    with pool=tokens); null is answer (judged: span, which is an entity), with pool=tokens token"""
     max_tokens: Count | None = None
     """texts: most tokens of an answer that are read; units behind them are left out. null reads all"""
+    prompts: Name | None = None
+    """judged: JSON lines of prompts for long answers, with the title of the article that tells what is right
+    where there is one in articles; null asks about the title of each article (prompt.article)"""
+    answers_per_prompt: Count = 1
+    """judged: answers to each prompt; the first is greedy, the others are drawn at temperature"""
+    judge: Component = choice("article")
+    judge_units: Literal["entities", "sentences", "both"] = "entities"
+    """judged: what the judge is asked about; a sentence of judged entities is wrong if one of them is"""
     wikipedia: Wikipedia = field(default_factory=Wikipedia)

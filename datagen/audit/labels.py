@@ -95,7 +95,7 @@ def _undecided(store: FeatureStore) -> dict[str, Any]:
 
 
 def _left_out(undecided: Mapping[str, Any] | None) -> list[str]:
-    if undecided is None:
+    if undecided is None or not undecided["n"]:
         return []
     share = "" if undecided["share"] is None else f" ({undecided['share']:.1%} of all cuts)"
     stages = ", ".join(f"{stage} {n:,}" for stage, n in undecided["by_stage"].items())

@@ -20,10 +20,11 @@ WRONG: dict[Verdict, bool | None] = {"supported": False, "contradicted": True, "
 
 
 class Ruling(NamedTuple):
-    """A verdict, and the passage or reason behind it."""
+    """A verdict, the passage or reason behind it, and the name of the rule or judge that gave it."""
 
     verdict: Verdict
     evidence: str = ""
+    rule: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,6 +92,9 @@ COMPONENTS: dict[str, dict[str, str]] = {
         "triviaqa": "data.questions.triviaqa.TriviaQA",
         "webquestions": "data.questions.factoid.WebQuestions",
     },
+    "judge": {
+        "article": "datagen.judges.article.ArticleJudge",
+    },
     "prompt": {"testbed": "prompts.PromptTemplate"},
     "launch": {
         "ray": "launch.ray_workers.Ray",

@@ -102,7 +102,7 @@ def _first_sense(name: str, synsets: Sequence[Any]) -> str:
 @lru_cache(maxsize=4096)
 def _synsets(name: str, folder: str) -> tuple[Any, ...]:
     lemma = "_".join(name.split()).strip("_.,").lower()
-    reader = _reader(folder)
+    reader = open_wordnet(folder)
     found = reader.synsets(lemma, pos="n")
     if not found:
         lemma = "_".join(normalise(name).split())
@@ -119,7 +119,7 @@ def _place_of(name: str, folder: str) -> tuple[Any, ...]:
     "Canadian" is of Canada; "British" is of the island, and England a part of the state.
     """
     lemma = "_".join(name.split()).strip("_.,").lower()
-    reader = _reader(folder)
+    reader = open_wordnet(folder)
     nouns = [n for s in reader.synsets(lemma, pos="a")[:1] for word in s.lemmas() for n in word.pertainyms()]
     return tuple(s for n in nouns for s in (n.synset(), *reader.synsets(n.name(), pos="n")[:1]))
 
@@ -144,7 +144,8 @@ def _open(folder: str, file: str) -> IO[str]:
 
 
 @lru_cache(maxsize=2)
-def _reader(folder: str) -> Any:
+def open_wordnet(folder: str) -> Any:
+    """Open nltk's reader of the files in a folder or archive."""
     from nltk.corpus.reader.wordnet import WordNetCorpusReader
     from nltk.data import PathPointer
 

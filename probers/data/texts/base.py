@@ -26,11 +26,16 @@ _TRUTH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0"
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Judged characters of an answer: half-open ranges, ascending; ``wrong`` is None where undecided."""
+    """Judged characters of an answer: half-open ranges, ascending; ``wrong`` is None where undecided.
+
+    ``rule`` and ``evidence`` say why, where a judge told it.
+    """
 
     ranges: tuple[tuple[int, int], ...]
     wrong: bool | None
     type: str = ""
+    rule: str = ""
+    evidence: str = ""
 
     @property
     def start(self) -> int:
@@ -180,7 +185,8 @@ def _marks(record: Record, name: str, answer: str) -> tuple[Mark, ...]:
             raise ValueError(f"{what} has no range")
         if "wrong" not in each:
             raise ValueError(f"{what} lacks wrong")
-        found.append(Mark(tuple(ranges), truth(each["wrong"], f"{what}.wrong"), optional(each, "type")))
+        told = (optional(each, key) for key in ("type", "rule", "evidence"))
+        found.append(Mark(tuple(ranges), truth(each["wrong"], f"{what}.wrong"), *told))
     return tuple(sorted(found, key=lambda mark: mark.ranges))
 
 

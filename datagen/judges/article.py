@@ -1,0 +1,209 @@
+"""Verdicts by the reference article of what was asked about: no model is needed, and most stay unknown.
+
+Four rules, in this order; an entity that none of them decides is unknown:
+
+1. *same fact*: the answer and the article state one relation of the subject (born, released, directed by, of
+   a country ..) and the entity means what the article has there: supported.
+2. *other fact*: every value that the article has there is another: contradicted.
+3. *same sentence*: a sentence of the article, or of a passage, has the entity and two of the content words
+   that stand around it in the answer (the one, if only one does): supported.
+4. *another subject*: the answer says that the subject is a kind of thing which the article knows nothing of
+   ("a mathematician" of a judge), and the entity is nowhere in the article: contradicted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+from probers.data.texts.base import Mark
+from probers.entities import Entity, same_kind
+from probers.text import is_stop_word, split_sentences
+
+from .base import Answer, Grounds, Judge, Ruling
+from .kinds import another_kind
+from .relations import Fact, country_of, facts
+
+#: Words on each side of an entity that say what is told of it.
+_AROUND = 8
+#: Content words that a sentence of the article must share with those.
+_SHARED = 2
+_WORD = re.compile(r"[^\W_]+(?:['’-][^\W_]+)*")
+#: United Kingdom and its parts: one may be told for the other.
+_KINGDOM = frozenset(("United Kingdom", "England", "Scotland", "Wales", "Northern Ireland"))
+
+
+class ArticleJudge(Judge):
+    """Compare an answer with the article about its subject, and with passages if asked to.
+
+    Attributes:
+        passages: passages of the corpus to look at beside the article, for each sentence.
+    """
+
+    def __init__(self, grounds: Grounds, *, passages: int = 0) -> None:
+        self._grounds, self._passages = grounds, passages
+
+    def judge(self, answers: Sequence[Answer]) -> list[list[Ruling]]:
+        return [self._rulings(answer) for answer in answers]
+
+    def _rulings(self, answer: Answer) -> list[Ruling]:
+        found = _Compared(self._grounds, answer, _Reference.of(self._grounds, answer))
+        sentences = split_sentences(answer.text)
+        texts = [answer.text[start:end] for start, end in sentences]
+        further = self._grounds.passages(texts, self._passages)
+        rulings = []
+        for unit in answer.units:
+            number = max((i for i, (start, _) in enumerate(sentences) if start <= unit.start), default=0)
+            passages = [passage.text for passage in further[number]]
+            rulings.append(found.sentence(unit) if unit.type == "sentence" else found.entity(unit, passages))
+        return rulings
+
+
+@dataclass(frozen=True)
+class _Reference:
+    """An article with its entities and facts."""
+
+    text: str
+    sentences: tuple[str, ...]
+    entities: tuple[tuple[Entity, ...], ...]
+    facts: tuple[Fact, ...]
+
+    @classmethod
+    def of(cls, grounds: Grounds, answer: Answer) -> _Reference:
+        text = " ".join(answer.reference)
+        found = tuple(facts(text, grounds.recognise(text), answer.subject))
+        entities = tuple(tuple(grounds.recognise(sentence)) for sentence in answer.reference)
+        return cls(text, answer.reference, entities, found)
+
+
+@dataclass
+class _Compared:
+    """An answer beside its reference."""
+
+    grounds: Grounds
+    answer: Answer
+    reference: _Reference
+
+    @cached_property
+    def _entities(self) -> list[Entity]:
+        return self.grounds.recognise(self.answer.text)
+
+    @cached_property
+    def _facts(self) -> list[Fact]:
+        return list(facts(self.answer.text, self._entities, self.answer.subject))
+
+    @cached_property
+    def _another(self) -> str:
+        return another_kind(self.answer.text, self.reference.text, self.answer.subject)
+
+    def sentence(self, unit: Mark) -> Ruling:
+        """A sentence by its entities: contradicted with a contradicted one, supported if all are."""
+        inside = [e for e in self._entities if unit.start <= e.start and e.end <= unit.end]
+        rulings = [self.entity(Mark(((e.start, e.end),), None, e.type), ()) for e in inside]
+        for ruling in rulings:
+            if ruling.verdict == "contradicted":
+                return ruling
+        if rulings and all(ruling.verdict == "supported" for ruling in rulings):
+            return rulings[0]
+        return Ruling("unknown", "not all of its entities are in the article")
+
+    def entity(self, unit: Mark, passages: Sequence[str]) -> Ruling:
+        if not self.reference.sentences and not passages:
+            return Ruling("unknown", "no reference article")
+        mention = self.answer.text[unit.start : unit.end]
+        return (
+            self._by_facts(unit) or self._by_sentence(unit, mention, passages) or self._by_kind(unit, mention)
+            or Ruling("unknown", "the article does not tell")
+        )  # fmt: skip
+
+    def _by_facts(self, unit: Mark) -> Ruling | None:
+        for fact in self._facts:
+            if fact.entity.start != unit.start:
+                continue
+            known = [f for f in self.reference.facts if f.relation == fact.relation]
+            verdicts = [self._same(fact, other) for other in known]
+            told = f"{fact.relation}: {', '.join(dict.fromkeys(f.entity.text for f in known))}"
+            if True in verdicts:
+                return Ruling("supported", told, "same fact")
+            if known and None not in verdicts:
+                return Ruling("contradicted", told, "other fact")
+        return None
+
+    def _same(self, fact: Fact, other: Fact) -> bool | None:
+        """Whether two values of one relation mean the same; None where that is not sure."""
+        if fact.relation in ("country", "born in the country"):
+            if fact.value == other.value:
+                return True
+            both = {fact.value, other.value}
+            return None if "United Kingdom" in both and both <= _KINGDOM else False
+        if not same_kind(fact.entity.type, other.entity.type) and fact.entity.type not in ("date", "year"):
+            return None
+        verdict = self.grounds.matcher.match(other.value, fact.value).verdict
+        return {"equivalent": True, "different": False}.get(verdict)
+
+    def _by_sentence(self, unit: Mark, mention: str, passages: Iterable[str]) -> Ruling | None:
+        around = self._around(unit)
+        read = list(zip(self.reference.sentences, self.reference.entities, strict=True))
+        read += [
+            (text[start:end], tuple(self.grounds.recognise(text[start:end])))
+            for text in passages for start, end in split_sentences(text)
+        ]  # fmt: skip
+        for sentence, entities in read:
+            shared = around & _stems(sentence)
+            if len(shared) >= min(_SHARED, max(1, len(around))) and self._stands_in(mention, entities):
+                return Ruling("supported", sentence, "same sentence")
+        return None
+
+    def _around(self, unit: Mark) -> frozenset[str]:
+        """Stems of the content words around a unit in its sentence, without its own and the subject's."""
+        text = self.answer.text
+        start, end = next(
+            ((a, b) for a, b in split_sentences(text) if a <= unit.start < b), (unit.start, unit.end)
+        )
+        before = [m.group() for m in _WORD.finditer(text, start, unit.start)][-_AROUND:]
+        after = [m.group() for m in _WORD.finditer(text, unit.end, end)][:_AROUND]
+        own = _stems(text[unit.start : unit.end]) | _stems(self.answer.subject)
+        return _stems(" ".join(before + after)) - own
+
+    def _stands_in(self, mention: str, entities: Iterable[Entity]) -> bool:
+        country = country_of(mention)
+        return any(
+            (country and country == country_of(each.text))
+            or self.grounds.matcher.match(each.text, mention).verdict == "equivalent"
+            for each in entities
+        )
+
+    def _by_kind(self, unit: Mark, mention: str) -> Ruling | None:
+        if not self._another or unit.type == "number" or self._opens(unit):
+            return None
+        everywhere = [entity for each in self.reference.entities for entity in each]
+        if self._stands_in(mention, everywhere) or self._named(mention):
+            return None
+        return Ruling("contradicted", self._another, "another subject")
+
+    def _opens(self, unit: Mark) -> bool:
+        """Tell whether a unit begins its sentence, which then speaks of it and not of the subject."""
+        return any(
+            self.answer.text[start : unit.start].strip(' "“(') in ("", "The")
+            for start, end in split_sentences(self.answer.text)
+            if start <= unit.start < end
+        )
+
+    def _named(self, mention: str) -> bool:
+        """Tell whether a content word of a mention is in the article or the subject's name."""
+        return bool(_stems(mention) & (_stems(self.reference.text) | _stems(self.answer.subject)))
+
+
+@lru_cache(maxsize=4096)
+def _stems(text: str) -> frozenset[str]:
+    stem = _stemmer()
+    return frozenset(stem(word) for word in map(str.lower, _WORD.findall(text)) if not is_stop_word(word))
+
+
+@lru_cache(maxsize=1)
+def _stemmer():  # type: ignore[no-untyped-def]
+    from nltk.stem.porter import PorterStemmer
+
+    return lru_cache(maxsize=65536)(PorterStemmer().stem)

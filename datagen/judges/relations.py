@@ -1,0 +1,187 @@
+"""Facts that a text states of its subject in one of a few forms: born, died, released, made by, of a country.
+
+Only relations with one value each are read, so that another value contradicts: who was born in 1950 was not
+born in 1931, but who played for one club may have played for another.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from functools import cache
+from importlib import resources
+from itertools import pairwise
+from typing import NamedTuple
+
+from probers.entities import Entity
+from probers.text import is_stop_word, split_sentences
+
+#: Verbs of what happened once, with the relation that they state of a time.
+_TIMES = {
+    "born": r"born",
+    "died": r"died|dies",
+    "released": r"released|premiered|issued|first aired|first published",
+    "founded": r"founded|established|formed|incorporated",
+    "opened": r"opened|inaugurated",
+    "built": r"built|constructed|erected",
+}
+_TIME_CUES = {name: re.compile(rf"\b(?:{verbs})\b") for name, verbs in _TIMES.items()}
+#: Verbs of makers: "written and directed by".
+_MAKING = (
+    "directed|written|produced|composed|created|founded|designed|developed|published|painted|invented|"
+    "illustrated|authored|co-written|recorded"
+)
+_BY = re.compile(rf"\b((?:{_MAKING})(?:(?:,\s|,?\sand\s)(?:{_MAKING}))*)\sby\b")
+#: What may stand between a verb and its time or place, other entities aside.
+_LINK = re.compile(
+    r"(?:[\s,(]|\b(?:on|in|at|near|around|about|circa|c|early|late|the|city|town|village|of|and|as|year|month|"
+    r"raised|worldwide)\b)*"
+)
+#: What may stand between "by" and a maker: other names, and up to four words that describe him.
+_MAKERS = re.compile(r"(?:[\s,&]|\band\b)*(?:[a-z-]+\s){0,4}")
+_COPULA = re.compile(r"\b(?:is|was|are|were)\s(?:an?|the|one of the)\s")
+#: Where the noun phrase behind "is a" ends.
+_PHRASE_END = re.compile(
+    r"[.;:,(]|\b(?:who|that|which|where|when|by|for|from|with|and|about|based|located)\b"
+)
+_PLACED = re.compile(r"\b(?:in|located in|situated in|of)\s(?:[a-z-]+\s){0,3}$")
+_LIFE = re.compile(r"\(\s?(?:[^()\d]*?)$")
+_OTHERS = re.compile(
+    r"\b(?:his|her|their|whose|brother|sister|father|mother|son|daughter|wife|husband)\b", re.I
+)
+_PRONOUNS = frozenset("he she it they this".split())
+_TIMED = ("date", "year")
+
+
+class Fact(NamedTuple):
+    """A relation of the text's subject to an entity of the text; countries are told by their own name."""
+
+    relation: str
+    entity: Entity
+    value: str
+
+
+def facts(text: str, entities: Sequence[Entity], subject: str) -> Iterator[Fact]:
+    """Find the facts that a text states of its subject, in reading order; none of anybody else."""
+    for number, (start, end) in enumerate(split_sentences(text)):
+        inside = [e for e in entities if start <= e.start and e.end <= end]
+        yield from _of_sentence(text, start, end, inside, subject, opens=number == 0)
+
+
+def _of_sentence(
+    text: str, start: int, end: int, inside: Sequence[Entity], subject: str, *, opens: bool
+) -> Iterator[Fact]:
+    if opens:
+        yield from _life(text, inside)
+    for relation, cue in _TIME_CUES.items():
+        for found in cue.finditer(text, start, end):
+            if not _is_of_subject(text, start, found.start(), inside, subject):
+                continue
+            for entity in inside:
+                if entity.start >= found.end() and _linked(text, found.end(), entity, inside):
+                    if entity.type in _TIMED:
+                        yield Fact(relation, entity, entity.text)
+                    elif relation == "born" and (country := country_of(entity.text)):
+                        yield Fact("born in the country", entity, country)
+                    elif relation == "born" and entity.type in ("name", "place"):
+                        yield Fact("born in", entity, entity.text)
+    for found in _BY.finditer(text, start, end):
+        if _is_of_subject(text, start, found.start(), inside, subject):
+            makers = list(_makers(text, found.end(), inside))
+            for verb in re.findall(_MAKING, found[1]):
+                yield from (Fact(f"{verb} by", entity, entity.text) for entity in makers)
+    copula = _COPULA.search(text, start, end)
+    if copula and _is_of_subject(text, start, copula.start(), inside, subject):
+        yield from _copula(text, copula.end(), end, inside)
+
+
+def _life(text: str, inside: Sequence[Entity]) -> Iterator[Fact]:
+    """Dates of "Name (1815 – 1852)"."""
+    times = [e for e in inside if e.type in _TIMED]
+    for first, last in pairwise(times):
+        dash = re.fullmatch(r"\s?[–—-]\s?", text[first.end : last.start])
+        closed = text[last.end :].lstrip().startswith(")")
+        if dash and closed and _LIFE.search(text[: first.start]):
+            yield Fact("born", first, first.text)
+            yield Fact("died", last, last.text)
+            return
+
+
+def _is_of_subject(text: str, start: int, cue: int, inside: Sequence[Entity], subject: str) -> bool:
+    """Tell whether the words before a verb name the subject, by name, pronoun or nothing, and nobody else."""
+    lead = text[start:cue]
+    if _OTHERS.search(lead):
+        return False
+    own = _words(subject)
+    names = [
+        e for e in inside if e.end <= cue and e.type not in (*_TIMED, "number") and not country_of(e.text)
+    ]
+    if any(not own & _words(e.text) for e in names):
+        return False
+    first = lead.split()[:1]
+    return (
+        not first or bool(names) or first[0].lower().strip(",") in _PRONOUNS or bool(own & _words(lead))
+        or first[0] == "The"
+    )  # fmt: skip
+
+
+def _words(text: str) -> set[str]:
+    found = (word.lower() for word in re.findall(r"[^\W_]+", text))
+    return {word for word in found if not is_stop_word(word)}
+
+
+def _linked(text: str, cue: int, entity: Entity, inside: Sequence[Entity]) -> bool:
+    gap, place = "", cue
+    for other in inside:
+        if cue <= other.start < entity.start:
+            gap, place = gap + text[place : other.start], other.end
+    return bool(_LINK.fullmatch(gap + text[place : entity.start]))
+
+
+def _makers(text: str, place: int, inside: Sequence[Entity]) -> Iterator[Entity]:
+    """The names in a row behind "by"; a nationality before a name describes it."""
+    for entity in inside:
+        if entity.start < place:
+            continue
+        if not _MAKERS.fullmatch(text[place : entity.start]) or entity.type in (*_TIMED, "number"):
+            return
+        place = entity.end
+        if not country_of(entity.text):
+            yield entity
+
+
+def _copula(text: str, place: int, end: int, inside: Sequence[Entity]) -> Iterator[Fact]:
+    """Nationality and year of "is a 1994 American film", and the country of "is a village in Peru"."""
+    phrase = _PHRASE_END.search(text, place, end)
+    stop = phrase.start() if phrase else end
+    for entity in inside:
+        if entity.start < place:
+            continue
+        country = country_of(entity.text)
+        placed = _PLACED.search(text, place, entity.start)
+        if entity.end <= stop and not placed:
+            if country:
+                yield Fact("country", entity, country)
+            elif entity.type == "year":
+                yield Fact("released", entity, entity.text)
+        elif (
+            country
+            and placed
+            and not re.search(r"[.;:(]|\b(?:who|that|which|by|for)\b", text[place : entity.start])
+        ) or (
+            country
+            and re.fullmatch(r",\s", text[entity.start - 2 : entity.start])
+            and "who" not in text[place : entity.start]
+        ):
+            yield Fact("country", entity, country)
+
+
+@cache
+def _countries() -> dict[str, str]:
+    lines = (resources.files("probers.datagen.judges") / "countries.txt").read_text("utf-8").splitlines()
+    return {name.strip().lower(): line.split(",")[0] for line in lines for name in line.split(",")}
+
+
+def country_of(name: str) -> str:
+    """The country of its name, short form or adjective ("Welsh" is Wales); "" for anything else."""
+    return _countries().get(re.sub(r"^the\s", "", name.strip().lower()), "")

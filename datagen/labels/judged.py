@@ -1,0 +1,348 @@
+"""Labels of what the model really says: it writes long answers, and a judge gives verdicts on their parts.
+
+The states are those of the pass that wrote the answer. Entities that the prompt or the answer has named
+before are not judged: the model copies them.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from probers.commands.inputs import load_matcher, load_passages, wordnet_found
+from probers.commands.settings import plain
+from probers.data.articles import Rules, open_articles
+from probers.data.texts import Mark, Unit
+from probers.data.texts.base import read_text
+from probers.data.topics import PromptFile, Topic, topics_of, with_references
+from probers.engine.language_model import Decoding, GenerationRequest, Sampling
+from probers.engine.model import CausalLM
+from probers.entities import Recognise, Recogniser
+from probers.equivalence.names import normalise
+from probers.files import write_text
+from probers.options import shown
+from probers.prompts import PromptTemplate
+from probers.store.store import FeatureStore
+from probers.text import split_sentences
+from probers.types import Generation, Needs, UserError
+
+from ..judges.base import WRONG, Answer, Grounds, Judge, Ruling
+from .base import TOO_LONG, Examples, LabelBuilder, Prepared
+from .marks import MarkedRows
+
+if TYPE_CHECKING:
+    from ..settings import Datagen
+
+log = logging.getLogger(__name__)
+
+#: The judged answers of a run as labelled texts, a line each.
+JOURNAL = "judged.jsonl"
+JudgedUnits = Literal["entities", "sentences", "both"]
+#: Why a unit is not judged.
+_PROMPTED, _BEFORE, _REPEATED, _CUT = (
+    "named in the prompt", "named before in the answer", "in a repeated sentence",
+    "cut off by max_new_tokens",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """One answer to a topic: the greedy one is number 0, the others are drawn."""
+
+    topic: Topic
+    number: int
+
+    @property
+    def id(self) -> str:
+        return f"{self.topic.id}/{self.number}"
+
+    @property
+    def group(self) -> str:
+        return self.topic.group
+
+    @property
+    def split(self) -> str:
+        return self.topic.split
+
+
+@dataclass
+class JudgedBuilder(LabelBuilder):
+    """Writes answers, has their entities or sentences judged, and pools features over the judged parts.
+
+    Attributes:
+        topics: what is asked.
+        judge: gives the verdicts; unknown ones give no label.
+        unit: what an example is; "token" stores every token of an answer.
+        units_judged: what the judge is asked about.
+        answers: answers to each prompt, the first greedy, the others drawn at ``temperature`` by ``seed``.
+        folder: of the run, for the journal of judged answers.
+    """
+
+    lm: CausalLM | None
+    topics: Sequence[Topic]
+    judge: Judge
+    recognise: Recognise
+    prompt: PromptTemplate
+    needs: Needs
+    folder: Path
+    unit: Unit = "span"
+    units_judged: JudgedUnits = "entities"
+    max_new_tokens: int = 256
+    answers: int = 1
+    temperature: float = 1.0
+    seed: int = 0
+    _read: int = field(default=0, init=False)
+
+    item_name = unit_name = "answer"
+    wrong_name = "contradicted"
+    pools = ("mean", "last", "mind", "tokens", "predicting")
+    balance_by = ("split",)
+    parts = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.position = {"span": "entity", "answer": "generated"}.get(self.unit, self.unit)
+        self._rows = MarkedRows(self.unit, self.needs)
+        self._bare = self.prompt if self.lm is None else self.prompt.bare(self.lm)
+
+    @classmethod
+    def prepare(cls, settings: Datagen) -> Prepared:
+        unit = _unit(settings)
+        topics, files = _topics(settings)
+        options = settings.judge.options
+        if options.get("passages"):
+            files.append(settings.corpus)
+        elif not any(topic.reference for topic in topics) and settings.judge.target.endswith("ArticleJudge"):
+            told = "judge=article compares with articles, and no prompt has one"
+            fix = "give articles=FILE with their titles, or judge.passages=3"
+            raise UserError(f"{told}: {fix}", "missing-value")
+        matcher = load_matcher(settings)
+        recognise = Recogniser(settings.recogniser, fine=True)
+        log.info("%s", matcher.told())
+
+        def make(lm: CausalLM | None, needs: Needs, folder: Path) -> LabelBuilder:
+            grounds = Grounds(
+                matcher, recognise, lambda: settings.retriever.make(load_passages(settings)), folder
+            )
+            if lm is not None:
+                lm.skip_too_long()
+            return cls(
+                lm, topics, settings.judge.make(grounds), recognise, settings.prompt.make(), needs, folder,
+                unit=unit, units_judged=settings.judge_units, max_new_tokens=settings.max_new_tokens,
+                answers=settings.answers_per_prompt, temperature=settings.temperature, seed=settings.seed,
+            )  # fmt: skip
+
+        named = [v for v in options.values() if isinstance(v, str) and Path(v).is_file()]
+        named += filter(None, (settings.matcher.options["aliases"], settings.matcher.options["vectors"]))
+        return Prepared(make, [*files, *named], wordnet_found(settings))
+
+    @property
+    def items(self) -> int:
+        return self._read
+
+    @property
+    def total(self) -> int:
+        return len(self.topics) * self.answers
+
+    def units(self) -> Iterator[_Asked]:
+        for topic in self.topics:
+            for number in range(self.answers):
+                self._read += 1
+                yield _Asked(topic, number)
+
+    def names(self, units: Sequence[_Asked]) -> list[str]:
+        """Each answer's own name, and one for every part that it may have: a token at least."""
+        return [
+            name for asked in units
+            for name in (asked.id, *(f"{asked.id}/{self.unit}{n}" for n in range(1, self.max_new_tokens + 1)))
+        ]  # fmt: skip
+
+    def build(self, units: Sequence[_Asked], known: Mapping[str, int | None]) -> Iterator[Examples]:
+        lm = self.lm
+        assert lm is not None
+        done = {name.removesuffix(f"/{name.rpartition('/')[2]}") for name in known} | set(known)
+        for number in range(self.answers):
+            asked = [one for one in units if one.number == number]
+            requests = [
+                GenerationRequest(self._bare.question(self._message(one.topic)), self.max_new_tokens, one.id)
+                for one in asked
+            ]
+            drawing = Sampling(self.temperature, seed=self.seed + number) if number else None
+            how = Decoding(self._rows.recording, self._bare.prefix, self.prompt.stop, drawing)
+            made = {place for place, one in enumerate(asked) if one.id in done}
+            for batch in lm.generate_each(requests, how, known=made):
+                yield self._judged({asked[place]: generation for place, generation in batch.items()})
+
+    def _message(self, topic: Topic) -> str:
+        """The prompt as the user writes it; without an instruction the title begins the text."""
+        return topic.prompt or self.prompt.article.format(title=topic.title) or topic.title
+
+    def _judged(self, written: Mapping[_Asked, Generation]) -> Examples:
+        """Rows of a batch, once its parts are judged and in the journal."""
+        examples = Examples(tokens=sum(len(generation.token_ids) for generation in written.values()))
+        marks, answers = dict[_Asked, list[Mark]](), dict[_Asked, Answer]()
+        for asked, generation in written.items():
+            if not generation.text.strip():
+                reason = TOO_LONG if generation.stop == "skipped" else "empty answer"
+                examples.leave_out(asked.id, reason)
+                continue
+            message = self._message(asked.topic)
+            marks[asked] = self._marks(generation, message, asked.topic)
+            units = tuple(mark for mark in marks[asked] if not mark.rule)
+            answers[asked] = Answer(
+                asked.id, message, generation.text, units, asked.topic.title, asked.topic.reference
+            )
+        rulings = dict(zip(answers, self.judge.judge(list(answers.values())), strict=True))
+        with (self.folder / JOURNAL).open("a", encoding="utf-8") as journal:
+            for asked, answer in answers.items():
+                judged = dict(zip(answer.units, rulings[asked], strict=True))
+                found = [_ruled(mark, judged.get(mark)) for mark in marks[asked]]
+                line = self._line(
+                    asked,
+                    answer,
+                    [new for new, old in zip(found, marks[asked], strict=True) if old in judged],
+                )
+                journal.write(json.dumps(line, ensure_ascii=False) + "\n")
+                self._add(asked, written[asked], line, found, examples)
+            journal.flush()
+            os.fsync(journal.fileno())
+        return examples
+
+    def _marks(self, generation: Generation, message: str, topic: Topic) -> list[Mark]:
+        """What may be judged in an answer; the ``rule`` of what is not says why."""
+        text = generation.text
+        sentences, entities = list[Mark](), list[Mark]()
+        told, named = set[str](), set[str]()
+        given = set(normalise(f"{message} {topic.title}").split())
+        cut = len(text.rstrip()) if generation.stop == "length" else len(text) + 1
+        for start, end in split_sentences(text):
+            same = normalise(text[start:end])
+            why = _REPEATED if same in told else _CUT if end >= cut else ""
+            told.add(same)
+            sentences.append(Mark(((start, end),), None, "sentence", why))
+            for entity in self.recognise(text[start:end]):
+                span = (start + entity.start, start + entity.end)
+                name = normalise(entity.text)
+                reasons = {
+                    _REPEATED: sentences[-1].rule == _REPEATED, _CUT: span[1] >= cut,
+                    _PROMPTED: set(name.split()) <= given, _BEFORE: name in named,
+                }  # fmt: skip
+                named.add(name)
+                why = next((reason for reason, holds in reasons.items() if holds), "")
+                entities.append(Mark((span,), None, entity.type, why))
+        chosen = {"entities": entities, "sentences": sentences, "both": [*sentences, *entities]}
+        return sorted(chosen[self.units_judged], key=lambda mark: mark.ranges)
+
+    def _line(self, asked: _Asked, answer: Answer, marks: Sequence[Mark]) -> dict[str, Any]:
+        """The answer as a line of labelled texts."""
+        message = [{"role": "user", "content": answer.prompt}]
+        spans, sentences = (
+            [
+                {"start": m.start, "end": m.end, "wrong": m.wrong, "type": m.type, "rule": m.rule,
+                 "evidence": m.evidence}
+                for m in marks if (m.type == "sentence") is whole
+            ]
+            for whole in (False, True)
+        )  # fmt: skip
+        writer = "" if self.lm is None else self.lm.spec.id
+        return {
+            "id": asked.id, **({"messages": message} if self.prompt.chat else {"prompt": answer.prompt}),
+            "answer": answer.text, "spans": spans, "sentences": sentences, "outside": "unknown",
+            "group": asked.group, "split": asked.split, "writer": writer, "title": asked.topic.title,
+        }  # fmt: skip
+
+    def _add(
+        self, asked: _Asked, generation: Generation, line: Mapping[str, Any], marks: Sequence[Mark],
+        examples: Examples,
+    ) -> None:  # fmt: skip
+        spans, sentences = (tuple(m for m in marks if (m.type == "sentence") is w) for w in (False, True))
+        text = replace(
+            read_text(line, asked.id), spans=spans, sentences=sentences, dataset="judged", group=asked.group
+        )
+        found = text.units(self.unit)
+        for number, mark in enumerate(found, 1):
+            if mark.wrong is None and self.unit not in ("token", "answer"):
+                name = f"{asked.id}/{self.unit}{number}"
+                part = " ".join(text.answer[start:end] for start, end in mark.ranges)
+                reason = mark.rule if mark.rule and not mark.evidence else "unknown"
+                examples.leave_out(name, reason, written=part, type=mark.type, evidence=mark.evidence)
+        if not any(mark.wrong is not None for mark in found):
+            examples.leave_out(asked.id, "nothing decided in the answer")
+            return
+        about = {"condition": "generated", "title": asked.topic.title}
+        self._rows.add(text, asked.id, generation, about, examples)
+
+    def conclude(self, store: FeatureStore) -> list[str]:
+        """Bring the journal into the order of the run, each answer once: a kill may have left two."""
+        path = self.folder / JOURNAL
+        found: dict[str, str] = {}
+        for line in path.read_text("utf-8").splitlines() if path.exists() else ():
+            try:
+                found[json.loads(line)["id"]] = line
+            except ValueError:  # a line that a kill cut off; its answer was made again
+                continue
+        order = [asked.id for asked in map(_Asked, self.topics, [0] * len(self.topics))]
+        place = {id.rpartition("/")[0]: number for number, id in enumerate(order)}
+        lines = sorted(found.items(), key=lambda item: (place.get(item[0].rpartition("/")[0], -1), item[0]))
+        write_text(path, "".join(f"{line}\n" for _, line in lines))
+        return []
+
+    def summarise(self, store: FeatureStore) -> tuple[dict[str, Any], list[str]]:
+        """Figures of the labels, and what the judge cost or could not use."""
+        figures, line = self._rows.summarise(store, len(store.units))
+        without = sum(not topic.reference for topic in self.topics)
+        figures |= {"without_reference": without, "judge": self.judge.lines()}
+        told = [f"{without:,} of {len(self.topics):,} prompts have no reference article"] if without else []
+        return figures, [line, *told, *self.judge.lines()]
+
+
+def _ruled(mark: Mark, ruling: Ruling | None) -> Mark:
+    """A mark with its verdict; one that was not judged as it is."""
+    if ruling is None:
+        return mark
+    return replace(mark, wrong=WRONG[ruling.verdict], rule=ruling.rule or "judge", evidence=ruling.evidence)
+
+
+def _unit(settings: Datagen) -> Unit:
+    """The unit of the examples (UserError: one that no judge speaks of, or another pool)."""
+    pools = [settings.pool] if isinstance(settings.pool, str) else settings.pool
+    unit: Unit = settings.unit or ("token" if "tokens" in pools else "span")
+    if unit == "claim":
+        told = "source=judged has no claims: choose unit=span, sentence, answer or token"
+        raise UserError(told, "conflict")
+    if (unit == "token") != ("tokens" in pools):
+        told = "unit=token goes with pool=tokens, and only with it"
+        raise UserError(f"unit={unit} and pool={shown(settings.pool)}: {told}", "conflict")
+    if unit in ("answer", "token") and "predicting" in pools:
+        raise UserError(f"unit={unit} has no pool=predicting: give unit=span or sentence", "conflict")
+    if settings.answers_per_prompt > 1 and settings.engine != "transformers":
+        told = f"answers_per_prompt={settings.answers_per_prompt}: engine={settings.engine} cannot draw"
+        raise UserError(f"{told}: give engine=transformers, or answers_per_prompt=1", "unsupported")
+    if unit == "span" and settings.judge_units == "sentences":
+        told = "judge_units=sentences judges no entities: give unit=sentence, or judge_units=both"
+        raise UserError(told, "conflict")
+    return unit
+
+
+def _topics(settings: Datagen) -> tuple[list[Topic], list[str]]:
+    """What is asked, and the files that it comes from."""
+    if isinstance(settings.limit, Mapping):
+        told = f"limit={shown(settings.limit)} is for source=cot: give one number with source=judged"
+        raise UserError(told, "conflict")
+    source = open_articles(
+        settings.articles, limit=None if settings.prompts else settings.limit, seed=settings.seed,
+        on_bad_line=settings.on_bad_line, rules=Rules(settings.min_sentences, settings.max_chars),
+        wikipedia=plain(settings.wikipedia),
+    )  # fmt: skip
+    if settings.prompts is None:
+        return list(topics_of(source)), [settings.articles]
+    file = PromptFile(settings.prompts, settings.limit, settings.seed, settings.on_bad_line)
+    topics = file.topics()
+    for line in file.left_out.lines():
+        log.info("%s", line)
+    return with_references(topics, source), [settings.prompts, settings.articles]

@@ -1,0 +1,127 @@
+"""Rows of the judged parts of texts: spans, sentences, claims, whole answers, or every token."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from probers.data.texts import Mark, Text, Unit, token_labels
+from probers.entities import tokens_of
+from probers.store.store import FeatureStore
+from probers.text import count
+from probers.types import Generation, Needs
+
+from .base import Examples, recorded, recorded_needs, span_needs, span_rows, token_states
+
+#: Reason for leaving out what ``max_tokens`` cut off.
+_BEYOND = "beyond max_tokens"
+
+
+@dataclass
+class MarkedRows:
+    """Makes rows of texts that the model has read or written.
+
+    Attributes:
+        unit: what an example is; "token" stores every token of an answer.
+        needs: features of the store.
+        shared: tokens so far that belonged to marks of different label.
+    """
+
+    unit: Unit
+    needs: Needs
+    shared: int = field(default=0, init=False)
+
+    @property
+    def recording(self) -> Needs:
+        """What to record of a text, so that rows can be made of it."""
+        if self.unit == "answer":
+            return recorded_needs(self.needs, attention=False)
+        return span_needs(self.needs, attention=False)
+
+    def marks(self, one: Text, name: str) -> list[tuple[str, Mark]]:
+        """Id and mark of each labelled unit of a text; the whole text stands for its tokens."""
+        if self.unit in ("answer", "token"):
+            return [(name, Mark(((0, len(one.answer)),), one.wrong))]
+        marks = enumerate(one.units(self.unit), 1)
+        return [(f"{name}/{self.unit}{n}", mark) for n, mark in marks if mark.wrong is not None]
+
+    def add(
+        self, one: Text, name: str, generation: Generation, about: Mapping[str, Any], examples: Examples,
+        *, whole: bool = True,
+    ) -> None:  # fmt: skip
+        """Add the rows of a text with the columns ``about``; without ``whole`` its end may be unread."""
+        columns = {
+            "group": one.group, "split": one.split, "dataset": one.dataset, "question": one.asked, "gold": "",
+            "question_type": "", "knowledge": "", **about,
+        }  # fmt: skip
+        if self.unit == "token":
+            self._add_tokens(one, name, generation, columns, examples)
+            return
+        least = len(one.answer.rstrip()) if whole else 0
+        for number, (id, mark) in enumerate(self.marks(one, name)):
+            row = {
+                "id": id, "span": id, "token": -1, "correct": int(not mark.wrong), **columns,
+                "answer": " ".join(one.answer[start:end] for start, end in mark.ranges),
+                "answer_kind": mark.type, "cut_at": mark.start, "sentence": number,
+            }  # fmt: skip
+            if mark.evidence:
+                row |= {"match_stage": mark.rule, "match_evidence": mark.evidence}
+            if self.unit == "answer":
+                examples.add(row | recorded(generation), list(generation.states.values()))
+            elif mark.end > max(len(generation.text), least):
+                examples.leave_out(id, _BEYOND)
+            else:
+                tokens = [t for start, end in mark.ranges for t in tokens_of(generation.offsets, start, end)]
+                for _, columns_, states in span_rows(generation, sorted(set(tokens)), self.needs):
+                    examples.add(row | columns_, states)
+
+    def _add_tokens(
+        self, one: Text, name: str, generation: Generation, about: Mapping[str, Any], examples: Examples
+    ) -> None:
+        labels = token_labels(one, generation.offsets)
+        self.shared += labels.shared
+        states = token_states(generation, self.needs)
+        wrong = int((labels.wrong == 1).any())
+        members = {mark: np.flatnonzero(labels.mark == mark) for mark in set(labels.mark.tolist())}
+        for token, (start, _) in enumerate(generation.offsets):
+            same = members[int(labels.mark[token])]
+            first, last = generation.offsets[same[0]][0], generation.offsets[same[-1]][1]
+            row = {
+                "id": f"{name}#{token}", "span": name, "token": token, "correct": 1 - wrong,
+                **about, "answer": one.answer[first:last], "answer_kind": "",
+                "cut_at": start, "sentence": int(labels.sentence[token]),
+                "token_wrong": int(labels.wrong[token]), "mark": int(labels.mark[token]),
+                "inside": int(labels.inside[token]),
+            }  # fmt: skip
+            signals = recorded(generation, [token], first=int(same[0])) | {"n_tokens": len(same)}
+            examples.add(row | signals, [each[token] for each in states])
+
+    def summarise(self, store: FeatureStore, texts: int) -> tuple[dict[str, Any], str]:
+        """Figures of the labels of a store of so many texts, and a line of them with what was left out."""
+        labels: Counter[int] = Counter()
+        tokens: Counter[int] = Counter()
+        of_tokens = ["token_wrong"] if self.unit == "token" else []
+        for table in store.tables(["correct", "token", *of_tokens]):
+            labels.update(table["correct"][table["token"] <= 0].tolist())
+            tokens.update(table[of_tokens].to_numpy().ravel().tolist())
+        reasons = Counter(found["reason"].partition(":")[0] for found in store.left_out())
+        n = sum(labels.values())
+        figures: dict[str, Any] = {
+            "unit": self.unit, "texts": texts, "units": n, "wrong": round(labels[0] / n, 6),
+            "left_out": dict(sorted(reasons.items())),
+        }  # fmt: skip
+        what = "answer" if self.unit == "token" else self.unit
+        line = f"{count(texts, 'text')}, {count(n, f'labelled {what}')}, {labels[0] / n:.3f} wrong"
+        if self.unit == "token":
+            judged = tokens[0] + tokens[1]
+            figures["tokens"] = {"wrong": tokens[1], "right": tokens[0], "undecided": tokens[-1]}
+            line += f"; {judged:,} tokens, {tokens[1] / judged:.3f} of them wrong"
+            if self.shared:
+                line += f" ({self.shared:,} in spans of both kinds, counted where most of it lies)"
+        if shown := ", ".join(f"{number:,} {reason}" for reason, number in reasons.most_common()):
+            line += f"; left out: {shown}"
+        return figures, line

@@ -1,0 +1,116 @@
+"""What a model is asked to write about at length: the prompts of a file, or articles by their titles."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from ..checksums import draw_key
+from ..types import Article, UserError
+from .articles import ArticleSource
+from .articles.cuts import natural
+from .questions.values import hashed, identifier, optional, text
+from .records import BadLine, LeftOut, bad_line, check_object, file_rows, what_is_wrong
+from .splits import Splits, limited
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """A prompt for a long answer.
+
+    Attributes:
+        id: its name in the run.
+        prompt: the user's message; "" where the title alone is asked about.
+        title: title of the article that tells what is right; "" where none is known.
+        reference: that article's sentences, in natural text; () where there is none.
+        group: what must not be on two sides of a split.
+        split: "train", "validation" or "test".
+    """
+
+    id: str
+    prompt: str
+    title: str
+    reference: tuple[str, ...] = ()
+    group: str = ""
+    split: str = ""
+
+
+@dataclass
+class _LeftOut(LeftOut):
+    noun: ClassVar[str] = "prompt"
+
+
+@dataclass
+class PromptFile:
+    """Prompts of a file in JSON lines or a table: ``prompt``; ``id``, ``title`` and ``group`` where known.
+
+    LongFact's lines are read as they are. Splits are dealt by group: a prompt's own, else its title, else
+    itself.
+
+    Attributes:
+        path: the file; ``.gz`` too.
+        limit: most prompts, drawn by ``seed``; None takes all.
+        left_out: malformed lines, with ``on_bad_line="skip"``.
+
+    Raises:
+        UserError: no such file, a malformed line with ``on_bad_line="error"``, or no prompt.
+    """
+
+    path: str
+    limit: int | None = None
+    seed: int = 0
+    on_bad_line: BadLine = "error"
+    left_out: LeftOut = field(default_factory=_LeftOut, init=False)
+
+    def topics(self) -> list[Topic]:
+        if not Path(self.path).is_file():
+            told = f"prompts={self.path} is not a file: give JSON lines with prompt (and title, id, group)"
+            raise UserError(told, "no-file")
+        found: dict[str, Topic] = {}
+        for row in file_rows(Path(self.path)):
+            try:
+                if row.problem:
+                    raise ValueError(row.problem)
+                topic = _topic(row.record)
+                if topic.id in found:
+                    raise ValueError(f"the id {topic.id!r} is there already")
+                found[topic.id] = topic
+            except (ValueError, KeyError) as error:
+                told = what_is_wrong(error)
+                if self.on_bad_line == "error":
+                    raise bad_line(f"prompts={self.path} {row.where}: {told}") from error
+                self.left_out.add(row.where, f"malformed: {told}")
+        if not found:
+            raise UserError(f"prompts={self.path} holds no prompt: give JSON lines with prompt", "empty")
+        keys = array("Q", (draw_key("split", self.seed, topic.group) for topic in found.values()))
+        split = Splits(self.seed, keys)
+        dealt = [replace(topic, split=split(topic.group)) for topic in found.values()]
+        return limited(dealt, self.limit, self.seed)
+
+
+def _topic(record: Any) -> Topic:
+    check_object(record)
+    prompt, title = text(record, "prompt"), optional(record, "title")
+    id = identifier(record, "id") if record.get("id") is not None else hashed("prompt", prompt)
+    group = identifier(record, "group") if record.get("group") is not None else title or id
+    return Topic(id, prompt, title, group=group)
+
+
+def with_references(topics: Iterable[Topic], articles: Iterable[Article]) -> list[Topic]:
+    """Give each topic the article of its title, where there is one."""
+    listed = list(topics)
+    wanted = {topic.title for topic in listed if topic.title}
+    found: Mapping[str, tuple[str, ...]] = {
+        article.title: natural(article).sentences for article in articles if article.title in wanted
+    }
+    return [replace(topic, reference=found.get(topic.title, ())) for topic in listed]
+
+
+def topics_of(source: ArticleSource) -> Iterator[Topic]:
+    """Make the topic of each article: its title is asked about, and it is the reference itself."""
+    for article in source:
+        known = natural(article)
+        yield Topic(article.id, "", known.title, known.sentences, article.id, article.split)
