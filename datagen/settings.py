@@ -1,4 +1,4 @@
-"""Settings of ``probers-datagen``."""
+"""Settings of ``probers-datagen`` and ``probers-judge``."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from probers.commands.components import Component, choice
-from probers.commands.settings import Reading, ReadPool, Several, TextFile
+from probers.commands.settings import OnBadLine, Reading, ReadPool, Resamples, Settings, Several, TextFile
 from probers.data.articles.base import Wikipedia
 from probers.data.texts.base import Unit
-from probers.options import Count, Dotted, Limits, Name, Natural, Positive
+from probers.options import Count, Dotted, Limits, Name, Natural, Positive, Seed
 from probers.types import Site
 
 _SplitName = Annotated[str, Limits(pattern="^(train|validation|test)$")]
@@ -113,3 +113,26 @@ class Datagen(Reading):
     judge_units: Literal["entities", "sentences", "both"] = "entities"
     """judged: what the judge is asked about; a sentence of judged entities is wrong if one of them is"""
     wikipedia: Wikipedia = field(default_factory=Wikipedia)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judge(Settings):
+    """Compare verdicts on the same texts: probers-judge agreement A B.
+
+    A and B are files of labelled texts, one by a judge and one by another judge or by hand; a run's folder
+    means its judged.jsonl. Compared are spans and sentences of the same text (id and answer) and characters:
+    Cohen's kappa, equal verdicts, and how right A is where B decided, each with a 95% interval over groups.
+    """
+
+    action: Literal["agreement"] = "agreement"
+    """what to do, the first word without a key; agreement compares two files"""
+    files: list[Name] = field(default_factory=lambda: [])
+    """A and B, given without a key after the action"""
+    resamples: Resamples = 1000
+    """bootstrap resamples for every 95% interval"""
+    seed: Seed = 0
+    """of the resamples"""
+    out: Name | None = None
+    """folder to write agreement.json to; null prints only"""
+    on_bad_line: OnBadLine = "error"
+    """what a malformed input line does: stop, or be left out"""

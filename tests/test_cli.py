@@ -15,7 +15,7 @@ from probers.commands.inputs import newest_run
 from probers.commands.runs import RunFolder, taking_back
 from probers.types import RunError, UserError
 
-COMMANDS = ("demo", "datagen", "train", "rag", "compare", "score", "check", "import", "export")
+COMMANDS = ("demo", "datagen", "train", "rag", "compare", "score", "check", "import", "export", "judge")
 
 
 def run(command, argv):

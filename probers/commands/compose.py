@@ -34,6 +34,7 @@ COMMANDS = {
     "check": ("score.settings.Check", "score.check.run"),
     "import": ("score.settings.Import", "score.exchange.run_import"),
     "export": ("score.settings.Export", "score.exchange.run_export"),
+    "judge": ("datagen.settings.Judge", "datagen.judges.agreement.run"),
     "merge": ("commands.settings.Merge", "commands.merge.run"),
 }
 #: Groups whose choice a preset makes together with options of that very choice.
@@ -43,7 +44,10 @@ _OWN = ("trigger", "query", "retriever")
 #: Keys beside those of the settings: what presets bring for their own references, and their commands.
 _OF_PRESETS = ("published", "commands")
 #: What an argument that is no ``key=value`` stands for: one, or several as a list.
-_PLACED, _PLACED_LIST = {"score": "texts", "import": "probe", "export": "prober"}, {"merge": "parts"}
+_PLACED = {"score": "texts", "import": "probe", "export": "prober"}
+_PLACED_LIST = {"merge": "parts", "judge": "files"}
+#: The key of the first such argument where it is not of the list.
+_PLACED_FIRST = {"judge": "action"}
 #: Keys whose text is sent as it is typed, whatever stands in it.
 _FREE = re.compile(r"\+*(question|prompt\.\w+|trigger\.prompt|retriever\.\w+_prefix)")
 _KEY = re.compile(r"\+{0,2}(?!hydra\b)[A-Za-z_]\w*(\.\w+)*")
@@ -108,6 +112,8 @@ def normalise(command: str, arguments: Sequence[str]) -> list[str]:
             placed.append(quote(argument))  # a path, which may hold an equals sign
             continue
         overrides += [_quoted(command, part) for part in _of_file(argument)]
+    if placed and command in _PLACED_FIRST:
+        overrides.append(f"{_PLACED_FIRST[command]}={placed.pop(0)}")
     return [*overrides, f"{_PLACED_LIST[command]}=[{','.join(placed)}]"] if placed else overrides
 
 

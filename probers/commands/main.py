@@ -112,7 +112,7 @@ def main(command: str, argv: Sequence[str] | None = None) -> None:
 
 
 #: The console scripts.
-demo, datagen, train, rag, compare, score, serve, check, import_, export, merge = (
+demo, datagen, train, rag, compare, score, serve, check, import_, export, judge, merge = (
     partial(main, command) for command in COMMANDS
 )
 

@@ -196,8 +196,8 @@ def draw_whole(
 
 #: The file beside what was trained.
 SEEN = "seen.json"
-#: Completions are asked about the articles that the labels of ``--source wiki`` come from.
-_SAME_GROUPS = {"completion": "wiki"}
+#: Data sets whose groups are the articles that the labels of ``--source wiki`` come from.
+_SAME_GROUPS = {"completion": "wiki", "judged": "wiki"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,300 @@
+"""The command ``probers-judge``: agreement of two sets of verdicts on the same texts."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from probers.data.texts import Text, TextSource
+from probers.evaluation.bootstrap import Bootstrap, Interval, bounds, number
+from probers.files import canonical_json, digest, read_json, write_text
+from probers.options import shown
+from probers.text import count
+from probers.types import UserError
+
+from .base import WRONG
+
+if TYPE_CHECKING:
+    from probers.datagen.settings import Judge
+
+log = logging.getLogger(__name__)
+
+#: File of verdicts in a run's folder, and that of the figures.
+JUDGED, FILE = "judged.jsonl", "agreement.json"
+#: Lists of judged parts in a labelled text, and what one of them is called.
+KINDS = {"spans": "span", "sentences": "sentence"}
+VERDICTS = tuple(WRONG)
+#: Code of a verdict by the ``wrong`` of a labelled text: its place in :data:`VERDICTS`.
+_CODES = {wrong: code for code, wrong in enumerate(WRONG.values())}
+#: Shares of pairs: name -> what it says, and the cells of the table that it counts (+) among those (. and +)
+#: that it is a share of. Rows are A's verdicts, columns B's, both in the order of VERDICTS.
+_SHARES = {
+    "equal": ("equal verdicts", "+.. .+. ..+"),
+    "coverage": ("A decided", "+++ +++ ..."),
+    "supported_precision": ("A supported, B too", "+._ ___ ___"),
+    "contradicted_precision": ("A contradicted, B too", "___ .+_ ___"),
+    "decided_precision": ("right of what A decided", "+._ .+_ ___"),
+    "recall": ("B contradicted, A too", "_._ _+_ _._"),
+    "false_positive_rate": ("B supported, A contradicted", ".__ +__ .__"),
+}
+_KAPPAS = {"kappa": "Cohen's kappa, three verdicts", "kappa_decided": "Cohen's kappa, where both decided"}
+
+
+class Part(NamedTuple):
+    """A judged part of an answer: "spans" or "sentences", and its characters."""
+
+    kind: str
+    ranges: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """Verdicts on one text: its place in the file, a digest of its answer, and the code of each part."""
+
+    where: str
+    answer: str
+    group: str
+    verdicts: Mapping[Part, int]
+
+
+class Pair(NamedTuple):
+    """A part that both files judge; ``a`` and ``b`` are places in :data:`VERDICTS`."""
+
+    text: str
+    part: Part
+    group: str
+    a: int
+    b: int
+
+
+def judged_file(name: str) -> str:
+    """Find a file of verdicts: that of a run's folder, a file, or ``hf:ID`` (UserError: none)."""
+    path = Path(name)
+    if name.startswith("hf:") or path.is_file():
+        return name
+    if not path.is_dir():
+        raise UserError(f"{name} is not a file: give labelled texts or a run's folder", "no-file")
+    if not (path / JUDGED).is_file():
+        told = f"{name} holds no {JUDGED}: give a run of probers-datagen --source judged, or a file"
+        raise UserError(told, "no-file")
+    return str(path / JUDGED)
+
+
+def read_judged(source: TextSource) -> dict[str, Judged]:
+    """Read the verdicts of a file by the id of their text (UserError: a line that cannot be read)."""
+    return {one.id: Judged(one.where, digest(one.answer), one.group, _verdicts(one)) for one in source.all()}
+
+
+def _verdicts(one: Text) -> dict[Part, int]:
+    marks = {"spans": one.spans, "sentences": one.sentences}
+    return {Part(kind, m.ranges): _CODES[m.wrong] for kind in KINDS for m in marks[kind]}
+
+
+def pairs(a: Mapping[str, Judged], b: Mapping[str, Judged], names: Sequence[str] = ("A", "B")) -> list[Pair]:
+    """Pair the parts of the same text and characters; groups are A's.
+
+    Raises:
+        UserError: a text has another answer in B.
+    """
+    found = []
+    for id_, one in a.items():
+        if (other := b.get(id_)) is None:
+            continue
+        if one.answer != other.answer:
+            told = (
+                f"{names[1]} {other.where}: the answer of {shown(id_)} is another in {names[0]} {one.where}"
+            )
+            raise UserError(f"{told}: give verdicts on the same answers", "mismatch")
+        found += [
+            Pair(id_, part, one.group, code, other.verdicts[part])
+            for part, code in one.verdicts.items()
+            if part in other.verdicts
+        ]
+    return found
+
+
+def cohen_kappa(table: np.ndarray) -> Any:
+    """Measure agreement of two raters beyond chance, (po - pe) / (1 - pe) (Cohen 1960).
+
+    For counts (k, k), or (k, k, r) of r resamples; NaN where both use one class only, and the same.
+    """
+    total = table.sum(axis=(0, 1))
+    same = sum(table[k, k] for k in range(len(table)))
+    chance = (table.sum(axis=0) * table.sum(axis=1)).sum(axis=0)
+    # All terms times total**2: whole numbers, so that the denominator is 0 and not about 0.
+    return _ratio(total * same - chance, total * total - chance)
+
+
+def _ratio(part: Any, whole: Any) -> Any:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(whole > 0, np.true_divide(part, whole), np.nan)
+
+
+def _cells(name: str, signs: str) -> np.ndarray:
+    """Cells (3, 3) of a share whose sign is one of some."""
+    rows = _SHARES[name][1].split(" ")
+    return np.array([[sign in signs for sign in row] for row in rows])
+
+
+def _tables(cells: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Count pairs by verdicts: (3, 3) or (3, 3, r) for cells 3a + b (n,) and weights (n,) or (n, r)."""
+    size = len(VERDICTS)
+    counts = [(cells == cell).astype(weights.dtype) @ weights for cell in range(size * size)]
+    return np.array(counts, np.float64).reshape(size, size, *weights.shape[1:])
+
+
+def _values(table: np.ndarray) -> list[Any]:
+    """All figures of a table of counts (3, 3) or (3, 3, r), in their order."""
+    shares = [_ratio(table[_cells(s, "+")].sum(axis=0), table[_cells(s, "+.")].sum(axis=0)) for s in _SHARES]
+    return [cohen_kappa(table), cohen_kappa(table[:2, :2]), *shares]
+
+
+def measure(found: Sequence[Pair], *, resamples: int = 1000, seed: int = 0) -> dict[str, Interval]:
+    """Compute kappas and shares of pairs, with 95% intervals over groups.
+
+    NaN are a share of nothing, a kappa of one class, and the limits of pairs of a single group.
+    """
+    cells = np.array([len(VERDICTS) * pair.a + pair.b for pair in found], float)
+    groups = [pair.group for pair in found]
+    intervals = Bootstrap(groups, resamples=resamples, seed=seed).intervals(
+        cells, lambda values, weights: _values(_tables(values, weights))
+    )
+    if len(set(groups)) == 1:
+        intervals = [Interval(each.value, np.nan, np.nan) for each in intervals]
+    return dict(zip([*_KAPPAS, *_SHARES], intervals, strict=True))
+
+
+def agreement(
+    a: Mapping[str, Judged], b: Mapping[str, Judged], *, names: tuple[str, str], resamples: int = 1000,
+    seed: int = 0,
+) -> dict[str, Any]:  # fmt: skip
+    """Compare the verdicts of two files ``names``: counts and figures as in agreement.json.
+
+    Raises:
+        UserError: no part is in both, or a text has two answers.
+    """
+    found = pairs(a, b, names)
+    if not found:
+        told = f"no span or sentence of {names[0]} is in {names[1]} too"
+        raise UserError(f"{told}: ids, answers and characters must be the same", "empty")
+    table = _tables(np.array([len(VERDICTS) * p.a + p.b for p in found]), np.ones(len(found))).astype(int)
+    decided = table[:2, :2].sum()
+    sizes = {"kappa": len(found), "kappa_decided": decided}
+    sizes |= {name: table[_cells(name, "+.")].sum() for name in _SHARES}
+    both = {(pair.text, pair.part) for pair in found}
+    return {
+        "a": _side(names[0], a, both), "b": _side(names[1], b, both),
+        "pairs": _by_kind(pair.part for pair in found),
+        "texts": len({pair.text for pair in found}), "groups": len({pair.group for pair in found}),
+        "table": {
+            row: dict(zip(VERDICTS, each, strict=True))
+            for row, each in zip(VERDICTS, table.tolist(), strict=True)
+        },
+        "figures": {
+            name: {"value": _plain(each.value), "ci95": each.limits, "n": int(sizes[name])}
+            for name, each in measure(found, resamples=resamples, seed=seed).items()
+        },
+        "resamples": resamples, "seed": seed,
+    }  # fmt: skip
+
+
+def _plain(value: float) -> float | None:
+    return None if np.isnan(value) else float(value)
+
+
+def _by_kind(parts: Iterator[Part]) -> dict[str, int]:
+    found = Counter(part.kind for part in parts)
+    return {kind: found[kind] for kind in KINDS}
+
+
+def _side(name: str, texts: Mapping[str, Judged], both: set[tuple[str, Part]]) -> dict[str, Any]:
+    """What a file has: verdicts of all its parts, and the parts and texts without a pair."""
+    parts = [(id_, part, code) for id_, one in texts.items() for part, code in one.verdicts.items()]
+    verdicts = Counter(code for _, _, code in parts)
+    paired = {id_ for id_, _ in both}
+    return {
+        "file": name,
+        "texts": len(texts),
+        "verdicts": {verdict: verdicts[code] for code, verdict in enumerate(VERDICTS)},
+        "alone": {
+            "texts": sum(id_ not in paired for id_ in texts),
+            **_by_kind(part for id_, part, _ in parts if (id_, part) not in both),
+        },
+    }
+
+
+def lines(figures: Mapping[str, Any]) -> Iterator[str]:
+    """Format what :func:`agreement` returns for the terminal."""
+    yield f"A is {figures['a']['file']}, B is {figures['b']['file']}"
+    yield (
+        f"{_counted(figures['pairs'])} in both, of {count(figures['texts'], 'text')} in "
+        f"{count(figures['groups'], 'group')}"
+    )
+    for side in "ab":
+        yield f"in {side.upper()} alone: {_counted(figures[side]['alone'])}"
+    yield f"{'A':>16}{'B ' + VERDICTS[0]:>14}{''.join(f'{name:>14}' for name in (*VERDICTS[1:], 'all'))}"
+    for row, cells in figures["table"].items():
+        yield f"{row:>16}{''.join(f'{n:14,}' for n in (*cells.values(), sum(cells.values())))}"
+    columns = [sum(row[name] for row in figures["table"].values()) for name in VERDICTS]
+    yield f"{'all':>16}{''.join(f'{n:14,}' for n in (*columns, sum(columns)))}"
+    yield f"{'':36}{'':6}{'95% interval':14}{'of':>8}"
+    for name, told in (*_KAPPAS.items(), *((name, told) for name, (told, _) in _SHARES.items())):
+        each = figures["figures"][name]
+        yield f"  {told:34}{number(each['value']):6}{bounds(each['ci95']) or '-':14}{each['n']:8,}"
+    if figures["groups"] == 1:
+        yield "note: no intervals, since all pairs are of one group"
+    if any(figures["a"]["alone"][kind] for kind in KINDS):
+        yield (
+            "note: A has verdicts without a pair. Where pairs were drawn by A's verdict, as on a page to "
+            'read, "A supported, B too" and "A contradicted, B too" hold for all of A, the other figures for '
+            "the pairs alone"
+        )
+
+
+def _counted(numbers: Mapping[str, int]) -> str:
+    nouns = {"texts": "text"} | KINDS
+    return ", ".join(count(n, nouns[kind]) for kind, n in numbers.items() if n) or "nothing"
+
+
+def run(settings: Judge) -> Path | None:
+    """Compare two files; returns the folder that agreement.json was written to, if any."""
+    if len(settings.files) != 2:
+        told = f"probers-judge agreement takes two files, A and B, and has {len(settings.files)}"
+        raise UserError(f"{told}: give labelled texts or runs' folders", "missing-value")
+    files = [judged_file(name) for name in settings.files]
+    sources = [TextSource(file, on_bad_line=settings.on_bad_line) for file in files]
+    out = None if settings.out is None else Path(settings.out)
+    if out is not None:
+        _check_free(out, files)
+    a, b = (read_judged(source) for source in sources)
+    for line in (line for source in sources for line in source.left_out.lines()):
+        log.info("%s", line)
+    figures = agreement(
+        a, b, names=(files[0], files[1]), resamples=settings.resamples, seed=settings.seed
+    )  # fmt: skip
+    for line in lines(figures):
+        log.info("%s", line)
+    if out is not None:
+        write_text(out / FILE, canonical_json(figures))
+        log.info("wrote %s", out / FILE)
+    return out
+
+
+def _check_free(out: Path, files: Sequence[str]) -> None:
+    """Refuse to replace figures of other files (UserError)."""
+    path, told = out / FILE, "choose another out or remove it"
+    if not path.exists():
+        return
+    try:
+        there = read_json(path)
+        same = [there[side]["file"] for side in "ab"] == list(files)
+    except (ValueError, OSError, KeyError, TypeError) as error:
+        raise UserError(f"{path} is no file of figures: {told}", "out-taken") from error
+    if not same:
+        raise UserError(f"{path} has the figures of other files: {told}", "out-taken")

@@ -1,0 +1,169 @@
+"""Page to read verdicts and correct them by keyboard: one HTML file that needs no network."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from markupsafe import Markup
+
+from probers.checksums import draw_key
+from probers.data.texts import Mark, Text
+from probers.files import digest
+from probers.pages import render
+from probers.text import split_sentences
+
+from .agreement import KINDS
+from .base import WRONG, Verdict
+
+#: Most unknown parts beside the decided ones.
+_UNKNOWN = 15
+#: Characters shown of the end of a prompt, and of a sentence before and after the mark.
+_PROMPT, _BEFORE, _AFTER = 300, 600, 400
+#: Each verdict with its sign and key, so that colour is not all that tells them apart.
+_SIGNS: dict[Verdict, tuple[str, str]] = {
+    "supported": ("✓", "s"), "contradicted": ("✗", "c"), "unknown": ("?", "u"),
+}  # fmt: skip
+_VERDICTS: dict[bool | None, Verdict] = {wrong: verdict for verdict, wrong in WRONG.items()}
+
+
+class Drawn(NamedTuple):
+    """A judged part of a text; ``kind`` is the list that it stands in."""
+
+    text: Text
+    kind: str
+    mark: Mark
+
+    @property
+    def verdict(self) -> Verdict:
+        return _VERDICTS[self.mark.wrong]
+
+    @property
+    def entry(self) -> dict[str, Any]:
+        """The part as a labelled text has it, with the evidence that stands in its line."""
+        ranges = [list(pair) for pair in self.mark.ranges]
+        place: dict[str, Any] = {"ranges": ranges}
+        if len(ranges) == 1:
+            place = {"start": self.mark.start, "end": self.mark.end}
+        rest = {"type": self.mark.type, "evidence": self._evidence}
+        return place | {"wrong": self.mark.wrong} | {name: each for name, each in rest.items() if each}
+
+    @property
+    def _evidence(self) -> str:
+        for each in self.text.record.get(self.kind) or ():
+            ranges = each.get("ranges") or [[each.get("start"), each.get("end")]]
+            if sorted(map(tuple, ranges)) == list(self.mark.ranges):
+                return str(each.get("evidence") or "")
+        return ""
+
+
+def draw_verdicts(texts: Sequence[Text], count: int = 100, seed: int = 0) -> list[Drawn]:
+    """Draw decided parts by seed, half of each verdict as far as there are any, and some unknown ones.
+
+    The same are drawn from the texts in any order. Parts of one text follow each other, in reading order. Of
+    parts that overlap only the first may be drawn, since they could not be given different verdicts.
+    """
+    found: dict[Verdict, list[tuple[int, Drawn]]] = {verdict: [] for verdict in WRONG}
+    for text in texts:
+        for kind in KINDS:
+            for mark in _apart(text.spans if kind == "spans" else text.sentences):
+                key = draw_key("reading", seed, f"{text.id}\x1f{kind}\x1f{mark.ranges}")
+                drawn = Drawn(text, kind, mark)
+                found[drawn.verdict].append((key, drawn))
+    right, wrong = len(found["supported"]), len(found["contradicted"])
+    supported = min(right, max(count - wrong, (count + 1) // 2))
+    sizes: dict[Verdict, int] = {
+        "supported": supported, "contradicted": count - supported, "unknown": _UNKNOWN,
+    }  # fmt: skip
+    chosen = [
+        drawn
+        for verdict, size in sizes.items()
+        for _, drawn in sorted(found[verdict], key=lambda each: each[0])[:size]
+    ]
+    return sorted(
+        chosen, key=lambda d: (draw_key("order", seed, d.text.id), d.text.id, d.mark.ranges, d.kind)
+    )
+
+
+def _apart(marks: Sequence[Mark]) -> list[Mark]:
+    """Marks that begin after the end of all earlier ones."""
+    kept: list[Mark] = []
+    for mark in marks:
+        if not kept or mark.start >= kept[-1].end:
+            kept.append(mark)
+    return kept
+
+
+def reading_page(texts: Sequence[Text], *, about: Mapping[str, str], count: int = 100, seed: int = 0) -> str:
+    """Make a page on which a reader agrees with verdicts of a judge, or corrects them.
+
+    Args:
+        texts: judged texts, as :class:`~probers.data.texts.TextSource` reads them.
+        about: facts for the head.
+        count: decided spans and sentences to draw, half of each verdict; up to 15 unknown ones are added.
+        seed: of the draw.
+
+    The page saves what was read as ``hand.jsonl``, labelled texts with the drawn parts alone, for
+    ``probers-judge agreement``. Choices are kept in the browser under a name made of the page's content.
+    """
+    drawn = draw_verdicts(texts, count, seed)
+    data = _data(drawn)
+    return render(
+        "probers.datagen.judges/reading.html.j2",
+        cases=list(map(_shown, drawn)), about=about, signs=_SIGNS, data=Markup(data), key=digest(data),
+        sizes={verdict: sum(each.verdict == verdict for each in drawn) for verdict in WRONG},
+    )  # fmt: skip
+
+
+def _data(drawn: Sequence[Drawn]) -> str:
+    """The lines of hand.jsonl without their parts, and the parts, as JSON that ends no element of HTML."""
+    lines: dict[str, dict[str, Any]] = {}
+    for each in drawn:
+        lines.setdefault(each.text.id, _line(each.text))
+    places = {id_: place for place, id_ in enumerate(lines)}
+    parts = [{"text": places[d.text.id], "kind": d.kind, "part": d.entry} for d in drawn]
+    text = json.dumps({"texts": list(lines.values()), "parts": parts})
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _line(text: Text) -> dict[str, Any]:
+    """A text in our layout, without its parts and without what it does not say."""
+    asked = {"messages": list(text.messages)} if text.messages else {"prompt": text.prompt}
+    rest = {
+        "passages": list(text.passages), "group": text.group, "split": text.split, "writer": text.writer,
+        "dataset": text.dataset,
+    }  # fmt: skip
+    line = {"id": text.id} | asked | {"answer": text.answer, "outside": "unknown"}
+    return line | {name: value for name, value in rest.items() if value}
+
+
+def _shown(drawn: Drawn) -> dict[str, Any]:
+    """A part as the template shows it: the sentence with the part marked, and the one before it."""
+    text, mark = drawn.text.answer, drawn.mark
+    start, end = mark.start, mark.end
+    spans = split_sentences(text)
+    first = next((place for place, (_, stop) in enumerate(spans) if stop > mark.start), 0)
+    around = [span for span in spans[max(0, first - 1) :] if span[0] < mark.end]
+    if around:
+        start, end = min(start, around[0][0]), max(end, around[-1][1])
+    start, end = max(start, mark.start - _BEFORE), min(end, mark.end + _AFTER)
+    prompt = drawn.text.asked.strip()
+    short = start == 0 and end == len(text) and len(prompt) <= _PROMPT
+    return {
+        "id": drawn.text.id, "verdict": drawn.verdict,
+        "type": mark.type or KINDS[drawn.kind], "evidence": drawn.entry.get("evidence", ""),
+        "prompt": prompt if len(prompt) <= _PROMPT else f"…{prompt[-_PROMPT:]}",
+        "said": _pieces(text, start, end, mark), "cut": (start > 0, end < len(text)),
+        "whole": None if short else (prompt, _pieces(text, 0, len(text), mark)),
+        "length": len(text),
+    }  # fmt: skip
+
+
+def _pieces(text: str, start: int, end: int, mark: Mark) -> list[tuple[str, bool]]:
+    """Cut text[start:end] into pieces, and whether each is marked."""
+    pieces = []
+    for low, high in mark.ranges:
+        pieces += [(text[start:low], False), (text[low:high], True)]
+        start = high
+    return [piece for piece in [*pieces, (text[start:end], False)] if piece[0]]

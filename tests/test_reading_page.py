@@ -1,0 +1,299 @@
+"""The page to read verdicts: the right ones drawn, every text inert, and a file of what was read."""
+
+import base64
+import hashlib
+import json
+import re
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_agreement import text, write
+from test_page import browser, luminance  # noqa: F401
+from test_sample import PAYLOAD
+from test_sample import Page as Parsed
+
+from probers.commands.main import run
+from probers.data.texts import Text, TextSource
+from probers.datagen.judges.page import draw_verdicts, reading_page
+
+ENTER, BACKSPACE, DOWN, UP, TAB = "\ue007", "\ue003", "\ue015", "\ue013", "\ue004"
+LONG = "\U0001f388 Ada was a Countess. She met Bob in 1833. She left Paris. " + "It rained all day. " * 60
+
+
+def read(folder: Path, texts: list[dict[str, Any]]) -> list[Text]:
+    return list(TextSource(write(folder / "run" / "judged.jsonl", texts)).all())
+
+
+def judged(n: int) -> list[dict[str, Any]]:
+    """Each with a supported year, every fourth with a wrong place, every tenth with an unknown one."""
+    return [
+        text(i, year=False, **({"place": True} if i % 4 == 0 else {"place": None} if i % 10 == 1 else {}))
+        for i in range(n)
+    ]
+
+
+def verdicts(texts: list[Text], *how: int) -> Counter[str]:
+    return Counter(drawn.verdict for drawn in draw_verdicts(texts, *how))
+
+
+def test_half_of_each_verdict_is_drawn_and_some_unknown_ones(tmp_path: Path) -> None:
+    texts = read(tmp_path, judged(200))  # 200 supported, 50 contradicted, 20 unknown
+    assert verdicts(texts, 40) == {"supported": 20, "contradicted": 20, "unknown": 15}
+    assert verdicts(texts, 41) == {"supported": 21, "contradicted": 20, "unknown": 15}
+    assert verdicts(texts) == {"supported": 50, "contradicted": 50, "unknown": 15}
+    assert verdicts(texts, 120) == {"supported": 70, "contradicted": 50, "unknown": 15}
+    assert verdicts(texts, 900) == {"supported": 200, "contradicted": 50, "unknown": 15}
+    assert verdicts(read(tmp_path, [text(1, year=True), text(2, year=True)]), 8) == {"contradicted": 2}
+    assert draw_verdicts([]) == []
+
+
+def test_the_draw_is_seeded_and_the_same_in_any_order(tmp_path: Path) -> None:
+    texts = read(tmp_path, judged(200))
+    first = draw_verdicts(texts, 40)
+    names = [(d.text.id, d.kind, d.mark.ranges) for d in first]
+    assert len(set(names)) == 55
+    assert names == [(d.text.id, d.kind, d.mark.ranges) for d in draw_verdicts(texts[::-1], 40)]
+    other = {(d.text.id, d.kind, d.mark.ranges) for d in draw_verdicts(texts, 40, 1)}
+    assert len(other & set(names)) < 40
+    ids = [d.text.id for d in draw_verdicts(texts, 120)]
+    runs = [id_ for place, id_ in enumerate(ids) if place == 0 or ids[place - 1] != id_]
+    assert len(runs) == len(set(ids))  # parts of a text stand together
+
+
+def test_of_parts_that_overlap_one_is_drawn(tmp_path: Path) -> None:
+    """The reader could give them different verdicts, and no labelled text may have these."""
+    one = text(1, year=False, sentence=True)
+    one["spans"] += [{"start": 13, "end": 20, "wrong": False}, {"start": 18, "end": 22, "wrong": False}]
+    drawn = draw_verdicts(read(tmp_path, [one]))
+    assert [(d.kind, d.mark.start) for d in drawn] == [("spans", 13), ("sentences", 31)]
+
+
+def test_a_case_shows_prompt_sentences_mark_verdict_and_evidence(tmp_path: Path) -> None:
+    one = text(1, answer=LONG, sentence=None)
+    year, at = LONG.index("1833"), LONG.index("She left")
+    one["spans"] = [{"start": year, "end": year + 4, "wrong": True, "type": "year", "evidence": "In 1834."}]
+    one["sentences"] = [{"start": at, "end": at + 15, "wrong": False}]
+    texts = read(tmp_path, [one, text(2, year=None)])
+    page = Parsed(reading_page(texts, about={"Judge": "article"}))
+    assert sorted(page.within("bdi")) == ["t/1", "t/1", "t/2"]
+    shown = next(each for each in page.within("article") if "contradicted" in each and "In 1834." in each)
+    assert "Tell me something about 1." in shown and "year" in shown
+    assert "\U0001f388 Ada was a Countess. She met Bob in 1833. …" in shown  # and not what comes later
+    assert "Whole answer, " in shown and shown.count("It rained all day.") == 60
+    assert sorted(page.within("mark")) == sorted(["1833"] * 2 + ["She left Paris."] * 2 + ["1815"] * 2)
+    assert sorted(page.within("p", "label")) == ["? unknown", "✓ supported", "✗ contradicted"]
+    assert page.within("dl", "facts") == ["Judgearticle"]
+
+
+def test_whatever_was_written_is_inert(tmp_path: Path) -> None:
+    start = len("Hers is ")
+    nasty = {
+        "id": f"a{PAYLOAD}", "prompt": PAYLOAD, "answer": f"Hers is {PAYLOAD} and </script><!--\u2028.",
+        "group": PAYLOAD, "writer": PAYLOAD, "outside": "right",
+        "spans": [
+            {"start": start, "end": start + len(PAYLOAD), "wrong": True, "type": PAYLOAD, "evidence": PAYLOAD}
+        ],
+    }  # fmt: skip
+    page = reading_page(read(tmp_path, [nasty]), about={PAYLOAD: PAYLOAD})
+    parsed = Parsed(page)
+    assert not [tag for tag, _ in parsed.tags if tag in ("img", "link", "iframe", "a")]
+    assert not [a for _, a in parsed.tags if any(k.startswith("on") or k == "style" for k in a)]
+    scripts = re.findall("<script([^>]*)>(.*?)</script>", page, re.S)
+    assert len(scripts) == 2 == page.count("</script>") and scripts[1][0] == ""
+    assert "\x00" not in page and page.count("alert(") > 8
+    data = json.loads(scripts[0][1])
+    assert data["texts"][0]["answer"] == nasty["answer"]  # as it was, for the file
+    policy = next(a["content"] for t, a in parsed.tags if t == "meta" and "http-equiv" in a)
+    style = re.search("<style>(.*)</style>", page, re.S)
+    assert style and policy and policy.startswith("default-src 'none'") and "unsafe" not in policy
+    for inline in (style[1], scripts[1][1]):
+        assert base64.b64encode(hashlib.sha256(inline.encode()).digest()).decode() in policy
+    assert not re.search(r"https?:|innerHTML|insertAdjacentHTML|document\.write|\beval\(", page)
+
+
+# In a browser.
+
+
+class Reading:
+    """The page in the browser, opened as a file, and the folder that it saves to."""
+
+    def __init__(self, driver: Any, folder: Path, texts: list[dict[str, Any]], **how: int) -> None:
+        self.driver, self.folder = driver, folder
+        self.texts = read(folder, texts)
+        self.drawn = draw_verdicts(self.texts, **how)
+        (folder / "reading.html").write_text(
+            reading_page(self.texts, about={"Judge": "article"}, **how), encoding="utf-8"
+        )
+        driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+        driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+        behaviour = {"behavior": "allow", "downloadPath": str(folder / "saved")}
+        driver.execute_cdp_cmd("Browser.setDownloadBehavior", behaviour)
+        driver.get_log("browser")
+        self.open()
+
+    def open(self) -> None:
+        self.driver.get("about:blank")
+        self.driver.get((self.folder / "reading.html").as_uri())
+
+    def js(self, code: str, *values: Any) -> Any:
+        return self.driver.execute_script(code, *values)
+
+    def press(self, *keys: str) -> None:
+        from selenium.webdriver import ActionChains
+
+        ActionChains(self.driver).send_keys(*keys).perform()
+
+    def click(self, selector: str) -> None:
+        self.driver.find_element("css selector", selector).click()
+
+    @property
+    def current(self) -> int:
+        code = "return [...document.querySelectorAll('.case')].findIndex(e => e.matches('.current'))"
+        return int(self.js(code))
+
+    @property
+    def counts(self) -> list[int]:
+        """Read, agreed and corrected."""
+        told = self.js("return document.querySelector('#counts').textContent")
+        found = re.fullmatch(r"(\d+) of \d+ read · (\d+) agreed · (\d+) corrected", told)
+        assert found
+        return list(map(int, found.groups()))
+
+    @property
+    def states(self) -> str:
+        return "".join(self.js("return [...document.querySelectorAll('.state')].map(e => e.textContent[0])"))
+
+    def saved(self) -> Path:
+        path, ends = self.folder / "saved" / "hand.jsonl", time.monotonic() + 10
+        while not path.exists():
+            assert time.monotonic() < ends, "nothing was saved"
+            time.sleep(0.05)
+        return path
+
+
+@pytest.fixture
+def reading(browser: Any, tmp_path: Path) -> Iterator[Reading]:  # noqa: F811
+    page = Reading(browser, tmp_path, [*judged(12), text(20, year=False, sentence=True)], count=9)
+    page.js("localStorage.clear()")  # which all files share
+    page.open()
+    yield page
+    # no errors of scripts and of the content policy
+    assert browser.get_log("browser") == []
+
+
+def test_keys_move_choose_and_take_back(reading: Reading) -> None:
+    assert reading.counts == [0, 0, 0] and reading.current == 0 and len(reading.drawn) >= 10
+    reading.press("j", DOWN, "k", "k", UP)
+    assert reading.current == 0
+    assert reading.js("return document.activeElement.matches('.case.current')")
+    right = next(i for i, each in enumerate(reading.drawn) if each.verdict == "supported")
+    reading.press(*"j" * right, "s")
+    assert reading.counts == [1, 1, 0] and reading.current == right + 1
+    reading.press("k", "c")
+    assert reading.counts == [1, 0, 1] and reading.states[right] == "≠"
+    reading.press(BACKSPACE)  # of the last choice, since the case at hand has none
+    assert reading.counts == [0, 0, 0] and reading.current == right and reading.states[right] == "○"
+    reading.press(ENTER, ENTER, "k", BACKSPACE)
+    assert reading.counts == [1, 1, 0] and reading.states[right] == "="
+    reading.press(*"j" * 30, "u", "j")
+    assert reading.current == len(reading.drawn) - 1 and reading.counts[0] == 2
+
+
+def test_what_was_read_outlives_a_reload_and_is_saved_for_the_comparison(reading: Reading) -> None:
+    choices: dict[int, bool | None] = {}
+    other = {"supported": ("c", True), "contradicted": ("u", None), "unknown": ("s", False)}
+    for place, each in enumerate(reading.drawn[:6]):
+        key, wrong = other[each.verdict] if place % 2 else (ENTER, each.mark.wrong)
+        reading.press(key)
+        choices[place] = wrong
+    assert reading.counts == [6, 3, 3]
+    states = reading.states
+    reading.open()
+    assert reading.counts == [6, 3, 3] and reading.states == states and reading.current == 6
+    reading.click(f".case:nth-child(8) [data-verdict={reading.drawn[7].verdict}]")
+    choices[7] = reading.drawn[7].mark.wrong
+    assert reading.counts == [7, 4, 3]
+    reading.press("d")
+    path = reading.saved()
+    hand = {one.id: one for one in TextSource(str(path)).all()}
+    expected: dict[tuple[str, str], dict[Any, bool | None]] = {}
+    for place, wrong in choices.items():
+        each = reading.drawn[place]
+        expected.setdefault((each.text.id, each.kind), {})[each.mark.ranges] = wrong
+    found = {
+        (one.id, kind): {mark.ranges: mark.wrong for mark in marks}
+        for one in hand.values()
+        for kind, marks in (("spans", one.spans), ("sentences", one.sentences))
+        if marks
+    }
+    assert found == expected
+    before = {one.id: one for one in reading.texts}
+    for one in hand.values():
+        same = before[one.id]
+        assert (one.answer, one.messages, one.group) == (same.answer, same.messages, same.group)
+        assert all(span["evidence"] == "e" and span["type"] for span in one.record.get("spans", ()))
+    run("judge", ["agreement", str(reading.folder / "run"), str(path), f"out={reading.folder}"])
+    figures = json.loads((reading.folder / "agreement.json").read_text())
+    assert sum(figures["pairs"].values()) == 7 and figures["b"]["alone"]["spans"] == 0
+    assert figures["figures"]["equal"]["value"] == pytest.approx(4 / 7)
+
+
+def test_choices_are_those_of_a_page_of_the_same_content(reading: Reading) -> None:
+    reading.press(ENTER)
+    texts = [json.loads(line) for line in (reading.folder / "run" / "judged.jsonl").open()]
+    other = Reading(reading.driver, reading.folder, [*texts, text(40, place=True)], count=9)
+    assert other.counts == [0, 0, 0]
+    same = Reading(reading.driver, reading.folder, texts, count=9)
+    assert same.counts == [1, 1, 0]
+    for damaged in ("{]", "{}", '[["length", "unknown"], [1, "toString"], [99, "unknown"]]'):
+        same.js("localStorage.setItem(Object.keys(localStorage)[0], arguments[0])", damaged)
+        same.open()
+        assert same.counts == [0, 0, 0]
+
+
+def test_nothing_read_is_nothing_saved_and_text_stays_text(browser: Any, tmp_path: Path) -> None:  # noqa: F811
+    answer = f"\U0001f388 {PAYLOAD} 1815."
+    start = answer.index("1815")
+    one = {"id": PAYLOAD, "prompt": PAYLOAD, "answer": answer}
+    one |= {
+        "spans": [{"start": start, "end": start + 4, "wrong": False, "type": PAYLOAD, "evidence": PAYLOAD}]
+    }
+    page = Reading(browser, tmp_path, [one])
+    page.press("d")
+    assert "othing" in page.js("return document.querySelector('#told').textContent")
+    assert page.js("return document.querySelectorAll('main img, main a').length") == 0
+    assert page.js("return document.querySelector('mark').textContent") == "1815"
+    page.press("u")
+    page.click("#save")
+    (again,) = TextSource(str(page.saved())).all()
+    assert (again.id, again.prompt, again.answer) == (one["id"], PAYLOAD, answer)
+    assert [(m.start, m.wrong, m.type) for m in again.spans] == [(start, None, PAYLOAD)]
+    assert again.record["spans"][0]["evidence"] == PAYLOAD
+    assert browser.get_log("browser") == []
+
+
+def test_dark_light_narrow_and_folded(reading: Reading) -> None:
+    Reading(reading.driver, reading.folder, [text(1, answer=LONG, sentence=False)])
+    assert not reading.js("return document.querySelector('details').open")
+    reading.click("summary")
+    reading.press(ENTER)  # which folds it again, and is no verdict
+    assert reading.counts == [0, 0, 0] and not reading.js("return document.querySelector('details').open")
+    for scheme in ("dark", "light"):
+        media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+        reading.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
+        shades = reading.js(
+            """return ['.keys', '.label', '.state', '.asked', 'mark', 'button'].map(s => {
+                const e = document.querySelector(s); let g = e;
+                while (getComputedStyle(g).backgroundColor === 'rgba(0, 0, 0, 0)') g = g.parentElement;
+                return [s, getComputedStyle(e).color, getComputedStyle(g).backgroundColor]})"""
+        )
+        for name, ink, ground in shades:
+            pair = sorted(map(luminance, (ink, ground)))
+            assert (pair[1] + 0.05) / (pair[0] + 0.05) >= 4.5, (scheme, name)
+    phone = {"width": 320, "height": 640, "deviceScaleFactor": 1, "mobile": True}
+    reading.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", phone)
+    assert reading.js("return document.documentElement.scrollWidth") <= 320
