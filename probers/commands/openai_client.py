@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from json import JSONDecodeError
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -87,7 +88,7 @@ class Server:
         except openai.APIStatusError as error:
             kind = RunError if error.status_code >= 500 else UserError
             told = f"answers with status {error.status_code}: {_said(error)}"
-        except openai.APIError as error:
+        except (openai.APIError, JSONDecodeError, UnicodeDecodeError) as error:
             kind, told = RunError, f"does not answer as OpenAI's API does: {first_line(error)}"
         raise kind(f"{self.name} {told}", code)
 
