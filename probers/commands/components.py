@@ -92,6 +92,12 @@ COMPONENTS: dict[str, dict[str, str]] = {
         "triviaqa": "data.questions.triviaqa.TriviaQA",
         "webquestions": "data.questions.factoid.WebQuestions",
     },
+    "judge": {
+        "article": "datagen.judges.article.ArticleJudge",
+        "hand": "datagen.judges.hand.HandJudge",
+        "majority": "datagen.judges.majority.MajorityJudge",
+        "openai": "datagen.judges.openai.OpenAIJudge",
+    },
     "prompt": {"testbed": "prompts.PromptTemplate"},
     "launch": {
         "ray": "launch.ray_workers.Ray",
