@@ -348,7 +348,10 @@ def test_no_call_is_made_that_may_pass_the_limit_of_tokens(tmp_path, parallel):
         made = judge(server.url, tmp_path, max_tokens=7900, parallel=parallel, passages=0)
         with fails("limit", "judge.max_tokens=7900", "7,000 tokens", kind=RunError):
             made.judge(towns(10))
-        assert made.calls.budget.tokens == 7000 and len(server.bodies) == 7
+        assert made.calls.budget.tokens == 7000 and len(server.bodies) == 7 and server.most <= parallel
+        with fails("limit", "0 tokens", kind=RunError):
+            judge(server.url, tmp_path / "new", max_tokens=300, passages=0).judge(towns(1))
+        assert len(server.bodies) == 7
         made = judge(server.url, tmp_path, max_tokens=20_000, parallel=parallel, passages=0)
         made.judge(towns(10))
     assert made.calls.budget.tokens == 20_000 and len(server.bodies) == 20

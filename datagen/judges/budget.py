@@ -16,8 +16,9 @@ class Budget:
     """Calls and tokens of a judge, counted by several threads; none is begun beyond the limits.
 
     A call counts once it is answered, or may have been; tokens count as the server tells them. Before the
-    answer a request reserves what it is estimated to cost, and no less than the dearest call so far, so that
-    requests in flight stay within the limits together.
+    answer each request in flight stands for what it is estimated to cost, and for no less than the dearest
+    call so far; with a limit of tokens the first call goes alone. So ``max_tokens`` is passed only by a call
+    that is dearer than its estimate and than all before it.
 
     Attributes:
         calls: calls that count.
@@ -37,24 +38,22 @@ class Budget:
         self.tokens += tokens
         self._dearest = max(self._dearest, tokens)
 
-    def take(self, estimate: int) -> int:
-        """Reserve a call and return its tokens; waits while requests in flight leave no room.
+    def take(self, estimate: int) -> None:
+        """Begin a call of so many tokens; waits while requests in flight leave no room.
 
         Raises:
             RunError: the limits leave no room for it.
             Stopped: after :meth:`stop`.
         """
         with self._changed:
-            while not self._stopped and (full := self._full(tokens := max(estimate, self._dearest))):
+            while not self._stopped and (full := self._full(estimate)):
                 if not self._flying:
-                    raise RunError(self._told(full, tokens), "limit")
+                    raise RunError(self._told(full, max(estimate, self._dearest)), "limit")
                 self._changed.wait()
             if self._stopped:
                 raise Stopped
-            tokens = max(estimate, self._dearest)
             self._flying += 1
-            self._reserved += tokens
-            return tokens
+            self._reserved += estimate
 
     def settle(self, reserved: int, spent: int | None) -> None:
         """End a call that :meth:`take` began: its tokens, or None where the server refused it."""
@@ -81,14 +80,16 @@ class Budget:
             if self._changed.wait_for(lambda: self._stopped, seconds):
                 raise Stopped
 
-    def _full(self, tokens: int) -> str | None:
-        """The option whose limit another call would pass."""
-        then = {
-            "max_calls": self.calls + self._flying + 1,
-            "max_tokens": self.tokens + self._reserved + tokens,
-        }
-        limits = self._limits.items()
-        return next((name for name, most in limits if most is not None and then[name] > most), None)
+    def _full(self, estimate: int) -> str | None:
+        """The option whose limit another call may pass, or has to wait for the first call to be known."""
+        most_calls, most_tokens = self._limits["max_calls"], self._limits["max_tokens"]
+        if most_calls is not None and self.calls + self._flying >= most_calls:
+            return "max_calls"
+        if most_tokens is None:
+            return None
+        flying = max(self._reserved, self._flying * self._dearest)
+        passed = self.tokens + flying + max(estimate, self._dearest) > most_tokens
+        return "max_tokens" if passed or (self._flying and not self.calls) else None
 
     def _told(self, name: str, tokens: int) -> str:
         more = f", and the next call needs about {tokens:,} tokens" if name == "max_tokens" else ""

@@ -204,7 +204,8 @@ class Calls:
 
         messages: Any = self._messages(content)
         size = len(self.system) + len(content)
-        reserved = self.budget.take(size // _CHARACTERS + _REPLY)
+        reserved = size // _CHARACTERS + _REPLY
+        self.budget.take(reserved)
         spent: int | None = reserved
         try:
             create: Any = self._client.chat.completions.create
