@@ -116,6 +116,7 @@ def run(settings: Datagen, parts: PartRuns | None = None) -> Path:
 
     Examples of finished ``parts`` are joined in place of generating them.
     """
+    from .judges.base import JUDGED
     from .labels.base import VECTORS, Quotas
 
     kind = source_of(settings)
@@ -137,13 +138,14 @@ def run(settings: Datagen, parts: PartRuns | None = None) -> Path:
 
     from probers.store.store import FeatureStore
 
-    from .audit import audit, draw, draw_undecided, sample_html
+    from .audit import audit
     from .writer import fill
 
     if made is None:
         builder, features = _with_model(settings, folder, prepared.make)
     else:
         made.take_vectors(VECTORS, folder.path)
+        made.join(JUDGED, folder.path)
         features = made.features
         builder = prepared.make(None, Needs(tuple(spec.feature for spec in features)), folder.path)
     store = FeatureStore.create(folder.path, features, config=identity(config))
@@ -163,8 +165,7 @@ def run(settings: Datagen, parts: PartRuns | None = None) -> Path:
     page = folder.path / "sample.html"
     about = {"Model": str(store.spec.model), "Source": settings.source}
     about |= {"Prompt": settings.prompt.name, "Labels": lines[0]}
-    undecided = draw_undecided(store.left_out(), seed=settings.seed)
-    write_text(page, sample_html(draw(store, seed=settings.seed), about=about, undecided=undecided))
+    write_text(page, builder.page(store, about, settings.seed))
     folder.finish({"model": settings.model.name, "source": settings.source, **figures})
     for line in [*lines, *found.lines]:
         log.info(line)

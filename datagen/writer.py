@@ -25,7 +25,7 @@ from tqdm import tqdm
 from probers.checksums import sha256
 from probers.commands.merge import PartRuns
 from probers.commands.runs import tell
-from probers.files import writing
+from probers.files import write_text, writing
 from probers.store.files import MANIFEST, read_rows, read_sidecar, shard_file, state_suffixes, written_shards
 from probers.store.reader import StateReader
 from probers.store.store import FeatureStore
@@ -158,6 +158,12 @@ class LabelledParts:
                 with writing(folder / name):
                     shutil.copyfile(paths[self._parts.runs[0].path], beside)
                     os.replace(beside, folder / name)
+
+    def join(self, name: str, folder: Path) -> None:
+        """Put the lines of a file of the parts one behind the other, where they have it."""
+        found = [path.read_text("utf-8") for run in self._parts.runs if (path := run.path / name).exists()]
+        if found:
+            write_text(folder / name, "".join(found))
 
 
 @dataclass

@@ -34,7 +34,7 @@ Code = Literal[
     # models and code of others
     "model", "layers", "too-long", "own-class", "missing-extra",
     # while running
-    "server", "network", "disk", "memory", "timeout", "worker", "failed",
+    "server", "network", "disk", "memory", "timeout", "worker", "limit", "failed",
 ]  # fmt: skip
 
 

@@ -9,17 +9,16 @@ the text, which can decide instead (:class:`probers.rag.triggers.ServedProbing`)
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Container, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import numpy as np
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field
 
+from probers.commands.openai_client import NotThere, Server
 from probers.engine.language_model import (
     Decoding,
     GenerationRequest,
@@ -30,15 +29,13 @@ from probers.engine.language_model import (
 )
 from probers.engine.tokens import Stops
 from probers.store.spec import ModelSpec
-from probers.types import Generation, Needs, RunError, UserError, first_line
+from probers.types import Generation, Needs, RunError, UserError
 from probers.uncertainty import entropy_of_top
 
 #: Likeliest tokens to ask for at each place, tried in this order: most servers tell 20, OpenAI 5.
 _TOPS = (20, 5)
 _RETRIES = 6
 _STOPS = 4  # stop strings that every server takes; the others are looked for here
-_LONGEST = 200  # characters of what a server says
-_Body = TypeVar("_Body", bound=BaseModel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,10 +199,6 @@ def _end(text: str, spans: Sequence[tuple[int, int]], stops: Stops) -> tuple[int
     return inside, inside < len(spans)
 
 
-class _Missing(UserError):
-    """Status 404."""
-
-
 class RemoteLM(LanguageModel):
     """A language model behind a URL, as the loop uses it.
 
@@ -221,14 +214,9 @@ class RemoteLM(LanguageModel):
     """
 
     def __init__(self, url: str, name: str, *, at_once: int = 8) -> None:
-        try:
-            import openai
-        except ImportError as error:
-            told = f'engine={url} needs openai: pip install "probers[remote]"'
-            raise UserError(told, "missing-extra") from error
         self.url, self.name, self._at_once = url, name, at_once
-        key = os.environ.get("OPENAI_API_KEY") or "-"
-        self._client = openai.OpenAI(base_url=url, api_key=key, max_retries=_RETRIES)
+        self._server = Server("engine", url, "batch_size")
+        self._client = self._server.client(max_retries=_RETRIES)
         self.prober = self._listed()
         self.top, first = self._first()
         self.exact = first.hallucination is not None and first.hallucination.exact is not None
@@ -302,9 +290,9 @@ class RemoteLM(LanguageModel):
         """The server's description of the model's prober."""
         client = self._client.with_options(max_retries=0)  # report a missing server at once
         try:
-            with self._telling():
-                found = self._read(Models, client.models.list()).data
-        except _Missing:  # a server without a list
+            with self._server.telling():
+                found = self._server.read(Models, client.models.list()).data
+        except NotThere:  # a server without a list
             return None
         one = next((each for each in found if each.id == self.name), None)
         if one is None:
@@ -328,56 +316,11 @@ class RemoteLM(LanguageModel):
         raise UserError(told, "unsupported")
 
     def _ask(self, prompt: str, limit: int, top: int, how: dict[str, Any]) -> Completion:
-        with self._telling():
+        with self._server.telling():
             answer = self._client.completions.create(
                 model=self.name, prompt=prompt, max_tokens=limit, logprobs=top, **how
             )
-        return self._read(Completion, answer)
-
-    def _read(self, kind: type[_Body], answer: Any) -> _Body:
-        try:
-            return kind.model_validate(answer.model_dump(warnings=False))
-        except ValidationError as error:
-            problem = error.errors()[0]
-            why = f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
-        except (AttributeError, TypeError):  # the client gives other types as they came
-            why = "no JSON"
-        told = f"engine={self.url} does not answer as OpenAI's API does ({why}): correct the address"
-        raise RunError(told, "server")
-
-    @contextmanager
-    def _telling(self) -> Iterator[None]:
-        """Turn a server's refusal or failure into one sentence."""
-        import openai
-
-        kind: type[UserError | RunError] = UserError
-        code: Any = "server"
-        try:
-            yield
-            return
-        except (openai.AuthenticationError, openai.PermissionDeniedError) as error:
-            another = "another" if os.environ.get("OPENAI_API_KEY") else "a"
-            told = f"asks for {another} key: set OPENAI_API_KEY ({_said(error)})"
-        except openai.NotFoundError as error:
-            kind, told = _Missing, f"has no such model or address, which ends in /v1 ({_said(error)})"
-        except openai.RateLimitError as error:
-            kind, told = RunError, f"is too busy: run it later, or with a smaller batch_size ({_said(error)})"
-        except openai.APIConnectionError as error:
-            kind, code, why = RunError, "network", first_line(error.__cause__ or error)
-            told = f"cannot be reached: start the server or correct the address ({why})"
-        except openai.APIStatusError as error:
-            kind = RunError if error.status_code >= 500 else UserError
-            told = f"answers with status {error.status_code}: {_said(error)}"
-        except openai.APIError as error:
-            kind, told = RunError, f"does not answer as OpenAI's API does: {first_line(error)}"
-        raise kind(f"engine={self.url} {told}", code)
-
-
-def _said(error: Any) -> str:
-    """The server's own words."""
-    body = error.body
-    told = body.get("message") if isinstance(body, dict) else None
-    return " ".join(str(told or body or error.message).split())[:_LONGEST]
+        return self._server.read(Completion, answer)
 
 
 def _drawing(sampling: Sampling | None) -> dict[str, Any]:

@@ -48,7 +48,7 @@ def environment(wheel: Path, folder: Path) -> Path:
 def test_the_wheel_holds_one_top_level_name_and_every_file(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     assert {n.split("/")[0] for n in names if ".dist-info" not in n} == {"probers"}
-    kinds = (".py", ".yaml", ".css", ".js", ".html", ".j2", ".safetensors", ".json", ".typed")
+    kinds = (".py", ".yaml", ".css", ".js", ".html", ".j2", ".safetensors", ".json", ".typed", ".txt")
     for folder in ("probers", "datagen", "train", "rag", "serve", "configs"):
         target = "probers" if folder == "probers" else f"probers/{folder}"
         for path in (ROOT / folder).rglob("*"):

@@ -21,6 +21,10 @@ from serving import PROMPT, Running, bank_for, running
 from probers import CausalLM
 from probers.commands import main as cli
 from probers.data import load_corpus
+from probers.data.texts.base import Mark
+from probers.datagen.judges.base import Answer, Grounds
+from probers.datagen.judges.openai import OpenAIJudge
+from probers.datagen.judges.replies import NO_JSON
 from probers.engine.tokens import SentenceEnd, Stops
 from probers.rag import RAG
 from probers.rag.remote import Choice, Logprobs, RemoteLM, ServedGeneration, entropy_of_top, generation
@@ -309,6 +313,25 @@ def test_the_forms_of_other_servers_are_read_alike() -> None:
     ):  # fmt: skip
         with pytest.raises(ValueError, match=named):
             made_of(text, wrong)
+
+
+def test_our_own_server_takes_a_judges_requests_and_its_model_is_no_judge(
+    lm: CausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "She was born in London."
+    place = text.index("London")
+    asked = Answer("a", "Who was she?", text, (Mark(((place, place + 6),), None),))
+    grounds: Any = Grounds(None, None, None, tmp_path)  # type: ignore[arg-type]
+    with running(lm, None, max_tokens=8) as server:
+        options: dict[str, Any] = {"url": f"{server.url}/v1", "model": "testbed", "passages": 0}
+        with fails("server", "chat template"):
+            OpenAIJudge(grounds, **options).judge([asked])
+        template = "Question: {{ messages[-1].content[:40] }}\nAnswer:"
+        monkeypatch.setattr(lm.tokenizer, "chat_template", template)
+        made = OpenAIJudge(grounds, **options)
+        assert [ruling.verdict for ruling in made.judge([asked])[0]] == ["unknown"]
+    assert made.problems == {NO_JSON: 1}
+    assert made.calls.sent == 1 and made.calls.budget.tokens > 0 and not made.calls.estimated
 
 
 NEEDED = {

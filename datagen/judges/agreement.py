@@ -18,15 +18,15 @@ from probers.options import shown
 from probers.text import count
 from probers.types import UserError
 
-from .base import WRONG
+from .base import JUDGED, WRONG
 
 if TYPE_CHECKING:
     from probers.datagen.settings import Judge
 
 log = logging.getLogger(__name__)
 
-#: File of verdicts in a run's folder, and that of the figures.
-JUDGED, FILE = "judged.jsonl", "agreement.json"
+#: File of the figures.
+FILE = "agreement.json"
 #: Lists of judged parts in a labelled text, and what one of them is called.
 KINDS = {"spans": "span", "sentences": "sentence"}
 VERDICTS = tuple(WRONG)

@@ -24,7 +24,7 @@ from probers.text import is_stop_word, split_sentences
 
 from .base import Answer, Grounds, Judge, Ruling
 from .kinds import another_kind
-from .relations import Fact, country_of, facts
+from .relations import IN_COUNTRY, IN_PLACE, Fact, country_of, facts
 
 #: Words on each side of an entity that say what is told of it.
 _AROUND = 8
@@ -133,13 +133,15 @@ class _Compared:
 
     def _same(self, fact: Fact, other: Fact) -> bool | None:
         """Whether two values of one relation mean the same; None where that is not sure."""
-        if fact.relation in ("country", "born in the country"):
+        if fact.relation == "country" or fact.relation.endswith(IN_COUNTRY):
             if fact.value == other.value:
                 return True
             both = {fact.value, other.value}
             return None if "United Kingdom" in both and both <= _KINGDOM else False
         if not same_kind(fact.entity.type, other.entity.type) and fact.entity.type not in ("date", "year"):
             return None
+        if fact.relation.endswith(IN_PLACE) and self._named(fact.value):
+            return None  # one may lie in the other
         verdict = self.grounds.matcher.match(other.value, fact.value).verdict
         return {"equivalent": True, "different": False}.get(verdict)
 
@@ -181,7 +183,7 @@ class _Compared:
         everywhere = [entity for each in self.reference.entities for entity in each]
         if self._stands_in(mention, everywhere) or self._named(mention):
             return None
-        return Ruling("contradicted", self._another, "another subject")
+        return Ruling("contradicted", f"{self._another}: {self.reference.sentences[0]}", "another subject")
 
     def _opens(self, unit: Mark) -> bool:
         """Tell whether a unit begins its sentence, which then speaks of it and not of the subject."""

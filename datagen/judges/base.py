@@ -15,6 +15,8 @@ from probers.equivalence import EntityMatcher
 from probers.types import Passage, Retriever
 
 Verdict = Literal["supported", "contradicted", "unknown"]
+#: The judged answers of a run, a line of labelled texts each.
+JUDGED = "judged.jsonl"
 #: Each verdict as the ``wrong`` of a labelled text.
 WRONG: dict[Verdict, bool | None] = {"supported": False, "contradicted": True, "unknown": None}
 

@@ -56,7 +56,7 @@ def another_kind(answer: str, article: str, subject: str) -> str:
 
 
 def _nouns(text: str, subject: str, folder: str) -> list[str]:
-    """Nouns of the first phrase "the subject is a .." of a text, the head first; [] where none says a kind."""
+    """Nouns of the first phrase "the subject is a ..", the head first; [] where none says a kind."""
     own = set(map(str.lower, _words(subject)))
     for start, end in split_sentences(text)[:_SENTENCES]:
         copula = _COPULA.search(text, start, end)

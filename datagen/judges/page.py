@@ -41,21 +41,13 @@ class Drawn(NamedTuple):
 
     @property
     def entry(self) -> dict[str, Any]:
-        """The part as a labelled text has it, with the evidence that stands in its line."""
+        """The part as a labelled text has it."""
         ranges = [list(pair) for pair in self.mark.ranges]
         place: dict[str, Any] = {"ranges": ranges}
         if len(ranges) == 1:
             place = {"start": self.mark.start, "end": self.mark.end}
-        rest = {"type": self.mark.type, "evidence": self._evidence}
+        rest = {name: getattr(self.mark, name) for name in ("type", "rule", "evidence")}
         return place | {"wrong": self.mark.wrong} | {name: each for name, each in rest.items() if each}
-
-    @property
-    def _evidence(self) -> str:
-        for each in self.text.record.get(self.kind) or ():
-            ranges = each.get("ranges") or [[each.get("start"), each.get("end")]]
-            if sorted(map(tuple, ranges)) == list(self.mark.ranges):
-                return str(each.get("evidence") or "")
-        return ""
 
 
 def draw_verdicts(texts: Sequence[Text], count: int = 100, seed: int = 0) -> list[Drawn]:
@@ -152,7 +144,7 @@ def _shown(drawn: Drawn) -> dict[str, Any]:
     short = start == 0 and end == len(text) and len(prompt) <= _PROMPT
     return {
         "id": drawn.text.id, "verdict": drawn.verdict,
-        "type": mark.type or KINDS[drawn.kind], "evidence": drawn.entry.get("evidence", ""),
+        "type": mark.type or KINDS[drawn.kind], "rule": mark.rule, "evidence": mark.evidence,
         "prompt": prompt if len(prompt) <= _PROMPT else f"…{prompt[-_PROMPT:]}",
         "said": _pieces(text, start, end, mark), "cut": (start > 0, end < len(text)),
         "whole": None if short else (prompt, _pieces(text, 0, len(text), mark)),

@@ -16,28 +16,43 @@ from typing import NamedTuple
 from probers.entities import Entity
 from probers.text import is_stop_word, split_sentences
 
-#: Verbs of what happened once, with the relation that they state of a time.
-_TIMES = {
-    "born": r"born",
-    "died": r"died|dies",
-    "released": r"released|premiered|issued|first aired|first published",
-    "founded": r"founded|established|formed|incorporated",
-    "opened": r"opened|inaugurated",
-    "built": r"built|constructed|erected",
+#: Verbs of what happened once, with the relation that they state of a time or place.
+_ONCE = {
+    name: re.compile(rf"\b(?:{verbs})\b")
+    for name, verbs in {
+        "born": "born",
+        "died": "died|dies",
+        "released": "released|premiered|issued|first aired|first published",
+        "founded": "founded|established|formed|incorporated",
+        "opened": "opened|inaugurated",
+        "built": "built|constructed|erected",
+        "happened": "took place|held|occurred|celebrated|contested|fought|began",
+        "set": "set",
+        "based": "based|headquartered|located|situated",
+        "signed": "signed|ratified",
+    }.items()
 }
-_TIME_CUES = {name: re.compile(rf"\b(?:{verbs})\b") for name, verbs in _TIMES.items()}
+#: The relations of those that have one place; a film may open in several.
+_ONE_PLACE = ("born", "died", "happened", "set", "based", "signed")
 #: Verbs of makers: "written and directed by".
 _MAKING = (
     "directed|written|produced|composed|created|founded|designed|developed|published|painted|invented|"
     "illustrated|authored|co-written|recorded"
 )
 _BY = re.compile(rf"\b((?:{_MAKING})(?:(?:,\s|,?\sand\s)(?:{_MAKING}))*)\sby\b")
+#: Other words before a row of names, and the relation of the subject to these.
+_NAMED = {
+    "starring": re.compile(r"\b(?:starring|stars)\b"),
+    "work by": re.compile(
+        r"\b(?:song|single|album|EP|novel|book|painting|poem|play|opera|film|series|composition)\sby\b"
+    ),
+}
 #: What may stand between a verb and its time or place, other entities aside.
 _LINK = re.compile(
-    r"(?:[\s,(]|\b(?:on|in|at|near|around|about|circa|c|early|late|the|city|town|village|of|and|as|year|month|"
+    r"(?:[\s,(]|\b(?:on|in|at|from|near|around|about|circa|c|early|late|the|city|town|village|of|and|as|year|month|"
     r"raised|worldwide)\b)*"
 )
-#: What may stand between "by" and a maker: other names, and up to four words that describe him.
+#: What may stand before a name of a row: other names, and up to four words that describe him.
 _MAKERS = re.compile(r"(?:[\s,&]|\band\b)*(?:[a-z-]+\s){0,4}")
 _COPULA = re.compile(r"\b(?:is|was|are|were)\s(?:an?|the|one of the)\s")
 #: Where the noun phrase behind "is a" ends.
@@ -51,6 +66,8 @@ _OTHERS = re.compile(
 )
 _PRONOUNS = frozenset("he she it they this".split())
 _TIMED = ("date", "year")
+#: Ends of the names of relations to a place.
+IN_COUNTRY, IN_PLACE = "in the country", "in"
 
 
 class Fact(NamedTuple):
@@ -73,26 +90,33 @@ def _of_sentence(
 ) -> Iterator[Fact]:
     if opens:
         yield from _life(text, inside)
-    for relation, cue in _TIME_CUES.items():
+    for relation, cue in _ONCE.items():
         for found in cue.finditer(text, start, end):
-            if not _is_of_subject(text, start, found.start(), inside, subject):
-                continue
-            for entity in inside:
-                if entity.start >= found.end() and _linked(text, found.end(), entity, inside):
-                    if entity.type in _TIMED:
-                        yield Fact(relation, entity, entity.text)
-                    elif relation == "born" and (country := country_of(entity.text)):
-                        yield Fact("born in the country", entity, country)
-                    elif relation == "born" and entity.type in ("name", "place"):
-                        yield Fact("born in", entity, entity.text)
+            if _is_of_subject(text, start, found.start(), inside, subject):
+                for entity in inside:
+                    if entity.start >= found.end() and _linked(text, found.end(), entity, inside):
+                        yield from _when_or_where(relation, entity)
     for found in _BY.finditer(text, start, end):
         if _is_of_subject(text, start, found.start(), inside, subject):
-            makers = list(_makers(text, found.end(), inside))
+            makers = list(_row(text, found.end(), inside))
             for verb in re.findall(_MAKING, found[1]):
                 yield from (Fact(f"{verb} by", entity, entity.text) for entity in makers)
+    for relation, cue in _NAMED.items():
+        for found in cue.finditer(text, start, end):
+            if _is_of_subject(text, start, found.start(), inside, subject):
+                yield from (Fact(relation, e, e.text) for e in _row(text, found.end(), inside))
     copula = _COPULA.search(text, start, end)
     if copula and _is_of_subject(text, start, copula.start(), inside, subject):
         yield from _copula(text, copula.end(), end, inside)
+
+
+def _when_or_where(relation: str, entity: Entity) -> Iterator[Fact]:
+    if entity.type in _TIMED:
+        yield Fact(relation, entity, entity.text)
+    elif relation in _ONE_PLACE and (country := country_of(entity.text)):
+        yield Fact(f"{relation} {IN_COUNTRY}", entity, country)
+    elif relation in _ONE_PLACE and entity.type in ("name", "place"):
+        yield Fact(f"{relation} {IN_PLACE}", entity, entity.text)
 
 
 def _life(text: str, inside: Sequence[Entity]) -> Iterator[Fact]:
@@ -138,8 +162,8 @@ def _linked(text: str, cue: int, entity: Entity, inside: Sequence[Entity]) -> bo
     return bool(_LINK.fullmatch(gap + text[place : entity.start]))
 
 
-def _makers(text: str, place: int, inside: Sequence[Entity]) -> Iterator[Entity]:
-    """The names in a row behind "by"; a nationality before a name describes it."""
+def _row(text: str, place: int, inside: Sequence[Entity]) -> Iterator[Entity]:
+    """The names in a row from ``place`` on; a nationality before a name describes it."""
     for entity in inside:
         if entity.start < place:
             continue

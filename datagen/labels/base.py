@@ -21,6 +21,7 @@ from probers.store.store import FeatureStore
 from probers.types import SPLITS, Feature, Generation, Needs, Pool, UserError
 from probers.uncertainty import rind_scores, signals, signals_before, surprise
 
+from ..audit import draw, draw_undecided, sample_html
 from ..audit.sampling import stored_columns
 
 if TYPE_CHECKING:
@@ -162,6 +163,11 @@ class LabelBuilder(ABC):
     def conclude(self, store: FeatureStore) -> list[str]:
         """Set labels that depend on all examples, once these are made; returns notes. Repeating is safe."""
         return []
+
+    def page(self, store: FeatureStore, about: Mapping[str, str], seed: int) -> str:
+        """Make the page of cases to read before the labels are used."""
+        undecided = draw_undecided(store.left_out(), seed=seed)
+        return sample_html(draw(store, seed=seed), about=about, undecided=undecided)
 
     @abstractmethod
     def summarise(self, store: FeatureStore) -> tuple[dict[str, Any], list[str]]:

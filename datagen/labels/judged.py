@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from probers.commands.inputs import load_matcher, load_passages, wordnet_found
 from probers.commands.settings import plain
 from probers.data.articles import Rules, open_articles
-from probers.data.texts import Mark, Unit
+from probers.data.texts import Mark, TextSource, Unit
 from probers.data.texts.base import read_text
 from probers.data.topics import PromptFile, Topic, topics_of, with_references
 from probers.engine.language_model import Decoding, GenerationRequest, Sampling
@@ -31,7 +31,8 @@ from probers.store.store import FeatureStore
 from probers.text import split_sentences
 from probers.types import Generation, Needs, UserError
 
-from ..judges.base import WRONG, Answer, Grounds, Judge, Ruling
+from ..judges.base import JUDGED, WRONG, Answer, Grounds, Judge, Ruling
+from ..judges.page import reading_page
 from .base import TOO_LONG, Examples, LabelBuilder, Prepared
 from .marks import MarkedRows
 
@@ -40,8 +41,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: The judged answers of a run as labelled texts, a line each.
-JOURNAL = "judged.jsonl"
 JudgedUnits = Literal["entities", "sentences", "both"]
 #: Why a unit is not judged.
 _PROMPTED, _BEFORE, _REPEATED, _CUT = (
@@ -198,7 +197,7 @@ class JudgedBuilder(LabelBuilder):
                 asked.id, message, generation.text, units, asked.topic.title, asked.topic.reference
             )
         rulings = dict(zip(answers, self.judge.judge(list(answers.values())), strict=True))
-        with (self.folder / JOURNAL).open("a", encoding="utf-8") as journal:
+        with (self.folder / JUDGED).open("a", encoding="utf-8") as journal:
             for asked, answer in answers.items():
                 judged = dict(zip(answer.units, rulings[asked], strict=True))
                 found = [_ruled(mark, judged.get(mark)) for mark in marks[asked]]
@@ -279,7 +278,7 @@ class JudgedBuilder(LabelBuilder):
 
     def conclude(self, store: FeatureStore) -> list[str]:
         """Bring the journal into the order of the run, each answer once: a kill may have left two."""
-        path = self.folder / JOURNAL
+        path = self.folder / JUDGED
         found: dict[str, str] = {}
         for line in path.read_text("utf-8").splitlines() if path.exists() else ():
             try:
@@ -291,6 +290,10 @@ class JudgedBuilder(LabelBuilder):
         lines = sorted(found.items(), key=lambda item: (place.get(item[0].rpartition("/")[0], -1), item[0]))
         write_text(path, "".join(f"{line}\n" for _, line in lines))
         return []
+
+    def page(self, store: FeatureStore, about: Mapping[str, str], seed: int) -> str:
+        """Page on which the verdicts are read and corrected by keyboard."""
+        return reading_page(list(TextSource(str(self.folder / JUDGED)).all()), about=about, seed=seed)
 
     def summarise(self, store: FeatureStore) -> tuple[dict[str, Any], list[str]]:
         """Figures of the labels, and what the judge cost or could not use."""

@@ -94,6 +94,9 @@ COMPONENTS: dict[str, dict[str, str]] = {
     },
     "judge": {
         "article": "datagen.judges.article.ArticleJudge",
+        "hand": "datagen.judges.hand.HandJudge",
+        "majority": "datagen.judges.majority.MajorityJudge",
+        "openai": "datagen.judges.openai.OpenAIJudge",
     },
     "prompt": {"testbed": "prompts.PromptTemplate"},
     "launch": {

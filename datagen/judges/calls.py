@@ -1,0 +1,266 @@
+"""Calls of a judge: sent once, on disk before they are used, and never beyond the budget."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pydantic import BaseModel, Field
+
+from probers.checksums import Journal
+from probers.commands.openai_client import Server
+from probers.files import digest
+from probers.text import count
+
+from .budget import Budget, Stopped
+
+if TYPE_CHECKING:
+    import openai
+
+log = logging.getLogger(__name__)
+
+#: Characters of a token, and tokens of a short reply, where only an estimate is possible.
+_CHARACTERS, _REPLY = 4, 100
+#: Statuses below 500 after which the same request may succeed.
+_AGAIN = (408, 409, 429)
+#: Seconds before another attempt: the first, the longest, and the longest that a server may ask for.
+_PAUSE, _LONGEST_PAUSE, _LONGEST_ASKED = 0.5, 8.0, 120.0
+
+
+class Message(BaseModel):
+    """What a chat model wrote."""
+
+    content: str | None = None
+    refusal: str | None = None
+
+
+class Choice(BaseModel):
+    """One reply of a response."""
+
+    message: Message
+
+
+class Usage(BaseModel):
+    """Tokens of a request and its reply, as the server counts them."""
+
+    total_tokens: int | None = Field(None, ge=0)
+
+
+class Completion(BaseModel):
+    """A response of ``/v1/chat/completions``."""
+
+    choices: list[Choice] = Field(min_length=1)
+    usage: Usage | None = None
+
+
+class Reply(NamedTuple):
+    """What came back; ``refused`` where the server's model declined to answer."""
+
+    text: str
+    refused: bool
+
+
+@dataclass
+class Calls:
+    """Chat requests of one system message, each sent once and kept in a file before its reply is used.
+
+    A kill loses no reply that had come back, and the same request costs nothing from then on. Timeouts and
+    failures are not kept. Only requests that the server does not refuse count: an attempt without an answer
+    does, since the server may have worked on it.
+
+    Attributes:
+        server: where to send them.
+        model: the server's name of the model.
+        system: the system message.
+        path: file of the replies, which several judges may share.
+        budget: what may be spent, earlier runs in the same folder included.
+        parallel: requests at a time.
+        timeout: seconds without an answer before an attempt counts as failed.
+        retries: further attempts after a timeout or a failure that may pass.
+        sent: calls of this run that count.
+        kept: requests of this run whose replies were there already.
+        estimated: replies of this run whose tokens the server did not tell.
+    """
+
+    server: Server
+    model: str
+    system: str
+    path: Path
+    budget: Budget
+    parallel: int = 4
+    timeout: float = 60.0
+    retries: int = 4
+    sent: int = field(default=0, init=False)
+    kept: int = field(default=0, init=False)
+    estimated: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self._client = self.server.client(max_retries=0, timeout=self.timeout)
+        # Parameters that servers may refuse; they are then left out for the rest of the run.
+        self._optional: dict[str, Any] = {"temperature": 0, "response_format": {"type": "json_object"}}
+        self._asker = digest(json.dumps([self.model, self.system]))
+        self._lock = threading.Lock()
+        self._answered = False
+
+    @cached_property
+    def _known(self) -> dict[str, Reply]:
+        """Replies by the hash of their request; those of the file, which are counted, at first."""
+        journal = Journal(self.path)
+        lines = journal.read()
+        if lines.cut or lines.damaged:
+            # A line without its end would spoil the next one.
+            journal.rewrite(lines.records.values())
+        if lines.damaged:
+            log.warning("%s is damaged in %s: asking again", self.path, count(len(lines.damaged), "line"))
+        own = [record for record in lines.records.values() if record.get("asker") == self._asker]
+        for record in own:
+            self.budget.add(record["tokens"])
+        return {record["request"]: Reply(record["reply"], record["refused"]) for record in own}
+
+    def all(self, contents: Sequence[str]) -> list[Reply | None]:
+        """Ask with each of the user messages; None where all attempts timed out.
+
+        Raises:
+            UserError: the server refuses the request, the key or the model.
+            RunError: a limit is reached (code "limit"), or the server fails or cannot be reached. Requests
+                in flight are awaited and kept.
+        """
+        asked = {self._key(content): content for content in contents}
+        new = {key: content for key, content in asked.items() if key not in self._known}
+        self.kept += len(asked) - len(new)
+        found: dict[str, Reply | None] = {key: self._known[key] for key in asked if key not in new}
+        if new:
+            found |= self._together(new)
+        return [found[self._key(content)] for content in contents]
+
+    def new(self, contents: Sequence[str]) -> int:
+        """Count the requests whose replies are not there yet."""
+        return len({self._key(content) for content in contents} - self._known.keys())
+
+    def _together(self, asked: Mapping[str, str]) -> dict[str, Reply | None]:
+        self.budget.start()
+        pool = ThreadPoolExecutor(self.parallel)
+        try:
+            futures: list[Future[Reply | None]] = [pool.submit(self._one, *each) for each in asked.items()]
+            wait(futures, return_when=FIRST_EXCEPTION)
+        except BaseException:
+            self.budget.stop()
+            raise
+        finally:
+            pool.shutdown(cancel_futures=True)  # what is in flight is paid for and kept
+        for future in futures:
+            error = None if future.cancelled() else future.exception()
+            if error is not None and not isinstance(error, Stopped):
+                raise error
+        return {key: future.result() for key, future in zip(asked, futures, strict=True)}
+
+    def _key(self, content: str) -> str:
+        return digest(json.dumps([self.model, self._messages(content)]), 32)
+
+    def _messages(self, content: str) -> list[dict[str, str]]:
+        return [{"role": "system", "content": self.system}, {"role": "user", "content": content}]
+
+    def _one(self, key: str, content: str) -> Reply | None:
+        try:
+            with self.server.telling():
+                return self._attempt(key, content)
+        except BaseException:
+            self.budget.stop()  # before this thread takes the next request
+            raise
+
+    def _attempt(self, key: str, content: str) -> Reply | None:
+        """Send a request until it is answered; None where it times out for good."""
+        import openai
+
+        attempt = 0
+        while True:
+            optional = dict(self._optional)
+            try:
+                return self._send(key, content, optional)
+            except openai.APIError as error:
+                if refused := _refused(error, optional):
+                    for name in refused:
+                        if self._optional.pop(name, None) is not None:
+                            log.info("%s does not take %s: going on without", self.server.name, name)
+                    continue
+                if attempt == self.retries or not self._passes(error):
+                    if isinstance(error, openai.APITimeoutError) and not _unreached(error):
+                        return None
+                    raise
+                self.budget.pause(_pause(error, attempt))
+                attempt += 1
+
+    def _send(self, key: str, content: str, optional: Mapping[str, Any]) -> Reply:
+        """Send a request once, and keep its reply."""
+        import openai
+
+        messages: Any = self._messages(content)
+        size = len(self.system) + len(content)
+        reserved = size // _CHARACTERS + _REPLY
+        self.budget.take(reserved)
+        spent: int | None = reserved
+        try:
+            create: Any = self._client.chat.completions.create
+            answer = self.server.read(Completion, create(model=self.model, messages=messages, **optional))
+            said = answer.choices[0].message
+            # A file in UTF-8 takes no half of a surrogate pair.
+            text = (said.content or "").encode("utf-8", "replace").decode()
+            told = answer.usage.total_tokens if answer.usage else None
+            spent = told or (size + len(text)) // _CHARACTERS + 1
+            reply = Reply(text, bool(said.refusal) or not text.strip())
+            record = {
+                "request": key, "asker": self._asker, "model": self.model, "reply": text,
+                "refused": reply.refused, "tokens": spent, "estimated": not told,
+            }  # fmt: skip
+            with self._lock:
+                Journal(self.path).append([record])
+                self._known[key] = reply
+                self.estimated += not told
+                self._answered = True
+            return reply
+        except openai.APIStatusError:
+            spent = None
+            raise
+        finally:
+            with self._lock:
+                self.sent += spent is not None
+            self.budget.settle(reserved, spent)
+
+    def _passes(self, error: openai.APIError) -> bool:
+        """Tell whether another attempt may succeed; at first a server that is not there is none."""
+        import openai
+
+        if isinstance(error, openai.APIStatusError):
+            return error.status_code in _AGAIN or error.status_code >= 500
+        return isinstance(error, openai.APIConnectionError) and (self._answered or not _unreached(error))
+
+
+def _unreached(error: openai.APIError) -> bool:
+    """Tell whether no connection was made at all."""
+    return type(error.__cause__).__name__ in ("ConnectError", "ConnectTimeout")
+
+
+def _refused(error: openai.APIError, optional: Mapping[str, Any]) -> list[str]:
+    """Parameters that the server does not take."""
+    if getattr(error, "status_code", 0) not in (400, 422):
+        return []
+    return [name for name in optional if name in f"{error.message} {error.body}"]
+
+
+def _pause(error: openai.APIError, attempt: int) -> float:
+    """Seconds to wait: what the server asks for, else twice as long each time."""
+    headers: Mapping[str, str] = getattr(getattr(error, "response", None), "headers", {})
+    for name, unit in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
+        with suppress(KeyError, ValueError):
+            asked = float(headers[name]) * unit
+            if 0 <= asked <= _LONGEST_ASKED:
+                return asked
+    return float(min(_PAUSE * 2**attempt, _LONGEST_PAUSE))

@@ -1,0 +1,233 @@
+"""A judge behind an OpenAI-compatible URL, asked about one sentence at a time."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import NamedTuple
+
+from probers.commands.openai_client import Server
+from probers.files import check_file
+from probers.options import Count, Natural, Positive
+from probers.text import count, split_sentences
+from probers.types import Passage, UserError, first_line
+
+from .base import Answer, Grounds, Judge, Ruling
+from .budget import Budget
+from .calls import Calls, Reply
+from .replies import REFUSED, TIMEOUT, Reading, read_reply, unread
+
+log = logging.getLogger(__name__)
+
+#: File in the run's folder that keeps every reply.
+REPLIES = "judge.jsonl"
+#: Words of the reference article that a request holds at most, in whole sentences.
+_REFERENCE = 600
+_LISTED = 5  # answers that a line names
+#: What a text says to a judge, and hardly ever about the world.
+_INSTRUCTION = re.compile(
+    r"\b(ignore|disregard|forget)\b.{0,40}\b(above|previous|prior|earlier|preceding|instructions?|prompts?)\b"
+    r"|\b(answer|reply|respond|output|return|label|mark|rate)\b(\W+\w+){0,4}?\W+(supported|contradicted)\b"
+    r"|\byou are (now )?(a|an|the)\b.{0,20}\b(judge|grader|evaluator|annotator|fact.?checker)\b"
+    r"|\b(verdicts?|spans?)\"?\s*:\s*[\[\"]",
+    re.IGNORECASE | re.DOTALL,
+)
+_PLACEHOLDER = re.compile(r"\{\s*(question|passages|sentence|spans|answer)\s*\}")
+
+
+class _Request(NamedTuple):
+    """A sentence with its units, by their place in the answer, and the text of each different one."""
+
+    answer: Answer
+    sentence: str
+    units: tuple[int, ...]
+    spans: tuple[str, ...]
+
+
+@dataclass(repr=False, eq=False)
+class OpenAIJudge(Judge):
+    """A model behind any OpenAI-compatible URL (extra "remote"), asked once for each sentence with units.
+
+    A request holds the question, passages, the sentence and its units as one JSON object, so that the text to
+    judge cannot change the format. The passages are the first 600 words of the reference article, where there
+    is one, and those that the corpus has for the sentence. What a reply does not say exactly as it was asked
+    to is counted and becomes "unknown". Every reply is kept in ``judge.jsonl`` in the run's folder, so that
+    it is paid for once. The key is the environment's OPENAI_API_KEY.
+
+    Attributes:
+        url: address of the server, which ends with /v1.
+        model: the server's name of the model.
+        passages: passages of the corpus for each sentence; 0 reads no corpus.
+        prompt: file of instructions in place of our own; it becomes the system message as it stands.
+        max_calls: most calls, those of earlier runs in the folder included; null is no limit.
+        max_tokens: most tokens of requests and replies, as the server counts them, or else one for 4
+            characters; likewise.
+        parallel: requests at a time.
+        timeout: seconds without an answer before an attempt counts as failed.
+        retries: further attempts after a timeout or a failure that may pass.
+        problems: how often each way occurred in which a reply is no verdict.
+        instructing: how many sentences of each answer read like an instruction to a judge, by id.
+
+    Raises:
+        UserError: no ``url`` or ``model``, an unusable ``prompt``, no openai; the server refuses the key, the
+            model or the request.
+        RunError: a limit is reached (code "limit"); the server fails or cannot be reached.
+    """
+
+    grounds: Grounds
+    _: KW_ONLY
+    url: str | None = None
+    model: str | None = None
+    passages: Natural = 3
+    prompt: str | None = None
+    max_calls: Count | None = None
+    max_tokens: Count | None = None
+    parallel: Count = 4
+    timeout: Positive = 60.0
+    retries: Natural = 4
+    problems: Counter[str] = field(default_factory=Counter, init=False)
+    instructing: Counter[str] = field(default_factory=Counter, init=False)
+    _begun: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        if self.url is None or self.model is None:
+            option, what = ("url", "http://HOST:PORT/v1") if self.url is None else ("model", "NAME")
+            told = f"judge=openai needs the judge's {option}: pass judge.{option}={what}"
+            raise UserError(told, "missing-value")
+        self.files = () if self.prompt is None else (self.prompt,)
+        self.calls = Calls(
+            Server("judge.url", self.url, "judge.parallel"), self.model, self._instructions(),
+            self.grounds.folder / REPLIES,
+            Budget(self.max_calls, self.max_tokens, str(self.grounds.folder / REPLIES)),
+            self.parallel, self.timeout, self.retries,
+        )  # fmt: skip
+
+    def judge(self, answers: Sequence[Answer]) -> list[list[Ruling]]:
+        """As :meth:`Judge.judge`; the first call logs the number of requests and the limits."""
+        requests = [(place, one) for place, each in enumerate(answers) for one in _requests(each)]
+        for _, one in requests:
+            if _INSTRUCTION.search(one.sentence):
+                self.instructing[one.answer.id] += 1
+        sentences = [one.sentence for _, one in requests]
+        passages = self.grounds.passages(sentences, self.passages) if sentences else []
+        contents = [_content(one, found) for (_, one), found in zip(requests, passages, strict=True)]
+        self._announce(contents)
+        rulings: list[list[Ruling]] = [[Ruling("unknown")] * len(each.units) for each in answers]
+        for (place, one), reply in zip(requests, self.calls.all(contents), strict=True):
+            reading = _read(reply, one.spans)
+            self.problems += reading.counts
+            for unit, ruling in self._ruled(one, reading):
+                rulings[place][unit] = ruling
+        return rulings
+
+    def lines(self) -> list[str]:
+        """Calls and tokens, replies that could not be used, and sentences that speak to a judge."""
+        calls, budget = self.calls, self.calls.budget
+        by = f", {count(calls.estimated, 'call')} by an estimate" if calls.estimated else ""
+        told = [
+            f"judge {self.model}: {count(calls.sent, 'call')}, {calls.kept:,} more from {REPLIES}; "
+            f"{budget.tokens:,} tokens in all{by}"
+        ]
+        if self.problems:
+            listed = ", ".join(f"{n} {problem}" for problem, n in self.problems.most_common())
+            told.append(f"  without a verdict: {listed}")
+        if self.instructing:
+            names = ", ".join(list(self.instructing)[:_LISTED])
+            more = f" and {len(self.instructing) - _LISTED} more" if len(self.instructing) > _LISTED else ""
+            sentences = count(self.instructing.total(), "sentence")
+            told.append(f"  {sentences} that read like an instruction to the judge, in {names}{more}")
+        return told
+
+    def _instructions(self) -> str:
+        """The system message: our own, or the file's."""
+        if self.prompt is None:
+            return (resources.files("probers.datagen.judges") / "openai.txt").read_text("utf-8")
+        try:
+            check_file(self.prompt)
+            text = Path(self.prompt).read_text("utf-8")
+        except OSError as error:
+            told = f"judge.prompt={self.prompt} cannot be read: {error.strerror or first_line(error)}"
+            raise UserError(told, "no-file") from error
+        except UnicodeDecodeError as error:
+            told = f"judge.prompt={self.prompt} is not UTF-8 (byte {error.start}): save it as UTF-8"
+            raise UserError(told, "bad-file") from error
+        if not text.strip():
+            raise UserError(f"judge.prompt={self.prompt} is empty: give instructions", "empty")
+        if placeholder := _PLACEHOLDER.search(text):
+            told = f"judge.prompt={self.prompt} holds {placeholder[0]}, but nothing is filled in: remove it"
+            raise UserError(f"{told}, since each request is a JSON object of its own", "bad-file")
+        return text
+
+    def _announce(self, contents: Sequence[str]) -> None:
+        if self._begun or not contents:
+            return
+        self._begun = True
+        new, budget = count(self.calls.new(contents), "request"), self.calls.budget
+        limits = {"max_calls": self.max_calls, "max_tokens": self.max_tokens}
+        listed = ", ".join(f"judge.{name}={'none' if n is None else f'{n:,}'}" for name, n in limits.items())
+        log.info(
+            "judge %s: %s at most for the first %s; %s and %s tokens spent before; limits: %s",
+            self.model, new, count(len(contents), "sentence"), count(budget.calls, "call"),
+            f"{budget.tokens:,}", listed,
+        )  # fmt: skip
+
+    def _ruled(self, request: _Request, reading: Reading) -> Iterator[tuple[int, Ruling]]:
+        for unit in request.units:
+            span = _text(request.answer, unit)
+            if span in reading.verdicts:
+                yield unit, Ruling(reading.verdicts[span], f"by {self.model}")
+            else:
+                yield unit, Ruling("unknown", f"{self.model}: {reading.problems[span]}")
+
+
+def _text(answer: Answer, unit: int) -> str:
+    return answer.text[answer.units[unit].start : answer.units[unit].end]
+
+
+def _requests(answer: Answer) -> Iterator[_Request]:
+    """The sentences that hold units; one that reaches further takes the sentences up to its end."""
+    borders = split_sentences(answer.text)
+    units: dict[tuple[int, int], list[int]] = {}
+    for place, unit in enumerate(answer.units):
+        own = [(start, end) for start, end in borders if start < unit.end and end > unit.start]
+        first, last = (own[0], own[-1]) if own else ((unit.start, unit.end),) * 2
+        units.setdefault((min(first[0], unit.start), max(last[1], unit.end)), []).append(place)
+    for (start, end), places in units.items():
+        spans = tuple(dict.fromkeys(_text(answer, place) for place in places))
+        yield _Request(answer, answer.text[start:end], tuple(places), spans)
+
+
+def _content(request: _Request, passages: Sequence[Passage]) -> str:
+    """The user's message: one JSON object, whatever the texts in it say."""
+    answer = request.answer
+    found = [f"{passage.title}: {passage.text}" if passage.title else passage.text for passage in passages]
+    if reference := _beginning(answer.reference):
+        found.insert(0, f"{answer.subject}: {reference}" if answer.subject else reference)
+    asked = {
+        "question": answer.prompt, "passages": found, "sentence": request.sentence, "spans": request.spans,
+    }  # fmt: skip
+    return json.dumps(asked, ensure_ascii=False)
+
+
+def _beginning(sentences: Sequence[str]) -> str:
+    """As many whole sentences as a request may hold."""
+    kept: list[str] = []
+    words = 0
+    for sentence in sentences:
+        words += len(sentence.split())
+        if words > _REFERENCE:
+            break
+        kept.append(sentence)
+    return " ".join(kept)
+
+
+def _read(reply: Reply | None, spans: Sequence[str]) -> Reading:
+    if reply is None:
+        return unread(spans, TIMEOUT)
+    return unread(spans, REFUSED) if reply.refused else read_reply(reply.text, spans)

@@ -1,0 +1,100 @@
+"""OpenAI's client for any server of its API: responses are checked, and failures told in one sentence."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from json import JSONDecodeError
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from ..types import RunError, UserError, first_line
+
+if TYPE_CHECKING:
+    from openai import OpenAI
+
+_LONGEST = 200  # characters of what a server says
+_Body = TypeVar("_Body", bound=BaseModel)
+
+
+class NotThere(UserError):
+    """Status 404."""
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A server of OpenAI's API, as messages name it.
+
+    Attributes:
+        option: what chose it, as "engine".
+        url: its address, which ends with ``/v1``.
+        fewer: option that lowers the number of requests at a time.
+    """
+
+    option: str
+    url: str
+    fewer: str
+
+    @property
+    def name(self) -> str:
+        """The server as it was typed."""
+        return f"{self.option}={self.url}"
+
+    def client(self, **options: Any) -> OpenAI:
+        """Make the client, with the key of the environment's OPENAI_API_KEY; UserError without openai."""
+        try:
+            import openai
+        except ImportError as error:
+            told = f'{self.name} needs openai: pip install "probers[remote]"'
+            raise UserError(told, "missing-extra") from error
+        return openai.OpenAI(base_url=self.url, api_key=os.environ.get("OPENAI_API_KEY") or "-", **options)
+
+    def read(self, kind: type[_Body], answer: Any) -> _Body:
+        """Check a response (RunError)."""
+        try:
+            return kind.model_validate(answer.model_dump(warnings=False))
+        except ValidationError as error:
+            problem = error.errors()[0]
+            why = f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
+        except (AttributeError, TypeError):  # the client gives other types as they came
+            why = "no JSON"
+        told = f"{self.name} does not answer as OpenAI's API does ({why}): correct the address"
+        raise RunError(told, "server")
+
+    @contextmanager
+    def telling(self) -> Iterator[None]:
+        """Turn a refusal (UserError) or failure (RunError) of the server into one sentence."""
+        import openai
+
+        kind: type[UserError | RunError] = UserError
+        code: Any = "server"
+        try:
+            yield
+            return
+        except (openai.AuthenticationError, openai.PermissionDeniedError) as error:
+            another = "another" if os.environ.get("OPENAI_API_KEY") else "a"
+            told = f"asks for {another} key: set OPENAI_API_KEY ({_said(error)})"
+        except openai.NotFoundError as error:
+            kind, told = NotThere, f"has no such model or address, which ends in /v1 ({_said(error)})"
+        except openai.RateLimitError as error:
+            told = f"is too busy: run it later, or with a smaller {self.fewer} ({_said(error)})"
+            kind = RunError
+        except openai.APIConnectionError as error:
+            kind, code, why = RunError, "network", first_line(error.__cause__ or error)
+            told = f"cannot be reached: start the server or correct the address ({why})"
+        except openai.APIStatusError as error:
+            kind = RunError if error.status_code >= 500 else UserError
+            told = f"answers with status {error.status_code}: {_said(error)}"
+        except (openai.APIError, JSONDecodeError, UnicodeDecodeError) as error:
+            kind, told = RunError, f"does not answer as OpenAI's API does: {first_line(error)}"
+        raise kind(f"{self.name} {told}", code)
+
+
+def _said(error: Any) -> str:
+    """The server's own words."""
+    body = error.body
+    told = body.get("message") if isinstance(body, dict) else None
+    return " ".join(str(told or body or error.message).split())[:_LONGEST]
