@@ -8,7 +8,8 @@ Four rules, in this order; an entity that none of them decides is unknown:
 3. *same sentence*: a sentence of the article, or of a passage, has the entity and two of the content words
    that stand around it in the answer (the one, if only one does): supported.
 4. *another subject*: the answer says that the subject is a kind of thing which the article knows nothing of
-   ("a mathematician" of a judge), and the entity is nowhere in the article: contradicted.
+   ("a mathematician" of a judge), and the entity is nowhere in the article: contradicted. In such an answer
+   nothing is supported: what is right of it is so by chance.
 """
 
 from __future__ import annotations
@@ -113,10 +114,10 @@ class _Compared:
         if not self.reference.sentences and not passages:
             return Ruling("unknown", "no reference article")
         mention = self.answer.text[unit.start : unit.end]
-        return (
-            self._by_facts(unit) or self._by_sentence(unit, mention, passages) or self._by_kind(unit, mention)
-            or Ruling("unknown", "the article does not tell")
-        )  # fmt: skip
+        ruling = self._by_facts(unit) or self._by_sentence(unit, mention, passages)
+        if ruling and not (ruling.verdict == "supported" and self._another):
+            return ruling
+        return self._by_kind(unit, mention) or Ruling("unknown", "the article does not tell")
 
     def _by_facts(self, unit: Mark) -> Ruling | None:
         for fact in self._facts:
@@ -146,6 +147,8 @@ class _Compared:
         return {"equivalent": True, "different": False}.get(verdict)
 
     def _by_sentence(self, unit: Mark, mention: str, passages: Iterable[str]) -> Ruling | None:
+        if unit.type == "number" and not any(map(str.isdigit, mention)):
+            return None  # "first", "two": nearly every article has them
         around = self._around(unit)
         read = list(zip(self.reference.sentences, self.reference.entities, strict=True))
         read += [

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from probers.equivalence.wordnet import find_wordnet, open_wordnet
-from probers.text import split_sentences
+from probers.text import is_stop_word, split_sentences
 
 _COPULA = re.compile(r"\b(?:is|was|are|were)\s(?:an?|the|one\sof\sthe|one\sof)\s|\s[–—-]\san?\s")
 #: Where the noun phrase behind "is a" ends.
@@ -20,7 +20,8 @@ _END = re.compile(
 _VAGUE = frozenset(
     "form type kind part member one name series set group example piece term variety style work person "
     "figure individual place way collection combination concept former list case classic masterpiece staple "
-    "tale treasure icon matter drama comedy thriller franchise conglomerate story narrative".split()
+    "tale treasure icon matter drama comedy thriller franchise conglomerate story narrative stretch reference "
+    "area region artist".split()
 )
 #: WordNet's classes of things; other nouns ("aspect", "journey") do not tell one thing from another.
 _THINGS = frozenset(
@@ -44,20 +45,21 @@ def another_kind(answer: str, article: str, subject: str) -> str:
     folder = find_wordnet()
     if folder is None:
         return ""
-    found = next(iter(_nouns(answer, subject, folder)), "")
+    said = _nouns(answer, subject, folder)
     # "Tangled Lives (1910 film)"
     named = [w for w in _words(subject.partition("(")[2]) if _senses(w, folder)]
     own = [*_nouns(article, subject, folder), *named]
-    if not found or not own or not any(s.lexname() in _THINGS for s in _senses(found, folder)[:1]):
+    if not said or not own or not any(s.lexname() in _THINGS for s in _senses(said[0], folder)[:1]):
         return ""
-    if found[:_STEM].lower() in article.lower() or any(_alike(found, noun, folder) for noun in own):
+    text = article.lower()
+    if any(noun[:_STEM].lower() in text or _alike(noun, one, folder) for noun in said for one in own):
         return ""
-    return f"{own[0]} / {found}"
+    return f"{own[0]} / {said[0]}"
 
 
 def _nouns(text: str, subject: str, folder: str) -> list[str]:
     """Nouns of the first phrase "the subject is a ..", the head first; [] where none says a kind."""
-    own = set(map(str.lower, _words(subject)))
+    own = {word for word in map(str.lower, _words(subject)) if not is_stop_word(word)}
     for start, end in split_sentences(text)[:_SENTENCES]:
         copula = _COPULA.search(text, start, end)
         if copula is None or not own & set(map(str.lower, _words(text[start : copula.start()]))):

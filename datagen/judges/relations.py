@@ -106,7 +106,8 @@ def _of_sentence(
             if _is_of_subject(text, start, found.start(), inside, subject):
                 yield from (Fact(relation, e, e.text) for e in _row(text, found.end(), inside))
     copula = _COPULA.search(text, start, end)
-    if copula and _is_of_subject(text, start, copula.start(), inside, subject):
+    named = copula and _words(subject) & _words(text[start : copula.start()])
+    if copula and (named or opens) and _is_of_subject(text, start, copula.start(), inside, subject):
         yield from _copula(text, copula.end(), end, inside)
 
 
