@@ -506,14 +506,13 @@ def test_a_prompt_of_ones_own_is_the_system_message(tmp_path):
         judge(server.url, tmp_path).judge([answer(ONE)])  # another prompt is another request
     first, second = (body["messages"][0]["content"] for body in server.bodies)
     assert first == "Judge it.\n" and "verdicts" in second
-    assert tuple(made.files) == (str(own),)
 
 
 class Fixed(Judge):
     """Gives one verdict to all."""
 
-    def __init__(self, grounds: Grounds, *, verdict: str = "supported", file: str = "") -> None:
-        self.verdict, self.files = verdict, (file,) if file else ()
+    def __init__(self, grounds: Grounds, *, verdict: str = "supported") -> None:
+        self.verdict = verdict
 
     def judge(self, answers):
         return [[Ruling(self.verdict)] * len(each.units) for each in answers]
@@ -546,7 +545,7 @@ def test_a_verdict_is_what_more_than_half_give(tmp_path, members, verdict):
     assert ruling.verdict == verdict
     for number, each in enumerate(members, 1):
         assert any(f"{number}: {each}" in part for part in ruling.evidence.split("; "))
-    assert list(made.files) == list(members) and len(made.lines()) == len(members)
+    assert len(made.lines()) == len(members)
 
 
 def test_servers_vote_within_their_own_limits(tmp_path):
@@ -573,7 +572,7 @@ def by_hand(folder: Path, *lines: Any) -> HandJudge:
     file = folder / "hand.jsonl"
     file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     made = Component.of("judge", "hand", file=str(file)).make(grounds(folder))
-    assert isinstance(made, HandJudge) and tuple(made.files) == (str(file),)
+    assert isinstance(made, HandJudge)
     return made
 
 

@@ -31,6 +31,7 @@ from .relations import IN_COUNTRY, IN_PLACE, Fact, country_of, facts
 _AROUND = 8
 #: Content words that a sentence of the article must share with those.
 _SHARED = 2
+_YEAR = re.compile(r"\d{3,4}")
 _WORD = re.compile(r"[^\W_]+(?:['’-][^\W_]+)*")
 #: United Kingdom and its parts: one may be told for the other.
 _KINGDOM = frozenset(("United Kingdom", "England", "Scotland", "Wales", "Northern Ireland"))
@@ -143,6 +144,9 @@ class _Compared:
             return None
         if fact.relation.endswith(IN_PLACE) and self._named(fact.value):
             return None  # one may lie in the other
+        timed = fact.entity.type in ("date", "year")
+        if timed and not (_YEAR.search(fact.value) and _YEAR.search(other.value)):
+            return None  # a day alone
         verdict = self.grounds.matcher.match(other.value, fact.value).verdict
         return {"equivalent": True, "different": False}.get(verdict)
 

@@ -82,9 +82,6 @@ class Judge(ABC):
     One of your own is ``judge._target_=my_package.MyJudge``.
     """
 
-    #: Files that its verdicts depend on; a resumed run must find them unchanged.
-    files: Sequence[str] = ()
-
     @abstractmethod
     def judge(self, answers: Sequence[Answer]) -> list[list[Ruling]]:
         """Give a ruling for each unit of each answer, in their order.

@@ -37,7 +37,7 @@ class HandJudge(Judge):
         if not Path(file).is_file():
             told = f"judge.file={file} is not a file: give JSON lines with id, answer and spans"
             raise UserError(told, "no-file")
-        self._file, self.files = file, (file,)
+        self._file = file
         self._units = self._judged = 0
 
     @cached_property

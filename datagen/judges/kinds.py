@@ -20,8 +20,8 @@ _END = re.compile(
 _VAGUE = frozenset(
     "form type kind part member one name series set group example piece term variety style work person "
     "figure individual place way collection combination concept former list case classic masterpiece staple "
-    "tale treasure icon matter drama comedy thriller franchise conglomerate story narrative stretch reference "
-    "area region artist".split()
+    "tale treasure icon matter drama comedy thriller franchise conglomerate story narrative stretch "
+    "reference area region artist".split()
 )
 #: WordNet's classes of things; other nouns ("aspect", "journey") do not tell one thing from another.
 _THINGS = frozenset(

@@ -36,7 +36,6 @@ class MajorityJudge(Judge):
             for place, name in enumerate(names)
         ]
         self._judges: list[Judge] = [component.make(grounds) for _, component in parts]
-        self.files = [file for judge in self._judges for file in judge.files]
 
     def judge(self, answers: Sequence[Answer]) -> list[list[Ruling]]:
         members = [judge.judge(answers) for judge in self._judges]

@@ -100,7 +100,6 @@ class OpenAIJudge(Judge):
             option, what = ("url", "http://HOST:PORT/v1") if self.url is None else ("model", "NAME")
             told = f"judge=openai needs the judge's {option}: pass judge.{option}={what}"
             raise UserError(told, "missing-value")
-        self.files = () if self.prompt is None else (self.prompt,)
         self.calls = Calls(
             Server("judge.url", self.url, "judge.parallel"), self.model, self._instructions(),
             self.grounds.folder / REPLIES,

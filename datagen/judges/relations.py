@@ -52,17 +52,21 @@ _LINK = re.compile(
     r"(?:[\s,(]|\b(?:on|in|at|from|near|around|about|circa|c|early|late|the|city|town|village|of|and|as|year|month|"
     r"raised|worldwide)\b)*"
 )
-#: What may stand before a name of a row: other names, and up to four words that describe him.
-_MAKERS = re.compile(r"(?:[\s,&]|\band\b)*(?:[a-z-]+\s){0,4}")
+#: What may stand before the first name of a row, and between names.
+_BEFORE_ROW = re.compile(r"\s*(?:[a-z-]+\s){0,4}")
+_WITHIN_ROW = re.compile(r"(?:[\s,&]|\band\b)*")
 _COPULA = re.compile(r"\b(?:is|was|are|were)\s(?:an?|the|one of the)\s")
 #: Where the noun phrase behind "is a" ends.
 _PHRASE_END = re.compile(
-    r"[.;:,(]|\b(?:who|that|which|where|when|by|for|from|with|and|about|based|located)\b"
+    r"[.;:,(]|\b(?:who|that|which|where|when|by|for|from|with|and|about|based|located|to|of|in|at|on)\b"
 )
 _PLACED = re.compile(r"\b(?:in|located in|situated in|of)\s(?:[a-z-]+\s){0,3}$")
 _LIFE = re.compile(r"\(\s?(?:[^()\d]*?)$")
+#: Words before a verb after which it may be said of something else.
 _OTHERS = re.compile(
-    r"\b(?:his|her|their|whose|brother|sister|father|mother|son|daughter|wife|husband)\b", re.I
+    r"\b(?:his|her|their|whose|which|who|that|brother|sister|father|mother|son|daughter|wife|husband|sequel|"
+    r"original|adaptation)\b",
+    re.IGNORECASE,
 )
 _PRONOUNS = frozenset("he she it they this".split())
 _TIMED = ("date", "year")
@@ -97,13 +101,13 @@ def _of_sentence(
                     if entity.start >= found.end() and _linked(text, found.end(), entity, inside):
                         yield from _when_or_where(relation, entity)
     for found in _BY.finditer(text, start, end):
-        if _is_of_subject(text, start, found.start(), inside, subject):
+        if _is_of_subject(text, start, found.start(), inside, subject, makers=True):
             makers = list(_row(text, found.end(), inside))
             for verb in re.findall(_MAKING, found[1]):
                 yield from (Fact(f"{verb} by", entity, entity.text) for entity in makers)
     for relation, cue in _NAMED.items():
         for found in cue.finditer(text, start, end):
-            if _is_of_subject(text, start, found.start(), inside, subject):
+            if _is_of_subject(text, start, found.start(), inside, subject, makers=True):
                 yield from (Fact(relation, e, e.text) for e in _row(text, found.end(), inside))
     copula = _COPULA.search(text, start, end)
     named = copula and _words(subject) & _words(text[start : copula.start()])
@@ -132,11 +136,19 @@ def _life(text: str, inside: Sequence[Entity]) -> Iterator[Fact]:
             return
 
 
-def _is_of_subject(text: str, start: int, cue: int, inside: Sequence[Entity], subject: str) -> bool:
-    """Tell whether the words before a verb name the subject, by name, pronoun or nothing, and nobody else."""
+def _is_of_subject(
+    text: str, start: int, cue: int, inside: Sequence[Entity], subject: str, *, makers: bool = False
+) -> bool:
+    """Tell whether the words before a verb name the subject, by name, pronoun or nothing, and nobody else.
+
+    Of ``makers`` others may stand before: "is a film directed by John Hill and starring ..".
+    """
     lead = text[start:cue]
     if _OTHERS.search(lead):
         return False
+    if makers and (copula := _COPULA.search(text, start, cue)):
+        cue = copula.start()
+        lead = text[start:cue]
     own = _words(subject)
     names = [
         e for e in inside if e.end <= cue and e.type not in (*_TIMED, "number") and not country_of(e.text)
@@ -164,14 +176,16 @@ def _linked(text: str, cue: int, entity: Entity, inside: Sequence[Entity]) -> bo
 
 
 def _row(text: str, place: int, inside: Sequence[Entity]) -> Iterator[Entity]:
-    """The names in a row from ``place`` on; a nationality before a name describes it."""
+    """The names in a row from ``place`` on; a nationality and some words may describe the first."""
+    gap = _BEFORE_ROW
     for entity in inside:
         if entity.start < place:
             continue
-        if not _MAKERS.fullmatch(text[place : entity.start]) or entity.type in (*_TIMED, "number"):
+        if not gap.fullmatch(text[place : entity.start]) or entity.type in (*_TIMED, "number"):
             return
         place = entity.end
         if not country_of(entity.text):
+            gap = _WITHIN_ROW
             yield entity
 
 

@@ -136,7 +136,7 @@ class JudgedBuilder(LabelBuilder):
                 answers=settings.answers_per_prompt, temperature=settings.temperature, seed=settings.seed,
             )  # fmt: skip
 
-        named = [v for v in options.values() if isinstance(v, str) and Path(v).is_file()]
+        named = list(_files(options))
         named += filter(None, (settings.matcher.options["aliases"], settings.matcher.options["vectors"]))
         return Prepared(make, [*files, *named], wordnet_found(settings))
 
@@ -330,6 +330,17 @@ def _unit(settings: Datagen) -> Unit:
         told = "judge_units=sentences judges no entities: give unit=sentence, or judge_units=both"
         raise UserError(told, "conflict")
     return unit
+
+
+def _files(value: Any) -> Iterator[str]:
+    """Files among the options of judges: a resumed run must find them unchanged."""
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        for each in value:
+            yield from _files(each)
+    elif isinstance(value, str) and Path(value).is_file():
+        yield value
 
 
 def _topics(settings: Datagen) -> tuple[list[Topic], list[str]]:

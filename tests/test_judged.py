@@ -1,0 +1,315 @@
+"""--source judged: answers that the model writes, and verdicts that are exact where the world is known."""
+
+import json
+import re
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from artefacts import contents, shard_by_shard, write_lines
+from refusals import fails
+from test_judges import Scripted, asked, said
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from probers import FeatureStore
+from probers.commands import main as cli
+from probers.data.texts import Mark, TextSource
+from probers.data.topics import PromptFile, Topic
+from probers.datagen.judges.agreement import FILE
+from probers.datagen.judges.article import ArticleJudge
+from probers.datagen.judges.base import JUDGED, Answer, Grounds
+from probers.datagen.judges.kinds import another_kind
+from probers.datagen.judges.relations import country_of, facts
+from probers.datagen.labels.judged import JudgedBuilder
+from probers.entities import Recogniser, find_entities
+from probers.equivalence import EntityMatcher
+from probers.equivalence.wordnet import wordnet_available
+from probers.prompts import TESTBED_PROMPT
+from probers.testbed.assets import load_world, model_path
+from probers.testbed.relations import RELATIONS
+
+ASKED = [
+    "--source", "judged", "limit=24", "max_new_tokens=40", "layers=[6,12]", "shard_size=6", "batch_size=12",
+    "pool=[predicting,mean]",
+]  # fmt: skip
+
+
+def true_verdict(sentence: str, span: str, name: str) -> str:
+    """What the world says of a sentence about an entity of this name."""
+    world = load_world()
+    entity = next(e for e in world.entities.values() if e.name == name)
+    truths = {fact.relation: fact.truth for fact in world.facts_of(entity)}
+    for relation in RELATIONS:
+        for wording in relation.statements:
+            form = re.escape(wording).replace(r"\{n\}", f"(?:{re.escape(name)}|He|She|It)?")
+            if relation.kind == entity.kind and re.fullmatch(
+                form.replace(r"\{v\}", re.escape(span)), sentence
+            ):
+                return "supported" if truths[relation.key] == span else "contradicted"
+    return "unknown"
+
+
+def knows_the_world(body):
+    told = asked(body)
+    sentence = told["sentence"].strip()
+    verdicts = [{"span": s, "verdict": true_verdict(sentence, s, told["question"])} for s in told["spans"]]
+    return 200, said({"verdicts": verdicts})
+
+
+@pytest.fixture(scope="module")
+def server():
+    with Scripted(knows_the_world) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def run(server, tmp_path_factory):
+    """Answers of the testbed's model, judged by a server that knows the world."""
+    return judged(tmp_path_factory.mktemp("judged") / "world", server)
+
+
+def judged(out, server, *typed):
+    judge = ["judge=openai", f"judge.url={server.url}", "judge.model=m", "judge.passages=0"]
+    return cli.run("datagen", [*ASKED, *judge, f"out={out}", *typed])
+
+
+def test_every_verdict_of_a_judge_who_knows_the_world_becomes_its_label(run):
+    store = FeatureStore.open(run)
+    rows, texts = store.table(), {t.id: t for t in TextSource(str(run / JUDGED)).all()}
+    assert len(texts) == 24 and set(rows["correct"]) == {0, 1}
+    for row in rows.to_dict("records"):
+        text = texts[row["id"].rpartition("/")[0]]
+        end = text.answer.find(".", row["cut_at"]) + 1
+        start = text.answer.rfind(".", 0, row["cut_at"]) + 1
+        verdict = true_verdict(text.answer[start:end].strip(), row["answer"], text.asked)
+        assert verdict == ("supported" if row["correct"] else "contradicted"), row
+    decided = sum(mark.wrong is not None for text in texts.values() for mark in text.spans)
+    assert decided == len(rows)
+
+
+def test_states_are_those_of_plain_transformers_at_the_entity_and_before_it(run):
+    store = FeatureStore.open(run).feature(pool="mean")
+    before = FeatureStore.open(run).feature(pool="predicting")
+    tokenizer = AutoTokenizer.from_pretrained(model_path())
+    model = AutoModelForCausalLM.from_pretrained(model_path(), dtype=torch.float32)
+    texts = {t.id: t for t in TextSource(str(run / JUDGED)).all()}
+    for place, row in enumerate(store.table().to_dict("records")[:6]):
+        text = texts[row["id"].rpartition("/")[0]]
+        found = tokenizer(text.asked + text.answer, return_offsets_mapping=True)
+        start = len(text.asked) + row["cut_at"]
+        own = [
+            i
+            for i, (a, b) in enumerate(found["offset_mapping"])
+            if a < start + len(row["answer"]) and b > start
+        ]
+        with torch.no_grad():
+            made = model(torch.tensor([found["input_ids"]]), output_hidden_states=True)
+        states = made.hidden_states[6][0].numpy()
+        np.testing.assert_allclose(store.layer(6)[place], states[own].mean(axis=0), rtol=0.03, atol=0.03)
+        np.testing.assert_allclose(before.layer(6)[place], states[own[0] - 1], rtol=0.03, atol=0.03)
+
+
+def test_the_article_judge_is_right_where_it_decides(run, tmp_path):
+    own = cli.run("datagen", [*ASKED, f"out={tmp_path / 'article'}"])
+    out = cli.run("judge", ["agreement", str(own), str(run), f"out={tmp_path / 'agreement'}"])
+    figures = json.loads((out / FILE).read_text())["figures"]
+    assert figures["decided_precision"]["value"] >= 0.9
+    assert 0.1 <= figures["coverage"]["value"] < 1
+
+
+def test_an_interrupted_run_ends_in_the_same_bytes_and_pays_no_call_twice(server, run, tmp_path, monkeypatch):
+    judge = ["judge=openai", f"judge.url={server.url}", "judge.model=m", "judge.passages=0"]
+    before = len(server.bodies)
+    assert shard_by_shard(monkeypatch, [*ASKED, *judge, f"out={tmp_path / 'b'}"]) > 1
+    requests = [json.dumps(body) for body in server.bodies[before:]]
+    assert len(requests) == len(set(requests))
+    assert contents(run / "shards") == contents(tmp_path / "b" / "shards")
+    assert (run / JUDGED).read_bytes() == (tmp_path / "b" / JUDGED).read_bytes()
+
+
+def test_parts_equal_the_whole(server, run, tmp_path):
+    for part in ("1/2", "2/2"):
+        judged(tmp_path / "run", server, f"part={part}")
+    parts = [f"{tmp_path}/run/parts/{i}of2" for i in (1, 2)]
+    merged = cli.run("merge", [f"parts=[{','.join(parts)}]"])
+    assert (merged / JUDGED).read_bytes() == (run / JUDGED).read_bytes()
+    a, b = FeatureStore.open(run).table(), FeatureStore.open(merged).table()
+    pd.testing.assert_frame_equal(a, b, rtol=1e-3, atol=1e-6)
+
+
+def test_judged_answers_are_labelled_texts_for_every_unit(server, run, tmp_path):
+    file = run / JUDGED
+    read = FeatureStore.open(
+        cli.run(
+            "datagen",
+            ["--source", "texts", f"texts={file}", "unit=span", "layers=[6,12]", f"out={tmp_path / 't'}"],
+        )
+    ).table()
+    own = FeatureStore.open(run).table()
+    assert sorted(zip(read["answer"], read["correct"], read["group"], strict=True)) == sorted(
+        zip(own["answer"], own["correct"], own["group"], strict=True)
+    )
+    tokens = FeatureStore.open(judged(tmp_path / "tok", server, "pool=tokens")).table()
+    assert (tokens["inside"] == 1).sum() > len(own) and set(tokens["token_wrong"]) == {-1, 0, 1}
+    sentences = FeatureStore.open(judged(tmp_path / "s", server, "pool=mean", "unit=sentence")).table()
+    wrong = {row["id"].rpartition("/")[0] for row in own.to_dict("records") if not row["correct"]}
+    assert {
+        id.rpartition("/")[0] for id, ok in zip(sentences["id"], sentences["correct"], strict=True) if not ok
+    } == wrong
+
+
+def test_further_answers_are_drawn_and_judged(server, tmp_path):
+    out = judged(tmp_path / "n", server, "limit=4", "answers_per_prompt=3", "temperature=1.5")
+    texts = list(TextSource(str(out / JUDGED)).all())
+    assert [t.id.rpartition("/")[2] for t in texts] == ["0", "1", "2"] * 4
+    assert len({t.answer for t in texts}) > 8  # most drawn answers differ
+    assert len({t.group for t in texts}) == 4
+
+
+def marks(text, message="Tell me about Ada Lovelace.", stop="eos", units="entities"):
+    builder = JudgedBuilder(
+        None, (), None, Recogniser("rules", fine=True, quiet=True), TESTBED_PROMPT,
+        SimpleNamespace(features=()), None, units_judged=units,
+    )  # fmt: skip
+    generation = SimpleNamespace(text=text, stop=stop)
+    found = builder._marks(generation, message, Topic("a", message, "Ada Lovelace"))
+    return [(text[m.start : m.end], m.rule) for m in found]
+
+
+def test_what_the_prompt_or_the_answer_has_named_before_is_not_judged():
+    text = "Lovelace was born in London. She left London in 1835. She left London in 1835. She met Byron"
+    assert marks(text, stop="length") == [
+        ("Lovelace", "named in the prompt"), ("London", ""), ("London", "named before in the answer"),
+        ("1835", ""), ("London", "in a repeated sentence"), ("1835", "in a repeated sentence"),
+        ("Byron", "cut off by max_new_tokens"),
+    ]  # fmt: skip
+    assert marks(text)[-1] == ("Byron", "")  # the model ended its answer itself
+    sentences = marks(text, stop="length", units="sentences")
+    assert [why for _, why in sentences] == ["", "", "in a repeated sentence", "cut off by max_new_tokens"]
+    assert len(marks(text, units="both")) == 4 + 7
+
+
+ARTICLE = (
+    "Bob Nielson (born September 28, 1959) is an American football coach.",
+    "He was born in Marion, Iowa, and played at the University of Dubuque.",
+)
+
+
+@pytest.mark.parametrize(
+    ("said_", "entity", "verdict", "rule"),
+    [
+        ("Bob Nielson was born on September 28, 1959.", "September 28, 1959", "supported", "same fact"),
+        ("Bob Nielson was born in 1959.", "1959", "unknown", ""),  # a year is a part of a date
+        ("Bob Nielson was born in 1972.", "1972", "contradicted", "other fact"),
+        ("His brother was born in 1972.", "1972", "unknown", ""),
+        ("Bob Nielson is a Canadian coach.", "Canadian", "contradicted", "other fact"),
+        ("Bob Nielson is an American coach.", "American", "supported", "same fact"),
+        ("Bob Nielson was born in Toledo.", "Toledo", "contradicted", "other fact"),
+        ("He played at the University of Dubuque.", "University of Dubuque", "supported", "same sentence"),
+        ("He taught at the University of Dubuque.", "University of Dubuque", "unknown", ""),
+        ("He played for the Chicago Bears.", "Chicago Bears", "unknown", ""),
+        ("He lived at the time of Napoleon.", "Napoleon", "unknown", ""),
+    ],
+)  # fmt: skip
+def test_the_article_judge_decides_where_it_is_sure(said_, entity, verdict, rule):
+    assert ruled(said_, entity)[:2] == (verdict, rule)
+
+
+def ruled(text, entity, reference=ARTICLE, subject="Bob Nielson"):
+    judge = ArticleJudge(Grounds(EntityMatcher(wordnet=""), find_entities, lambda: None, None))
+    start = text.index(entity)
+    kind = next((e.type for e in find_entities(text, fine=True) if e.start == start), "name")
+    answer = Answer("a", "", text, (Mark(((start, start + len(entity)),), None, kind),), subject, reference)
+    ((ruling,),) = judge.judge([answer])
+    return ruling.verdict, ruling.rule, ruling.evidence
+
+
+def test_a_prompt_without_an_article_has_no_verdict():
+    assert ruled("Bob Nielson was born in 1972.", "1972", reference=())[0] == "unknown"
+
+
+@pytest.mark.skipif(not wordnet_available(), reason="WordNet's files are not here")
+def test_of_another_subject_everything_is_contradicted_and_nothing_supported():
+    text = "Bob Nielson is an American astrophysicist. He won the Nobel Prize and met Carl Sagan in Iowa."
+    assert another_kind(text, " ".join(ARTICLE), "Bob Nielson") == "coach / astrophysicist"
+    assert ruled(text, "Carl Sagan")[:2] == ("contradicted", "another subject")
+    assert ruled(text, "American")[0] == "unknown"
+    assert ruled(text, "Iowa")[0] == "unknown"  # the article names it
+    alike = text.replace("astrophysicist", "trainer")
+    assert another_kind(alike, " ".join(ARTICLE), "Bob Nielson") == ""
+    assert ruled(alike, "Carl Sagan")[0] == "unknown"
+    both = text.replace("astrophysicist", "coach and astrophysicist")
+    assert another_kind(both, " ".join(ARTICLE), "Bob Nielson") == ""
+
+
+def test_facts_are_of_the_subject_alone():
+    text = "Tangled (1910 film) is an American film directed by John Hill and starring May Lee. "
+    text += "His son was born in 1911."
+    found = {
+        (f.relation, f.value) for f in facts(text, find_entities(text, fine=True), "Tangled (1910 film)")
+    }
+    assert ("directed by", "John Hill") in found and ("starring", "May Lee") in found
+    assert ("country", "United States") in found and not any(r == "born" for r, _ in found)
+    life = "Ada Lovelace (10 December 1815 – 27 November 1852) was an English mathematician."
+    found = {(f.relation, f.value) for f in facts(life, find_entities(life, fine=True), "Ada Lovelace")}
+    assert {("born", "10 December 1815"), ("died", "27 November 1852"), ("country", "England")} <= found
+    assert country_of("the United States") == country_of("American") == "United States"
+    assert country_of("Bologna") == ""
+
+
+def test_prompts_of_a_file(tmp_path):
+    file = write_lines(
+        tmp_path / "p.jsonl",
+        [{"prompt": "Tell me of Rome.", "title": "Rome"}, {"prompt": "Tell more of Rome.", "title": "Rome"},
+         {"prompt": "What is love?", "topic": "longfact"}],
+    )  # fmt: skip
+    topics = PromptFile(file).topics()
+    assert [t.prompt for t in topics] == ["Tell me of Rome.", "Tell more of Rome.", "What is love?"]
+    assert topics[0].split == topics[1].split and topics[0].group == "Rome" != topics[2].group
+    assert len(PromptFile(file, limit=2).topics()) == 2
+    again = write_lines(tmp_path / "q.jsonl", [{"prompt": "x", "id": 1}, {"prompt": "y", "id": 1}])
+    for path, code in (
+        ("none.jsonl", "no-file"),
+        (again, "bad-line"),
+        (write_lines(tmp_path / "e", []), "empty"),
+    ):
+        with fails(code, path):
+            PromptFile(str(path)).topics()
+    with fails("bad-line", "line 1"):
+        PromptFile(write_lines(tmp_path / "b.jsonl", [{"question": "x"}])).topics()
+
+
+@pytest.mark.parametrize(
+    ("typed", "code"),
+    [
+        (["unit=claim"], "conflict"),
+        (["unit=token"], "conflict"),
+        (["unit=answer", "pool=predicting"], "conflict"),
+        (["judge_units=sentences"], "conflict"),
+        (["engine=vllm", "answers_per_prompt=2"], "unsupported"),
+        (["limit={train: 3}"], "conflict"),
+        (["prompts=none.jsonl"], "no-file"),
+    ],
+)
+def test_requests_that_cannot_be_met(typed, code, tmp_path):
+    with fails(code):
+        cli.run("datagen", ["--source", "judged", f"out={tmp_path / 'o'}", "pool=mean", *typed])
+
+
+def test_prompts_without_any_article_are_refused_for_the_article_judge(tmp_path):
+    file = write_lines(tmp_path / "p.jsonl", [{"prompt": "What is love?"}])
+    with fails("missing-value", "judge.passages"):
+        cli.run("datagen", ["--source", "judged", f"prompts={file}", f"out={tmp_path / 'o'}"])
+
+
+def test_a_verdict_is_not_changed_by_what_else_is_judged():
+    """The same unit has the same ruling alone and among others."""
+    text = "Bob Nielson was born in 1972. He played at the University of Dubuque."
+    units = tuple(Mark(((e.start, e.end),), None, e.type) for e in find_entities(text, fine=True))
+    judge = ArticleJudge(Grounds(EntityMatcher(wordnet=""), find_entities, lambda: None, None))
+    whole = Answer("a", "", text, units, "Bob Nielson", ARTICLE)
+    (together,) = judge.judge([whole])
+    assert together == [judge.judge([replace(whole, units=(unit,))])[0][0] for unit in units]
