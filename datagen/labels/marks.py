@@ -66,7 +66,8 @@ class MarkedRows:
             row = {
                 "id": id, "span": id, "token": -1, "correct": int(not mark.wrong), **columns,
                 "answer": " ".join(one.answer[start:end] for start, end in mark.ranges),
-                "answer_kind": mark.type, "cut_at": mark.start, "sentence": number,
+                "question_type": mark.type, "answer_kind": mark.type, "cut_at": mark.start,
+                "sentence": number, "entity_start": mark.start, "entity_end": mark.end,
             }  # fmt: skip
             if mark.evidence:
                 row |= {"match_stage": mark.rule, "match_evidence": mark.evidence}

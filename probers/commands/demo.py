@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from ..files import read_json, write_text
 from ..store.store import FeatureStore
 from .main import run as run_command
 from .runs import RunFolder
@@ -42,21 +43,82 @@ def run(settings: Demo) -> Path:
     folder = RunFolder(out, "demo", settings.record)
     folder.claim()
     started = time.monotonic()
-    if settings.articles == "testbed":
+    if settings.judged:
+        count, made = 6, on_judged(settings)
+    elif settings.articles == "testbed":
         count, made = 7, on_testbed(settings)
     else:
         count, made = 6 + 2 * settings.full, on_articles(settings)
     for number, (title, command, overrides) in enumerate(made, 1):
         log.info("\n[%d/%d] %s\n$ probers-%s %s", number, count, title, command, " ".join(overrides))
         run_command(command, overrides)
-    for name in ("report.html", "results.json"):
-        shutil.copyfile(out / "compare" / name, out / name)
+    if settings.judged:
+        write_text(out / "report.md", judged_report(out))
+    else:
+        for name in ("report.html", "results.json"):
+            shutil.copyfile(out / "compare" / name, out / name)
     folder.finish({"model": settings.model.name})
     minutes = (time.monotonic() - started) / 60
+    if settings.judged:
+        log.info("\nwrote %s/report.md in %.1f minutes", out, minutes)
+        log.info("next: open %s/judged/sample.html and read the verdicts", out)
+        return out / "report.md"
     log.info("\nwrote %s/report.html and %s/results.json in %.1f minutes", out, out, minutes)
     after = 'next: open %s/report.html, or probers-rag prober=%s/prober trigger=probing question=".."'
     log.info(after, out, out)
     return out / "report.html"
+
+
+#: Judged answers and cut articles: quick and in full.
+_JUDGED, _JUDGED_FULL = (250, 250), (2000, 2000)
+#: Folder of each form of labels, and its name.
+_FORMS = {"judged": "long answers", "wiki": "cut articles"}
+
+
+def on_judged(settings: Demo) -> Iterator[Step]:
+    """Yield the steps on long answers that are judged by the articles, beside cuts of the same articles."""
+    out, (asked, cut) = Path(settings.out), _JUDGED_FULL if settings.full else _JUDGED
+    cut = settings.wiki or cut
+    _, generating, training, _ = _shared(settings)
+    own = settings.articles == "testbed"
+    prompts = ("testbed", "testbed") if own else ("chat", "mind")
+    written = [f"articles={settings.articles}", "pool=[predicting,mean]", "layers=stride", *generating]
+    yield ("labels: long answers, whose entities are judged by the article", "datagen",
+           ["source=judged", f"prompt={prompts[0]}", "max_new_tokens=128", f"limit={settings.cot or asked}",
+            f"out={out}/judged", *written])  # fmt: skip
+    yield ("labels: articles cut before an entity", "datagen",
+           ["source=wiki", f"prompt={prompts[1]}", "per_article=4", "within=null", "max_new_tokens=16",
+            f"limit={cut}", f"out={out}/wiki", *written])  # fmt: skip
+    for form, other in zip(_FORMS, reversed(_FORMS), strict=True):
+        for pool, when in (("predicting", "before"), ("mean", "after")):
+            yield (f"heads {when} an entity is written, on {_FORMS[form]}", "train",
+                   [f"data={out}/{form}", f"test=[{out}/{other}]", "layer=all", f"pool={pool}",
+                    "combine=best", f"out={out}/{form}-{when}", *training])  # fmt: skip
+
+
+def judged_report(out: Path) -> str:
+    """Put the figures of :func:`on_judged` into a page of Markdown."""
+    parts = ["# Long answers, judged, and cut articles\n"]
+    for when in ("before", "after"):
+        parts += [
+            f"## Heads {when} an entity is written\n",
+            "AUROC of wrong entities with 95% intervals; the number of test entities stands behind it.\n",
+            f"| trained on | {' | '.join(f'tested on {name}' for name in _FORMS.values())} |",
+            f"| --- |{' --- |' * len(_FORMS)}",
+        ]
+        for form, name in _FORMS.items():
+            (cells,) = read_json(out / f"{form}-{when}" / "matrix.json").values()
+            shown = (_cell(cells[str(out / column)]) for column in _FORMS)
+            parts.append(f"| [{name}]({form}-{when}/README.md) | {' | '.join(shown)} |")
+        parts.append("\nThe linked cards have the tables of all signals known at that moment.\n")
+    return "\n".join([*parts, "Verdicts to read: [judged/sample.html](judged/sample.html)", ""])
+
+
+def _cell(figures: Mapping[str, Any]) -> str:
+    if figures["auroc"] is None:
+        return f"– of {figures['n']:,}"
+    low, high = figures["auroc_ci"]
+    return f"{figures['auroc']:.2f} ({low:.2f} to {high:.2f}) of {figures['n']:,}"
 
 
 def _counts(settings: Demo, cot: int, wiki: int, compare: int) -> tuple[int, int, int]:

@@ -271,6 +271,9 @@ class Demo(Run):
     """true also draws the learning curves of the heads and the curves of triggers that fire within an
     answer (sweep=4 of probers-compare), which takes as long again; with articles it also takes more of
     them"""
+    judged: bool = False
+    """true instead has the model write long answers about the articles, judges their entities by these, and
+    compares heads on them with heads on cut articles, each tested on both; the tables are in report.md"""
     batch_size: BatchSize = "auto"
     """prompts per forward pass; auto halves when memory runs out"""
 
