@@ -1,6 +1,7 @@
 # make docs: the documentation.  make demo: the whole job on the embedded testbed.
 # make test, slow, coverage, test-lowest and test-vllm: the tests.
 # make real: the same on SmolLM2-135M and real articles; articles=FILE are others, full=true takes more of them.
+# make real judged=true: its long answers about the articles, judged by these.
 # make attack scale=0.02: wrong options, damaged files, kills and lying servers (docs/reliability.md).
 VENV := .venv
 PYTHON ?= python3
@@ -10,6 +11,7 @@ scale ?= 1
 workers ?= 2
 articles ?= ../shared/data/wiki_articles.jsonl
 full ?= false
+judged ?= false
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 # What the tests of a file share is made once.
 PYTEST := $(VENV)/bin/python -m pytest -n $(workers) --dist loadfile
@@ -31,8 +33,8 @@ demo: $(VENV)/.installed
 	$(VENV)/bin/probers-demo
 
 real: $(VENV)/.installed-real
-	$(VENV)/bin/probers-demo model=smollm2 articles=$(articles) full=$(full) \
-		out=runs/real$(if $(filter true,$(full)),-full)
+	$(VENV)/bin/probers-demo model=smollm2 articles=$(articles) full=$(full) judged=$(judged) \
+		out=runs/real$(if $(filter true,$(full)),-full)$(if $(filter true,$(judged)),-judged)
 
 test: $(VENV)/.installed-test
 	$(PYTEST)

@@ -39,6 +39,10 @@ class Commands:
                 make_token_store(out, 8)
         else:
             out.mkdir(parents=True, exist_ok=True)
+        if "test" in given:
+            figures = {"n": 9, "auroc": 0.75, "auroc_ci": [0.6, 0.9]}
+            cells = {given["data"]: figures, given["test"].strip("[]"): figures | {"auroc": None}}
+            (out / "matrix.json").write_text(json.dumps({given["data"]: cells}))
         if command == "compare":
             for name in ("report.html", "results.json"):
                 (out / name).write_text(f"{name} of the comparison")
@@ -111,6 +115,22 @@ def test_an_interrupted_demo_asks_for_the_same_again_and_goes_on(commands, at):
     demo.run(settings)
     assert commands.asked[:at] == before and len(commands.asked) == 7
     assert Path("d/report.html").exists()
+
+
+def test_long_answers_and_cut_articles_are_each_tested_on_both(commands):
+    typed = ["out=d", "judged=true", "articles=a.jsonl", "model=smollm2", "cot=9", "wiki=8"]
+    report = demo.run(cli.request("demo", typed)).read_text()
+    asked = commands.asked
+    assert [command for command, _ in asked] == ["datagen"] * 2 + ["train"] * 4
+    (_, judged), (_, wiki), *trained = asked
+    assert (judged["source"], judged["prompt"], judged["limit"]) == ("judged", "chat", "9")
+    assert (wiki["source"], wiki["limit"]) == ("wiki", "8")
+    both = {(given["data"], given["test"], given["pool"]) for _, given in trained}
+    assert both == {
+        (f"d/{a}", f"[d/{b}]", pool)
+        for a, b in (("judged", "wiki"), ("wiki", "judged")) for pool in ("predicting", "mean")
+    }  # fmt: skip
+    assert report.count("0.75 (0.60 to 0.90) of 9") == report.count("– of 9") == 4
 
 
 def test_another_demo_in_the_same_folder_is_refused(commands):

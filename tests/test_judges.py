@@ -540,7 +540,7 @@ def majority(folder: Path, *judges: Any) -> MajorityJudge:
     ],
 )  # fmt: skip
 def test_a_verdict_is_what_more_than_half_give(tmp_path, members, verdict):
-    made = majority(tmp_path, *({"name": FIXED, "verdict": each, "file": each} for each in members))
+    made = majority(tmp_path, *({"name": FIXED, "verdict": each} for each in members))
     ((ruling,),) = made.judge([answer("It is London.")])
     assert ruling.verdict == verdict
     for number, each in enumerate(members, 1):
