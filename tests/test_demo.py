@@ -118,7 +118,7 @@ def test_an_interrupted_demo_asks_for_the_same_again_and_goes_on(commands, at):
 
 
 def test_long_answers_and_cut_articles_are_each_tested_on_both(commands):
-    typed = ["out=d", "judged=true", "articles=a.jsonl", "model=smollm2", "cot=9", "wiki=8"]
+    typed = ["out=d", "judged=true", "articles=a.jsonl", "model.name=smollm2", "cot=9", "wiki=8"]
     report = demo.run(cli.request("demo", typed)).read_text()
     asked = commands.asked
     assert [command for command, _ in asked] == ["datagen"] * 2 + ["train"] * 4
