@@ -116,8 +116,7 @@ def run(settings: Datagen, parts: PartRuns | None = None) -> Path:
 
     Examples of finished ``parts`` are joined in place of generating them.
     """
-    from .judges.base import JUDGED
-    from .labels.base import VECTORS, Quotas
+    from .labels.base import JOURNAL, VECTORS, Quotas
 
     kind = source_of(settings)
     _check_pools(settings, kind.pools)
@@ -145,7 +144,7 @@ def run(settings: Datagen, parts: PartRuns | None = None) -> Path:
         builder, features = _with_model(settings, folder, prepared.make)
     else:
         made.take_vectors(VECTORS, folder.path)
-        made.join(JUDGED, folder.path)
+        made.join(JOURNAL, folder.path)
         features = made.features
         builder = prepared.make(None, Needs(tuple(spec.feature for spec in features)), folder.path)
     store = FeatureStore.create(folder.path, features, config=identity(config))

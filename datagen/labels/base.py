@@ -69,6 +69,8 @@ class Examples:
 
 #: Files of word vectors trained on the run's articles, and of their checksum.
 VECTORS = ("vectors.bin", "vectors.json")
+#: Judged answers of ``--source judged`` as they are made, one after the other.
+JOURNAL = "judged.unfinished.jsonl"
 #: Makes the builder from the model (None for a merge, which has the examples), needs and the run's folder.
 Make = Callable[[CausalLM | None, Needs, Path], "LabelBuilder"]
 

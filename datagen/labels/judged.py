@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from probers.checksums import Journal
 from probers.commands.inputs import load_matcher, load_passages, wordnet_found
 from probers.commands.settings import plain
 from probers.data.articles import Rules, open_articles
@@ -33,7 +33,7 @@ from probers.types import Generation, Needs, UserError
 
 from ..judges.base import JUDGED, WRONG, Answer, Grounds, Judge, Ruling
 from ..judges.page import reading_page
-from .base import TOO_LONG, Examples, LabelBuilder, Prepared
+from .base import JOURNAL, TOO_LONG, Examples, LabelBuilder, Prepared
 from .marks import MarkedRows
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 JudgedUnits = Literal["entities", "sentences", "both"]
 #: Why a unit is not judged.
-_PROMPTED, _BEFORE, _REPEATED, _CUT = (
+_UNJUDGED = _PROMPTED, _BEFORE, _REPEATED, _CUT = (
     "named in the prompt", "named before in the answer", "in a repeated sentence",
     "cut off by max_new_tokens",
 )  # fmt: skip
@@ -164,7 +164,10 @@ class JudgedBuilder(LabelBuilder):
     def build(self, units: Sequence[_Asked], known: Mapping[str, int | None]) -> Iterator[Examples]:
         lm = self.lm
         assert lm is not None
-        done = {name.removesuffix(f"/{name.rpartition('/')[2]}") for name in known} | set(known)
+        journal = Journal(self.folder / JOURNAL)
+        if (read := journal.read()).damaged or read.cut:  # by a kill; those answers are made again
+            journal.rewrite(read.records.values())
+        done = {name.rpartition("/")[0] for name in known} | set(known)
         for number in range(self.answers):
             asked = [one for one in units if one.number == number]
             requests = [
@@ -175,14 +178,18 @@ class JudgedBuilder(LabelBuilder):
             how = Decoding(self._rows.recording, self._bare.prefix, self.prompt.stop, drawing)
             made = {place for place, one in enumerate(asked) if one.id in done}
             for batch in lm.generate_each(requests, how, known=made):
-                yield self._judged({asked[place]: generation for place, generation in batch.items()})
+                written = {asked[place]: generation for place, generation in batch.items()}
+                examples, lines = self._judged(written)
+                journal.append(lines)
+                yield examples
 
     def _message(self, topic: Topic) -> str:
         """The prompt as the user writes it; without an instruction the title begins the text."""
         return topic.prompt or self.prompt.article.format(title=topic.title) or topic.title
 
-    def _judged(self, written: Mapping[_Asked, Generation]) -> Examples:
-        """Rows of a batch, once its parts are judged and in the journal."""
+    def _judged(self, written: Mapping[_Asked, Generation]) -> tuple[Examples, list[dict[str, Any]]]:
+        """Rows of a batch once its parts are judged, and its answers as lines of labelled texts."""
+        lines = []
         examples = Examples(tokens=sum(len(generation.token_ids) for generation in written.values()))
         marks, answers = dict[_Asked, list[Mark]](), dict[_Asked, Answer]()
         for asked, generation in written.items():
@@ -192,25 +199,17 @@ class JudgedBuilder(LabelBuilder):
                 continue
             message = self._message(asked.topic)
             marks[asked] = self._marks(generation, message, asked.topic)
-            units = tuple(mark for mark in marks[asked] if not mark.rule)
+            units = tuple(mark for mark in marks[asked] if mark.rule not in _UNJUDGED)
             answers[asked] = Answer(
                 asked.id, message, generation.text, units, asked.topic.title, asked.topic.reference
             )
         rulings = dict(zip(answers, self.judge.judge(list(answers.values())), strict=True))
-        with (self.folder / JUDGED).open("a", encoding="utf-8") as journal:
-            for asked, answer in answers.items():
-                judged = dict(zip(answer.units, rulings[asked], strict=True))
-                found = [_ruled(mark, judged.get(mark)) for mark in marks[asked]]
-                line = self._line(
-                    asked,
-                    answer,
-                    [new for new, old in zip(found, marks[asked], strict=True) if old in judged],
-                )
-                journal.write(json.dumps(line, ensure_ascii=False) + "\n")
-                self._add(asked, written[asked], line, found, examples)
-            journal.flush()
-            os.fsync(journal.fileno())
-        return examples
+        for asked, answer in answers.items():
+            judged = dict(zip(answer.units, rulings[asked], strict=True))
+            found = [_ruled(mark, judged.get(mark)) for mark in marks[asked]]
+            lines.append(self._line(asked, answer, [m for m in found if m.rule not in _UNJUDGED]))
+            self._add(asked, written[asked], lines[-1], found, examples)
+        return examples, lines
 
     def _marks(self, generation: Generation, message: str, topic: Topic) -> list[Mark]:
         """What may be judged in an answer; the ``rule`` of what is not says why."""
@@ -268,7 +267,7 @@ class JudgedBuilder(LabelBuilder):
             if mark.wrong is None and self.unit not in ("token", "answer"):
                 name = f"{asked.id}/{self.unit}{number}"
                 part = " ".join(text.answer[start:end] for start, end in mark.ranges)
-                reason = mark.rule if mark.rule and not mark.evidence else "unknown"
+                reason = mark.rule if mark.rule in _UNJUDGED else "unknown"
                 examples.leave_out(name, reason, written=part, type=mark.type, evidence=mark.evidence)
         if not any(mark.wrong is not None for mark in found):
             examples.leave_out(asked.id, "nothing decided in the answer")
@@ -277,18 +276,15 @@ class JudgedBuilder(LabelBuilder):
         self._rows.add(text, asked.id, generation, about, examples)
 
     def conclude(self, store: FeatureStore) -> list[str]:
-        """Bring the journal into the order of the run, each answer once: a kill may have left two."""
-        path = self.folder / JUDGED
-        found: dict[str, str] = {}
-        for line in path.read_text("utf-8").splitlines() if path.exists() else ():
-            try:
-                found[json.loads(line)["id"]] = line
-            except ValueError:  # a line that a kill cut off; its answer was made again
-                continue
-        order = [asked.id for asked in map(_Asked, self.topics, [0] * len(self.topics))]
-        place = {id.rpartition("/")[0]: number for number, id in enumerate(order)}
-        lines = sorted(found.items(), key=lambda item: (place.get(item[0].rpartition("/")[0], -1), item[0]))
-        write_text(path, "".join(f"{line}\n" for _, line in lines))
+        """Write the judged answers in the order of the run, each once: a kill may have left two."""
+        journal = self.folder / JOURNAL
+        if not journal.exists():  # concluded before
+            return []
+        found = {line["id"]: line for line in Journal(journal).read().records.values()}
+        ids = (_Asked(topic, number).id for topic in self.topics for number in range(self.answers))
+        lines = (json.dumps(found[id], ensure_ascii=False) for id in ids if id in found)
+        write_text(self.folder / JUDGED, "".join(f"{line}\n" for line in lines))
+        journal.unlink()
         return []
 
     def page(self, store: FeatureStore, about: Mapping[str, str], seed: int) -> str:
