@@ -139,8 +139,10 @@ def test_every_default_and_every_preset_passes(command):
 
 def test_every_component_passes():
     commands = {"head": "train", "judge": "datagen"}
-    for group, name in PARTS:
-        request(commands.get(group, "rag"), [f"{group}={name}"])
+    of = {c: {g: n for g, n in named.items() if commands.get(g, "rag") == c} for c in ("train", "datagen", "rag")}
+    for command, groups in of.items():
+        for place in range(max(map(len, groups.values()))):
+            request(command, [f"{group}={names[place % len(names)]}" for group, names in groups.items()])
 
 
 def test_what_is_allowed_is_told_of_every_key_and_of_every_part():
