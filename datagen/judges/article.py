@@ -202,7 +202,8 @@ class _Compared:
 
     def _named(self, mention: str) -> bool:
         """Tell whether a content word of a mention is in the article or the subject's name."""
-        return bool(_stems(mention) & (_stems(self.reference.text) | _stems(self.answer.subject)))
+        parts = mention.replace("-", " ")  # "German-Jewish"
+        return bool(_stems(parts) & (_stems(self.reference.text) | _stems(self.answer.subject)))
 
 
 @lru_cache(maxsize=4096)
