@@ -272,6 +272,8 @@ def test_prompts_of_a_file(tmp_path):
     assert [t.prompt for t in topics] == ["Tell me of Rome.", "Tell more of Rome.", "What is love?"]
     assert topics[0].split == topics[1].split and topics[0].group == "Rome" != topics[2].group
     assert len(PromptFile(file, limit=2).topics()) == 2
+    twice = PromptFile(write_lines(tmp_path / "t.jsonl", [{"prompt": "x"}, {"prompt": "x"}, {"prompt": "y"}]))
+    assert len(twice.topics()) == 2 and twice.left_out.counts == {"repeated prompt": 1}
     again = write_lines(tmp_path / "q.jsonl", [{"prompt": "x", "id": 1}, {"prompt": "y", "id": 1}])
     for path, code in (
         ("none.jsonl", "no-file"),

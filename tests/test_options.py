@@ -138,11 +138,14 @@ def test_every_default_and_every_preset_passes(command):
 
 
 def test_every_component_passes():
+    """Those of one command are composed together, one of each group at a time."""
     commands = {"head": "train", "judge": "datagen"}
-    of = {c: {g: n for g, n in named.items() if commands.get(g, "rag") == c} for c in ("train", "datagen", "rag")}
-    for command, groups in of.items():
-        for place in range(max(map(len, groups.values()))):
-            request(command, [f"{group}={names[place % len(names)]}" for group, names in groups.items()])
+    groups: dict[str, dict[str, list[str]]] = {}
+    for group, name in PARTS:
+        groups.setdefault(commands.get(group, "rag"), {}).setdefault(group, []).append(name)
+    for command, named in groups.items():
+        for place in range(max(map(len, named.values()))):
+            request(command, [f"{group}={names[place % len(names)]}" for group, names in named.items()])
 
 
 def test_what_is_allowed_is_told_of_every_key_and_of_every_part():

@@ -53,7 +53,7 @@ class PromptFile:
     Attributes:
         path: the file; ``.gz`` too.
         limit: most prompts, drawn by ``seed``; None takes all.
-        left_out: malformed lines, with ``on_bad_line="skip"``.
+        left_out: repeated prompts, and with ``on_bad_line="skip"`` malformed lines.
 
     Raises:
         UserError: no such file, a malformed line with ``on_bad_line="error"``, or no prompt.
@@ -75,9 +75,10 @@ class PromptFile:
                 if row.problem:
                     raise ValueError(row.problem)
                 topic = _topic(row.record)
-                if topic.id in found:
-                    raise ValueError(f"the id {topic.id!r} is there already")
-                found[topic.id] = topic
+                if (other := found.setdefault(topic.id, topic)) == topic and other is not topic:
+                    self.left_out.add(row.where, "repeated prompt")
+                elif other is not topic:
+                    raise ValueError(f"the id {topic.id!r} is already of another prompt")
             except (ValueError, KeyError) as error:
                 told = what_is_wrong(error)
                 if self.on_bad_line == "error":
