@@ -240,6 +240,9 @@ def test_of_another_subject_everything_is_contradicted_and_nothing_supported():
     assert ruled(text, "Iowa")[0] == "unknown"  # the article names it
     half = text.replace("American astro", "Franco-American astro")
     assert ruled(half, "Franco-American")[0] == "unknown"  # a half of it
+    land = "Zimbabwe is a country in Africa."
+    assert another_kind("Zimbabwe is a continent.", land, "Zimbabwe") == ""
+    assert another_kind("Zimbabwe is a singer.", land, "Zimbabwe") == "country / singer"
     alike = text.replace("astrophysicist", "trainer")
     assert another_kind(alike, " ".join(ARTICLE), "Bob Nielson") == ""
     assert ruled(alike, "Carl Sagan")[0] == "unknown"

@@ -32,6 +32,8 @@ _AROUND = 8
 #: Content words that a sentence of the article must share with those.
 _SHARED = 2
 _YEAR = re.compile(r"\d{3,4}")
+#: A number of three digits, or one with a unit.
+_TELLING = re.compile(r"\d{3}|\d\D*[A-Za-z%°]")
 _WORD = re.compile(r"[^\W_]+(?:['’-][^\W_]+)*")
 #: United Kingdom and its parts: one may be told for the other.
 _KINGDOM = frozenset(("United Kingdom", "England", "Scotland", "Wales", "Northern Ireland"))
@@ -151,8 +153,8 @@ class _Compared:
         return {"equivalent": True, "different": False}.get(verdict)
 
     def _by_sentence(self, unit: Mark, mention: str, passages: Iterable[str]) -> Ruling | None:
-        if unit.type == "number" and not any(map(str.isdigit, mention)):
-            return None  # "first", "two": nearly every article has them
+        if unit.type == "number" and not _TELLING.search(mention):
+            return None  # "first", "3": nearly every article has them
         around = self._around(unit)
         read = list(zip(self.reference.sentences, self.reference.entities, strict=True))
         read += [

@@ -28,6 +28,8 @@ _THINGS = frozenset(
     "noun.person noun.artifact noun.animal noun.plant noun.food noun.location noun.group noun.communication "
     "noun.object noun.substance".split()
 )
+#: Classes of places, one of which may be told for another: a bay and a region, a country and a continent.
+_PLACES = frozenset(("noun.location", "noun.object"))
 #: Similarity (Wu and Palmer 1994) from which two nouns may be said of one thing.
 _ALIKE = 0.65
 _SENSES = 3
@@ -100,5 +102,11 @@ def _senses(noun: str, folder: str) -> list[Any]:
 
 @lru_cache(maxsize=4096)
 def _alike(a: str, b: str, folder: str) -> bool:
+    if _is_place(a, folder) and _is_place(b, folder):
+        return True
     pairs = ((x, y) for x in _senses(a, folder) for y in _senses(b, folder))
     return any((x.wup_similarity(y) or 0) >= _ALIKE for x, y in pairs)
+
+
+def _is_place(noun: str, folder: str) -> bool:
+    return any(sense.lexname() in _PLACES for sense in _senses(noun, folder)[:2])
