@@ -222,7 +222,7 @@ class _Progress:
         labels = examples.labels()
         if examples.rows and not self._labels.total():
             self._bar.write("\n".join(first_example(examples.rows[0], self._builder.wrong_name)), sys.stdout)
-        self._made += len(labels)
+        self._made += len(set(map(self._builder.unit_of, labels)))
         self._tokens += examples.tokens
         self._labels.update(label for label in labels.values() if label is not None)
         seconds, total = max(1e-9, self._clock() - self._begun), self._labels.total()
@@ -285,7 +285,7 @@ def fill(
         for before, units in _shards(store, builder, shard_size, quotas, part):
             shard = Unfinished(store, builder.names(units), clock)
             known = shard.labels
-            progress.begin(before, len(units), len(known))
+            progress.begin(before, len(units), len(set(map(builder.unit_of, known))))
             batches = made.build(builder, units, known) if made else builder.build(units, known)
             for examples in batches:
                 shard.add(examples)

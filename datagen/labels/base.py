@@ -154,6 +154,10 @@ class LabelBuilder(ABC):
     def names(self, units: Sequence[Any]) -> list[str]:
         """Ids of all spans that may come of some units, in the order of the store."""
 
+    def unit_of(self, name: str) -> str:
+        """Name the piece of work that a span of :meth:`names` comes of, for the progress bar."""
+        return name
+
     @abstractmethod
     def build(self, units: Sequence[Any], known: Mapping[str, int | None]) -> Iterator[Examples]:
         """Generate for some units and label the result, batch by batch as the model makes them.

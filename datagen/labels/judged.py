@@ -161,13 +161,17 @@ class JudgedBuilder(LabelBuilder):
             for name in (asked.id, *(f"{asked.id}/{self.unit}{n}" for n in range(1, self.max_new_tokens + 1)))
         ]  # fmt: skip
 
+    def unit_of(self, name: str) -> str:
+        answer, _, part = name.rpartition("/")
+        return answer if part.startswith(self.unit) else name
+
     def build(self, units: Sequence[_Asked], known: Mapping[str, int | None]) -> Iterator[Examples]:
         lm = self.lm
         assert lm is not None
         journal = Journal(self.folder / JOURNAL)
         if (read := journal.read()).damaged or read.cut:  # by a kill; those answers are made again
             journal.rewrite(read.records.values())
-        done = {name.rpartition("/")[0] for name in known} | set(known)
+        done = set(map(self.unit_of, known))
         for number in range(self.answers):
             asked = [one for one in units if one.number == number]
             requests = [

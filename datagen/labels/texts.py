@@ -115,6 +115,10 @@ class TextsBuilder(LabelBuilder):
     def names(self, units: Sequence[Text]) -> list[str]:
         return [name for one in units for name, _ in self._rows.marks(one, _name(one))]
 
+    def unit_of(self, name: str) -> str:
+        text, _, part = name.rpartition("/")
+        return text if part.startswith(self.unit) else name
+
     def build(self, units: Sequence[Text], known: Mapping[str, int | None]) -> Iterator[Examples]:
         lm = self.lm
         assert lm is not None

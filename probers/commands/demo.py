@@ -70,7 +70,7 @@ def run(settings: Demo) -> Path:
 
 
 #: Judged answers and cut articles: quick and in full.
-_JUDGED, _JUDGED_FULL = (250, 250), (2000, 2000)
+_JUDGED, _JUDGED_FULL = (700, 300), (2000, 2000)
 #: Folder of each form of labels, and its name.
 _FORMS = {"judged": "long answers", "wiki": "cut articles"}
 

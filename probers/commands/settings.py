@@ -261,9 +261,10 @@ class Demo(Run):
     completed and searched; give model= too"""
     cot: Count | None = None
     """questions for the cot labels, each with and without passages; null is 1600, with articles 250, with
-    articles and full=true 1000"""
+    articles and full=true 1000. With judged=true: long answers, null is 700, with full=true 2000"""
     wiki: Count | None = None
-    """articles for the wiki labels; null is 600, with articles 250, with articles and full=true 2000"""
+    """articles for the wiki labels; null is 600, with articles 250 (judged=true: 300), with articles and
+    full=true 2000"""
     compare: Count | None = None
     """test questions that every trigger answers; null is 200, with articles 60, with articles and
     full=true 300"""
