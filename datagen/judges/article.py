@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from itertools import chain
 
 from probers.data.texts.base import Mark
 from probers.entities import Entity, same_kind
@@ -54,12 +55,11 @@ class ArticleJudge(Judge):
 
     def _rulings(self, answer: Answer) -> list[Ruling]:
         found = _Compared(self._grounds, answer, _Reference.of(self._grounds, answer))
-        sentences = split_sentences(answer.text)
-        texts = [answer.text[start:end] for start, end in sentences]
+        texts = [answer.text[start:end] for start, end in found.borders]
         further = self._grounds.passages(texts, self._passages)
         rulings = []
         for unit in answer.units:
-            number = max((i for i, (start, _) in enumerate(sentences) if start <= unit.start), default=0)
+            number = max((i for i, (start, _) in enumerate(found.borders) if start <= unit.start), default=0)
             passages = [passage.text for passage in further[number]]
             rulings.append(found.sentence(unit) if unit.type == "sentence" else found.entity(unit, passages))
         return rulings
@@ -67,19 +67,17 @@ class ArticleJudge(Judge):
 
 @dataclass(frozen=True)
 class _Reference:
-    """An article with its entities and facts."""
+    """An article with its facts."""
 
     text: str
     sentences: tuple[str, ...]
-    entities: tuple[tuple[Entity, ...], ...]
     facts: tuple[Fact, ...]
 
     @classmethod
     def of(cls, grounds: Grounds, answer: Answer) -> _Reference:
         text = " ".join(answer.reference)
         found = tuple(facts(text, grounds.recognise(text), answer.subject))
-        entities = tuple(tuple(grounds.recognise(sentence)) for sentence in answer.reference)
-        return cls(text, answer.reference, entities, found)
+        return cls(text, answer.reference, found)
 
 
 @dataclass
@@ -89,6 +87,18 @@ class _Compared:
     grounds: Grounds
     answer: Answer
     reference: _Reference
+    _found: dict[str, list[Entity]] = field(default_factory=dict, init=False)
+
+    @cached_property
+    def borders(self) -> list[tuple[int, int]]:
+        """The sentences of the answer."""
+        return split_sentences(self.answer.text)
+
+    def _entities_of(self, sentence: str) -> list[Entity]:
+        """Entities of a sentence of the article or of a passage, which several units look at."""
+        if sentence not in self._found:
+            self._found[sentence] = self.grounds.recognise(sentence)
+        return self._found[sentence]
 
     @cached_property
     def _entities(self) -> list[Entity]:
@@ -156,23 +166,17 @@ class _Compared:
         if unit.type == "number" and not _TELLING.search(mention):
             return None  # "first", "3": nearly every article has them
         around = self._around(unit)
-        read = list(zip(self.reference.sentences, self.reference.entities, strict=True))
-        read += [
-            (text[start:end], tuple(self.grounds.recognise(text[start:end])))
-            for text in passages for start, end in split_sentences(text)
-        ]  # fmt: skip
-        for sentence, entities in read:
-            shared = around & _stems(sentence)
-            if len(shared) >= min(_SHARED, max(1, len(around))) and self._stands_in(mention, entities):
+        further = (text[start:end] for text in passages for start, end in split_sentences(text))
+        for sentence in chain(self.reference.sentences, further):
+            enough = len(around & _stems(sentence)) >= min(_SHARED, max(1, len(around)))
+            if enough and self._stands_in(mention, self._entities_of(sentence)):
                 return Ruling("supported", sentence, "same sentence")
         return None
 
     def _around(self, unit: Mark) -> frozenset[str]:
         """Stems of the content words around a unit in its sentence, without its own and the subject's."""
         text = self.answer.text
-        start, end = next(
-            ((a, b) for a, b in split_sentences(text) if a <= unit.start < b), (unit.start, unit.end)
-        )
+        start, end = next(((a, b) for a, b in self.borders if a <= unit.start < b), (unit.start, unit.end))
         before = [m.group() for m in _WORD.finditer(text, start, unit.start)][-_AROUND:]
         after = [m.group() for m in _WORD.finditer(text, unit.end, end)][:_AROUND]
         own = _stems(text[unit.start : unit.end]) | _stems(self.answer.subject)
@@ -189,7 +193,7 @@ class _Compared:
     def _by_kind(self, unit: Mark, mention: str) -> Ruling | None:
         if not self._another or unit.type == "number" or self._opens(unit):
             return None
-        everywhere = [entity for each in self.reference.entities for entity in each]
+        everywhere = chain.from_iterable(map(self._entities_of, self.reference.sentences))
         if self._stands_in(mention, everywhere) or self._named(mention):
             return None
         return Ruling("contradicted", f"{self._another}: {self.reference.sentences[0]}", "another subject")
@@ -198,7 +202,7 @@ class _Compared:
         """Tell whether a unit begins its sentence, which then speaks of it and not of the subject."""
         return any(
             self.answer.text[start : unit.start].strip(' "“(') in ("", "The")
-            for start, end in split_sentences(self.answer.text)
+            for start, end in self.borders
             if start <= unit.start < end
         )
 

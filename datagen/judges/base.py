@@ -19,6 +19,7 @@ Verdict = Literal["supported", "contradicted", "unknown"]
 JUDGED = "judged.jsonl"
 #: Each verdict as the ``wrong`` of a labelled text.
 WRONG: dict[Verdict, bool | None] = {"supported": False, "contradicted": True, "unknown": None}
+VERDICT_OF: dict[bool | None, Verdict] = {wrong: verdict for verdict, wrong in WRONG.items()}
 
 
 class Ruling(NamedTuple):

@@ -11,9 +11,7 @@ from probers.data.texts.source import TextSource
 from probers.text import count
 from probers.types import UserError
 
-from .base import WRONG, Answer, Grounds, Judge, Ruling
-
-_SAID = {wrong: verdict for verdict, wrong in WRONG.items()}
+from .base import VERDICT_OF, Answer, Grounds, Judge, Ruling
 
 
 class HandJudge(Judge):
@@ -71,4 +69,4 @@ class HandJudge(Judge):
         if text is None or wrong is None:
             return Ruling("unknown", "not judged by hand")
         self._judged += 1
-        return Ruling(_SAID[wrong], f"{Path(self._file).name} {text.where}")
+        return Ruling(VERDICT_OF[wrong], f"{Path(self._file).name} {text.where}")

@@ -15,7 +15,7 @@ from probers.pages import render
 from probers.text import split_sentences
 
 from .agreement import KINDS
-from .base import WRONG, Verdict
+from .base import VERDICT_OF, WRONG, Verdict
 
 #: Most unknown parts beside the decided ones.
 _UNKNOWN = 15
@@ -25,7 +25,6 @@ _PROMPT, _BEFORE, _AFTER = 300, 600, 400
 _SIGNS: dict[Verdict, tuple[str, str]] = {
     "supported": ("✓", "s"), "contradicted": ("✗", "c"), "unknown": ("?", "u"),
 }  # fmt: skip
-_VERDICTS: dict[bool | None, Verdict] = {wrong: verdict for verdict, wrong in WRONG.items()}
 
 
 class Drawn(NamedTuple):
@@ -37,7 +36,7 @@ class Drawn(NamedTuple):
 
     @property
     def verdict(self) -> Verdict:
-        return _VERDICTS[self.mark.wrong]
+        return VERDICT_OF[self.mark.wrong]
 
     @property
     def entry(self) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from probers.types import Generation, Needs, UserError
 from ..judges.base import JUDGED, WRONG, Answer, Grounds, Judge, Ruling
 from ..judges.page import reading_page
 from .base import JOURNAL, TOO_LONG, Examples, LabelBuilder, Prepared
-from .marks import MarkedRows
+from .marks import MarkedRows, unit_for
 
 if TYPE_CHECKING:
     from ..settings import Datagen
@@ -162,8 +162,7 @@ class JudgedBuilder(LabelBuilder):
         ]  # fmt: skip
 
     def unit_of(self, name: str) -> str:
-        answer, _, part = name.rpartition("/")
-        return answer if part.startswith(self.unit) else name
+        return self._rows.text_of(name)
 
     def build(self, units: Sequence[_Asked], known: Mapping[str, int | None]) -> Iterator[Examples]:
         lm = self.lm
@@ -313,15 +312,11 @@ def _ruled(mark: Mark, ruling: Ruling | None) -> Mark:
 
 def _unit(settings: Datagen) -> Unit:
     """The unit of the examples (UserError: one that no judge speaks of, or another pool)."""
-    pools = [settings.pool] if isinstance(settings.pool, str) else settings.pool
-    unit: Unit = settings.unit or ("token" if "tokens" in pools else "span")
+    unit = unit_for(settings, "span")
     if unit == "claim":
         told = "source=judged has no claims: choose unit=span, sentence, answer or token"
         raise UserError(told, "conflict")
-    if (unit == "token") != ("tokens" in pools):
-        told = "unit=token goes with pool=tokens, and only with it"
-        raise UserError(f"unit={unit} and pool={shown(settings.pool)}: {told}", "conflict")
-    if unit in ("answer", "token") and "predicting" in pools:
+    if unit in ("answer", "token") and "predicting" in settings.pool:
         raise UserError(f"unit={unit} has no pool=predicting: give unit=span or sentence", "conflict")
     if settings.answers_per_prompt > 1 and settings.engine != "transformers":
         told = f"answers_per_prompt={settings.answers_per_prompt}: engine={settings.engine} cannot draw"

@@ -5,20 +5,37 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from probers.data.texts import Mark, Text, Unit, token_labels
 from probers.entities import tokens_of
+from probers.options import shown
 from probers.store.store import FeatureStore
 from probers.text import count
-from probers.types import Generation, Needs
+from probers.types import Generation, Needs, UserError
 
 from .base import Examples, recorded, recorded_needs, span_needs, span_rows, token_states
 
+if TYPE_CHECKING:
+    from ..settings import Datagen
+
 #: Reason for leaving out what ``max_tokens`` cut off.
 _BEYOND = "beyond max_tokens"
+
+
+def unit_for(settings: Datagen, default: Unit) -> Unit:
+    """The unit of the examples, ``default`` where none is given (UserError: another pool, or balanced)."""
+    tokens = "tokens" in ([settings.pool] if isinstance(settings.pool, str) else settings.pool)
+    unit: Unit = settings.unit or ("token" if tokens else default)
+    if (unit == "token") != tokens:
+        told = "unit=token goes with pool=tokens, and only with it"
+        raise UserError(f"unit={unit} and pool={shown(settings.pool)}: {told}", "conflict")
+    if unit == "token" and (settings.balance or settings.balance_to):
+        told = "balance is for units with one label: leave it out with unit=token, and set span_weight"
+        raise UserError(told, "conflict")
+    return unit
 
 
 @dataclass
@@ -34,6 +51,11 @@ class MarkedRows:
     unit: Unit
     needs: Needs
     shared: int = field(default=0, init=False)
+
+    def text_of(self, name: str) -> str:
+        """The name of the text that one of the ids of :meth:`marks` belongs to."""
+        text, _, part = name.rpartition("/")
+        return text if part.startswith(self.unit) else name
 
     @property
     def recording(self) -> Needs:

@@ -22,7 +22,7 @@ from probers.store.store import FeatureStore
 from probers.types import Generation, Needs, UserError
 
 from .base import TOO_LONG, Examples, LabelBuilder, Prepared
-from .marks import MarkedRows
+from .marks import MarkedRows, unit_for
 
 if TYPE_CHECKING:
     from ..settings import Datagen
@@ -66,14 +66,7 @@ class TextsBuilder(LabelBuilder):
 
     @classmethod
     def prepare(cls, settings: Datagen) -> Prepared:
-        tokens = "tokens" in ([settings.pool] if isinstance(settings.pool, str) else settings.pool)
-        unit: Unit = settings.unit or ("token" if tokens else "answer")
-        if (unit == "token") != tokens:
-            told = f"unit={unit} and pool={settings.pool}: unit=token goes with pool=tokens, and only with it"
-            raise UserError(told, "conflict")
-        if unit == "token" and (settings.balance or settings.balance_to):
-            told = "balance is for units with one label: leave it out with unit=token, and set span_weight"
-            raise UserError(told, "conflict")
+        unit = unit_for(settings, "answer")
         if isinstance(settings.limit, Mapping):
             told = "give one number: whole groups are drawn before they are split"
             raise UserError(f"limit by split is for source=cot: {told}", "conflict")
@@ -116,8 +109,7 @@ class TextsBuilder(LabelBuilder):
         return [name for one in units for name, _ in self._rows.marks(one, _name(one))]
 
     def unit_of(self, name: str) -> str:
-        text, _, part = name.rpartition("/")
-        return text if part.startswith(self.unit) else name
+        return self._rows.text_of(name)
 
     def build(self, units: Sequence[Text], known: Mapping[str, int | None]) -> Iterator[Examples]:
         lm = self.lm
