@@ -20,6 +20,8 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import chain
 
+from nltk.stem.porter import PorterStemmer
+
 from probers.data.texts.base import Mark
 from probers.entities import Entity, same_kind
 from probers.text import is_stop_word, split_sentences
@@ -173,10 +175,12 @@ class _Compared:
                 return Ruling("supported", sentence, "same sentence")
         return None
 
+    def _sentence_of(self, unit: Mark) -> tuple[int, int]:
+        return next((a, b) for a, b in self.borders if a <= unit.start < b)
+
     def _around(self, unit: Mark) -> frozenset[str]:
         """Stems of the content words around a unit in its sentence, without its own and the subject's."""
-        text = self.answer.text
-        start, end = next(((a, b) for a, b in self.borders if a <= unit.start < b), (unit.start, unit.end))
+        text, (start, end) = self.answer.text, self._sentence_of(unit)
         before = [m.group() for m in _WORD.finditer(text, start, unit.start)][-_AROUND:]
         after = [m.group() for m in _WORD.finditer(text, unit.end, end)][:_AROUND]
         own = _stems(text[unit.start : unit.end]) | _stems(self.answer.subject)
@@ -200,11 +204,8 @@ class _Compared:
 
     def _opens(self, unit: Mark) -> bool:
         """Tell whether a unit begins its sentence, which then speaks of it and not of the subject."""
-        return any(
-            self.answer.text[start : unit.start].strip(' "“(') in ("", "The")
-            for start, end in self.borders
-            if start <= unit.start < end
-        )
+        start, _ = self._sentence_of(unit)
+        return self.answer.text[start : unit.start].strip(' "“(') in ("", "The")
 
     def _named(self, mention: str) -> bool:
         """Tell whether a content word of a mention is in the article or the subject's name."""
@@ -212,14 +213,9 @@ class _Compared:
         return bool(_stems(parts) & (_stems(self.reference.text) | _stems(self.answer.subject)))
 
 
+_stem = lru_cache(maxsize=65536)(PorterStemmer().stem)
+
+
 @lru_cache(maxsize=4096)
 def _stems(text: str) -> frozenset[str]:
-    stem = _stemmer()
-    return frozenset(stem(word) for word in map(str.lower, _WORD.findall(text)) if not is_stop_word(word))
-
-
-@lru_cache(maxsize=1)
-def _stemmer():  # type: ignore[no-untyped-def]
-    from nltk.stem.porter import PorterStemmer
-
-    return lru_cache(maxsize=65536)(PorterStemmer().stem)
+    return frozenset(_stem(word) for word in map(str.lower, _WORD.findall(text)) if not is_stop_word(word))

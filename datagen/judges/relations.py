@@ -203,16 +203,11 @@ def _copula(text: str, place: int, end: int, inside: Sequence[Entity]) -> Iterat
                 yield Fact("country", entity, country)
             elif entity.type == "year":
                 yield Fact("released", entity, entity.text)
-        elif (
-            country
-            and placed
-            and not re.search(r"[.;:(]|\b(?:who|that|which|by|for)\b", text[place : entity.start])
-        ) or (
-            country
-            and re.fullmatch(r",\s", text[entity.start - 2 : entity.start])
-            and "who" not in text[place : entity.start]
-        ):
-            yield Fact("country", entity, country)
+        elif country:
+            between = text[place : entity.start]
+            clause = re.search(r"[.;:(]|\b(?:who|that|which|by|for)\b", between)
+            if (placed and not clause) or (re.search(r",\s$", between) and "who" not in between):
+                yield Fact("country", entity, country)
 
 
 @cache
