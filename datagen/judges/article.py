@@ -63,7 +63,7 @@ class ArticleJudge(Judge):
         for unit in answer.units:
             number = max((i for i, (start, _) in enumerate(found.borders) if start <= unit.start), default=0)
             passages = [passage.text for passage in further[number]]
-            rulings.append(found.sentence(unit) if unit.type == "sentence" else found.entity(unit, passages))
+            rulings.append((found.sentence if unit.type == "sentence" else found.entity)(unit, passages))
         return rulings
 
 
@@ -114,10 +114,10 @@ class _Compared:
     def _another(self) -> str:
         return another_kind(self.answer.text, self.reference.text, self.answer.subject)
 
-    def sentence(self, unit: Mark) -> Ruling:
+    def sentence(self, unit: Mark, passages: Sequence[str]) -> Ruling:
         """A sentence by its entities: contradicted with a contradicted one, supported if all are."""
         inside = [e for e in self._entities if unit.start <= e.start and e.end <= unit.end]
-        rulings = [self.entity(Mark(((e.start, e.end),), None, e.type), ()) for e in inside]
+        rulings = [self.entity(Mark(((e.start, e.end),), None, e.type), passages) for e in inside]
         for ruling in rulings:
             if ruling.verdict == "contradicted":
                 return ruling
