@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic_core import to_json
 
-from probers.bank.assessment import Assessor
-from probers.engine.tokens import TextStream, decode, shown_bytes, token_bytes, token_offsets
+from probers.bank.assessment import Assessor, ScoredSpan
+from probers.engine.thinking import Thinking
+from probers.engine.tokens import Span, TextStream, decode, shown_bytes, token_bytes, token_offsets
 from probers.types import StopReason
 
+from .on_high import FINISH, OnHigh
 from .scheduler import ScoredText
 
 
@@ -63,15 +66,17 @@ class Frame:
         return [self.chunk(*({"index": i, **begun} for i in range(choices)))] if self.chat else []
 
     def choice(
-        self, index: int, text: str, finish: str | None = None, *, whole: bool = False, **more: Any
-    ) -> dict[str, Any]:
+        self, index: int, content: str, finish: str | None = None, *, whole: bool = False,
+        reasoning_content: str = "", **more: Any,
+    ) -> dict[str, Any]:  # fmt: skip
         """Make a choice of a chunk, or of a ``whole`` response."""
-        content: dict[str, Any] = {"text": text}
-        if self.chat and whole:
-            content = {"message": {"role": "assistant", "content": text, "refusal": None}}
-        elif self.chat:
-            content = {"delta": {"content": text} if text else {}}
-        return {"index": index, **content, "finish_reason": finish, "logprobs": None, **more}
+        said: dict[str, Any] = {"text": content}
+        if self.chat:
+            parts = {"reasoning_content": reasoning_content, "content": content}
+            written = {name: text for name, text in parts.items() if text}
+            message = {"role": "assistant", "content": content, "refusal": None, **written}
+            said = {"message": message} if whole else {"delta": written}
+        return {"index": index, **said, "finish_reason": finish, "logprobs": None, **more}
 
 
 def usage(prompt: int, written: int) -> dict[str, Any]:
@@ -79,68 +84,207 @@ def usage(prompt: int, written: int) -> dict[str, Any]:
     return {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
 
 
-def usage_of(texts: Sequence[ScoredText]) -> dict[str, Any]:
-    """Count the tokens of texts; a prompt of several texts counts once."""
-    prompts = {text.request.prompt.name: text for text in texts}
+def usage_of(choices: Sequence[Choice]) -> dict[str, Any]:
+    """Count the tokens of texts; a prompt of several texts counts once, and what was discarded not at all."""
+    prompts = {choice.text.request.prompt.name: choice.text for choice in choices}
     asked = sum(len(text.request.prompt.ids) for text in prompts.values())
     cached = sum(text.cached for text in prompts.values())
-    written = sum(len(text.row.ids) for text in texts)
-    return usage(asked, written) | {"prompt_tokens_details": {"cached_tokens": cached}}
+    written, thought = (sum(each) for each in zip(*(choice.billed() for choice in choices), strict=True))
+    told = usage(asked, written) | {"prompt_tokens_details": {"cached_tokens": cached}}
+    return told | ({"completion_tokens_details": {"reasoning_tokens": thought}} if thought else {})
+
+
+def as_events(whole: Mapping[str, Any], *, with_usage: bool) -> Iterator[bytes]:
+    """The events of a stream that say what a whole response does, where nothing could be sent before."""
+    kind = str(whole["object"])
+    begun = {name: value for name, value in whole.items() if name not in ("choices", "usage")}
+    begun["object"] = kind if kind.endswith("chunk") or "chat" not in kind else f"{kind}.chunk"
+    for choice in whole["choices"]:
+        rest = dict(choice)
+        if (message := rest.pop("message", None)) is not None:
+            said = {name: value for name, value in message.items() if value}
+            yield sse(begun | {"choices": [{"index": rest["index"], "delta": said, "finish_reason": None}]})
+            rest["delta"] = {}
+        yield sse(begun | {"choices": [rest]})
+    if with_usage and whole.get("usage") is not None:
+        yield sse(begun | {"choices": [], "usage": whole["usage"]})
+    yield sse("[DONE]")
 
 
 class Choice:
-    """One text of a response while it grows; ``finished`` once the last piece was returned.
+    """One text of a response while it grows; ``finished`` once its last piece was made.
 
+    ``returned`` is unset by whoever puts another text in its place.
     ``alternatives`` is the number of likeliest tokens per place; None leaves log-probabilities out.
+    ``acting`` decides on its score, None: it is not scored. ``thinking`` has the marks of its reasoning.
     """
 
     def __init__(
         self, frame: Frame, index: int, text: ScoredText, tokenizer: Any, alternatives: int | None,
-        assess: Assessor | None,
+        acting: OnHigh | None, thinking: Thinking | None = None,
     ) -> None:  # fmt: skip
-        self.text, self.finished = text, False
+        self.text, self.finished, self.returned = text, False, True
         self._frame, self._index, self._tokenizer = frame, index, tokenizer
-        self._alternatives, self._assess = alternatives, assess
-        self._tokens = self._characters = 0
+        self._alternatives, self._acting, self._thinking = alternatives, acting, thinking
+        prompt = text.request.prompt.text
+        self._begun = thinking is not None and thinking.begun(prompt)
+        self._growing = None if acting is None else acting.growing(prompt)
+        self._tokens = 0  # that were sent
+        self._sent = {"reasoning_content": 0, "content": 0}  # characters of the raw text
+
+    def look(self) -> None:
+        """Judge what was read; a text with too high a score is given up."""
+        if self._growing is None or self._growing.high is not None:
+            return
+        over = self.text.over
+        count = self.text.row.kept if over else self.text.shown
+        said = self._split(self._raw(count, over), over)[1]
+        if said is None:
+            return
+        own = self._within(said, count)
+        scores = [self.text.scores[token] for token in own]
+        self._growing.read(
+            self._raw(count, over)[slice(*said)], [self._offset(t, said) for t in own], scores, over=over
+        )
+        if self._growing.high is not None:
+            self.text.cancelled = True  # no effect where it is over
+
+    @property
+    def high(self) -> ScoredSpan | None:
+        """The span that has ended the text."""
+        return None if self._growing is None else self._growing.high
+
+    @property
+    def written(self) -> int:
+        """Number of tokens written, kept or not."""
+        return len(self.text.row.ids)
+
+    def billed(self) -> tuple[int, int]:
+        """Tokens of what is returned, and those of them that are reasoning."""
+        if not self.returned:
+            return 0, 0
+        thought, said = self._split(self.text.text, True)
+        count = self.written
+        if said is not None and self.high is not None:
+            count = bisect_right(self.text.ends, said[0] + self.high.start, 0, count)
+        return count, 0 if thought is None else len(self._within(thought, count))
 
     def news(self) -> dict[str, Any] | None:
         """The next piece, or None where nothing is certain yet."""
+        self.look()
         text, start = self.text, self._tokens
-        if text.over:
+        if text.over or self.high is not None:
             self.finished = True
-            return self._end(start, text.text[self._characters :])
+            return self._end(start)
         if (stop := text.shown) <= start:
             return None
-        end = max(self._characters, text.ends[stop - 1])
-        piece, more = text.text[self._characters : end], self._logprobs(start, stop)
-        self._tokens, self._characters = stop, end
-        if self._assess is not None:
-            offsets = [self._offset(place) for place in range(start, stop)]
-            lists = (text.scores[start:stop], offsets, text.logprobs[start:stop], text.entropies[start:stop])
-            more["hallucination"] = self._assess.token_lists(*lists)
-        return self._frame.choice(self._index, piece, **more)
+        thought, said = self._split(self._raw(stop, False), False)
+        if said is not None and self._growing is not None:
+            said = said[0], said[0] + self._growing.sure
+        sent = said or thought or (0, 0)
+        stop = bisect_right(text.ends, sent[1], start, stop)
+        pieces: dict[str, Any] = self._pieces(thought, said)
+        if stop == start and not any(pieces.values()):
+            return None
+        self._tokens, told = stop, range(start, stop)
+        more = self._logprobs(self._among(said, told))
+        if self._acting is not None:
+            more["hallucination"] = self._lists(self._among(said, told), said)
+            if thought is not None:
+                more["hallucination"]["reasoning"] = self._lists(self._among(thought, told), thought)
+        return self._frame.choice(self._index, **pieces | more)
 
     def whole(self) -> dict[str, Any]:
-        return self._end(0, self.text.text, whole=True)
+        """The whole choice of a text that is over."""
+        self.look()
+        return self._end(0, whole=True)
 
-    def _end(self, start: int, piece: str, *, whole: bool = False) -> dict[str, Any]:
-        text, kept = self.text, self.text.row.kept
-        more = self._logprobs(start, kept)
-        if self._assess is not None:
-            far = None if text.distances is None else text.distances[:kept]
-            written = text.recorded(self._tokenizer)
-            more["hallucination"] = self._assess.of_generation(written, text.scores[:kept], far)
-        return self._frame.choice(self._index, piece, finish_reason(text.row.stop), whole=whole, **more)
+    def _end(self, start: int, *, whole: bool = False) -> dict[str, Any]:
+        text = self.text
+        raw, kept = text.text, text.row.kept
+        thought, said = self._split(raw, True)
+        if said is not None and self.high is not None:
+            said = said[0], said[0] + self.high.start
+            kept = bisect_right(text.ends, said[1], 0, kept)
+        reason = FINISH if self.high is not None else finish_reason(text.row.stop)
+        more: dict[str, Any] = {**self._pieces(thought, said)}
+        more |= self._logprobs(self._among(said, range(start, kept)))
+        if self._acting is not None:
+            more["hallucination"] = self._assessed(self._acting, thought, said, kept)
+        return self._frame.choice(self._index, finish=reason, whole=whole, **more)
 
-    def _offset(self, token: int) -> tuple[int, int]:
-        ends = self.text.ends
-        return (ends[token - 1] if token else 0), ends[token]
+    def _assessed(self, acting: OnHigh, thought: Span | None, said: Span | None, kept: int) -> dict[str, Any]:
+        text, high = self.text, self.high
+        far = None if text.distances is None else text.distances[:kept]
+        if high is None and said == (0, len(text.text)):
+            told = acting.assess.of_generation(text.recorded(self._tokenizer), text.scores[:kept], far)
+        else:
+            told = self._part(acting.assess, said or (len(text.text),) * 2, kept)
+        if thought is not None:
+            told["reasoning"] = self._part(acting.assess, thought, kept)
+        discarded = self.written - kept
+        return told | {"acted": None if high is None else acting.acted(high, discarded=discarded)}
 
-    def _logprobs(self, start: int, stop: int) -> dict[str, Any]:
+    def _part(self, assess: Assessor, span: Span, kept: int) -> dict[str, Any]:
+        """Assess a part of the text by the tokens in it."""
+        text = self.text
+        own = self._within(span, kept)
+        far = None if text.distances is None else [text.distances[token] for token in own]
+        before = text.request.prompt.text + text.text[: span[0]]
+        return assess.response(before, text.text[slice(*span)], self._lists(own, span), far)
+
+    def _split(self, raw: str, over: bool) -> tuple[Span | None, Span | None]:
+        if self._thinking is None:
+            return None, (0, len(raw))
+        return self._thinking.split(raw, begun=self._begun, over=over)
+
+    def _raw(self, tokens: int, over: bool) -> str:
+        return self.text.text if over else self.text.text[: self.text.ends[tokens - 1] if tokens else 0]
+
+    def _pieces(self, thought: Span | None, said: Span | None) -> dict[str, str]:
+        """What is new of the reasoning and of the answer."""
+        pieces = dict[str, str]()
+        for name, span in (("reasoning_content", thought), ("content", said)):
+            start, end = span or (0, 0)
+            start = max(start, self._sent[name])
+            pieces[name] = self.text.text[start:end]
+            self._sent[name] = max(start, end)
+        return pieces
+
+    def _within(self, span: Span, count: int) -> list[int]:
+        return self._among(span, range(count))
+
+    def _among(self, span: Span | None, tokens: Sequence[int]) -> list[int]:
+        """Those tokens that wrote a character of a part of the text, or that stand in it without one."""
+        if span is None:
+            return []
+        ends, (start, end) = self.text.ends, span
+        begins = [ends[token - 1] if token else 0 for token in tokens]
+        each = zip(tokens, begins, strict=True)
+        return [
+            i for i, begin in each
+            if (begin < end or ends[i] <= end) and (ends[i] > start or begin >= start)
+        ]  # fmt: skip
+
+    def _offset(self, token: int, span: Span) -> Span:
+        """Characters of a token in a part of the text."""
+        ends, start = self.text.ends, span[0]
+        return max((ends[token - 1] if token else 0) - start, 0), ends[token] - start
+
+    def _lists(self, tokens: Sequence[int], span: Span | None) -> dict[str, Any]:
+        assert self._acting is not None
+        text = self.text
+        scores, logprobs, entropies = (
+            [values[token] for token in tokens] for values in (text.scores, text.logprobs, text.entropies)
+        )
+        offsets = [self._offset(token, span or (0, 0)) for token in tokens]
+        return self._acting.assess.token_lists(scores, offsets, logprobs, entropies)
+
+    def _logprobs(self, tokens: Sequence[int]) -> dict[str, Any]:
         if self._alternatives is None:
             return {}
         text, content = self.text, list[dict[str, Any]]()
-        for place in range(start, stop):
+        for place in tokens:
             token, tops = text.row.ids[place], text.tops[place] if text.tops else []
             # A text of SentencePiece begins without the space that its first token is spelled with.
             bare = not place and token_bytes(self._tokenizer, token)[:1] == b" " and text.text[:1] != " "
@@ -153,9 +297,10 @@ class Choice:
             {each["token"]: each["logprob"] for each in (*entry["top_logprobs"][::-1], entry)}
             for entry in content
         ]
-        offsets = [self._offset(place)[0] for place in range(start, stop)]
+        offsets = [text.ends[place - 1] if place else 0 for place in tokens]
         return {"logprobs": {
-            "tokens": [entry["token"] for entry in content], "token_logprobs": text.logprobs[start:stop],
+            "tokens": [entry["token"] for entry in content],
+            "token_logprobs": [text.logprobs[place] for place in tokens],
             "top_logprobs": told if self._alternatives else None, "text_offset": offsets,
         }}  # fmt: skip
 

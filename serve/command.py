@@ -84,6 +84,7 @@ def _serve(settings: Serve, key: str | None, listening: socket.socket) -> None:
 
     from probers.bank.bank import ProbeBank
     from probers.capture.blocks import decoder_layers
+    from probers.engine.thinking import Thinking
     from probers.online.scores import check_growing
 
     from .app import make_app
@@ -109,6 +110,7 @@ def _serve(settings: Serve, key: str | None, listening: socket.socket) -> None:
         prober=None if bank is None else _entry(bank, settings),
         corpus=None if settings.corpus is None else Path(settings.corpus).name,  # its folder stays private
         api_key=key, log_requests=settings.log_requests, max_tokens=settings.max_tokens,
+        thinking=Thinking.of(lm.tokenizer, settings.thinking), abstention=settings.abstention,
     )  # fmt: skip
     if retriever is not None:
         from .retrieval import Retrieving

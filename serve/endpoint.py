@@ -18,21 +18,24 @@ import anyio
 from fastapi import Request as HttpRequest
 from fastapi.responses import Response, StreamingResponse
 
-from probers.bank.assessment import Assessor
 from probers.engine.decode import Request as Wanted
 from probers.engine.language_model import Sampling
+from probers.engine.thinking import Thinking
 from probers.engine.tokens import Prompt, encode_prompts, token_offsets
 from probers.prompts import chat_text
 
-from .answers import Choice, Frame, as_json, sse, usage_of
+from .answers import Choice, Frame, as_events, as_json, sse, usage_of
+from .on_high import OnHigh, headers, lowest
 from .protocol import ApiError, ChatRequest, Request
 from .scheduler import Scheduler, ScoredText
+from .settings import Serve
 
 if TYPE_CHECKING:
     from .retrieval import Retrieving
 
 _POLL = 0.5  # seconds between checks that a waiting client is still there
 _MOST_TEXTS = 64  # texts of one request
+_FRESH = {"Cache-Control": "no-store"}
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +47,8 @@ class Served:
     Attributes:
         name: name of the model in requests.
         prober: entry of the prober in the list of models.
+        thinking: marks around the model's thinking; None where it does not think.
+        abstention: the sentence of ``on_high=abstain``, unless the request has its own.
         max_tokens: tokens per text; a request without its own limit gets 16 for a completion, as OpenAI's,
             and all of them for a chat.
         patience: seconds that a client may take to read a piece before it is dropped.
@@ -54,6 +59,8 @@ class Served:
     prober: Mapping[str, Any] | None = None
     retrieving: Retrieving | None = None
     corpus: str | None = None
+    thinking: Thinking | None = None
+    abstention: str = Serve.abstention
     api_key: str | None = None
     log_requests: bool = False
     max_tokens: int = 1024
@@ -94,7 +101,7 @@ class Endpoint:
             log.warning("%s", json.dumps(request.model_dump(exclude_none=True), ensure_ascii=True))
         served.check_name(request.model)
         end = partial(self._ended, http.url.path, began)
-        frame = Frame(request.kind, served.name)
+        frame, acting = Frame(request.kind, served.name), self._acting(request)
         if request.retrieval is not None:
             if served.retrieving is None:
                 raise ApiError(400, "this server has no corpus: start it with corpus=FILE", "retrieval")
@@ -103,60 +110,103 @@ class Endpoint:
             if request.stream:
                 return _stream(answering.chunks(with_usage=request.with_usage), end)
             whole = await answering.whole()
+        elif request.stream and not (acting and acting.holds):
+            begun = await self._begin(request, frame, began, acting)
+            return _stream(self._chunks(request, frame, *begun), end)
         else:
-            choices, changed = await self._begin(request, frame, began)
-            if request.stream:
-                return _stream(self._chunks(request, frame, choices, changed), end)
-            whole = await self._whole(frame, choices, changed, http)
+            whole = await self._whole(request, frame, began, acting, http)
         end()
-        return Response(as_json(whole), media_type="application/json")
+        told = headers(whole["choices"])
+        if request.stream:
+            events = as_events(whole, with_usage=request.with_usage)
+            return StreamingResponse(events, media_type="text/event-stream", headers={**_FRESH, **told})
+        return Response(as_json(whole), media_type="application/json", headers=told)
+
+    def _acting(self, request: Request) -> OnHigh | None:
+        """What is done with the scores; None on a server without a prober."""
+        asked, bank = request.hallucination, self._served.scheduler.bank
+        acts = asked is not None and asked.on_high != "warn"
+        if bank is None:
+            if acts:
+                told = "this server has no prober: start it with one, or leave on_high out"
+                raise ApiError(400, told, "hallucination.on_high")
+            return None
+        if acts and request.retrieval is not None:
+            told = "on_high and retrieval both act on the score: ask for one of them"
+            raise ApiError(400, told, "hallucination.on_high")
+        return OnHigh.of(asked, bank, self._served.abstention, greedy=_sampling(request) is None)
 
     def _ended(self, path: str, began: float) -> None:
         self._served.scheduler.metrics.latency.labels(path).observe(time.perf_counter() - began)
 
     async def _begin(
-        self, request: Request, frame: Frame, began: float
-    ) -> tuple[list[Choice], asyncio.Event]:
-        """Submit the texts of a request; the event is set when they have grown."""
-        scheduler, shown = self._served.scheduler, False
+        self, request: Request, frame: Frame, began: float, acting: OnHigh | None, *,
+        draw: int = 0, only: Sequence[int] | None = None,
+    ) -> tuple[list[Choice], asyncio.Event]:  # fmt: skip
+        """Submit the texts of a request, ``only`` some in a later ``draw``; the event is set as they grow."""
+        scheduler, shown = self._served.scheduler, draw > 0
         changed, loop = asyncio.Event(), asyncio.get_running_loop()
+        at_once = request.stream or (acting is not None and acting.action in ("stop", "abstain"))
 
         def tell() -> None:
             nonlocal shown
             if not shown and any(text.shown for text in texts):
                 shown = True
                 scheduler.metrics.first.observe(time.perf_counter() - began)
-            if request.stream or all(text.over for text in texts):
+            if at_once or all(text.over for text in texts):
                 self._wakes(loop, changed)
 
         # The tokenizer takes a while for long prompts.
-        texts = await asyncio.to_thread(self._texts, request, tell)
-        asked, assess = request.hallucination, None
-        if scheduler.bank is not None:
-            assess = Assessor(scheduler.bank, None if asked is None else asked.threshold)
+        texts = await asyncio.to_thread(self._texts, request, tell, draw)
+        places = range(len(texts)) if only is None else only
+        texts = [texts[place] for place in places]
         scheduler.submit(texts)
-        more = self._lm.tokenizer, request.alternatives, assess
-        return [Choice(frame, index, text, *more) for index, text in enumerate(texts)], changed
+        thinking = self._served.thinking if isinstance(request, ChatRequest) else None
+        more = self._lm.tokenizer, request.alternatives, acting, thinking
+        each = zip(places, texts, strict=True)
+        return [Choice(frame, index, text, *more) for index, text in each], changed
 
-    async def _whole(
-        self, frame: Frame, choices: Sequence[Choice], changed: asyncio.Event, http: HttpRequest
-    ) -> dict[str, Any]:
+    async def _written(self, choices: Sequence[Choice], changed: asyncio.Event, http: HttpRequest) -> None:
+        """Wait until texts are over (RunError: one failed; ApiError: the client is gone)."""
         texts = [choice.text for choice in choices]
         try:
-            while not changed.is_set():
+            while not all(text.over for text in texts):
                 with anyio.move_on_after(_POLL):
                     await changed.wait()
-                if not changed.is_set() and await http.is_disconnected():
-                    break
+                if changed.is_set():
+                    changed.clear()
+                    for choice in choices:
+                        choice.look()
+                elif await http.is_disconnected():
+                    raise ApiError(499, "the client is gone")
         finally:
             for text in texts:
                 text.cancelled = True  # no effect on texts that are over
         for text in texts:
             if text.error is not None:
                 raise text.error
+
+    async def _whole(
+        self, request: Request, frame: Frame, began: float, acting: OnHigh | None, http: HttpRequest
+    ) -> dict[str, Any]:
+        choices, changed = await self._begin(request, frame, began, acting)
+        await self._written(choices, changed, http)
         told = [choice.whole() for choice in choices]
+        kept: Sequence[Choice] = choices
+        if acting is not None and acting.action == "abstain":
+            told = [_abstained(acting, *each) for each in zip(told, choices, strict=True)]
+        elif acting is not None and acting.action == "retry":
+            draws = [[each] for each in zip(told, choices, strict=True)]
+            for draw in range(1, acting.draws):
+                if not (open_ := [i for i, own in enumerate(draws) if own[-1][0]["hallucination"]["fires"]]):
+                    break
+                again, changed = await self._begin(request, frame, began, acting, draw=draw, only=open_)
+                await self._written(again, changed, http)
+                for place, choice in zip(open_, again, strict=True):
+                    draws[place].append((choice.whole(), choice))
+            told, kept = zip(*(_best(acting, own) for own in draws), strict=True)
         self._observe(told)
-        return frame.whole(told, usage_of(texts))
+        return frame.whole(told, usage_of(kept))
 
     async def _chunks(
         self, request: Request, frame: Frame, choices: Sequence[Choice], changed: asyncio.Event
@@ -177,7 +227,7 @@ class Endpoint:
                         self._observe([told] if choice.finished else [])
                         yield frame.chunk(told)
             if request.with_usage:
-                yield frame.chunk(usage=usage_of(texts))
+                yield frame.chunk(usage=usage_of(choices))
             yield sse("[DONE]")
         finally:
             for text in texts:
@@ -189,9 +239,12 @@ class Endpoint:
             if chance is not None:
                 self._served.scheduler.metrics.scores.observe(chance)
 
-    def _texts(self, request: Request, changed: Callable[[], None]) -> list[ScoredText]:
-        """Make the texts of a request (ApiError: they do not fit the model or the server's limits)."""
-        limit, sampling = self._limit(request), _sampling(request)
+    def _texts(self, request: Request, changed: Callable[[], None], draw: int = 0) -> list[ScoredText]:
+        """Make the texts of a request (ApiError: they do not fit the model or the server's limits).
+
+        Every ``draw`` has random numbers of its own.
+        """
+        limit, sampling = self._limit(request), _sampling(request, draw)
         prompts = [self._fitting(prompt, limit, request.most) for prompt in self._prompts(request)]
         wanted = [prompt for prompt in prompts for _ in range(request.choices)]
         if len(wanted) > _MOST_TEXTS:
@@ -249,12 +302,34 @@ class Endpoint:
         return Prompt(f"prompt {number}", text, tuple(ids), offsets)
 
 
-def _sampling(request: Request) -> Sampling | None:
+def _sampling(request: Request, draw: int = 0) -> Sampling | None:
     temperature = 1.0 if request.temperature is None else request.temperature
     if temperature == 0:
         return None
     seed = abs(request.seed) if request.seed is not None else secrets.randbits(63)
-    return Sampling(max(temperature, 1e-3), 0, request.top_p or 1.0, seed)
+    return Sampling(max(temperature, 1e-3), 0, request.top_p or 1.0, seed + draw)
+
+
+def _abstained(acting: OnHigh, told: dict[str, Any], choice: Choice) -> dict[str, Any]:
+    """A choice, or the sentence of ``abstain`` in its place."""
+    span = choice.high or acting.worst(told["hallucination"])
+    if span is None and not told["hallucination"]["fires"]:
+        return told
+    choice.returned = False
+    return acting.abstained(told, span, choice.written)
+
+
+def _best(acting: OnHigh, draws: Sequence[tuple[dict[str, Any], Choice]]) -> tuple[dict[str, Any], Choice]:
+    """The draw with the lowest score, and what was done to get it."""
+    fields = [told["hallucination"] for told, _ in draws]
+    place = lowest(fields)
+    told, choice = draws[place]
+    if len(draws) > 1:
+        discarded = sum(other.written for _, other in draws) - choice.written
+        scores = [field["score"] for field in fields]
+        acted = acting.acted(acting.worst(fields[0]), discarded=discarded, scores=scores)
+        told = told | {"hallucination": told["hallucination"] | {"acted": acted}}
+    return told, choice
 
 
 def _stream(chunks: AsyncIterator[bytes], end: Callable[[], None]) -> Response:
@@ -266,5 +341,4 @@ def _stream(chunks: AsyncIterator[bytes], end: Callable[[], None]) -> Response:
             await chunks.aclose()  # type: ignore[attr-defined]
             end()
 
-    headers = {"Cache-Control": "no-store"}
-    return StreamingResponse(timed(), media_type="text/event-stream", headers=headers)
+    return StreamingResponse(timed(), media_type="text/event-stream", headers=_FRESH)

@@ -75,9 +75,21 @@ class StreamOptions(_Strict):
 
 
 class Hallucination(_Strict):
-    """``hallucination`` of a request: a threshold in place of the prober's."""
+    """``hallucination`` of a request.
+
+    Attributes:
+        threshold: a score in place of the prober's threshold.
+        unit: what is judged by itself; None is the prober's own.
+        on_high: what is done with a score above the threshold (:mod:`probers.serve.on_high`).
+        draws: most texts that ``retry`` draws for an answer.
+        abstention: the sentence of ``abstain``; None is the server's.
+    """
 
     threshold: Threshold | None = None
+    unit: Literal["span", "sentence", "token", "answer"] | None = None
+    on_high: Literal["warn", "stop", "abstain", "retry"] = "warn"
+    draws: Annotated[int, Field(ge=2, le=8)] = 3
+    abstention: Annotated[str, Field(min_length=1, max_length=1000)] | None = None
 
 
 class Retrieval(_Strict):

@@ -37,6 +37,11 @@ class Serve(Settings):
     prober: Name | None = None
     """prober folder or hub id; null is the newest of this model, or the one that comes with the package;
     none scores nothing"""
+    abstention: Name = "I am not sure enough to answer this."
+    """what a request with on_high=abstain gets in place of an answer with too high a score"""
+    thinking: Name = "auto"
+    """marks around the thinking of the model, which chats return apart as reasoning_content: auto takes
+    known ones that the tokenizer has, none looks for none, or both with a comma between them"""
     corpus: Name | None = None
     """passages for requests with retrieval: testbed, FILE.jsonl[.gz] or FILE.tsv[.gz]; null offers none"""
     passage_words: Count | None = None

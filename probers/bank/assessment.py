@@ -7,26 +7,44 @@
 - Heads of the tokens of whole answers: each sentence, scored by its tokens.
 
 The text's own score is that of its worst span. Without an entity, heads that were trained on the tokens of
-whole texts score it by all of them, and heads of entities say nothing.
+whole texts score it by all of them, and heads of entities say nothing. Such heads of whole texts can also be
+asked for every sentence, every token, or the text as one span: the ``unit``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
 from ..entities import Recogniser, tokens_of, with_scores, written_entities
 from ..online.scores import Aggregate, aggregate
 from ..text import split_sentences
-from ..types import Generation
+from ..types import Generation, UserError
 from ..uncertainty import surprise
 from .risk_control import Promise
 
 if TYPE_CHECKING:
     from .bank import ProbeBank
+
+#: What is judged by itself: the prober's own spans, sentences, tokens, or the text as a whole.
+Unit = Literal["span", "sentence", "token", "answer"]
+UNITS: tuple[str, ...] = get_args(Unit)
+
+
+def units_of(bank: ProbeBank) -> tuple[str, ...]:
+    """The units that a prober can judge, its own first.
+
+    Only heads of the tokens of whole texts know any other than their own: what heads of entities say of
+    other tokens was never tested, and pooled states are of what was pooled.
+    """
+    spec = bank.spec
+    if spec.pool == "tokens" and spec.position != "entity":
+        return UNITS
+    whole = spec.pool not in ("tokens", "predicting") and spec.position not in ("span", "sentence", "claim")
+    return ("answer",) if whole else ("span",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,16 +97,25 @@ class Assessment:
 
 
 class Assessor:
-    """Assesses texts by one prober, which fires above ``threshold``; None is the prober's own."""
+    """Assesses texts by one prober, which fires above ``threshold``; None is the prober's own.
 
-    def __init__(self, bank: ProbeBank, threshold: float | None = None) -> None:
-        self._bank = bank
+    Each ``unit`` is judged by itself, None: the prober's own. UserError for one that it cannot judge.
+    """
+
+    def __init__(self, bank: ProbeBank, threshold: float | None = None, unit: str | None = None) -> None:
+        known = units_of(bank)
+        if unit is not None and unit not in known:
+            told = f"unit={unit} cannot be judged by this prober of {bank.spec.position} states"
+            raise UserError(f"{told}: choose {' or '.join(known)}", "unsupported")
+        self._bank, self.unit = bank, unit or known[0]
         self.threshold = float(bank.threshold if threshold is None else threshold)
-        self.promise = bank.promise if self.threshold == bank.threshold else None
+        same = self.threshold == bank.threshold and self.unit == known[0]
+        self.promise = bank.promise if same else None
         spec = bank.spec
         self._pooled = spec.pool not in ("tokens", "predicting")
-        self._sentences = spec.position in ("sentence", "claim", "token")
-        of_entities = not self._sentences and (not self._pooled or spec.position == "span")
+        own = self.unit == "span" and spec.position in ("sentence", "claim", "token")
+        self._sentences = own or self.unit == "sentence"
+        of_entities = self.unit == "span" and not own and (not self._pooled or spec.position == "span")
         self._recognise = Recogniser(bank.recogniser or "rules", quiet=True) if of_entities else None
 
     def __call__(
@@ -174,6 +201,12 @@ class Assessor:
         unlike = domain.unlike(distance, surprised)
         return DomainDistance(distance, domain.limit, unlike, surprised, domain.surprise)
 
+    def spans(
+        self, prompt: str, text: str, offsets: Sequence[tuple[int, int]], scores: Sequence[float]
+    ) -> list[ScoredSpan]:
+        """The spans of :meth:`__call__` alone."""
+        return self._spans(prompt, text, offsets, np.asarray(scores, dtype=np.float64))[0]
+
     def _spans(
         self, prompt: str, text: str, offsets: Sequence[tuple[int, int]], values: np.ndarray
     ) -> tuple[list[ScoredSpan], list[int]]:
@@ -181,8 +214,10 @@ class Assessor:
         if not len(values):
             return [], []
         pieces = self.pieces(prompt, text, offsets)
-        if pieces is None and self._pooled:
-            return self._scored([(0, len(text))], values[-1:]), [len(values) - 1]
+        if self.unit == "answer":
+            score = self._of_piece(values)
+            judged = [len(values) - 1] if self._pooled else list(range(len(values)))
+            return self._scored([(0, len(text))], [score]), judged
         if pieces is not None:
             spans = self._scored(list(pieces), [self._of_piece(values[tokens]) for tokens in pieces.values()])
             last = [tokens[-1] for tokens in pieces.values()]
@@ -210,6 +245,8 @@ class Assessor:
         self, prompt: str, text: str, offsets: Sequence[tuple[int, int]]
     ) -> dict[tuple[int, int], list[int]] | None:
         """Characters and tokens of the pieces that the prober judges one by one; None: the whole text."""
+        if self.unit == "token":
+            return {place: [token] for token, place in enumerate(offsets)}
         if self._sentences:
             places = list(split_sentences(text))
         elif self._pooled and self._recognise is not None:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from ..online.watch import Scores, StopOnScore
+    from .assessment import Unit
 
 log = logging.getLogger(__name__)
 
@@ -222,8 +223,9 @@ class ProbeBank(ModelHubMixin):
         return Scores(self, model, per=per, tokenizer=tokenizer)
 
     def stopping_criteria(
-        self, model: Any, tokenizer: Any, threshold: float | None = None, *, min_tokens: int = 1
-    ) -> StopOnScore:
+        self, model: Any, tokenizer: Any, threshold: float | None = None, *, min_tokens: int = 1,
+        unit: Unit | None = None,
+    ) -> StopOnScore:  # fmt: skip
         """For ``model.generate(..., stopping_criteria=[...])``: ends a row where the score is too high.
 
         ``generate`` asks after sampling a token and before forwarding it: the decision rests on the tokens
@@ -231,10 +233,19 @@ class ProbeBank(ModelHubMixin):
         row once an entity has begun whose score was too high before it; ``stop.entities`` says where to cut.
         Hooks are on the model until the object is closed (``.close()``) or collected. ``min_tokens`` are read
         before the first decision: heads of whole answers know little of how the first few tokens look.
+
+        ``unit`` "span", "sentence" or "token" ends a row at the first of these whose score is too high, where
+        the server's ``on_high=stop`` would; ``stop.spans`` says where to cut. UserError for a unit that the
+        prober cannot judge (:func:`.assessment.units_of`), and for "answer".
         """
         from ..online.watch import StopOnScore
+        from .assessment import Assessor
 
-        return StopOnScore(self, model, tokenizer, threshold, min_tokens=min_tokens)
+        if unit == "answer":
+            told = "unit=answer has nothing to stop before: leave unit out to stop by the score so far"
+            raise UserError(told, "unsupported")
+        assess = None if unit is None else Assessor(self, threshold, unit)
+        return StopOnScore(self, model, tokenizer, threshold, min_tokens=min_tokens, assess=assess)
 
     def _save_pretrained(self, save_directory: Path) -> None:
         """Write the files of :mod:`.io`; weights should have been rounded by ``half_precision`` before."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -23,11 +23,14 @@ from transformers import StoppingCriteria
 from ..engine.tokens import TextStream, decode, token_offsets
 from ..entities import Recognise, Recogniser, WrittenEntity, with_scores, written_entities
 from ..types import UserError
+from .growing_spans import GrowingSpans
 from .loops import GenerationWatcher, Per, WatchedBatch
 from .scores import Prober
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+    from ..bank.assessment import Assessor, ScoredSpan
 
 #: A text up to the end of its last whole word.
 _WHOLE_WORDS = re.compile(r".*[\s,;:!?)\]”\"]", re.DOTALL)
@@ -137,23 +140,26 @@ class Scores(AbstractContextManager["Scores"]):
 class StopOnScore(StoppingCriteria):
     """Stopping criterion that ends a row above a threshold: :meth:`.ProbeBank.stopping_criteria`.
 
-    The hooks are on the model until the object is collected or :meth:`close` is called. With heads of
+    The hooks are on the model until the object is collected or :meth:`close` is called. With ``assess`` a row
+    ends at the first of its units above the threshold, as the server's ``on_high=stop``. With heads of
     ``pool=predicting`` a row ends as soon as an entity has begun whose score was above the threshold; the
     text to keep ends before it, see :attr:`entities`.
     """
 
     def __init__(
-        self, bank: Prober, model: Any, tokenizer: Any, threshold: float | None = None, *, min_tokens: int = 1
-    ) -> None:
+        self, bank: Prober, model: Any, tokenizer: Any, threshold: float | None = None, *,
+        min_tokens: int = 1, assess: Assessor | None = None,
+    ) -> None:  # fmt: skip
         if min_tokens < 1:
             raise UserError(f"min_tokens={min_tokens} must be at least 1")
         self.min_tokens = min_tokens
         self.threshold = float(bank.threshold if threshold is None else threshold)
         if math.isnan(self.threshold):
             raise UserError(f"threshold={threshold} is not a number")
-        self._watcher = GenerationWatcher(bank, model, tokenizer)
-        self._finding = _finding(self._watcher) if bank.spec.pool == "predicting" else None
-        self._texts: list[GrowingText] = []
+        per: Per = "sequence" if assess is None else "token"
+        self._watcher = GenerationWatcher(bank, model, tokenizer, per=per)
+        self._new = self._reader(assess)
+        self._texts: list[GrowingText] | list[JudgedText] = []
         self._watcher.__enter__()
         # The hooks know the watcher only, so that this object is collected as soon as it is unused.
         self._finalizer = weakref.finalize(self, self._watcher.close)
@@ -172,7 +178,27 @@ class StopOnScore(StoppingCriteria):
         Keep ``sequences[row, : prompt + entity.tokens[0]]`` of what ``generate`` returned, or the text up to
         ``entity.entity.start`` where a token holds the end of one word and the beginning of the entity.
         """
-        return [text.found for text in self._texts]
+        return [text.found for text in self._texts if isinstance(text, GrowingText)]
+
+    @property
+    def spans(self) -> list[ScoredSpan | None]:
+        """The span that ended each row of the newest call, or None; with ``unit``.
+
+        Its characters are of the row's text without the prompt: keep what is before ``span.start``.
+        """
+        return [text.found for text in self._texts if isinstance(text, JudgedText)]
+
+    def _reader(self, assess: Assessor | None) -> Callable[[list[int]], GrowingText | JudgedText] | None:
+        """What makes the text of a row from its prompt; None where rows are stopped by their score so far."""
+        if assess is not None:
+            if (tokenizer := self._watcher.tokenizer) is None:
+                told = "finding spans needs the model's tokenizer: pass tokenizer="
+                raise UserError(told, code="missing-value")
+            return lambda ids: JudgedText(tokenizer, ids, assess)
+        if self._watcher.bank.spec.pool != "predicting":
+            return None
+        tokenizer, recognise = _finding(self._watcher)
+        return lambda ids: GrowingText(tokenizer, ids, recognise)
 
     def close(self) -> None:
         """Remove the hooks from the model; the criterion cannot be used afterwards."""
@@ -192,11 +218,10 @@ class StopOnScore(StoppingCriteria):
         batch.ask(input_ids)
         scores = batch.scores()
         enough = len(batch.tokens) >= self.min_tokens
-        if self._finding is not None:
+        if self._new is not None:
             last = input_ids[:, -1]
             if not batch.tokens or not self._texts:
-                tokenizer, recognise = self._finding
-                self._texts = [GrowingText(tokenizer, ids, recognise) for ids in batch.prompt.tolist()]
+                self._texts = [self._new(ids) for ids in batch.prompt.tolist()]  # type: ignore[assignment]
             ends, counts = torch.isin(last, batch.eos.to(last.device)).tolist(), batch.counted(last).tolist()
             for row, (text, token) in enumerate(zip(self._texts, last.tolist(), strict=True)):
                 if counts[row]:
@@ -242,3 +267,21 @@ class GrowingText:
         entities = written_entities(text, self._recognise, prompt=self._prompt)
         begun = with_scores(entities, self._stream.offsets(), scores)
         return next((each for each in begun if each.score > threshold), None)
+
+
+class JudgedText:
+    """A row's text, of which each unit is judged as soon as its end is certain."""
+
+    def __init__(self, tokenizer: Any, prompt: Sequence[int], assess: Assessor) -> None:
+        self._stream = TextStream(tokenizer, prompt)
+        self._spans = GrowingSpans(assess, decode(tokenizer, prompt))
+        self.push = self._stream.push
+        self.found: ScoredSpan | None = None
+
+    def first_above(self, threshold: float, scores: Sequence[float], *, over: bool) -> ScoredSpan | None:
+        """The first unit with a score above the threshold of the assessor."""
+        offsets = self._stream.offsets()[: len(scores)]
+        if offsets:
+            text = self._stream.visible[: offsets[-1][1]]
+            self._spans.read(text, offsets, scores[: len(offsets)], over=over)
+        return self._spans.high

@@ -1,0 +1,88 @@
+"""Thinking of a model before its answer: where it stands in a text, between marks like <think> and </think>.
+
+Models that were tuned to think write their reasoning first. It ends with the closing mark; the opening one is
+written by the model (Qwen 3) or stands at the end of its prompt already (DeepSeek R1).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from ..types import UserError
+
+Span = tuple[int, int]
+
+#: Marks of known models, as they are looked for.
+_KNOWN = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<seed:think>", "</seed:think>"))
+_SPACE = re.compile(r"\s*")
+
+
+@dataclass(frozen=True, slots=True)
+class Thinking:
+    """The marks around a model's thinking."""
+
+    opening: str = "<think>"
+    closing: str = "</think>"
+
+    @classmethod
+    def of(cls, tokenizer: Any, asked: str = "auto") -> Thinking | None:
+        """The marks of a model's tokenizer; None where it has none.
+
+        ``asked`` is "auto", "none", or both marks with a comma between them. UserError for another form, and
+        for marks that are asked for and left out of the text, because the tokenizer calls them special.
+        """
+        if asked == "none":
+            return None
+        if asked != "auto":
+            opening, comma, closing = asked.partition(",")
+            if not comma or not opening or not closing or opening == closing:
+                told = f"thinking={asked} is neither auto, none nor two different marks"
+                raise UserError(f"{told}: write them as in thinking=<think>,</think>")
+            if {opening, closing} & set(tokenizer.all_special_tokens):
+                told = f"thinking={asked}: the tokenizer leaves these marks out of the text it writes"
+                raise UserError(f"{told}: give marks that are no special tokens", "unsupported")
+            return cls(opening, closing)
+        known, special = tokenizer.get_vocab(), set(tokenizer.all_special_tokens)
+        template = tokenizer.chat_template if isinstance(tokenizer.chat_template, str) else ""
+        for marks in _KNOWN:
+            if not special & set(marks) and (set(marks) <= set(known) or marks[1] in template):
+                return cls(*marks)
+        return None
+
+    def begun(self, prompt: str) -> bool:
+        """Tell whether the prompt ends within the thinking."""
+        return prompt.rstrip().endswith(self.opening)
+
+    def split(self, text: str, *, begun: bool, over: bool = True) -> tuple[Span | None, Span | None]:
+        """Characters [start, end) of the thinking and of the answer in a text; None where there is none.
+
+        ``begun`` says that the prompt has opened the thinking. While the text is not ``over``, a beginning of
+        a mark at its end belongs to neither.
+        """
+        start = _skip(text, 0)
+        if not begun:
+            if not over and self.opening.startswith(text[start:]) and len(text) - start < len(self.opening):
+                return None, None
+            if not text.startswith(self.opening, start):
+                return None, (0, len(text))
+            start = _skip(text, start + len(self.opening))
+        end = text.find(self.closing, start)
+        if end < 0:
+            return (start, len(text) - (0 if over else self._begun_mark(text, start))), None
+        thought = (start, start + len(text[start:end].rstrip()))
+        answer = _skip(text, end + len(self.closing))
+        return thought, (answer, len(text)) if over or answer < len(text) else None
+
+    def _begun_mark(self, text: str, start: int) -> int:
+        """Characters at the end of a text that space before the closing mark, or its beginning, may be."""
+        for size in range(min(len(self.closing), len(text) - start), 0, -1):
+            if self.closing.startswith(text[-size:]):
+                return size + len(text[start:-size]) - len(text[start:-size].rstrip())
+        return len(text[start:]) - len(text[start:].rstrip())
+
+
+def _skip(text: str, place: int) -> int:
+    found = _SPACE.match(text, place)
+    return found.end() if found else place

@@ -1,0 +1,111 @@
+"""What is done where a score is above the threshold: ``on_high`` of a request, the same on both backends.
+
+- ``warn`` says so in the answer's ``hallucination`` and changes nothing.
+- ``stop`` ends the text at the beginning of the first such span.
+- ``abstain`` puts a sentence in the place of the text.
+- ``retry`` draws again, at most ``draws`` times in all, and returns the text with the lowest score.
+
+Selective generation: what is answered, and how often that is wrong, is the risk-coverage curve of
+``probers-score`` (El-Yaniv and Wiener 2010).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from probers.bank.assessment import Assessor, ScoredSpan, units_of
+from probers.online.growing_spans import GrowingSpans
+from probers.types import UserError
+
+from .protocol import ApiError, Hallucination
+
+if TYPE_CHECKING:
+    from probers.bank.bank import ProbeBank
+
+#: The reason why a text of ours ended, or was replaced, where that was its score.
+FINISH = "hallucination"
+
+
+@dataclass(frozen=True, slots=True)
+class OnHigh:
+    """A request's ``on_high`` with the assessor that decides.
+
+    Attributes:
+        action: warn, stop, abstain or retry.
+        draws: most texts drawn for an answer by retry.
+        abstention: the sentence of abstain.
+    """
+
+    assess: Assessor
+    action: str
+    draws: int
+    abstention: str
+
+    @classmethod
+    def of(cls, asked: Hallucination | None, bank: ProbeBank, abstention: str, *, greedy: bool) -> OnHigh:
+        """Read a request, which is ``greedy`` where every draw is the same (ApiError: it cannot be done)."""
+        asked = asked or Hallucination()
+        try:
+            assess = Assessor(bank, asked.threshold, asked.unit)
+        except UserError as error:
+            raise ApiError(400, str(error), "hallucination.unit") from None
+        if asked.on_high == "stop" and assess.unit == "answer":
+            told = "on_high=stop needs a part of the text to stop before, and here whole answers are judged"
+            units = [unit for unit in units_of(bank) if unit != "answer"]
+            remedy = f"ask for unit={' or '.join(units)}" if units else "ask for abstain or retry"
+            raise ApiError(400, f"{told}: {remedy}", "hallucination.on_high")
+        if asked.on_high == "retry" and greedy:
+            told = "on_high=retry needs a temperature above 0: at 0 every draw is the same text"
+            raise ApiError(400, told, "hallucination.on_high")
+        return cls(assess, asked.on_high, asked.draws, asked.abstention or abstention)
+
+    @property
+    def holds(self) -> bool:
+        """Nothing may be sent before everything is decided."""
+        return self.action in ("abstain", "retry")
+
+    def growing(self, prompt: str) -> GrowingSpans | None:
+        """Judge of a text while it grows, where that can end it."""
+        return GrowingSpans(self.assess, prompt) if self.action in ("stop", "abstain") else None
+
+    def acted(
+        self, span: ScoredSpan | None = None, *, discarded: int = 0, scores: Sequence[float | None] = ()
+    ) -> dict[str, Any]:
+        """Make the field ``acted``: the span that was too high, and tokens that are not returned."""
+        told = None if span is None else asdict(span)
+        return {"action": self.action, "span": told, "discarded_tokens": discarded, "scores": list(scores)}
+
+    def abstained(self, choice: Mapping[str, Any], span: ScoredSpan | None, tokens: int) -> dict[str, Any]:
+        """The choice of a whole answer with the sentence in the place of its text of so many ``tokens``."""
+        field = self.assess.response("", "", self.assess.token_lists([], [], [], []))
+        said: dict[str, Any] = {"text": self.abstention}
+        if "message" in choice:
+            said = {"message": {**choice["message"], "content": self.abstention}}
+        field |= {"acted": self.acted(span, discarded=tokens)}
+        return {**choice, **said, "finish_reason": FINISH, "logprobs": None, "hallucination": field}
+
+    def worst(self, told: Mapping[str, Any]) -> ScoredSpan | None:
+        """The worst span of an answer's ``hallucination``, where it is above the threshold."""
+        above = [ScoredSpan(**span) for span in told["spans"] if span["score"] > self.assess.threshold]
+        return max(above, key=lambda span: span.score, default=None)
+
+
+def lowest(fields: Sequence[Mapping[str, Any]]) -> int:
+    """Place of the draw with the lowest score; one in which nothing is judged is as good as can be."""
+    scores = [field["score"] for field in fields]
+    return min(range(len(scores)), key=lambda i: float("-inf") if scores[i] is None else scores[i])
+
+
+def headers(choices: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Summary of a whole answer for its headers: of the choice with the highest score, and what was done."""
+    fields = [field for choice in choices if (field := choice.get("hallucination"))]
+    if not fields:
+        return {}
+    worst = max(fields, key=lambda field: float("-inf") if field["score"] is None else field["score"])
+    acted = [field["acted"]["action"] for field in fields if field.get("acted")]
+    told = {"fires": str(any(field["fires"] for field in fields)).lower(), "action": (acted or ["none"])[0]}
+    if worst["score"] is not None:
+        told |= {"score": f"{worst['score']:.6g}", "p-wrong": f"{worst['p_wrong']:.6g}"}
+    return {f"X-Hallucination-{name.title()}": value for name, value in told.items()}
