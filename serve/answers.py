@@ -12,8 +12,8 @@ from typing import Any
 from pydantic_core import to_json
 
 from probers.bank.assessment import Assessor, ScoredSpan
-from probers.engine.thinking import Thinking
-from probers.engine.tokens import Span, TextStream, decode, shown_bytes, token_bytes, token_offsets
+from probers.engine.thinking import Thinking, place_in, tokens_in
+from probers.engine.tokens import Span, shown_bytes, token_bytes
 from probers.types import StopReason
 
 from .on_high import FINISH, OnHigh
@@ -143,9 +143,8 @@ class Choice:
             return
         own = self._within(said, count)
         scores = [self.text.scores[token] for token in own]
-        self._growing.read(
-            self._raw(count, over)[slice(*said)], [self._offset(t, said) for t in own], scores, over=over
-        )
+        places = [place_in(self.text.ends, said, token) for token in own]
+        self._growing.read(self._raw(count, over)[slice(*said)], places, scores, over=over)
         if self._growing.high is not None:
             self.text.cancelled = True  # no effect where it is over
 
@@ -255,21 +254,7 @@ class Choice:
         return self._among(span, range(count))
 
     def _among(self, span: Span | None, tokens: Sequence[int]) -> list[int]:
-        """Those tokens that wrote a character of a part of the text, or that stand in it without one."""
-        if span is None:
-            return []
-        ends, (start, end) = self.text.ends, span
-        begins = [ends[token - 1] if token else 0 for token in tokens]
-        each = zip(tokens, begins, strict=True)
-        return [
-            i for i, begin in each
-            if (begin < end or ends[i] <= end) and (ends[i] > start or begin >= start)
-        ]  # fmt: skip
-
-    def _offset(self, token: int, span: Span) -> Span:
-        """Characters of a token in a part of the text."""
-        ends, start = self.text.ends, span[0]
-        return max((ends[token - 1] if token else 0) - start, 0), ends[token] - start
+        return [] if span is None else tokens_in(self.text.ends, span, tokens)
 
     def _lists(self, tokens: Sequence[int], span: Span | None) -> dict[str, Any]:
         assert self._acting is not None
@@ -277,7 +262,7 @@ class Choice:
         scores, logprobs, entropies = (
             [values[token] for token in tokens] for values in (text.scores, text.logprobs, text.entropies)
         )
-        offsets = [self._offset(token, span or (0, 0)) for token in tokens]
+        offsets = [place_in(text.ends, span or (0, 0), token) for token in tokens]
         return self._acting.assess.token_lists(scores, offsets, logprobs, entropies)
 
     def _logprobs(self, tokens: Sequence[int]) -> dict[str, Any]:
@@ -310,59 +295,3 @@ class Choice:
         if bare:
             spelled = spelled.removeprefix(b" ")
         return {"token": shown_bytes(spelled), "logprob": logprob, "bytes": list(spelled)}
-
-
-class ForeignChoice:
-    """One text of a response while another engine writes it behind ``prompt``.
-
-    Attributes:
-        ids: tokens of the text so far, an end of sequence included.
-        scores: of its tokens so far, which may come later; None for a text that is not scored.
-        distances: of the same tokens from the prober's domain; None without a domain.
-    """
-
-    def __init__(self, assess: Assessor, tokenizer: Any, prompt: Sequence[int]) -> None:
-        self._assess, self._tokenizer, self.prompt = assess, tokenizer, list(prompt)
-        self.ids: list[int] = []
-        self.scores: list[float | None] | None = None
-        self.distances: list[float | None] | None = None
-        self._text, self._told = "", 0  # tokens in the chunks so far
-        self._logprobs: list[float | None] = []
-        self._stream = TextStream(tokenizer, self.prompt)
-        self._offsets: Sequence[tuple[int, int]] = ()  # of the finished text's tokens
-
-    def add(self, text: str, ids: Sequence[int], logprobs: Sequence[float | None]) -> None:
-        """Take the text and tokens of a chunk or of the whole response."""
-        self._text += text
-        self.ids += ids
-        self._logprobs += logprobs
-        for token in ids:
-            self._stream.push(token)
-
-    def settled(self) -> int:
-        """Number of tokens whose text was sent completely."""
-        return self._stream.settled(len(self._text))
-
-    def chunk(self, end: int) -> dict[str, Any]:
-        """The lists of the new tokens up to ``end``."""
-        start, self._told = self._told, end
-        return self._lists(start, end, self._stream.offsets())
-
-    def kept(self) -> int | None:
-        """Number of tokens of the finished text; None where a parser has changed the text."""
-        text, self._offsets = token_offsets(self._tokenizer, self.ids, self.prompt)
-        if not text.startswith(self._text):
-            return None
-        return sum(start < len(self._text) for start, _ in self._offsets)
-
-    def whole(self, kept: int) -> dict[str, Any]:
-        """The field of the finished text, whose tokens :meth:`kept` has counted."""
-        end = len(self._text)
-        lists = self._lists(0, kept, [(start, min(stop, end)) for start, stop in self._offsets[:kept]])
-        return self._assess.response(decode(self._tokenizer, self.prompt), self._text, lists, self.distances)
-
-    def _lists(self, start: int, end: int, offsets: Sequence[tuple[int, int]]) -> dict[str, Any]:
-        scores = [*(self.scores or ())[start:end]]
-        scores += [None] * (end - start - len(scores))
-        spans = [list(span) for span in offsets[start:end]]
-        return self._assess.token_lists(scores, spans, self._logprobs[start:end])

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from refusals import fails
 
-from probers.bank.assessment import Assessor
 from probers.bank.bank import ProbeBank
 from probers.commands.main import main
 from probers.commands.settings import Model
 from probers.engine.model import CausalLM
 from probers.heads import LinearHead
-from probers.serve.answers import ForeignChoice
+from probers.serve.on_high import OnHigh
 from probers.serve.settings import Serve
+from probers.serve.vllm.choice import ForeignChoice
 from probers.serve.vllm.prober import ServedProber, command
 from probers.store.spec import FeatureSpec
 from probers.testbed.assets import model_path
@@ -93,10 +93,14 @@ def test_settings_that_name_no_prober_or_an_unknown_field(said: Any) -> None:
         ServedProber.of(said)
 
 
+def warn(bank: ProbeBank) -> OnHigh:
+    return OnHigh.of(None, bank, "", greedy=True)
+
+
 def test_a_choice_tells_its_tokens_once_and_the_whole_at_the_end(lm: CausalLM) -> None:
     prompt = "Who does Lena Zaser work for?\nAnswer:"
     made = lm.generate([prompt], max_new_tokens=12)[0]
-    choice = ForeignChoice(Assessor(make_bank(lm)), lm.tokenizer, made.prompt_ids)
+    choice = ForeignChoice(warn(make_bank(lm)), lm.tokenizer, made.prompt_ids)
     choice.scores = [float(i) for i in range(len(made.token_ids))]
     choice.scores[2] = None
     parts = []
@@ -115,10 +119,10 @@ def test_a_choice_tells_its_tokens_once_and_the_whole_at_the_end(lm: CausalLM) -
 def test_a_choice_cut_at_a_stop_string_keeps_the_tokens_of_its_text_and_a_changed_one_none(
     lm: CausalLM,
 ) -> None:
-    assess, prompt = Assessor(make_bank(lm)), "Who does Lena Zaser work for?\nAnswer:"
+    acting, prompt = warn(make_bank(lm)), "Who does Lena Zaser work for?\nAnswer:"
     made = lm.generate([prompt], max_new_tokens=12)[0]
     end = made.offsets[5][1]
-    cut, changed = (ForeignChoice(assess, lm.tokenizer, made.prompt_ids) for _ in range(2))
+    cut, changed = (ForeignChoice(acting, lm.tokenizer, made.prompt_ids) for _ in range(2))
     cut.add(made.text[:end], made.token_ids, made.logprobs.tolist())
     assert cut.kept() == 6
     changed.add("thoughts were taken out", made.token_ids, made.logprobs.tolist())

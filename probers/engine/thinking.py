@@ -7,12 +7,12 @@ written by the model (Qwen 3) or stands at the end of its prompt already (DeepSe
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..types import UserError
-
-Span = tuple[int, int]
+from .tokens import Span
 
 #: Marks of known models, as they are looked for.
 _KNOWN = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<seed:think>", "</seed:think>"))
@@ -86,3 +86,20 @@ class Thinking:
 def _skip(text: str, place: int) -> int:
     found = _SPACE.match(text, place)
     return found.end() if found else place
+
+
+def tokens_in(ends: Sequence[int], part: Span, tokens: Sequence[int]) -> list[int]:
+    """Those ``tokens`` that wrote a character of a part of a text, or stand in it without one.
+
+    ``ends`` (n,) are the characters after each token of the text.
+    """
+    start, end = part
+    begins = [ends[token - 1] if token else 0 for token in tokens]
+    each = zip(tokens, begins, strict=True)
+    return [i for i, begin in each if (begin < end or ends[i] <= end) and (ends[i] > start or begin >= start)]
+
+
+def place_in(ends: Sequence[int], part: Span, token: int) -> Span:
+    """Characters [start, end) of a token, counted from the beginning of a part of the text."""
+    start, end = part
+    return max((ends[token - 1] if token else 0) - start, 0), min(ends[token], max(end, start)) - start

@@ -159,7 +159,7 @@ class StopOnScore(StoppingCriteria):
         per: Per = "sequence" if assess is None else "token"
         self._watcher = GenerationWatcher(bank, model, tokenizer, per=per)
         self._new = self._reader(assess)
-        self._texts: list[GrowingText] | list[JudgedText] = []
+        self._texts: list[GrowingText | JudgedText] = []
         self._watcher.__enter__()
         # The hooks know the watcher only, so that this object is collected as soon as it is unused.
         self._finalizer = weakref.finalize(self, self._watcher.close)
@@ -221,13 +221,13 @@ class StopOnScore(StoppingCriteria):
         if self._new is not None:
             last = input_ids[:, -1]
             if not batch.tokens or not self._texts:
-                self._texts = [self._new(ids) for ids in batch.prompt.tolist()]  # type: ignore[assignment]
+                self._texts = [self._new(ids) for ids in batch.prompt.tolist()]
             ends, counts = torch.isin(last, batch.eos.to(last.device)).tolist(), batch.counted(last).tolist()
             for row, (text, token) in enumerate(zip(self._texts, last.tolist(), strict=True)):
                 if counts[row]:
                     text.push(token)
                 if enough and text.found is None and (counts[row] or ends[row]):
-                    text.found = text.first_above(self.threshold, scores[row], over=ends[row])
+                    text.first_above(self.threshold, scores[row], over=ends[row])
             batch.stopped |= torch.tensor([text.found is not None for text in self._texts])
         elif enough:
             batch.stop_above(self.threshold)
@@ -266,7 +266,8 @@ class GrowingText:
         self._read = text
         entities = written_entities(text, self._recognise, prompt=self._prompt)
         begun = with_scores(entities, self._stream.offsets(), scores)
-        return next((each for each in begun if each.score > threshold), None)
+        self.found = next((each for each in begun if each.score > threshold), None)
+        return self.found
 
 
 class JudgedText:
@@ -276,7 +277,10 @@ class JudgedText:
         self._stream = TextStream(tokenizer, prompt)
         self._spans = GrowingSpans(assess, decode(tokenizer, prompt))
         self.push = self._stream.push
-        self.found: ScoredSpan | None = None
+
+    @property
+    def found(self) -> ScoredSpan | None:
+        return self._spans.high
 
     def first_above(self, threshold: float, scores: Sequence[float], *, over: bool) -> ScoredSpan | None:
         """The first unit with a score above the threshold of the assessor."""
@@ -284,4 +288,4 @@ class JudgedText:
         if offsets:
             text = self._stream.visible[: offsets[-1][1]]
             self._spans.read(text, offsets, scores[: len(offsets)], over=over)
-        return self._spans.high
+        return self.found

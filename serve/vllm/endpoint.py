@@ -1,9 +1,9 @@
 """The completions and chat completions of vLLM with ``choices[i].hallucination`` (docs/serving.md).
 
 A plug-in of vLLM (``vllm.endpoint_plugins``): its routes replace vLLM's own, call them, and add to their
-answers. A chunk of a stream waits until its tokens are scored, that is one step. Not scored, with
-``hallucination`` null, are texts of LoRA adapters and behind pictures, beam search, ``echo``, and texts
-changed by a parser of reasoning or tool calls.
+answers. A chunk of a stream waits until its tokens are scored, that is one step; with ``on_high`` the text
+waits until it is judged. Not scored, with ``hallucination`` null, are texts of LoRA adapters and behind
+pictures, beam search, ``echo``, and texts that a parser has changed beyond taking them apart.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ import asyncio
 import json
 import re
 from argparse import Namespace
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeAlias
 
 from fastapi import Depends, FastAPI, Request
 from fastapi.responses import JSONResponse, StreamingResponse
+from pydantic import ValidationError
 from starlette.datastructures import State
 from vllm.engine.protocol import EngineClient
 from vllm.entrypoints.openai.chat_completion.api_router import create_chat_completion
@@ -26,17 +27,22 @@ from vllm.entrypoints.openai.completion.api_router import create_completion
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.entrypoints.serve.utils.api_utils import validate_json_request
 
-from probers.bank.assessment import Assessor
 from probers.bank.bank import ProbeBank
 from probers.engine.vllm import KEY
-from probers.types import UserError
 
-from ..answers import ForeignChoice
+from ..answers import as_events, usage
+from ..on_high import FINISH, OnHigh, headers, lowest
+from ..protocol import ApiError, Hallucination
+from .choice import FORCED, ForeignChoice
 from .feed import Scored, ScoreFeed
 from .prober import ServedProber
 
 _Asked: TypeAlias = CompletionRequest | ChatCompletionRequest
 _DATA = "data: "
+
+
+def _event(chunk: dict[str, Any]) -> str:
+    return f"{_DATA}{json.dumps(chunk, ensure_ascii=False)}\n\n"
 
 
 class Scores:
@@ -61,16 +67,29 @@ class _Assessing:
     """The server's prober, tokenizer and feed of scores."""
 
     def __init__(self, engine: EngineClient) -> None:
-        self._bank: ProbeBank = ServedProber.of(engine.vllm_config.additional_config).load()
+        self._served = ServedProber.of(engine.vllm_config.additional_config)
+        self._bank: ProbeBank = self._served.load()
         self.feed = ScoreFeed(engine)
         self.tokenizer: Any = engine.renderer.get_tokenizer()
-        self._assess = Assessor(self._bank)
         # One thread: the recogniser of entities is not thread-safe, and vLLM's loop must not wait.
         self.thread = ThreadPoolExecutor(1, "probers")
 
-    def assessor(self, threshold: float | None) -> Assessor:
-        """An assessor with the request's threshold."""
-        return self._assess if threshold is None else Assessor(self._bank, threshold)
+    def acting(self, request: _Asked) -> OnHigh:
+        """What the request wants done with its scores (ApiError: it cannot be done)."""
+        extra = request.model_extra or {}
+        if extra.get("retrieval") is not None:
+            told = "retrieval is not offered by backend=vllm: leave it out, or use backend=transformers"
+            raise ApiError(400, told, "retrieval")
+        try:
+            asked = Hallucination.model_validate(extra.get("hallucination") or {})
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(["hallucination", *map(str, first["loc"])])
+            raise ApiError(400, f"{where}: {first['msg']}", where) from None
+        if asked.on_high != "warn" and (request.use_beam_search or request.echo):
+            told = "on_high needs scores, which texts of beam search and echo do not have: leave one out"
+            raise ApiError(400, told, "hallucination.on_high")
+        return OnHigh.of(asked, self._bank, self._served.abstention, greedy=request.temperature == 0)
 
 
 async def completions(request: CompletionRequest, raw_request: Request) -> Any:
@@ -85,51 +104,93 @@ async def chat_completions(request: ChatCompletionRequest, raw_request: Request)
 
 async def _answered(request: _Asked, raw: Request, stock: Callable[..., Awaitable[Any]]) -> Any:
     try:
-        threshold = _threshold(request)
-    except UserError as error:
-        told = {"message": str(error), "type": "BadRequestError", "param": None, "code": 400}
-        return JSONResponse({"error": told}, status_code=400)
+        acting = raw.app.state.probers.acting(request)
+    except ApiError as error:
+        return JSONResponse(error.body(), error.status)
     if request.use_beam_search or request.echo:
         return await stock(request, raw)
-    response = _Response(raw.app.state.probers, request, threshold)
+    if acting.holds:
+        return await _held(request, raw, stock, acting)
+    return await _once(request, raw, stock, acting)
+
+
+async def _once(request: _Asked, raw: Request, stock: Callable[..., Awaitable[Any]], acting: OnHigh) -> Any:
+    """Answer by one request of vLLM."""
+    response = _Response(raw.app.state.probers, request, acting)
     answer = None
     try:
         answer = await stock(request, raw)
         if isinstance(answer, StreamingResponse):
             return StreamingResponse(response.streamed(answer.body_iterator), media_type=answer.media_type)
-        if answer.status_code != 200:
+        if answer is None or answer.status_code != 200:  # None: the client is gone
             return answer
         body = await response.whole(json.loads(answer.body))
         kept = {name: value for name, value in answer.headers.items() if name != "content-length"}
-        return JSONResponse(body, headers=kept)
+        return JSONResponse(body, headers={**kept, **headers(body["choices"])})
     finally:
         if not isinstance(answer, StreamingResponse):
             response.release()
 
 
-def _threshold(request: _Asked) -> float | None:
-    extra = request.model_extra or {}
-    if extra.get("retrieval") is not None:
-        told = "retrieval is not offered by backend=vllm: leave it out, or use backend=transformers"
-        raise UserError(told, "unsupported")
-    given = extra.get("hallucination") or {}
-    threshold = given.get("threshold") if isinstance(given, dict) else given
-    if threshold is not None and (isinstance(threshold, bool) or not isinstance(threshold, int | float)):
-        raise UserError('hallucination must be {"threshold": a number}')
-    return threshold
+async def _held(request: _Asked, raw: Request, stock: Callable[..., Awaitable[Any]], acting: OnHigh) -> Any:
+    """Answer where nothing may be sent before everything is decided; the draws of retry come one by one."""
+    stream, options, seed = request.stream, request.stream_options, request.seed
+    draws = list[dict[str, Any]]()
+    for draw in range(acting.draws if acting.action == "retry" else 1):
+        own = request.model_copy(deep=True)
+        own.stream, own.stream_options = False, None
+        own.seed = None if seed is None else seed + draw
+        answer = await _once(own, raw, stock, acting)
+        if answer is None or answer.status_code != 200:
+            return answer
+        draws.append(json.loads(answer.body))
+        if not any((choice["hallucination"] or {}).get("fires") for choice in draws[-1]["choices"]):
+            break
+    body = draws[0]
+    each = zip(*(draw["choices"] for draw in draws), strict=True)
+    body["choices"] = [_best(acting, own) for own in each]
+    if len(draws) > 1:
+        fields = [choice["hallucination"] or {"token_scores": ()} for choice in body["choices"]]
+        written = sum(len(field["token_scores"]) for field in fields)
+        body["usage"] |= usage(body["usage"]["prompt_tokens"], written)
+    told = headers(body["choices"])
+    if not stream:
+        return JSONResponse(body, headers=told)
+    with_usage = options is not None and bool(options.include_usage)
+    return StreamingResponse(
+        as_events(body, with_usage=with_usage), media_type="text/event-stream", headers=told
+    )
+
+
+def _best(acting: OnHigh, draws: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The draw of a choice with the lowest score; the first where that was low enough or has none."""
+    fields = [choice["hallucination"] for choice in draws]
+    if len(draws) == 1 or fields[0] is None or not fields[0]["fires"]:
+        return draws[0]
+    known = [i for i, field in enumerate(fields) if field is not None]
+    place = known[lowest([fields[i] for i in known])]
+    discarded = sum(len(field["token_scores"]) for i, field in enumerate(fields) if field and i != place)
+    scores = [None if field is None else field["score"] for field in fields]
+    acted = acting.acted(acting.worst(fields[0]), discarded=discarded, scores=scores)
+    return {**draws[place], "hallucination": {**fields[place], "acted": acted}}
 
 
 class _Response:
     """An answer to one HTTP request, with the prober's field added."""
 
-    def __init__(self, assessing: _Assessing, request: _Asked, threshold: float | None) -> None:
-        self._assessing, self._feed = assessing, assessing.feed
-        self._assess = assessing.assessor(threshold)
+    def __init__(self, assessing: _Assessing, request: _Asked, acting: OnHigh) -> None:
+        self._assessing, self._feed, self._acting = assessing, assessing.feed, acting
         self._scored: Scored = self._feed.open()
         self._per_prompt = request.n or 1
         self._choices: dict[int, ForeignChoice] = {}
         self._prompt: list[int] = []
         self._chat = isinstance(request, ChatCompletionRequest)
+        self._with_usage = bool(request.stream_options and request.stream_options.include_usage)
+        self._forced = self._chat and getattr(request, "tool_choice", None) not in (None, "none", "auto")
+        asked: Any = None if self._chat else request.prompt
+        several = isinstance(asked, list) and asked and not isinstance(asked[0], int)
+        self._expected = self._per_prompt * (len(asked) if several else 1)
+        self._over = set[int]()  # choices that their score has ended
         # vLLM returns the tokens on request; fields that the client did not ask for are removed again.
         self._unasked = set() if request.return_token_ids else {"token_ids", "prompt_token_ids"}
         if request.logprobs is None or request.logprobs is False:
@@ -144,10 +205,36 @@ class _Response:
 
     async def whole(self, body: dict[str, Any]) -> dict[str, Any]:
         """Complete an answer without streaming."""
-        for told in body["choices"]:
+        prompt, discarded = body["usage"]["prompt_tokens"], 0
+        for place, told in enumerate(body["choices"]):
             choice = self._take(body, told)
             told["hallucination"] = await self._finished(body["id"], told["index"], choice)
+            if self._acting.action == "abstain" and (field := told["hallucination"]) is not None:
+                span = choice.high or self._acting.worst(field)
+                if span is not None or field["fires"]:
+                    discarded += len(choice.ids)
+                    body["choices"][place] = self._acting.abstained(told, span, len(choice.ids))
+            elif choice.high is not None:
+                discarded += len(choice.ids) - choice.billed()
+                self._cut(told, choice)
+        if discarded:
+            body["usage"] |= usage(prompt, body["usage"]["completion_tokens"] - discarded)
         return self._without(body, null=True)
+
+    def _cut(self, told: dict[str, Any], choice: ForeignChoice) -> None:
+        """End a whole choice before the span with too high a score."""
+        assert choice.high is not None
+        said, name = (told["message"], "content") if self._chat else (told, "text")
+        said[name] = (said[name] or "")[: choice.high.start]
+        told["finish_reason"] = FINISH
+        if (logprobs := told.get("logprobs")) is not None:
+            count = choice.billed()
+            told["logprobs"] = {
+                name: values[:count] if isinstance(values, list) else values
+                for name, values in logprobs.items()
+            }
+        if told.get("token_ids") is not None:
+            told["token_ids"] = told["token_ids"][: choice.billed()]
 
     async def streamed(self, events: AsyncIterable[Any]) -> AsyncIterator[str]:
         """Complete an answer in server-sent events."""
@@ -158,11 +245,30 @@ class _Response:
                     yield text
                     continue
                 chunk = json.loads(text.removeprefix(_DATA))
-                for told in chunk.get("choices", ()):
-                    await self._tell(chunk, told)
-                yield f"{_DATA}{json.dumps(self._without(chunk), ensure_ascii=False)}\n\n"
+                told = [each for each in chunk.get("choices", ()) if each["index"] not in self._over]
+                for each in told:
+                    await self._tell(chunk, each)
+                if self._over:
+                    if chunk.get("choices") and not told:
+                        continue
+                    chunk["choices"] = told
+                    if chunk.get("usage"):
+                        chunk["usage"] |= self._usage()
+                yield _event(self._without(chunk))
+                if len(self._over) == self._expected:
+                    if self._with_usage:
+                        yield _event({**chunk, "choices": [], "usage": self._usage()})
+                    yield f"{_DATA}[DONE]\n\n"
+                    return  # which aborts what vLLM still writes
         finally:
+            if (close := getattr(events, "aclose", None)) is not None:
+                await close()
             self.release()
+
+    def _usage(self) -> dict[str, Any]:
+        """Usage of the texts as they were returned; the prompt of several counts once."""
+        prompts = {index // self._per_prompt: len(each.prompt) for index, each in self._choices.items()}
+        return usage(sum(prompts.values()), sum(choice.billed() for choice in self._choices.values()))
 
     async def _tell(self, chunk: dict[str, Any], told: dict[str, Any]) -> None:
         index, choice = told["index"], self._take(chunk, told)
@@ -171,20 +277,47 @@ class _Response:
         elif told.get("token_ids") and await self._scores(chunk["id"], index, choice):
             end = choice.settled()
             await self._feed.until(lambda: len(choice.scores or ()) >= end)
+            start, end = choice.told, choice.look(end)
             told["hallucination"] = choice.chunk(end)
+            if choice.high is None:
+                self._hold(told, choice, start, end)
+        if choice.high is not None:
+            self._over.add(index)
+            told["finish_reason"], kept = FINISH, choice.kept() or 0
+            self._hold(told, choice, choice.told, choice.billed())
+            told["hallucination"] = choice.whole(kept)
+        elif told.get("finish_reason"):
+            self._hold(told, choice, choice.told, len(choice.ids))
+
+    def _hold(self, told: dict[str, Any], choice: ForeignChoice, start: int, end: int) -> None:
+        """Send of a chunk only what was judged, tokens from ``start`` to ``end`` and their text."""
+        if self._acting.action != "stop":
+            return
+        said, name = (told["delta"], "content") if self._chat else (told, "text")
+        piece = choice.release()
+        if piece or said.get(name):
+            said[name] = piece
+        if told.get("logprobs") is not None:
+            told["logprobs"] = {field: values[start:end] for field, values in choice.entries.items()}
+        if told.get("token_ids") is not None:
+            told["token_ids"] = choice.ids[start:end]
 
     def _take(self, body: dict[str, Any], told: dict[str, Any]) -> ForeignChoice:
         """Read a choice of an answer or chunk."""
         message = told.get("message") or told.get("delta") or told
         text = message.get("content" if self._chat else "text") or ""
+        reasoning = message.get("reasoning") or message.get("reasoning_content") or ""
         self._prompt = body.get("prompt_token_ids") or self._prompt  # of a chat
         prompt = told.get("prompt_token_ids") or self._prompt
         if told["index"] not in self._choices:
-            self._choices[told["index"]] = ForeignChoice(self._assess, self._assessing.tokenizer, prompt)
+            self._choices[told["index"]] = ForeignChoice(self._acting, self._assessing.tokenizer, prompt)
         logprobs = told.get("logprobs") or {}
         values = logprobs.get("token_logprobs") or [e["logprob"] for e in logprobs.get("content") or ()]
         choice = self._choices[told["index"]]
-        choice.add(text, told.get("token_ids") or (), values)
+        for field, entries in logprobs.items():
+            if isinstance(entries, list):
+                choice.entries.setdefault(field, []).extend(entries)
+        choice.add(text, told.get("token_ids") or (), values, reasoning)
         return choice
 
     async def _scores(self, answer: str, index: int, choice: ForeignChoice) -> bool:
@@ -205,6 +338,8 @@ class _Response:
         return next((name for name in self._scored.texts if form.fullmatch(name)), None)
 
     async def _finished(self, answer: str, index: int, choice: ForeignChoice) -> dict[str, Any] | None:
+        if self._forced:
+            return choice.not_scored(FORCED)
         if (kept := choice.kept()) is None or not await self._scores(answer, index, choice):
             return None
         scores, name = choice.scores, self._name(answer, index)
@@ -212,8 +347,12 @@ class _Response:
         await self._feed.until(lambda: len(scores) >= kept or name in self._scored.ended)
         if kept and len(scores) == kept - 1:
             await self._feed.close(self._scored, name, choice.prompt, choice.ids[:kept])
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._assessing.thread, choice.whole, kept)
+
+        def assessed() -> dict[str, Any]:
+            choice.look(kept, over=True)
+            return choice.whole(kept)
+
+        return await asyncio.get_running_loop().run_in_executor(self._assessing.thread, assessed)
 
     def _without(self, body: dict[str, Any], null: bool = False) -> dict[str, Any]:
         """Remove the fields that the client did not ask for; in a whole answer they become null."""

@@ -37,6 +37,7 @@ _SCHEDULER = "probers.serve.vllm.worker.ScoringScheduler"
 class ServedProber:
     """The prober that scores: folder, hub id or name of a shipped one, and an option of :class:`ProbeBank`.
 
+    ``abstention`` is the sentence of requests with ``on_high=abstain``.
     ``layers`` read of every token are filled in by :meth:`with_layers`: a compiled graph that returns other
     layers must have another key.
     """
@@ -44,6 +45,7 @@ class ServedProber:
     prober: str
     allow_other: bool = False
     layers: tuple[int, ...] = ()
+    abstention: str = Serve.abstention
 
     @classmethod
     def of(cls, additional_config: Any) -> ServedProber:
@@ -84,7 +86,7 @@ def command(settings: Serve, prober: str) -> tuple[list[str], dict[str, str]]:
     for name in ("device_map", "quantization", "attn"):
         if getattr(model, name) is not None:
             raise UserError(f"model.{name} needs backend=transformers: leave it out", "unsupported")
-    served = ServedProber(prober, settings.allow_other)
+    served = ServedProber(prober, settings.allow_other, abstention=settings.abstention)
     bank = served.load()
     source, revision = model_source(model.name, model.revision, gguf=model.gguf, cache=model.cache)
     dtype = bank.spec.model.dtype if model.dtype == "auto" else model.dtype
