@@ -164,12 +164,13 @@ def _chat_frame(tokenizer: Any, name: str) -> tuple[str, str]:
     return before, between
 
 
-def chat_text(tokenizer: Any, messages: Sequence[Mapping[str, str]], what: str) -> str:
+def chat_text(tokenizer: Any, messages: Sequence[Mapping[str, Any]], what: str, **more: Any) -> str:
     """Format a chat up to where the model answers, without the BOS that the tokenizer puts by itself.
 
     Args:
         messages: each with ``role`` and ``content``.
         what: who needs a chat template, for messages.
+        more: variables of the template, such as tools.
 
     Raises:
         UserError: the tokenizer has no chat template, or it refuses the messages.
@@ -178,8 +179,9 @@ def chat_text(tokenizer: Any, messages: Sequence[Mapping[str, str]], what: str) 
         choose = "choose a prompt without chat, or a model that was tuned for it"
         raise UserError(f"{what}, and the model's tokenizer has no chat template: {choose}", "model")
     try:
-        text = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
-    except TemplateError as error:
+        asked: dict[str, Any] = {"tokenize": False, "add_generation_prompt": True}
+        text = tokenizer.apply_chat_template(list(messages), **asked, **more)
+    except (TemplateError, TypeError) as error:  # the latter of values that the template cannot use
         raise UserError(f"{what}, and the chat template refuses it: {first_line(error)}", "model") from error
     bos = tokenizer.bos_token
     if bos and tokenizer("x", verbose=False)["input_ids"][:1] == [tokenizer.bos_token_id]:

@@ -24,7 +24,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from probers.types import ProbersError
 
 from .endpoint import Endpoint, Served
-from .protocol import ApiError, ChatRequest, CompletionRequest
+from .errors import ApiError
+from .protocol import ChatRequest, CompletionRequest
 
 #: The page loads only its own files and runs no inline script.
 _POLICY = (
@@ -126,13 +127,13 @@ def _of_validation(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     first = errors[0]
     if first["type"] == "json_invalid":
         return ApiError(400, f"the body is not JSON: {first['ctx']['error']}")
-    place = [str(part) for part in first["loc"] if part != "body"]
-    param = ".".join(place) or None
+    place = [part for part in first["loc"] if part != "body"]
+    named = [f"[{part}]" if isinstance(part, int) else f".{part}" for part in place]
+    param = "".join(named).removeprefix(".") or None
     if first["type"] == "extra_forbidden":
         return ApiError(400, f"Unrecognized request argument supplied: {param}", param)
     # With several forms the place names a form of ours after the user's field.
-    named = place[0] if place else "the body"
-    return ApiError(400, f"{named}: {first['msg']}", param)
+    return ApiError(400, f"{place[0] if place else 'the body'}: {first['msg']}", param)
 
 
 class Guard:

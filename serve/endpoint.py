@@ -25,8 +25,9 @@ from probers.engine.tokens import Prompt, encode_prompts, token_offsets
 from probers.prompts import chat_text
 
 from .answers import Choice, Frame, as_events, as_json, sse, usage_of
+from .errors import ApiError
 from .on_high import OnHigh, headers, lowest
-from .protocol import ApiError, ChatRequest, Request
+from .protocol import ChatRequest, Request
 from .scheduler import Scheduler, ScoredText
 from .settings import Serve
 
@@ -279,8 +280,8 @@ class Endpoint:
     def _prompts(self, request: Request) -> list[Prompt]:
         tokenizer = self._lm.tokenizer
         if isinstance(request, ChatRequest):
-            turns = [{"role": message.role, "content": message.text} for message in request.messages]
-            texts: list[str | list[int]] = [chat_text(tokenizer, turns, "this is a chat")]
+            turns, more = request.turns(str(getattr(tokenizer, "chat_template", None) or ""))
+            texts: list[str | list[int]] = [chat_text(tokenizer, turns, "this is a chat", **more)]
         else:
             texts = request.prompts
         found = []

@@ -19,7 +19,8 @@ from probers.bank.assessment import Assessor, ScoredSpan, units_of
 from probers.online.growing_spans import GrowingSpans
 from probers.types import UserError
 
-from .protocol import ApiError, Hallucination
+from .errors import ApiError
+from .protocol import Hallucination
 
 if TYPE_CHECKING:
     from probers.bank.bank import ProbeBank

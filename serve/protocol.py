@@ -6,29 +6,24 @@ The fields follow OpenAI's API reference; docs/serving.md describes the addition
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from probers.types import ProbersError, UserError
+from .errors import ApiError
+from .messages import Message, Strict, Tool, check_tools, for_template, read_message
 
 #: OpenAI's fields that are not offered, and their values without effect.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "presence_penalty": (0,), "frequency_penalty": (0,), "logit_bias": ({},), "best_of": (1,),
-    "echo": (False,), "suffix": ("",), "tools": ([],), "tool_choice": ("none", "auto"), "functions": ([],),
+    "echo": (False,), "suffix": ("",), "functions": ([],),
     "function_call": ("none", "auto"), "parallel_tool_calls": (True, False), "modalities": (["text"],),
-    "response_format": ({"type": "text"},), "audio": (), "prediction": (), "reasoning_effort": (),
+    "response_format": ({"type": "text"},), "audio": (), "prediction": (),
     "web_search_options": (), "verbosity": (), "service_tier": ("auto", "default"), "store": (False,),
     "metadata": ({},),
 }  # fmt: skip
 #: OpenAI's fields without effect on the answer.
 _IGNORED = ("user", "safety_identifier", "prompt_cache_key")
-#: Fields of a message that answers carry, and that ask for nothing where they are empty.
-_OF_ANSWERS = (
-    "refusal", "annotations", "audio", "function_call", "tool_calls", "reasoning_content", "reasoning",
-)  # fmt: skip
-
 Tokens = Annotated[list[Annotated[int, Field(ge=0, le=2**31 - 1)]], Field(min_length=1)]
 Texts = Annotated[list[str], Field(min_length=1)]
 Stop = Annotated[str, Field(min_length=1)]
@@ -38,43 +33,13 @@ Limit = Annotated[int, Field(ge=1)]
 UpTo20 = Annotated[int, Field(ge=0, le=20)]
 
 
-@dataclass(eq=False)
-class ApiError(Exception):
-    """An error in OpenAI's form, with HTTP's ``status`` and the wrong field as ``param``.
-
-    A refused client may retry after ``retry`` seconds.
-    """
-
-    status: int
-    message: str
-    param: str | None = None
-    code: str | None = None
-    retry: int | None = None
-
-    @classmethod
-    def of(cls, error: ProbersError) -> ApiError:
-        """Make the error of one of our own."""
-        return cls(400 if isinstance(error, UserError) else 500, str(error))
-
-    def body(self) -> dict[str, Any]:
-        """The body of the response."""
-        kinds = {401: "authentication_error", 429: "rate_limit_error"}
-        kind = kinds.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
-        error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
-        return {"error": error}
-
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class StreamOptions(_Strict):
+class StreamOptions(Strict):
     """``stream_options``."""
 
     include_usage: bool = False
 
 
-class Hallucination(_Strict):
+class Hallucination(Strict):
     """``hallucination`` of a request.
 
     Attributes:
@@ -92,7 +57,7 @@ class Hallucination(_Strict):
     abstention: Annotated[str, Field(min_length=1, max_length=1000)] | None = None
 
 
-class Retrieval(_Strict):
+class Retrieval(Strict):
     """``retrieval`` of a request, in names of ``probers-rag``; missing fields are the server's."""
 
     trigger: PartName
@@ -102,7 +67,7 @@ class Retrieval(_Strict):
     max_retrievals: UpTo20 | None = None
 
 
-class _Asking(_Strict):
+class _Asking(Strict):
     """The fields of both requests."""
 
     model: str
@@ -172,50 +137,16 @@ class CompletionRequest(_Asking):
         return self.logprobs
 
 
-class Part(_Strict):
-    """A part of a message's content."""
-
-    type: Literal["text"]
-    text: str
-
-
-class Message(_Strict):
-    """A message of a chat."""
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[Part], Field(min_length=1)] | None = None
-    name: str | None = None
-
-    @property
-    def text(self) -> str:
-        content = self.content or ()
-        return content if isinstance(content, str) else "".join(part.text for part in content)
-
-
-def _message(given: Any, at: str) -> Any:
-    """A message without the empty fields of answers; refuses what this server cannot read, by its place."""
-    if not isinstance(given, Mapping):
-        return given
-    for name in _OF_ANSWERS:
-        if given.get(name):
-            told = f"{at}: {name} is not supported by this server: leave it out"
-            raise ApiError(400, told, f"{at}.{name}")
-    parts = given.get("content")
-    for place, part in enumerate(parts if isinstance(parts, list) else ()):
-        kind = part.get("type") if isinstance(part, Mapping) else None
-        if kind != "text":
-            where = f"{at}.content[{place}]"
-            told = f"{where}: a part of type {kind} is not read: send parts of type text"
-            raise ApiError(400, told, where)
-    return {name: value for name, value in given.items() if name not in _OF_ANSWERS}
-
-
 class ChatRequest(_Asking):
     """``POST /v1/chat/completions``."""
 
     kind: ClassVar[Literal["chat.completion"]] = "chat.completion"
 
     messages: Annotated[list[Message], Field(min_length=1)]
+    tools: list[Tool] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    chat_template_kwargs: dict[PartName, bool | int | float | str | None] | None = None
     max_completion_tokens: Limit | None = None
     logprobs: bool | None = None
     top_logprobs: UpTo20 | None = None
@@ -225,7 +156,31 @@ class ChatRequest(_Asking):
     def _read_messages(cls, given: Any) -> Any:
         if not isinstance(given, list):
             return given
-        return [_message(message, f"messages[{place}]") for place, message in enumerate(given)]
+        return [read_message(message, f"messages[{place}]") for place, message in enumerate(given)]
+
+    @model_validator(mode="after")
+    def _check(self) -> ChatRequest:
+        check_tools(self.messages)
+        if self.tool_choice not in (None, "none", "auto"):
+            told = "a tool call cannot be forced here, since nothing constrains what is written"
+            raise ApiError(400, f"tool_choice: {told}: ask for auto, or use backend=vllm", "tool_choice")
+        return self
+
+    def turns(self, template: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        """Messages and variables for a chat template (ApiError: it does not read one of them)."""
+        more: dict[str, Any] = {**(self.chat_template_kwargs or {})}
+        if self.tools and self.tool_choice != "none":
+            more["tools"] = [tool.model_dump(exclude_none=True) for tool in self.tools]
+        if self.reasoning_effort == "none" and "reasoning_effort" not in template:
+            more["enable_thinking"] = False
+        elif self.reasoning_effort is not None:
+            more["reasoning_effort"] = self.reasoning_effort
+        for name in more:
+            if name not in template:
+                asked = "reasoning_effort" if name == "enable_thinking" and self.reasoning_effort else name
+                told = f"{asked}: the model's chat template does not read {name}: leave it out"
+                raise ApiError(400, told, asked, "unsupported_parameter")
+        return for_template(self.messages, template), more
 
     @property
     def most(self) -> int | None:

@@ -16,7 +16,8 @@ from probers.rag.protocol import QueryFormulator, Trigger, as_trigger
 from probers.types import Passage, ProbersError, Question, Retriever, Round, RunError, UserError
 
 from .answers import Frame, finish_reason, sse, usage
-from .protocol import ApiError, ChatRequest, Request
+from .errors import ApiError
+from .protocol import ChatRequest, Request
 from .protocol import Retrieval as Wanted
 from .scheduler import Cancelled, Scheduler, SharedLM
 

@@ -39,7 +39,7 @@ from probers.engine.tokens import Stops
 from probers.online.scores import GrowingScores
 from probers.types import AttentionRows, Feature, Generation, Needs, RunError, StopReason, first_line
 
-from .protocol import ApiError
+from .errors import ApiError
 
 if TYPE_CHECKING:
     from probers.bank.bank import ProbeBank

@@ -23,7 +23,8 @@ from probers.engine.tokens import shown_bytes, token_bytes
 from probers.online.scores import GrowingScores, text_needs, text_scores
 from probers.rag import RAG
 from probers.rag.triggers import Flare, Rind
-from probers.serve.protocol import ApiError, ChatRequest
+from probers.serve.errors import ApiError
+from probers.serve.protocol import ChatRequest
 from probers.types import RunError
 
 PROMPTS = [PROMPT, "Question: Where was Lena Zaser born?\nAnswer:", "Lena Zaser was born in", "The"]
@@ -276,7 +277,7 @@ def test_an_answer_can_be_sent_back(message: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("change", "param"),
     [
-        ({"tool_calls": [{"id": "1"}]}, "messages[1].tool_calls"),
+        ({"function_call": {"name": "f"}}, "messages[1].function_call"),
         ({"refusal": "No."}, "messages[1].refusal"),
         ({"content": [{"type": "text", "text": "a"}, {"type": "image_url"}]}, "messages[1].content[1]"),
     ],

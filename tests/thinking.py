@@ -10,7 +10,7 @@ from probers.testbed.assets import model_path
 #: Question, thinking and answer.
 CHATS = (
     ("Who wrote Emma?", "The book is old. It may be by Jane Austen of Steventon.", "Emma is by Jane Austen."),
-    ("Where was Bach born?", "He was a man of Germany. I recall Leipzig or Eisenach.", "He was born in Eisenach."),
+    ("Where was Bach born?", "He was a man of Germany. I recall Leipzig.", "He was born in Eisenach."),
     ("When did Rome fall?", "That was late. The year 476 is often named.", "It fell in 476 under Romulus."),
     ("Who led France?", "There was Napoleon. His reign ended in 1815.", "Napoleon led it until 1815."),
 )  # fmt: skip
@@ -19,7 +19,8 @@ TEMPLATE = (
     "{% if tools %}Tools:{% for t in tools %} {{ t.function.name }}{% endfor %}\n{% endif %}"
     "{% for m in messages %}{{ m.role }}: {{ m.content or '' }}"
     "{% for call in m.tool_calls or [] %} calls {{ call.function.name }}{% endfor %}\n{% endfor %}"
-    "{% if add_generation_prompt %}assistant: {% if reasoning_effort == 'low' %}<think></think>{% endif %}{% endif %}"
+    "{% if add_generation_prompt %}assistant: "
+    "{% if reasoning_effort == 'low' %}<think></think>{% endif %}{% endif %}"
 )
 
 

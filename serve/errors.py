@@ -1,0 +1,34 @@
+"""Errors of requests in OpenAI's form."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from probers.types import ProbersError, UserError
+
+
+@dataclass(eq=False)
+class ApiError(Exception):
+    """An error in OpenAI's form, with HTTP's ``status`` and the wrong field as ``param``.
+
+    A refused client may retry after ``retry`` seconds.
+    """
+
+    status: int
+    message: str
+    param: str | None = None
+    code: str | None = None
+    retry: int | None = None
+
+    @classmethod
+    def of(cls, error: ProbersError) -> ApiError:
+        """Make the error of one of our own."""
+        return cls(400 if isinstance(error, UserError) else 500, str(error))
+
+    def body(self) -> dict[str, Any]:
+        """The body of the response."""
+        kinds = {401: "authentication_error", 429: "rate_limit_error"}
+        kind = kinds.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
+        error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
+        return {"error": error}

@@ -1,0 +1,226 @@
+"""Models that think: reasoning and answer are told apart, and both carry the scores of the raw tokens."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openai
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from refusals import fails
+from serving import Running, running
+from thinking import CHATS, thinking_model
+
+from probers import CausalLM, ProbeBank
+from probers.engine.thinking import Thinking
+from probers.heads import LinearHead
+from probers.online.scores import text_needs, text_scores
+from probers.prompts import chat_text
+from probers.store.spec import FeatureSpec
+
+MARKS = Thinking()
+
+
+@pytest.fixture(scope="module")
+def lm(tmp_path_factory: pytest.TempPathFactory) -> CausalLM:
+    return CausalLM.from_pretrained(str(thinking_model(tmp_path_factory.mktemp("model"))), dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def bank(lm: CausalLM) -> ProbeBank:
+    spec = FeatureSpec(lm.spec, (1, 3), lm.width, "resid_post", "tokens", dtype="float32")
+    return ProbeBank(spec, LinearHead(["3/1", "3/3"], lm.width), threshold=0.05, aggregate="max")
+
+
+@pytest.fixture(scope="module")
+def server(lm: CausalLM, bank: ProbeBank) -> Iterator[Running]:
+    with running(lm, bank, thinking=Thinking.of(lm.tokenizer)) as found:
+        yield found
+
+
+def ask(server: Running, asked: Any, *, stream: bool = False, **own: Any) -> Any:
+    messages = asked if isinstance(asked, list) else [{"role": "user", "content": asked}]
+    if stream:
+        own |= {"stream": True, "stream_options": {"include_usage": True}}
+    return server.client.chat.completions.create(
+        model="testbed", messages=messages, max_tokens=80, temperature=0, **own
+    )
+
+
+def raw_text(lm: CausalLM, asked: str) -> Any:
+    (made,) = lm.generate(
+        [chat_text(lm.tokenizer, [{"role": "user", "content": asked}], "it")], max_new_tokens=80
+    )
+    return made
+
+
+@pytest.mark.parametrize(
+    ("text", "begun", "thought", "said"),
+    [
+        ("<think>\nLet me see.\n</think>\n\nYes.", False, "Let me see.", "Yes."),
+        ("Let me see.</think>Yes.", True, "Let me see.", "Yes."),
+        ("Yes.", False, None, "Yes."),
+        ("<think>still", False, "still", None),
+        (" \n<think></think> No", False, "", "No"),
+        ("<thinker>", False, None, "<thinker>"),
+    ],
+)
+def test_thinking_and_answer_are_told_apart(text: str, begun: bool, thought: Any, said: Any) -> None:
+    found = [None if span is None else text[slice(*span)] for span in MARKS.split(text, begun=begun)]
+    assert found == [thought, said]
+
+
+@given(
+    st.lists(st.sampled_from(["<think>", "</think>", "<", "think", ">", "a", " ", "\n", "b</"]), max_size=8)
+)
+def test_what_is_certain_of_a_growing_text_stays(pieces: list[str]) -> None:
+    text = "".join(pieces)
+    whole = [text[slice(*span)] if span else "" for span in MARKS.split(text, begun=False)]
+    for end in range(len(text) + 1):
+        spans = MARKS.split(text[:end], begun=False, over=False)
+        for span, final in zip(spans, whole, strict=True):
+            assert final.startswith(text[slice(*span)] if span else "")
+
+
+def test_marks_are_found_or_asked_for(lm: CausalLM) -> None:
+    assert Thinking.of(lm.tokenizer) == MARKS and Thinking.of(lm.tokenizer, "none") is None
+    assert Thinking.of(CausalLM.from_pretrained("testbed").tokenizer) is None
+    assert Thinking.of(lm.tokenizer, "[A],[B]") == Thinking("[A]", "[B]")
+    for wrong in ("<think>", "a,a", ",b"):
+        with fails(None, wrong):
+            Thinking.of(lm.tokenizer, wrong)
+    with fails("unsupported", lm.tokenizer.eos_token):
+        Thinking.of(lm.tokenizer, f"{lm.tokenizer.eos_token},b")
+
+
+def test_both_parts_carry_the_scores_of_the_raw_tokens(
+    server: Running, lm: CausalLM, bank: ProbeBank
+) -> None:
+    for asked, *_ in CHATS:
+        assert server.idle()
+        raw = raw_text(lm, asked)
+        (read,) = lm.score([raw.prompt], [raw.token_ids], needs=text_needs(bank))
+        scores, _ = text_scores(bank, read.state)
+        made = ask(server, asked, logprobs=True)
+        message, told = made.choices[0].message, made.choices[0].hallucination
+        assert "<think>" not in message.content + message.reasoning_content
+        for text, field in ((message.reasoning_content, told["reasoning"]), (message.content, told)):
+            start = raw.text.index(text)
+            own = [i for i, (a, b) in enumerate(raw.offsets) if a < start + len(text) and b > start]
+            np.testing.assert_allclose(field["token_scores"], [scores[i] for i in own], atol=1e-4)
+            pieces = [text[slice(*span)] for span in field["token_offsets"]]
+            assert "".join(pieces) == text
+            assert all(0 <= span["start"] < span["end"] <= len(text) for span in field["spans"])
+        assert [e.token for e in made.choices[0].logprobs.content][-1] in message.content
+        details = made.usage.completion_tokens_details
+        assert details.reasoning_tokens == len(told["reasoning"]["token_scores"])
+        *chunks, _, usage = pieces = list(ask(server, asked, stream=True))
+        deltas = [c.choices[0].delta for c in pieces[:-1]]
+        for name in ("content", "reasoning_content"):
+            assert "".join(getattr(d, name, None) or "" for d in deltas) == getattr(message, name)
+        sent = [score for c in chunks[1:] for score in c.choices[0].hallucination["token_scores"]]
+        assert sent and sent == told["token_scores"][: len(sent)]
+        assert usage.usage.completion_tokens == made.usage.completion_tokens
+
+
+def test_a_high_score_of_the_answer_ends_it_and_one_of_the_thinking_does_not(server: Running) -> None:
+    asked = CHATS[0][0]
+    free = ask(server, asked).choices[0]
+    spans = free.hallucination["spans"]
+    assert spans and free.hallucination["reasoning"]["spans"]
+    own = {"on_high": "stop", "threshold": spans[0]["score"] - 1e-3}
+    made = ask(server, asked, extra_body={"hallucination": own}).choices[0]
+    assert made.finish_reason == "hallucination"
+    assert made.message.content == free.message.content[: spans[0]["start"]]
+    assert made.message.reasoning_content == free.message.reasoning_content
+    streamed = list(ask(server, asked, stream=True, extra_body={"hallucination": own}))
+    assert "".join(c.choices[0].delta.content or "" for c in streamed if c.choices) == made.message.content
+
+
+def test_an_answer_with_its_thinking_can_be_sent_back(server: Running) -> None:
+    made = ask(server, CHATS[0][0]).choices[0].message
+    for back in (made.model_dump(), {**made.model_dump(exclude_none=True), "name": "bot"}):
+        again = ask(server, [{"role": "user", "content": "Hi"}, back, {"role": "user", "content": "And?"}])
+        assert again.choices[0].finish_reason in ("stop", "length")
+
+
+TOOL = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}
+CALL = {"id": "1", "type": "function", "function": {"name": "look_up", "arguments": '{"word": "Emma"}'}}
+CALLED = [
+    {"role": "user", "content": "Who?"},
+    {"role": "assistant", "content": None, "tool_calls": [CALL]},
+    {"role": "tool", "tool_call_id": "1", "content": "A novel."},
+]
+
+
+def test_tools_and_their_results_go_through_the_template(server: Running, lm: CausalLM) -> None:
+    from probers.serve.protocol import ChatRequest
+
+    body = {
+        "model": "m",
+        "messages": [{"role": "developer", "content": "Be kind."}, *CALLED],
+        "tools": [TOOL],
+    }
+    turns, more = ChatRequest.model_validate(body).turns(lm.tokenizer.chat_template)
+    text = chat_text(lm.tokenizer, turns, "it", **more)
+    assert text.startswith("Tools: look_up") and "calls look_up" in text and "tool: A novel." in text
+    assert "system: Be kind." in text
+    assert turns[2]["tool_calls"][0]["function"]["arguments"] == {"word": "Emma"}
+    made = ask(server, CALLED, tools=[TOOL], parallel_tool_calls=True, tool_choice="auto")
+    assert made.choices[0].hallucination is not None
+    none = ChatRequest.model_validate({**body, "tool_choice": "none"}).turns(lm.tokenizer.chat_template)[1]
+    assert none == {}
+
+
+def test_effort_is_what_the_template_knows(server: Running, lm: CausalLM) -> None:
+    made = ask(server, CHATS[0][0], reasoning_effort="low").choices[0].message
+    assert getattr(made, "reasoning_content", None) is None
+    for own, param in (
+        ({"reasoning_effort": "none"}, None),
+        ({"extra_body": {"chat_template_kwargs": {"enable_thinking": False}}}, "enable_thinking"),
+    ):
+        if param is None:
+            assert ask(server, CHATS[0][0], **own).choices
+            continue
+        with pytest.raises(openai.BadRequestError) as refused:
+            ask(server, CHATS[0][0], **own)
+        assert refused.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("messages", "more", "param"),
+    [
+        ([{"role": "tool", "content": "x", "tool_call_id": "9"}], {}, "messages[0].tool_call_id"),
+        ([{"role": "tool", "content": "x"}], {}, "messages[0].tool_call_id"),
+        ([{"role": "user", "content": "x", "tool_call_id": "1"}], {}, "messages[0].tool_call_id"),
+        ([{"role": "user", "content": "x", "tool_calls": [CALL]}], {}, "messages[0].tool_calls"),
+        (
+            [{"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "{"}}]}],
+            {},
+            "messages[0].tool_calls[0].function.arguments",
+        ),
+        (CALLED[:1], {"tools": [TOOL], "tool_choice": "required"}, "tool_choice"),
+        (CALLED[:1], {"tools": [{"type": "function"}]}, "tools[0].function"),
+    ],
+)  # fmt: skip
+def test_malformed_messages_of_tools_are_named(server: Running, messages: Any, more: Any, param: str) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        ask(server, messages, **more)
+    assert refused.value.param == param
+
+
+def test_a_template_without_tools_refuses_them_by_name(tmp_path: Path) -> None:
+    from probers.serve.errors import ApiError
+    from probers.serve.protocol import ChatRequest
+
+    plain = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    for body, param in (
+        ({"messages": CALLED}, "messages[1]"),
+        ({"messages": CALLED[:1], "tools": [TOOL]}, "tools"),
+        ({"messages": CALLED[:1], "reasoning_effort": "high"}, "reasoning_effort"),
+    ):
+        with pytest.raises(ApiError) as refused:
+            ChatRequest.model_validate({"model": "m", **body}).turns(plain)
+        assert refused.value.param == param
