@@ -85,7 +85,7 @@ def check_options(config: Any) -> None:
     """
     parallel, speculation = config.parallel_config, config.speculative_config
     stages, copies = parallel.pipeline_parallel_size, parallel.data_parallel_size
-    parts, method = parallel.prefill_context_parallel_size, None if speculation is None else speculation.method
+    parts, method = parallel.prefill_context_parallel_size, speculation and speculation.method
     for fine, option, remedy in [
         (stages == 1, f"--pipeline-parallel-size {stages}", f"give --tensor-parallel-size {stages} instead"),
         (
