@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from probers.bank.bank import ProbeBank
 from probers.commands.main import main
 from probers.commands.settings import Model
 from probers.engine.model import CausalLM
+from probers.engine.vllm.records import check_options
 from probers.heads import LinearHead
 from probers.serve.on_high import OnHigh
 from probers.serve.settings import Serve
@@ -77,6 +79,41 @@ def test_what_vllm_cannot_do_is_refused_before_it_starts(
     model = {key: value for key, value in model.items() if key != "pool"}
     with fails(code, named):
         command(asked(model), str(tmp_path))
+
+
+def configured(speculation: str | None = None, **sizes: int) -> Any:
+    """The part of vLLM's configuration that our worker looks at before it loads the model."""
+    alone = {"pipeline_parallel_size": 1, "data_parallel_size": 1, "prefill_context_parallel_size": 1}
+    return SimpleNamespace(
+        parallel_config=SimpleNamespace(**{**alone, "tensor_parallel_size": 1, **sizes}),
+        speculative_config=None if speculation is None else SimpleNamespace(method=speculation),
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        (configured(pipeline_parallel_size=2), ("--pipeline-parallel-size 2", "--tensor-parallel-size 2")),
+        (configured(data_parallel_size=4), ("--data-parallel-size 4", "experts", "--tensor-parallel-size 4")),
+        (configured(prefill_context_parallel_size=2), ("--prefill-context-parallel-size 2", "leave it out")),
+        *(
+            (configured(method), ("--speculative-config", f"method={method}", "method=ngram"))
+            for method in ("draft_model", "eagle3", "mtp", "medusa", "ngram_gpu", "suffix")
+        ),
+    ],
+)
+def test_options_with_which_no_state_can_be_read_are_refused_with_what_to_do(
+    config: Any, named: tuple[str, ...]
+) -> None:
+    with fails("conflict", *named):
+        check_options(config)
+
+
+@pytest.mark.parametrize(
+    "config", [configured(), configured(tensor_parallel_size=2), configured("ngram", tensor_parallel_size=2)]
+)
+def test_ranks_and_n_gram_drafts_are_not_refused(config: Any) -> None:
+    check_options(config)
 
 
 def test_a_prober_of_another_model_is_refused(lm: CausalLM, tmp_path: Path) -> None:

@@ -4,9 +4,10 @@ Requests with ``extra_args={"probers": KEY}`` in their sampling parameters are s
 Texts of LoRA adapters and behind pictures are not scored: they come from another model than the prober's.
 The scores of a key are fetched by ``collective_rpc("probers_scores")`` and kept until the key is released.
 
-A step computes at most one new token of a text, identified by its position. A position computed again, as
-after a preemption, is scored already, and a pooled state takes each token once: scores do not depend on
-vLLM's schedule.
+A step computes at most one new token of a text, identified by its position, and drafts of the next ones
+with ``method=ngram``: those that vLLM accepts are new tokens too. A position computed again, as after a
+preemption, is scored already, and a pooled state takes each token once: scores do not depend on vLLM's
+schedule. A text may have more scores than tokens, where vLLM accepted drafts beyond its end.
 
 A token is scored by the state that it leads to, but vLLM does not forward the last token of a text. The
 scheduler therefore keeps a text that has reached ``max_tokens`` in the batch for one more step of one
@@ -20,15 +21,17 @@ keys are not released, and for heads of pooled states one vector of layers x d p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from typing import Any, TypeAlias
 
+import torch
 from vllm.config import VllmConfig
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
 from vllm.v1.engine import EngineCoreOutputs, FinishReason
-from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request
 
 from probers.engine.vllm import KEY
@@ -82,6 +85,15 @@ class _Text:
             self.distances.append(distance)
 
 
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Tokens of a text that follow each other in a step, the first of them at ``place`` of the text."""
+
+    text: _Text
+    place: int
+    rows: range
+
+
 class ScoringWorker(ReadingWorker):
     """vLLM's worker with scores by the prober of ``additional_config`` (UserError: one of another model)."""
 
@@ -95,12 +107,14 @@ class ScoringWorker(ReadingWorker):
         self._running = GrowingScores(self._bank)
         self._requests: dict[str, _Text] = {}
         self._texts: dict[str, dict[str, _Text]] = {}
+        self._drafted: dict[str, _Run] = {}  # by request, of a step whose tokens are not drawn yet
         super().__init__(vllm_config, *args, **kwargs)
 
     def load_model(self, **options: Any) -> None:
-        """Load the model and move the heads to its device."""
+        """Load the model and move the heads to the device of the rank that uses them."""
         super().load_model(**options)
-        self._bank.to(self.device)
+        if self.rank == 0:
+            self._bank.to(self.device)
 
     def probers_scores(
         self, release: Sequence[str] = (), keys: Sequence[str] | None = None
@@ -138,16 +152,47 @@ class ScoringWorker(ReadingWorker):
         """Score the newest token of each text."""
         for request in step.scheduled_new_reqs:
             self._begin(request)
-        new: list[tuple[_Text, int]] = []
+        drafts = step.scheduled_spec_decode_tokens
+        runs: dict[str, _Run] = {}
         for name, position, rows in self.computed(step):
-            # Only the last token of a text in a step can be new.
-            if (text := self._requests.get(name)) is None:
-                continue
-            place = position + len(rows) - 1 - text.first
+            if (text := self._requests.get(name)) is not None:
+                # Only the last token of a text in a step can be new, and the drafts after it.
+                old = len(rows) - 1 - len(drafts.get(name, ()))
+                runs[name] = _Run(text, position + old - text.first, rows[old:])
+        if drafts:  # which of them stay is known once vLLM has drawn the step's tokens
+            self._drafted = runs
+        else:
+            self._score(runs.values())
+        for name in step.finished_req_ids:
+            if (text := self._requests.pop(name, None)) is not None:
+                text.ended = True
+
+    def sample_tokens(self, *args: Any, **kwargs: Any) -> Any:
+        """Run vLLM's method, then score a step with drafts, without those that vLLM has rejected."""
+        made = super().sample_tokens(*args, **kwargs)
+        if self._drafted:
+            runs, self._drafted = self._drafted, {}
+            # What is drawn of a text are its accepted drafts, and a last token without a state so far.
+            drawn = {name: len(made.sampled_token_ids[i]) for name, i in made.req_id_to_index.items()}
+            with torch.inference_mode():
+                kept = (replace(run, rows=run.rows[: max(1, drawn[name])]) for name, run in runs.items())
+                self._score(kept)
+        return made
+
+    def _score(self, runs: Iterable[_Run]) -> None:
+        """Score the first token of each run, then the second of each, and so on."""
+        each = ([(run.text, run.place + i, row) for i, row in enumerate(run.rows)] for run in runs)
+        for tokens in zip_longest(*each):
+            self._score_each([token for token in tokens if token is not None])
+
+    def _score_each(self, tokens: Sequence[tuple[_Text, int, int]]) -> None:
+        """Score a token of each text by its place and row, unless it has a score."""
+        new: list[tuple[_Text, int]] = []
+        for text, place, row in tokens:
             if place >= len(text.scores):
                 for _ in range(place - len(text.scores)):  # computed by another server
                     text.add(None, None)
-                new.append((text, rows[-1]))
+                new.append((text, row))
         if new:
             states = self.model_runner.get_model().probers_states[[row for _, row in new]]
             scores = self._running.add_each([text.name for text, _ in new], states)
@@ -157,9 +202,6 @@ class ScoringWorker(ReadingWorker):
                     continue
                 known = self._running.distances(text.name)
                 text.add(score, None if known is None else known[-1])
-        for name in step.finished_req_ids:
-            if (text := self._requests.pop(name, None)) is not None:
-                text.ended = True
 
 
 class ScoringScheduler(AsyncScheduler):  # type: ignore[misc]
@@ -176,6 +218,23 @@ class ScoringScheduler(AsyncScheduler):  # type: ignore[misc]
             request.max_tokens += 1
         super().add_request(request)
 
+    def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
+        super()._update_after_schedule(scheduler_output)
+        if not self.scheduler_config.async_scheduling:
+            # vLLM's class assumes drafts that it never sees; n-gram drafts are handed over after the step.
+            for name in scheduler_output.num_scheduled_tokens:
+                self.requests[name].spec_token_ids = []
+
+    def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
+        """Take drafts; a lengthened text takes none beyond the end that its client knows."""
+        super().update_draft_token_ids(draft_token_ids)
+        for name in draft_token_ids.req_ids:
+            request = self.requests.get(name)
+            if request is None or (asked := _asked(request)) is None:
+                continue
+            room = max(0, asked - request.num_output_tokens - 1)  # a step draws a token more than it accepts
+            request.spec_token_ids = request.spec_token_ids[:room]
+
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, EngineCoreOutputs]:
@@ -183,9 +242,12 @@ class ScoringScheduler(AsyncScheduler):  # type: ignore[misc]
         made = super().update_from_output(scheduler_output, model_runner_output)
         for output in (output for answers in made.values() for output in answers.outputs):
             request = self.requests.get(output.request_id)  # None once it has ended here too
-            if request is None or request.sampling_params is None:
-                continue
-            asked = request.sampling_params.max_tokens
-            if request.num_output_tokens == asked < request.max_tokens:
+            if request is not None and request.num_output_tokens == _asked(request):
                 output.finish_reason = FinishReason.LENGTH
         return made
+
+
+def _asked(request: Request) -> int | None:
+    """The limit that the client of a lengthened text knows; None for another request."""
+    asked = request.sampling_params and request.sampling_params.max_tokens
+    return asked if asked and asked < request.max_tokens else None

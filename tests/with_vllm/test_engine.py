@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from refusals import fails
-from written import PROMPTS
+from written import PROMPTS, save_tiny
 
 from probers.capture.hidden_states import StateTap
 from probers.commands import main as cli
@@ -120,6 +120,17 @@ def test_what_it_reads_is_recorded_as_ours_also_what_the_cache_holds(
     written = theirs.generate(PROMPTS[:6], max_new_tokens=40)
     prompts, texts = [g.prompt for g in written], [g.token_ids for g in written]
     for needs in needs_of(ours.num_layers):
+        check_all(*(lm.score(prompts, texts, needs=needs) for lm in (theirs, ours)))
+
+
+def test_a_model_with_experts_is_recorded_as_ours(tmp_path: Path) -> None:
+    name = save_tiny("qwen3_moe", tmp_path)
+    ours = CausalLM.from_pretrained(name, dtype="float32")
+    theirs = VllmLM.from_pretrained(name, dtype="float32", batch_size=16)
+    for needs in needs_of(ours.num_layers):
+        made = theirs.generate(PROMPTS[::9], max_new_tokens=20, needs=needs)
+        check_all(made, ours.generate(PROMPTS[::9], max_new_tokens=20, needs=needs))
+        prompts, texts = [g.prompt for g in made], [g.token_ids for g in made]
         check_all(*(lm.score(prompts, texts, needs=needs) for lm in (theirs, ours)))
 
 

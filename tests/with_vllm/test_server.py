@@ -1,6 +1,7 @@
 """A served model through the official client: scores beside the text, streamed or not, and none is lost."""
 
 import asyncio
+import json
 import os
 import random
 import re
@@ -16,7 +17,7 @@ import httpx
 import numpy as np
 import openai
 import pytest
-from written import make_bank
+from written import DRAFTS, make_bank, save_tiny
 
 from probers.bank.assessment import Assessor
 from probers.bank.bank import ProbeBank
@@ -26,6 +27,7 @@ from probers.engine.model import CausalLM
 from probers.online.scores import text_scores
 from probers.serve.settings import Serve
 from probers.serve.vllm.prober import command
+from probers.testbed.assets import model_path
 
 KEY = "secret"
 PROMPT = "Who does Lena Zaser work for?\nAnswer:"
@@ -38,12 +40,12 @@ def lm() -> CausalLM:
 
 
 @contextmanager
-def served(folder: Path, *flags: str) -> Iterator[str]:
+def served(folder: Path, *flags: str, model: str = "testbed") -> Iterator[str]:
     """The URL of a server with the prober in ``folder``, which it also logs to."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    settings = Serve(model=Model(dtype="float32"), port=port, api_key=KEY)
+    settings = Serve(model=Model(name=model, dtype="float32"), port=port, api_key=KEY)
     argv, environment = command(settings, str(folder))
     argv += ["--max-model-len", "256", "--max-num-seqs", "16", "--chat-template", TEMPLATE, *flags]
     log = (folder.parent / f"server-{port}.log").open("w")
@@ -202,29 +204,31 @@ def test_the_requests_threshold_and_what_is_refused(client: openai.OpenAI) -> No
         openai.OpenAI(base_url=client.base_url, api_key="no").models.list()
 
 
-async def answers(url: str, count: int) -> list[Any]:
+async def answers(url: str, count: int, **more: Any) -> list[Any]:
     """``count`` random requests, 16 at a time and every other one streamed: (prompt, text, what is said)."""
     rng, client = random.Random(0), openai.AsyncOpenAI(base_url=url, api_key=KEY, timeout=600)
     turn = asyncio.Semaphore(16)
 
-    async def one(i: int) -> tuple[str, str, Any]:
+    async def one(i: int) -> tuple[str, str, list[int], Any]:
         prompt = f"Question {i % 50}: Who was born in {1900 + i % 37}?\nAnswer:"
         asked = {
             "model": "testbed", "prompt": prompt,
-            "max_tokens": rng.randint(1, 12), "temperature": 0.8, "seed": i,
+            "max_tokens": rng.randint(1, 12), "temperature": 0.8, "seed": i, **more,
+            "extra_body": {"return_token_ids": True},
         }  # fmt: skip
         async with turn:
             if i % 2:
                 made = [c.choices[0] async for c in await client.completions.create(**asked, stream=True)]
             else:
                 made = (await client.completions.create(**asked)).choices
-        return prompt, "".join(c.text for c in made), made[-1].hallucination
+        ids = [token for c in made for token in c.token_ids or ()]
+        return prompt, "".join(c.text for c in made), ids, made[-1].hallucination
 
     return list(await asyncio.gather(*(one(i) for i in range(count))))
 
 
 def test_no_score_of_many_requests_is_lost(url: str) -> None:
-    for _, text, told in asyncio.run(answers(url, 300)):
+    for _, text, _, told in asyncio.run(answers(url, 300)):
         check_whole(told, text)
 
 
@@ -237,12 +241,40 @@ def test_two_engines_behind_one_address(lm: CausalLM, bank: ProbeBank, folder: P
         for found in re.finditer(r'vllm:generation_tokens_total\{engine="(\d)".*\} (\S+)', said)
     }
     assert set(written) == {"0", "1"} and min(written.values()) > 0
-    scored = lm.score([prompt for prompt, *_ in made], [text for _, text, _ in made], needs=bank.needs)
-    compared = 0
-    for (_, text, told), want in zip(made, scored, strict=True):
+    check_answers(made, lm, bank)
+
+
+def check_answers(made: list[Any], lm: CausalLM, bank: ProbeBank) -> None:
+    """Their scores are those of our engine for the same tokens."""
+    kept = [tuple(ids[: len(told["token_scores"])]) for _, _, ids, told in made]
+    scored = lm.score([prompt for prompt, *_ in made], kept, needs=bank.needs)
+    for (_, text, _, told), want in zip(made, scored, strict=True):
         check_whole(told, text)
-        if [tuple(span) for span in told["token_offsets"]] == list(want.offsets):  # text may be cut otherwise
-            wanted = bank.score(as_stored(want.state, bank.spec.dtype))
-            np.testing.assert_allclose(told["token_scores"], wanted, rtol=1e-3, atol=0.05)
-            compared += 1
-    assert compared > 30
+        wanted = bank.score(as_stored(want.state, bank.spec.dtype))
+        np.testing.assert_allclose(told["token_scores"], wanted, rtol=1e-3, atol=0.05)
+        np.testing.assert_allclose(told["token_logprobs"], want.logprobs, atol=1e-3)
+
+
+def test_two_ranks_with_drafts_answer_what_our_engine_says(tmp_path: Path) -> None:
+    model = save_tiny("llama", tmp_path / "model")
+    lm = CausalLM.from_pretrained(model, dtype="float32")
+    bank = make_bank(lm, tmp_path / "prober", "tokens", (0, 1, 3))
+    flags = ["--tensor-parallel-size", "2", "--enforce-eager", "--speculative-config", json.dumps(DRAFTS)]
+    with served(tmp_path / "prober", *flags, model=model) as url:
+        made = asyncio.run(answers(url, 60, model=model, temperature=0, max_tokens=40))
+        said = httpx.get(url.removesuffix("v1") + "metrics").text
+    [accepted] = re.findall(r"vllm:spec_decode_num_accepted_tokens_total\{.*\} (\S+)", said)
+    assert float(accepted) > 0
+    check_answers(made, lm, bank)
+
+
+def test_a_server_says_which_option_is_refused_and_loads_no_model(folder: Path, bank: ProbeBank) -> None:
+    drafts = {"method": "draft_model", "model": str(model_path()), "num_speculative_tokens": 2}
+    before = {*folder.parent.glob("server-*.log")}
+    with pytest.raises(AssertionError), served(folder, "--speculative-config", json.dumps(drafts)):
+        pass
+    [log] = {*folder.parent.glob("server-*.log")} - before
+    said = log.read_text()
+    assert "vLLM cannot run --speculative-config with method=draft_model beside a prober" in said
+    assert "give method=ngram or leave it out" in said
+    assert "Starting to load model" not in said

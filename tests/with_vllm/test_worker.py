@@ -1,14 +1,17 @@
 """Scores of vLLM's worker are those of our own engine, whatever vLLM does to fit the texts into its cache."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from written import PROMPTS, SCHEDULER, Written, make_bank, ours, write
+from refusals import fails
+from written import DRAFTS, PROMPTS, SCHEDULER, Written, folder_of, make_bank, ours, save_tiny, write
 
 from probers.bank.bank import ProbeBank
 from probers.engine.model import CausalLM
+from probers.engine.vllm.records import readable
 
 
 def check(written: list[Written], want: list[np.ndarray], unread: int = 0) -> None:
@@ -50,3 +53,75 @@ def test_every_pool_also_when_texts_are_computed_again(
     )  # fmt: skip
     assert counters["vllm:num_preemptions"] > 0
     check(written[::4], ours(lm, bank, written[::4]), unread)
+
+
+@pytest.mark.parametrize(
+    ("family", "ranks", "more"),
+    [
+        ("llama", 2, {"enforce_eager": False}),
+        ("qwen3_moe", 1, {}),
+        ("qwen3_moe", 2, {}),
+    ],
+)
+def test_ranks_and_experts_change_no_score_and_heads_run_on_rank_0_alone(
+    family: str, ranks: int, more: dict[str, Any], tmp_path: Path
+) -> None:
+    model = save_tiny(family, tmp_path / "model")
+    lm = CausalLM.from_pretrained(model, dtype="float32")
+    bank = make_bank(lm, tmp_path / "prober", "tokens", (0, 1, 3))
+    written, counters = write(
+        model, str(tmp_path / "prober"), PROMPTS[::2], num_gpu_blocks_override=40, scheduler_cls=SCHEDULER,
+        **{"tensor_parallel_size": ranks, "enforce_eager": True, **more},
+    )  # fmt: skip
+    assert counters["vllm:num_preemptions"] > 0 and counters["vllm:prefix_cache_hits"] > 0
+    assert len({text.ids for text in written}) > 8  # texts of their own
+    check(written, ours(lm, bank, written))
+    passes = [counters[f"heads_of_rank_{rank}"] for rank in range(ranks)]
+    assert passes[0] > 0 and not any(passes[1:])
+
+
+def test_smollm2_on_three_ranks(tmp_path: Path) -> None:
+    lm = CausalLM.from_pretrained("smollm2", dtype="float32")
+    written, counters = write(
+        "smollm2", "smollm2", PROMPTS[::8], scheduler_cls=SCHEDULER, enforce_eager=True,
+        tensor_parallel_size=3,
+    )  # fmt: skip
+    check(written, ours(lm, ProbeBank.from_pretrained("smollm2"), written))
+    assert [counters[f"heads_of_rank_{rank}"] > 0 for rank in range(3)] == [True, False, False]
+
+
+def test_vllm_refuses_ranks_that_do_not_divide_the_heads() -> None:
+    from vllm.engine.arg_utils import EngineArgs
+
+    def configure(ranks: int) -> Any:
+        return EngineArgs(folder_of("smollm2"), tensor_parallel_size=ranks).create_engine_config()
+
+    assert configure(3).parallel_config.world_size == 3
+    with pytest.raises(ValueError, match=r"attention heads \(9\) must be divisible .* \(2\)"):
+        configure(2)
+
+
+@pytest.mark.parametrize("pool", ["tokens", "mean", "predicting"])
+def test_rejected_drafts_leave_no_score(pool: Any, tmp_path: Path) -> None:
+    lm = CausalLM.from_pretrained("testbed", dtype="float32")
+    bank = make_bank(lm, tmp_path, pool, (0, 6, 12))
+    written, counters = write(
+        "testbed", str(tmp_path), PROMPTS[::3], num_gpu_blocks_override=28, enforce_eager=True,
+        scheduler_cls=None if pool == "predicting" else SCHEDULER, speculative_config=DRAFTS,
+    )  # fmt: skip
+    accepted, all_drafts = (
+        counters[f"vllm:spec_decode_num_{which}_tokens"] for which in ("accepted", "draft")
+    )
+    assert 0 < accepted < all_drafts and counters["vllm:num_preemptions"] > 0
+    if pool == "predicting":  # accepted drafts beyond the end of a text have scores
+        written = [replace(text, scores=text.scores[:32]) for text in written]
+    check(written, ours(lm, bank, written))
+
+
+def test_a_family_that_hands_out_no_states_is_refused_by_name() -> None:
+    from vllm.model_executor.models.mixtral import MixtralForCausalLM
+    from vllm.model_executor.models.qwen3_moe import Qwen3MoeForCausalLM
+
+    assert issubclass(readable(Qwen3MoeForCausalLM), Qwen3MoeForCausalLM)
+    with fails("model", "MixtralForCausalLM", "without vLLM"):
+        readable(MixtralForCausalLM)

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from tiny import byte_level
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from probers.bank.bank import ProbeBank
 from probers.bank.domain import Domain
@@ -17,8 +19,10 @@ from probers.store.spec import FeatureSpec
 from probers.testbed.assets import model_path
 from probers.types import Needs
 
-WORKER = "probers.serve.vllm.worker.ScoringWorker"
+WORKER = "counting.CountingWorker"
 SCHEDULER = "probers.serve.vllm.worker.ScoringScheduler"
+#: Speculation, for ``speculative_config``.
+DRAFTS = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
 #: 64 prompts; groups of eight begin alike.
 PROMPTS = [
     f"In the old days of {place}, when the {lord} was away and nobody knew when there would be another, it "
@@ -29,10 +33,37 @@ PROMPTS = [
 ]
 
 
+#: Shapes of the tiny random models; the heads are of a width that vLLM's attention has on a CPU.
+TINY: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "qwen3_moe": {
+        "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "head_dim": 32,
+        "decoder_sparse_step": 1,
+    },
+}  # fmt: skip
+
+
+def save_tiny(family: str, folder: Path) -> str:
+    """A random model whose 4 heads, 2 of keys, and widths two ranks can share, in ``folder``."""
+    tokenizer = byte_level()
+    config = AutoConfig.for_model(
+        family, vocab_size=len(tokenizer), hidden_size=128, intermediate_size=256, num_hidden_layers=3,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=512, initializer_range=0.15,
+        bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
+        tie_word_embeddings=False, **TINY[family],
+    )  # fmt: skip
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
 def folder_of(model: str) -> str:
     """Where vLLM finds a model."""
     if model == "testbed":
         return str(model_path())
+    if Path(model).is_dir():
+        return model
     file = locate(model, None, None)
     assert file is not None
     return str(dequantised(file, CACHE))
@@ -62,7 +93,7 @@ class Written:
 def write(
     model: str, prober: str, prompts: list[str], **options: Any
 ) -> tuple[list[Written], dict[str, int]]:
-    """What vLLM makes of prompts, 32 tokens each, and its counters."""
+    """What vLLM makes of prompts, 32 tokens each, its counters, and how often heads ran on each rank."""
     from vllm import LLM, SamplingParams
 
     llm = LLM(
@@ -75,14 +106,15 @@ def write(
     scores: dict[str, list[float | None]] = {}
     going = {o.request_id for o in made}
     while going:  # vLLM's own client does not wait for the steps after a text
-        for named, (start, values, _, ended) in (
-            llm.collective_rpc("probers_scores")[0].get("all", {}).items()
-        ):
+        found, *others = llm.collective_rpc("probers_scores")
+        assert not any(others)  # rank 0 alone answers
+        for named, (start, values, _, ended) in found.get("all", {}).items():
             name = named.rpartition("-")[0]
             scores.setdefault(name, [])[start:] = values
             going -= {name} if ended else set()
     assert llm.collective_rpc("probers_scores", args=(["all"],))[0] == {}  # handed out once, then forgotten
     counters = {m.name: getattr(m, "value", 0) for m in llm.get_metrics()}
+    counters |= {f"heads_of_rank_{i}": passes for i, passes in enumerate(llm.collective_rpc("passes"))}
     llm.llm_engine.engine_core.shutdown()
     return [Written(o.prompt, tuple(o.outputs[0].token_ids), scores[o.request_id]) for o in made], counters
 

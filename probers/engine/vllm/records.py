@@ -78,6 +78,31 @@ class TextRecord:
         return Recorded(states, scores[:, :kept].numpy(), next(broken, None))
 
 
+def check_options(config: Any) -> None:
+    """Refuse options of a ``VllmConfig`` with which states cannot be read (UserError), by name and value.
+
+    Of copies of a model without experts vLLM tells each that it is alone, so these pass.
+    """
+    parallel, speculation = config.parallel_config, config.speculative_config
+    stages, copies = parallel.pipeline_parallel_size, parallel.data_parallel_size
+    parts, method = parallel.prefill_context_parallel_size, speculation and speculation.method
+    for fine, option, remedy in [
+        (stages == 1, f"--pipeline-parallel-size {stages}", f"give --tensor-parallel-size {stages} instead"),
+        (
+            copies == 1, f"--data-parallel-size {copies} for a model with experts",
+            f"give --tensor-parallel-size {copies} instead",
+        ),
+        (parts == 1, f"--prefill-context-parallel-size {parts}", "leave it out"),
+        # Other methods draft with a second model, or are untested.
+        (
+            method in (None, "ngram"), f"--speculative-config with method={method}",
+            "give method=ngram or leave it out",
+        ),
+    ]:  # fmt: skip
+        if not fine:
+            raise UserError(f"vLLM cannot run {option} beside a prober: {remedy}", "conflict")
+
+
 def readable(stock: type[nn.Module], *, scores: bool = False) -> type[nn.Module]:
     """A subclass of a model class of vLLM that keeps the states of each step's tokens.
 

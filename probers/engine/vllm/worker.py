@@ -19,9 +19,9 @@ from vllm.platforms import current_platform
 from vllm.utils.import_utils import resolve_obj_by_qualname
 from vllm.v1.core.sched.output import SchedulerOutput
 
-from ...types import RunError, UserError
+from ...types import RunError
 from . import KEY
-from .records import Recorded, TextRecord, readable
+from .records import Recorded, TextRecord, check_options, readable
 
 
 def _stock() -> Any:
@@ -34,21 +34,14 @@ def _stock() -> Any:
 class ReadingWorker(_stock()):  # type: ignore[misc]
     """vLLM's worker with a model whose states, and with ``scores`` these, can be read (:func:`.readable`).
 
-    UserError for pipeline parallelism, speculation, or data parallelism of a model with experts (the copies
-    of another are independent engines: vLLM tells each that it is alone).
+    With tensor parallelism every rank has the whole states, and rank 0 alone reads them. UserError for
+    options of :func:`.records.check_options`.
     """
 
     scores = False
 
     def __init__(self, vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> None:
-        parallel = vllm_config.parallel_config
-        for option, allowed in [
-            ("--pipeline-parallel-size", parallel.pipeline_parallel_size == 1),
-            ("--data-parallel-size", parallel.data_parallel_size == 1),
-            ("--speculative-config", vllm_config.speculative_config is None),
-        ]:
-            if not allowed:
-                raise UserError(f"{option} is not possible beside a prober: leave it out", "conflict")
+        check_options(vllm_config)
         super().__init__(vllm_config, *args, **kwargs)
 
     def load_model(self, **options: Any) -> None:
