@@ -11,6 +11,7 @@ from probers.commands.settings import OnBadLine, Reading, ReadPool, Resamples, S
 from probers.data.articles.base import Wikipedia
 from probers.data.texts.base import Unit
 from probers.options import Count, Dotted, Limits, Name, Natural, Positive, Seed
+from probers.thinking import Part
 from probers.types import Site
 
 _SplitName = Annotated[str, Limits(pattern="^(train|validation|test)$")]
@@ -91,6 +92,9 @@ class Datagen(Reading):
     """true drops examples, drawn by seed, until both labels are equally frequent in every split"""
     balance_to: Quota | None = None
     """balance=true that stops at so many examples per split (wiki: spans): {train: 8000, validation: 400}"""
+    part: Part = "both"
+    """cot, texts, judged: what is read and labelled of texts by a model that thinks: the answer, the
+    thinking, or both. cot labels by the answer in any case; thinking then reads the states before it"""
     shard_size: Count = 256
     """questions or cuts per shard; an unfinished shard is saved every half minute, so that a kill loses
     no more than that and one batch"""

@@ -12,8 +12,8 @@ from typing import Any
 from pydantic_core import to_json
 
 from probers.bank.assessment import Assessor, ScoredSpan
-from probers.engine.thinking import Thinking, place_in, tokens_in
 from probers.engine.tokens import Span, shown_bytes, token_bytes
+from probers.thinking import Thinking, place_in, tokens_in
 from probers.types import StopReason
 
 from .on_high import FINISH, OnHigh

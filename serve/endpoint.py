@@ -20,9 +20,9 @@ from fastapi.responses import Response, StreamingResponse
 
 from probers.engine.decode import Request as Wanted
 from probers.engine.language_model import Sampling
-from probers.engine.thinking import Thinking
 from probers.engine.tokens import Prompt, encode_prompts, token_offsets
 from probers.prompts import chat_text
+from probers.thinking import Thinking
 
 from .answers import Choice, Frame, as_events, as_json, sse, usage_of
 from .errors import ApiError

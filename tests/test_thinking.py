@@ -14,11 +14,11 @@ from serving import Running, running
 from thinking import CHATS, thinking_model
 
 from probers import CausalLM, ProbeBank
-from probers.engine.thinking import Thinking
 from probers.heads import LinearHead
 from probers.online.scores import text_needs, text_scores
 from probers.prompts import chat_text
 from probers.store.spec import FeatureSpec
+from probers.thinking import Thinking
 
 MARKS = Thinking()
 

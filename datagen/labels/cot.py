@@ -19,11 +19,12 @@ from probers.commands.inputs import load_matcher, load_passages, question_source
 from probers.data.questions import QuestionSet, open_questions
 from probers.engine.language_model import Decoding, GenerationRequest
 from probers.engine.model import CausalLM
-from probers.entities import Recogniser
+from probers.entities import Recogniser, tokens_of
 from probers.equivalence import EntityMatcher
 from probers.evaluation.answers import Rule, accuracy_contains, exact_match, f1_score, final_answer, right_by
 from probers.prompts import PromptTemplate, passages_that_fit
 from probers.store.store import FeatureStore
+from probers.thinking import Part, answer_in, part_of
 from probers.types import Generation, Needs, Question, Retriever, UserError
 from probers.uncertainty.detectors import Asked, Detectors
 from probers.uncertainty.meaning import by_matcher
@@ -31,7 +32,17 @@ from probers.uncertainty.rarity import Counts, lowest_frequencies
 from probers.uncertainty.samples import Draws
 from probers.uncertainty.semantic_entropy import best_cut
 
-from .base import NO_ROOM, TOO_LONG, Examples, LabelBuilder, Prepared, recorded, recorded_needs
+from .base import (
+    NO_ROOM,
+    TOO_LONG,
+    Examples,
+    LabelBuilder,
+    Prepared,
+    recorded,
+    recorded_needs,
+    span_needs,
+    span_rows,
+)  # fmt: skip
 
 if TYPE_CHECKING:
     from ..settings import Datagen
@@ -86,6 +97,7 @@ class CotBuilder(LabelBuilder):
     max_new_tokens: int = 48
     shuffle: int | None = None
     draws: Draws | None = None
+    part: Part = "both"
     _read: int = field(default=0, init=False)
 
     item_name = unit_name = "question"
@@ -97,6 +109,8 @@ class CotBuilder(LabelBuilder):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.part != "both":
+            self.position = self.part
         # Until all entropies are known, labels by them are exact match.
         unlabelled = self.label == BY_ENTROPY
         self._right = parse_label("em" if unlabelled else self.label, self.acc, self.matcher)
@@ -134,7 +148,7 @@ class CotBuilder(LabelBuilder):
                 lm, asked, None if lm is None else settings.retriever.make(corpus), prompt, needs,
                 label=settings.label, acc=settings.acc, matcher=matcher, k=settings.k,
                 max_new_tokens=settings.max_new_tokens,
-                shuffle=settings.seed if settings.balance_to else None, draws=draws,
+                shuffle=settings.seed if settings.balance_to else None, draws=draws, part=settings.part,
             )  # fmt: skip
 
         named = (settings.corpus, settings.matcher.options["aliases"], settings.matcher.options["vectors"])
@@ -196,7 +210,8 @@ class CotBuilder(LabelBuilder):
             GenerationRequest(text, self.max_new_tokens, question.id)
             for text, question in zip(prompts, [*units, *units], strict=True)
         ]
-        needs = recorded_needs(self.needs, attention=self.lm.attends)
+        record = recorded_needs if self.part == "both" else span_needs
+        needs = record(self.needs, attention=self.lm.attends)
         batches = self.lm.generate_each(
             requests, Decoding(needs, self.prompt.prefix, self.prompt.stop),
             known={index for index, name in enumerate(names) if name in known},
@@ -215,12 +230,27 @@ class CotBuilder(LabelBuilder):
                     skipped = generation.stop == "skipped"
                     examples.leave_out(names[index], TOO_LONG if skipped else "empty answer")
                     continue
-                row = self._row(units[place], _CONDITIONS[opens], generation)
+                if (read := self._read_part(generation)) is None:
+                    examples.leave_out(names[index], f"no {self.part}")
+                    continue
+                signals, states = read
+                row = self._row(units[place], _CONDITIONS[opens], generation) | signals
                 row |= {"passages": passages, "question_frequency": frequencies[place]}
                 row |= judged.get(index, {})
                 examples.tokens += row.get("sample_tokens", 0) + row.get("verbalised_tokens", 0)
-                examples.add(row, list(generation.states.values()))
+                examples.add(row, states)
             yield examples
+
+    def _read_part(self, generation: Generation) -> tuple[dict[str, Any], list[np.ndarray]] | None:
+        """Signals and states of the part of a text that is read; None where it has no token."""
+        if self.part == "both":
+            return recorded(generation), list(generation.states.values())
+        span = part_of(generation.text, self.part)
+        tokens = [] if span is None else tokens_of(generation.offsets, *span)
+        if not tokens:
+            return None
+        ((_, signals, states),) = span_rows(generation, tokens, self.needs)
+        return signals, states
 
     def _judged(
         self, units: Sequence[Question], names: Sequence[str], made: Mapping[int, Generation]
@@ -260,20 +290,19 @@ class CotBuilder(LabelBuilder):
 
     def _row(self, question: Question, condition: str, generation: Generation) -> dict[str, Any]:
         answer = final_answer(generation.text, self.prompt.answer_cue, question.dataset)
-        gold = question.answers
+        said, gold = answer_in(generation.text), question.answers
         return {
             "id": f"{question.id}/{condition}", "group": question.group, "split": question.split,
-            "correct": int(self._right(generation.text, answer, gold)),
+            "correct": int(self._right(said, answer, gold)),
             "dataset": question.dataset, "condition": condition, "question": question.question,
             "answer": answer, "gold": gold[0] if gold else "",
             "em": exact_match(answer, gold) if gold else None,
             "f1": f1_score(answer, gold).f1 if gold else None,
-            "acc": accuracy_contains(generation.text, gold, mode=self.acc) if gold else None,
+            "acc": accuracy_contains(said, gold, mode=self.acc) if gold else None,
             **({"gold_right": int(exact_match(answer, gold))} if self._gold else {}),
             "question_type": str(question.truth.get("type", "")),
             "answer_kind": str(question.truth.get("answer_kind", "")),
             "knowledge": str(question.truth.get("kind", "")),
-            **recorded(generation),
         }  # fmt: skip
 
     def summarise(self, store: FeatureStore) -> tuple[dict[str, Any], list[str]]:

@@ -29,6 +29,7 @@ from probers.options import shown
 from probers.prompts import PromptTemplate
 from probers.store.store import FeatureStore
 from probers.text import split_sentences
+from probers.thinking import Part, part_of
 from probers.types import Generation, Needs, UserError
 
 from ..judges.base import JUDGED, WRONG, Answer, Grounds, Judge, Ruling
@@ -80,6 +81,7 @@ class JudgedBuilder(LabelBuilder):
         units_judged: what the judge is asked about.
         answers: answers to each prompt, the first greedy, the others drawn at ``temperature`` by ``seed``.
         folder: of the run, for the journal of judged answers.
+        part: of answers with thinking, what is judged.
     """
 
     lm: CausalLM | None
@@ -95,6 +97,7 @@ class JudgedBuilder(LabelBuilder):
     answers: int = 1
     temperature: float = 1.0
     seed: int = 0
+    part: Part = "both"
     _read: int = field(default=0, init=False)
 
     item_name = unit_name = "answer"
@@ -105,8 +108,9 @@ class JudgedBuilder(LabelBuilder):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.position = {"span": "entity", "answer": "generated"}.get(self.unit, self.unit)
-        self._rows = MarkedRows(self.unit, self.needs)
+        whole = "generated" if self.part == "both" else self.part
+        self.position = {"span": "entity", "answer": whole}.get(self.unit, self.unit)
+        self._rows = MarkedRows(self.unit, self.needs, self.part)
         self._bare = self.prompt if self.lm is None else self.prompt.bare(self.lm)
 
     @classmethod
@@ -134,6 +138,7 @@ class JudgedBuilder(LabelBuilder):
                 lm, topics, settings.judge.make(grounds), recognise, settings.prompt.make(), needs, folder,
                 unit=unit, units_judged=settings.judge_units, max_new_tokens=settings.max_new_tokens,
                 answers=settings.answers_per_prompt, temperature=settings.temperature, seed=settings.seed,
+                part=settings.part,
             )  # fmt: skip
 
         named = list(_files(options))
@@ -201,7 +206,9 @@ class JudgedBuilder(LabelBuilder):
                 examples.leave_out(asked.id, reason)
                 continue
             message = self._message(asked.topic)
-            marks[asked] = self._marks(generation, message, asked.topic)
+            part = part_of(generation.text, self.part) or (0, 0)
+            found = self._marks(generation, message, asked.topic)
+            marks[asked] = [mark for mark in found if part[0] <= mark.start and mark.end <= part[1]]
             units = tuple(mark for mark in marks[asked] if mark.rule not in _UNJUDGED)
             answers[asked] = Answer(
                 asked.id, message, generation.text, units, asked.topic.title, asked.topic.reference
@@ -209,9 +216,9 @@ class JudgedBuilder(LabelBuilder):
         rulings = dict(zip(answers, self.judge.judge(list(answers.values())), strict=True))
         for asked, answer in answers.items():
             judged = dict(zip(answer.units, rulings[asked], strict=True))
-            found = [_ruled(mark, judged.get(mark)) for mark in marks[asked]]
-            lines.append(self._line(asked, answer, [m for m in found if m.rule not in _UNJUDGED]))
-            self._add(asked, written[asked], lines[-1], found, examples)
+            ruled = [_ruled(mark, judged.get(mark)) for mark in marks[asked]]
+            lines.append(self._line(asked, answer, [m for m in ruled if m.rule not in _UNJUDGED]))
+            self._add(asked, written[asked], lines[-1], ruled, examples)
         return examples, lines
 
     def _marks(self, generation: Generation, message: str, topic: Topic) -> list[Mark]:

@@ -14,6 +14,7 @@ from probers.entities import tokens_of
 from probers.options import shown
 from probers.store.store import FeatureStore
 from probers.text import count
+from probers.thinking import Part, part_of
 from probers.types import Generation, Needs, UserError
 
 from .base import Examples, recorded, recorded_needs, span_needs, span_rows, token_states
@@ -45,11 +46,13 @@ class MarkedRows:
     Attributes:
         unit: what an example is; "token" stores every token of an answer.
         needs: features of the store.
+        part: of texts with thinking, what is read.
         shared: tokens so far that belonged to marks of different label.
     """
 
     unit: Unit
     needs: Needs
+    part: Part = "both"
     shared: int = field(default=0, init=False)
 
     def text_of(self, name: str) -> str:
@@ -60,16 +63,23 @@ class MarkedRows:
     @property
     def recording(self) -> Needs:
         """What to record of a text, so that rows can be made of it."""
-        if self.unit == "answer":
+        if self._whole:
             return recorded_needs(self.needs, attention=False)
         return span_needs(self.needs, attention=False)
 
     def marks(self, one: Text, name: str) -> list[tuple[str, Mark]]:
         """Id and mark of each labelled unit of a text; the whole text stands for its tokens."""
+        part = part_of(one.answer, self.part)
         if self.unit in ("answer", "token"):
-            return [(name, Mark(((0, len(one.answer)),), one.wrong))]
+            return [(name, Mark((part or (0, 0),), one.wrong))]
         marks = enumerate(one.units(self.unit), 1)
-        return [(f"{name}/{self.unit}{n}", mark) for n, mark in marks if mark.wrong is not None]
+        known = [(f"{name}/{self.unit}{n}", mark) for n, mark in marks if mark.wrong is not None]
+        return [(id, m) for id, m in known if part and part[0] <= m.start and m.end <= part[1]]
+
+    @property
+    def _whole(self) -> bool:
+        """One example of a whole text, whose states are pooled while it is read."""
+        return self.unit == "answer" and self.part == "both"
 
     def add(
         self, one: Text, name: str, generation: Generation, about: Mapping[str, Any], examples: Examples,
@@ -93,7 +103,9 @@ class MarkedRows:
             }  # fmt: skip
             if mark.evidence:
                 row |= {"match_stage": mark.rule, "match_evidence": mark.evidence}
-            if self.unit == "answer":
+            if mark.end <= mark.start:
+                examples.leave_out(id, f"no {self.part}")
+            elif self._whole:
                 examples.add(row | recorded(generation), list(generation.states.values()))
             elif mark.end > max(len(generation.text), least):
                 examples.leave_out(id, _BEYOND)
@@ -110,7 +122,13 @@ class MarkedRows:
         states = token_states(generation, self.needs)
         wrong = int((labels.wrong == 1).any())
         members = {mark: np.flatnonzero(labels.mark == mark) for mark in set(labels.mark.tolist())}
+        part = part_of(one.answer, self.part) or (0, 0)
+        inside = set(tokens_of(generation.offsets, *part))
+        if not inside:
+            examples.leave_out(name, f"no {self.part}")
         for token, (start, _) in enumerate(generation.offsets):
+            if token not in inside:
+                continue
             same = members[int(labels.mark[token])]
             first, last = generation.offsets[same[0]][0], generation.offsets[same[-1]][1]
             row = {

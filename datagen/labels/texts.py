@@ -19,6 +19,7 @@ from probers.engine.model import CausalLM
 from probers.engine.tokens import encode_answer
 from probers.prompts import PromptTemplate
 from probers.store.store import FeatureStore
+from probers.thinking import Part
 from probers.types import Generation, Needs, UserError
 
 from .base import TOO_LONG, Examples, LabelBuilder, Prepared
@@ -43,6 +44,7 @@ class TextsBuilder(LabelBuilder):
     Attributes:
         unit: what an example is; "token" stores every token of an answer.
         max_tokens: most tokens of an answer that are read; None reads all.
+        part: of texts with thinking, what is read and labelled.
     """
 
     lm: CausalLM | None
@@ -51,6 +53,7 @@ class TextsBuilder(LabelBuilder):
     needs: Needs
     unit: Unit = "answer"
     max_tokens: int | None = None
+    part: Part = "both"
     _read: int = field(default=0, init=False)
 
     item_name = unit_name = "text"
@@ -61,8 +64,9 @@ class TextsBuilder(LabelBuilder):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.position = "generated" if self.unit == "answer" else self.unit
-        self._rows = MarkedRows(self.unit, self.needs)
+        whole = "generated" if self.part == "both" else self.part
+        self.position = whole if self.unit == "answer" else self.unit
+        self._rows = MarkedRows(self.unit, self.needs, self.part)
 
     @classmethod
     def prepare(cls, settings: Datagen) -> Prepared:
@@ -79,7 +83,7 @@ class TextsBuilder(LabelBuilder):
         def make(lm: CausalLM | None, needs: Needs, folder: Path) -> LabelBuilder:
             if lm is not None:
                 lm.skip_too_long()
-            return cls(lm, source, settings.prompt.make(), needs, unit, settings.max_tokens)
+            return cls(lm, source, settings.prompt.make(), needs, unit, settings.max_tokens, settings.part)
 
         return Prepared(make, (str(settings.texts.path),))
 

@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 
 from ..entities import Recogniser, tokens_of, with_scores, written_entities
-from ..online.scores import Aggregate, aggregate
+from ..online.scores import PIECES, Aggregate, aggregate
 from ..text import split_sentences
+from ..thinking import Part, part_of
 from ..types import Generation, UserError
 from ..uncertainty import surprise
 from .risk_control import Promise
@@ -43,7 +44,7 @@ def units_of(bank: ProbeBank) -> tuple[str, ...]:
     spec = bank.spec
     if spec.pool == "tokens" and spec.position != "entity":
         return UNITS
-    whole = spec.pool not in ("tokens", "predicting") and spec.position not in ("span", "sentence", "claim")
+    whole = spec.pool not in ("tokens", "predicting") and spec.position not in PIECES
     return ("answer",) if whole else ("span",)
 
 
@@ -113,6 +114,7 @@ class Assessor:
         self.promise = bank.promise if same else None
         spec = bank.spec
         self._pooled = spec.pool not in ("tokens", "predicting")
+        self._part: Part = spec.position if spec.position in ("answer", "thinking") else "both"  # type: ignore[assignment]
         own = self.unit == "span" and spec.position in ("sentence", "claim", "token")
         self._sentences = own or self.unit == "sentence"
         of_entities = self.unit == "span" and not own and (not self._pooled or spec.position == "span")
@@ -214,7 +216,7 @@ class Assessor:
         if not len(values):
             return [], []
         pieces = self.pieces(prompt, text, offsets)
-        if self.unit == "answer":
+        if self.unit == "answer" and self._part == "both":
             score = self._of_piece(values)
             judged = [len(values) - 1] if self._pooled else list(range(len(values)))
             return self._scored([(0, len(text))], [score]), judged
@@ -249,9 +251,12 @@ class Assessor:
             return {place: [token] for token, place in enumerate(offsets)}
         if self._sentences:
             places = list(split_sentences(text))
+        elif self._part != "both":
+            found = part_of(text, self._part)
+            places = [] if found is None else [found]
         elif self._pooled and self._recognise is not None:
-            found = written_entities(text, self._recognise, prompt=prompt, openings=True)
-            places = [(each.start, each.end) for each in found]
+            entities = written_entities(text, self._recognise, prompt=prompt, openings=True)
+            places = [(each.start, each.end) for each in entities]
         else:
             return None
         return {(a, b): tokens for a, b in places if (tokens := tokens_of(offsets, a, b))}

@@ -16,6 +16,7 @@ from typing import Literal, NamedTuple
 
 from ..entities import find_entities, head_entity
 from ..equivalence import EntityMatcher
+from ..thinking import answer_in
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -159,10 +160,12 @@ def right_by(rule: str, matcher: EntityMatcher | None = None) -> Rule | None:
 def final_answer(text: str, cue: str, dataset: str = "") -> str:
     """Find the final answer to a question of a set: :func:`extract_answer`, and for StrategyQA yes or no.
 
+    The thinking of a model that thinks is no part of its answer.
     Where no words announce the answer (``cue`` is ""), it is the entity at the head of the text. As in
     DRAGIN's released code (Su et al., ACL 2024), any answer to StrategyQA that does not begin with "yes" is
     no.
     """
+    text = answer_in(text)
     if cue:
         answer = extract_answer(text, cue)
     else:

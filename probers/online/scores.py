@@ -35,6 +35,10 @@ Aggregate = Literal["max", "mean", "last"]
 AGGREGATES: tuple[str, ...] = get_args(Aggregate)
 
 
+#: Positions that are several pieces of a text, each pooled by itself.
+PIECES = ("span", "sentence", "claim")
+
+
 class Prober(Protocol):
     """The part of :class:`probers.bank.bank.ProbeBank` that this room uses."""
 
@@ -68,7 +72,7 @@ def check_growing(bank: Prober, *, whole: bool = False) -> None:
             "use it in trigger=probing_before, or train one on another pool (mean, tokens, ..)",
             code="unsupported",
         )
-    if not whole and spec.pool not in PER_TOKEN and spec.position in ("span", "sentence", "claim"):
+    if not whole and spec.pool not in PER_TOKEN and spec.position in (*PIECES, "answer", "thinking"):
         raise UserError(
             f"this prober pools every {spec.position} by itself, whose end is not known while a text grows: "
             "score finished texts with probers-score, or train on unit=token or unit=answer",

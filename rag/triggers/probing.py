@@ -13,6 +13,7 @@ import numpy as np
 from probers.bank.calibration import sigmoid
 from probers.bank.decision import Ensemble
 from probers.entities import Recogniser, tokens_of, written_entities
+from probers.thinking import Part, part_of
 from probers.types import Decision, Generation, Needs, RunError, UserError
 from probers.uncertainty import signals, words
 
@@ -123,6 +124,7 @@ class Probing(ReadsBank):
     _threshold: float = field(init=False, repr=False)
     _recombined: bool = field(init=False, repr=False)
     _recognise: Recogniser | None = field(init=False, repr=False)
+    _part: Part = field(init=False, repr=False)
 
     prober = "answers"
     make = (
@@ -135,7 +137,8 @@ class Probing(ReadsBank):
         of_tokens = bank.spec.pool == "tokens"
         if bank.spec.pool == "prompt":
             raise self.unfit("generated text", "the state before it (use trigger=probing_before)")
-        if bank.spec.pool == "predicting" or (bank.spec.position != "generated" and not of_tokens):
+        whole = ("generated", "answer", "thinking")
+        if bank.spec.pool == "predicting" or (bank.spec.position not in whole and not of_tokens):
             raise self.unfit("generated text", f"{bank.spec.pool} states of {bank.spec.position} tokens")
         recombined = False
         if self.combine is not None and self.combine != bank.combine:
@@ -153,6 +156,16 @@ class Probing(ReadsBank):
         self._bank, self._recombined = bank, recombined
         self._recognise = Recogniser(bank.recogniser or "rules", quiet=True) if of_tokens else None
         self._threshold = chosen if given is None else given
+        position = bank.spec.position
+        self._part: Part = position if position in whole[1:] else "both"  # type: ignore[assignment]
+
+    @property
+    def needs(self) -> Needs:
+        if self._part == "both":
+            return self._bank.needs
+        from probers.online.scores import text_needs  # loads torch
+
+        return text_needs(self._bank)
 
     def check(self, model: ModelSpec, prompt: PromptTemplate) -> None:
         super().check(model, prompt)
@@ -171,12 +184,25 @@ class Probing(ReadsBank):
     def decide(self, generations: Sequence[Generation], states: Sequence[State]) -> list[Decision]:
         written = [i for i, g in enumerate(generations) if g.token_ids]
         scores = np.full(len(generations), UNANSWERED)
+        if self._part != "both":
+            return [verdict(self._of_part(generation), self._threshold) for generation in generations]
         if self._recognise is not None:
             scores[written] = [self._worst(generations[i], states[i], self._recognise) for i in written]
         elif written:
             vectors = np.stack([self.states(generations[i]) for i in written])
             scores[written] = self._bank.score(vectors, self._signals([generations[i] for i in written]))
         return [verdict(float(score), self._threshold) for score in scores]
+
+    def _of_part(self, generation: Generation) -> float:
+        """The score of the part that the prober was trained on; of a text without it as of an empty one."""
+        from probers.online.scores import text_scores  # loads torch
+
+        span = part_of(generation.text, self._part)
+        tokens = [] if span is None else tokens_of(generation.offsets, *span)
+        if not tokens or generation.state is None:
+            return UNANSWERED
+        scores, _ = text_scores(self._bank, generation.state, [tokens])
+        return float(scores[tokens[-1]] or 0.0)
 
     def _signals(self, texts: Sequence[Generation]) -> dict[str, np.ndarray] | None:
         """Entropy signals (n,) of texts, if they are part of the score."""

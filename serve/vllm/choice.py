@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from probers.bank.assessment import ScoredSpan
-from probers.engine.thinking import place_in, tokens_in
 from probers.engine.tokens import Span, TextStream, decode, token_offsets
+from probers.thinking import place_in, tokens_in
 
 from ..on_high import OnHigh
 

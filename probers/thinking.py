@@ -9,10 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-from ..types import UserError
-from .tokens import Span
+from .types import UserError
+
+Span = tuple[int, int]
+#: What of a text is read and labelled.
+Part = Literal["both", "answer", "thinking"]
 
 #: Marks of known models, as they are looked for.
 _KNOWN = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<seed:think>", "</seed:think>"))
@@ -86,6 +89,26 @@ class Thinking:
 def _skip(text: str, place: int) -> int:
     found = _SPACE.match(text, place)
     return found.end() if found else place
+
+
+def part_of(text: str, part: Part) -> Span | None:
+    """Characters [start, end) of a part of a written text, by the marks in it; None where it has none.
+
+    A text without marks is all answer. One that begins without the opening mark was begun by its prompt.
+    """
+    if part == "both":
+        return 0, len(text)
+    for marks in (Thinking(*each) for each in _KNOWN):
+        opened = text.lstrip().startswith(marks.opening)
+        if opened or marks.closing in text:
+            return marks.split(text, begun=not opened)[0 if part == "thinking" else 1]
+    return (0, len(text)) if part == "answer" else None
+
+
+def answer_in(text: str) -> str:
+    """The answer in a written text, behind the thinking; "" where that has not ended."""
+    span = part_of(text, "answer")
+    return "" if span is None else text[slice(*span)]
 
 
 def tokens_in(ends: Sequence[int], part: Span, tokens: Sequence[int]) -> list[int]:
