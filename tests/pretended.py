@@ -130,7 +130,9 @@ class _Calls(TorchFunctionMode):
             self._operations.copies.note("tolist")
         if func in (torch.tensor, torch.as_tensor, torch.asarray) and isinstance(args[0], Tensor):
             target = _named(kwargs.pop("device", None)) or device_of(args[0])
-            return self._moved(func(*args, **kwargs), target, copy=func is torch.tensor, here=device_of(args[0]))
+            return self._moved(
+                func(*args, **kwargs), target, copy=func is torch.tensor, here=device_of(args[0])
+            )
         return self._run(func, args, kwargs)
 
     def _run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -151,14 +153,13 @@ class _Calls(TorchFunctionMode):
             _mark(made, given)
         return made
 
-    def _to(self, tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def _to(self, tensor: Tensor, *args: Any, copy: bool = False, **kwargs: Any) -> Tensor:
         if args and isinstance(args[0], Tensor):
             device, dtype = device_of(args[0]), args[0].dtype
         else:
             device, dtype, *_ = torch._C._nn._parse_to(*args, **kwargs)
         if device is not None and device.type not in (HOST.type, NAME):
-            return tensor.to(*args, **kwargs)
-        copy = bool(kwargs.get("copy")) or any(arg is True for arg in args[-1:])
+            return tensor.to(*args, copy=copy, **kwargs)
         return self._moved(tensor, _named(device) or device_of(tensor), dtype=dtype, copy=copy)
 
     def _moved(
@@ -248,7 +249,10 @@ def _on_this_thread(copies: Copies) -> Iterator[None]:
 @contextmanager
 def _fresh_memory_is_nan() -> Iterator[None]:
     filled = torch.utils.deterministic.fill_uninitialized_memory
-    was, warned = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    was, warned = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = True
     try:
@@ -267,5 +271,9 @@ def pretending() -> Iterator[Copies]:
         with _on_this_thread(copies):
             run(thread)
 
-    with patch.object(threading.Thread, "run", pretended_run), _fresh_memory_is_nan(), _on_this_thread(copies):
+    with (
+        patch.object(threading.Thread, "run", pretended_run),
+        _fresh_memory_is_nan(),
+        _on_this_thread(copies),
+    ):
         yield copies
