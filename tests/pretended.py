@@ -1,18 +1,18 @@
 """A pretended accelerator: tensors that lie on the CPU and obey the rules of devices of their own.
 
-Inside :func:`pretending` there are devices ``pretended:0``, ``pretended:1``, .. Their tensors are ordinary CPU
-tensors whose storage bears a mark, so that views, in-place operations and gradients need no care and every
-number is the CPU's own. Two modes of torch keep the devices apart: one sees what Python calls and answers for
-``device``, the other sees the operations that come of it. As with CUDA
+Inside :func:`pretending` there are devices ``pretended:0``, ``pretended:1``, .. Their tensors are ordinary
+CPU tensors whose storage bears a mark, so that views, in-place operations and gradients need no care and
+every number is the CPU's own. Two modes of torch keep the devices apart: one sees what Python calls and
+answers for ``device``, the other sees the operations that come of it. As with CUDA
 
 - an operation on tensors of two devices raises :class:`Mixed`, unless one is a CPU tensor without dimensions,
   or a CPU index;
 - whatever the host has to wait for (``item``, ``tolist``, ``cpu``, ``nonzero``, an index by a mask, ..) is a
   copy, kept with the line that asked for it; ``numpy`` raises.
 
-Memory that nobody has written yet is filled with NaN. No function of torch is replaced: ``torch.device("meta")``
-knows its constructors by identity, and a model that is loaded beside a replaced ``torch.tensor`` keeps rotary
-frequencies that nobody ever computed.
+Memory that nobody has written yet is filled with NaN. No function of torch is replaced: the context of
+``torch.device("meta")`` knows torch's constructors by identity, and a model that is loaded beside another
+``torch.tensor`` keeps memory that nobody has written as its rotary frequencies.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 NAME = "pretended"
+DEVICE, IS_CPU = Tensor.device.__get__, Tensor.is_cpu.__get__  # what Python calls for these attributes
 torch.utils.rename_privateuse1_backend(NAME)
 
 HOST = torch.device("cpu")
@@ -93,6 +93,15 @@ def device_of(tensor: Tensor) -> torch.device:
     return getattr(tensor.untyped_storage(), NAME, None) or tensor.device
 
 
+def _tensors(values: Any) -> Iterator[Tensor]:
+    """The tensors among arguments or results."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors(value)
+
+
 def _mark(tensor: Tensor, device: torch.device) -> None:
     setattr(tensor.untyped_storage(), NAME, device if device.type == NAME else None)
 
@@ -108,7 +117,7 @@ def _is_pretended(device: torch.device | None) -> bool:
 
 
 class _Calls(TorchFunctionMode):
-    """What Python asks of torch: devices are answered for, and taken from arguments before torch sees them."""
+    """What Python asks of torch: answers for devices, and takes them from arguments before torch sees them."""
 
     def __init__(self, operations: _Operations) -> None:
         super().__init__()
@@ -116,14 +125,16 @@ class _Calls(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func == Tensor.device.__get__:
+        if func == DEVICE:
             return device_of(args[0])
-        if func == Tensor.is_cpu.__get__:
+        if func == IS_CPU:
             return device_of(args[0]) == HOST
         if func is Tensor.to:
             return self._to(*args, **kwargs)
         if func is Tensor.cpu:
             return self._moved(args[0], HOST)
+        if func is Tensor.__deepcopy__ and type(args[0]) is Tensor:
+            return self._moved(args[0].detach(), device_of(args[0]), copy=True)
         if func in (Tensor.tolist, Tensor.numpy, Tensor.__array__) and _is_pretended(device_of(args[0])):
             if func is not Tensor.tolist:
                 raise TypeError(f"can't convert a tensor of {device_of(args[0])} to numpy: use .cpu() first")
@@ -141,8 +152,8 @@ class _Calls(TorchFunctionMode):
         if _is_pretended(given):
             kwargs = {**kwargs, "device": HOST}
         if given is None:
-            tensors = (leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
-            given = next((at for at in map(device_of, tensors) if at.type == NAME), None)
+            places = map(device_of, _tensors((*args, *kwargs.values())))
+            given = next((place for place in places if place.type == NAME), None)
         before, self._operations.ambient = self._operations.ambient, given
         try:
             made = func(*args, **kwargs)
@@ -188,10 +199,14 @@ class _Operations(TorchDispatchMode):
         self.copies = copies
         self.ambient: torch.device | None = None
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled here, and the check costs time at every operation
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = func.overloadpacket.__name__
-        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        tensors = list(_tensors((*args, *kwargs.values())))
         places = [device_of(each) for each in tensors]
         there = next((place for place in places if place.type == NAME), None)
         if there is not None:
@@ -202,8 +217,8 @@ class _Operations(TorchDispatchMode):
         at = there if there is not None and "device" not in kwargs else self.ambient
         if _is_pretended(at):
             known = {each.untyped_storage()._cdata for each in tensors}
-            for each in tree_leaves(made):
-                if isinstance(each, Tensor) and each.untyped_storage()._cdata not in known:
+            for each in _tensors((made,)):
+                if each.untyped_storage()._cdata not in known:
                     _mark(each, at)
         return made
 
@@ -247,7 +262,8 @@ def _on_this_thread(copies: Copies) -> Iterator[None]:
 
 
 @contextmanager
-def _fresh_memory_is_nan() -> Iterator[None]:
+def fresh_memory_is_nan() -> Iterator[None]:
+    """Fill all memory that torch hands out with NaN, or the largest integer."""
     filled = torch.utils.deterministic.fill_uninitialized_memory
     was, warned = (
         torch.are_deterministic_algorithms_enabled(),
@@ -273,7 +289,7 @@ def pretending() -> Iterator[Copies]:
 
     with (
         patch.object(threading.Thread, "run", pretended_run),
-        _fresh_memory_is_nan(),
+        fresh_memory_is_nan(),
         _on_this_thread(copies),
     ):
         yield copies

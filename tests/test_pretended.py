@@ -1,8 +1,8 @@
-"""All that reads a model, on pretended devices: the CPU's results, nothing mixed, one copy a token to the host."""
+"""All that reads a model, on pretended devices: the CPU's results, nothing mixed, one copy a token."""
 
 import copy
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,8 +12,7 @@ from pretended import Copies, Mixed, device_of, pretending
 from serving import PROMPT, bank_for, running
 from test_continuous import Recorded, asked, drain
 from test_loop import without_seconds
-from test_methods import Strategies
-from tiny import CACHE, PROMPTS, forwarded, tiny_lm, tiny_path, without_specials
+from tiny import PROMPTS, forwarded, tiny_lm, tiny_path, without_specials
 
 from probers.bank.bank import ProbeBank
 from probers.capture.blocks import decoder_layers, decoder_of
@@ -43,7 +42,7 @@ def test_devices_do_not_mix():
         with pytest.raises(Mixed):
             host[torch.tensor([0], device=FIRST)]
         with pytest.raises(Mixed):
-            first[[0]] = host[:1]
+            first[[0, 1]] = host
         with pytest.raises(Mixed):
             torch.cat([first, host])
 
@@ -53,8 +52,8 @@ def test_what_may_mix_does_and_stays_on_its_device():
         host, first = torch.arange(3.0), torch.arange(3.0, device=FIRST)
         made = [
             first + host.sum(), first[torch.tensor([2, 0])], first.view(3, 1)[1:], torch.zeros_like(first),
-            first.new_empty(2), torch.tensor([1.0], device=first.device), host.to(first), copy.deepcopy(first),
-            torch.as_tensor(host, device=FIRST), first.softmax(0), torch.where(first > 1, first, 0.0),
+            first.new_empty(2), torch.tensor([1.0], device=first.device), host.to(first),
+            torch.as_tensor(host, device=FIRST), first.softmax(0), copy.deepcopy(first),
             torch.full((2,), 1.0, device=FIRST)[None].expand(2, 2), first.clone().copy_(host),
         ]  # fmt: skip
         assert {str(each.device) for each in made} == {FIRST} and str(first.device) == FIRST
@@ -68,11 +67,12 @@ def test_what_may_mix_does_and_stays_on_its_device():
     ("how", "ask"),
     [
         ("_local_scalar_dense", lambda x: x[1].item()), ("_local_scalar_dense", lambda x: float(x[0])),
-        ("is_nonzero", lambda x: bool(x[0] > 1)), ("tolist", lambda x: x.tolist()), ("cpu", lambda x: x.cpu()),
-        ("cpu", lambda x: x.to("cpu", torch.float64)), ("nonzero", lambda x: x.nonzero()),
-        ("index", lambda x: x[x > 1]), ("index_put_", lambda x: x.index_put_((x > 1,), x[1:])),
+        ("_local_scalar_dense", lambda x: bool(x[0] > 1)), ("tolist", lambda x: x.tolist()),
+        ("cpu", lambda x: x.cpu()), ("cpu", lambda x: x.to("cpu", torch.float64)),
+        ("nonzero", lambda x: x.nonzero()),
+        ("index", lambda x: x[x > 1]), ("index_put_", lambda x: x.index_put_((x > 0,), x[1:].clone())),
         ("copy_", lambda x: torch.zeros(3).copy_(x)), ("equal", lambda x: torch.equal(x, x)),
-        ("masked_select", lambda x: x.masked_select(x > 1)), ("where", lambda x: torch.where(x > 1)),
+        ("masked_select", lambda x: x.masked_select(x > 1)), ("nonzero", lambda x: torch.where(x > 1)),
     ],
 )  # fmt: skip
 def test_each_copy_to_the_host_is_counted_with_its_line(how: str, ask: Callable[[Any], Any]):
@@ -80,7 +80,7 @@ def test_each_copy_to_the_host_is_counted_with_its_line(how: str, ask: Callable[
         there = torch.arange(3.0, device=FIRST)
         assert not len(copies)
         ask(there)
-        assert [found for _, found in copies.counts.elements()] in ([how], [how.replace("is_nonzero", "item")])
+        assert [found for _, found in copies.counts.elements()] == [how]
         assert all(line.startswith("tests/test_pretended.py:") for line in copies.lines())
         ask(torch.arange(3.0))
         assert len(copies) == 1
@@ -120,13 +120,23 @@ def fields(generation: Generation) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def assert_same(found: Sequence[Generation], wanted: Sequence[Generation], atol: float = 0) -> None:
-    for one, other in zip(map(fields, found), map(fields, wanted), strict=True):
-        assert one.keys() == other.keys()
-        for name, values in one.items():
-            assert (values is None) == (other[name] is None), name
-            if values is not None:
-                np.testing.assert_allclose(values, other[name], rtol=0, atol=atol, err_msg=name)
+def assert_same(found: Any, wanted: Any, where: str = "") -> None:
+    """The same values of everything inside; numbers to rounding, which goes by where in memory they lie."""
+    assert type(found) is type(wanted), where
+    if isinstance(wanted, Generation):
+        assert_same(fields(found), fields(wanted), where)
+    elif isinstance(wanted, dict):
+        assert list(found) == list(wanted), where
+        for key, value in wanted.items():
+            assert_same(found[key], value, f"{where}/{key}")
+    elif isinstance(wanted, (list, tuple)):
+        assert len(found) == len(wanted), where
+        for place, (one, other) in enumerate(zip(found, wanted, strict=True)):
+            assert_same(one, other, f"{where}/{place}")
+    elif isinstance(wanted, (float, np.ndarray)):
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4, err_msg=where)
+    else:
+        assert found == wanted, where
 
 
 def dealt(family: str) -> dict[str, str]:
@@ -154,41 +164,42 @@ def on(where: str, family: str = "llama") -> CausalLM:
     return lm
 
 
-NEEDS = {
-    "nothing": Needs(),
-    "top": Needs(top=True),
-    "attention": Needs(attention=True),
-    "attention of a middle layer": Needs(attention=True, attention_layer=2),
-    "lookback": Needs.of((3,), site="lookback", pool="tokens"),
-    "lookback, pooled": Needs.of((3,), site="lookback"),
-    **{f"pool {pool}": Needs.of((3,) if "mind" in pool else (0, 1, 3), pool=pool) for pool in POOLS},
-    **{f"site {site}": Needs.of((3, 1), site=site) for site in ("attn_out", "mlp_out", "resid_mid")},
-}
-#: Windows of 8 positions, full attention beside them, and its own attention function.
+def everything(family: str) -> Needs:
+    """All that can be read of a tiny model: every pool and site, attention, the two top probabilities."""
+    pools = [Feature((3,) if "mind" in pool else (0, 1, 3), pool=pool) for pool in POOLS]
+    sites = ["attn_out", "mlp_out"] if family == "falcon" else ["attn_out", "mlp_out", "resid_mid"]
+    ratios = [Feature((3,), site="lookback", pool=pool) for pool in ("tokens", "mean")]
+    features = (*pools, *(Feature((3, 1), site=site) for site in sites), *ratios)
+    return Needs(features, attention=True, top=True)
+
+
+#: The last two: windows of 8 positions beside full attention; its own attention function, and no middle.
 SOME = ("llama", "gemma3", "falcon")
+TOKENS = Needs.of((0, 1, 3), pool="tokens")
+DRAWN = Sampling(0.8, top_k=20, top_p=0.9)
 
 
-@pytest.mark.parametrize("name", NEEDS)
-def test_every_feature_is_that_of_the_cpu(name: str):
-    """Texts end at different steps, with a stop string that may take tokens back, and drawn ones beside."""
-    needs, family = NEEDS[name], SOME[list(NEEDS).index(name) % 2]
-    how: dict[str, Any] = {"max_new_tokens": (9, 3, 7, 5, 8), "needs": needs, "stop": ["zzz"]}
-    drawn = {**how, "sampling": Sampling(0.8, top_k=20, top_p=0.9), "stop": []}
-    plain = tiny_lm(family).generate(PROMPTS, **how)
+@pytest.mark.parametrize("family", SOME)
+def test_every_feature_is_that_of_the_cpu(family: str):
+    """Greedy texts that end at different steps and may end with a stop string, drawn ones, and given ones."""
+    all_, middle = everything(family), Needs(attention=True, attention_layer=2)
+    limits: dict[str, Any] = {"max_new_tokens": (5, 2, 4, 3, 5)}
+    plain = tiny_lm(family).generate(PROMPTS, needs=all_, stop=["zzz"], **limits)
     made = {}
     with pretending() as copies:
         for where in ("cpu", FIRST, "both"):
             lm = on(where, family)
-            texts = lm.generate(PROMPTS, **how)
-            scored = lm.score(PROMPTS, [text.token_ids for text in texts], needs=needs)
-            made[where] = [*texts, *lm.generate(PROMPTS, **drawn), *scored]
+            made[where] = lm.generate(PROMPTS, needs=all_, stop=["zzz"], **limits)
+            made[where] += lm.generate(PROMPTS, needs=middle, sampling=DRAWN, **limits)
+            made[where] += lm.score(PROMPTS, [text.token_ids for text in made[where][:5]], needs=all_)
             assert where != "cpu" or not len(copies)
     assert_same(made[FIRST], made["cpu"])
     assert_same(made["both"], made["cpu"])
-    assert_same(made["cpu"][: len(plain)], plain, atol=1e-4)  # where memory was not filled with NaN
+    assert_same(made["cpu"][: len(plain)], plain)  # which was written where no memory was filled with NaN
+    assert len(plain[0].states) == len(all_.features)
 
 
-def more_copies(run: Callable[[int], Any], copies: Copies, few: int = 6, many: int = 12) -> float:
+def more_copies(run: Callable[[int], Any], copies: Copies, few: int = 3, many: int = 6) -> float:
     """Copies to the host for each further token that ``run`` is told to write."""
     counts = []
     for count in (few, few, many):  # what is computed once is computed in the first
@@ -198,25 +209,19 @@ def more_copies(run: Callable[[int], Any], copies: Copies, few: int = 6, many: i
     return (counts[2] - counts[1]) / (many - few)
 
 
-@pytest.mark.parametrize("where", [FIRST, "both"])
-@pytest.mark.parametrize("family", SOME)
+@pytest.mark.parametrize(("family", "where"), [*((family, FIRST) for family in SOME), ("gemma3", "both")])
 def test_a_token_is_one_copy_whatever_is_read(family: str, where: str):
     """Rows of unlike lengths, so that masks hide something; one text ends early and the others go on."""
     with pretending() as copies:
         lm = on(where, family)
-        for name, needs in NEEDS.items():
-            if family == "falcon" and "resid_mid" in name:  # side by side: it has none
-                continue
-            if family != SOME[0] and "pool" in name:
-                continue
 
-            def write(count: int, needs: Needs = needs) -> None:
-                lm.generate(PROMPTS, max_new_tokens=(count, 2, count, count, count), needs=needs)
+        def write(count: int, **how: Any) -> None:
+            lm.generate(PROMPTS, max_new_tokens=(count, 2, count, count, count), **how)
 
-            assert more_copies(write, copies) == 1, name
-        assert more_copies(lambda n: lm.generate(PROMPTS, max_new_tokens=n, sampling=Sampling()), copies) == 1
+        assert more_copies(write, copies) == 1
+        assert more_copies(lambda n: write(n, needs=everything(family), sampling=DRAWN), copies) == 1
         lines = copies.lines()
-        assert max(lines, key=lambda line: lines[line]).startswith("probers/engine/decode.py")
+    assert [line.split(":")[0] for line, count in lines.items() if count == 6] == ["probers/engine/decode.py"]
 
 
 def test_a_drafted_text_needs_fewer_copies_than_tokens():
@@ -224,13 +229,13 @@ def test_a_drafted_text_needs_fewer_copies_than_tokens():
         cpu, lm = on("cpu"), on(FIRST)
         again = PROMPTS[2] + cpu.generate([PROMPTS[2]], max_new_tokens=24)[0].text + "\n" + PROMPTS[2]
         copies.counts.clear()
-        found = lm.generate([again], max_new_tokens=24, draft=8, needs=NEEDS["pool tokens"])
+        found = lm.generate([again], max_new_tokens=24, draft=8, needs=TOKENS)
         assert len(copies) < 24 + 6
-        assert_same(found, cpu.generate([again], max_new_tokens=24, draft=8, needs=NEEDS["pool tokens"]))
+        assert_same(found, cpu.generate([again], max_new_tokens=24, draft=8, needs=TOKENS))
 
 
 def test_states_that_fill_the_room_for_them_leave_in_between(monkeypatch: pytest.MonkeyPatch):
-    needs = NEEDS["pool tokens"]
+    needs = TOKENS
     with pretending() as copies:
         lm = on(FIRST)
         whole = lm.generate(PROMPTS, max_new_tokens=9, needs=needs)
@@ -260,26 +265,42 @@ READ: dict[str, Pool] = {"answers": "mean", "prompts": "prompt", "tokens": "toke
 ASKED = Question("q", "Who does Lena Zaser work for?", answers=("Rekman Labs",), dataset="testbed")
 
 
+def asking(name: str, where: str) -> CausalLM:
+    """A model for a trigger: the tiny one, which has no tokens for the words "True" and "False"."""
+    return (
+        CausalLM.from_pretrained("testbed", dtype="float32", device=where) if name == "PTrue" else on(where)
+    )
+
+
 def trigger(name: str, lm: CausalLM) -> triggers.Trigger:
     kind: Any = KINDS[name]
     if name == "Adaptive":
         return kind(type("Always", (), {"probabilities": lambda self, texts: np.eye(3)[[2] * len(texts)]})())
-    return kind() if kind.prober is None else kind(prober(lm, READ[kind.prober]))
+    drawn = {"samples": 3} if kind.draws else {}
+    return kind(**drawn) if kind.prober is None else kind(prober(lm, READ[kind.prober]))
+
+
+@pytest.fixture(scope="module")
+def passages() -> BM25:
+    return BM25(load_corpus("testbed"))
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_the_loop_of_every_trigger_is_that_of_the_cpu(name: str, monkeypatch: pytest.MonkeyPatch):
+def test_the_loop_of_every_trigger_is_that_of_the_cpu(
+    name: str, passages: BM25, monkeypatch: pytest.MonkeyPatch
+):
     """No trigger decides within a text: of each text it reads what was copied once, at its end."""
-    retriever, answers = BM25(load_corpus("testbed")), []
+    answers = []
     with pretending() as copies:
         for where in ("cpu", FIRST):
-            lm = on(where)
-            options = {"k": 1, "max_new_tokens": 10, "max_retrievals": 1, "answer_tokens": 4, "draft": 0}
-            loop = RAG(lm, retriever, trigger(name, lm), AnswerQuery(), **options)
+            lm = asking(name, where)
+            options = {"k": 1, "max_new_tokens": 8, "max_retrievals": 1, "answer_tokens": 4, "draft": 0}
+            loop = RAG(lm, passages, trigger(name, lm), AnswerQuery(), **options)
             passes = forwarded(lm, monkeypatch)
             copies.counts.clear()
             answers.append(without_seconds(loop(ASKED)))
-    assert answers[0] == answers[1] and passes
+    assert_same(answers[1], answers[0])
+    assert passes
     texts = sum(rows for rows, columns in passes if columns > 1)
     for line, count in copies.lines().items():
         of_tokens = line.startswith("probers/engine/decode.py") and count <= len(passes)
@@ -315,8 +336,7 @@ class OwnLoop:
 def test_a_watched_loop_copies_once_a_token_more(pool: Pool):
     with pretending() as copies:
         cpu, there = OwnLoop("cpu", pool), OwnLoop(FIRST, pool)
-        for wanted, found in zip(cpu.watched(8), there.watched(8), strict=True):
-            np.testing.assert_array_equal(found, wanted)
+        assert_same(there.watched(8), cpu.watched(8))
         alone = more_copies(there.write, copies)
         assert more_copies(there.watched, copies) == alone + 1  # which rows its token counts in
 
@@ -329,8 +349,7 @@ def test_a_criterion_decides_within_the_text_and_copies_four_times_a_token():
         assert more_copies(there.stopped, copies) == more_copies(there.write, copies) + 4
 
 
-@pytest.mark.parametrize("where", [FIRST, "both"])
-@pytest.mark.parametrize("pool", ["tokens", "predicting"])
+@pytest.mark.parametrize(("pool", "where"), [("tokens", FIRST), ("predicting", "both")])
 def test_continuous_batches_copy_once_a_token(pool: Pool, where: str):
     texts: dict[str, Any] = {}
     with pretending() as copies:
@@ -342,10 +361,10 @@ def test_continuous_batches_copy_once_a_token(pool: Pool, where: str):
                 batch.add(made)
                 drain(batch)
             states = [torch.stack(recorded.states[id(text)]).cpu().numpy() for text in made]
-            texts[place] = [(t.row.ids, t.logprobs, t.entropies, t.tops, s) for t, s in zip(made, states)]
-        for one, other in zip(texts["cpu"], texts[where], strict=True):
-            assert one[:4] == other[:4]
-            np.testing.assert_array_equal(one[4], other[4])
+            texts[place] = [
+                (t.row.ids, t.logprobs, t.entropies, t.tops, s) for t, s in zip(made, states, strict=True)
+            ]
+        assert_same(texts[where], texts["cpu"])
 
         def write(count: int, reader: Any = lambda texts, states: None) -> None:
             sampling = {"sampling": Sampling(), "alternatives": 3}
@@ -369,16 +388,13 @@ def test_a_server_answers_as_on_the_cpu_and_copies_three_times_a_token():
         )
         return [choice.model_dump() for choice in made.choices]
 
-    found, told = {}, {}
+    found = {}
     with pretending() as copies:
         for where in ("cpu", FIRST):
             lm = CausalLM.from_pretrained("testbed", dtype="float32", device=where)
             with running(lm, bank_for(lm).to(where), corpus=True) as server:
                 found[where] = ask(server, 6)
-                told[where] = server.client.chat.completions.create(
-                    model="testbed", messages=[{"role": "user", "content": ASKED.question}], max_tokens=6
-                ).choices[0].message.content  # fmt: skip
                 copied = more_copies(lambda n: ask(server, n), copies, 3, 6)
                 assert server.idle()
             assert copied == (0 if where == "cpu" else 3)  # its token; finite states; their score
-    assert found["cpu"] == found[FIRST] and told["cpu"] == told[FIRST]
+    assert_same(found[FIRST], found["cpu"])
