@@ -117,7 +117,7 @@ def _is_pretended(device: torch.device | None) -> bool:
 
 
 class _Calls(TorchFunctionMode):
-    """What Python asks of torch: answers for devices, and takes them from arguments before torch sees them."""
+    """What Python asks of torch: answers for devices, and takes them from arguments on the way."""
 
     def __init__(self, operations: _Operations) -> None:
         super().__init__()

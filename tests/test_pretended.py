@@ -1,6 +1,7 @@
 """All that reads a model, on pretended devices: the CPU's results, nothing mixed, one copy a token."""
 
 import copy
+import dataclasses
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -276,7 +277,7 @@ def trigger(name: str, lm: CausalLM) -> triggers.Trigger:
     kind: Any = KINDS[name]
     if name == "Adaptive":
         return kind(type("Always", (), {"probabilities": lambda self, texts: np.eye(3)[[2] * len(texts)]})())
-    drawn = {"samples": 3} if kind.draws else {}
+    drawn = {"samples": 3} if "samples" in {each.name for each in dataclasses.fields(kind)} else {}
     return kind(**drawn) if kind.prober is None else kind(prober(lm, READ[kind.prober]))
 
 

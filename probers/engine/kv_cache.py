@@ -144,7 +144,7 @@ def empty(rows: int, length: int, keys: Tensor, values: Tensor) -> tuple[Tensor,
 
 
 class Cache(DynamicCache):
-    """A cache of transformers; ``padded``: the next pass reads one token of each row, and its mask hides some.
+    """A cache of transformers; ``padded``: the next pass reads one token a row, and its mask hides some.
 
     With another cache transformers looks whether a mask hides anything, and the host waits for the answer at
     every token. With one that could be compiled it does not look; nothing else in a pass depends on that.
