@@ -1,8 +1,8 @@
 """A pretended accelerator: tensors that lie on the CPU and obey the rules of devices of their own.
 
-Inside :func:`pretending` there are devices ``pretended:0``, ``pretended:1``, .. Their tensors are ordinary
-CPU tensors whose storage bears a mark, so that views, in-place operations and gradients need no care and
-every number is the CPU's own. Two modes of torch keep the devices apart: one sees what Python calls and
+Inside :func:`pretending` there are devices ``privateuseone:0``, ``privateuseone:1``, .. Their tensors are
+ordinary CPU tensors whose storage bears a mark, so that views, in-place operations and gradients need no care
+and every number is the CPU's own. Two modes of torch keep the devices apart: one sees what Python calls and
 answers for ``device``, the other sees the operations that come of it. As with CUDA
 
 - an operation on tensors of two devices raises :class:`Mixed`, unless one is a CPU tensor without dimensions,
@@ -32,14 +32,15 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-NAME = "pretended"
+NAME = "privateuseone"  # the kind of device that torch knows without a backend; given another name it has one
 DEVICE, IS_CPU = Tensor.device.__get__, Tensor.is_cpu.__get__  # what Python calls for these attributes
-torch.utils.rename_privateuse1_backend(NAME)
 
 HOST = torch.device("cpu")
 ROOT = Path(__file__).parents[1]
 OURS = tuple(f"{ROOT / room}/" for room in ("probers", "datagen", "train", "rag", "serve"))
 
+#: What makes tensors of lists and arrays.
+COPYING = (torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor)
 #: Operations whose result the host must know before it can go on.
 WAITED = {
     "_local_scalar_dense", "item", "is_nonzero", "equal", "allclose", "nonzero", "nonzero_numpy", "argwhere",
@@ -139,7 +140,7 @@ class _Calls(TorchFunctionMode):
             if func is not Tensor.tolist:
                 raise TypeError(f"can't convert a tensor of {device_of(args[0])} to numpy: use .cpu() first")
             self._operations.copies.note("tolist")
-        if func in (torch.tensor, torch.as_tensor, torch.asarray) and isinstance(args[0], Tensor):
+        if func in COPYING[:3] and isinstance(args[0], Tensor):
             target = _named(kwargs.pop("device", None)) or device_of(args[0])
             return self._moved(
                 func(*args, **kwargs), target, copy=func is torch.tensor, here=device_of(args[0])
@@ -159,8 +160,8 @@ class _Calls(TorchFunctionMode):
             made = func(*args, **kwargs)
         finally:
             self._operations.ambient = before
-        # Constructors that copy numbers of the host are no operations.
-        if _is_pretended(given) and type(made) is Tensor and not (args and made is args[0]):
+        if func in COPYING and _is_pretended(given):  # no operation, and an array's memory stays the host's
+            made = made.clone()
             _mark(made, given)
         return made
 
@@ -214,7 +215,7 @@ class _Operations(TorchDispatchMode):
             if self._waits(name, tensors, places):
                 self.copies.note(name)
         made = func(*args, **kwargs)
-        at = there if there is not None and "device" not in kwargs else self.ambient
+        at = there if there is not None and kwargs.get("device") is None else self.ambient
         if _is_pretended(at):
             known = {each.untyped_storage()._cdata for each in tensors}
             for each in _tensors((made,)):
@@ -249,7 +250,7 @@ class _Operations(TorchDispatchMode):
         if name == "where":
             return len(tensors) == 1
         if name == "repeat_interleave":
-            return any(at != HOST for at in places[-1:]) and len(tensors) > 1
+            return len(tensors) > 1
         return name in WAITED
 
 

@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from probers.data import load_corpus
 from probers.engine.continuous import ContinuousBatch
 from probers.engine.language_model import Sampling
 from probers.engine.model import CausalLM
+from probers.equivalence import EntityMatcher
 from probers.heads import LinearHead
 from probers.online.scores import GrowingScores
 from probers.rag import RAG, triggers
@@ -29,7 +31,7 @@ from probers.rag.retrievers import BM25
 from probers.store.spec import FeatureSpec
 from probers.types import POOLS, Feature, Generation, Needs, Pool, Question
 
-FIRST, SECOND = "pretended:0", "pretended:1"
+FIRST, SECOND = "privateuseone:0", "privateuseone:1"
 
 
 def test_devices_do_not_mix():
@@ -61,6 +63,7 @@ def test_what_may_mix_does_and_stays_on_its_device():
         first[first > 1] = 0.0  # a fill
         assert not len(copies) and str(first.to(SECOND).device) == SECOND
         assert host.device == torch.device("cpu") == torch.zeros_like(first, device="cpu").device
+        assert host.view_as(first).device == torch.device("cpu")
         assert device_of(torch.nn.Linear(2, 2).to(FIRST).weight.data) == torch.device(FIRST)
 
 
@@ -220,9 +223,9 @@ def test_a_token_is_one_copy_whatever_is_read(family: str, where: str):
             lm.generate(PROMPTS, max_new_tokens=(count, 2, count, count, count), **how)
 
         assert more_copies(write, copies) == 1
+        of_tokens = [line.split(":")[0] for line, count in copies.lines().items() if count >= 6]
+        assert of_tokens == ["probers/engine/decode.py"]
         assert more_copies(lambda n: write(n, needs=everything(family), sampling=DRAWN), copies) == 1
-        lines = copies.lines()
-    assert [line.split(":")[0] for line, count in lines.items() if count == 6] == ["probers/engine/decode.py"]
 
 
 def test_a_drafted_text_needs_fewer_copies_than_tokens():
@@ -243,8 +246,8 @@ def test_states_that_fill_the_room_for_them_leave_in_between(monkeypatch: pytest
         step = len(PROMPTS) * 3 * lm.width * 4
         monkeypatch.setattr("probers.capture.pooling._HELD", 3 * step)  # the fourth is too much
         assert_same(lm.generate(PROMPTS, max_new_tokens=9, needs=needs), whole)
-        asks = lambda n: lm.generate(PROMPTS, max_new_tokens=n, needs=needs)  # noqa: E731
-        assert more_copies(asks, copies, 4, 12) == 1 + 1 / 4
+        write = partial(lm.generate, PROMPTS, needs=needs)
+        assert more_copies(lambda n: write(max_new_tokens=n), copies, 4, 12) == 1 + 1 / 4
 
 
 def prober(lm: CausalLM, pool: Pool = "mean") -> ProbeBank:
@@ -267,18 +270,21 @@ ASKED = Question("q", "Who does Lena Zaser work for?", answers=("Rekman Labs",),
 
 
 def asking(name: str, where: str) -> CausalLM:
-    """A model for a trigger: the tiny one, which has no tokens for the words "True" and "False"."""
-    return (
-        CausalLM.from_pretrained("testbed", dtype="float32", device=where) if name == "PTrue" else on(where)
-    )
+    """A model for a trigger: the tiny one, unless the words "True" and "False" are asked of it."""
+    if name != "PTrue":
+        return on(where)
+    return CausalLM.from_pretrained("testbed", dtype="float32", device=where)
 
 
 def trigger(name: str, lm: CausalLM) -> triggers.Trigger:
+    """The trigger of a name, with heads of what it reads where it needs some."""
     kind: Any = KINDS[name]
     if name == "Adaptive":
         return kind(type("Always", (), {"probabilities": lambda self, texts: np.eye(3)[[2] * len(texts)]})())
-    drawn = {"samples": 3} if "samples" in {each.name for each in dataclasses.fields(kind)} else {}
-    return kind(**drawn) if kind.prober is None else kind(prober(lm, READ[kind.prober]))
+    quick = {"samples": 3, "matcher": EntityMatcher(wordnet="")}  # where a trigger draws answers, or matches
+    known = {each.name for each in dataclasses.fields(kind) if each.default != 0}
+    options = {option: value for option, value in quick.items() if option in known}
+    return kind(**options) if kind.prober is None else kind(prober(lm, READ[kind.prober]))
 
 
 @pytest.fixture(scope="module")
@@ -295,7 +301,7 @@ def test_the_loop_of_every_trigger_is_that_of_the_cpu(
     with pretending() as copies:
         for where in ("cpu", FIRST):
             lm = asking(name, where)
-            options = {"k": 1, "max_new_tokens": 8, "max_retrievals": 1, "answer_tokens": 4, "draft": 0}
+            options = {"k": 1, "max_new_tokens": 6, "max_retrievals": 1, "answer_tokens": 3, "draft": 0}
             loop = RAG(lm, passages, trigger(name, lm), AnswerQuery(), **options)
             passes = forwarded(lm, monkeypatch)
             copies.counts.clear()
@@ -333,7 +339,7 @@ class OwnLoop:
         return fired
 
 
-@pytest.mark.parametrize("pool", ["mean", "tokens", "predicting"])
+@pytest.mark.parametrize("pool", ["mean", "predicting"])
 def test_a_watched_loop_copies_once_a_token_more(pool: Pool):
     with pretending() as copies:
         cpu, there = OwnLoop("cpu", pool), OwnLoop(FIRST, pool)
