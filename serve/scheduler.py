@@ -116,7 +116,7 @@ class ScoredText(LiveText):
         """Make a generation of the text, with the states that ``needs`` asks for."""
         states: dict[Feature, np.ndarray] = {}
         if self.row.kept and self.vectors:
-            stacked = torch.stack(self.vectors[: self.row.kept]).numpy()
+            stacked = torch.stack(self.vectors[: self.row.kept]).cpu().numpy()
             for each in needs.features:
                 states[each] = stacked if each.pool in PER_TOKEN else pool_tokens(stacked, each.pool)
         return self.generation(tokenizer, needs, states)
@@ -264,7 +264,8 @@ class Scheduler:
             text.scores.append(score)
             text.distances = self._running.distances(text)
             if text.vectors is not None:
-                text.vectors.append(token_vectors(own, self.bank.spec.pool).cpu())
+                # Left on the device until the text is over; cloned, for it is a part of all texts' states.
+                text.vectors.append(token_vectors(own, self.bank.spec.pool).clone())
 
 
 class SharedLM(CausalLM):

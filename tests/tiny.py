@@ -174,7 +174,7 @@ def without_specials(model: Any, tokenizer: Any) -> None:
     known = model.get_output_embeddings().weight.shape[0]
     specials = torch.tensor([i for i in tokenizer.all_special_ids if i < known])
     model.get_output_embeddings().register_forward_hook(
-        lambda module, given, logits: logits.index_fill(-1, specials, -1e4)
+        lambda module, given, logits: logits.index_fill(-1, specials.to(logits.device), -1e4)
     )
 
 

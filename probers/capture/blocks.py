@@ -104,10 +104,11 @@ def _find_parts(model: Any) -> list[BlockParts]:
     width = int(model.config.get_text_config().hidden_size)
 
     def stream(value: Tensor | None) -> Tensor | None:
-        # Copied: some families add to these tensors in place afterwards.
+        # Copied: some families add to these tensors in place afterwards. To the host: blocks may lie on
+        # several devices.
         if value is None or value.numel() != _PROBE * width or value.shape[-1] != width:
             return None
-        return value.detach().float().reshape(_PROBE, width).clone()
+        return value.detach().to("cpu", torch.float32, copy=True).reshape(_PROBE, width)
 
     def listen(index: int, name: str, module: nn.Module) -> list[Any]:
         waiting: list[Tensor | None] = []

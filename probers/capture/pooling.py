@@ -23,6 +23,8 @@ PER_TOKEN: tuple[Pool, ...] = ("tokens", "predicting", "positions", "mind_tokens
 #: Pools that begin with the state before the first token; "prompt" is nothing else.
 BEFORE: tuple[Pool, ...] = ("prompt", "predicting", "positions")
 
+_HELD = 1 << 26  # bytes of vectors of single tokens that stay on the device until they are copied together
+
 
 def all_finite(states: Tensor) -> Tensor:
     """(..) bool, whether no number of a vector (.., d) is NaN or infinite.
@@ -120,28 +122,29 @@ class Waiting:
     """
 
     def __init__(self) -> None:
-        self._steps: deque[tuple[int, Tensor, Sequence[Tensor]]] = deque()
+        self._steps: deque[tuple[int, Sequence[int], Tensor, Sequence[Tensor]]] = deque()
 
-    def add(self, index: int, rows: Tensor, *values: Tensor) -> None:
-        """Values (b, ..) of the ``index``-th token of some rows (b,)."""
-        self._steps.append((index, rows, values))
+    def add(self, index: int, listed: Sequence[int], rows: Tensor, *values: Tensor) -> None:
+        """Values (b, ..) of the ``index``-th token of some rows (b,), ``listed`` also for the host."""
+        self._steps.append((index, listed, rows, values))
 
     def drop(self, count: int) -> None:
         """Take back the last ``count`` steps."""
         for _ in range(count):
             self._steps.pop()
 
-    def below(self, upto: int, kept: Mapping[int, int]) -> Iterator[tuple[int, Tensor, Sequence[Tensor]]]:
+    def below(
+        self, upto: int, kept: Mapping[int, int]
+    ) -> Iterator[tuple[int, Sequence[int], Tensor, Sequence[Tensor]]]:
         """Take the steps below ``upto``, without the rows that have ended and keep no such token."""
         while self._steps and self._steps[0][0] < upto:
-            index, rows, values = self._steps.popleft()
-            if kept:
-                listed = rows.tolist()
-                keep = [i for i, row in enumerate(listed) if kept.get(row, index + 1) > index]
-                if len(keep) < len(listed):
-                    chosen = torch.tensor(keep, dtype=torch.long)
-                    rows, *values = (each[chosen.to(each.device)] for each in (rows, *values))
-            yield index, rows, values
+            index, listed, rows, values = self._steps.popleft()
+            keep = [i for i, row in enumerate(listed) if kept.get(row, index + 1) > index]
+            if len(keep) < len(listed):
+                chosen = torch.tensor(keep, dtype=torch.long)
+                rows, *values = (each[chosen.to(each.device)] for each in (rows, *values))
+                listed = [listed[i] for i in keep]
+            yield index, listed, rows, values
 
 
 class GrowingPool:
@@ -157,16 +160,21 @@ class GrowingPool:
         self._most = 1 if pool == "prompt" else None  # places that are read
         self._waiting = Waiting()
         self._pooled = StreamingPool(pool, rows)
-        self._tokens: list[list[Tensor]] = [[] for _ in range(rows)]
-        self._finite: list[tuple[int, Tensor, Tensor]] = []  # place, rows (b,), (b, layers) bool
+        self._tokens: list[list[Tensor]] = [[] for _ in range(rows)]  # on the host
+        self._held: list[tuple[Sequence[int], Tensor]] = []  # of tokens that are not there yet: rows, vectors
+        self._room = _HELD
+        self._finite: list[tuple[int, Sequence[int], Tensor]] = []  # place, rows, (b, layers) bool
 
-    def add(self, first: int, rows: Tensor, states: Tensor) -> None:
-        """Take states (b, q, layers, d) of q places of the texts ``rows`` (b,), from ``first`` on."""
+    def add(self, first: int, listed: Sequence[int], rows: Tensor, states: Tensor) -> None:
+        """Take states (b, q, layers, d) of q places of the texts ``rows`` (b,), from ``first`` on.
+
+        ``listed`` are the same rows for the host, which would wait for the device to tell them.
+        """
         if self._most is not None:
             states = states[:, : max(0, self._most - first)]
         vectors = token_vectors(states, self._pool)
         for place, each in enumerate(zip(vectors.unbind(1), all_finite(states).unbind(1), strict=True)):
-            self._waiting.add(first + place, rows, *each)
+            self._waiting.add(first + place, listed, rows, *each)
 
     def drop(self, count: int) -> None:
         """Take back the last ``count`` places."""
@@ -176,23 +184,36 @@ class GrowingPool:
     def commit(self, upto: int, kept: Mapping[int, int]) -> None:
         """Pool the waiting tokens below ``upto``; ``kept`` is how many rows that have ended keep."""
         places = {row: count + self._more for row, count in kept.items()} if self._more else kept
-        for place, rows, (vectors, finite) in self._waiting.below(upto + self._more, places):
-            self._finite.append((place, rows, finite))
+        for place, listed, rows, (vectors, finite) in self._waiting.below(upto + self._more, places):
+            self._finite.append((place, listed, finite))
             if self._pool in PER_TOKEN:
-                for row, vector in zip(rows.tolist(), vectors.cpu(), strict=True):
-                    self._tokens[row].append(vector)
+                self._held.append((listed, vectors))
+                self._room -= vectors.nbytes
+                if self._room < 0:
+                    self._to_host()
             else:
                 # Rows leave a batch and never come back: as many as began are all, in their order.
                 some = rows if len(rows) < self._rows else slice(None)
                 self._pooled.add(vectors.to(device=self._device), some)
+
+    def _to_host(self) -> None:
+        """Copy the vectors of single tokens that are held, all at once: each copy waits for the device."""
+        if not self._held:
+            return
+        rows = [row for listed, _ in self._held for row in listed]
+        copied = torch.cat([vectors for _, vectors in self._held]).cpu()
+        for row, vector in zip(rows, copied, strict=True):
+            self._tokens[row].append(vector)
+        self._held.clear()
+        self._room = _HELD
 
     def broken(self) -> tuple[int, int, int] | None:
         """(row, token, layer's place) of the first committed state that is NaN or infinite."""
         if not self._finite or bool(torch.cat([good.flatten() for *_, good in self._finite]).all()):
             return None
         row, place, layer = min(
-            (int(rows[i]), place, layer)
-            for place, rows, good in self._finite
+            (listed[i], place, layer)
+            for place, listed, good in self._finite
             for i, layer in (~good).nonzero().tolist()
         )
         return row, max(0, place - self._more), layer
@@ -205,6 +226,7 @@ class GrowingPool:
         if not self._finite or not (kept or self._pool == "prompt"):
             return None
         if self._pool in PER_TOKEN:
+            self._to_host()
             return torch.stack(self._tokens[row]).numpy()
         return self._pooled.value(row, kept).cpu().numpy()
 

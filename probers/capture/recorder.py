@@ -43,10 +43,10 @@ class FeatureRecorder(GrowingPool):
         self.tap.read_last(count)
         self._count = count
 
-    def take(self, index: int, rows: Tensor) -> None:
+    def take(self, index: int, listed: Sequence[int], rows: Tensor) -> None:
         states = self.tap.take_last(self._prompts[rows], torch.full_like(rows, index + self._count))
         if states is not None:
-            self.add(index + self._ahead, rows, states)
+            self.add(index + self._ahead, listed, rows, states)
 
 
 class AttentionRecorder:
@@ -64,7 +64,7 @@ class AttentionRecorder:
     def read_last(self, count: int) -> None:
         self.tap.read(count)
 
-    def take(self, index: int, rows: Tensor) -> None:
+    def take(self, index: int, listed: Sequence[int], rows: Tensor) -> None:
         weights = self.tap.take().weights().to(self._device)  # (b, heads, q, k)
         count, keys = weights.shape[2:]
         end = self._width + index + count
@@ -76,13 +76,13 @@ class AttentionRecorder:
             stop = keys - count + place + 1  # later positions of the same pass are not seen
             columns = weights[:, :, place, max(0, stop - index - place - 1) : stop]
             if columns.shape[-1]:
-                self._waiting.add(index + place, rows, columns)
+                self._waiting.add(index + place, listed, rows, columns)
 
     def drop(self, count: int) -> None:
         self._waiting.drop(count)
 
     def commit(self, upto: int, kept: Mapping[int, int]) -> None:
-        for index, rows, (columns,) in self._waiting.below(upto, kept):
+        for index, _, rows, (columns,) in self._waiting.below(upto, kept):
             if self._column_max is None:
                 self._column_max = columns.new_zeros(self._rows, columns.shape[1], self._limit)
             place = slice(index + 1 - columns.shape[-1], index + 1)
@@ -128,13 +128,13 @@ class CaptureSession(ExitStack):
         for recorder in self._all:
             recorder.read_last(count)
 
-    def take(self, index: int, rows: Tensor) -> None:
-        """Take what the last pass left of ``rows`` (b,), the batch's that ran.
+    def take(self, index: int, listed: Sequence[int], rows: Tensor) -> None:
+        """Take what the last pass left of ``rows`` (b,), the batch's that ran, also ``listed`` for the host.
 
         ``index`` is the generated token at the first position read; -1 is the prompts' last position.
         """
         for recorder in self._all:
-            recorder.take(index, rows)
+            recorder.take(index, listed, rows)
 
     def drop(self, count: int) -> None:
         """Take back the last ``count`` positions taken, for their tokens were not written."""

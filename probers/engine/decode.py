@@ -120,7 +120,7 @@ class Batch:
         ids, self._mask, self._positions = decoder.pad(tokens)
         self.rows = torch.arange(len(tokens), device=decoder.device)
         self.active = list(range(len(tokens)))
-        self.width = ids.shape[1]
+        self.width, self._lengths = ids.shape[1], [len(own) for own in tokens]
         self._cache: Any = None
         self._prefixes: Sequence[CachedPrefix | None]
         known = [request.prefix for request in requests if request.prefix is not None]
@@ -146,9 +146,10 @@ class Batch:
         if self._cache is not None:
             select_rows(self._cache, slots)
         self._ids = None if self._ids is None else self._ids[chosen]
-        self._mask = None if self._mask is None else self._mask[chosen]
         self.rows, self._positions = self.rows[chosen], self._positions[chosen]
         self.active = [self.active[slot] for slot in slots]
+        padded = any(self._lengths[number] < self.width for number in self.active)
+        self._mask = self._mask[chosen] if self._mask is not None and padded else None
 
     def leave(self, cache: PrefixCache | None, rows: Sequence[Row], slots: Iterable[int]) -> None:
         """Keep what the batch has of some of its rows for later, where that is wanted."""
@@ -203,7 +204,7 @@ def generate_batch(
     lengths = [len(request.prompt.ids) for request in requests]
     with CaptureSession(decoder.model, how.needs, lengths, limit) as capture:
         batch = Batch(decoder, requests)
-        capture.take(-1, batch.rows)
+        capture.take(-1, batch.active, batch.rows)
         can_guess = how.draft > 0 and how.sampling is None and batch.can_drop
         lookup: PromptLookup | None = None
         index, guessed = 0, list[int]()  # tokens decided so far, and those forwarded that may yet be wrong
@@ -247,7 +248,7 @@ def generate_batch(
                 tokens = torch.cat([tokens, tokens.new_tensor([guessed])], dim=1)
             capture.read_last(1 + len(guessed))
             batch.step(tokens)
-            capture.take(index, batch.rows)
+            capture.take(index, batch.active, batch.rows)
             capture.commit(min((rows[i].safe() for i in batch.active if rows[i].stop is None), default=limit))
             index += 1
         else:

@@ -22,7 +22,7 @@ from ..capture.blocks import decoder_of
 from ..capture.hidden_states import StateTap, broken_state, tap_of
 from ..capture.pooling import WholePool
 from ..types import AttentionRows, Feature, Generation, Needs, RunError, UserError, first_line
-from .kv_cache import CachedPrefix, fill, new_cache
+from .kv_cache import Cache, CachedPrefix, fill, new_cache
 from .tokens import Prompt
 
 _PIECE = 1 << 24  # logits at a time where those of whole texts would be read: 64 MiB in float32
@@ -60,6 +60,8 @@ class Decoder:
             options["position_ids"] = positions
         if self._keeps:
             options["logits_to_keep"] = keep
+        if isinstance(cache, Cache):
+            cache.padded = mask is not None and ids.shape[1] == 1
         logits: Tensor = self.model(input_ids=ids, attention_mask=mask, **options).logits
         return logits[:, -keep:]
 

@@ -143,12 +143,26 @@ def empty(rows: int, length: int, keys: Tensor, values: Tensor) -> tuple[Tensor,
     return made[0], made[1]
 
 
-def new_cache(config: Any, capacity: int, *, whole: bool = False) -> DynamicCache:
+class Cache(DynamicCache):
+    """A cache of transformers; ``padded``: the next pass reads one token a row, and its mask hides some.
+
+    With another cache transformers looks whether a mask hides anything, and the host waits for the answer at
+    every token. With one that could be compiled it does not look; nothing else in a pass depends on that.
+    """
+
+    padded = False
+
+    @property
+    def is_compileable(self) -> bool:
+        return self.padded
+
+
+def new_cache(config: Any, capacity: int, *, whole: bool = False) -> Cache:
     """An empty cache for a model of ``config``; full attention has room for ``capacity`` positions.
 
     With ``whole`` sliding windows keep all positions too, hidden by masks: texts begin at different places.
     """
-    cache = DynamicCache(config=config)
+    cache = Cache(config=config)
     # Else sliding windows stay as they are, they are short; so does whatever else a family brings.
     grow = (DynamicLayer, DynamicSlidingWindowLayer) if whole else (DynamicLayer,)
     cache.layers = [GrowingLayer(capacity) if type(c) in grow else c for c in cache.layers]

@@ -81,6 +81,7 @@ class WatchedBatch:
         self.eos, self._special = special[0], torch.cat(special)
         self.stopped, self._ended = (torch.zeros(rows, dtype=torch.bool) for _ in range(2))
         self._lives: list[Tensor] = []  # (rows,) of every token, whether it counts
+        self._newest: list[int] = []  # rows whose last token counts
         self._added = self._asked = 0
         self._vectors = GrowingVectors(bank.spec.pool)
         self._waiting: list[tuple[list[int], Tensor, Tensor]] = []  # of a token: live rows, vectors, finite
@@ -126,7 +127,11 @@ class WatchedBatch:
             self._ended = self._ended.to(tokens.device) | torch.isin(tokens, self.eos.to(tokens.device))
             self._lives.append(live)
             self.tokens.append(tokens)
-        rows, states = live.nonzero()[:, 0].tolist(), states[live]
+        # One copy to the host for each token: to take rows by a mask would be three.
+        rows = [row for row, counts in enumerate(live.tolist()) if counts]
+        if len(rows) < self.rows:
+            states = states[torch.tensor(rows, dtype=torch.long, device=states.device)]
+        self._newest = rows if self._lives else []
         vectors = token_vectors(states, self._bank.spec.pool)
         if self._per == "sequence":
             vectors = self._vectors.add(rows, vectors)
@@ -142,7 +147,8 @@ class WatchedBatch:
         rows, vectors, finite = zip(*self._waiting, strict=True)
         first = self._added - len(self._waiting) - self.predicting
         self._waiting.clear()
-        for token, good in enumerate(finite, first):
+        odd = [] if bool(torch.cat(finite).all()) else list(enumerate(finite, first))
+        for token, good in odd:
             for place, layer in (~good).nonzero().tolist():
                 name = f"generated token {token}" if token >= 0 else "the prompt's last token"
                 where = f"{name} of row {rows[token - first][place]}"
@@ -178,13 +184,15 @@ class WatchedBatch:
 
     def stop_above(self, threshold: float) -> None:
         """Stop the rows whose last token counts and raised the score above ``threshold``."""
-        for row in self._lives[-1].nonzero()[:, 0].tolist() if self._lives else ():
+        for row in self._newest:
             self.stopped[row] = self._scores[row][-1] > threshold
 
     def written(self, row: int) -> list[int]:
         """Ids of a row's tokens that count."""
-        pairs = zip(self.tokens, self._lives, strict=True)
-        return [int(tokens[row]) for tokens, live in pairs if live[row]]
+        if not self.tokens:
+            return []
+        own = (torch.stack([each[row] for each in steps]).tolist() for steps in (self.tokens, self._lives))
+        return [token for token, counts in zip(*own, strict=True) if counts]
 
     def forward(self, model: Any, last: Tensor, cache: Any) -> None:
         """Forward ``last`` (rows, 1) as ``generate`` would, on a copy of ``cache``."""

@@ -133,15 +133,15 @@ class GrowingScores:
         feature = self._bank.spec.feature
         stored = as_stored(token_vectors(states, feature.pool), self._bank.spec.dtype)
         read, rounded = all_finite(states), all_finite(stored)  # (texts, layers), (texts, heads)
-        fine = read.all(dim=-1) & rounded.all(dim=-1)
+        fine = (read.all(dim=-1) & rounded.all(dim=-1)).tolist()
         found: list[float | RunError] = [math.nan] * len(keys)
-        for row in (~fine).nonzero().flatten().tolist():
+        for row in (row for row, good in enumerate(fine) if not good):
             layer = int((~(rounded if read[row].all() else read)[row]).nonzero()[0])
             where = f"a token of {names[row] if names else 'a growing text'}"
             found[row] = broken_state(feature, layer, where)
-        if not (kept := fine.nonzero().flatten().tolist()):
+        if not (kept := [row for row, good in enumerate(fine) if good]):
             return found
-        own = token_vectors(states[kept], feature.pool)
+        own = token_vectors(states if len(kept) == len(keys) else states[kept], feature.pool)
         scores, distances = score_vectors(self._bank, self._vectors.add([keys[i] for i in kept], own))
         for place, row in enumerate(kept):
             found[row] = scores[place]

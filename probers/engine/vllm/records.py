@@ -56,7 +56,7 @@ class TextRecord:
         for feature, pool in self._features.items():
             skip = int(feature.pool not in BEFORE)  # place 0 is before the first token
             own = states[StateTap.layers_of(feature)][max(0, skip - self.count) :]
-            pool.add(max(0, self.count - skip), self._row, own[None])
+            pool.add(max(0, self.count - skip), (0,), self._row, own[None])
         self.count += count
 
     def score(self, scores: Tensor) -> None:

@@ -1,0 +1,407 @@
+"""All that reads a model, on pretended devices: the CPU's results, nothing mixed, one copy a token."""
+
+import copy
+import dataclasses
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pretended import Copies, Mixed, device_of, pretending
+from serving import PROMPT, bank_for, running
+from test_continuous import Recorded, asked, drain
+from test_loop import without_seconds
+from tiny import PROMPTS, forwarded, tiny_lm, tiny_path, without_specials
+
+from probers.bank.bank import ProbeBank
+from probers.capture.blocks import decoder_layers, decoder_of
+from probers.data import load_corpus
+from probers.engine.continuous import ContinuousBatch
+from probers.engine.language_model import Sampling
+from probers.engine.model import CausalLM
+from probers.equivalence import EntityMatcher
+from probers.heads import LinearHead
+from probers.online.scores import GrowingScores
+from probers.rag import RAG, triggers
+from probers.rag.queries import AnswerQuery
+from probers.rag.retrievers import BM25
+from probers.store.spec import FeatureSpec
+from probers.types import POOLS, Feature, Generation, Needs, Pool, Question
+
+FIRST, SECOND = "privateuseone:0", "privateuseone:1"
+
+
+def test_devices_do_not_mix():
+    with pretending():
+        host, first, second = torch.ones(2), torch.ones(2, device=FIRST), torch.ones(2, device=SECOND)
+        for one, other in [(host, first), (first, second), (second.sum(), first), (host, first.sum())]:
+            with pytest.raises(Mixed, match="found"):
+                one + other
+        with torch.inference_mode(), pytest.raises(Mixed):
+            torch.nn.functional.linear(first[None], host[None])
+        with pytest.raises(Mixed):
+            host[torch.tensor([0], device=FIRST)]
+        with pytest.raises(Mixed):
+            first[[0, 1]] = host
+        with pytest.raises(Mixed):
+            torch.cat([first, host])
+
+
+def test_what_may_mix_does_and_stays_on_its_device():
+    with pretending() as copies:
+        host, first = torch.arange(3.0), torch.arange(3.0, device=FIRST)
+        made = [
+            first + host.sum(), first[torch.tensor([2, 0])], first.view(3, 1)[1:], torch.zeros_like(first),
+            first.new_empty(2), torch.tensor([1.0], device=first.device), host.to(first),
+            torch.as_tensor(host, device=FIRST), first.softmax(0), copy.deepcopy(first),
+            torch.full((2,), 1.0, device=FIRST)[None].expand(2, 2), first.clone().copy_(host),
+        ]  # fmt: skip
+        assert {str(each.device) for each in made} == {FIRST} and str(first.device) == FIRST
+        first[first > 1] = 0.0  # a fill
+        assert not len(copies) and str(first.to(SECOND).device) == SECOND
+        assert host.device == torch.device("cpu") == torch.zeros_like(first, device="cpu").device
+        assert host.view_as(first).device == torch.device("cpu")
+        assert device_of(torch.nn.Linear(2, 2).to(FIRST).weight.data) == torch.device(FIRST)
+
+
+@pytest.mark.parametrize(
+    ("how", "ask"),
+    [
+        ("_local_scalar_dense", lambda x: x[1].item()), ("_local_scalar_dense", lambda x: float(x[0])),
+        ("_local_scalar_dense", lambda x: bool(x[0] > 1)), ("tolist", lambda x: x.tolist()),
+        ("cpu", lambda x: x.cpu()), ("cpu", lambda x: x.to("cpu", torch.float64)),
+        ("nonzero", lambda x: x.nonzero()),
+        ("index", lambda x: x[x > 1]), ("index_put_", lambda x: x.index_put_((x > 0,), x[1:].clone())),
+        ("copy_", lambda x: torch.zeros(3).copy_(x)), ("equal", lambda x: torch.equal(x, x)),
+        ("masked_select", lambda x: x.masked_select(x > 1)), ("nonzero", lambda x: torch.where(x > 1)),
+    ],
+)  # fmt: skip
+def test_each_copy_to_the_host_is_counted_with_its_line(how: str, ask: Callable[[Any], Any]):
+    with pretending() as copies:
+        there = torch.arange(3.0, device=FIRST)
+        assert not len(copies)
+        ask(there)
+        assert [found for _, found in copies.counts.elements()] == [how]
+        assert all(line.startswith("tests/test_pretended.py:") for line in copies.lines())
+        ask(torch.arange(3.0))
+        assert len(copies) == 1
+
+
+def test_a_pretended_tensor_is_no_array():
+    with pretending() as copies:
+        there = torch.ones(2, device=FIRST)
+        for ask in (there.numpy, lambda: np.asarray(there)):
+            with pytest.raises(TypeError, match=FIRST):
+                ask()
+        assert there.cpu().numpy().tolist() == [1, 1] and len(copies) == 1
+
+
+def test_fresh_memory_is_nan_threads_pretend_and_nothing_stays_behind():
+    found = []
+    with pretending() as copies:
+        assert torch.empty(3, device=FIRST).isnan().all().cpu() and torch.empty(3).isnan().all()
+        thread = threading.Thread(target=lambda: found.append(torch.ones(1, device=SECOND).item()))
+        thread.start()
+        thread.join()
+        there = torch.ones(1, device=FIRST)
+    assert found == [1.0] and len(copies) == 2 and there.device == torch.device("cpu")
+    assert not torch.are_deterministic_algorithms_enabled()
+    with pretending():
+        assert str(there.device) == FIRST
+
+
+def fields(generation: Generation) -> dict[str, Any]:
+    """All that was recorded of a text."""
+    attention = generation.attention
+    return {
+        "tokens": generation.token_ids, "logprobs": generation.logprobs, "entropies": generation.entropies,
+        "top": generation.top, **{str(key): value for key, value in generation.states.items()},
+        "rows": None if attention is None else attention.rows,
+        "column_max": None if attention is None else attention.column_max,
+    }  # fmt: skip
+
+
+def assert_same(found: Any, wanted: Any, where: str = "") -> None:
+    """The same values of everything inside; numbers to rounding, which goes by where in memory they lie."""
+    assert type(found) is type(wanted), where
+    if isinstance(wanted, Generation):
+        assert_same(fields(found), fields(wanted), where)
+    elif isinstance(wanted, dict):
+        assert list(found) == list(wanted), where
+        for key, value in wanted.items():
+            assert_same(found[key], value, f"{where}/{key}")
+    elif isinstance(wanted, (list, tuple)):
+        assert len(found) == len(wanted), where
+        for place, (one, other) in enumerate(zip(found, wanted, strict=True)):
+            assert_same(one, other, f"{where}/{place}")
+    elif isinstance(wanted, (float, np.ndarray)):
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4, err_msg=where)
+    else:
+        assert found == wanted, where
+
+
+def dealt(family: str) -> dict[str, str]:
+    """A device map of the tiny model: its first block and what comes before on the first device."""
+    model = tiny_lm(family).model
+    names = {module: name for name, module in model.named_modules()}
+    decoder, blocks = decoder_of(model), decoder_layers(model)
+    places, device = {}, FIRST
+    for child in decoder.children():
+        if child is blocks:
+            places |= {names[block]: FIRST if block is blocks[0] else SECOND for block in blocks}
+            device = SECOND
+        else:
+            places[names[child]] = device
+    head = names[model.get_output_embeddings()]
+    return places | {head: FIRST if model.config.tie_word_embeddings else SECOND}
+
+
+def on(where: str, family: str = "llama") -> CausalLM:
+    """The tiny model on the CPU, a pretended device, or dealt over both."""
+    if where != "both":
+        return tiny_lm(family, device=where)
+    lm = CausalLM.from_pretrained(str(tiny_path(family)), device_map=dealt(family))
+    without_specials(lm.model, lm.tokenizer)
+    return lm
+
+
+def everything(family: str) -> Needs:
+    """All that can be read of a tiny model: every pool and site, attention, the two top probabilities."""
+    pools = [Feature((3,) if "mind" in pool else (0, 1, 3), pool=pool) for pool in POOLS]
+    sites = ["attn_out", "mlp_out"] if family == "falcon" else ["attn_out", "mlp_out", "resid_mid"]
+    ratios = [Feature((3,), site="lookback", pool=pool) for pool in ("tokens", "mean")]
+    features = (*pools, *(Feature((3, 1), site=site) for site in sites), *ratios)
+    return Needs(features, attention=True, top=True)
+
+
+#: The last two: windows of 8 positions beside full attention; its own attention function, and no middle.
+SOME = ("llama", "gemma3", "falcon")
+TOKENS = Needs.of((0, 1, 3), pool="tokens")
+DRAWN = Sampling(0.8, top_k=20, top_p=0.9)
+
+
+@pytest.mark.parametrize("family", SOME)
+def test_every_feature_is_that_of_the_cpu(family: str):
+    """Greedy texts that end at different steps and may end with a stop string, drawn ones, and given ones."""
+    all_, middle = everything(family), Needs(attention=True, attention_layer=2)
+    limits: dict[str, Any] = {"max_new_tokens": (5, 2, 4, 3, 5)}
+    plain = tiny_lm(family).generate(PROMPTS, needs=all_, stop=["zzz"], **limits)
+    made = {}
+    with pretending() as copies:
+        for where in ("cpu", FIRST, "both"):
+            lm = on(where, family)
+            made[where] = lm.generate(PROMPTS, needs=all_, stop=["zzz"], **limits)
+            made[where] += lm.generate(PROMPTS, needs=middle, sampling=DRAWN, **limits)
+            made[where] += lm.score(PROMPTS, [text.token_ids for text in made[where][:5]], needs=all_)
+            assert where != "cpu" or not len(copies)
+    assert_same(made[FIRST], made["cpu"])
+    assert_same(made["both"], made["cpu"])
+    assert_same(made["cpu"][: len(plain)], plain)  # which was written where no memory was filled with NaN
+    assert len(plain[0].states) == len(all_.features)
+
+
+def more_copies(run: Callable[[int], Any], copies: Copies, few: int = 3, many: int = 6) -> float:
+    """Copies to the host for each further token that ``run`` is told to write."""
+    counts = []
+    for count in (few, few, many):  # what is computed once is computed in the first
+        copies.counts.clear()
+        run(count)
+        counts.append(len(copies))
+    return (counts[2] - counts[1]) / (many - few)
+
+
+@pytest.mark.parametrize(("family", "where"), [*((family, FIRST) for family in SOME), ("gemma3", "both")])
+def test_a_token_is_one_copy_whatever_is_read(family: str, where: str):
+    """Rows of unlike lengths, so that masks hide something; one text ends early and the others go on."""
+    with pretending() as copies:
+        lm = on(where, family)
+
+        def write(count: int, **how: Any) -> None:
+            lm.generate(PROMPTS, max_new_tokens=(count, 2, count, count, count), **how)
+
+        assert more_copies(write, copies) == 1
+        of_tokens = [line.split(":")[0] for line, count in copies.lines().items() if count >= 6]
+        assert of_tokens == ["probers/engine/decode.py"]
+        assert more_copies(lambda n: write(n, needs=everything(family), sampling=DRAWN), copies) == 1
+
+
+def test_a_drafted_text_needs_fewer_copies_than_tokens():
+    with pretending() as copies:
+        cpu, lm = on("cpu"), on(FIRST)
+        again = PROMPTS[2] + cpu.generate([PROMPTS[2]], max_new_tokens=24)[0].text + "\n" + PROMPTS[2]
+        copies.counts.clear()
+        found = lm.generate([again], max_new_tokens=24, draft=8, needs=TOKENS)
+        assert len(copies) < 24 + 6
+        assert_same(found, cpu.generate([again], max_new_tokens=24, draft=8, needs=TOKENS))
+
+
+def test_states_that_fill_the_room_for_them_leave_in_between(monkeypatch: pytest.MonkeyPatch):
+    needs = TOKENS
+    with pretending() as copies:
+        lm = on(FIRST)
+        whole = lm.generate(PROMPTS, max_new_tokens=9, needs=needs)
+        step = len(PROMPTS) * 3 * lm.width * 4
+        monkeypatch.setattr("probers.capture.pooling._HELD", 3 * step)  # the fourth is too much
+        assert_same(lm.generate(PROMPTS, max_new_tokens=9, needs=needs), whole)
+        write = partial(lm.generate, PROMPTS, needs=needs)
+        assert more_copies(lambda n: write(max_new_tokens=n), copies, 4, 12) == 1 + 1 / 4
+
+
+def prober(lm: CausalLM, pool: Pool = "mean") -> ProbeBank:
+    """Random heads of two layers that fire at nearly anything."""
+    position = "entity" if pool == "predicting" else "generated"
+    spec = FeatureSpec(lm.spec, (1, 3), lm.width, "resid_post", pool, position=position, dtype="float32")
+    head = LinearHead(["1/1", "1/3"], lm.width)
+    return ProbeBank(spec, head, threshold=-9.0, aggregate="max" if pool == "tokens" else None)
+
+
+KINDS = {
+    name: kind
+    for name in triggers.__all__
+    if isinstance(kind := getattr(triggers, name), type)
+    and issubclass(kind, triggers.Trigger)
+    and not (kind.served or kind is triggers.Trigger)
+}
+READ: dict[str, Pool] = {"answers": "mean", "prompts": "prompt", "tokens": "tokens", "entities": "predicting"}
+ASKED = Question("q", "Who does Lena Zaser work for?", answers=("Rekman Labs",), dataset="testbed")
+
+
+def asking(name: str, where: str) -> CausalLM:
+    """A model for a trigger: the tiny one, unless the words "True" and "False" are asked of it."""
+    if name != "PTrue":
+        return on(where)
+    return CausalLM.from_pretrained("testbed", dtype="float32", device=where)
+
+
+def trigger(name: str, lm: CausalLM) -> triggers.Trigger:
+    """The trigger of a name, with heads of what it reads where it needs some."""
+    kind: Any = KINDS[name]
+    if name == "Adaptive":
+        return kind(type("Always", (), {"probabilities": lambda self, texts: np.eye(3)[[2] * len(texts)]})())
+    quick = {"samples": 3, "matcher": EntityMatcher(wordnet="")}  # where a trigger draws answers, or matches
+    known = {each.name for each in dataclasses.fields(kind) if each.default != 0}
+    options = {option: value for option, value in quick.items() if option in known}
+    return kind(**options) if kind.prober is None else kind(prober(lm, READ[kind.prober]))
+
+
+@pytest.fixture(scope="module")
+def passages() -> BM25:
+    return BM25(load_corpus("testbed"))
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_the_loop_of_every_trigger_is_that_of_the_cpu(
+    name: str, passages: BM25, monkeypatch: pytest.MonkeyPatch
+):
+    """No trigger decides within a text: of each text it reads what was copied once, at its end."""
+    answers = []
+    with pretending() as copies:
+        for where in ("cpu", FIRST):
+            lm = asking(name, where)
+            options = {"k": 1, "max_new_tokens": 6, "max_retrievals": 1, "answer_tokens": 3, "draft": 0}
+            loop = RAG(lm, passages, trigger(name, lm), AnswerQuery(), **options)
+            passes = forwarded(lm, monkeypatch)
+            copies.counts.clear()
+            answers.append(without_seconds(loop(ASKED)))
+    assert_same(answers[1], answers[0])
+    assert passes
+    texts = sum(rows for rows, columns in passes if columns > 1)
+    for line, count in copies.lines().items():
+        of_tokens = line.startswith("probers/engine/decode.py") and count <= len(passes)
+        assert count <= 2 * texts or of_tokens, (line, count, passes)
+
+
+class OwnLoop:
+    """A plain transformers model that generates, with a prober that may watch it."""
+
+    def __init__(self, where: str, pool: Pool) -> None:
+        self.lm = on(where)
+        self.bank = prober(self.lm, pool).to(where)
+        given = self.lm.tokenizer(list(PROMPTS), return_tensors="pt", padding=True, padding_side="left")
+        self.given = {name: given[name].to(where) for name in ("input_ids", "attention_mask")}
+
+    def write(self, count: int, **options: Any) -> torch.Tensor:
+        return self.lm.model.generate(**self.given, max_new_tokens=count, do_sample=False, **options)
+
+    def watched(self, count: int) -> list[np.ndarray]:
+        with self.bank.watch(self.lm.model) as scores:
+            scores.finish(self.write(count))
+            return scores.tokens
+
+    def stopped(self, count: int) -> list[bool]:
+        stop = self.bank.stopping_criteria(self.lm.model, self.lm.tokenizer, 1e9)
+        self.write(count, stopping_criteria=[stop])
+        fired = stop.fired.tolist()
+        stop.close()
+        return fired
+
+
+@pytest.mark.parametrize("pool", ["mean", "predicting"])
+def test_a_watched_loop_copies_once_a_token_more(pool: Pool):
+    with pretending() as copies:
+        cpu, there = OwnLoop("cpu", pool), OwnLoop(FIRST, pool)
+        assert_same(there.watched(8), cpu.watched(8))
+        alone = more_copies(there.write, copies)
+        assert more_copies(there.watched, copies) == alone + 1  # which rows its token counts in
+
+
+def test_a_criterion_decides_within_the_text_and_copies_four_times_a_token():
+    """Which rows count, whether it is the loop it watches, whether states are finite, and the score."""
+    with pretending() as copies:
+        cpu, there = OwnLoop("cpu", "mean"), OwnLoop(FIRST, "mean")
+        assert there.stopped(8) == cpu.stopped(8) == [False] * len(PROMPTS)
+        assert more_copies(there.stopped, copies) == more_copies(there.write, copies) + 4
+
+
+@pytest.mark.parametrize(("pool", "where"), [("tokens", FIRST), ("predicting", "both")])
+def test_continuous_batches_copy_once_a_token(pool: Pool, where: str):
+    texts: dict[str, Any] = {}
+    with pretending() as copies:
+        for place in ("cpu", where):
+            lm, recorded = on(place), Recorded()
+            made = asked(lm, PROMPTS, (5, 9, 6, 3, 8), alternatives=2)
+            batch = ContinuousBatch(lm, Feature((1, 3), pool=pool), recorded, rows=3, piece=8)
+            with batch:
+                batch.add(made)
+                drain(batch)
+            states = [torch.stack(recorded.states[id(text)]).cpu().numpy() for text in made]
+            texts[place] = [
+                (t.row.ids, t.logprobs, t.entropies, t.tops, s) for t, s in zip(made, states, strict=True)
+            ]
+        assert_same(texts[where], texts["cpu"])
+
+        def write(count: int, reader: Any = lambda texts, states: None) -> None:
+            sampling = {"sampling": Sampling(), "alternatives": 3}
+            made = asked(lm, PROMPTS, (count,) * 5, **sampling)
+            for number, text in enumerate(made):
+                text.random = np.random.default_rng(number)
+            with ContinuousBatch(lm, Feature((1, 3), pool=pool), reader, rows=5) as batch:
+                batch.add(made)
+                drain(batch)
+
+        assert more_copies(write, copies) == 1
+        # A prober's score is told with its token: whether the states are finite, and what it makes of them.
+        growing = GrowingScores(prober(lm, pool).to(SECOND if where == "both" else FIRST))
+        assert more_copies(lambda n: write(n, growing.add_each), copies) == 3
+
+
+def test_a_server_answers_as_on_the_cpu_and_copies_three_times_a_token():
+    def ask(server: Any, count: int) -> Any:
+        made = server.client.completions.create(
+            model="testbed", prompt=[PROMPT, "The"], max_tokens=count, temperature=0, logprobs=2
+        )
+        return [choice.model_dump() for choice in made.choices]
+
+    found = {}
+    with pretending() as copies:
+        for where in ("cpu", FIRST):
+            lm = CausalLM.from_pretrained("testbed", dtype="float32", device=where)
+            with running(lm, bank_for(lm).to(where), corpus=True) as server:
+                found[where] = ask(server, 6)
+                copied = more_copies(lambda n: ask(server, n), copies, 3, 6)
+                assert server.idle()
+            assert copied == (0 if where == "cpu" else 3)  # its token; finite states; their score
+    assert_same(found[FIRST], found["cpu"])
