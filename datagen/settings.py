@@ -92,7 +92,7 @@ class Datagen(Reading):
     """true drops examples, drawn by seed, until both labels are equally frequent in every split"""
     balance_to: Quota | None = None
     """balance=true that stops at so many examples per split (wiki: spans): {train: 8000, validation: 400}"""
-    part: Part = "both"
+    reads: Part = "both"
     """cot, texts, judged: what is read and labelled of texts by a model that thinks: the answer, the
     thinking, or both. cot labels by the answer in any case; thinking then reads the states before it"""
     shard_size: Count = 256

@@ -1,5 +1,6 @@
 """Models that think: reasoning and answer are told apart, and both carry the scores of the raw tokens."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,19 @@ from serving import Running, running
 from thinking import CHATS, thinking_model
 
 from probers import CausalLM, ProbeBank
+from probers.bank.assessment import Assessor
+from probers.commands.main import main
+from probers.data.texts import TextSource
+from probers.evaluation.answers import final_answer
 from probers.heads import LinearHead
-from probers.online.scores import text_needs, text_scores
-from probers.prompts import chat_text
+from probers.online.scores import check_growing, text_needs, text_scores
+from probers.prompts import TESTBED_PROMPT, chat_text
+from probers.rag.protocol import UNANSWERED
+from probers.rag.triggers import Probing
 from probers.store.spec import FeatureSpec
-from probers.thinking import Thinking
+from probers.store.store import FeatureStore
+from probers.thinking import Thinking, part_of
+from probers.types import Needs
 
 MARKS = Thinking()
 
@@ -224,3 +233,81 @@ def test_a_template_without_tools_refuses_them_by_name(tmp_path: Path) -> None:
         with pytest.raises(ApiError) as refused:
             ChatRequest.model_validate({"model": "m", **body}).turns(plain)
         assert refused.value.param == param
+
+
+TEXTS = [
+    {
+        "id": f"{i}-{w}", "question": f"Who wrote book {i}?", "group": str(i), "wrong": bool(w),
+        "answer": f"<think>\nBook {i} is old. Perhaps {who} wrote it.\n</think>\n\nIt was {who} of Rome.",
+    }
+    for i in range(20) for w, who in enumerate(["Ann", "Bob"])
+]  # fmt: skip
+
+
+def store_of(folder: Path, source: str, reads: str, model: str, *more: str) -> FeatureStore:
+    given = ["--source", source, f"model={model}", f"reads={reads}", f"out={folder / reads}"]
+    with pytest.raises(SystemExit) as ended:
+        main("datagen", [*given, *more, "layers=[1,3]", "model.dtype=float32", "dtype=float32"])
+    assert not ended.value.code
+    return FeatureStore.open(folder / reads)
+
+
+@pytest.mark.parametrize("source", ["texts", "cot"])
+def test_features_are_those_of_the_part_that_is_read(lm: CausalLM, tmp_path: Path, source: str) -> None:
+    """Against the states of every token, pooled plainly."""
+    if source == "texts":
+        (tmp_path / "texts.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in TEXTS))
+        more = [f"texts.path={tmp_path / 'texts.jsonl'}"]
+        given = list(TextSource(str(tmp_path / "texts.jsonl")).all())
+    else:
+        asked = [{"id": str(i), "question": q, "answers": [a]} for i, (q, _, a) in enumerate(CHATS)]
+        (tmp_path / "asked.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in asked))
+        (tmp_path / "corpus.jsonl").write_text('{"id": "1", "title": "Emma", "text": "A novel."}\n')
+        more = [f"questions={tmp_path / 'asked.jsonl'}", f"corpus={tmp_path / 'corpus.jsonl'}", "label=acc"]
+        more += ["prompt=chat", "prompt.question_form={question}", "prompt.answer_cue=''", "k=1"]
+    for reads in ("both", "answer", "thinking"):
+        store = store_of(tmp_path, source, reads, lm.spec.id, *more)
+        assert store.spec.position == {"both": "generated"}.get(reads, reads)
+        rows, states, *_ = store.read_shard(0)
+        (features,) = states
+        for row, found in list(zip(rows, features, strict=True))[:6]:
+            if source == "texts":
+                (one,) = (each for each in given if each.id == row["id"].partition("/")[2])
+                prompt = one.prompt_for(lm.tokenizer, "texts.jsonl", TESTBED_PROMPT)
+            elif row["condition"] == "closed_book":
+                prompt = chat_text(lm.tokenizer, [{"role": "user", "content": row["question"]}], "it")
+            else:
+                continue
+            needs = Needs.of((1, 3), pool="tokens")
+            (read,) = lm.score([prompt], [row["text"]], needs=needs)
+            span = part_of(row["text"], reads)
+            assert span is not None and read.state is not None
+            own = [i for i, (a, b) in enumerate(read.offsets) if a < span[1] and b > span[0]]
+            np.testing.assert_allclose(found, read.state[own].mean(axis=0), atol=2e-4)
+            assert row["n_tokens"] == len(own)
+
+
+def test_a_prober_of_a_part_scores_that_part_alone(lm: CausalLM) -> None:
+    spec = FeatureSpec(lm.spec, (1, 3), lm.width, "resid_post", "mean", position="thinking", dtype="float32")
+    bank = ProbeBank(spec, LinearHead(["3/1", "3/3"], lm.width), threshold=0.05)
+    trigger = Probing(bank)
+    texts = [raw_text(lm, CHATS[0][0]), *lm.generate(["user: Who"], max_new_tokens=4)]
+    read = lm.score([t.prompt for t in texts], [t.token_ids for t in texts], needs=trigger.needs)
+    first, second = trigger.decide(read, [None, None])  # type: ignore[list-item]
+    span = part_of(texts[0].text, "thinking")
+    assert span is not None and read[0].state is not None
+    own = [i for i, (a, b) in enumerate(read[0].offsets) if a < span[1] and b > span[0]]
+    assert first.score == pytest.approx(float(bank.score(read[0].state[own].mean(axis=0)[None])[0]), abs=1e-4)
+    assert second.score == UNANSWERED and second.fire == (UNANSWERED > 0.05)
+    with fails("unsupported", "reads=both"):
+        check_growing(bank)
+    scores, _ = text_scores(bank, read[0].state, [own])
+    told = Assessor(bank)(read[0].prompt, read[0].text, read[0].offsets, [score or 0.0 for score in scores])
+    assert [(s.start, s.end) for s in told.spans] == [span] and told.score == pytest.approx(first.score)
+
+
+def test_the_answer_is_what_stands_behind_the_thinking() -> None:
+    text = "<think>So the answer is Bonn.</think>It is big. So the answer is Berlin."
+    assert final_answer(text, "So the answer is") == "Berlin"
+    assert final_answer("<think>So the answer is Bonn.", "So the answer is") == ""
+    assert final_answer("So the answer is Bonn.", "So the answer is") == "Bonn"

@@ -148,7 +148,7 @@ class CotBuilder(LabelBuilder):
                 lm, asked, None if lm is None else settings.retriever.make(corpus), prompt, needs,
                 label=settings.label, acc=settings.acc, matcher=matcher, k=settings.k,
                 max_new_tokens=settings.max_new_tokens,
-                shuffle=settings.seed if settings.balance_to else None, draws=draws, part=settings.part,
+                shuffle=settings.seed if settings.balance_to else None, draws=draws, part=settings.reads,
             )  # fmt: skip
 
         named = (settings.corpus, settings.matcher.options["aliases"], settings.matcher.options["vectors"])

@@ -138,7 +138,7 @@ class JudgedBuilder(LabelBuilder):
                 lm, topics, settings.judge.make(grounds), recognise, settings.prompt.make(), needs, folder,
                 unit=unit, units_judged=settings.judge_units, max_new_tokens=settings.max_new_tokens,
                 answers=settings.answers_per_prompt, temperature=settings.temperature, seed=settings.seed,
-                part=settings.part,
+                part=settings.reads,
             )  # fmt: skip
 
         named = list(_files(options))

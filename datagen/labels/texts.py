@@ -83,7 +83,7 @@ class TextsBuilder(LabelBuilder):
         def make(lm: CausalLM | None, needs: Needs, folder: Path) -> LabelBuilder:
             if lm is not None:
                 lm.skip_too_long()
-            return cls(lm, source, settings.prompt.make(), needs, unit, settings.max_tokens, settings.part)
+            return cls(lm, source, settings.prompt.make(), needs, unit, settings.max_tokens, settings.reads)
 
         return Prepared(make, (str(settings.texts.path),))
 

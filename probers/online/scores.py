@@ -75,7 +75,7 @@ def check_growing(bank: Prober, *, whole: bool = False) -> None:
     if not whole and spec.pool not in PER_TOKEN and spec.position in (*PIECES, "answer", "thinking"):
         raise UserError(
             f"this prober pools every {spec.position} by itself, whose end is not known while a text grows: "
-            "score finished texts with probers-score, or train on unit=token or unit=answer",
+            "score finished texts with probers-score, or train on unit=token, or unit=answer and reads=both",
             code="unsupported",
         )
     if bank.head.tokens:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 _SCORES, _UNFINISHED, _RESULTS, _PAGE = "scores.jsonl", "unfinished.jsonl", "results.json", "scores.html"
 _WORST = 5  # spans shown on the terminal
+_POINTS = 200  # of the curve of risk and coverage, at most
 
 Judged = TypeVar("Judged")
 
@@ -169,7 +170,7 @@ def _results(
     told = [(one, r["hallucination"]) for one, r in zip(texts, records, strict=True) if r["hallucination"]]
     judged = [(one, h) for one, h in told if h["score"] is not None]
     sides = [_seen_in(bank, one) for one, _ in judged]
-    fresh = [pair for pair, side in zip(judged, sides, strict=True) if side not in ("train", "validation")]
+    fresh = [pair for pair in judged if _fresh(bank, pair[0])]
     results: dict[str, Any] = {
         "n": len(texts), "too_long": len(texts) - len(told), "judged": len(judged),
         "fires": sum(h["fires"] for _, h in judged), "threshold": assessor.threshold,
@@ -177,6 +178,9 @@ def _results(
         "unlike": None if bank.domain is None else sum(h["domain"]["unlike"] for _, h in judged),
         "seen": {side: sides.count(side) for side in SPLITS},
     }  # fmt: skip
+    curve = [(one.wrong, h["score"]) for one, h in told if one.wrong is not None and _fresh(bank, one)]
+    if curve:
+        results["risk_coverage"] = _risk_coverage(*zip(*curve, strict=True))
     if any(one.wrong is not None for one, _ in judged):
         known = [(one.group, one.wrong, h["score"], h["p_wrong"]) for one, h in fresh]
         results["labelled"] = _quality(known, seed)
@@ -193,6 +197,30 @@ def _results(
 
 def _seen_in(bank: ProbeBank, one: Text) -> str:
     return "" if bank.seen is None else bank.seen.side(one.dataset, one.group, one.asked or one.answer)
+
+
+def _fresh(bank: ProbeBank, one: Text) -> bool:
+    """Tell whether the prober was neither trained nor validated on a text."""
+    return _seen_in(bank, one) not in ("train", "validation")
+
+
+def _risk_coverage(wrong: Sequence[bool], scores: Sequence[float | None]) -> dict[str, list[float]]:
+    """Share of texts that a threshold lets pass, and share of wrong ones among these, by rising threshold.
+
+    What a server with ``on_high=abstain`` and that threshold would answer, and how often it would be wrong
+    (El-Yaniv and Wiener 2010). A text in which nothing is judged always passes.
+    """
+    values = np.array([-np.inf if score is None else score for score in scores])
+    events = np.array(wrong, dtype=float)
+    thresholds = np.unique(values[np.isfinite(values)])
+    if len(thresholds) > _POINTS:
+        thresholds = np.quantile(thresholds, np.linspace(0, 1, _POINTS), method="inverted_cdf")
+    passing = [values <= threshold for threshold in thresholds]
+    return {
+        "threshold": thresholds.tolist(),
+        "coverage": [float(each.mean()) for each in passing],
+        "risk": [float(events[each].mean()) for each in passing],
+    }
 
 
 def _quality(found: Sequence[tuple[str, bool | None, float, float]], seed: int) -> dict[str, Any]:
@@ -260,6 +288,13 @@ def _summary(
     for _, p, id, part in sorted(spans, key=lambda span: -span[0])[:_WORST]:
         words = " ".join(part.split())
         lines.append(f"  {p:4.0%}  {words if len(words) <= 60 else f'{words[:59]}…'}  ({id})")
+    if curve := results.get("risk_coverage"):
+        passed = [i for i, threshold in enumerate(curve["threshold"]) if threshold <= results["threshold"]]
+        if passed:
+            coverage, risk = curve["coverage"][passed[-1]], curve["risk"][passed[-1]]
+            lines.append(
+                f"on_high=abstain would answer {coverage:.0%} of the labelled texts, {risk:.0%} wrong"
+            )
     if seen := results["seen"]["train"] + results["seen"]["validation"]:
         lines.append(f"{count(seen, 'text')} that the prober was trained on left out of the figures")
     for what, labelled in (("text", results.get("labelled")), ("piece", results.get("pieces"))):
