@@ -17,6 +17,8 @@ import httpx
 import numpy as np
 import openai
 import pytest
+from thinking import CHATS, thinking_model
+from thinking import TEMPLATE as CHAT_TEMPLATE
 from written import DRAFTS, make_bank, save_tiny
 
 from probers.bank.assessment import Assessor
@@ -25,6 +27,7 @@ from probers.capture.pooling import as_stored
 from probers.commands.settings import Model
 from probers.engine.model import CausalLM
 from probers.online.scores import text_scores
+from probers.prompts import chat_text
 from probers.serve.settings import Serve
 from probers.serve.vllm.prober import command
 from probers.testbed.assets import model_path
@@ -278,3 +281,81 @@ def test_a_server_says_which_option_is_refused_and_loads_no_model(folder: Path, 
     assert "vLLM cannot run --speculative-config with method=draft_model beside a prober" in said
     assert "give method=ngram or leave it out" in said
     assert "Starting to load model" not in said
+
+
+def complete(client: openai.OpenAI, *, stream: bool = False, **own: Any) -> Any:
+    more = {name: own.pop(name) for name in ("prompt", "n", "seed", "temperature", "logprobs") if name in own}
+    body = {"model": "testbed", "prompt": PROMPT, "max_tokens": 32, "temperature": 0, **more}
+    if stream:
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
+    made = client.completions.create(**body, extra_body={"hallucination": own})
+    return list(made) if stream else made
+
+
+@pytest.mark.parametrize("unit", ["span", "sentence", "token"])
+def test_on_high_stop_ends_before_the_first_unit_above(client: openai.OpenAI, unit: str) -> None:
+    free = complete(client, unit=unit, logprobs=0).choices[0]
+    spans = free.hallucination["spans"]
+    for threshold in (float(np.median([s["score"] for s in spans])), max(s["score"] for s in spans) + 1):
+        first = next((s for s in spans if s["score"] > threshold), None)
+        own: dict[str, Any] = {"on_high": "stop", "threshold": threshold, "unit": unit}
+        made = complete(client, **own)
+        (choice,) = made.choices
+        *chunks, usage = complete(client, stream=True, logprobs=0, **own)
+        pieces = [c.choices[0] for c in chunks if c.choices]
+        assert "".join(p.text for p in pieces) == choice.text
+        assert pieces[-1].finish_reason == choice.finish_reason
+        assert (choice.finish_reason == "hallucination") == (first is not None)
+        assert choice.text == (free.text if first is None else free.text[: first["start"]])
+        shown = [token for p in pieces if p.logprobs for token in p.logprobs.tokens]
+        if first is not None:  # neither text nor tokens behind it are told
+            assert shown == free.logprobs.tokens[: len(shown)] and "".join(shown) in choice.text
+            assert usage.usage.completion_tokens == made.usage.completion_tokens == len(shown)
+
+
+def test_on_high_abstain_and_retry(client: openai.OpenAI) -> None:
+    score = complete(client).choices[0].hallucination["score"]
+    for stream in (False, True):
+        for threshold, above in ((score - 1, True), (score + 1, False)):
+            own = {"on_high": "abstain", "threshold": threshold, "abstention": "No idea."}
+            made = complete(client, stream=stream, **own)
+            choices = [c.choices[0] for c in made if c.choices] if stream else made.choices
+            assert ("".join(c.text for c in choices) == "No idea.") == above
+            assert (choices[-1].finish_reason == "hallucination") == above
+    free = [complete(client, temperature=1.2, seed=5 + k).choices[0] for k in range(3)]
+    made = complete(client, on_high="retry", threshold=-1e9, draws=3, temperature=1.2, seed=5).choices[0]
+    scores = [choice.hallucination["score"] for choice in free]
+    assert made.text == free[int(np.argmin(scores))].text
+    assert made.hallucination["acted"]["scores"] == pytest.approx(scores, rel=1e-3, abs=0.05)
+    for wrong in ({"on_high": "retry"}, {"on_high": "stop", "unit": "answer"}, {"on_high": "explode"}):
+        with pytest.raises(openai.BadRequestError):
+            complete(client, **wrong)
+
+
+def test_reasoning_that_a_parser_takes_apart_is_scored_with_the_answer(tmp_path: Path) -> None:
+    model = str(thinking_model(tmp_path / "model"))
+    lm = CausalLM.from_pretrained(model, dtype="float32")
+    bank = make_bank(lm, tmp_path / "prober", "tokens", (1, 3))
+    flags = ["--reasoning-parser", "deepseek_r1", "--enforce-eager", "--chat-template", CHAT_TEMPLATE]
+    with served(tmp_path / "prober", *flags, model=model) as url:
+        client = openai.OpenAI(base_url=url, api_key=KEY)
+        for question, *_ in CHATS[:2]:
+            asked: dict[str, Any] = {
+                "model": model, "messages": [{"role": "user", "content": question}], "max_tokens": 80,
+                "temperature": 0,
+            }  # fmt: skip
+            choice = client.chat.completions.create(**asked).choices[0]
+            prompt = chat_text(lm.tokenizer, asked["messages"], "it")
+            (own,) = lm.generate([prompt], max_new_tokens=80)
+            (read,) = lm.score([prompt], [own.token_ids], needs=bank.needs)
+            scores = bank.score(as_stored(read.state, bank.spec.dtype))
+            told, message = choice.hallucination, choice.message
+            thought = told["reasoning"]
+            for text, field in ((message.content, told), (message.reasoning, thought)):
+                start = own.text.index(text)
+                tokens = [i for i, (a, b) in enumerate(own.offsets) if a < start + len(text) and b > start]
+                np.testing.assert_allclose(field["token_scores"], scores[tokens], rtol=1e-3, atol=0.05)
+            *_, last = [c.choices[0] for c in client.chat.completions.create(**asked, stream=True)]
+            for whole, streamed in ((told, last.hallucination), (thought, last.hallucination["reasoning"])):
+                same = pytest.approx(whole["token_scores"], rel=1e-3, abs=0.05)
+                assert streamed["token_scores"] == same
