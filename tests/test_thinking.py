@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import openai
 import pytest
@@ -311,3 +312,44 @@ def test_the_answer_is_what_stands_behind_the_thinking() -> None:
     assert final_answer(text, "So the answer is") == "Berlin"
     assert final_answer("<think>So the answer is Bonn.", "So the answer is") == ""
     assert final_answer("So the answer is Bonn.", "So the answer is") == "Bonn"
+
+
+#: Bodies as these clients send them: LangChain, LlamaIndex, LiteLLM, Open WebUI.
+_ASKED = [{"role": "user", "content": "Who wrote Emma?"}]
+WIRE: dict[str, dict[str, Any]] = {
+    "langchain": {"messages": _ASKED, "stream": False, "temperature": 0.0, "max_completion_tokens": 16},
+    "langchain stream": {
+        "messages": [*_ASKED, {"role": "assistant", "content": "Hm."}, *_ASKED], "stream": True,
+        "stream_options": {"include_usage": True}, "temperature": 0.0, "max_completion_tokens": 16,
+    },
+    "langchain tools": {
+        "messages": _ASKED, "stream": False, "temperature": 0.0, "parallel_tool_calls": None,
+        "tools": [{"type": "function", "function": {
+            "name": "look_up", "description": "Look a word up.",
+            "parameters": {"properties": {"word": {"type": "string"}}, "type": "object"},
+        }}],
+    },
+    "llama_index": {"messages": _ASKED, "max_tokens": 16, "temperature": 0.1, "stream": False},
+    "litellm": {
+        "messages": _ASKED, "max_tokens": 16, "stream": True, "stream_options": {"include_usage": True},
+        "hallucination": {"threshold": 1},
+    },
+    "open webui": {
+        "messages": [{"role": "user", "content": [{"type": "text", "text": "Who wrote Emma?"}]}],
+        "stream": True, "max_tokens": 16, "stream_options": {"include_usage": True}, "user": "someone",
+        "metadata": {},
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("client", WIRE)
+def test_requests_of_known_clients_are_answered(server: Running, client: str) -> None:
+    body = {"model": "testbed", **WIRE[client]}
+    answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
+    assert answer.status_code == 200, answer.text
+    if not body["stream"]:
+        assert answer.json()["choices"][0]["message"]["role"] == "assistant"
+        return
+    *chunks, done = [line.removeprefix("data: ") for line in answer.text.splitlines() if line]
+    assert done == "[DONE]" and json.loads(chunks[0])["choices"][0]["delta"]["role"] == "assistant"
+    assert json.loads(chunks[-1])["usage"]["total_tokens"] > 0 and not json.loads(chunks[-1])["choices"]

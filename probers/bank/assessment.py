@@ -248,7 +248,7 @@ class Assessor:
     ) -> dict[tuple[int, int], list[int]] | None:
         """Characters and tokens of the pieces that the prober judges one by one; None: the whole text."""
         if self.unit == "token":
-            return {place: [token] for token, place in enumerate(offsets)}
+            return {(start, end): [token] for token, (start, end) in enumerate(offsets)}
         if self._sentences:
             places = list(split_sentences(text))
         elif self._part != "both":
