@@ -31,8 +31,8 @@ def thinking_model(folder: Path) -> Path:
     tokenizer.chat_template = TEMPLATE
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=len(tokenizer), hidden_size=128, intermediate_size=256, num_hidden_layers=3,
-        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=512, tie_word_embeddings=True,
+        vocab_size=len(tokenizer), hidden_size=64, intermediate_size=128, num_hidden_layers=3,
+        num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=512, tie_word_embeddings=True,
         bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id,
     )  # fmt: skip
     model = LlamaForCausalLM(config)
@@ -45,7 +45,7 @@ def thinking_model(folder: Path) -> Path:
     for row, own in enumerate(ids):
         batch[row, : len(own)] = torch.tensor(own)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    for _ in range(170):
+    for _ in range(160):
         loss = model(input_ids=batch.clamp(min=0), labels=batch).loss
         optimizer.zero_grad()
         loss.backward()
