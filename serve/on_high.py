@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from probers.bank.assessment import Assessor, ScoredSpan, units_of
-from probers.online.growing_spans import GrowingSpans
+from probers.bank.assessment import Assessor, units_of
+from probers.online.growing_spans import GrowingSpans, ScoredSpan
 from probers.types import UserError
 
 from .errors import ApiError

@@ -14,11 +14,11 @@ from probers.types import Code
 ROOT = Path(__file__).parents[1]
 #: Ratchet: what is there now, which nothing may exceed. Lower a number when it falls; the goal stands behind.
 LIMITS = {
-    "modules": 242,  # goal 205, and what labelled texts, detectors without training and judges add
-    "lines": 45780,  # goal 37,000, and what came after; without tests, benchmarks, tools and docs
-    "lines of tests": 35980,  # goal 28,000, and what came after
+    "modules": 248,  # goal 205, and what labelled texts, detectors, judges and acting on scores add
+    "lines": 47100,  # goal 37,000, and what came after; without tests, benchmarks, tools and docs
+    "lines of tests": 37700,  # goal 28,000, and what came after
     "modules of a folder": 16,  # goal 16
-    "modules on the route of a question": 46,  # goal 46
+    "modules on the route of a question": 47,  # goal 46, and the thinking before an answer
     "modules on the route of an article": 53,  # goal 52
     "modules on the route of a generation": 12,  # goal 12
     "prints": 0,  # goal 0
@@ -37,7 +37,7 @@ ROOMS = [
 ]  # fmt: skip
 #: Modules that stand in no folder, and the two rooms that only hold what is shared.
 SHARED = {
-    "types", "options", "checksums", "text", "files", "pages", "prompts", "testbed", "configs",
+    "types", "options", "checksums", "text", "files", "pages", "prompts", "testbed", "thinking", "configs",
 }  # fmt: skip
 #: Those of them that never import each other.
 TOP = {"datagen", "train", "rag"}

@@ -14,11 +14,11 @@ from refusals import fails
 from serving import PROMPT, Running, bank_for, running
 
 from probers import CausalLM, ProbeBank
-from probers.bank.assessment import Assessor, ScoredSpan, units_of
+from probers.bank.assessment import Assessor, units_of
 from probers.engine.language_model import Sampling
 from probers.engine.tokens import token_offsets
 from probers.entities import find_entities, tokens_of, written_entities
-from probers.online.growing_spans import GrowingSpans
+from probers.online.growing_spans import GrowingSpans, ScoredSpan
 from probers.online.scores import text_needs, text_scores
 from probers.text import split_sentences
 

@@ -15,27 +15,36 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 
 from ..entities import Recogniser, tokens_of, with_scores, written_entities
-from ..online.scores import PIECES, Aggregate, aggregate
+from ..online.growing_spans import ScoredSpan
+from ..online.scores import PIECES, Aggregate, Prober, aggregate
 from ..text import split_sentences
 from ..thinking import Part, part_of
 from ..types import Generation, UserError
 from ..uncertainty import surprise
+from .domain import Domain
 from .risk_control import Promise
 
-if TYPE_CHECKING:
-    from .bank import ProbeBank
+
+class Bank(Prober, Protocol):
+    """The part of :class:`probers.bank.bank.ProbeBank` that this module uses."""
+
+    @property
+    def promise(self) -> Promise | None: ...
+    @property
+    def domain(self) -> Domain | None: ...
+
 
 #: What is judged by itself: the prober's own spans, sentences, tokens, or the text as a whole.
 Unit = Literal["span", "sentence", "token", "answer"]
 UNITS: tuple[str, ...] = get_args(Unit)
 
 
-def units_of(bank: ProbeBank) -> tuple[str, ...]:
+def units_of(bank: Bank) -> tuple[str, ...]:
     """The units that a prober can judge, its own first.
 
     Only heads of the tokens of whole texts know any other than their own: what heads of entities say of
@@ -46,16 +55,6 @@ def units_of(bank: ProbeBank) -> tuple[str, ...]:
         return UNITS
     whole = spec.pool not in ("tokens", "predicting") and spec.position not in PIECES
     return ("answer",) if whole else ("span",)
-
-
-@dataclass(frozen=True, slots=True)
-class ScoredSpan:
-    """Characters [start, end) of a text, their score, and the calibrated probability that they are wrong."""
-
-    start: int
-    end: int
-    score: float
-    p_wrong: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +102,7 @@ class Assessor:
     Each ``unit`` is judged by itself, None: the prober's own. UserError for one that it cannot judge.
     """
 
-    def __init__(self, bank: ProbeBank, threshold: float | None = None, unit: str | None = None) -> None:
+    def __init__(self, bank: Bank, threshold: float | None = None, unit: str | None = None) -> None:
         known = units_of(bank)
         if unit is not None and unit not in known:
             told = f"unit={unit} cannot be judged by this prober of {bank.spec.position} states"

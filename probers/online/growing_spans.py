@@ -12,13 +12,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 from ..text import split_sentences
-
-if TYPE_CHECKING:
-    from ..bank.assessment import Assessor, ScoredSpan
 
 #: Whole words after a span by which it is certain.
 _AHEAD = 3
@@ -34,6 +31,27 @@ _WORD = re.compile(r"\S+")
 _OPEN_QUOTE = re.compile(r"[“\"](?=[^\s“”\",.;:!?)][^“”\"\n]{0,120}$)")
 
 
+@dataclass(frozen=True, slots=True)
+class ScoredSpan:
+    """Characters [start, end) of a text, their score, and the calibrated probability that they are wrong."""
+
+    start: int
+    end: int
+    score: float
+    p_wrong: float
+
+
+class Judge(Protocol):
+    """The part of :class:`probers.bank.assessment.Assessor` that this module uses."""
+
+    unit: str
+    threshold: float
+
+    def spans(
+        self, prompt: str, text: str, offsets: Sequence[tuple[int, int]], scores: Sequence[float], /
+    ) -> list[ScoredSpan]: ...
+
+
 class GrowingSpans:
     """Judges the spans of one text behind ``prompt`` while it grows.
 
@@ -42,7 +60,7 @@ class GrowingSpans:
         sure: characters that may be shown. No span that is still to be judged begins before them.
     """
 
-    def __init__(self, assess: Assessor, prompt: str) -> None:
+    def __init__(self, assess: Judge, prompt: str) -> None:
         self._assess, self._prompt = assess, prompt[-_CONTEXT:]
         self._start = self._end = 0  # what was read last, characters
         self.high: ScoredSpan | None = None

@@ -23,14 +23,12 @@ from transformers import StoppingCriteria
 from ..engine.tokens import TextStream, decode, token_offsets
 from ..entities import Recognise, Recogniser, WrittenEntity, with_scores, written_entities
 from ..types import UserError
-from .growing_spans import GrowingSpans
+from .growing_spans import GrowingSpans, Judge, ScoredSpan
 from .loops import GenerationWatcher, Per, WatchedBatch
 from .scores import Prober
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-    from ..bank.assessment import Assessor, ScoredSpan
 
 #: A text up to the end of its last whole word.
 _WHOLE_WORDS = re.compile(r".*[\s,;:!?)\]”\"]", re.DOTALL)
@@ -148,7 +146,7 @@ class StopOnScore(StoppingCriteria):
 
     def __init__(
         self, bank: Prober, model: Any, tokenizer: Any, threshold: float | None = None, *,
-        min_tokens: int = 1, assess: Assessor | None = None,
+        min_tokens: int = 1, assess: Judge | None = None,
     ) -> None:  # fmt: skip
         if min_tokens < 1:
             raise UserError(f"min_tokens={min_tokens} must be at least 1")
@@ -188,7 +186,7 @@ class StopOnScore(StoppingCriteria):
         """
         return [text.found for text in self._texts if isinstance(text, JudgedText)]
 
-    def _reader(self, assess: Assessor | None) -> Callable[[list[int]], GrowingText | JudgedText] | None:
+    def _reader(self, assess: Judge | None) -> Callable[[list[int]], GrowingText | JudgedText] | None:
         """What makes the text of a row from its prompt; None where rows are stopped by their score so far."""
         if assess is not None:
             if (tokenizer := self._watcher.tokenizer) is None:
@@ -273,7 +271,7 @@ class GrowingText:
 class JudgedText:
     """A row's text, of which each unit is judged as soon as its end is certain."""
 
-    def __init__(self, tokenizer: Any, prompt: Sequence[int], assess: Assessor) -> None:
+    def __init__(self, tokenizer: Any, prompt: Sequence[int], assess: Judge) -> None:
         self._stream = TextStream(tokenizer, prompt)
         self._spans = GrowingSpans(assess, decode(tokenizer, prompt))
         self.push = self._stream.push

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from probers.bank.assessment import ScoredSpan
 from probers.engine.tokens import Span, TextStream, decode, token_offsets
+from probers.online.growing_spans import ScoredSpan
 from probers.thinking import place_in, tokens_in
 
 from ..on_high import OnHigh
