@@ -68,7 +68,7 @@ def test_every_row_is_there_and_all_ways_agree(lm: CausalLM, monkeypatch: pytest
     capture.measure("tiny", lm, SMALL, results)
     assert results.same
     assert not [note for notes in results.notes.values() for note in notes if "**" in note]
-    names = ["plain `generate`", "entropies, log-probs", "+ mean of all layers"]
+    names = ["plain `generate`", cost.STATES, "entropies, log-probs", "+ mean of all layers"]
     names += ["+ last layer's attention rows"]
     assert [row[1:3] for row in cells(results, "capture")] == [[b, w] for b in "13" for w in names]
     figures = ("seconds", "seconds, forward calls alone", "extra memory, MB")
