@@ -37,7 +37,8 @@ TITLES = {
     "batching": "Batches of prompts of mixed length",
 }
 HEADS = {
-    "capture": "model | batch | way | tokens/s | of plain | of nothing asked | of states | target | verdict",
+    "capture": "model | batch | way | tokens/s | of plain | of nothing asked | of all states | "
+    "target | verdict",
     "peers": "model | batch | figure | peers | ours | ratio | target | verdict",
     "prefix": "model | way | seconds | times as fast | target | verdict",
     "batching": "model | way | prompts/s | times as fast | padding waste | target | verdict",

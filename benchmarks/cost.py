@@ -56,7 +56,7 @@ def speed(name: str, lm: CausalLM, options: Options, results: Results) -> None:
     nothing = "entropies, log-probs"
     wanted: dict[str, tuple[Needs, float | None]] = {nothing: (Needs(), None)}
     if "capture" in options.only:
-        target = {"7b": 0.99, REAL: 0.98}.get(name, 0.95)
+        target = options.target or {"7b": 0.99, REAL: 0.98}.get(name, 0.95)
         wanted["+ mean of all layers"] = (Needs(everything(lm).features), target)
     if "attention" in options.only:
         wanted["+ last layer's attention rows"] = (Needs(attention=True), 0.90)

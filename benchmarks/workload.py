@@ -29,6 +29,7 @@ class Options:
             testbed and 2 for other models.
         answer_tokens: new tokens where prefix reuse is measured; batching uses half.
         dtype: number format of models; None leaves each the one that it usually has here.
+        target: share of plain generation's speed that capture must reach; None goes by the model.
     """
 
     batches: tuple[int, ...] = (1, 8, 32)
@@ -43,6 +44,7 @@ class Options:
     mixed_lengths: tuple[int, int] = (20, 400)
     slow: bool = False
     dtype: str | None = None
+    target: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +98,7 @@ def build(name: str, device: torch.device, dtype: str | None = None) -> CausalLM
 
 def about(name: str, options: Options) -> str:
     """What tables call a model."""
-    return ABOUT.get(name, name) + (f", {options.dtype}" if options.dtype else "")
+    return f"{name}, {options.dtype}" if options.dtype else ABOUT.get(name, name)
 
 
 def _random(shape: Shape, device: torch.device, dtype: torch.dtype) -> Any:
