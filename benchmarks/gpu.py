@@ -39,7 +39,7 @@ from probers import CausalLM, ProbeBank
 from probers.engine.loading import native_bfloat16, pick_device
 from probers.heads import HEADS as KINDS
 from probers.store.spec import FeatureSpec
-from probers.types import first_line
+from probers.types import UserError, first_line
 
 TITLES = {
     "capture": "capture while generating",
@@ -71,8 +71,8 @@ NOTES = {
     "way, without what it held before it began to generate.",
     "labels": "From reading the articles to the finished store, batches of 32, states of all layers.",
     "train": "One pass over all layers with the default head and settings; a synthetic store.",
-    "serve": f"Up to {NEW} new tokens, greedy; two servers that take turns, and a client on the same machine. "
-    "The prober is untrained: what it costs does not depend on what it says.",
+    "serve": f"Up to {NEW} new tokens, greedy; two servers that take turns, their client on the same "
+    "machine. The prober is untrained: what it costs does not depend on what it says.",
     "vllm": f"Two servers of vLLM that take turns; {NEW} new tokens in every stream.",
 }
 #: Of vLLM's time between two tokens, with scores against without.
@@ -320,7 +320,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--only", nargs="+", choices=TITLES, default=list(TITLES), help="sections")
     add("--write", action="store_true", help="put the tables into benchmarks/RESULTS.md")
     args = parser.parse_args(argv)
-    device = pick_device(args.device)
+    try:
+        device = pick_device(args.device)
+    except UserError as error:
+        parser.error(str(error))
     if not args.model and device.type != "cpu":
         parser.error("--model: name the model to measure, a folder or an id of the Hub")
     args.model = args.model or "testbed"
