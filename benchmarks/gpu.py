@@ -225,7 +225,7 @@ def untrained(lm: CausalLM, folder: Path) -> None:
 
 @contextmanager
 def going_on(section: str, missed: list[str]) -> Iterator[None]:
-    """Whatever fails in the block is told and counts as missed; the other sections still run."""
+    """Print a failure of the block and count it as missed, so that the other sections still run."""
     print(f"{section} ...", file=sys.stderr)
     try:
         yield
@@ -235,7 +235,7 @@ def going_on(section: str, missed: list[str]) -> Iterator[None]:
 
 
 def run(job: Job, only: Sequence[str], missed: list[str], *, training: bool) -> None:
-    """All sections in one number format; heads are trained in one of their own, so only once."""
+    """All sections in one number format; the training of heads, which has its own, only if asked for."""
     lm = build(job.model, job.device, job.dtype)
     untrained(lm, job.prober)
     shape = lm.num_layers, lm.width
@@ -258,7 +258,7 @@ def run(job: Job, only: Sequence[str], missed: list[str], *, training: bool) -> 
 def every_section(
     job: Job, sections: dict[str, Callable[[], Any]], only: Sequence[str], missed: list[str]
 ) -> None:
-    """The sections asked for, each with the memory that those before have left behind given back."""
+    """Run the sections asked for; each begins with the memory of those before it freed."""
     for section in [name for name in sections if name in only]:
         with going_on(f"{TITLES[section]}, {job.title}", missed):
             gc.collect()
@@ -268,7 +268,7 @@ def every_section(
 
 
 def judge(results: Results, device: torch.device) -> list[str]:
-    """The targets that were missed, by table and row; on a CPU the verdicts are struck out instead."""
+    """The targets that were missed, by table and row; on a CPU no verdict stays in the tables."""
     missed = []
     for section, rows in results.rows.items():
         for place, row in enumerate(rows):

@@ -493,7 +493,7 @@ def test_a_section_that_fails_is_named_and_the_others_run(
 
     monkeypatch.setattr(labels, "ours", fail)
     monkeypatch.setattr(serve_vllm, "find_spec", lambda name: None)
-    assert gpu.main(["--device", "cpu", "--only", "labels", "vllm"]) == 1
+    assert gpu.main(["--device", "cpu", "--dtypes", "float32", "--only", "labels", "vllm"]) == 1
     out = capsys.readouterr().out
     assert "missed: labels from articles, testbed, float32 failed: RunError: no example was kept" in out
     assert "skipped: vLLM is not installed in this environment" in out
