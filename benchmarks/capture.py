@@ -20,12 +20,14 @@ from dataclasses import fields
 
 import torch
 from cost import against_peers, speed
-from report import invocation, publish
+from flags import add_place
+from report import device_name, invocation, publish
 from reuse import batching, prefix
 from timing import Results
 from workload import ABOUT, REAL, SECTIONS, SHAPES, Options, build
 
 from probers import CausalLM
+from probers.engine.loading import pick_device
 from probers.types import RunError, UserError
 
 TITLES = {
@@ -35,12 +37,13 @@ TITLES = {
     "batching": "Batches of prompts of mixed length",
 }
 HEADS = {
-    "capture": "model | batch | way | tokens/s | of plain | of nothing asked | target | verdict",
+    "capture": "model | batch | way | tokens/s | of plain | of nothing asked | of all states | "
+    "target | verdict",
     "peers": "model | batch | figure | peers | ours | ratio | target | verdict",
     "prefix": "model | way | seconds | times as fast | target | verdict",
     "batching": "model | way | prompts/s | times as fast | padding waste | target | verdict",
 }
-NOT_HERE = "not measured: needs CUDA"
+NOT_HERE = "not measured: needs an accelerator"
 
 
 def measure(name: str, lm: CausalLM, options: Options, results: Results) -> None:
@@ -52,13 +55,14 @@ def measure(name: str, lm: CausalLM, options: Options, results: Results) -> None
 
 
 def sections(options: Options) -> list[str]:
-    """Tables asked for; capture and attention share one."""
-    return [s for s in TITLES if s in options.only or (s == "capture" and "attention" in options.only)]
+    """Tables asked for; capture, attention and states share one."""
+    shared = {"attention", "states"} & set(options.only)
+    return [s for s in TITLES if s in options.only or (s == "capture" and shared)]
 
 
 def surroundings(device: torch.device, load: Sequence[float]) -> str:
     """What the figures depend on besides the machine."""
-    place = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    place = device_name(device)
     loads = f"{load[0]:.1f} before and {os.getloadavg()[0]:.1f} after"
     return f"On {place}, float32 unless stated otherwise, {torch.get_num_threads()} threads, load {loads}."
 
@@ -67,16 +71,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; 1 when the ways compared did not give the same."""
     argv = list(sys.argv[1:] if arguments is None else arguments)
     args = _parse(argv)
-    device = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    device = pick_device(args.device)
     options = Options(**{f.name: getattr(args, f.name) for f in fields(Options) if hasattr(args, f.name)})
     results, load, begun, code = Results(HEADS), os.getloadavg(), time.monotonic(), 0
     for name in args.models:
-        if name in SHAPES and SHAPES[name].cuda_only and device.type != "cuda":
+        if name in SHAPES and SHAPES[name].cuda_only and device.type == "cpu":
             for section in sections(options):
                 results.row(section, ABOUT[name], NOT_HERE)
             continue
         try:
-            measure(name, build(name, device), options, results)
+            measure(name, build(name, device, options.dtype), options, results)
         except (UserError, RunError) as error:
             print(f"error: {error}", file=sys.stderr)
             code = 2 if isinstance(error, UserError) else 1
@@ -120,7 +124,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--prompt-tokens", type=positive, default=usual.prompt_tokens)
     add("--new-tokens", type=positive, default=usual.new_tokens)
     add("--only", type=listed(SECTIONS), default=SECTIONS, help=f"among {', '.join(SECTIONS)}")
-    add("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
+    add_place(parser)
     add("--quick", action="store_true", help="batches 1 and 8, two rounds, a quarter of the questions")
     add("--slow", action="store_true", help="batching of the random model on a CPU as well")
     add("--write", action="store_true", help="replace the tables in benchmarks/RESULTS.md")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from timing import now
 
 from probers.train import fit
 from probers.train.module import ProberModule, StoreData
@@ -46,29 +46,29 @@ class Clock:
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
         """What is in the block is a part of the step under way."""
-        start = time.perf_counter()
+        start = now(None)
         yield
-        self.spent(name, time.perf_counter() - start)
+        self.spent(name, now(None) - start)
 
     def spent(self, name: str, seconds: float) -> None:
         self._now[name] = self._now.get(name, 0.0) + seconds
 
     def step_over(self) -> None:
-        now = time.perf_counter()
+        moment = now(None)
         if self._cold >= COLD:
-            self._steps.append({"step": now - self._last, **self._now})
+            self._steps.append({"step": moment - self._last, **self._now})
         self._cold += 1
-        self._last, self._now = now, {}
+        self._last, self._now = moment, {}
 
     def validation(self, begins: bool) -> None:
         """A validation begins or ends; neither it nor what is read for it belongs to a step."""
-        now = time.perf_counter()
+        moment = now(None)
         if begins:
-            self._validation = now
+            self._validation = moment
             if self._cold > COLD:
                 self._steps.pop()  # the trainer reads a batch ahead: the last step of a stretch reads none
         else:
-            self.validating += now - self._validation
+            self.validating += moment - self._validation
         self._cold, self._now = 0, {}
 
     def means(self) -> tuple[dict[str, float], float]:
@@ -91,17 +91,17 @@ def _timed_module(clock: Clock) -> type[ProberModule]:
                 return super().training_step(batch, index)
 
         def on_before_backward(self, loss: torch.Tensor) -> None:
-            self._since = time.perf_counter()
+            self._since = now(None)
 
         def on_after_backward(self) -> None:
-            clock.spent("backward", time.perf_counter() - self._since)
+            clock.spent("backward", now(None) - self._since)
 
         def on_before_optimizer_step(self, optimizer: Any) -> None:
-            self._since = time.perf_counter()
+            self._since = now(None)
 
         def optimizer_step(self, *args: Any, **options: Any) -> None:
             super().optimizer_step(*args, **options)  # forward and backward run within, before the hook above
-            clock.spent("adamw", time.perf_counter() - self._since)
+            clock.spent("adamw", now(None) - self._since)
 
         def on_train_batch_end(self, *_: Any) -> None:
             clock.step_over()

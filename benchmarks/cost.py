@@ -9,12 +9,14 @@ from typing import Any
 
 import torch
 from memory import growth, memory_of
-from peers import differing, everything, forwards, ours, parity, plain, token_ids, ways
+from peers import differing, everything, forwards, hidden_states, ours, parity, plain, token_ids, ways
 from timing import Results, by_turns, ratios, spread, verdict
-from workload import ABOUT, REAL, Options, long_prompts
+from workload import REAL, Options, about, long_prompts
 
 from probers import CausalLM
 from probers.types import Needs
+
+STATES = "`generate`, all hidden states"
 
 
 def check(
@@ -45,8 +47,8 @@ def least(name: str) -> int:
 
 
 def _warm(lm: CausalLM, batch: Sequence[str], tokens: int) -> tuple[Sequence[str], int]:
-    """Arguments of a warm-up: on CUDA the real shapes, whose kernels are chosen on first use."""
-    return (batch, tokens) if lm.device.type == "cuda" else ([text[:40] for text in batch[:2]], 3)
+    """Arguments of a warm-up: on an accelerator the real shapes, whose kernels are chosen on first use."""
+    return (batch, tokens) if lm.device.type != "cpu" else ([text[:40] for text in batch[:2]], 3)
 
 
 def speed(name: str, lm: CausalLM, options: Options, results: Results) -> None:
@@ -54,11 +56,13 @@ def speed(name: str, lm: CausalLM, options: Options, results: Results) -> None:
     nothing = "entropies, log-probs"
     wanted: dict[str, tuple[Needs, float | None]] = {nothing: (Needs(), None)}
     if "capture" in options.only:
-        target = {"7b": 0.99, REAL: 0.98}.get(name, 0.95)
+        target = options.target or {"7b": 0.99, REAL: 0.98}.get(name, 0.95)
         wanted["+ mean of all layers"] = (Needs(everything(lm).features), target)
     if "attention" in options.only:
         wanted["+ last layer's attention rows"] = (Needs(attention=True), 0.90)
     calls: dict[str, Callable[..., Any]] = {"plain": partial(plain, lm)}
+    if "states" in options.only:
+        calls[STATES] = partial(hidden_states, lm)
     calls |= {way: partial(ours, lm, needs=needs) for way, (needs, _) in wanted.items()}
     for batch in options.batches:
         prompts = long_prompts(lm.tokenizer, batch, options.prompt_tokens)
@@ -70,18 +74,24 @@ def speed(name: str, lm: CausalLM, options: Options, results: Results) -> None:
             exactly=options.repeats,
             device=lm.device,
         )
-        check(results, "capture", f"{ABOUT[name]}, batch {batch}", lm, prompts, written)
+        check(results, "capture", f"{about(name, options)}, batch {batch}", lm, prompts, written)
         for way in calls:
             rate = spread([batch * tokens / s for s in seconds[way]], 1)
             if way == "plain":
-                results.row("capture", ABOUT[name], batch, "plain `generate`", rate, "1")
+                results.row("capture", about(name, options), batch, "plain `generate`", rate, "1")
                 continue
-            shares, target = ratios(seconds["plain"], seconds[way]), wanted[way][1]
+            shares = ratios(seconds["plain"], seconds[way])
+            if way == STATES:
+                results.row("capture", about(name, options), batch, way, rate, spread(shares, 3))
+                continue
+            target = wanted[way][1]
             goal: tuple[str, ...] = ()
             if target is not None:
                 goal = (f">= {target:.2f} of plain", verdict(statistics.median(shares) >= target))
             of_engine = "" if way == nothing else spread(ratios(seconds[nothing], seconds[way]), 3)
-            results.row("capture", ABOUT[name], batch, way, rate, spread(shares, 3), of_engine, *goal)
+            of_states = spread(ratios(seconds[STATES], seconds[way])) if STATES in seconds else ""
+            cells = (rate, spread(shares, 3), of_engine, of_states, *goal)
+            results.row("capture", about(name, options), batch, way, *cells)
     results.note(
         "capture",
         f"Greedy, {options.prompt_tokens}-token prompts (left-padded: up to a sixteenth shorter), "
@@ -102,16 +112,17 @@ def against_peers(name: str, lm: CausalLM, options: Options, results: Results) -
             exactly=options.repeats,
             device=lm.device,
         )
-        where = f"{ABOUT[name]}, batch {batch}"
+        model = about(name, options)
+        where = f"{model}, batch {batch}"
         check(results, "peers", where, lm, prompts, written)
         _parity(where, lm, prompts[:2], min(options.new_tokens, 16), results)
         faster = ratios(seconds["peers"], seconds["ours"])
         goal = (">= 1.5", verdict(statistics.median(faster) >= 1.5)) if batch == 1 else ()
         times = [spread(seconds[way]) for way in ("peers", "ours")]
-        results.row("peers", ABOUT[name], batch, "seconds", *times, spread(faster), *goal)
+        results.row("peers", model, batch, "seconds", *times, spread(faster), *goal)
         bound = ratios(seconds["peers"], seconds["forwards"])
         times[1] = spread(seconds["forwards"])
-        results.row("peers", ABOUT[name], batch, "seconds, forward calls alone", *times, spread(bound))
+        results.row("peers", model, batch, "seconds, forward calls alone", *times, spread(bound))
         _memory(name, lm, batch, prompts, options, results)
     results.note(
         "peers",
@@ -134,18 +145,22 @@ def _parity(where: str, lm: CausalLM, prompts: Sequence[str], new_tokens: int, r
     results.note("peers", text)
 
 
+def peak(name: str, way: str, lm: CausalLM, prompts: Sequence[str], options: Options) -> int:
+    """Bytes by which a way needs more memory, at its peak, than the model alone."""
+    if lm.device.type != "cpu":
+        return growth(partial(ways(lm)[way], prompts, options.new_tokens), lm.device)
+    sizes = len(prompts), options.prompt_tokens, options.new_tokens
+    return memory_of(name, way, *sizes, lm.device, options.dtype)
+
+
 def _memory(
     name: str, lm: CausalLM, batch: int, prompts: Sequence[str], options: Options, results: Results
 ) -> None:
     """Peak memory over that of plain generation."""
     peaks: dict[str, list[int]] = {}
     for _ in range(max(2, options.repeats or least(name))):  # noise shows only in repeats
-        for way, call in ways(lm).items():
-            if lm.device.type == "cuda":
-                peak = growth(partial(call, prompts, options.new_tokens), lm.device)
-            else:
-                peak = memory_of(name, way, batch, options.prompt_tokens, options.new_tokens, lm.device)
-            peaks.setdefault(way, []).append(peak)
+        for way in ways(lm):
+            peaks.setdefault(way, []).append(peak(name, way, lm, prompts, options))
     middle = {way: statistics.median(found) / 1e6 for way, found in peaks.items()}
     floor = max(max(found) - min(found) for way, found in peaks.items() if way != "peers") / 1e6
     theirs, mine = middle["peers"] - middle["plain"], middle["ours"] - middle["plain"]
@@ -155,13 +170,13 @@ def _memory(
     if share > 1 / 20 and mine <= floor:
         word = "below noise"
     cells = (f"{theirs:.1f}", f"{mine:.1f} (noise {floor:.1f})", f"<= {share:.4f}", "<= 0.05", word)
-    results.row("peers", ABOUT[name], batch, "extra memory, MB", *cells)
+    results.row("peers", about(name, options), batch, "extra memory, MB", *cells)
     results.note(
         "peers",
         "Extra memory: peak over that of plain `generate`, which adds "
-        f"{middle['plain']:.0f} MB ({ABOUT[name]}, batch {batch}).",
+        f"{middle['plain']:.0f} MB ({about(name, options)}, batch {batch}).",
     )
-    kind = "allocated by torch" if lm.device.type == "cuda" else "resident, each run in a process of its own"
+    kind = "allocated by torch" if lm.device.type != "cpu" else "resident, each run in a process of its own"
     results.note(
         "peers",
         f"Memory is {kind}. Noise is the largest difference between repeats of plain or ours; the ratio "

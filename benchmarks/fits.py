@@ -37,20 +37,21 @@ def measure(way: str, **job: Any) -> dict[str, Any]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def as_fit(store: str, layers: Sequence[int], steps: int) -> dict[str, Any]:
+def as_fit(store: str, layers: Sequence[int], steps: int, device: str = "auto") -> dict[str, Any]:
     """Train the default heads of some layers, and time the parts of a step.
 
     Args:
         store: folder of a finished store.
         layers: which heads there are.
         steps: optimiser steps to take, of those that a training has; 0 takes them all.
+        device: where heads are trained.
 
     Returns:
         ``seconds`` of the training, those of the steps left out added at the mean of the steps
         taken; ``taken`` and ``of`` steps; ``step`` seconds, its ``parts``, and ``validation``
         seconds altogether; ``threads``; ``parameters`` of all heads.
     """
-    opened, settings = FeatureStore.open(store), Fitting()
+    opened, settings = FeatureStore.open(store), Fitting(device=device)
     examples = load_examples([opened])
     full = -(-len(examples.rows["train"]) // settings.batch_size) * settings.epochs
     clock = Clock()

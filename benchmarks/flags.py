@@ -1,4 +1,4 @@
-"""Numbers on the command line of benchmarks."""
+"""Options that benchmarks share."""
 
 from __future__ import annotations
 
@@ -17,3 +17,9 @@ def positive(text: str) -> int:
     if not text.isdecimal() or not int(text):
         raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
     return int(text)
+
+
+def add_place(parser: argparse.ArgumentParser, dtype: str | None = None) -> None:
+    """Add where a model runs and in which number format."""
+    parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1, xpu, mps; default: the best one")
+    parser.add_argument("--dtype", default=dtype, choices=("float32", "bfloat16", "float16"))

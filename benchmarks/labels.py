@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from report import publish
+from flags import add_place
+from report import device_name, invocation, publish
 from timing import by_turns, ratios, spread, verdict
 
 from probers import CausalLM, FeatureStore
@@ -66,19 +67,19 @@ class TimedRecogniser(Timed):
     name = "rules"
 
 
-def plan(data: Path, articles: int, recognise: Any) -> CutPlan:
-    """The cuts that are made by default."""
-    source = open_articles(str(data / "wiki_articles.jsonl"), limit=articles, seed=0, on_bad_line="skip")
+def plan(given: str, articles: int, recognise: Any) -> CutPlan:
+    """The cuts that are made by default, of a file of articles or of the testbed's."""
+    source = open_articles(given, limit=articles, seed=0, on_bad_line="skip")
     return CutPlan(source, recognise, 2, 10, 0)
 
 
-def ours(lm: CausalLM, data: Path, articles: int) -> dict[str, float]:
+def ours(lm: CausalLM, given: str, articles: int) -> dict[str, float]:
     """Articles in, a finished store out; counts, and seconds of some parts."""
     layers = tuple(range(lm.num_layers + 1))
     recogniser = TimedRecogniser(Recogniser("rules", fine=True, quiet=True))
     matcher = TimedMatcher(EntityMatcher().match)
     builder: Any = WikiBuilder(
-        lm, plan(data, articles, recogniser), Needs.of(layers), matcher, recogniser, TESTBED_PROMPT,
+        lm, plan(given, articles, recogniser), Needs.of(layers), matcher, recogniser, TESTBED_PROMPT,
         max_new_tokens=48,
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
@@ -101,7 +102,7 @@ def per_token(lm: CausalLM, cuts: Sequence[Cut]) -> None:
     writes nothing, and takes every cut.
     """
     for cut in cuts:
-        ids = lm.tokenizer(cut.before, return_tensors="pt")["input_ids"]
+        ids = lm.tokenizer(cut.before, return_tensors="pt")["input_ids"].to(lm.device)
         rest = " ".join(cut.article.sentences)[cut.entity.end :]
         after = lm.tokenizer(rest[:40], add_special_tokens=False)["input_ids"][:1]
         start, budget = ids.shape[1], len(lm.tokenizer(cut.entity.text)["input_ids"]) + _MORE
@@ -114,15 +115,14 @@ def per_token(lm: CausalLM, cuts: Sequence[Cut]) -> None:
                 break
             ids = output.sequences
         states = lm.model(ids, output_hidden_states=True).hidden_states
-        torch.stack([layer[0, start:].mean(dim=0) for layer in states]).numpy()
+        torch.stack([layer[0, start:].mean(dim=0) for layer in states]).float().cpu().numpy()
 
 
-def measure(data: Path, articles: int, few: int, rounds: int) -> str:
+def measure(lm: CausalLM, given: str, articles: int, few: int, rounds: int) -> str:
     """The table."""
-    lm = CausalLM.from_pretrained("testbed", batch_size=32)
-    cuts = list(islice(iter(plan(data, articles, Recogniser("rules", fine=True, quiet=True))), few))
-    work = {"ours": partial(ours, lm, data, articles), "per token": partial(per_token, lm, cuts)}
-    warm = {"ours": partial(ours, lm, data, 20), "per token": partial(per_token, lm, cuts[:2])}
+    cuts = list(islice(iter(plan(given, articles, Recogniser("rules", fine=True, quiet=True))), few))
+    work = {"ours": partial(ours, lm, given, articles), "per token": partial(per_token, lm, cuts)}
+    warm = {"ours": partial(ours, lm, given, 20), "per token": partial(per_token, lm, cuts[:2])}
     seconds, results = by_turns(work, warm=warm, least=rounds, exactly=rounds, device=lm.device)
     counts = results["ours"]
     share = counts["spans"] / counts["cuts"]
@@ -148,7 +148,7 @@ def measure(data: Path, articles: int, few: int, rounds: int) -> str:
         f"- {counts['articles']:.0f} articles, {counts['cuts']:.0f} cuts, {counts['spans']:.0f} labelled "
         "spans; all layers' states, from reading the articles to the finished store. Both sides count a "
         "label for the same share of cuts.",
-        f"- testbed model on CPU, {torch.get_num_threads()} threads; WordNet "
+        f"- testbed model on {device_name(lm.device)}, {torch.get_num_threads()} threads; WordNet "
         f"{'used' if 'wordnet' in EntityMatcher().active else 'absent'}; {rounds} rounds in turn.",
     ]
     return "\n".join(lines)
@@ -162,11 +162,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--few", type=int, default=48, help="cuts that the slow way is measured on")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--write", action="store_true", help="replace the table in benchmarks/RESULTS.md")
+    add_place(parser, dtype="float32")
     args = parser.parse_args(arguments)
     if not (args.data / "wiki_articles.jsonl").is_file():
         parser.error(f"--data {args.data} holds no wiki_articles.jsonl")
-    body = measure(args.data, args.articles, args.few, args.rounds)
-    publish({"Labels from articles": body}, "python benchmarks/labels.py --write", write=args.write)
+    lm = CausalLM.from_pretrained("testbed", device=args.device, dtype=args.dtype, batch_size=32)
+    body = measure(lm, str(args.data / "wiki_articles.jsonl"), args.articles, args.few, args.rounds)
+    typed = sys.argv[1:] if arguments is None else arguments
+    publish({"Labels from articles": body}, invocation("labels.py", typed), write=args.write)
     return 0
 
 

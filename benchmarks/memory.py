@@ -1,7 +1,7 @@
 """Peak memory of a way of generating.
 
 On a CPU each way runs in its own process, which is this file:
-``python benchmarks/memory.py MODEL WAY BATCH PROMPT_TOKENS NEW_TOKENS DEVICE`` prints bytes.
+``python benchmarks/memory.py MODEL WAY BATCH PROMPT_TOKENS NEW_TOKENS DEVICE [DTYPE]`` prints bytes.
 """
 
 from __future__ import annotations
@@ -32,15 +32,12 @@ STRICT_MALLOC = {
 def growth(work: Callable[[], Any], device: torch.device) -> int:
     """Bytes by which memory in use peaks above what it was before ``work``.
 
-    On CUDA what torch allocated; else the process's resident memory, whose peak Linux can
-    set back, so that loading the model does not hide what comes after it.
+    On an accelerator what torch allocated; else the process's resident memory, whose peak Linux
+    can set back, so that loading the model does not hide what comes after it.
     """
     gc.collect()
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_allocated(device)
-        work()
-        return torch.cuda.max_memory_allocated(device) - before
+    if device.type != "cpu":
+        return _allocated(work, device)
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:  # no Linux: the peak since the process began
@@ -50,6 +47,20 @@ def growth(work: Callable[[], Any], device: torch.device) -> int:
     before = _resident("VmRSS")
     work()
     return _resident("VmHWM") - before
+
+
+def _allocated(work: Callable[[], Any], device: torch.device) -> int:
+    """The same on an accelerator."""
+    module: Any = torch.get_device_module(device)
+    if not hasattr(module, "max_memory_allocated"):  # mps tells no peak, but its allocator keeps what it had
+        module.empty_cache()
+        before = module.driver_allocated_memory()
+        work()
+        return module.driver_allocated_memory() - before
+    module.reset_peak_memory_stats(device)
+    before = module.memory_allocated(device)
+    work()
+    return module.max_memory_allocated(device) - before
 
 
 def _max_rss() -> int:
@@ -62,8 +73,9 @@ def _resident(field: str) -> int:
 
 
 def memory_of(
-    model: str, way: str, batch: int, prompt_tokens: int, new_tokens: int, device: torch.device
-) -> int:
+    model: str, way: str, batch: int, prompt_tokens: int, new_tokens: int, device: torch.device,
+    dtype: str | None = None,
+) -> int:  # fmt: skip
     """:func:`growth` of one way in a process of its own.
 
     Raises:
@@ -78,6 +90,7 @@ def memory_of(
         str(prompt_tokens),
         str(new_tokens),
         str(device),
+        *([dtype] if dtype else []),
     ]
     done = subprocess.run(command, env={**os.environ, **STRICT_MALLOC}, capture_output=True, text=True)
     if done.returncode:
@@ -86,8 +99,11 @@ def memory_of(
     return int(done.stdout.split()[-1])
 
 
-def main(model: str, way: str, batch: str, prompt_tokens: str, new_tokens: str, device: str) -> None:
-    lm = build(model, torch.device(device))
+def main(
+    model: str, way: str, batch: str, prompt_tokens: str, new_tokens: str, device: str,
+    dtype: str | None = None,
+) -> None:  # fmt: skip
+    lm = build(model, torch.device(device), dtype)
     work = ways(lm)[way]
     prompts = long_prompts(lm.tokenizer, int(batch), int(prompt_tokens))
     work([prompt[:40] for prompt in prompts[:2]], 3)  # code and tables that are loaded on first use

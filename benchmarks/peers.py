@@ -68,24 +68,13 @@ def peers(lm: CausalLM, prompts: Sequence[str], new_tokens: int) -> PeerFeatures
     In the peers' favour: batches, greedy decoding on the fast kernel, and the states are
     dropped before the second pass. That one is a plain call of the model, logits and all.
     """
-    ids, mask = pad_left(lm, prompts)
-    output = lm.model.generate(
-        ids,
-        attention_mask=mask,
-        max_new_tokens=new_tokens,
-        do_sample=False,
-        output_hidden_states=True,
-        output_scores=True,
-        return_dict_in_generate=True,
-    )
-    read = [torch.stack([layer[:, -1] for layer in step], dim=1).float() for step in output.hidden_states[1:]]
-    states = torch.stack(read).mean(dim=0)
-    written = output.sequences[:, ids.shape[1] :]
+    output, mask, states = _with_states(lm, prompts, new_tokens, output_scores=True)
+    written = output.sequences[:, mask.shape[1] :]
     scores = torch.stack(output.scores, dim=1).float().log_softmax(dim=-1)
     logprobs = scores.gather(-1, written[..., None])[..., 0]
     entropies = torch.special.entr(scores.exp()).sum(dim=-1)
     sequences = output.sequences
-    del output, scores, read
+    del output, scores
     attention = _last_attention(lm.model, sequences, torch.cat([mask, torch.ones_like(written)], dim=1))
     rows = attention[:, :, -new_tokens - 1 :].float()
     column_max = rows[:, :, 1:, -new_tokens:].amax(dim=2).mean(dim=1)
@@ -94,6 +83,34 @@ def peers(lm: CausalLM, prompts: Sequence[str], new_tokens: int) -> PeerFeatures
     return PeerFeatures(
         tokens, states.cpu(), logprobs.cpu(), entropies.cpu(), rows.mean(1).cpu(), column_max.cpu()
     )
+
+
+@torch.inference_mode()
+def hidden_states(lm: CausalLM, prompts: Sequence[str], new_tokens: int) -> Tokens:
+    """Transformers' greedy generation with all hidden states, which are pooled when the texts are there."""
+    output, mask, states = _with_states(lm, prompts, new_tokens)
+    states.cpu()
+    rows = output.sequences[:, mask.shape[1] :].tolist()
+    lm.tokenizer.batch_decode(rows)
+    return [tuple(row) for row in rows]
+
+
+def _with_states(
+    lm: CausalLM, prompts: Sequence[str], new_tokens: int, **more: Any
+) -> tuple[Any, Tensor, Tensor]:
+    """What ``generate`` returns with every hidden state kept; the prompts' mask; the states, pooled."""
+    ids, mask = pad_left(lm, prompts)
+    output = lm.model.generate(
+        ids,
+        attention_mask=mask,
+        max_new_tokens=new_tokens,
+        do_sample=False,
+        output_hidden_states=True,
+        return_dict_in_generate=True,
+        **more,
+    )
+    read = [torch.stack([layer[:, -1] for layer in step], dim=1).float() for step in output.hidden_states[1:]]
+    return output, mask, torch.stack(read).mean(dim=0)
 
 
 def _last_attention(model: Any, ids: Tensor, mask: Tensor) -> Tensor:

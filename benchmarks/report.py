@@ -10,6 +10,10 @@ import shlex
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 RESULTS = Path(__file__).with_name("RESULTS.md")
 _HEAD = """\
@@ -84,4 +88,16 @@ def _memory() -> int:
 def _accelerators() -> list[str]:
     import torch
 
-    return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    if (kind := torch.accelerator.current_accelerator()) is None:
+        return []
+    return [device_name(torch.device(kind.type, i)) for i in range(torch.accelerator.device_count())]
+
+
+def device_name(device: torch.device) -> str:
+    """What a device calls itself."""
+    import torch
+
+    if device.type == "cpu":
+        return "CPU"
+    named = getattr(torch.get_device_module(device), "get_device_name", None)
+    return named(device) if named else device.type

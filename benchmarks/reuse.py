@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from cost import check, least
 from timing import Results, by_turns, ratios, spread, verdict
-from workload import ABOUT, Options, few_shot, mixed_prompts
+from workload import Options, about, few_shot, mixed_prompts
 
 from probers import CausalLM
 from probers.types import Generation
@@ -17,6 +17,7 @@ from probers.types import Generation
 
 def prefix(name: str, lm: CausalLM, options: Options, results: Results) -> None:
     """Questions behind six shared exemplars, with their keys and values computed once or every time."""
+    model = about(name, options)
     shared, prompts = few_shot(lm.tokenizer, options.questions, 6, options.exemplar_tokens)
 
     def write(texts: list[str], **shares: str) -> list[Generation]:
@@ -31,15 +32,15 @@ def prefix(name: str, lm: CausalLM, options: Options, results: Results) -> None:
         exactly=options.repeats,
         device=lm.device,
     )
-    check(results, "prefix", ABOUT[name], lm, prompts, written)
+    check(results, "prefix", model, lm, prompts, written)
     faster = ratios(seconds["without"], seconds["with"])
-    results.row("prefix", ABOUT[name], "every prompt in full", spread(seconds["without"]), "1")
+    results.row("prefix", model, "every prompt in full", spread(seconds["without"]), "1")
     goal = (">= 2", verdict(statistics.median(faster) >= 2))
-    results.row("prefix", ABOUT[name], "`prefix=`", spread(seconds["with"]), spread(faster), *goal)
+    results.row("prefix", model, "`prefix=`", spread(seconds["with"]), spread(faster), *goal)
     known = [len(lm.tokenizer(text, verbose=False)["input_ids"]) for text in (shared, *prompts)]
     results.note(
         "prefix",
-        f"{ABOUT[name]}: {len(prompts)} questions of {min(known[1:]) - known[0]}-{max(known[1:]) - known[0]} "
+        f"{model}: {len(prompts)} questions of {min(known[1:]) - known[0]}-{max(known[1:]) - known[0]} "
         f"tokens after {known[0]} shared ones, {options.answer_tokens} new tokens each, batches of 32; end "
         "to end, including the shared prefix.",
     )
@@ -77,8 +78,9 @@ class PaddingCount:
 
 def batching(name: str, lm: CausalLM, options: Options, results: Results) -> None:
     """Prompts of mixed length in batches against one at a time."""
+    model = about(name, options)
     if name == "random" and lm.device.type == "cpu" and not options.slow:
-        results.row("batching", ABOUT[name], "not measured on a CPU without --slow")
+        results.row("batching", model, "not measured on a CPU without --slow")
         return
     prompts = mixed_prompts(lm.tokenizer, options.mixed, *options.mixed_lengths)
     tokens = max(options.answer_tokens // 2, 1)
@@ -102,19 +104,19 @@ def batching(name: str, lm: CausalLM, options: Options, results: Results) -> Non
         exactly=options.repeats,
         device=lm.device,
     )
-    check(results, "batching", ABOUT[name], lm, prompts, written)
+    check(results, "batching", model, lm, prompts, written)
     for way in engines:
         rate = spread([len(prompts) / s for s in seconds[way]], 1)
         alone = way == "one at a time"
         faster = "1" if alone else spread(ratios(seconds["one at a time"], seconds[way]), 1)
         goal = () if alone else ("waste < 15%", verdict(waste[way] < 0.15))
-        results.row("batching", ABOUT[name], way, rate, faster, f"{waste[way]:.1%}", *goal)
+        results.row("batching", model, way, rate, faster, f"{waste[way]:.1%}", *goal)
     lengths = [len(lm.tokenizer(text, verbose=False)["input_ids"]) for text in prompts]
     groups = [lengths[i : i + 32] for i in range(0, len(lengths), 32)]
     unsorted = 1 - sum(lengths) / sum(max(group) * len(group) for group in groups)
     results.note(
         "batching",
-        f"{ABOUT[name]}: {len(prompts)} prompts of {min(lengths)}-{max(lengths)} tokens (log-normal), "
+        f"{model}: {len(prompts)} prompts of {min(lengths)}-{max(lengths)} tokens (log-normal), "
         f"{tokens} new tokens each. Waste is padding among the positions of the passes over prompts; "
         f"batches of 32 in the order given would waste {unsorted:.0%}.",
     )

@@ -22,15 +22,21 @@ from typing import Any
 
 import httpx
 import torch
-from flags import positive
+from flags import add_place, positive
 from report import invocation, publish
 from streams import NEW, stream, together
 from timing import Results, by_turns, ratios, spread, verdict
 
 from probers import CausalLM, ProbeBank
 from probers.data.articles import open_articles
+from probers.engine.loading import pick_device
 
-TITLES = {"serve": "Serving (cpu)", "first": "Serving: seconds to the first token (cpu)"}
+TITLES = {"serve": "Serving", "first": "Serving: seconds to the first token"}
+HEADS = {
+    "serve": "model | streams | way | tokens/s | of the engine | of no scores | target | verdict",
+    "first": "model | idle, s | 15 others being written, s | ratio | target | verdict",
+}
+ENGINE, PLAIN, SCORED = "`CausalLM.generate`, one batch", "server without a prober", "server with scores"
 _WORDS = 40  # of the beginnings that are continued
 
 
@@ -40,12 +46,12 @@ def _dtype(model: str) -> str:
 
 
 @contextmanager
-def served(model: str, prober: str, rows: int) -> Iterator[str]:
+def served(model: str, prober: str, rows: int, dtype: str, device: str) -> Iterator[str]:
     """A server on a free port; its URL."""
     command = [
         str(Path(sys.executable).with_name("probers-serve")), f"model={model}", f"prober={prober}", "port=0",
         f"rows={rows}", "cache_megabytes=0",
-        f"model.dtype={_dtype(model)}",
+        f"model.dtype={dtype}", f"model.device={device}",
     ]  # fmt: skip
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert server.stdout is not None
@@ -93,7 +99,7 @@ def one_at_a_time(lm: CausalLM, prompts: Sequence[str]) -> int:
     """What a user does without us: transformers with all hidden states, a request after the other."""
     tokens = 0
     for prompt in prompts:
-        given = lm.tokenizer(prompt, return_tensors="pt")
+        given = lm.tokenizer(prompt, return_tensors="pt").to(lm.device)
         made = lm.model.generate(
             **given,
             max_new_tokens=NEW,
@@ -106,21 +112,23 @@ def one_at_a_time(lm: CausalLM, prompts: Sequence[str]) -> int:
 
 
 def measure(
-    results: Results, model: str, prober: str, prompts: Sequence[str], rounds: int, only: Sequence[str]
+    results: Results, model: str, prober: str, prompts: Sequence[str], options: argparse.Namespace
 ) -> None:
     """The rows of one model."""
-    with served(model, "none", 16) as plain, served(model, prober, 16) as scored:
-        if "serve" in only:
-            throughput(results, model, prober, plain, scored, prompts, rounds)
-        if "first" in only:
-            first_tokens(results, model, scored, prompts, rounds)
+    how = {"dtype": options.dtype or _dtype(model), "device": options.device}
+    with served(model, "none", 16, **how) as plain, served(model, prober, 16, **how) as scored:
+        if "serve" in options.only:
+            lm = CausalLM.from_pretrained(model, **how)
+            throughput(results, lm, prober, (plain, scored), prompts, options.rounds)
+        if "first" in options.only:
+            first_tokens(results, model, scored, prompts, options.rounds)
 
 
 def throughput(
-    results: Results, model: str, prober: str, plain: str, scored: str, prompts: Sequence[str], rounds: int
+    results: Results, lm: CausalLM, prober: str, urls: tuple[str, str], prompts: Sequence[str], rounds: int
 ) -> None:
     """Tokens per second of the servers at two URLs, of the engine, and of a request after the other."""
-    lm = CausalLM.from_pretrained(model, dtype=_dtype(model))
+    model = lm.spec.id
     head = ProbeBank.from_pretrained(prober).head
     of_model, of_heads = (sum(p.numel() for p in each.parameters()) / 1e6 for each in (lm.model, head))
     results.note(
@@ -130,28 +138,33 @@ def throughput(
     for streams in (1, 4, 16):
         some = prompts[:streams]
         calls: dict[str, Any] = {
-            "`CausalLM.generate`, one batch": partial(offline, lm, some),
-            "server without a prober": partial(tokens_of, plain, model, some),
-            "server with scores": partial(tokens_of, scored, model, some),
+            ENGINE: partial(offline, lm, some),
+            PLAIN: partial(tokens_of, urls[0], model, some),
+            SCORED: partial(tokens_of, urls[1], model, some),
             "transformers, all states, one by one": partial(one_at_a_time, lm, some[:2]),
         }
-        took, made = by_turns(calls, warm=calls, least=rounds, exactly=rounds, device=torch.device("cpu"))
-        names = list(calls)
-        per_token = {name: [s / made[name] for s in took[name]] for name in names}
-        for name in names:
-            rate = spread([1 / s for s in per_token[name]], 1)
-            of_engine = ratios(per_token[names[0]], per_token[name])
-            of_plain = ratios(per_token[names[1]], per_token[name])
-            row: list[str] = [spread(of_engine), "", "", ""]
-            if name == names[1]:
+        compare(results, model, streams, calls, rounds, lm.device)
+
+
+def compare(
+    results: Results, model: str, streams: int, calls: dict[str, Any], rounds: int, device: torch.device
+) -> None:
+    """The rows of one number of streams: of the servers, and of what else there is."""
+    took, made = by_turns(calls, warm=calls, least=rounds, exactly=rounds, device=device)
+    per_token = {name: [s / made[name] for s in took[name]] for name in calls}
+    for name in calls:
+        rate = spread([1 / s for s in per_token[name]], 1)
+        row = ["", "", "", ""]
+        if ENGINE in calls:
+            of_engine = ratios(per_token[ENGINE], per_token[name])
+            row[0] = spread(of_engine)
+            if name == PLAIN:
                 row[2:] = [">= 0.90 of the engine", verdict(statistics.median(of_engine) >= 0.9)]
-            if name == names[2]:
-                row[1:] = [
-                    spread(of_plain),
-                    ">= 0.95 of no scores",
-                    verdict(statistics.median(of_plain) >= 0.95),
-                ]
-            results.row("serve", model, streams, name, rate, *row)
+        if name == SCORED:
+            of_plain = ratios(per_token[PLAIN], per_token[name])
+            met = verdict(statistics.median(of_plain) >= 0.95)
+            row[1:] = [spread(of_plain), ">= 0.95 of no scores", met]
+        results.row("serve", model, streams, name, rate, *row)
 
 
 def first_tokens(results: Results, model: str, url: str, prompts: Sequence[str], rounds: int) -> None:
@@ -180,16 +193,14 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--rounds", type=positive, default=3)
     parser.add_argument("--only", nargs="+", choices=TITLES, default=list(TITLES))
     parser.add_argument("--write", action="store_true", help="put the sections into RESULTS.md")
+    add_place(parser)
     options = parser.parse_args(argv)
     articles = open_articles(options.articles, limit=200, seed=0)
     texts = [" ".join(" ".join(article.sentences).split()[:_WORDS]) for article in articles]
     prompts = [text for text in texts if len(text.split()) == _WORDS][:32]
-    results = Results({
-        "serve": "model | streams | way | tokens/s | of the engine | of no scores | target | verdict",
-        "first": "model | idle, s | 15 others being written, s | ratio | target | verdict",
-    })  # fmt: skip
+    results = Results(HEADS)
     for model, prober in zip(options.model, options.prober, strict=True):
-        measure(results, model, prober, prompts, options.rounds, options.only)
+        measure(results, model, prober, prompts, options)
     note = (
         f"torch threads per process: {torch.get_num_threads()}. Beginnings of {_WORDS} words, {NEW} "
         f"new tokens, greedy; {options.rounds} rounds in turn; streams are read by a client on the same "
@@ -198,8 +209,11 @@ def main(argv: list[str] | None = None) -> None:
     for section in options.only:
         results.note(section, note)
     typed = ["--articles", "FILE.jsonl", "--model", *options.model, "--only", *options.only]
+    typed += ["--device", options.device] if options.device != "auto" else []
+    typed += ["--dtype", options.dtype] if options.dtype else []
     command = invocation("serve.py", [*typed, "--rounds", str(options.rounds)])
-    sections = {TITLES[section]: results.body(section) for section in options.only}
+    kind = pick_device(options.device).type
+    sections = {f"{TITLES[section]} ({kind})": results.body(section) for section in options.only}
     publish(sections, command, write=options.write)
 
 

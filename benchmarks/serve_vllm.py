@@ -19,6 +19,8 @@ import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
 from itertools import chain
 from typing import Any
 
@@ -33,13 +35,53 @@ from probers.commands.compose import request
 from probers.engine.loading import CACHE, dequantised, locate
 from probers.testbed.assets import model_path
 
-TITLES = {"engine": "vLLM with scores (cpu)", "served": "vLLM with scores, served (cpu)"}
+TITLES = {"engine": "vLLM with scores", "served": "vLLM with scores, served"}
 HEADS = {
     "engine": "way | tokens/s | of plain | by processor time | target | verdict",
-    "served": "way | tokens/s | of plain | by processor time | between, ms | of plain's | target | verdict",
+    "served": "model | streams | way | tokens/s | of plain | by processor time | between, ms | of plain's | "
+    "target | verdict",
 }
 STREAMS = 16
-CONTEXT = {"max_model_len": 256, "max_num_seqs": STREAMS, "max_num_batched_tokens": 512}
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """How the servers run.
+
+    Attributes:
+        streams: texts at once; all are measured one after the other.
+        slower: times as long between two tokens with scores as without, at most.
+        share: of the accelerator's memory, for each of two servers; None leaves it to vLLM.
+    """
+
+    dtype: str = "bfloat16"
+    streams: tuple[int, ...] = (STREAMS,)
+    slower: float = 1.05
+    share: float | None = None
+
+    def limits(self) -> dict[str, float]:
+        """Options of vLLM."""
+        limits = {"max_model_len": 256, "max_num_seqs": max(self.streams), "max_num_batched_tokens": 512}
+        return limits if self.share is None else {**limits, "gpu_memory_utilization": self.share}
+
+
+def absent(device: str) -> str:
+    """Why vLLM cannot be measured on a device here; empty if it can."""
+    if find_spec("vllm") is None:
+        return "vLLM is not installed in this environment"
+    found = platform()
+    return "" if found == device else f"the vLLM in this environment runs on {found}, not on {device}"
+
+
+def platform() -> str:
+    """The kind of device that vLLM runs on here."""
+    from vllm.platforms import current_platform
+
+    return str(current_platform.device_type)
+
+
+#: A server's URL and processes.
+Server = tuple[str, list[psutil.Process]]
 
 
 def folder(model: str) -> str:
@@ -50,16 +92,17 @@ def folder(model: str) -> str:
     )
 
 
-def prompts_of(turn: int) -> list[str]:
+def prompts_of(turn: int, streams: int = STREAMS) -> list[str]:
     """Of a round, none of which the prefix cache has seen."""
-    return [f"Round {turn}, article {i}: The history of the town begins in" for i in range(STREAMS)]
+    text = f"Round {turn} of {streams}, article"
+    return [f"{text} {i}: The history of the town begins in" for i in range(streams)]
 
 
-def engine(results: Results, model: str, prober: str, rounds: int) -> None:
+def engine(results: Results, model: str, prober: str, rounds: int, setting: Setting) -> None:
     """The engine alone."""
     from vllm import SamplingParams
 
-    options = {"model": folder(model), "served_model_name": model, "dtype": "bfloat16", **CONTEXT}
+    options = {"model": folder(model), "served_model_name": model, "dtype": setting.dtype, **setting.limits()}
     plain, of_plain = started(options)
     scoring = {
         "worker_cls": "probers.serve.vllm.worker.ScoringWorker",
@@ -91,33 +134,43 @@ def engine(results: Results, model: str, prober: str, rounds: int) -> None:
     for name, values in measured.items():
         clock, processor = compared(measured["plain"], values)
         goal = (">= 0.95", verdict(statistics.median(clock) >= 0.95)) if name == "scored" else ()
-        results.row("engine", name, speeds(values), spread(clock), spread(processor), *goal)
+        results.row("engine", name, speeds(values, STREAMS), spread(clock), spread(processor), *goal)
 
 
-def served(results: Results, model: str, prober: str, rounds: int) -> None:
+def served(results: Results, model: str, prober: str, rounds: int, setting: Setting) -> None:
     """The servers, over HTTP."""
+    both = [serving(model, prober, setting, scored=scored) for scored in (False, True)]
+    with both[0] as plain, both[1] as ours:
+        for streams in setting.streams:
+            streamed(results, model, (plain, ours), streams, rounds, setting)
+
+
+def streamed(
+    results: Results, model: str, servers: Sequence[Server], streams: int, rounds: int, setting: Setting
+) -> None:
+    """The rows of one number of streams, of the server without scores and of the one with them."""
     ways = {"vllm serve": False, "with scores": True}
     measured: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
     between: dict[str, list[float]] = {name: [] for name in ways}
-    with serving(model, prober, scored=False) as plain, serving(model, prober, scored=True) as ours:
-        for turn in range(rounds + 1):
-            for name, (url, processes) in zip(ways, (plain, ours), strict=True):
-                begun, before = time.perf_counter(), used(processes)
-                made = together(url, model, prompts_of(turn), ignore_eos=True)
-                assert {text.tokens for text in made} == {NEW}
-                if turn:
-                    measured[name].append((time.perf_counter() - begun, used(processes) - before))
-                    between[name].append(statistics.mean(text.between for text in made))
+    for turn in range(rounds + 1):
+        for name, (url, processes) in zip(ways, servers, strict=True):
+            begun, before = time.perf_counter(), used(processes)
+            made = together(url, model, prompts_of(turn, streams), ignore_eos=True)
+            assert {text.tokens for text in made} == {NEW}
             if turn:
-                print(turn, {name: round(each[-1][0], 2) for name, each in measured.items()})
+                measured[name].append((time.perf_counter() - begun, used(processes) - before))
+                between[name].append(statistics.mean(text.between for text in made))
+        if turn:
+            print(turn, {name: round(each[-1][0], 2) for name, each in measured.items()})
     for name, scored in ways.items():
         clock, processor = compared(measured["vllm serve"], measured[name])
         waits = ratios(between[name], between["vllm serve"])
-        met = statistics.median(clock) >= 0.95 and statistics.median(waits) <= 1.05
+        met = statistics.median(clock) >= 0.95 and statistics.median(waits) <= setting.slower
         results.row(
-            "served", name, speeds(measured[name]), spread(clock), spread(processor),
-            spread([1000 * seconds for seconds in between[name]], 0), spread(waits),
-            *((">= 0.95, <= 1.05", verdict(met)) if scored else ()),
+            "served", f"{model}, {setting.dtype}", streams, name, speeds(measured[name], streams),
+            spread(clock), spread(processor),
+            spread([1000 * seconds for seconds in between[name]], 1), spread(waits, 3),
+            *((f">= 0.95, <= {setting.slower}", verdict(met)) if scored else ()),
         )  # fmt: skip
 
 
@@ -126,27 +179,28 @@ def compared(plain: Sequence[tuple[float, float]], ours: Sequence[tuple[float, f
     return [ratios([each[k] for each in plain], [each[k] for each in ours]) for k in (0, 1)]
 
 
-def speeds(measured: Sequence[tuple[float, float]]) -> str:
+def speeds(measured: Sequence[tuple[float, float]], streams: int) -> str:
     """Tokens per second of rounds."""
-    return spread([STREAMS * NEW / seconds for seconds, _ in measured], 0)
+    return spread([streams * NEW / seconds for seconds, _ in measured], 0)
 
 
 @contextmanager
-def serving(model: str, prober: str, *, scored: bool) -> Iterator[tuple[str, list[psutil.Process]]]:
-    """A server's URL and processes."""
+def serving(model: str, prober: str, setting: Setting, *, scored: bool) -> Iterator[Server]:
+    """A server."""
     from probers.serve.vllm.prober import command
 
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    typed = ["backend=vllm", f"model.name={model}", "model.dtype=bfloat16", f"port={port}"]
+    typed = ["backend=vllm", f"model.name={model}", f"model.dtype={setting.dtype}", f"port={port}"]
     argv, environment = command(request("serve", typed), prober)
     if not scored:
         environment = {}
         for option in ("--worker-cls", "--scheduler-cls", "--additional-config"):
             place = argv.index(option)
             del argv[place : place + 2]
-    argv += [word for name, value in CONTEXT.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    for name, value in setting.limits().items():
+        argv += [f"--{name.replace('_', '-')}", str(value)]
     server = subprocess.Popen(argv, env={**os.environ, **environment}, stdout=subprocess.DEVNULL)
     url = f"http://127.0.0.1:{port}"
     try:
@@ -194,12 +248,14 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--only", nargs="+", choices=TITLES, default=list(TITLES))
     parser.add_argument("--write", action="store_true", help="put the sections into RESULTS.md")
     asked = parser.parse_args(argv)
-    results = Results(HEADS)
+    results, setting = Results(HEADS), Setting()
     for section in asked.only:
-        {"engine": engine, "served": served}[section](results, asked.model, asked.prober, asked.rounds)
+        {"engine": engine, "served": served}[section](
+            results, asked.model, asked.prober, asked.rounds, setting
+        )
         note = f"{asked.model} in bfloat16, {STREAMS} streams of {NEW} tokens, {asked.rounds} rounds in turn."
         results.note(section, note)
-    bodies = {TITLES[section]: results.body(section) for section in asked.only}
+    bodies = {f"{TITLES[section]} ({platform()})": results.body(section) for section in asked.only}
     typed = [] if len(asked.only) == len(TITLES) else ["--only", *asked.only]
     publish(bodies, invocation("serve_vllm.py", typed), write=asked.write)
 

@@ -78,9 +78,9 @@ def by_turns(
         start = done % len(names)
         for name in names[start:] + names[:start]:
             gc.collect()
-            begun = _now(device)
+            begun = now(device)
             result = work[name]()
-            seconds[name].append(_now(device) - begun)
+            seconds[name].append(now(device) - begun)
             results.setdefault(name, result)
         done += 1
         if done == 1 and exactly is None:
@@ -93,9 +93,10 @@ def by_turns(
     return seconds, results
 
 
-def _now(device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+def now(device: torch.device | None) -> float:
+    """The time once the accelerator has done all that it was given; None is the one there is, if any."""
+    if device.type != "cpu" if device else torch.accelerator.is_available():
+        torch.accelerator.synchronize(device)
     return time.perf_counter()
 
 

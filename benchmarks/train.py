@@ -168,10 +168,10 @@ def real(data: Path) -> Found:
     return rows, notes
 
 
-def trained_on(store: Path, layers: Sequence[int], steps: int) -> dict[str, Any]:
+def trained_on(store: Path, layers: Sequence[int], steps: int, device: str = "auto") -> dict[str, Any]:
     """Figures of one training."""
     _say(f"{store.name}: layer {layers[0]} alone" if len(layers) == 1 else f"{store.name}: one pass")
-    return measure("fit", store=str(store), layers=list(layers), steps=steps)
+    return measure("fit", store=str(store), layers=list(layers), steps=steps, device=device)
 
 
 def command(data: Path, layer: str) -> tuple[float, float]:

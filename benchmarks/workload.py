@@ -17,7 +17,7 @@ from probers.prompts import TESTBED_PROMPT
 from probers.testbed.assets import load_corpus, load_questions
 
 CONTEXT = 2048
-SECTIONS = ("capture", "attention", "peers", "prefix", "batching")
+SECTIONS = ("capture", "attention", "states", "peers", "prefix", "batching")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,8 @@ class Options:
         repeats: rounds per cell; None chooses by how long one takes, at least 3 for the
             testbed and 2 for other models.
         answer_tokens: new tokens where prefix reuse is measured; batching uses half.
+        dtype: number format of models; None leaves each the one that it usually has here.
+        target: share of plain generation's speed that capture must reach; None goes by the model.
     """
 
     batches: tuple[int, ...] = (1, 8, 32)
@@ -41,6 +43,8 @@ class Options:
     mixed: int = 128
     mixed_lengths: tuple[int, int] = (20, 400)
     slow: bool = False
+    dtype: str | None = None
+    target: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,22 +77,31 @@ _GIVEN = {REAL: "SmolLM2-135M, bfloat16", "testbed": "testbed"}
 ABOUT = _GIVEN | {name: shape.about for name, shape in SHAPES.items()}
 
 
-def build(name: str, device: torch.device) -> CausalLM:
-    """The model called ``name``, which never ends a text by itself: all are as long as asked."""
-    if name in (REAL, "testbed"):
-        dtype = "float32" if name == "testbed" else "bfloat16"
+def build(name: str, device: torch.device, dtype: str | None = None) -> CausalLM:
+    """The model called ``name``, which never ends a text by itself: all are as long as asked.
+
+    Names other than those in ``ABOUT`` are folders and ids of the Hub.
+    """
+    if name in SHAPES:
+        shape = SHAPES[name]
+        dtype = dtype or ("bfloat16" if shape.cuda_only else "float32")
+        model, tokenizer = _random(shape, device, getattr(torch, dtype)), byte_tokenizer(shape.vocab)
+    else:
+        dtype = dtype or ("float32" if name == "testbed" else "bfloat16")
         lm = CausalLM.from_pretrained(name, device=str(device), dtype=dtype)
         model, tokenizer = lm.model, lm.tokenizer
-    else:
-        shape = SHAPES[name]
-        model, tokenizer = _random(shape, device), byte_tokenizer(shape.vocab)
     model.generation_config.eos_token_id = None
     model.generation_config.pad_token_id = 0
     tokenizer.eos_token = None
     return CausalLM(model, tokenizer, name=name)
 
 
-def _random(shape: Shape, device: torch.device) -> Any:
+def about(name: str, options: Options) -> str:
+    """What tables call a model."""
+    return f"{name}, {options.dtype}" if options.dtype else ABOUT.get(name, name)
+
+
+def _random(shape: Shape, device: torch.device, dtype: torch.dtype) -> Any:
     config = LlamaConfig(
         vocab_size=shape.vocab,
         hidden_size=shape.width,
@@ -103,9 +116,7 @@ def _random(shape: Shape, device: torch.device) -> Any:
     )
     torch.manual_seed(0)
     with torch.device(device):  # made where it runs: 7B parameters are slow to draw and to move
-        model = AutoModelForCausalLM.from_config(
-            config, dtype=torch.bfloat16 if shape.cuda_only else torch.float32
-        )
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     return model.eval()
 
 

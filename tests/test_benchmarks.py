@@ -20,16 +20,19 @@ import capture
 import clock
 import cost
 import fits
+import gpu
+import labels
 import memory
 import peers
 import report
+import serve_vllm
 import texts
 import workload
 from refusals import fails
 from released import Plain, Released
 from reuse import PaddingCount
 from synthetic import synthetic
-from timing import Results, by_turns
+from timing import Results, by_turns, verdict
 from workload import Options
 
 import rag as rag_benchmark
@@ -68,7 +71,7 @@ def test_every_row_is_there_and_all_ways_agree(lm: CausalLM, monkeypatch: pytest
     capture.measure("tiny", lm, SMALL, results)
     assert results.same
     assert not [note for notes in results.notes.values() for note in notes if "**" in note]
-    names = ["plain `generate`", "entropies, log-probs", "+ mean of all layers"]
+    names = ["plain `generate`", cost.STATES, "entropies, log-probs", "+ mean of all layers"]
     names += ["+ last layer's attention rows"]
     assert [row[1:3] for row in cells(results, "capture")] == [[b, w] for b in "13" for w in names]
     figures = ("seconds", "seconds, forward calls alone", "extra memory, MB")
@@ -238,6 +241,11 @@ def test_a_failure_keeps_what_was_measured(
         (rag_benchmark.main, "--only speed", "'speed'"),
         (rag_benchmark.main, "--lengths 0", "at least 1"),
         (rag_benchmark.main, "--questions x", "whole numbers"),
+        (gpu.main, "--device tpu", "tpu is not a device"),
+        (gpu.main, "--device mps:99", "this machine has . mps"),
+        (gpu.main, "--device cpu --model tiny", "tiny has no folder"),
+        (gpu.main, "--device cpu --dtypes float32,float8", "float8: cpu has float32"),
+        (gpu.main, "--device cpu --only speed", "'speed'"),
     ],
 )
 def test_wrong_flags_are_named(
@@ -426,3 +434,116 @@ def test_the_table_of_labelled_texts_is_complete(labelled: str, monkeypatch: pyt
 def test_results_name_no_folder_of_the_machine_they_were_measured_on():
     given = ["--folder", "/somewhere", "--sizes", "10,20", "--write"]
     assert report.invocation("x.py", given) == "python benchmarks/x.py --sizes 10,20 --write"
+
+
+@pytest.fixture
+def verdicts(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """What the sections of gpu.py find of the target of the server, in place of running them."""
+    found: list[bool] = []
+
+    def run(job: gpu.Job, only: object, missed: list[str], *, training: bool) -> None:
+        for reached in found:
+            cells = ("server with scores", "", "", "", ">= 0.95 of no scores", verdict(reached))
+            job.results.row("serve", job.title, 16, *cells)
+
+    monkeypatch.setattr(gpu, "run", run)
+    monkeypatch.setattr(gpu, "dtypes_of", lambda device: ["float32"])
+    return found
+
+
+def test_a_missed_target_fails_the_run_and_is_named(
+    verdicts: list[bool], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(gpu, "pick_device", lambda name: torch.device("meta"))
+    monkeypatch.setattr(gpu, "device_name", lambda device: "a card")
+    verdicts += [True, True]
+    assert gpu.main(["--model", "some/model"]) == 0
+    out = capsys.readouterr().out
+    assert "PASS: some/model on a card" in out and "missed" not in out and gpu.NOT_JUDGED not in out
+    verdicts[1] = False
+    assert gpu.main(["--model", "some/model"]) == 1
+    out = capsys.readouterr().out
+    (missed,) = [line for line in out.splitlines() if line.startswith("missed: ")]
+    assert missed.startswith("missed: server: some/model, float32 | 16 | server with scores")
+    assert "FAIL: some/model on a card" in out and "| met |" in out
+    with pytest.raises(SystemExit, match="2"):
+        gpu.main([])
+    assert "name the model" in capsys.readouterr().err
+
+
+def test_no_target_is_judged_on_a_cpu(verdicts: list[bool], capsys: pytest.CaptureFixture[str]) -> None:
+    verdicts += [True, False]
+    assert gpu.main(["--device", "cpu"]) == 0
+    out = capsys.readouterr().out
+    assert out.count(f"| {gpu.NOT_JUDGED} |") == 2 and "met" not in out and "PASS: testbed on CPU" in out
+
+
+def test_other_texts_fail_the_run_on_a_cpu_too() -> None:
+    results = Results(gpu.HEADS)
+    assert gpu.judge(results, CPU) == []
+    results.same = False
+    assert "did not write the same" in gpu.judge(results, CPU)[0]
+
+
+def test_a_section_that_fails_is_named_and_the_others_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object) -> dict[str, float]:
+        raise RunError("no example was kept")
+
+    monkeypatch.setattr(labels, "ours", fail)
+    monkeypatch.setattr(serve_vllm, "find_spec", lambda name: None)
+    assert gpu.main(["--device", "cpu", "--dtypes", "float32", "--only", "labels", "vllm"]) == 1
+    out = capsys.readouterr().out
+    assert "missed: labels from articles, testbed, float32 failed: RunError: no example was kept" in out
+    assert "skipped: vLLM is not installed in this environment" in out
+    assert "missed" not in out.partition("labels from articles, ")[2] and "FAIL: testbed" in out
+
+
+def test_vllm_for_another_device_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve_vllm, "find_spec", lambda name: object())
+    monkeypatch.setattr(serve_vllm, "platform", lambda: "cpu")
+    assert serve_vllm.absent("cpu") == ""
+    assert serve_vllm.absent("cuda") == "the vLLM in this environment runs on cpu, not on cuda"
+
+
+@pytest.mark.parametrize("peaks", [True, False])
+def test_memory_of_an_accelerator_is_what_its_module_tells(
+    peaks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of cuda and xpu the peak; mps tells only what its allocator holds."""
+    asked: list[str] = []
+
+    def told(name: str, *values: int) -> Callable[..., int | None]:
+        left = list(values)
+        return lambda *_: asked.append(name) or (left.pop(0) if left else None)
+
+    if peaks:
+        names = {"reset_peak_memory_stats": (), "memory_allocated": (30,), "max_memory_allocated": (100,)}
+    else:
+        names = {"empty_cache": (), "driver_allocated_memory": (30, 100)}
+    module = type("Module", (), {name: staticmethod(told(name, *values)) for name, values in names.items()})
+    monkeypatch.setattr(torch, "get_device_module", lambda device: module)
+    assert memory.growth(lambda: asked.append("work"), torch.device("meta")) == 70
+    assert asked.index("work") == 2 and set(asked) == {"work", *names}
+
+
+@pytest.mark.long
+def test_the_benchmarks_of_an_accelerator_all_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = replace(gpu.SMALL.options, repeats=1, batches=(2,), prompt_tokens=24, new_tokens=4)
+    sizes = replace(gpu.SMALL, options=small, articles=20, examples=240, streams=(1, 3), rounds=1)
+    monkeypatch.setattr(gpu, "SMALL", sizes)
+    monkeypatch.setattr(serve_vllm, "find_spec", lambda name: None)
+    written: dict[str, str] = {}
+    monkeypatch.setattr(report, "write_section", lambda name, command, body: written.update({name: body}))
+    assert gpu.main(["--device", "cpu", "--dtypes", "float32", "--write"]) == 0
+    assert list(written) == [f"make gpu: {title} (testbed, cpu)" for title in gpu.TITLES.values()]
+    rows = {}
+    for section, body in zip(gpu.TITLES, written.values(), strict=True):
+        lines = [line for line in body.splitlines() if line.startswith("| ")]
+        assert lines[0] == f"| {gpu.HEADS[section]} |" and len({line.count(" | ") for line in lines}) == 1
+        rows[section] = len(lines) - 2
+    assert rows == {"capture": 4, "memory": 3, "labels": 1, "train": 1, "serve": 4, "vllm": 1}
+    assert "PASS: testbed on CPU" in capsys.readouterr().out

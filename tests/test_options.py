@@ -92,7 +92,7 @@ OTHERS = [
     (str | None, ["", "a\nb", None], [1, True, [], {}]),
     (Literal["mean", "last"], ["mean"], ["Mean", "", None, 1, ["mean"]]),
     (BatchSize, ["auto", 8], ["Auto", 0, -1, 2.5, "8", None]),
-    (Device, ["auto", "cpu", "cuda", "cuda:11"], ["gpu", "cuda:", "cuda:1111", "cpu\n", 0]),
+    (Device, ["auto", "cpu", "cuda", "cuda:11", "xpu", "mps:0"], ["gpu", "cuda:", "cuda:1111", "cpu\n", 0]),
     (list[Count], [[], [1, 2]], [[0], [1.5], ["1"], 1, {"a": 1}, [[1]]]),
     (tuple[Share, Share], [[0, 1]], [[0], [0, 1, 1], [0, 2], "01"]),
     (dict[str, Count], [{}, {"a": 1}], [{"a": 0}, {"a": "1"}, [1], "a"]),

@@ -219,6 +219,7 @@ def test_wrong_requests(store: FeatureStore, tmp_path: Path, monkeypatch: Monkey
         ([], "runs/"), (["data=nowhere"], "nowhere"), (["data=half"], "0 of 2 shards"),
         ([data, "layer=9"], "layers 0-3 of testbed"), ([data, "threshold=best"], "threshold=best"),
         ([data, "combine=votes"], "combine=votes", "logits"), ([data, "device=cuda:99"], "device=cuda:99"),
+        ([data, "device=xpu"], "device=xpu", "cuda or mps"),
         ([data, "resamples=3"], "resamples=3", "100"), ([data, "threshold=budget"], "threshold=budget"),
         ([data, "calibration=beta"], "calibration=beta", "platt"),
         ([data, "aggregate=sum"], "aggregate=sum", "max", "last"), ([data, "split=[0.5,0.5]"], "split="),

@@ -63,12 +63,12 @@ class Fitting:
 
     def hardware(self) -> dict[str, Any]:
         """Options of Lightning's trainer for ``device``; UserError for one that this machine lacks."""
-        import torch
+        from probers.engine.loading import pick_device
 
         kind, _, index = self.device.partition(":")
-        if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
-            there = f"this machine has {torch.cuda.device_count()} CUDA devices"
-            raise UserError(f"device={self.device}: {there}; use cpu")
+        if kind == "xpu":
+            raise UserError(f"device={self.device}: heads are trained on cpu, cuda or mps", "unsupported")
+        pick_device(self.device)
         return {"accelerator": kind, "devices": [int(index)] if index else 1}
 
 

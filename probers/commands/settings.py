@@ -21,7 +21,10 @@ Kind = TypeVar("Kind")
 _Each = TypeVar("_Each")
 
 BatchSize = Literal["auto"] | Count
-Device = Annotated[str, Limits("auto, cpu, cuda or cuda:<number>", pattern=r"^(auto|cpu|cuda(:\d{1,3})?)$")]
+Device = Annotated[
+    str, Limits("auto, cpu, or cuda, xpu or mps with a number as in cuda:1 or without",
+                pattern=r"^(auto|cpu|(cuda|xpu|mps)(:\d{1,3})?)$"),
+]  # fmt: skip
 #: A URL is kept in records, so that it holds no secret.
 Engine = Annotated[
     str,

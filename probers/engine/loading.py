@@ -50,8 +50,10 @@ def pick_device(device: str) -> torch.device:
         chosen = torch.device(device)
     except RuntimeError as error:
         raise UserError(f"device={device} is not a device: use auto, cpu, cuda or cuda:<n>") from error
-    if chosen.type == "cuda" and (chosen.index or 0) >= (count := torch.cuda.device_count()):
-        raise UserError(f"device={device} is not among {count} CUDA devices", "unsupported")
+    if (kind := chosen.type) in ("cuda", "xpu", "mps"):
+        count = torch.get_device_module(kind).device_count()
+        if (chosen.index or 0) >= count:
+            raise UserError(f"device={device}: this machine has {count} {kind} devices", "unsupported")
     return chosen
 
 
@@ -87,7 +89,7 @@ class Loading:
     Attributes:
         dtype: "auto" (on a CPU float32, or bfloat16 where the processor has it; else the
             checkpoint's), "float32", "bfloat16", "float16".
-        device: "auto", "cpu", "cuda", "cuda:1", ..
+        device: "auto", "cpu", "cuda", "cuda:1", "xpu", "mps", ..
         device_map: spread the model over devices, as transformers does ("auto", or a
             mapping of modules); needs accelerate. In place of ``device``.
         quantization: what transformers takes as a quantization config, e.g.
