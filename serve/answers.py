@@ -99,7 +99,7 @@ def as_events(whole: Mapping[str, Any], *, with_usage: bool) -> Iterator[bytes]:
     """The events of a stream that say what a whole response does, where nothing could be sent before."""
     kind = str(whole["object"])
     begun = {name: value for name, value in whole.items() if name not in ("choices", "usage")}
-    begun["object"] = kind if kind.endswith("chunk") or "chat" not in kind else f"{kind}.chunk"
+    begun["object"] = f"{kind}.chunk" if kind.startswith("chat") else kind
     for choice in whole["choices"]:
         rest = dict(choice)
         if (message := rest.pop("message", None)) is not None:
@@ -115,9 +115,9 @@ def as_events(whole: Mapping[str, Any], *, with_usage: bool) -> Iterator[bytes]:
 class Choice:
     """One text of a response while it grows; ``finished`` once its last piece was made.
 
-    ``returned`` is unset by whoever puts another text in its place.
-    ``alternatives`` is the number of likeliest tokens per place; None leaves log-probabilities out.
-    ``acting`` decides on its score, None: it is not scored. ``thinking`` has the marks of its reasoning.
+    ``returned`` is unset by whoever puts another text in its place. ``alternatives`` is the number of
+    likeliest tokens per place; None leaves log-probabilities out. ``acting`` decides on its score, None: it
+    is not scored. ``thinking`` has the marks of its reasoning.
     """
 
     def __init__(

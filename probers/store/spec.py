@@ -69,7 +69,8 @@ class FeatureSpec:
     """Specification of the vectors read from a model, one per text and layer.
 
     Layers, site and pool are those of :class:`.Feature`. ``width`` is the length of a vector, the model's
-    unless the pooling changes it; ``position`` the tokens that are pooled, "generated" without the prompt;
+    unless the pooling changes it; ``position`` the tokens that are pooled, "generated" without the prompt,
+    "answer" or "thinking" a part of these;
     ``dtype`` the number format of the stored vectors; ``prompt`` a fingerprint of the template, "" for none.
     """
 

@@ -85,9 +85,9 @@ class ForeignChoice:
             return end
         return sum(stop <= parts[1][0] + self._growing.sure for stop in ends[:end])
 
-    def release(self) -> str:
-        """What of the answer may be sent and was not yet."""
-        sure = len(self._answer) if self._growing is None else self._growing.sure
+    def release(self, *, everything: bool = False) -> str:
+        """What of the answer may be sent and was not yet; ``everything`` where it cannot be judged."""
+        sure = len(self._answer) if self._growing is None or everything else self._growing.sure
         start, self._sent = self._sent, max(self._sent, sure)
         return self._answer[start : self._sent]
 

@@ -14,7 +14,7 @@ import re
 from argparse import Namespace
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from fastapi import Depends, FastAPI, Request
 from fastapi.responses import JSONResponse, StreamingResponse
@@ -38,6 +38,7 @@ from .choice import FORCED, ForeignChoice
 from .feed import Scored, ScoreFeed
 from .prober import ServedProber
 
+T = TypeVar("T")
 _Asked: TypeAlias = CompletionRequest | ChatCompletionRequest
 _DATA = "data: "
 
@@ -278,7 +279,7 @@ class _Response:
         elif told.get("token_ids") and await self._scores(chunk["id"], index, choice):
             end = choice.settled()
             await self._feed.until(lambda: len(choice.scores or ()) >= end)
-            start, end = choice.told, choice.look(end)
+            start, end = choice.told, await self._aside(choice.look, end)
             told["hallucination"] = choice.chunk(end)
             if choice.high is None:
                 self._hold(told, choice, start, end)
@@ -286,16 +287,22 @@ class _Response:
             self._over.add(index)
             told["finish_reason"], kept = FINISH, choice.kept() or 0
             self._hold(told, choice, choice.told, choice.billed())
-            told["hallucination"] = choice.whole(kept)
+            told["hallucination"] = await self._aside(choice.whole, kept)
         elif told.get("finish_reason"):
             self._hold(told, choice, choice.told, len(choice.ids))
 
+    async def _aside(self, work: Callable[..., T], *given: Any) -> T:
+        """Run what finds entities on its own thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._assessing.thread, work, *given)
+
     def _hold(self, told: dict[str, Any], choice: ForeignChoice, start: int, end: int) -> None:
         """Send of a chunk only what was judged, tokens from ``start`` to ``end`` and their text."""
-        if self._acting.action != "stop":
+        if self._acting.action != "stop" or choice.scores is None:
             return
+        field = told.get("hallucination")
+        judged = field is not None and "not_scored" not in field
         said, name = (told["delta"], "content") if self._chat else (told, "text")
-        piece = choice.release()
+        piece = choice.release(everything=bool(told.get("finish_reason")) and not judged)
         if piece or said.get(name):
             said[name] = piece
         if told.get("logprobs") is not None:
@@ -353,7 +360,7 @@ class _Response:
             choice.look(kept, over=True)
             return choice.whole(kept)
 
-        return await asyncio.get_running_loop().run_in_executor(self._assessing.thread, assessed)
+        return await self._aside(assessed)
 
     def _without(self, body: dict[str, Any], null: bool = False) -> dict[str, Any]:
         """Remove the fields that the client did not ask for; in a whole answer they become null."""
