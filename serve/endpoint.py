@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 _POLL = 0.5  # seconds between checks that a waiting client is still there
 _MOST_TEXTS = 64  # texts of one request
 _FRESH = {"Cache-Control": "no-store"}
+_GONE = ApiError(499, "the client is gone")
 
 log = logging.getLogger(__name__)
 
@@ -179,7 +180,7 @@ class Endpoint:
                     for choice in choices:
                         choice.look()
                 elif await http.is_disconnected():
-                    raise ApiError(499, "the client is gone")
+                    raise _GONE
         finally:
             for text in texts:
                 text.cancelled = True  # no effect on texts that are over
@@ -201,6 +202,8 @@ class Endpoint:
             for draw in range(1, acting.draws):
                 if not (open_ := [i for i, own in enumerate(draws) if own[-1][0]["hallucination"]["fires"]]):
                     break
+                if await http.is_disconnected():
+                    raise _GONE
                 again, changed = await self._begin(request, frame, began, acting, draw=draw, only=open_)
                 await self._written(again, changed, http)
                 for place, choice in zip(open_, again, strict=True):

@@ -221,14 +221,12 @@ def test_a_client_that_leaves_ends_its_draws(server: Running) -> None:
     assert server.idle()
 
 
-def test_a_stopping_criterion_stops_where_the_server_does(
-    server: Running, lm: CausalLM, bank: ProbeBank
-) -> None:
+def test_a_stopping_criterion_stops_where_the_server_does(server: Running, bank: ProbeBank) -> None:
+    lm = CausalLM.from_pretrained("testbed", dtype="float32")  # the server has its own
     prompt = ASKED[1]
     scores = [span["score"] for span in complete(server, prompt).choices[0].hallucination["spans"]]
     for threshold in (float(np.median(scores)), max(scores) + 1):
         with_stop = complete(server, prompt, on_high="stop", threshold=threshold).choices[0]
-        assert server.idle()
         stop = bank.stopping_criteria(lm.model, lm.tokenizer, threshold, unit="span")
         given = lm.tokenizer([prompt], return_tensors="pt")
         made = lm.model.generate(
