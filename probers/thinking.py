@@ -16,6 +16,19 @@ from .types import UserError
 Span = tuple[int, int]
 #: What of a text is read and labelled.
 Part = Literal["both", "answer", "thinking"]
+#: Parts that are less than the text, which are positions of a store's features too.
+PARTS: tuple[Part, ...] = ("answer", "thinking")
+
+
+def part_at(position: str) -> Part:
+    """The part of a text that features of a position are of."""
+    return next((part for part in PARTS if part == position), "both")
+
+
+def position_of(part: Part) -> str:
+    """The position of features that are pooled over a part of a text."""
+    return "generated" if part == "both" else part
+
 
 #: Marks of known models, as they are looked for.
 _KNOWN = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<seed:think>", "</seed:think>"))

@@ -142,7 +142,7 @@ class Choice:
         said = self._split(self._raw(count, over), over)[1]
         if said is None:
             return
-        own = self._within(said, count)
+        own = self._among(said, range(count))
         scores = [self.text.scores[token] for token in own]
         places = [place_in(self.text.ends, said, token) for token in own]
         self._growing.read(self._raw(count, over)[slice(*said)], places, scores, over=over)
@@ -167,7 +167,7 @@ class Choice:
         count = self.written
         if said is not None and self.high is not None:
             count = bisect_right(self.text.ends, said[0] + self.high.start, 0, count)
-        return count, 0 if thought is None else len(self._within(thought, count))
+        return count, len(self._among(thought, range(count)))
 
     def news(self) -> dict[str, Any] | None:
         """The next piece, or None where nothing is certain yet."""
@@ -228,7 +228,7 @@ class Choice:
     def _part(self, assess: Assessor, span: Span, kept: int) -> dict[str, Any]:
         """Assess a part of the text by the tokens in it."""
         text = self.text
-        own = self._within(span, kept)
+        own = self._among(span, range(kept))
         far = None if text.distances is None else [text.distances[token] for token in own]
         before = text.request.prompt.text + text.text[: span[0]]
         return assess.response(before, text.text[slice(*span)], self._lists(own, span), far)
@@ -250,9 +250,6 @@ class Choice:
             pieces[name] = self.text.text[start:end]
             self._sent[name] = max(start, end)
         return pieces
-
-    def _within(self, span: Span, count: int) -> list[int]:
-        return self._among(span, range(count))
 
     def _among(self, span: Span | None, tokens: Sequence[int]) -> list[int]:
         return [] if span is None else tokens_in(self.text.ends, span, tokens)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import math
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from importlib.resources import files
 from pathlib import Path
@@ -119,21 +119,7 @@ def _tell_errors(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: HttpRequest, error: RequestValidationError) -> Response:
-        return told(_of_validation(error.errors()))
-
-
-def _of_validation(errors: Sequence[Mapping[str, Any]]) -> ApiError:
-    """Describe the first mistake in a request's body."""
-    first = errors[0]
-    if first["type"] == "json_invalid":
-        return ApiError(400, f"the body is not JSON: {first['ctx']['error']}")
-    place = [part for part in first["loc"] if part != "body"]
-    named = [f"[{part}]" if isinstance(part, int) else f".{part}" for part in place]
-    param = "".join(named).removeprefix(".") or None
-    if first["type"] == "extra_forbidden":
-        return ApiError(400, f"Unrecognized request argument supplied: {param}", param)
-    # With several forms the place names a form of ours after the user's field.
-    return ApiError(400, f"{place[0] if place else 'the body'}: {first['msg']}", param)
+        return told(ApiError.of_validation(error.errors()))
 
 
 class Guard:

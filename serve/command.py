@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _EXTRA = ("fastapi", "uvicorn", "prometheus_client")
 #: Options of backend=transformers; vLLM has its own.
-_OWN = ("rows", "threads", "queue", "max_tokens", "cache_megabytes", "log_requests")
+_OWN = ("thinking", "rows", "threads", "queue", "max_tokens", "cache_megabytes", "log_requests")
 _LOCAL = ("127.0.0.1", "localhost", "::1")
 
 log = logging.getLogger(__name__)

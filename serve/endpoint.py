@@ -26,7 +26,7 @@ from probers.thinking import Thinking
 
 from .answers import Choice, Frame, as_events, as_json, sse, usage_of
 from .errors import ApiError
-from .on_high import OnHigh, headers, lowest
+from .on_high import OnHigh, headers
 from .protocol import ChatRequest, Request
 from .scheduler import Scheduler, ScoredText
 from .settings import Serve
@@ -316,24 +316,18 @@ def _sampling(request: Request, draw: int = 0) -> Sampling | None:
 
 def _abstained(acting: OnHigh, told: dict[str, Any], choice: Choice) -> dict[str, Any]:
     """A choice, or the sentence of ``abstain`` in its place."""
-    span = choice.high or acting.worst(told["hallucination"])
-    if span is None and not told["hallucination"]["fires"]:
+    if (found := acting.abstained(told, choice.high, choice.written)) is None:
         return told
     choice.returned = False
-    return acting.abstained(told, span, choice.written)
+    return found
 
 
 def _best(acting: OnHigh, draws: Sequence[tuple[dict[str, Any], Choice]]) -> tuple[dict[str, Any], Choice]:
-    """The draw with the lowest score, and what was done to get it."""
+    """The draw that ``retry`` returns, and what was done to get it."""
     fields = [told["hallucination"] for told, _ in draws]
-    place = lowest(fields)
+    place, acted = acting.chosen(fields, [choice.written for _, choice in draws])
     told, choice = draws[place]
-    if len(draws) > 1:
-        discarded = sum(other.written for _, other in draws) - choice.written
-        scores = [field["score"] for field in fields]
-        acted = acting.acted(acting.worst(fields[0]), discarded=discarded, scores=scores)
-        told = told | {"hallucination": told["hallucination"] | {"acted": acted}}
-    return told, choice
+    return told | {"hallucination": told["hallucination"] | {"acted": acted}}, choice
 
 
 def _stream(chunks: AsyncIterator[bytes], end: Callable[[], None]) -> Response:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,20 @@ class ApiError(Exception):
     def of(cls, error: ProbersError) -> ApiError:
         """Make the error of one of our own."""
         return cls(400 if isinstance(error, UserError) else 500, str(error))
+
+    @classmethod
+    def of_validation(cls, errors: Sequence[Mapping[str, Any]], *before: str) -> ApiError:
+        """Describe the first mistake in a request's body; ``before`` are fields around what was checked."""
+        first = errors[0]
+        if first["type"] == "json_invalid":
+            return cls(400, f"the body is not JSON: {first['ctx']['error']}")
+        place = [part for part in (*before, *first["loc"]) if part != "body"]
+        named = [f"[{part}]" if isinstance(part, int) else f".{part}" for part in place]
+        param = "".join(named).removeprefix(".") or None
+        if first["type"] == "extra_forbidden":
+            return cls(400, f"Unrecognized request argument supplied: {param}", param)
+        # With several forms the place names a form of ours after the user's field.
+        return cls(400, f"{place[0] if place else 'the body'}: {first['msg']}", param)
 
     def body(self) -> dict[str, Any]:
         """The body of the response."""

@@ -78,8 +78,16 @@ class OnHigh:
         told = None if span is None else asdict(span)
         return {"action": self.action, "span": told, "discarded_tokens": discarded, "scores": list(scores)}
 
-    def abstained(self, choice: Mapping[str, Any], span: ScoredSpan | None, tokens: int) -> dict[str, Any]:
-        """The choice of a whole answer with the sentence in the place of its text of so many ``tokens``."""
+    def abstained(
+        self, choice: Mapping[str, Any], high: ScoredSpan | None, tokens: int
+    ) -> dict[str, Any] | None:
+        """The whole choice with the sentence in the place of its text of so many ``tokens``.
+
+        None where its score is low enough; ``high`` is the span that has ended it before, if any.
+        """
+        span = high or self._worst(choice["hallucination"])
+        if span is None and not choice["hallucination"]["fires"]:
+            return None
         field = self.assess.response("", "", self.assess.token_lists([], [], [], []))
         said: dict[str, Any] = {"text": self.abstention}
         if "message" in choice:
@@ -87,16 +95,28 @@ class OnHigh:
         field |= {"acted": self.acted(span, discarded=tokens)}
         return {**choice, **said, "finish_reason": FINISH, "logprobs": None, "hallucination": field}
 
-    def worst(self, told: Mapping[str, Any]) -> ScoredSpan | None:
+    def chosen(
+        self, fields: Sequence[Mapping[str, Any] | None], tokens: Sequence[int]
+    ) -> tuple[int, dict[str, Any] | None]:
+        """Place of the draw of ``retry`` that is returned, and the field ``acted``.
+
+        ``fields`` are those of all draws, None for one that is not scored, and ``tokens`` how many each has.
+        The first draw stays, and nothing was done, where there is no other or it was low enough. A draw in
+        which nothing is judged is as good as can be.
+        """
+        first = fields[0]
+        if len(fields) == 1 or first is None or not first["fires"]:
+            return 0, None
+        scores = [None if field is None else field["score"] for field in fields]
+        known = [i for i, field in enumerate(fields) if field is not None]
+        place = min(known, key=[float("-inf") if score is None else score for score in scores].__getitem__)
+        discarded = sum(tokens) - tokens[place]
+        return place, self.acted(self._worst(first), discarded=discarded, scores=scores)
+
+    def _worst(self, told: Mapping[str, Any]) -> ScoredSpan | None:
         """The worst span of an answer's ``hallucination``, where it is above the threshold."""
         above = [ScoredSpan(**span) for span in told["spans"] if span["score"] > self.assess.threshold]
         return max(above, key=lambda span: span.score, default=None)
-
-
-def lowest(fields: Sequence[Mapping[str, Any]]) -> int:
-    """Place of the draw with the lowest score; one in which nothing is judged is as good as can be."""
-    scores = [field["score"] for field in fields]
-    return min(range(len(scores)), key=lambda i: float("-inf") if scores[i] is None else scores[i])
 
 
 def headers(choices: Sequence[Mapping[str, Any]]) -> dict[str, str]:

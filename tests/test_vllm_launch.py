@@ -182,6 +182,7 @@ def test_probers_serve_prints_the_command_or_says_what_vllm_does_not_offer(
         ("prober=none", "[conflict]"),
         ("rows=8", "rows=8"),
         ("threads=1", "threads=1"),
+        ("thinking=none", "thinking=none"),
         ("backend=transformers", "backend=vllm"),
     ]:
         with pytest.raises(SystemExit) as ended:

@@ -24,7 +24,7 @@ from probers.equivalence import EntityMatcher
 from probers.evaluation.answers import Rule, accuracy_contains, exact_match, f1_score, final_answer, right_by
 from probers.prompts import PromptTemplate, passages_that_fit
 from probers.store.store import FeatureStore
-from probers.thinking import Part, answer_in, part_of
+from probers.thinking import Part, answer_in, part_of, position_of
 from probers.types import Generation, Needs, Question, Retriever, UserError
 from probers.uncertainty.detectors import Asked, Detectors
 from probers.uncertainty.meaning import by_matcher
@@ -103,14 +103,12 @@ class CotBuilder(LabelBuilder):
     item_name = unit_name = "question"
     wrong_name = "wrong"
     pools = ("mean", "last", "mind", "prompt")
-    position = "generated"
     balance_by = ("split", "condition")
     parts = 2
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.part != "both":
-            self.position = self.part
+        self.position = position_of(self.part)
         # Until all entropies are known, labels by them are exact match.
         unlabelled = self.label == BY_ENTROPY
         self._right = parse_label("em" if unlabelled else self.label, self.acc, self.matcher)
@@ -129,6 +127,9 @@ class CotBuilder(LabelBuilder):
     def prepare(cls, settings: Datagen) -> Prepared:
         """Check the settings and read the questions and passages."""
         draws = cls._draws(settings)
+        if settings.reads != "both" and "prompt" in settings.pool:
+            told = f"reads={settings.reads} has no pool=prompt, the state before the whole text"
+            raise UserError(f"{told}: give reads=both, or another pool", "conflict")
         matcher = load_matcher(settings) if settings.label == "match" or draws else None
         if settings.label != BY_ENTROPY:
             parse_label(settings.label, settings.acc, matcher)

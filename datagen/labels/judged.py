@@ -29,7 +29,7 @@ from probers.options import shown
 from probers.prompts import PromptTemplate
 from probers.store.store import FeatureStore
 from probers.text import split_sentences
-from probers.thinking import Part, part_of
+from probers.thinking import Part, part_of, position_of
 from probers.types import Generation, Needs, UserError
 
 from ..judges.base import JUDGED, WRONG, Answer, Grounds, Judge, Ruling
@@ -108,8 +108,8 @@ class JudgedBuilder(LabelBuilder):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        whole = "generated" if self.part == "both" else self.part
-        self.position = {"span": "entity", "answer": whole}.get(self.unit, self.unit)
+        of_unit = {"span": "entity", "answer": position_of(self.part)}
+        self.position = of_unit.get(self.unit, self.unit)
         self._rows = MarkedRows(self.unit, self.needs, self.part)
         self._bare = self.prompt if self.lm is None else self.prompt.bare(self.lm)
 

@@ -19,7 +19,7 @@ from probers.engine.model import CausalLM
 from probers.engine.tokens import encode_answer
 from probers.prompts import PromptTemplate
 from probers.store.store import FeatureStore
-from probers.thinking import Part
+from probers.thinking import Part, position_of
 from probers.types import Generation, Needs, UserError
 
 from .base import TOO_LONG, Examples, LabelBuilder, Prepared
@@ -64,8 +64,7 @@ class TextsBuilder(LabelBuilder):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        whole = "generated" if self.part == "both" else self.part
-        self.position = whole if self.unit == "answer" else self.unit
+        self.position = position_of(self.part) if self.unit == "answer" else self.unit
         self._rows = MarkedRows(self.unit, self.needs, self.part)
 
     @classmethod

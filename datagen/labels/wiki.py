@@ -193,6 +193,9 @@ class WikiBuilder(LabelBuilder):
     def prepare(cls, settings: Datagen) -> Prepared:
         """Check the settings, read the articles and make the first cut."""
         limit = settings.limit
+        if settings.reads != "both":
+            told = f"reads={settings.reads}: source=wiki continues articles, which have no thinking"
+            raise UserError(f"{told}: leave it out", "conflict")
         if isinstance(limit, Mapping):
             told = f"limit={shown(limit)} is for source=cot: give one number with source=wiki"
             why = "articles are drawn before they are split, and balance_to sets the examples per split"

@@ -23,7 +23,7 @@ from ..entities import Recogniser, tokens_of, with_scores, written_entities
 from ..online.growing_spans import ScoredSpan
 from ..online.scores import PIECES, Aggregate, Prober, aggregate
 from ..text import split_sentences
-from ..thinking import Part, part_of
+from ..thinking import part_at, part_of
 from ..types import Generation, UserError
 from ..uncertainty import surprise
 from .domain import Domain
@@ -113,7 +113,7 @@ class Assessor:
         self.promise = bank.promise if same else None
         spec = bank.spec
         self._pooled = spec.pool not in ("tokens", "predicting")
-        self._part: Part = spec.position if spec.position in ("answer", "thinking") else "both"  # type: ignore[assignment]
+        self._part = part_at(spec.position)
         own = self.unit == "span" and spec.position in ("sentence", "claim", "token")
         self._sentences = own or self.unit == "sentence"
         of_entities = self.unit == "span" and not own and (not self._pooled or spec.position == "span")

@@ -24,7 +24,6 @@ _AHEAD = 3
 _SENTENCES = 3
 #: Characters before them by which the recogniser knows whether a sentence begins.
 _CONTEXT = 500
-#: A text up to the end of its last whole word.
 _WHOLE_WORDS = re.compile(r".*[\s,;:!?)\]”\"]", re.DOTALL)
 _WORD = re.compile(r"\S+")
 #: An opening quotation mark whose end is not there yet: what it quotes may be a title.
@@ -52,6 +51,12 @@ class Judge(Protocol):
     ) -> list[ScoredSpan]: ...
 
 
+def whole_words(text: str) -> str:
+    """A growing text up to the end of its last whole word."""
+    found = _WHOLE_WORDS.match(text)
+    return found.group() if found else ""
+
+
 class GrowingSpans:
     """Judges the spans of one text behind ``prompt`` while it grows.
 
@@ -62,7 +67,7 @@ class GrowingSpans:
 
     def __init__(self, assess: Judge, prompt: str) -> None:
         self._assess, self._prompt = assess, prompt[-_CONTEXT:]
-        self._start = self._end = 0  # what was read last, characters
+        self._start = self._end = 0  # what was read last: characters, or tokens where these are judged
         self.high: ScoredSpan | None = None
         self.sure = 0
 
@@ -79,7 +84,8 @@ class GrowingSpans:
             self._judge(self._assess.spans(self._prompt, text, offsets, scores))
             self.sure = len(text)
         elif self._assess.unit == "token":
-            self._judge(self._assess.spans(self._prompt, text, offsets, scores))
+            new, self._end = self._end, len(offsets)
+            self._judge(self._assess.spans(self._prompt, text, offsets[new:], scores[new:]))
             self.sure = offsets[-1][1] if offsets else 0
         elif self._assess.unit != "answer":
             self._read_words(text, offsets, scores)
@@ -87,8 +93,7 @@ class GrowingSpans:
             self.sure = self.high.start
 
     def _read_words(self, text: str, offsets: Sequence[tuple[int, int]], scores: Sequence[float]) -> None:
-        whole = _WHOLE_WORDS.match(text[: offsets[-1][1]] if offsets else "")
-        end = whole.end() if whole else 0
+        end = len(whole_words(text[: offsets[-1][1]])) if offsets else 0
         words = [match.start() for match in _WORD.finditer(text, self._start, end)]
         if end <= self._end or len(words) <= _AHEAD:
             return

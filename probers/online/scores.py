@@ -28,6 +28,7 @@ from ..capture.pooling import (
 )  # fmt: skip
 from ..heads import ProbeHead
 from ..store.spec import FeatureSpec, ModelSpec
+from ..thinking import PARTS
 from ..types import Needs, Pool, RunError, UserError
 
 #: Ways to make the score of a span of the scores of its tokens.
@@ -72,7 +73,7 @@ def check_growing(bank: Prober, *, whole: bool = False) -> None:
             "use it in trigger=probing_before, or train one on another pool (mean, tokens, ..)",
             code="unsupported",
         )
-    if not whole and spec.pool not in PER_TOKEN and spec.position in (*PIECES, "answer", "thinking"):
+    if not whole and spec.pool not in PER_TOKEN and spec.position in (*PIECES, *PARTS):
         raise UserError(
             f"this prober pools every {spec.position} by itself, whose end is not known while a text grows: "
             "score finished texts with probers-score, or train on unit=token, or unit=answer and reads=both",

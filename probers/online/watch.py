@@ -9,7 +9,6 @@ to have begun; where it ends, and whether an apparent entity begins elsewhere, l
 from __future__ import annotations
 
 import math
-import re
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -23,15 +22,12 @@ from transformers import StoppingCriteria
 from ..engine.tokens import TextStream, decode, token_offsets
 from ..entities import Recognise, Recogniser, WrittenEntity, with_scores, written_entities
 from ..types import UserError
-from .growing_spans import GrowingSpans, Judge, ScoredSpan
+from .growing_spans import GrowingSpans, Judge, ScoredSpan, whole_words
 from .loops import GenerationWatcher, Per, WatchedBatch
 from .scores import Prober
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-#: A text up to the end of its last whole word.
-_WHOLE_WORDS = re.compile(r".*[\s,;:!?)\]”\"]", re.DOTALL)
 
 
 class Scores(AbstractContextManager["Scores"]):
@@ -257,8 +253,7 @@ class GrowingText:
         """The first entity begun with a score above a threshold; ``over``: the last word is whole."""
         text = self._stream.visible
         if not over:
-            whole = _WHOLE_WORDS.match(text)
-            text = whole.group() if whole else ""
+            text = whole_words(text)
         if text == self._read:
             return None
         self._read = text

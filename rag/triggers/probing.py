@@ -13,7 +13,7 @@ import numpy as np
 from probers.bank.calibration import sigmoid
 from probers.bank.decision import Ensemble
 from probers.entities import Recogniser, tokens_of, written_entities
-from probers.thinking import Part, part_of
+from probers.thinking import PARTS, Part, part_at, part_of
 from probers.types import Decision, Generation, Needs, RunError, UserError
 from probers.uncertainty import signals, words
 
@@ -137,8 +137,8 @@ class Probing(ReadsBank):
         of_tokens = bank.spec.pool == "tokens"
         if bank.spec.pool == "prompt":
             raise self.unfit("generated text", "the state before it (use trigger=probing_before)")
-        whole = ("generated", "answer", "thinking")
-        if bank.spec.pool == "predicting" or (bank.spec.position not in whole and not of_tokens):
+        answers = ("generated", *PARTS)
+        if bank.spec.pool == "predicting" or (bank.spec.position not in answers and not of_tokens):
             raise self.unfit("generated text", f"{bank.spec.pool} states of {bank.spec.position} tokens")
         recombined = False
         if self.combine is not None and self.combine != bank.combine:
@@ -156,8 +156,7 @@ class Probing(ReadsBank):
         self._bank, self._recombined = bank, recombined
         self._recognise = Recogniser(bank.recogniser or "rules", quiet=True) if of_tokens else None
         self._threshold = chosen if given is None else given
-        position = bank.spec.position
-        self._part: Part = position if position in whole[1:] else "both"  # type: ignore[assignment]
+        self._part = part_at(bank.spec.position)
 
     @property
     def needs(self) -> Needs:

@@ -32,7 +32,7 @@ from probers.engine.vllm import KEY
 
 from ..answers import as_events, usage
 from ..errors import ApiError
-from ..on_high import FINISH, OnHigh, headers, lowest
+from ..on_high import FINISH, OnHigh, headers
 from ..protocol import Hallucination
 from .choice import FORCED, ForeignChoice
 from .feed import Scored, ScoreFeed
@@ -85,9 +85,7 @@ class _Assessing:
         try:
             asked = Hallucination.model_validate(extra.get("hallucination") or {})
         except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(["hallucination", *map(str, first["loc"])])
-            raise ApiError(400, f"{where}: {first['msg']}", where) from None
+            raise ApiError.of_validation(error.errors(), "hallucination") from None
         if asked.on_high != "warn" and (request.use_beam_search or request.echo):
             told = "on_high needs scores, which texts of beam search and echo do not have: leave one out"
             raise ApiError(400, told, "hallucination.on_high")
@@ -165,15 +163,11 @@ async def _held(request: _Asked, raw: Request, stock: Callable[..., Awaitable[An
 
 
 def _best(acting: OnHigh, draws: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The draw of a choice with the lowest score; the first where that was low enough or has none."""
+    """The draw of a choice that ``retry`` returns, and what was done to get it."""
     fields = [choice["hallucination"] for choice in draws]
-    if len(draws) == 1 or fields[0] is None or not fields[0]["fires"]:
-        return draws[0]
-    known = [i for i, field in enumerate(fields) if field is not None]
-    place = known[lowest([fields[i] for i in known])]
-    discarded = sum(len(field["token_scores"]) for i, field in enumerate(fields) if field and i != place)
-    scores = [None if field is None else field["score"] for field in fields]
-    acted = acting.acted(acting.worst(fields[0]), discarded=discarded, scores=scores)
+    place, acted = acting.chosen(fields, [len(field["token_scores"]) if field else 0 for field in fields])
+    if acted is None:
+        return draws[place]
     return {**draws[place], "hallucination": {**fields[place], "acted": acted}}
 
 
@@ -211,11 +205,10 @@ class _Response:
         for place, told in enumerate(body["choices"]):
             choice = self._take(body, told)
             told["hallucination"] = await self._finished(body["id"], told["index"], choice)
-            if self._acting.action == "abstain" and (field := told["hallucination"]) is not None:
-                span = choice.high or self._acting.worst(field)
-                if span is not None or field["fires"]:
+            if self._acting.action == "abstain" and told["hallucination"] is not None:
+                if (said := self._acting.abstained(told, choice.high, len(choice.ids))) is not None:
                     discarded += len(choice.ids)
-                    body["choices"][place] = self._acting.abstained(told, span, len(choice.ids))
+                    body["choices"][place] = said
             elif choice.high is not None:
                 discarded += len(choice.ids) - choice.billed()
                 self._cut(told, choice)
