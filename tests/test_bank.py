@@ -28,7 +28,7 @@ from probers.bank.risk_control import Promise
 from probers.bank.value_head import FILES as VALUE_HEAD
 from probers.commands.compose import compose
 from probers.commands.inputs import find_prober
-from probers.heads import HEADS, LinearHead, Moments, ProbingRagHead, factory
+from probers.heads import HEADS, LinearHead, Moments, ProbingRagHead, factory, is_joint
 from probers.rag.triggers import Probing
 from probers.store.spec import FeatureSpec, ModelSpec
 from probers.types import Code, Needs, Pool, RunError
@@ -246,11 +246,13 @@ def test_a_users_own_head_loads_when_its_class_is_passed(tmp_path: Path, own: An
 @pytest.mark.parametrize("name", HEADS)
 def test_every_kind_of_head_comes_back(tmp_path: Path, name: str) -> None:
     """A layer takes at most 5 MB at the width of Gemma 2B."""
-    heads = HEADS[name](["a", "b"], 2048)
-    pool: Pool = "tokens" if heads.tokens else "mean"
+    joint = is_joint(HEADS[name])
+    heads = HEADS[name](["a"], 2048, 2) if joint else HEADS[name](["a", "b"], 2048)
+    pool: Pool = "tokens" if heads.tokens or heads.causal else "mean"
     spec = FeatureSpec(replace(SPEC.model, width=2048), (2, 5), 2048, pool=pool)
     states = np.tile(make_states(), 256)
-    again = back(ProbeBank(spec, half_precision(heads)), tmp_path, states[None] if heads.tokens else states)
+    bank = ProbeBank(spec, half_precision(heads), aggregate="max" if heads.causal else None)
+    again = back(bank, tmp_path, states[None] if heads.tokens else states)
     assert type(again.head) is HEADS[name] and again.head.options == heads.options
     assert sum(f.stat().st_size for f in tmp_path.iterdir()) <= 2 * 5e6
 

@@ -403,7 +403,7 @@ def test_moments_in_chunks_are_those_of_the_whole() -> None:
     x[:, 1, 4] = 3.0
     rows = torch.from_numpy(rng.permutation(len(x))[: 2 * CHUNK + 5])
     targets = torch.from_numpy(rng.integers(0, 2, (len(x), 3)))
-    columns = [1, 0, 1]
+    columns = torch.tensor([1, 0, 1])
     found = moments(torch.from_numpy(x), rows, columns, targets)
     np.testing.assert_allclose(found.mean.numpy(), x[rows][:, columns].mean(axis=0), rtol=1e-12)
     deviation = x[rows][:, columns].std(axis=0)

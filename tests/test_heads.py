@@ -17,7 +17,16 @@ from torch import Tensor, nn
 
 from probers import heads as h
 from probers.commands.compose import compose
-from probers.heads import HEADS, LinearHead, MeanDifferenceHead, Moments, ProbeHead, factory, head_name
+from probers.heads import (
+    HEADS,
+    LinearHead,
+    MeanDifferenceHead,
+    Moments,
+    ProbeHead,
+    factory,
+    head_name,
+    is_joint,
+)
 from probers.heads.base import Dropout
 
 STREAMS = ["0/layer1", "0/layer2", "0/layer3"]
@@ -26,6 +35,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "radio": {"hidden": 16, "dropout": 0.3, "standardise": True},
     "mind": {"dropout": 0.3, "standardise": True},
     "mean_difference": {"standardise": True},
+    "concat": {"group_lasso": 0.1},
+    "sequence": {"size": 8, "blocks": 2, "attention_heads": 2, "window": 2},
     "foreign": {"hidden": 8},
 }
 KINDS = [*HEADS, "foreign"]
@@ -69,19 +80,38 @@ def moments_of(states: Tensor, wrong: Tensor) -> Moments:
     return Moments(x.mean(dim=0), x.std(dim=0, correction=0), means)
 
 
+def sizes(name: str, width: int, layers: int = 2) -> list[int]:
+    """Sizes of a head's states, with the number of layers for heads that read several."""
+    return [width, layers] if is_joint(HEADS.get(name)) else [width]
+
+
 def make(name: str, streams: Sequence[str] = STREAMS, width: int = 6) -> ProbeHead:
     kind = Own if name == "foreign" else HEADS[name]
-    head = factory(partial(kind, **OPTIONS.get(name, {})))(streams, width)
-    head.prepare(moments(streams, width))
+    head = factory(partial(kind, **OPTIONS.get(name, {})))(streams, *sizes(name, width))
+    found = moments(streams, width)
+    if head.joint:
+        found = Moments(*(torch.stack([each, each / 2], dim=-2) for each in found_of(found)))
+    head.prepare(found)
     return head
 
 
+def found_of(found: Moments) -> list[Tensor]:
+    return [found.mean, found.deviation, found.class_mean]
+
+
 def run(head: ProbeHead, x: Tensor) -> Tensor:
-    """Logits for (n, H, d); where a head reads tokens, each row is three, of which one is padding."""
-    if not head.tokens:
+    """Logits for (n, H, d).
+
+    Where a head reads several layers, the second is made of the first. Where one reads tokens, each row is
+    three, of which one is padding; of a logit for each token the last one's is given.
+    """
+    if head.joint:
+        x = torch.stack([x, x.roll(2, dims=-1) / 2], dim=-2)
+    if not (head.tokens or head.causal):
         return head(x)
     states = torch.stack([x, x.roll(1, dims=-1) * 2, torch.full_like(x, 1e3)], dim=1)
-    return head(states, torch.tensor([True, True, False], device=x.device).expand(len(x), 3))
+    logits = head(states, torch.tensor([True, True, False], device=x.device).expand(len(x), 3))
+    return logits[:, 1] if head.causal else logits
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -141,7 +171,7 @@ def test_the_same_streams_and_step_give_the_same_draws(name: str) -> None:
     first, second = run(head, x), run(head, x)
     assert torch.equal(run(twin, x), first) and torch.equal(run(twin, x), second)
     assert head.step == 2
-    drops = name not in ("linear", "mean_difference", "attention_pool")
+    drops = name in ("probing_rag", "radio", "mind", "sequence", "foreign")
     assert torch.equal(first, second) == (not drops)
     head.step = 1
     assert torch.equal(run(head, x), second)
@@ -171,7 +201,7 @@ def test_state_and_options_rebuild_it(name: str) -> None:
             parameter.add_(0.1 * torch.randn(parameter.shape))
     assert all(len(value) == 3 for value in head.state_dict().values())
     kind = Own if name == "foreign" else HEADS[name]
-    again = factory(partial(kind, **head.options))(["a", "b", "c"], 6)
+    again = factory(partial(kind, **head.options))(["a", "b", "c"], *sizes(name, 6))
     x = torch.randn(4, 3, 6)
     assert not torch.allclose(run(again.eval(), x), run(head.eval(), x))
     again.load_state_dict({key: value.clone() for key, value in head.state_dict().items()})
@@ -179,10 +209,11 @@ def test_state_and_options_rebuild_it(name: str) -> None:
     assert again.options == head.options and head_name(again) == head_name(head)
 
 
-#: Bytes per layer of Gemma 2B as saved.
+#: Bytes per layer of Gemma 2B as saved; per four layers of heads that read several.
 SIZES = {
     "probing_rag": 2_637_828, "linear": 24_580, "radio": 1_050_116, "mind": 1_131_652,
-    "mean_difference": 16_384, "attention_pool": 12_292,
+    "mean_difference": 16_384, "attention_pool": 12_292, "concat": 98_308, "mix": 73_740,
+    "layer_attention": 24_580, "sequence": 2_428_420,
 }  # fmt: skip
 
 
@@ -196,11 +227,11 @@ def saved_bytes(head: ProbeHead) -> int:
 def test_the_configuration_makes_the_head_of_its_name(name: str) -> None:
     """And the 5 MB published are the limit."""
     config = compose("train", [f"head={name}"]).head
-    head = factory(instantiate(config, _partial_=True))(["a"], 8)
+    head = factory(instantiate(config, _partial_=True))(["a"], *sizes(name, 8))
     assert type(head) is HEADS[name] and head_name(head) == name
-    default = HEADS[name](["a"], 8)
+    default = HEADS[name](["a"], *sizes(name, 8))
     assert head.options == default.options == {k: v for k, v in config.items() if k != "_target_"}
-    assert saved_bytes(HEADS[name](["a"], 2048)) == SIZES[name] < 5e6
+    assert saved_bytes(HEADS[name](["a"], *sizes(name, 2048, 4))) == SIZES[name] < 5e6
 
 
 @pytest.mark.parametrize(
@@ -364,11 +395,12 @@ def test_mean_difference_is_one_at_the_wrong_mean_and_minus_one_at_the_other() -
 
 
 def test_what_needs_moments_reads_tokens_and_learns() -> None:
-    needing = {name for name in HEADS if HEADS[name](["a"], 4).needs_moments}
-    assert needing == {"linear", "mean_difference"}
+    needing = {name for name in HEADS if HEADS[name](["a"], *sizes(name, 4)).needs_moments}
+    assert needing == {"linear", "mean_difference", "concat", "mix", "sequence"}
     assert h.RadioHead(["a"], 4, standardise=True).needs_moments
     assert not make("foreign").needs_moments
-    assert [name for name, cls in HEADS.items() if cls.tokens] == ["attention_pool"]
+    assert [name for name, cls in HEADS.items() if cls.tokens] == ["attention_pool", "layer_attention"]
+    assert [name for name, cls in HEADS.items() if cls.causal] == ["sequence"]
     assert [name for name, cls in HEADS.items() if not cls.learns] == ["mean_difference"]
     assert saved_bytes(h.MindHead(["a"], 2 * 2048, standardise=True)) == 2_212_996  # two joined vectors
 

@@ -187,21 +187,26 @@ def score_everything(
     inputs = dataset.inputs(head)
     # Text by text, where the rows are tokens.
     members = None if head.tokens else dataset.examples.members
-    order = np.arange(len(inputs.text_of)) if members is None else np.concatenate(members)
-    index = [dataset.columns.index(task.column) for task in tasks]
+    items = np.arange(len(inputs.text_of)) if members is None or head.causal else np.concatenate(members)
+    index = dataset.places([task.column for task in tasks])
     found = []
     with torch.inference_mode():
-        for part in torch.from_numpy(order).split(CHUNK):
+        for part in torch.from_numpy(items).split(inputs.at_once):
             x = inputs.states[part]
-            if isinstance(x, Padded):
-                logits = head(x.states[:, :, index].float(), x.mask).double()
-            else:
+            if not isinstance(x, Padded):
                 logits = head(x[:, index].float()).double()
+            elif head.causal:
+                logits = head(x.states[:, :, index].float(), x.mask, x.own)[x.own].double()
+            else:
+                logits = head(x.states[:, :, index].float(), x.mask).double()
             found.append(logits[..., WRONG] - logits[..., CORRECT])
     values = torch.cat(found).numpy()
-    bad = order[~np.isfinite(values).all(axis=1)]
+    text_of = inputs.text_of[items]
+    if head.causal and members is not None:
+        text_of = np.repeat(text_of, list(map(len, members)))
+    bad = text_of[~np.isfinite(values).all(axis=1)]
     if len(bad):
-        name = dataset.examples.table["id"].iloc[inputs.text_of[bad[0]]]
+        name = dataset.examples.table["id"].iloc[bad[0]]
         what = f"the states of {name!r} are not finite: the store is damaged there, make it again"
         raise RunError(what, code="damaged")
     if members is None:
@@ -300,8 +305,9 @@ def assemble(
         notes.append(f"this prober always fires: {chosen.refused}")
     rate = settings.domain
     domain, distances = (None, None) if rate is None else fit_domain(dataset, site, rate)
+    layers = [layer for column in site for layer in column.layers]
     bank = ProbeBank(
-        dataset.specs[best.site].select([c.layer for c in site]), fitted.head.select(heads),
+        dataset.specs[best.site].select(layers), fitted.head.select(heads),
         threshold=chosen.value, promise=chosen.promise, calibration=calibrations[settings.calibration],
         ensemble=ensemble, aggregate=margins.how, entropy_model=entropy_model, domain=domain,
     )  # fmt: skip
@@ -340,7 +346,7 @@ def fit_domain(dataset: Dataset, columns: Sequence[Column], rate: float) -> tupl
 
     Also returns the distance (texts,) of every text: the mean over its rows, which are tokens or one.
     """
-    index = [dataset.columns.index(column) for column in columns]
+    index = dataset.places([Column(column.site, k) for column in columns for k in column.layers])
     text_of, splits = dataset.examples.text_of, dataset.examples.rows
     training = np.flatnonzero(np.isin(text_of, splits["train"]))
     training = training[np.linspace(0, len(training) - 1, min(len(training), _MOST_ROWS)).astype(int)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,11 +18,13 @@ from probers.checksums import draw_key
 from probers.data.splits import Seen, deal
 from probers.heads import ProbeHead, head_name
 from probers.store.joined import Stored
-from probers.store.spec import FeatureSpec, parse_layers
+from probers.store.spec import FeatureSpec, parse_layers, ranges
 from probers.types import SPLITS, Site, UserError
 
 #: Rows read at once where their number does not matter to the result.
 CHUNK = 1024
+#: Values of the states that are copied to single precision at once, where rows are wide.
+_VALUES = 4 << 20
 
 #: How a signal of a span's tokens becomes the span's; every other column is the same for all of them.
 _OVER_TOKENS = {
@@ -64,6 +67,23 @@ class Examples:
         found = np.empty(sum(map(len, self.members)), dtype=np.int64)
         for text, rows in enumerate(self.members):
             found[rows] = text
+        return found
+
+    def windows(self, before: int) -> list[np.ndarray]:
+        """Rows of the store from up to ``before`` tokens ahead of each text to its end, for stores of tokens.
+
+        A marked span reads on in the text that it lies in.
+        """
+        assert self.members is not None
+        if "mark" not in self.table:
+            return list(self.members)
+        places = self.table.groupby("text_id", sort=False).indices
+        found: list[np.ndarray] = [np.empty(0, dtype=np.int64)] * len(self.members)
+        for spans in places.values():
+            rows = np.sort(np.concatenate([self.members[span] for span in spans]))
+            for span in spans:
+                first, last = np.searchsorted(rows, self.members[span][[0, -1]])
+                found[span] = rows[max(0, first - before) : last + 1]
         return found
 
     def column(self, name: str, split: str) -> np.ndarray:
@@ -218,20 +238,38 @@ def _check_splits(table: pd.DataFrame, what: str) -> None:
 
 
 class Column(NamedTuple):
-    """Source of one vector of a text: a site in the block, and the number of the block."""
+    """Source of what a head reads of a text: a site in the block, and the number of the block.
+
+    For heads of several layers ``layer`` is the last of them, and ``below`` are the others.
+    """
 
     site: Site
     layer: int
+    below: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, site: Site, layers: Sequence[int]) -> Column:
+        """Take several layers of a site as one column."""
+        return cls(site, layers[-1], tuple(layers[:-1]))
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        return (*self.below, self.layer)
 
     def __str__(self) -> str:
-        return f"layer {self.layer}" if self.site == "resid_post" else f"{self.site} {self.layer}"
+        named = f"layers {ranges(self.layers)}" if self.below else f"layer {self.layer}"
+        return named if self.site == "resid_post" else f"{self.site} {named.partition(' ')[2]}"
 
 
 class Padded(NamedTuple):
-    """States (n, T, columns, d) of n texts' tokens, padded with zeros; mask (n, T) is true at tokens."""
+    """States (n, T, columns, d) of n texts' tokens, padded with zeros; mask (n, T) is true at tokens.
+
+    ``own`` (n, T) is true at the tokens that are judged; the others are read before them.
+    """
 
     states: Tensor
     mask: Tensor
+    own: Tensor
 
 
 class StoreStates:
@@ -260,18 +298,27 @@ States: TypeAlias = Tensor | StoreStates
 
 
 class TokenStates:
-    """States of whole texts, token by token; ``members`` are the row numbers of each text in ``states``."""
+    """States of whole texts, token by token; ``members`` are the row numbers of each text in ``states``.
 
-    def __init__(self, states: States, members: Sequence[np.ndarray]) -> None:
-        self._states, self._members = states, members
-        self.shape = (len(members), *states.shape[1:])
+    ``windows`` are those of each text with what is read before it; None is nothing. ``shape`` is
+    (texts, tokens of the longest window, columns, d).
+    """
+
+    def __init__(
+        self, states: States, members: Sequence[np.ndarray], windows: Sequence[np.ndarray] | None = None
+    ) -> None:
+        self._states, self._members, self._windows = states, members, windows or members
+        self.shape = (len(members), max(map(len, self._windows), default=0), *states.shape[1:])
 
     def __getitem__(self, rows: Any) -> Padded:
-        chosen = [self._members[i] for i in np.arange(len(self._members))[rows]]
-        sizes = [len(members) for members in chosen]
-        found = self._states[torch.from_numpy(np.concatenate(chosen))]
+        chosen = np.arange(len(self._members))[rows]
+        windows = [self._windows[i] for i in chosen]
+        own = [np.isin(rows, self._members[i], kind="sort") for i, rows in zip(chosen, windows, strict=True)]
+        sizes = list(map(len, windows))
+        found = self._states[torch.from_numpy(np.concatenate(windows))]
         mask = torch.arange(max(sizes)) < torch.tensor(sizes)[:, None]
-        return Padded(pad_sequence(found.split(sizes), batch_first=True), mask)
+        judged = pad_sequence(list(map(torch.from_numpy, own)), batch_first=True)
+        return Padded(pad_sequence(found.split(sizes), batch_first=True), mask, judged)
 
 
 class Inputs(NamedTuple):
@@ -279,6 +326,16 @@ class Inputs(NamedTuple):
 
     states: States | TokenStates
     text_of: np.ndarray
+
+    @property
+    def at_once(self) -> int:
+        """Number of items to score at once."""
+        return at_once(self.states) if isinstance(self.states, TokenStates) else CHUNK
+
+
+def at_once(states: States | TokenStates) -> int:
+    """Number of items to read at once, so that their memory is bounded."""
+    return max(1, min(CHUNK, _VALUES // math.prod(states.shape[1:])))
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,16 +368,22 @@ class Dataset:
         specs = {store.spec.site: store.spec for store in stores}
         return cls(examples, StoreStates(stores, columns), columns, specs)
 
+    def places(self, columns: Sequence[Column]) -> Tensor:
+        """Positions (H,) of the heads' columns in the states; (H, L) for heads of several layers."""
+        found = [[self.columns.index(Column(c.site, layer)) for layer in c.layers] for c in columns]
+        return torch.tensor(found if columns[0].below else [place for (place,) in found])
+
     def inputs(self, head: ProbeHead, loss: str = "ce") -> Inputs:
         """Select inputs of such heads; UserError where they need tokens, and the states are pooled."""
-        if not head.tokens and loss != "span_max":
+        if not (head.tokens or head.causal) and loss != "span_max":
             return Inputs(self.states, self.examples.text_of)
         members = self.examples.members
         if members is None:
-            what = f"head={head_name(head)}" if head.tokens else f"loss={loss}"
+            what = f"head={head_name(head)}" if head.tokens or head.causal else f"loss={loss}"
             why = "reads the states of every token, and the store has pooled ones: make one with pool=tokens"
             raise UserError(f"{what} {why}", code="mismatch")
-        return Inputs(TokenStates(self.states, members), np.arange(len(members)))
+        windows = self.examples.windows(head.reach - 1) if head.causal else None
+        return Inputs(TokenStates(self.states, members, windows), np.arange(len(members)))
 
 
 def layers_to_train(value: Any, spec: FeatureSpec) -> tuple[int, ...]:

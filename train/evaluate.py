@@ -196,15 +196,17 @@ def summarise(trained: Trained, evaluator: Evaluator, training: Mapping[str, Any
     return {
         "schema": 1,
         "splits": split_sizes(evaluator.examples),
-        "best_layer": trained.best[1],
-        "best_site": trained.best[0],
-        "sites": list(dict.fromkeys(site for site, _ in trained.layers)),
+        "best_layer": trained.best.layer,
+        "best_site": trained.best.site,
+        "sites": list(dict.fromkeys(column.site for column in trained.layers)),
         "layers": [
-            {"site": column[0], "layer": column[1], "validation": dict(trained.validation[column])}
+            {"site": column.site, "layer": column.layer, "validation": dict(trained.validation[column])}
+            | ({"together": list(column.layers)} if column.below else {})
             | figures[id(detector)]
             | {"seeds": _spread(trained.seeds.get(column), evaluator)}
             for column, detector in trained.layers.items()
         ],
+        "layer_weights": _layer_weights(trained),
         "ensembles": {kind: figures[id(detector)] for kind, detector in trained.ensembles.items()},
         "ensemble": overall[ENSEMBLE],
         "combine": trained.bank.combine,
@@ -236,6 +238,13 @@ def _always_firing(names: Sequence[str]) -> list[str]:
     """Name the detectors of which the risk asked for cannot be promised."""
     told = "no threshold of these can promise what threshold asks for, so that they always fire here"
     return [f"{told}: {'; '.join(dict.fromkeys(names))}"] if names else []
+
+
+def _layer_weights(trained: Trained) -> dict[str, float] | None:
+    """Weight by layer within a head of several layers; None where it cannot be told."""
+    if (shares := trained.bank.head.layer_weights()) is None:
+        return None
+    return {str(k): round(float(share), 6) for k, share in zip(trained.bank.layers, shares[0], strict=True)}
 
 
 def _spread(scores: np.ndarray | None, evaluator: Evaluator) -> Figures | None:

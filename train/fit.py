@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +19,7 @@ from probers.heads import Moments, ProbeHead
 from probers.store.joined import Stored
 from probers.types import RunError, Site, UserError, first_line
 
-from .data import CHUNK, Column, Dataset, Examples, Inputs, Padded, States, StoreStates, TokenStates
+from .data import CHUNK, Column, Dataset, Examples, Inputs, Padded, States, StoreStates
 from .module import Batches, NotFiniteError, ProberModule, Schedule, StoreData, balancing
 from .settings import Fitting
 from .trainer import read_tensors, train, write_tensors
@@ -27,22 +27,30 @@ from .trainer import read_tensors, train, write_tensors
 Target = Literal["correct", "shuffled", "person"]
 #: Names in tables of the controls that are heads.
 EMBEDDING, SHUFFLED = "embedding layer", "shuffled labels"
-#: From stream names and width to untrained heads.
-MakeHead = Callable[[Sequence[str], int], ProbeHead]
+#: From stream names and width, and for joint heads the number of layers, to untrained heads.
+MakeHead = Callable[..., ProbeHead]
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One head: its layer, its target, and the seed of weights, dropout and order."""
+    """One head: its layer, its target, and the seed of weights, dropout and order.
+
+    A head of several layers has its last one as ``layer`` and the others ``below``.
+    """
 
     layer: int
     target: Target = "correct"
     seed: int = 0
     site: Site = "resid_post"
+    below: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, column: Column, target: Target = "correct", seed: int = 0) -> Task:
+        return cls(column.layer, target, seed, column.site, column.below)
 
     @property
     def column(self) -> Column:
-        return Column(self.site, self.layer)
+        return Column(self.site, self.layer, self.below)
 
     @property
     def is_probe(self) -> bool:
@@ -52,8 +60,8 @@ class Task:
     @property
     def stream(self) -> str:
         """Name of the head in logs, and of its random stream."""
-        place = f"layer{self.layer}" if self.site == "resid_post" else f"{self.site}{self.layer}"
-        return f"{self.seed}/{place}-{self.target}"
+        layers = "+".join(map(str, self.column.layers))
+        return f"{self.seed}/{'layer' if self.site == 'resid_post' else self.site}{layers}-{self.target}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,21 +120,17 @@ def fit(
     trainings. RunError for a state or a loss that is not finite.
     """
     start = time.perf_counter()
-    head = make_head([task.stream for task in tasks], dataset.states.shape[-1])
+    head = build(make_head, tasks, dataset.states.shape[-1])
     inputs = dataset.inputs(head, settings.loss)
     states, of = inputs.states, inputs.text_of
     rows = {split: np.flatnonzero(np.isin(of, texts)) for split, texts in dataset.examples.rows.items()}
     targets = targets_of(tasks, dataset.examples)[of]
-    places = [dataset.columns.index(task.column) for task in tasks]
+    places = dataset.places([task.column for task in tasks])
     training = torch.from_numpy(rows["train"])
-    if head.needs_moments:
-        plain, single, classes = states, training, targets
-        if settings.loss == "span_max":  # of whole spans, and moments are of their tokens
-            plain, of_rows = dataset.inputs(head)
-            single = torch.from_numpy(np.flatnonzero(np.isin(of_rows, dataset.examples.rows["train"])))
-            classes = targets_of(tasks, dataset.examples)[of_rows]
-        assert not isinstance(plain, TokenStates)
-        head.prepare(moments(plain, single, places, classes))
+    if head.needs_moments:  # of single rows, also where texts of tokens are trained on
+        single = np.isin(dataset.examples.text_of, dataset.examples.rows["train"])
+        classes = targets_of(tasks, dataset.examples)[dataset.examples.text_of]
+        head.prepare(moments(dataset.states, torch.from_numpy(np.flatnonzero(single)), places, classes))
     inside = dataset.examples.inside
     shares = None if inside is None else torch.from_numpy(np.where(inside, settings.span_weight, 1.0)[of])
     seeds = sorted({task.seed for task in tasks})
@@ -155,19 +159,25 @@ def fit(
     )  # fmt: skip
 
 
-def moments(states: States, rows: Tensor, columns: Sequence[int], targets: Tensor) -> Moments:
+def build(make_head: MakeHead, tasks: Sequence[Task], width: int) -> ProbeHead:
+    """Make untrained heads of some tasks, whose layers are of a width."""
+    layers = len(tasks[0].column.layers)
+    return make_head([task.stream for task in tasks], width, *([layers] if layers > 1 else []))
+
+
+def moments(states: States, rows: Tensor, columns: Tensor, targets: Tensor) -> Moments:
     """Compute mean, population standard deviation and class means of rows, chunk by chunk in float64.
 
-    ``columns`` (H,) are those of each head, ``targets`` (N, H) their classes, 0 or 1.
+    ``columns`` (H,) or (H, L) are those of each head, ``targets`` (N, H) their classes, 0 or 1.
     """
-    shape = (len(columns), states.shape[-1])
+    shape = (*columns.shape, states.shape[-1])
     mean, squares, seen = torch.zeros(shape, dtype=torch.float64), torch.zeros(shape, dtype=torch.float64), 0
-    of_class = torch.zeros(len(columns), 2, shape[1], dtype=torch.float64)
+    of_class = torch.zeros(len(columns), 2, *shape[1:], dtype=torch.float64)
     # Each class's mean is kept as its distance from a fixed vector, so that large values do not cancel.
     origin: Tensor | None = None
     counts = torch.zeros(len(columns), 2, dtype=torch.float64)
     for part in rows.split(CHUNK):
-        x = states[part][:, list(columns)].double()
+        x = states[part][:, columns].double()
         count = len(part)
         # Chan, Golub and LeVeque 1979: joins two sets' moments without cancellation.
         step = x.mean(dim=0) - mean
@@ -176,10 +186,10 @@ def moments(states: States, rows: Tensor, columns: Sequence[int], targets: Tenso
         seen += count
         origin = x[0] if origin is None else origin
         membership = torch.nn.functional.one_hot(targets[part], 2).double()
-        of_class += torch.einsum("nhk,nhd->hkd", membership, x - origin)
+        of_class += torch.einsum("nhk,nh...d->hk...d", membership, x - origin)
         counts += membership.sum(dim=0)
     assert origin is not None
-    class_mean = of_class / counts.clamp(min=1)[..., None] + origin[:, None]
+    class_mean = of_class / counts.clamp(min=1).view(-1, 2, *[1] * (len(shape) - 1)) + origin[:, None]
     return Moments(mean, (squares / seen).sqrt(), class_mean)
 
 
@@ -200,32 +210,41 @@ def _explained(
     return RunError(f"{error}: lower lr")
 
 
-def plan_tasks(dataset: Dataset, settings: Fitting) -> tuple[list[Task], list[str]]:
+def probe_tasks(columns: Sequence[Column], seeds: Iterable[int], *, joint: bool) -> list[Task]:
+    """List the heads of the prober for every site and seed: one for each layer, or one for all of them."""
+    wanted: dict[Site, list[Column]] = {}
+    for column in columns:
+        if column.layer > 0:
+            wanted.setdefault(column.site, []).append(column)
+    if joint:
+        wanted = {site: [Column.of(site, [c.layer for c in own])] for site, own in wanted.items()}
+    return [Task.of(column, seed=seed) for own in wanted.values() for seed in seeds for column in own]
+
+
+def plan_tasks(dataset: Dataset, settings: Fitting, *, joint: bool = False) -> tuple[list[Task], list[str]]:
     """Plan the heads of the prober, for every site and seed, and the controls; notes name those left out.
 
     The controls have the first seed: the embedding layer and, at the middle layer of the first site,
-    shuffled labels, which must end at chance, and "is the answer a person", which must not.
+    shuffled labels, which must end at chance, and "is the answer a person", which must not. ``joint`` heads
+    read all layers of a site, and that of the embedding layer reads it in place of each of them.
     """
-    wanted = [column for column in dataset.columns if column.layer > 0]
     first = settings.seed
-    tasks = [
-        Task(column.layer, seed=seed, site=site)
-        for site in dict.fromkeys(column.site for column in wanted)
-        for seed in range(first, first + settings.seeds)
-        for column in wanted if column.site == site
-    ]  # fmt: skip
-    site = wanted[0].site
-    layers = [column.layer for column in wanted if column.site == site]
-    middle = layers[len(layers) // 2]
+    tasks = probe_tasks(dataset.columns, range(first, first + settings.seeds), joint=joint)
+    own = [task.column for task in tasks if (task.site, task.seed) == (tasks[0].site, first)]
+    middle = own[len(own) // 2]
     notes: list[str] = []
-    embedding = [Task(0, seed=first, site=column.site) for column in dataset.columns if column.layer == 0]
+    embedding = [
+        Task.of(Column.of(column.site, [0] * len(middle.layers)), seed=first)
+        for column in dataset.columns
+        if column.layer == 0
+    ]
     if not embedding:
         notes.append(f"control {EMBEDDING!r} left out: the store has no layer 0")
-    tasks += [*embedding, Task(middle, "shuffled", first, site)]
+    tasks += [*embedding, Task.of(middle, "shuffled", first)]
     if problem := _no_person(dataset.examples):
         notes.append(f"positive control left out: {problem}")
     else:
-        tasks.append(Task(middle, "person", first, site))
+        tasks.append(Task.of(middle, "person", first))
     return tasks, notes
 
 
@@ -239,7 +258,13 @@ def _no_person(examples: Examples) -> str | None:
 
 
 def own_tasks(tasks: Sequence[Task], part: Partition) -> list[Task]:
-    """Select the heads of a part's range of layers, controls included; the first has the embedding layer."""
+    """Select the heads of a part's range of layers, controls included; the first has the embedding layer.
+
+    UserError for more parts than layers, and for heads of several layers.
+    """
+    if tasks[0].below:
+        why = "divides layers, and this head reads all of them at once: leave it out"
+        raise UserError(f"part={part} {why}", code="conflict")
     layers = sorted({task.layer for task in tasks if task.layer})
     if part.count > (n := len(layers)):
         raise UserError(f"part={part}: {n} layers are trained, give {n} parts at most", code="parts")
@@ -249,7 +274,7 @@ def own_tasks(tasks: Sequence[Task], part: Partition) -> list[Task]:
 
 def of_tasks(dataset: Dataset, stores: Sequence[Stored], tasks: Sequence[Task]) -> Dataset:
     """Restrict the dataset to the states that some heads read."""
-    read = {task.column for task in tasks}
+    read = {Column(task.site, layer) for task in tasks for layer in task.column.layers}
     columns = [column for column in dataset.columns if column in read]
     return replace(dataset, columns=columns, states=StoreStates(stores, columns))
 
@@ -273,7 +298,7 @@ def joined(parts: PartRuns, make_head: MakeHead, tasks: Sequence[Task], width: i
     steps = 0
     for run in parts.runs:
         found, about = _read(run.path / file_of(what))
-        there += [Task(**task) for task in about["tasks"]]
+        there += [Task(**{**task, "below": ()}) for task in about["tasks"]]
         steps = max(steps, about["steps"])
         for name, value in found.items():
             tensors.setdefault(name, []).append(value)
@@ -281,7 +306,7 @@ def joined(parts: PartRuns, make_head: MakeHead, tasks: Sequence[Task], width: i
         raise UserError(f"no part has the head {lacking[0].stream}: make the parts again", code="parts")
     order = torch.tensor([there.index(task) for task in tasks])
     whole = {name: torch.cat(values)[order] for name, values in tensors.items()}
-    head = make_head([task.stream for task in tasks], width)
+    head = build(make_head, tasks, width)
     head.load_state_dict({k.removeprefix("head."): v for k, v in whole.items() if k.startswith("head.")})
     figures: dict[str, np.ndarray] = {name: whole[name].numpy() for name in _FIGURES}
     return Fitted(tuple(tasks), head.eval(), steps=steps, seconds=0.0, **figures)

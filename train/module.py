@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,11 +18,8 @@ from probers.checksums import draw_key
 from probers.evaluation.metrics import auroc
 from probers.heads import CORRECT, WRONG, ProbeHead
 
-from .data import CHUNK, Padded, States, TokenStates
+from .data import Padded, States, TokenStates, at_once
 from .settings import Balance, Fitting, Loss
-
-#: Values of the states that are validated on at once.
-_VALUES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +99,8 @@ class StoreData(Dataset[Batch]):
 
     def validation(self) -> DataLoader:
         """Load validation rows in the store's order."""
-        # A chunk is copied to single precision as a whole, so wide ones have fewer rows.
-        rows = max(1, min(CHUNK, _VALUES // math.prod(self._states.shape[1:])))
-        return self._loader(torch.from_numpy(self._rows["validation"])[None].split(rows, dim=1))
+        rows = torch.from_numpy(self._rows["validation"])[None]
+        return self._loader(rows.split(at_once(self._states), dim=1))
 
     def _loader(self, batches: Any) -> DataLoader:
         # batch_size=None: the sampler gives whole batches, each cut out by one index.
@@ -174,7 +169,7 @@ class ProberModule(LightningModule):
     (accuracy, ties by loss) and copies the parameters of those that improved, until patience runs out.
 
     Args:
-        columns: (H,) position of each head's layer among the batch's columns.
+        columns: (H,) or (H, L), position of each head's layers among the batch's columns.
         orders: (H,) which of a batch's S row sets each head learns from.
         class_weights: (H, 2) of wrong and correct in the loss.
         warmup: steps during which validations keep nothing.
@@ -188,12 +183,12 @@ class ProberModule(LightningModule):
     """
 
     def __init__(
-        self, head: ProbeHead, columns: Sequence[int], orders: Sequence[int], how: Fitting,
+        self, head: ProbeHead, columns: Tensor, orders: Sequence[int], how: Fitting,
         class_weights: Sequence[tuple[float, float]] = (), warmup: int = 0, steps: int = 1,
     ) -> None:  # fmt: skip
         super().__init__()
         self.head, self.how = head, how
-        self._columns, self._orders = torch.tensor(columns), torch.tensor(orders)
+        self._columns, self._orders = columns, torch.tensor(orders)
         plain = all(each == (1.0, 1.0) for each in class_weights)
         self._weights = None if plain else torch.tensor(class_weights)
         self._warmup, self._steps, count = warmup, steps, len(columns)
@@ -241,19 +236,23 @@ class ProberModule(LightningModule):
     def forward(self, states: Tensor | Padded, sets: int = 1) -> Tensor:
         """Logits (n, H, 2) of states (sets * n, columns, d), or of tokens (sets * n, T, columns, d).
 
-        Heads of single tokens give (n, T, H, 2).
+        Heads that score every token give (n, T, H, 2).
         """
         orders = self._orders if sets > 1 else torch.zeros_like(self._orders)
         if isinstance(states, Padded):
             # A mask is for all heads, so each reads every set's texts; its own are selected.
             tokens = states.states[:, :, self._columns].float()
             if not self.head.tokens:
-                each = self.head(tokens.flatten(0, 1)).unflatten(0, tokens.shape[:2])
+                if self.head.causal:
+                    each = self.head(tokens, states.mask, states.own)
+                else:
+                    each = self.head(tokens.flatten(0, 1)).unflatten(0, tokens.shape[:2])
                 return each.unflatten(0, (sets, -1))[orders, :, :, self._heads].movedim(0, 2)
             logits = self.head(tokens, states.mask)
             return logits.unflatten(0, (sets, -1))[orders, :, self._heads].transpose(0, 1)
-        chosen = states.unflatten(0, (sets, -1))[orders, :, self._columns]  # (H, n, d)
-        return self.head(chosen.float().transpose(0, 1))
+        of = orders.view(-1, *[1] * (self._columns.ndim - 1)).expand_as(self._columns)
+        chosen = states.unflatten(0, (sets, -1))[of, :, self._columns]  # (H, n, d) or (H, L, n, d)
+        return self.head(chosen.float().movedim(-2, 0))
 
     def training_step(self, batch: Batch, index: int) -> Tensor:
         states, targets, shares = batch
@@ -268,35 +267,35 @@ class ProberModule(LightningModule):
             smoothing=self.how.label_smoothing,
         )  # fmt: skip
         if logits.ndim == 4:
-            found = self._span_losses(logits, targets, shares, states.mask, losses)
+            found = self._span_losses(logits, targets, shares, states.own, losses)
         else:
             found = losses(logits, targets, shares=shares)
         self.recent = found.detach()
         return found.sum()
 
     def _span_losses(
-        self, logits: Tensor, targets: Tensor, shares: Tensor | None, mask: Tensor,
+        self, logits: Tensor, targets: Tensor, shares: Tensor | None, judged: Tensor,
         losses: Callable[..., Tensor],
     ) -> Tensor:  # fmt: skip
         """(1 - w) token loss + w span loss, w from 0 to 1 over the training (Obeso et al. 2025, eq. 3 to 5).
 
-        The span loss is that of each span's highest token. Spans weigh alike in both losses.
+        The span loss is that of each span's highest token. With loss=ce there is the token loss alone.
         """
-        orders = self._orders if len(mask) > len(logits) else torch.zeros_like(self._orders)
-        own = mask.unflatten(0, (-1, len(logits)))[orders].movedim(0, 2)  # (n, T, H)
+        orders = self._orders if len(judged) > len(logits) else torch.zeros_like(self._orders)
+        own = judged.unflatten(0, (-1, len(logits)))[orders].movedim(0, 2)  # (n, T, H)
         of = torch.ones_like(targets, dtype=logits.dtype) if shares is None else shares.expand_as(targets)
         tokens = losses(
             logits.flatten(0, 1), targets[:, None].expand(own.shape).flatten(0, 1),
             shares=(of[:, None] * own).flatten(0, 1),
         )  # fmt: skip
-        share = min(1.0, self.steps_taken / max(1, self._steps - 1))
+        share = min(1.0, self.steps_taken / max(1, self._steps - 1)) if self.how.loss == "span_max" else 0.0
         return (1 - share) * tokens + share * losses(highest(logits, own), targets, shares=of)
 
     def validation_step(self, batch: Batch, index: int) -> None:
         states, targets, shares = batch
         logits = self(states)
         if logits.ndim == 4:
-            logits = highest(logits, states.mask[..., None])
+            logits = highest(logits, states.own[..., None])
         weights = torch.ones(len(targets[0])) if shares is None else shares[0]
         self._seen.append((logits, targets[0], weights))
 
@@ -327,6 +326,9 @@ class ProberModule(LightningModule):
             self.best[name][chosen] = value[chosen.to(value.device)].to(self.best[name].device)
         if self.over.all():
             self.trainer.should_stop = True
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        self.head.shrink(self.trainer.optimizers[0].param_groups[0]["lr"])
 
     def restore_best(self) -> ProbeHead:
         """Return the heads with each one's best parameters, on the CPU and in evaluation mode."""

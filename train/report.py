@@ -15,6 +15,7 @@ from probers.evaluation.bootstrap import bounded, bounds, number
 from probers.files import read_json
 from probers.heads import head_name
 from probers.pages import hub_id, public_model, public_path, render
+from probers.store.spec import ranges
 from probers.types import RunError
 
 from .assemble import ENSEMBLE, WITH_ENTROPY, Cost
@@ -24,6 +25,7 @@ from .fit import SHUFFLED
 Json = Mapping[str, Any]
 
 _NAME, _WIDTH = 26, 100  # columns of the names, and of the terminal
+_WEIGHTS = 6  # of a head of several layers, that many are shown
 #: Title and key of the columns after AUROC and its interval.
 _COLUMNS = (
     ("AUPRC", "auprc"), ("PRR", "prr"), ("R@10%", "recall_at_fpr10"), ("acc.", "accuracy"), ("F1", "f1"),
@@ -42,15 +44,19 @@ def cut(text: str, width: int) -> str:
 
 
 def layer_name(figures: Json, entry: Json) -> str:
-    """Name a layer, with its site where there are several."""
-    several = len(figures["sites"]) > 1
-    return f"{entry['site']} layer {entry['layer']}" if several else f"layer {entry['layer']}"
+    """Name a layer, or those of one head, with the site where there are several."""
+    site = f"{entry['site']} " if len(figures["sites"]) > 1 else ""
+    return f"{site}layer{'s' * ('together' in entry)} {_layers(entry)}"
 
 
 def best_name(figures: Json) -> str:
     """Number of the layer that is best on validation, with its site where there are several."""
     site = f"{figures['best_site']} " if len(figures["sites"]) > 1 else ""
-    return f"{site}{figures['best_layer']}"
+    return f"{site}{_layers(_best(figures))}"
+
+
+def _layers(entry: Json) -> str:
+    return ranges(entry["together"]) if "together" in entry else str(entry["layer"])
 
 
 def warnings(figures: Json) -> list[str]:
@@ -96,6 +102,11 @@ def table(figures: Json) -> str:
     if positive := figures["positive_control"]:
         reached = f"AUROC {number(positive['auroc'])}, accuracy {number(positive['accuracy'])}"
         parts.append(f"positive control, is the answer a person: {reached}")
+    if weights := figures.get("layer_weights"):
+        largest = sorted(weights, key=lambda layer: -weights[layer])[:_WEIGHTS]
+        listed = ", ".join(f"{layer}: {number(weights[layer])}" for layer in largest)
+        kept = sum(weight > 0 for weight in weights.values())
+        parts.append(f"largest weights of {kept} of {len(weights)} layers: {listed}")
     parts += _levels(figures.get("levels"))
     parts += _moments(figures["moments"])
     parts.append(_calibration(figures["calibration"]))

@@ -38,7 +38,7 @@ def run(settings: Train, parts: PartRuns | None = None) -> Path:
             why = "divides layers, and a classifier of questions has none: leave part out"
             raise UserError(f"part={part} {why}", code="conflict")
         return run_classifier(settings)
-    from probers.heads import factory
+    from probers.heads import factory, is_joint
     from probers.store.joined import by_site, chosen
     from probers.store.store import FeatureStore
 
@@ -56,7 +56,7 @@ def run(settings: Train, parts: PartRuns | None = None) -> Path:
 
     from .assemble import assemble
     from .data import Dataset, SplitRequest
-    from .fit import fit, joined, of_tasks, own_tasks, plan_tasks
+    from .fit import build, fit, joined, of_tasks, own_tasks, plan_tasks
     from .report import compare_runs, table
     from .sweeps import fit_part, of_layers, of_sizes, sets_of, sizes_of
 
@@ -65,11 +65,15 @@ def run(settings: Train, parts: PartRuns | None = None) -> Path:
     request = SplitRequest(settings.split, settings.train_on, settings.test_on, settings.seed)
     dataset = Dataset.load(stores, settings.layer, request)
     rule.check_number(len(dataset.examples.groups("validation")))
-    tasks, notes = plan_tasks(dataset, settings)
+    joint = is_joint(settings.head.kind)
+    tasks, notes = plan_tasks(dataset, settings, joint=joint)
+    if joint and settings.layer_sets:
+        why = "this head reads all layers at once: give layer=[..] and run once for each set"
+        raise UserError(f"layer_sets={settings.layer_sets}: {why}", code="conflict")
     sets = sets_of(settings.layer_sets, sorted({task.layer for task in tasks if task.is_probe}))
     fewer = sizes_of(settings, dataset.examples)
     make_head = factory(partial(settings.head.kind, **settings.head.options))
-    make_head(["tried before anything is written"], stores[0].spec.width)
+    build(make_head, tasks[:1], stores[0].spec.width)  # tried before anything is written
     out = Path(settings.out or _default_out(paths, settings))
     if part is not None:
         out, own = part.folder(out), own_tasks(tasks, part)
@@ -206,7 +210,7 @@ def _identity(settings: Train, paths: Sequence[Path], tasks: Sequence[Task]) -> 
     """The configuration with the inputs named by content."""
     inputs = {
         "stores": [fingerprint(path) for path in paths],
-        "layers": sorted({task.layer for task in tasks if task.is_probe}),
+        "layers": sorted({layer for task in tasks if task.is_probe for layer in task.column.layers}),
         # The run folder ignores batch_size, which elsewhere affects speed only; here it changes the heads.
         "examples_per_step": settings.batch_size,
     }

@@ -97,7 +97,7 @@ def of_sizes(
     Only the training texts differ, not the number of passes, so that fewer texts take fewer steps.
     """
     whole, notes = dataset.examples, list(trained.notes)
-    tasks = [Task(k, seed=settings.seed, site=trained.best.site) for k in trained.bank.layers]
+    tasks = [Task.of(c, seed=settings.seed) for c in trained.layers if c.site == trained.best.site]
     curve: list[CurvePoint] = []
     kept: list[SweptProber] = []
     for size, examples in fewer.items():

@@ -19,12 +19,13 @@ from probers.bank.bank import ProbeBank
 from probers.evaluation import metrics
 from probers.evaluation.bootstrap import Bootstrap, bounds, number
 from probers.files import canonical_json, write_text
+from probers.heads import is_joint
 from probers.store.joined import Stored
 
 from .assemble import assemble, score_everything
-from .data import Dataset, Examples, SplitRequest, load_examples
+from .data import Column, Dataset, Examples, SplitRequest, load_examples
 from .figures import canvas, save
-from .fit import MakeHead, Task, fit
+from .fit import MakeHead, fit, probe_tasks
 from .settings import Train
 
 log = logging.getLogger(__name__)
@@ -45,11 +46,7 @@ def each_alone(
     for name, store in stores.items():
         request = SplitRequest(settings.split, seed=settings.seed)
         dataset = Dataset.load(store, settings.layer, request)
-        tasks = [
-            Task(column.layer, seed=settings.seed, site=column.site)
-            for column in dataset.columns
-            if column.layer > 0
-        ]
+        tasks = probe_tasks(dataset.columns, [settings.seed], joint=is_joint(settings.head.kind))
         log.info("training on %s alone", name)
         fitted = fit(make_head, tasks, dataset, settings)
         own = replace(settings, with_entropy=False)
@@ -72,7 +69,8 @@ def matrix(
         examples = load_examples(store, SplitRequest(settings.split, seed=settings.seed))
         for row, bank in probers.items():
             dataset = Dataset.load(store, list(bank.layers), examples)
-            tasks = [Task(layer, site=bank.spec.site) for layer in bank.layers]
+            columns = [Column(bank.spec.site, layer) for layer in bank.layers]
+            tasks = probe_tasks(columns, [settings.seed], joint=bank.head.joint)
             margins = score_everything(bank.head, tasks, dataset, bank.aggregate)
             scores = margins.of_texts(bank.ensemble(margins.values))
             found[row][column] = _cell(bank, examples, scores, settings)

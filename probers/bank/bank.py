@@ -15,22 +15,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+import torch
 from huggingface_hub import ModelHubMixin
 
 from ..data.splits import Seen
-from ..heads import CORRECT, WRONG, ProbeHead
+from ..heads import CORRECT, WRONG, Memory, ProbeHead, SequenceHead
 from ..online.scores import Aggregate, aggregate, check_aggregate, check_spans
 from ..store.spec import FeatureSpec, ModelSpec
 from ..types import Needs, UserError
 from .calibration import Calibration, EntropyModel, Temperature, calibration_from_dict, sigmoid
-from .decision import Ensemble, run_heads, run_heads_on_spans
+from .decision import Ensemble, checked_logits, run_heads, run_heads_on_spans
 from .domain import Domain
-from .io import CONFIG, HubOptions, load_head, locate, read, save
+from .io import CONFIG, HubOptions, heads_of, load_head, locate, read, save
 from .risk_control import Promise
 from .value_head import is_value_head, read_value_head
 
 if TYPE_CHECKING:
-    import torch
     from torch import nn
     from typing_extensions import Unpack
 
@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ProbeBank(ModelHubMixin):
-    """Frozen heads, one per layer of ``spec.layers``; call it with states to get scores.
+    """Frozen heads, one per layer of ``spec.layers`` or one of all; call it with states to get scores.
 
     ``save_pretrained(path, push_to_hub=False, repo_id=None)`` and ``push_to_hub(repo_id, private=None, ..)``
     are those of :class:`huggingface_hub.ModelHubMixin`, which makes public what is not said to be private.
@@ -84,19 +84,21 @@ class ProbeBank(ModelHubMixin):
 
     def __post_init__(self) -> None:
         shape, pool = (len(self.spec.layers), self.spec.width), self.spec.pool
-        if (found := (len(self.head.streams), self.head.width)) != shape:
-            raise ValueError(f"heads of (layers, width) {found} do not fit features of {shape}")
+        if self.head.reads != shape:
+            raise ValueError(f"heads of (layers, width) {self.head.reads} do not fit features of {shape}")
         if self.domain is not None and self.domain.shape != shape:
             raise ValueError(f"a domain of (layers, width) {self.domain.shape} does not fit the heads")
         if self.head.tokens and pool != "tokens":
             raise UserError(f"these heads pool tokens themselves and cannot read pool={pool}", "mismatch")
+        if self.head.causal and pool != "tokens":
+            raise UserError(f"these heads read tokens in order and cannot read pool={pool}", "mismatch")
         if self.aggregate is not None:
             if self.head.tokens or pool != "tokens":
                 raise UserError(f"aggregate={self.aggregate} is for heads of single tokens only", "conflict")
             check_aggregate(self.aggregate)
         elif pool == "tokens" and not self.head.tokens:
             raise UserError("aggregate=null: heads of single tokens need max, mean or last", "conflict")
-        object.__setattr__(self, "ensemble", self.ensemble.over(len(self.layers)))
+        object.__setattr__(self, "ensemble", self.ensemble.over(len(self.head.streams)))
         self.head.eval().requires_grad_(False)
 
     @property
@@ -132,11 +134,11 @@ class ProbeBank(ModelHubMixin):
             )
 
     def logits(self, states: np.ndarray | torch.Tensor, mask: Any = None) -> np.ndarray:
-        """Float32 logits (n, layers, 2), [wrong, correct]; arguments as of :meth:`score`."""
+        """Float32 logits (n, heads, 2), [wrong, correct]; arguments as of :meth:`score`."""
         return run_heads(self.head, states, mask)
 
     def margins(self, states: np.ndarray | torch.Tensor, mask: Any = None) -> np.ndarray:
-        """(n, layers) logit of "wrong" minus logit of "correct"; arguments as of :meth:`score`."""
+        """(n, heads) logit of "wrong" minus logit of "correct"; arguments as of :meth:`score`."""
         return _margins(self.logits(states, mask))
 
     def score(
@@ -146,7 +148,8 @@ class ProbeBank(ModelHubMixin):
 
         Args:
             states: (n, layers, d), one row per text, or per token for heads of single tokens, whose threshold
-                is for :meth:`score_spans`; (n, T, layers, d) for heads that pool tokens themselves.
+                is for :meth:`score_spans`; for causal heads the tokens of one text in order; (n, T, layers,
+                d) for heads that pool tokens themselves.
             signals: entropy signals (n,) each; with them the result is the log-odds of "wrong" from heads and
                 entropies, which fires above ``entropy_model.threshold``.
             mask: (n, T) bool, which tokens there are, for heads that pool them; None is all.
@@ -157,6 +160,18 @@ class ProbeBank(ModelHubMixin):
         return score if signals is None else self._with_entropy(score, signals)
 
     __call__ = score
+
+    def score_next(self, states: torch.Tensor, memory: Memory | None) -> tuple[np.ndarray, Memory]:
+        """Scores (n,) of the next token of n texts by causal heads, and the texts' memory after it.
+
+        ``states`` are (n, layers, d); None is the memory of texts that begin. Token by token this gives what
+        :meth:`score` gives for the whole text.
+        """
+        assert isinstance(self.head, SequenceHead)
+        with torch.inference_mode():
+            x = states.to(self.head.device, torch.float32).unsqueeze(-3)
+            logits, memory = self.head.advance(x, memory or self.head.begin(len(x)))
+        return self.ensemble(_margins(checked_logits(logits.cpu()))), memory
 
     def score_spans(
         self, states: np.ndarray | torch.Tensor, spans: Any, signals: Mapping[str, Any] | None = None
@@ -296,7 +311,7 @@ class ProbeBank(ModelHubMixin):
         try:
             spec = FeatureSpec.from_dict(config["spec"])
             calibration = calibration_from_dict(config["calibration"])
-            ensemble = Ensemble.from_dict(config["ensemble"]).over(len(spec.layers))
+            ensemble = Ensemble.from_dict(config["ensemble"]).over(heads_of(config, head_class))
             entropy_model = None if entropy is None else EntropyModel.from_dict(entropy)
         except (UserError, ValueError) as error:
             told = f"{folder / CONFIG} is damaged ({error}): train the prober again"
@@ -327,6 +342,6 @@ def _warn(message: str) -> None:
 
 
 def _margins(logits: np.ndarray) -> np.ndarray:
-    """(n, layers) float64 of logits (n, layers, 2)."""
+    """(n, heads) float64 of logits (n, heads, 2)."""
     wide = logits.astype(np.float64)
     return wide[..., WRONG] - wide[..., CORRECT]

@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ..evaluation.metrics import auroc
 from ..heads import ProbeHead
@@ -27,10 +28,14 @@ CHUNK = 1024
 def run_heads(head: ProbeHead, states: Any, mask: Any = None) -> np.ndarray:
     """Float32 logits (n, H, 2), [wrong, correct], of H heads.
 
-    ``states`` are (n, H, d), or (n, T, H, d) for heads that pool tokens; their ``mask`` (n, T) says which
-    tokens there are, None is all. RunError for states that are not finite, ValueError for another shape.
+    ``states`` are (n, layers, d), or (n, T, layers, d) for heads that pool tokens; their ``mask`` (n, T) says
+    which tokens there are, None is all. For causal heads the n rows are the tokens of one text. RunError for
+    states that are not finite, ValueError for another shape.
     """
-    inputs = [torch.as_tensor(states)]
+    given = torch.as_tensor(states)
+    if head.causal:
+        return checked_logits(_of_sequence(head, given.unsqueeze(-3)))
+    inputs = [given.unsqueeze(-3) if head.joint else given]  # the one head has all layers
     if mask is not None:
         inputs.append(torch.as_tensor(mask, dtype=torch.bool))
     elif head.tokens:
@@ -42,16 +47,32 @@ def run_heads(head: ProbeHead, states: Any, mask: Any = None) -> np.ndarray:
             if len(x):
                 masks = [part.to(head.device) for part in masks]
                 parts.append(head(x.to(head.device, torch.float32), *masks).cpu())
-    found = torch.cat(parts).numpy() if parts else np.empty((0, len(head.streams), 2), np.float32)
-    if not np.isfinite(found).all():
+    return checked_logits(torch.cat(parts) if parts else torch.empty(0, len(head.streams), 2))
+
+
+def checked_logits(found: Tensor) -> np.ndarray:
+    """Logits as an array; RunError where they are not finite."""
+    if not torch.isfinite(found).all():
         raise RunError("the prober's logits are not finite: the states hold NaN or infinite values")
-    return found
+    return found.numpy()
+
+
+def _of_sequence(head: ProbeHead, x: Tensor) -> Tensor:
+    """Logits (n, H, 2) of the tokens (n, H, L, d) of a text, in pieces of bounded length."""
+    parts = [torch.empty(0, len(head.streams), 2)]
+    with torch.inference_mode():
+        for start in range(0, len(x), CHUNK):
+            first = max(0, start - head.reach + 1)  # what the piece's first token can see
+            piece = x[first : start + CHUNK].to(head.device, torch.float32)[None]
+            mask = torch.ones(piece.shape[:2], dtype=torch.bool, device=piece.device)
+            parts.append(head(piece, mask)[0, start - first :].cpu())
+    return torch.cat(parts)
 
 
 def run_heads_on_spans(head: ProbeHead, states: Any, spans: np.ndarray) -> np.ndarray:
     """Logits (n, H, 2) as of :func:`run_heads`, of spans, by heads that pool tokens themselves.
 
-    ``states`` (t, H, d) are of a text's tokens, ``spans`` (n, 2) first token and the one after the last.
+    ``states`` (t, layers, d) are of a text's tokens, ``spans`` (n, 2) first token and the one after the last.
     """
     x = torch.as_tensor(states)
     parts = [np.empty((0, len(head.streams), 2), np.float32)]
@@ -90,7 +111,7 @@ class Ensemble:
     "logits" sums margins (Probing-RAG, the decision rule of algorithm 1), "probabilities" sums
     softmax[wrong] - softmax[correct] (its released code), "best" is the mean margin of a few layers,
     "stacked" the log-odds of a logistic model over all margins (Wolpert 1992). There is one weight per
-    layer; empty is 1 for every layer.
+    head, which is a layer's or all layers'; empty is 1 for every head.
     """
 
     kind: Kind = "logits"

@@ -20,7 +20,7 @@ from torch import nn
 from ..checksums import sealed, sha256, unseal
 from ..data.splits import SEEN, Seen
 from ..files import canonical_json, digest, read_bytes, read_json, read_text, regular, write_bytes, write_text
-from ..heads import HEADS, ProbeHead, factory, head_name
+from ..heads import HEADS, ProbeHead, factory, head_name, is_joint
 from ..options import Name, check_component, check_record, shown
 from ..types import UserError, first_line
 from . import value_head
@@ -89,15 +89,15 @@ class _Config:
 
 
 def save(folder: Path, head: ProbeHead, config: Mapping[str, Any], papers: Mapping[str, Any]) -> None:
-    """Write a prober, with one tensor ``layer.<k>.<name>`` per layer and parameter.
+    """Write a prober, with one tensor per head and parameter: ``layer.<k>.<name>``, or ``layers.<name>``.
 
     ``config`` is what beside the heads is needed to score, ``papers`` are as of :func:`read`.
     """
     learned = dict(head.named_parameters())
     tensors = {
-        f"layer.{k}.{name}": (value[i].half() if name in learned else value[i]).cpu().contiguous()
+        f"{of}.{name}": (value[i].half() if name in learned else value[i]).cpu().contiguous()
         for name, value in head.state_dict().items()
-        for i, k in enumerate(config["spec"]["layers"])
+        for i, of in enumerate(_places(type(head), config["spec"]["layers"]))
     }
     blob = encode(tensors)
     write_bytes(folder / _HEADS, blob)
@@ -111,6 +111,16 @@ def save(folder: Path, head: ProbeHead, config: Mapping[str, Any], papers: Mappi
     about = {"name": head_name(head), "options": head.options}
     marks = {"format": _FORMAT, "schema": _SCHEMA, "weights": digest(blob, 64), "head": about}
     write_text(folder / CONFIG, sealed({**marks, **config}))
+
+
+def _places(kind: object, layers: Sequence[int]) -> list[str]:
+    """Beginning of the names of each head's tensors."""
+    return ["layers"] if is_joint(kind) else [f"layer.{k}" for k in layers]
+
+
+def heads_of(config: Mapping[str, Any], head_class: type[nn.Module] | None) -> int:
+    """Number of heads; arguments as of :func:`load_head`."""
+    return len(_places(HEADS.get(config["head"]["name"], head_class), config["spec"]["layers"]))
 
 
 def read(folder: Path, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -213,10 +223,12 @@ def load_head(
         if config["weights"] not in (None, sha256(file)):
             raise ValueError("was altered")
         with safe_open(file, framework="pt") as tensors:
-            _check_sizes(tensors, make, layers, width, own=name not in HEADS)
-            head = make([f"layer{k}" for k in layers], width)
+            sizes = (width, len(layers)) if is_joint(cls) else (width,)
+            places = _places(cls, layers)
+            _check_sizes(tensors, partial(make, ["a head"], *sizes), places, own=name not in HEADS)
+            head = make(places, *sizes)
             stacked = {
-                key: torch.stack([tensors.get_tensor(f"layer.{k}.{key}").float() for k in layers])
+                key: torch.stack([tensors.get_tensor(f"{of}.{key}").float() for of in places])
                 for key in head.state_dict()
             }
         head.load_state_dict(stacked)
@@ -228,23 +240,21 @@ def load_head(
     return head
 
 
-def _check_sizes(
-    tensors: Any, make: Callable[..., ProbeHead], layers: Sequence[int], width: int, *, own: bool
-) -> None:
+def _check_sizes(tensors: Any, make: Callable[[], ProbeHead], places: Sequence[str], *, own: bool) -> None:
     """Refuse tensors that are not those of such heads (ValueError); only their shapes are made and read.
 
     A class of the user's ``own`` is built as it is where it needs numbers.
     """
     try:
         with torch.device("meta"):
-            head = make(["layer"], width)
+            head = make()
     except UserError:
         if not own:
             raise
-        head = make(["layer"], width)
+        head = make()
     learned, there = dict(head.named_parameters()), set(tensors.keys())
     for name, value in head.state_dict().items():
-        for key in (f"layer.{k}.{name}" for k in layers):
+        for key in (f"{of}.{name}" for of in places):
             if key not in there:
                 raise ValueError(f"it lacks {key}")
             found, shape = tensors.get_slice(key), list(value.shape[1:])

@@ -1,16 +1,19 @@
-"""Prober heads: from the states of one layer to "wrong" against "correct"."""
+"""Prober heads: from the states of one layer, or of several, to "wrong" against "correct"."""
 
 from __future__ import annotations
 
 from .attention_pool import AttentionPoolHead
 from .base import CORRECT, WRONG, Moments, ProbeHead
 from .custom import ForeignHead, factory
+from .layers import ConcatHead, LayerAttentionHead, MixHead
 from .linear import LinearHead, MeanDifferenceHead
 from .mlp import MindHead, ProbingRagHead, RadioHead
+from .sequence import Memory, SequenceHead
 
 __all__ = [
-    "CORRECT", "HEADS", "WRONG", "AttentionPoolHead", "ForeignHead", "LinearHead", "MeanDifferenceHead",
-    "MindHead", "Moments", "ProbeHead", "ProbingRagHead", "RadioHead", "factory", "head_name",
+    "CORRECT", "HEADS", "WRONG", "AttentionPoolHead", "ConcatHead", "ForeignHead", "LayerAttentionHead",
+    "LinearHead", "MeanDifferenceHead", "Memory", "MindHead", "MixHead", "Moments", "ProbeHead",
+    "ProbingRagHead", "RadioHead", "SequenceHead", "factory", "head_name", "is_joint",
 ]  # fmt: skip
 
 #: Names of heads in ``config.json`` of saved probers and in ``head=``.
@@ -21,6 +24,10 @@ HEADS: dict[str, type[ProbeHead]] = {
     "mind": MindHead,
     "mean_difference": MeanDifferenceHead,
     "attention_pool": AttentionPoolHead,
+    "concat": ConcatHead,
+    "mix": MixHead,
+    "layer_attention": LayerAttentionHead,
+    "sequence": SequenceHead,
 }
 
 
@@ -31,3 +38,8 @@ def head_name(head: ProbeHead | type[ProbeHead]) -> str:
         kind = head.module_class
     names = {cls: name for name, cls in HEADS.items()}
     return names.get(kind, f"{kind.__module__}.{kind.__qualname__}")
+
+
+def is_joint(kind: object) -> bool:
+    """Tell whether each head of a class reads several layers at once."""
+    return isinstance(kind, type) and issubclass(kind, ProbeHead) and kind.joint

@@ -30,10 +30,10 @@ class AttentionPoolHead(ProbeHead):
 
     def weights(self, states: Tensor, mask: Tensor) -> Tensor:
         """Compute weights (n, T, H) of tokens, which sum to 1 over T; states (n, T, H, d), mask (n, T)."""
-        return self._weights(_normed(states, mask), mask).permute(1, 2, 0)
+        return self._weights(normed(states, mask), mask).permute(1, 2, 0)
 
     def _token_logits(self, x: Tensor, mask: Tensor) -> Tensor:
-        x = _normed(x, mask)
+        x = normed(x, mask)
         return self.linear((self._weights(x, mask)[:, :, None] @ x)[:, :, 0])
 
     def _weights(self, x: Tensor, mask: Tensor) -> Tensor:
@@ -42,10 +42,14 @@ class AttentionPoolHead(ProbeHead):
         return scores.masked_fill(~mask, -math.inf).softmax(dim=-1)
 
 
-def _normed(states: Tensor, mask: Tensor) -> Tensor:
-    """Layer-normed states (H, n, T, d), zero where there is no token."""
+def normed(states: Tensor, mask: Tensor) -> Tensor:
+    """Layer-normed states with the heads first, zero where there is no token.
+
+    From (n, T, H, d) to (H, n, T, d), or from (n, T, H, L, d) to (H, n, T, L, d); ``mask`` is (n, T).
+    """
     if not bool(mask.any(dim=1).all()):
         raise ValueError("a text without tokens has nothing to pool")
-    x = states.permute(2, 0, 1, 3).clone(memory_format=torch.contiguous_format)
+    x = states.movedim(2, 0).clone(memory_format=torch.contiguous_format)
+    there = mask.view(*mask.shape, *[1] * (x.ndim - 3))
     # A weight of zero would not do: zero times NaN is NaN.
-    return F.layer_norm(x.masked_fill_(~mask[..., None], 0), x.shape[-1:])
+    return F.layer_norm(x.masked_fill_(~there, 0), x.shape[-1:])

@@ -1,8 +1,8 @@
-"""Base class and building blocks of prober heads, from states of one layer to "wrong" against "correct".
+"""Base class and building blocks of prober heads, from states to "wrong" against "correct".
 
-All layers' heads are one module whose parameters carry a leading head axis, so that they train and run as
-batched matrix products. Each head's initial weights and dropout masks come from a random stream of its
-own, so that a head trained among others equals one trained alone.
+A head reads one layer, or several at once. All heads are one module whose parameters carry a leading head
+axis, so that they train and run as batched matrix products. Each head's initial weights and dropout masks
+come from a random stream of its own, so that a head trained among others equals one trained alone.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ WRONG, CORRECT = 0, 1
 class Moments:
     """Float64 statistics of each head's training states: (H, d), class means (H, 2, d) by class number.
 
-    The deviation is the population's standard deviation.
+    For heads of several layers d stands for (L, d). The deviation is the population's standard deviation.
     """
 
     mean: Tensor
@@ -45,25 +45,37 @@ class ProbeHead(nn.Module):
     they are.
 
     Attributes:
+        joint: each head reads the states (L, d) of several layers at once; the constructor takes their
+            number L after the width.
         tokens: reads all tokens' states and pools them itself, by :meth:`_token_logits` instead.
+        causal: scores every token by its own states and those of tokens before it, by
+            :meth:`_sequence_logits` instead.
         learns: is trained by gradient; otherwise :meth:`prepare` alone fits it.
         step: training passes so far. With the stream's name it decides every random draw of the next
             one, so that a resumed training needs nothing else.
     """
 
+    joint: ClassVar[bool] = False
     tokens: ClassVar[bool] = False
+    causal: ClassVar[bool] = False
     learns: ClassVar[bool] = True
 
-    def __init__(self, streams: Sequence[str], width: int) -> None:
+    def __init__(self, streams: Sequence[str], width: int, layers: int = 1) -> None:
         super().__init__()
         self.streams = tuple(streams)
-        self.width = width
+        self.width, self.layers = width, layers
         self.step = 0
 
     @property
     def options(self) -> dict[str, Any]:
-        """Arguments of the constructor beside streams and width, each kept under its name."""
-        return {name: getattr(self, name) for name in [*inspect.signature(type(self)).parameters][2:]}
+        """Arguments of the constructor beside the sizes of the states, each kept under its name."""
+        names = [*inspect.signature(type(self)).parameters][2 + self.joint :]
+        return {name: getattr(self, name) for name in names}
+
+    @property
+    def reads(self) -> tuple[int, int]:
+        """Number of layers that the heads read between them, and the width of each."""
+        return self.layers if self.joint else len(self.streams), self.width
 
     @property
     def needs_moments(self) -> bool:
@@ -75,40 +87,60 @@ class ProbeHead(nn.Module):
         """Device of the heads."""
         return next(chain(self.parameters(), self.buffers())).device
 
+    @property
+    def reach(self) -> int:
+        """Number of tokens, itself included, that a token's score depends on."""
+        return 1
+
     def prepare(self, moments: Moments) -> None:
         """Fit what is not learned by gradient; nothing by default."""
 
-    def forward(self, states: Tensor, mask: Tensor | None = None) -> Tensor:
+    def shrink(self, lr: float) -> None:
+        """Adjust the parameters after a step at this learning rate; nothing by default."""
+
+    def layer_weights(self) -> Tensor | None:
+        """Share (H, L) that each head gives to each of its layers; None where it cannot be told."""
+        return None
+
+    def forward(self, states: Tensor, mask: Tensor | None = None, own: Tensor | None = None) -> Tensor:
         """Compute logits (n, H, 2), [wrong, correct], every head on its own slice.
 
-        ``states`` are (n, H, d); for a class that reads tokens (n, T, H, d), with a ``mask`` (n, T), true
-        where there is a token. ValueError for other shapes.
+        ``states`` are (n, H, d), for joint heads (n, H, L, d). Classes that read tokens take (n, T, H, d) or
+        (n, T, H, L, d), with a ``mask`` (n, T), true where there is a token; causal ones give the logits
+        (n, T, H, 2) of every token and can be told which tokens are the ``own`` (n, T) of the span that is
+        scored. ValueError for other shapes.
         """
-        expected = (len(self.streams), self.width)
-        if states.ndim != 3 + self.tokens or states.shape[-2:] != expected:
-            rows = "n, T" if self.tokens else "n"
-            raise ValueError(
-                f"states have shape {tuple(states.shape)}, expected ({rows}, {expected[0]}, {expected[1]})"
-            )
-        if mask is None and not self.tokens:
+        sequences = self.tokens or self.causal
+        expected = (len(self.streams), *((self.layers,) if self.joint else ()), self.width)
+        if states.ndim != 1 + sequences + len(expected) or states.shape[-len(expected) :] != expected:
+            rows = "n, T" if sequences else "n"
+            wanted = ", ".join(map(str, expected))
+            raise ValueError(f"states have shape {tuple(states.shape)}, expected ({rows}, {wanted})")
+        if mask is None and not sequences:
             # Heads first: the layout of batched matrix products.
             logits = self._logits(states.transpose(0, 1))
-        elif mask is None or not self.tokens or mask.shape != states.shape[:2]:
+        elif mask is None or not sequences or mask.shape != states.shape[:2]:
             found = None if mask is None else tuple(mask.shape)
             what = f"{type(self).__name__}'s states {tuple(states.shape)}"
             raise ValueError(f"mask {found} does not fit {what}")
+        elif self.causal:
+            logits = self._sequence_logits(states, mask, own)
         else:
             logits = self._token_logits(states, mask)
         if self.training:
             self.step += 1
-        return logits.transpose(0, 1)
+        return logits.movedim(0, -2)
 
     def _logits(self, x: Tensor) -> Tensor:
-        """(H, n, d) -> (H, n, 2)."""
+        """(H, n, d) or (H, n, L, d) -> (H, n, 2)."""
         raise NotImplementedError
 
     def _token_logits(self, x: Tensor, mask: Tensor) -> Tensor:
-        """(n, T, H, d) and (n, T) -> (H, n, 2)."""
+        """(n, T, H, d) or (n, T, H, L, d), and (n, T) -> (H, n, 2)."""
+        raise NotImplementedError
+
+    def _sequence_logits(self, x: Tensor, mask: Tensor, own: Tensor | None) -> Tensor:
+        """(n, T, H, d) or (n, T, H, L, d), (n, T), and tokens (n, T) that are scored -> (H, n, T, 2)."""
         raise NotImplementedError
 
     def select(self, heads: Sequence[int]) -> ProbeHead:
@@ -122,7 +154,8 @@ class ProbeHead(nn.Module):
 
     def _untrained(self, streams: Sequence[str]) -> ProbeHead:
         """New heads of the same kind."""
-        return type(self)(streams, self.width, **self.options)
+        sizes = (self.width, *((self.layers,) if self.joint else ()))
+        return type(self)(streams, *sizes, **self.options)
 
 
 def weight_generators(streams: Sequence[str]) -> list[torch.Generator]:
@@ -133,22 +166,28 @@ def weight_generators(streams: Sequence[str]) -> list[torch.Generator]:
 class Linear(nn.Module):
     """H linear maps; initial values uniform in +-1/sqrt(inputs), each from its own generator."""
 
-    def __init__(self, generators: Sequence[torch.Generator], inputs: int, outputs: int) -> None:
+    def __init__(
+        self, generators: Sequence[torch.Generator], inputs: int, outputs: int, *, bias: bool = True
+    ) -> None:
         super().__init__()
         if outputs < 1:
             raise UserError(f"head: a hidden layer of {outputs} units is none: give 1 or more")
         bound = 1 / math.sqrt(inputs)
         weights = [torch.rand(inputs, outputs, generator=g) for g in generators]
-        biases = [torch.rand(outputs, generator=g) for g in generators]
         self.weight = nn.Parameter((2 * torch.stack(weights) - 1) * bound)
-        self.bias = nn.Parameter((2 * torch.stack(biases) - 1) * bound)
+        self.bias = None
+        if bias:
+            biases = [torch.rand(outputs, generator=g) for g in generators]
+            self.bias = nn.Parameter((2 * torch.stack(biases) - 1) * bound)
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.bias is None:
+            return torch.bmm(x, self.weight)
         return torch.baddbmm(self.bias[:, None], x, self.weight)
 
 
 class Norm(nn.Module):
-    """H layer norms."""
+    """H layer norms of (H, .., width)."""
 
     def __init__(self, heads: int, width: int) -> None:
         super().__init__()
@@ -160,15 +199,18 @@ class Norm(nn.Module):
 
 
 class Standardise(nn.Module):
-    """Zero mean and unit deviation per head and dimension; before :meth:`fit` the identity."""
+    """Zero mean and unit deviation per head and dimension; before :meth:`fit` the identity.
+
+    ``shape`` is that of a head's states, (d,) or (L, d).
+    """
 
     mean: Tensor
     scale: Tensor
 
-    def __init__(self, heads: int, width: int) -> None:
+    def __init__(self, heads: int, *shape: int) -> None:
         super().__init__()
-        self.register_buffer("mean", torch.zeros(heads, width))
-        self.register_buffer("scale", torch.ones(heads, width))
+        self.register_buffer("mean", torch.zeros(heads, *shape))
+        self.register_buffer("scale", torch.ones(heads, *shape))
 
     @torch.no_grad()
     def fit(self, moments: Moments) -> None:

@@ -119,7 +119,8 @@ def factory(make: Callable[..., nn.Module]) -> Callable[[Sequence[str], int], Pr
         except (TypeError, ValueError):
             why = "cannot be saved with the prober: give a number, a string or a list"
             raise UserError(f"head.{key}={value!r} {why}", code="own-class") from None
-    arguments = ((), 1) if issubclass(cls, ProbeHead) else (1,)
+    joint = issubclass(cls, ProbeHead) and cls.joint
+    arguments = ((), 1, *((1,) if joint else ())) if issubclass(cls, ProbeHead) else (1,)
     try:
         inspect.signature(cls).bind(*arguments, **options)
     except TypeError as error:

@@ -30,12 +30,12 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from ..capture.blocks import decoder_layers
 from ..capture.hidden_states import broken_state, check_needs, tap_of
-from ..capture.pooling import all_finite, as_stored, token_vectors
+from ..capture.pooling import all_finite, token_vectors
 from ..engine.forward import Decoder
 from ..engine.loading import fingerprint
 from ..store.spec import ModelSpec
 from ..types import RunError, UserError
-from .scores import GrowingVectors, Prober, check_growing, extend
+from .scores import GrowingHeads, GrowingVectors, Prober, check_growing, extend
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -83,7 +83,7 @@ class WatchedBatch:
         self._lives: list[Tensor] = []  # (rows,) of every token, whether it counts
         self._newest: list[int] = []  # rows whose last token counts
         self._added = self._asked = 0
-        self._vectors = GrowingVectors(bank.spec.pool)
+        self._vectors, self._heads = GrowingVectors(bank.spec.pool), GrowingHeads(bank)
         self._waiting: list[tuple[list[int], Tensor, Tensor]] = []  # of a token: live rows, vectors, finite
         self._scores: list[list[float]] = [[] for _ in range(rows)]
         self._mask: Tensor | None = None
@@ -155,7 +155,11 @@ class WatchedBatch:
                 self.problem = broken_state(self._bank.spec.feature, layer, where)
                 return
         try:
-            scores = self._bank.score(as_stored(torch.cat(vectors), self._bank.spec.dtype)).tolist()
+            if self._bank.head.causal:  # token after token
+                each = (self._heads.add(*token) for token in zip(rows, vectors, strict=True))
+                scores = [score for found in each for score in found]
+            else:
+                scores = self._heads.add([row for own in rows for row in own], torch.cat(vectors))
         except RunError as error:
             self.problem = error
             return

@@ -2,7 +2,8 @@
 
 Heads of single tokens (``pool=tokens``) score each token, heads of the state before a token
 (``predicting``) score what would begin with it, and heads of pooled states score the text so far. A text's
-pooled state is a running sum, so only the score and the distance of each token are kept.
+pooled state is a running sum, and sequence heads keep what their next token can see, so that beside this only
+the score and the distance of each token are kept.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from ..capture.pooling import (
     token_pool,
     token_vectors,
 )  # fmt: skip
-from ..heads import ProbeHead
+from ..heads import Memory, ProbeHead
 from ..store.spec import FeatureSpec, ModelSpec
 from ..thinking import PARTS
 from ..types import Needs, Pool, RunError, UserError
@@ -56,6 +57,7 @@ class Prober(Protocol):
     @property
     def domain(self) -> Callable[[Tensor], Tensor] | None: ...
     def score(self, states: Tensor, /) -> np.ndarray: ...
+    def score_next(self, states: Tensor, memory: Memory | None, /) -> tuple[np.ndarray, Memory]: ...
     def probability(self, score: np.ndarray, /) -> np.ndarray: ...
     def check_model(self, model: ModelSpec, /) -> None: ...
 
@@ -79,6 +81,9 @@ def check_growing(bank: Prober, *, whole: bool = False) -> None:
             "score finished texts with probers-score, or train on unit=token, or unit=answer and reads=both",
             code="unsupported",
         )
+    if bank.head.causal and bank.head.options["marker"]:
+        told = "this prober's head marks the span that it scores, which is not known while a text grows: "
+        raise UserError(f"{told}call bank.score_spans, or train with head.marker=false", "unsupported")
     if bank.head.tokens:
         told = "this prober's heads pool all tokens of a span and cannot score a growing text: record its "
         told += 'states with Needs.of(layers, pool="tokens") and call bank.score_spans, or train heads of '
@@ -108,6 +113,31 @@ class GrowingVectors:
         self._pools.pop(key, None)
 
 
+class GrowingHeads:
+    """Scores of vectors of texts that grow side by side; sequence heads remember each text's last tokens."""
+
+    def __init__(self, bank: Prober) -> None:
+        self._bank = bank
+        self._memories: dict[Hashable, Memory] = {}
+
+    def add(self, keys: Sequence[Hashable], vectors: Tensor) -> list[float]:
+        """Scores (texts,) of the newest vectors (texts, heads, width), rounded as they are stored."""
+        vectors = as_stored(vectors, self._bank.spec.dtype)
+        if not self._bank.head.causal:
+            return self._bank.score(vectors).tolist()
+        scores = np.empty(len(keys))
+        known = [row for row, key in enumerate(keys) if key in self._memories]
+        new = [row for row, key in enumerate(keys) if key not in self._memories]
+        for rows in filter(None, (known, new)):
+            memory = Memory.joined([self._memories[keys[row]] for row in rows]) if rows is known else None
+            scores[rows], memory = self._bank.score_next(vectors[rows], memory)
+            self._memories.update(zip((keys[row] for row in rows), memory.each(), strict=True))
+        return scores.tolist()
+
+    def forget(self, key: Hashable) -> None:
+        self._memories.pop(key, None)
+
+
 class GrowingScores:
     """Scores of the newest tokens of texts that grow side by side, each under its own key.
 
@@ -119,7 +149,7 @@ class GrowingScores:
         check_growing(bank)
         self._bank = bank
         self.before = bank.spec.pool in BEFORE
-        self._vectors = GrowingVectors(bank.spec.pool)
+        self._vectors, self._heads = GrowingVectors(bank.spec.pool), GrowingHeads(bank)
         self._distances: dict[Hashable, list[float]] = {}
 
     def add_each(
@@ -143,7 +173,9 @@ class GrowingScores:
         if not (kept := [row for row, good in enumerate(fine) if good]):
             return found
         own = token_vectors(states if len(kept) == len(keys) else states[kept], feature.pool)
-        scores, distances = score_vectors(self._bank, self._vectors.add([keys[i] for i in kept], own))
+        its = [keys[row] for row in kept]
+        vectors = self._vectors.add(its, own)
+        scores, distances = self._heads.add(its, vectors), distances_of(self._bank, vectors)
         for place, row in enumerate(kept):
             found[row] = scores[place]
             if distances is not None:
@@ -157,13 +189,13 @@ class GrowingScores:
     def forget(self, key: Hashable) -> None:
         """Drop a text that has ended."""
         self._vectors.forget(key)
+        self._heads.forget(key)
         self._distances.pop(key, None)
 
 
-def score_vectors(bank: Prober, vectors: Tensor) -> tuple[list[float], list[float] | None]:
-    """Scores (n,) of vectors (n, heads, width), and their distances from the domain; None without one."""
-    vectors = as_stored(vectors, bank.spec.dtype)
-    return bank.score(vectors).tolist(), None if bank.domain is None else bank.domain(vectors).tolist()
+def distances_of(bank: Prober, vectors: Tensor) -> list[float] | None:
+    """Distances (n,) of vectors (n, heads, width) from the prober's domain; None without one."""
+    return None if bank.domain is None else bank.domain(as_stored(vectors, bank.spec.dtype)).tolist()
 
 
 def text_needs(bank: Prober) -> Needs:
@@ -188,7 +220,7 @@ def text_scores(
         if not piece:
             continue
         pooled = torch.cat([growing.add([name], tokens[[place]]) for place in piece])
-        found, far = score_vectors(bank, pooled)
+        found, far = bank.score(as_stored(pooled, bank.spec.dtype)).tolist(), distances_of(bank, pooled)
         for number, place in enumerate(piece):
             scores[place], distances[place] = found[number], None if far is None else far[number]
     return scores, None if bank.domain is None else distances

@@ -118,11 +118,9 @@ class FeatureSpec:
     def select(self, layers: Sequence[int]) -> FeatureSpec:
         """Keep some of the layers; UserError lists those there are."""
         if absent := [k for k in layers if k not in self.layers]:
-            # Along a run of consecutive numbers the distance between number and place stays.
-            runs = [[*run] for _, run in groupby(enumerate(self.layers), lambda pair: pair[1] - pair[0])]
-            there = ", ".join(str(r[0][1]) if len(r) == 1 else f"{r[0][1]}-{r[-1][1]}" for r in runs)
             told = f"layer={absent[0] if len(absent) == 1 else absent} is not in the features"
             model = f"{self.model.id}, which has {self.model.layers} layers (0 is the embedding output)"
+            there = ranges(self.layers)
             raise UserError(f"{told}: they hold layers {there} of {model}; choose among these", "layers")
         return replace(self, layers=tuple(sorted(set(layers))))
 
@@ -151,6 +149,13 @@ class FeatureSpec:
         check_record(cls, value, "spec.")
         check_record(ModelSpec, value["model"], "spec.model.")
         return cls(**{**value, "model": ModelSpec(**value["model"]), "layers": tuple(value["layers"])})
+
+
+def ranges(layers: Sequence[int]) -> str:
+    """Write ascending layers as their runs, like "2, 5-8"."""
+    # Along a run of consecutive numbers the distance between number and place stays.
+    runs = [[*run] for _, run in groupby(enumerate(layers), lambda pair: pair[1] - pair[0])]
+    return ", ".join(str(r[0][1]) if len(r) == 1 else f"{r[0][1]}-{r[-1][1]}" for r in runs)
 
 
 def parse_layers(value: Any, named: Mapping[str, Sequence[int]], key: str) -> tuple[int, ...]:

@@ -79,9 +79,15 @@ class ReadsBank(Trigger):
     def by_token(
         self, generations: Sequence[Generation], chances: Callable[[np.ndarray], np.ndarray]
     ) -> list[np.ndarray]:
-        """``chances`` (n,) of the states of each generation's n tokens; the heads run once for all."""
+        """``chances`` (n,) of the states of each generation's n tokens.
+
+        The heads run once for all, unless they read on from token to token.
+        """
         found = [self.states(g) for g in generations if g.token_ids]
-        scored = chances(np.concatenate(found)) if found else np.zeros(0)
+        if self._bank.head.causal and found:
+            scored = np.concatenate(list(map(chances, found)))
+        else:
+            scored = chances(np.concatenate(found)) if found else np.zeros(0)
         return np.split(scored, np.cumsum([len(g.token_ids) for g in generations])[:-1])
 
 

@@ -1,0 +1,195 @@
+"""A small causal transformer over the token states of several layers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..types import UserError
+from .base import Dropout, Linear, Moments, Norm, ProbeHead, Standardise, weight_generators
+
+
+class Memory(NamedTuple):
+    """What causal heads keep of n growing texts: the keys and values that their next tokens can see.
+
+    ``kept`` (n, H, blocks, 2, window - 1, size), the newest last; ``length`` (n,) tokens so far.
+    """
+
+    kept: Tensor
+    length: Tensor
+
+    @classmethod
+    def joined(cls, memories: Sequence[Memory]) -> Memory:
+        """Put the memories of several texts side by side."""
+        return cls(*map(torch.cat, zip(*memories, strict=True)))
+
+    def each(self) -> list[Memory]:
+        """Split into memories of one text each."""
+        return [Memory(*parts) for parts in zip(self.kept.split(1), self.length.split(1), strict=True)]
+
+
+class SequenceHead(ProbeHead):
+    """A transformer decoder of one or two blocks, which scores each token by the tokens up to it.
+
+    The standardised states of all layers are joined and mapped to ``size`` numbers a token. Each block is
+    pre-norm attention and an MLP of twice that size with GELU; a token sees itself and the ``window`` - 1
+    tokens before it, with a learned bias for each distance in place of positions. So a score depends on
+    the last :attr:`reach` tokens alone, and a growing text keeps only the keys and values of one window
+    (:meth:`advance`). Its inputs are those of the small transformers of Shelmanov et al. (2025), without
+    attention; the losses are those of Obeso et al. (2025) with ``loss=span_max``.
+
+    Args:
+        size: numbers per token within the head.
+        blocks: transformer blocks, 1 or 2.
+        attention_heads: attention heads of each block; ``size`` must be a multiple of them.
+        window: tokens that a token can see, itself included.
+        dropout: probability of dropping an input number, and one of each block's outputs, while training.
+        marker: add a learned vector to the tokens of the span that is scored. Its scores then are of given
+            spans, so that it cannot score a text while it grows.
+    """
+
+    joint: ClassVar[bool] = True
+    causal: ClassVar[bool] = True
+
+    def __init__(
+        self, streams: Sequence[str], width: int, layers: int, *, size: int = 128, blocks: int = 1,
+        attention_heads: int = 4, window: int = 32, dropout: float = 0.2, marker: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__(streams, width, layers)
+        _check(size=(size, 8, 1024), blocks=(blocks, 1, 2), window=(window, 1, 1024))
+        if attention_heads < 1 or size % attention_heads:
+            told = f"head.attention_heads={attention_heads} does not divide head.size={size}"
+            raise UserError(f"{told}: give 1, 2, 4 or another divisor")
+        self.size, self.blocks, self.attention_heads = size, blocks, attention_heads
+        self.window, self.dropout, self.marker = window, dropout, marker
+        generators, heads = weight_generators(streams), len(streams)
+        self.input = Standardise(heads, layers, width)
+        self.drop = Dropout(streams, dropout)
+        self.embed = Linear(generators, layers * width, size)
+        self.mark = nn.Parameter(torch.zeros(heads, size)) if marker else None
+        self.stack = nn.ModuleList(
+            _Block(streams, generators, (size, attention_heads, window), dropout, place)
+            for place in range(blocks)
+        )
+        self.norm = Norm(heads, size)
+        self.linear = Linear(generators, size, 2)
+
+    @property
+    def reach(self) -> int:
+        """Number of tokens, the scored one included, that its score depends on."""
+        return self.blocks * (self.window - 1) + 1
+
+    def prepare(self, moments: Moments) -> None:
+        """Take mean and deviation per head, layer and dimension."""
+        self.input.fit(moments)
+
+    def _sequence_logits(self, x: Tensor, mask: Tensor, own: Tensor | None) -> Tensor:
+        # Not a product: zero times NaN is NaN.
+        x = self._embedded(x.movedim(2, 0).masked_fill(~mask[:, :, None, None], 0))
+        if self.mark is not None and own is not None:
+            x = x + own[..., None] * self.mark[:, None, None]
+        places = torch.arange(x.shape[2], device=x.device)
+        away = places[:, None] - places  # of a query (rows) from a key
+        seen = (away >= 0) & (away < self.window) & mask[:, None]
+        # Padding sees itself, so that no row of the softmax is empty.
+        seen = seen | torch.eye(len(places), dtype=torch.bool, device=x.device)
+        for block in self.stack:
+            x = block(x, away.clamp(0, self.window - 1), seen, self.step)
+        return self.linear(self.norm(x.flatten(1, 2))).view(*x.shape[:3], 2)
+
+    def _embedded(self, x: Tensor) -> Tensor:
+        """(H, n, T, L, d) -> (H, n, T, size)."""
+        flat = self.drop(self.input(x.flatten(1, 2)).flatten(2), self.step)
+        return self.embed(flat).unflatten(1, x.shape[1:3])
+
+    def begin(self, texts: int) -> Memory:
+        """Memory of so many texts without a token."""
+        shape = (texts, len(self.streams), self.blocks, 2, self.window - 1, self.size)
+        length = torch.zeros(texts, dtype=torch.long, device=self.device)
+        return Memory(torch.zeros(shape, device=self.device), length)
+
+    def advance(self, states: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
+        """Compute the logits (n, H, 2) of the next token of n texts, and their memory after it.
+
+        ``states`` are (n, H, L, d). What comes out is what :meth:`forward` gives for the texts so far.
+        """
+        x = self._embedded(states.movedim(1, 0)[:, :, None])
+        there = torch.arange(self.window - 1, 0, -1, device=x.device) <= memory.length[:, None]
+        kept = []
+        for number, block in enumerate(self.stack):
+            assert isinstance(block, _Block)
+            x, now = block.advance(x, memory.kept[:, :, number].movedim(0, 1), there)
+            kept.append(now)
+        logits = self.linear(self.norm(x[:, :, 0])).movedim(0, 1)
+        return logits, Memory(torch.stack(kept, dim=2).movedim(0, 1), memory.length + 1)
+
+
+class _Block(nn.Module):
+    """Attention over a window, and an MLP, each with a norm before it and added to its input."""
+
+    def __init__(
+        self, streams: Sequence[str], generators: Sequence[torch.Generator], sizes: tuple[int, int, int],
+        dropout: float, place: int,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        size, self._heads, self._window = sizes
+        count = len(streams)
+        self.norm1, self.norm2 = Norm(count, size), Norm(count, size)
+        self.qkv = Linear(generators, size, 3 * size, bias=False)
+        self.out = Linear(generators, size, size)
+        self.up, self.down = Linear(generators, size, 2 * size), Linear(generators, 2 * size, size)
+        self.bias = nn.Parameter(torch.zeros(count, self._heads, self._window))
+        self.drop1 = Dropout(streams, dropout, place=2 * place + 1)
+        self.drop2 = Dropout(streams, dropout, place=2 * place + 2)
+
+    def forward(self, x: Tensor, away: Tensor, seen: Tensor, step: int) -> Tensor:
+        """(H, n, T, size) -> the same; distances ``away`` (T, T), ``seen`` (n, T, T) by query and key."""
+        query, key, value = self._project(x)
+        scores = query @ key.transpose(-1, -2) + self.bias[:, :, away][:, None]
+        weights = scores.masked_fill(~seen[:, None], -math.inf).softmax(dim=-1)
+        return self._finish(x, weights @ value, step)
+
+    def advance(self, x: Tensor, kept: Tensor, there: Tensor) -> tuple[Tensor, Tensor]:
+        """(H, n, 1, size) and keys and values (H, n, 2, window - 1, size) -> the next, and those after it.
+
+        ``there`` (n, window - 1) says which of them are of tokens.
+        """
+        query, key, value = self._project(x)
+        now = torch.stack([self._joined(key), self._joined(value)], dim=2)
+        every = torch.cat([kept, now], dim=3)
+        key, value = (self._split(part) for part in every.unbind(dim=2))
+        scores = query @ key.transpose(-1, -2) + self.bias.flip(-1)[:, None, :, None]
+        seen = F.pad(there, (0, 1), value=True)
+        weights = scores.masked_fill(~seen[:, None, None], -math.inf).softmax(dim=-1)
+        return self._finish(x, weights @ value, 0), every[:, :, :, 1:]
+
+    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, scaled, keys and values (H, n, A, T, size / A) of (H, n, T, size)."""
+        found = self.qkv(self.norm1(x.flatten(1, 2))).unflatten(1, x.shape[1:3]).chunk(3, dim=-1)
+        query, key, value = map(self._split, found)
+        return query / math.sqrt(query.shape[-1]), key, value
+
+    def _split(self, x: Tensor) -> Tensor:
+        """(H, n, T, size) -> (H, n, A, T, size / A)."""
+        return x.unflatten(-1, (self._heads, -1)).transpose(2, 3)
+
+    def _joined(self, x: Tensor) -> Tensor:
+        """(H, n, A, T, size / A) -> (H, n, T, size)."""
+        return x.transpose(2, 3).flatten(3)
+
+    def _finish(self, x: Tensor, attended: Tensor, step: int) -> Tensor:
+        shape = x.shape[1:3]
+        flat = x.flatten(1, 2) + self.drop1(self.out(self._joined(attended).flatten(1, 2)), step)
+        inner = self.down(F.gelu(self.up(self.norm2(flat))))
+        return (flat + self.drop2(inner, step)).unflatten(1, shape)
+
+
+def _check(**given: tuple[int, int, int]) -> None:
+    for name, (value, least, most) in given.items():
+        if not least <= value <= most:
+            raise UserError(f"head.{name}={value} must be from {least} to {most}")
