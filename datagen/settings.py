@@ -78,6 +78,9 @@ class Datagen(Reading):
     """wiki: cut inside the first N sentences only (RaDIO 1, MIND 2); null cuts anywhere"""
     context: Count | None = 256
     """wiki: most tokens of the article before a cut that the model is shown; null shows all"""
+    background: Natural = 0
+    """wiki, with pool=tokens: also store the states of so many tokens before each entity, which a head that
+    reads it in its text needs (head=sequence); they have no label"""
     recogniser: Name = "auto"
     """wiki: what finds entities: rules, spacy:NAME (an installed English pipeline, as
     spacy:en_core_web_sm), or auto (rules)"""

@@ -318,6 +318,8 @@ def assemble(
     made, left_out = control_detectors(examples) if controls else ([], [])
     on_validation = {"accuracy": fitted.accuracy, "loss": fitted.loss, "auroc": fitted.auroc}
     seeds = {c: np.stack([margins.of_head(i) for t, i in probes.items() if t.column == c]) for c in own}
+    # Tokens before an entity are there to be read, not to be judged.
+    of_answers = examples.inside is not None and bank.spec.position != "entity"
     person = next((i for i, t in enumerate(tasks) if t.target == "person"), None)
     return Trained(
         bank=bank,
@@ -332,7 +334,7 @@ def assemble(
         calibrations=calibrations,
         training={"steps": fitted.steps, "heads": len(tasks)},
         distances=distances,
-        token_scores=None if examples.inside is None else ensemble(margins.values[:, heads]),
+        token_scores=ensemble(margins.values[:, heads]) if of_answers else None,
         notes=notes + left_out,
     )
 

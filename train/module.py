@@ -157,6 +157,13 @@ def below(tensors: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
     return {key.removeprefix(start): value for key, value in tensors.items() if key.startswith(start)}
 
 
+def _rate(optimizer: torch.optim.Optimizer, parameter: Tensor) -> Tensor:
+    """The rate of each number in Adam's last step (Kingma and Ba 2015, algorithm 1)."""
+    how, state = optimizer.param_groups[0], optimizer.state[parameter]
+    second = state["exp_avg_sq"] / (1 - how["betas"][1] ** state["step"])
+    return how["lr"] / (second.sqrt() + how["eps"])
+
+
 class NotFiniteError(Exception):
     """A loss became infinite or no number."""
 
@@ -328,7 +335,9 @@ class ProberModule(LightningModule):
             self.trainer.should_stop = True
 
     def on_train_batch_end(self, *_: Any) -> None:
-        self.head.shrink(self.trainer.optimizers[0].param_groups[0]["lr"])
+        if type(self.head).shrink is not ProbeHead.shrink:
+            optimizer = self.trainer.optimizers[0]
+            self.head.shrink({n: _rate(optimizer, p) for n, p in self.head.named_parameters()})
 
     def restore_best(self) -> ProbeHead:
         """Return the heads with each one's best parameters, on the CPU and in evaluation mode."""

@@ -152,7 +152,7 @@ def train(
     large = sum(p.numel() for p in head.parameters()) >= _LARGE
     bar = tqdm(
         total=schedule.steps, initial=[0, *schedule.ends][done], unit="step", mininterval=0.3,
-        desc=what or f"{len(set(filter(None, names)))} layers", disable=not schedule.steps,
+        desc=what or _told(names), disable=not schedule.steps,
     )  # fmt: skip
     with bar, _quiet(), nullcontext() if large else _one_thread():
         trainer = Trainer(
@@ -175,6 +175,12 @@ def train(
         import wandb
 
         wandb.finish()  # the next run of a sweep is a run of its own
+
+
+def _told(names: Sequence[str]) -> str:
+    """Layers of the heads, or how many there are."""
+    own = list(dict.fromkeys(filter(None, names)))
+    return own[0] if len(own) == 1 else f"{len(own)} layers"
 
 
 class _Progress(Callback):

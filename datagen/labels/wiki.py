@@ -10,7 +10,7 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,6 +35,7 @@ from probers.store.store import FeatureStore
 from probers.text import is_stop_word, split_sentences
 from probers.types import Generation, Needs, UserError
 
+from .background import WrittenSpan, read_again
 from .base import TOO_LONG, VECTORS, Examples, LabelBuilder, Prepared, span_needs, span_rows
 
 if TYPE_CHECKING:
@@ -168,6 +169,7 @@ class WikiBuilder(LabelBuilder):
         doubtful: "undecided" leaves out what the comparison cannot tell (:func:`abstain`), "compared"
             labels it all the same (RaDIO).
         context: most tokens of the article before a cut that the model is shown.
+        background: tokens before each entity whose states are stored too, with pool "tokens".
     """
 
     lm: CausalLM | None
@@ -180,6 +182,8 @@ class WikiBuilder(LabelBuilder):
     doubtful: str = "undecided"
     max_new_tokens: int = 24
     context: int | None = None
+    background: int = 0
+    _written: list[WrittenSpan] = field(default_factory=list, init=False, repr=False)
 
     item_name = "article"
     unit_name = "cut"
@@ -196,6 +200,9 @@ class WikiBuilder(LabelBuilder):
         if settings.reads != "both":
             told = f"reads={settings.reads}: source=wiki continues articles, which have no thinking"
             raise UserError(f"{told}: leave it out", "conflict")
+        if settings.background and settings.pool != "tokens":
+            told = f"background={settings.background} stores tokens before an entity one by one"
+            raise UserError(f"{told}: give pool=tokens, or leave it out", "conflict")
         if isinstance(limit, Mapping):
             told = f"limit={shown(limit)} is for source=cot: give one number with source=wiki"
             why = "articles are drawn before they are split, and balance_to sets the examples per split"
@@ -235,6 +242,7 @@ class WikiBuilder(LabelBuilder):
             return cls(
                 lm, plan, needs, compare, recognise, prompt, negatives=settings.negatives,
                 doubtful=settings.doubtful, max_new_tokens=settings.max_new_tokens, context=settings.context,
+                background=settings.background,
             )  # fmt: skip
 
         files = (settings.articles, settings.matcher.options["aliases"], settings.matcher.options["vectors"])
@@ -269,6 +277,7 @@ class WikiBuilder(LabelBuilder):
             examples = Examples(tokens=sum(len(generation.token_ids) for generation in made.values()))
             for place, generation in made.items():
                 self._label(units[place], generation, examples)
+            self._read_again(lm, examples)
             labels |= examples.labels()
             yield examples
         hallucinated = [cut for cut in units if labels[cut.id] == 0]
@@ -333,7 +342,15 @@ class WikiBuilder(LabelBuilder):
             entity = Entity(start, start + len(cut.entity.text), cut.entity.text, cut.entity.type)
             match = Match("equivalent", "untouched", "the article's own entity")
             self._add(cut, generation, entity, match, "untouched", examples)
+        self._read_again(lm, examples)
         return examples
+
+    def _read_again(self, lm: CausalLM, examples: Examples) -> None:
+        """Add the spans that wait to be read with what stands before them."""
+        if self._written:
+            for row, states in read_again(lm, self._written, self.needs, self.background):
+                examples.add(row, states)
+            self._written.clear()
 
     def _add(
         self, cut: Cut, generation: Generation, entity: Entity, match: Match, how: str, examples: Examples
@@ -353,6 +370,9 @@ class WikiBuilder(LabelBuilder):
             "entity_start": entity.start, "entity_end": entity.end,
             "match_stage": match.stage, "match_evidence": match.evidence,
         }  # fmt: skip
+        if self.background:
+            self._written.append(WrittenSpan(row, generation, tokens))
+            return
         for index, columns, states in span_rows(generation, tokens, self.needs):
             own = id if index < 0 else f"{id}#{index}"
             examples.add({"id": own, "token": index, **row, **columns}, states)

@@ -24,7 +24,7 @@ from ..online.scores import Aggregate, aggregate, check_aggregate, check_spans
 from ..store.spec import FeatureSpec, ModelSpec
 from ..types import Needs, UserError
 from .calibration import Calibration, EntropyModel, Temperature, calibration_from_dict, sigmoid
-from .decision import Ensemble, checked_logits, run_heads, run_heads_on_spans
+from .decision import Ensemble, checked_logits, run_heads, run_heads_on_marked, run_heads_on_spans
 from .domain import Domain
 from .io import CONFIG, HubOptions, heads_of, load_head, locate, read, save
 from .risk_control import Promise
@@ -182,7 +182,11 @@ class ProbeBank(ModelHubMixin):
         last; ``signals`` are of the spans, as in :meth:`score`. UserError for heads of pooled states.
         """
         bounds = check_spans(spans, len(states))
-        if self.aggregate is not None:
+        if self.head.marker and self.aggregate is not None:
+            logits = (run_heads_on_marked(self.head, states, span) for span in bounds)
+            each = [self.ensemble(_margins(found)) for found in logits]
+            score = np.array([aggregate(own, [(0, len(own))], self.aggregate)[0] for own in each])
+        elif self.aggregate is not None:
             score = aggregate(self.score(states), bounds, self.aggregate)
         elif self.head.tokens:
             score = self.ensemble(_margins(run_heads_on_spans(self.head, states, bounds)))

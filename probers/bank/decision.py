@@ -34,6 +34,9 @@ def run_heads(head: ProbeHead, states: Any, mask: Any = None) -> np.ndarray:
     """
     given = torch.as_tensor(states)
     if head.causal:
+        if head.marker:
+            told = "these heads score marked spans, and no span is given: call score_spans"
+            raise UserError(told, "unsupported")
         return checked_logits(_of_sequence(head, given.unsqueeze(-3)))
     inputs = [given.unsqueeze(-3) if head.joint else given]  # the one head has all layers
     if mask is not None:
@@ -84,6 +87,16 @@ def run_heads_on_spans(head: ProbeHead, states: Any, spans: np.ndarray) -> np.nd
         # Where a span is shorter than the longest, its first token stands in, unread.
         parts.append(run_heads(head, x[torch.from_numpy(np.where(mask, place, first))], mask))
     return np.concatenate(parts)
+
+
+def run_heads_on_marked(head: ProbeHead, states: Any, span: np.ndarray) -> np.ndarray:
+    """Logits (tokens of the span, H, 2) by heads that mark it; ``states`` (t, layers, d), ``span`` (2,)."""
+    start, end = map(int, span)
+    first = max(0, start - head.reach + 1)
+    x = torch.as_tensor(states)[first:end].to(head.device, torch.float32).unsqueeze(-3)[None]
+    own = (torch.arange(first, end, device=x.device) >= start)[None]
+    with torch.inference_mode():
+        return checked_logits(head(x, torch.ones_like(own), own)[0, start - first :].cpu())
 
 
 def half_precision(head: ProbeHead) -> ProbeHead:

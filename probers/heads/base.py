@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, ClassVar
@@ -50,6 +50,7 @@ class ProbeHead(nn.Module):
         tokens: reads all tokens' states and pools them itself, by :meth:`_token_logits` instead.
         causal: scores every token by its own states and those of tokens before it, by
             :meth:`_sequence_logits` instead.
+        marker: marks the tokens of the span that is scored, so that spans must be known.
         learns: is trained by gradient; otherwise :meth:`prepare` alone fits it.
         step: training passes so far. With the stream's name it decides every random draw of the next
             one, so that a resumed training needs nothing else.
@@ -59,6 +60,7 @@ class ProbeHead(nn.Module):
     tokens: ClassVar[bool] = False
     causal: ClassVar[bool] = False
     learns: ClassVar[bool] = True
+    marker: bool = False
 
     def __init__(self, streams: Sequence[str], width: int, layers: int = 1) -> None:
         super().__init__()
@@ -95,8 +97,11 @@ class ProbeHead(nn.Module):
     def prepare(self, moments: Moments) -> None:
         """Fit what is not learned by gradient; nothing by default."""
 
-    def shrink(self, lr: float) -> None:
-        """Adjust the parameters after a step at this learning rate; nothing by default."""
+    def shrink(self, rates: Mapping[str, Tensor]) -> None:
+        """Adjust the parameters after a step; nothing by default.
+
+        ``rates`` are what the step multiplied each parameter's gradient with, number by number.
+        """
 
     def layer_weights(self) -> Tensor | None:
         """Share (H, L) that each head gives to each of its layers; None where it cannot be told."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import torch
@@ -19,7 +19,8 @@ class ConcatHead(ProbeHead):
 
     With ``group_lasso`` the loss also has that number times the sum over layers of sqrt(d) |W_l|, where W_l
     are the weights of layer l (Yuan and Lin 2006, equation 2.1). Each step ends in the penalty's proximal
-    map, so that the weights of layers which add nothing become exactly zero.
+    map in the metric of the optimiser (Yun et al. 2021, with the mean rate of each layer), so that the
+    weights of layers which add nothing become exactly zero.
 
     Args:
         group_lasso: strength of the penalty; 0 keeps all layers.
@@ -40,24 +41,24 @@ class ConcatHead(ProbeHead):
         self.input.fit(moments)
 
     @torch.no_grad()
-    def shrink(self, lr: float) -> None:
+    def shrink(self, rates: Mapping[str, Tensor]) -> None:
         """Shorten each layer's weights by the penalty's share of a step, down to zero at most."""
         if not self.group_lasso:
             return
-        weights = self._by_layer()
-        step = lr * self.group_lasso * math.sqrt(self.width)
+        weights, rate = map(self._by_layer, (self.linear.weight, rates["linear.weight"]))
+        step = rate.mean(dim=(2, 3), keepdim=True) * self.group_lasso * math.sqrt(self.width)
         length = weights.norm(dim=(2, 3), keepdim=True).clamp_min(torch.finfo(weights.dtype).tiny)
         weights.mul_((1 - step / length).clamp_min(0))
 
     @torch.no_grad()
     def layer_weights(self) -> Tensor:
         """Share (H, L) of each layer in the length of the weights."""
-        lengths = self._by_layer().norm(dim=(2, 3))
+        lengths = self._by_layer(self.linear.weight).norm(dim=(2, 3))
         return lengths / lengths.sum(dim=1, keepdim=True).clamp_min(torch.finfo(lengths.dtype).tiny)
 
-    def _by_layer(self) -> Tensor:
-        """The weights (H, L, d, 2), a view."""
-        return self.linear.weight.unflatten(1, (self.layers, self.width))
+    def _by_layer(self, weight: Tensor) -> Tensor:
+        """(H, L d, 2) -> (H, L, d, 2), a view."""
+        return weight.unflatten(1, (self.layers, self.width))
 
     def _logits(self, x: Tensor) -> Tensor:
         return self.linear(self.input(x).flatten(2))

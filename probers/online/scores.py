@@ -81,7 +81,7 @@ def check_growing(bank: Prober, *, whole: bool = False) -> None:
             "score finished texts with probers-score, or train on unit=token, or unit=answer and reads=both",
             code="unsupported",
         )
-    if bank.head.causal and bank.head.options["marker"]:
+    if bank.head.marker:
         told = "this prober's head marks the span that it scores, which is not known while a text grows: "
         raise UserError(f"{told}call bank.score_spans, or train with head.marker=false", "unsupported")
     if bank.head.tokens:

@@ -1,0 +1,337 @@
+"""Heads of several layers and of sequences: what they find that one linear head cannot, and how they grow."""
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from planted import SPEC, make_token_store, stop_training
+from refusals import fails
+from sklearn.linear_model import LogisticRegression
+from test_fit import aurocs, same_as, train
+from test_watch import Loop, states_of
+from tiny import tiny_lm
+from torch.nn import functional as F
+
+from probers.bank.bank import ProbeBank
+from probers.heads import HEADS, ConcatHead, LinearHead, MixHead, SequenceHead
+from probers.online.scores import GrowingScores, text_scores
+from probers.store.spec import FeatureSpec
+from probers.store.store import FeatureStore
+from probers.train.data import Column, Dataset
+from probers.train.fit import Task, plan_tasks
+from probers.train.settings import Fitting
+
+WIDTH, LAYERS = 6, (1, 2)
+JOINT = Task.of(Column.of("resid_post", LAYERS))
+#: Small enough for tests, with a reach of nine tokens.
+SMALL: Any = {"size": 16, "blocks": 2, "attention_heads": 2, "window": 5, "dropout": 0.0}
+
+
+def token_rows(text: int, spans: list[int | None]) -> list[dict[str, Any]]:
+    """Rows of a text's tokens by the label of each, 1 wrong, 0 right, None unjudged; a mark for each run."""
+    split = ("train", "train", "validation", "test")[text % 4]
+    rows, mark = [], 0
+    for token, label in enumerate(spans):
+        mark += token > 0 and label != spans[token - 1]
+        rows.append({
+            "id": f"t{text}#{token}", "span": f"t{text}", "token": token, "group": f"g{text}", "split": split,
+            "correct": int(1 not in spans), "token_wrong": -1 if label is None else label, "mark": mark,
+            "inside": -1 if label is None else 1, "sentence": 0, "dataset": "d", "condition": "read",
+            "text": "x", "question": f"q{text}", "answer": "a", "gold": "", "question_type": "",
+            "answer_kind": "", "knowledge": "", "cut_at": token, "n_tokens": 2, "mean_entropy": 0.1 * token,
+            "max_entropy": 1.0, "min_prob": 0.5, "mean_logprob": -0.1, "rind_max": None,
+        })  # fmt: skip
+    return rows
+
+
+def planted(path: Path, kind: str, texts: int = 400) -> FeatureStore:
+    """A store of tokens whose signal lies in two layers together ("layers") or before the span ("before").
+
+    "layers": both layers hold the same large noise along one direction, with the label's sign only in one of
+    them, so that it shows in their difference. "before": the second token before a wrong span is marked.
+    """
+    rng = np.random.default_rng(0)
+    rows, states = [], []
+    for text in range(texts):
+        wrong = int(rng.integers(2))
+        labels: list[int | None] = [*[None] * int(rng.integers(3, 6)), wrong, wrong]
+        each = rng.standard_normal((len(labels), 3, WIDTH))
+        if kind == "layers":
+            shared = 9 * rng.standard_normal(len(labels))
+            each[:, 1, 0], each[:, 2, 0] = shared, -shared
+            each[-2:, 2, 0] += 2.5 * (2 * wrong - 1)
+        elif wrong:
+            each[-4, :, 0] += 6
+        rows += token_rows(text, labels)
+        states.append(each)
+    model = replace(SPEC.model, layers=2, width=WIDTH)
+    spec = FeatureSpec(model, (0, *LAYERS), WIDTH, pool="tokens", position="token", prompt="p")
+    store = FeatureStore.create(path, [spec], config={})
+    units = [f"t{i}" for i in range(texts)]
+    store.write_shard(0, rows, np.concatenate(states).astype(np.float32), units=units)
+    store.finish({})
+    return FeatureStore.open(path)
+
+
+@pytest.fixture(scope="module")
+def layers(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    return Dataset.load([planted(tmp_path_factory.mktemp("planted") / "layers", "layers")])
+
+
+@pytest.fixture(scope="module")
+def before(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    return Dataset.load([planted(tmp_path_factory.mktemp("planted") / "before", "before")])
+
+
+HOW: Any = {"lr": 2e-2, "epochs": 12, "batch_size": 16}
+
+
+@pytest.mark.parametrize("head", [ConcatHead, MixHead, partial(SequenceHead, **SMALL)])
+def test_two_layers_together_tell_what_neither_does_alone(layers: Dataset, head: Any) -> None:
+    """Claim: a head of both layers finds the signal; converse: no linear head of one layer does."""
+    (found,) = aurocs(layers, train(layers, [JOINT], head, **HOW), "mean")
+    assert found > 0.9
+    assert max(aurocs(layers, train(layers, [Task(1), Task(2)], LinearHead, **HOW), "mean")) < 0.75
+
+
+def test_only_a_sequence_head_reads_what_stands_before_a_span(before: Dataset) -> None:
+    """Converse: not the same head where its window ends before it, nor a linear head of both layers."""
+    one = {**SMALL, "blocks": 1}
+    far, near = (partial(SequenceHead, **{**one, "window": window}) for window in (5, 2))
+    found = [
+        aurocs(before, train(before, [JOINT], head, **HOW), "max")[0] for head in (far, near, ConcatHead)
+    ]
+    assert found[0] > 0.9 and max(found[1:]) < 0.65
+
+
+@pytest.mark.parametrize("head", [ConcatHead, MixHead, partial(SequenceHead, marker=True, **SMALL)])
+def test_a_joint_head_beside_others_is_the_one_trained_alone(layers: Dataset, head: Any) -> None:
+    tasks = [JOINT, replace(JOINT, seed=3), replace(JOINT, target="shuffled")]
+    how = {"epochs": 2, "batch_size": 16}
+    together, alone = train(layers, tasks, head, **how), train(layers, tasks[1:2], head, **how)
+    for name, value in alone.head.state_dict().items():
+        torch.testing.assert_close(together.head.state_dict()[name][1:2], value, atol=1e-4, rtol=1e-3)
+
+
+def test_joined_layers_are_one_logistic_regression(layers: Dataset) -> None:
+    """Against scikit-learn on the joined states, without a penalty, by the margins of the test tokens."""
+    how = {
+        "lr": 2e-2,
+        "epochs": 150,
+        "batch_size": 64,
+        "weight_decay": 0.0,
+        "warmup_epochs": 149,
+        "checks": 1,
+    }
+    fitted = train(layers, [JOINT], ConcatHead, gamma=1.0, **how)
+    examples, members = layers.examples, layers.examples.members
+    assert members is not None
+    rows = {split: np.concatenate([members[i] for i in own]) for split, own in examples.rows.items()}
+    x = {split: layers.states[own][:, 1:].float() for split, own in rows.items()}
+    wrong = examples.wrong[examples.text_of]
+    reference = LogisticRegression(C=np.inf, max_iter=5000)
+    reference.fit(x["train"].flatten(1).numpy(), wrong[rows["train"]])
+    with torch.inference_mode():
+        logits = fitted.head(x["test"][:, None])[:, 0]
+    ours = (logits[:, 0] - logits[:, 1]).numpy()
+    theirs = reference.decision_function(x["test"].flatten(1).numpy())
+    assert np.corrcoef(ours, theirs)[0, 1] > 0.99
+
+
+def test_group_lasso_drops_a_layer_that_adds_nothing(tmp_path: Path) -> None:
+    """The embedding layer has no signal; converse: without the penalty it keeps its weight."""
+    data = Dataset.load([make_token_store(tmp_path / "tokens")])
+    task = Task.of(Column.of("resid_post", (0, 2)))
+    how = {"lr": 1e-2, "epochs": 20, "batch_size": 32, "gamma": 1.0}
+    heads = [partial(ConcatHead, group_lasso=strength) for strength in (0.0, 0.1)]
+    free, bound = (train(data, [task], head, **how).head.layer_weights() for head in heads)
+    assert free is not None and free[0, 0] > 0.1
+    assert bound is not None and bound[0].tolist() == [0, 1]
+    with fails("bad-value", "group_lasso"):
+        ConcatHead(["a"], 4, 2, group_lasso=-1.0)
+
+
+def test_the_proximal_step_is_that_of_the_penalty() -> None:
+    """Against the closed form: the minimum of |W - V|^2 / 2 + rate lambda sqrt(d) |W|."""
+    head = ConcatHead(["a"], 4, 2, group_lasso=0.5)
+    with torch.no_grad():
+        head.linear.weight[0, 4:] *= 0.01
+    first = head.linear.weight.detach().clone()[0].view(2, 8)
+    head.shrink({"linear.weight": torch.full_like(head.linear.weight, 0.1)})
+    after = head.linear.weight.detach()[0].view(2, 8)
+    step = 0.1 * 0.5 * 2
+    torch.testing.assert_close(after[0], first[0] * (1 - step / first[0].norm()))
+    assert (after[1] == 0).all() and first[1].norm() < step
+
+
+def test_the_controls_of_a_joint_head_read_all_layers(layers: Dataset) -> None:
+    tasks, _ = plan_tasks(layers, Fitting(seeds=2), joint=True)
+    assert [task.column.layers for task in tasks] == [LAYERS, LAYERS, (0, 0), LAYERS]
+    assert [task.is_probe for task in tasks] == [True, True, False, False]
+    assert len({task.stream for task in tasks}) == 4
+
+
+def test_a_killed_training_of_a_sequence_head_ends_the_same(
+    before: Dataset, tmp_path: Path, monkeypatch: Any
+) -> None:
+    head = partial(SequenceHead, **{**SMALL, "dropout": 0.2})
+    training = partial(train, before, [JOINT, replace(JOINT, seed=1)], head, loss="span_max", epochs=2)
+    expected = training()
+    stop_training(monkeypatch, 9, error=RuntimeError)
+    with pytest.raises(RuntimeError):
+        training(out=tmp_path)
+    same_as(training(out=tmp_path), expected)
+
+
+def test_sequence_heads_need_tokens(store: FeatureStore) -> None:
+    with fails("mismatch", "head=sequence", "pool=tokens"):
+        train(
+            Dataset.load([store]), [Task.of(Column.of("resid_post", (1, 2)))], partial(SequenceHead, **SMALL)
+        )
+    pooled = FeatureSpec(SPEC.model, (1, 2), SPEC.width)
+    with fails("mismatch", "pool=mean"):
+        ProbeBank(pooled, SequenceHead(["a"], SPEC.width, 2, **SMALL))
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"size": 4}, "head.size=4"), ({"blocks": 3}, "head.blocks=3"), ({"window": 0}, "head.window=0"),
+        ({"attention_heads": 3}, "head.attention_heads=3"), ({"dropout": 1.0}, "head.dropout=1.0"),
+    ],
+)  # fmt: skip
+def test_options_out_of_range_are_refused(options: dict[str, Any], named: str) -> None:
+    with fails("bad-value", named):
+        SequenceHead(["a"], 4, 2, **options)
+
+
+# Scores of sequences.
+
+
+def sequence(**options: Any) -> SequenceHead:
+    """A head with large random parameters, so that every input matters."""
+    torch.manual_seed(0)
+    head = SequenceHead(["a"], WIDTH, 2, **{**SMALL, **options}).eval()
+    with torch.no_grad():
+        for parameter in head.parameters():
+            parameter.normal_(std=0.5)
+    return head
+
+
+def attention_by_hand(head: SequenceHead, x: torch.Tensor) -> torch.Tensor:
+    """The same transformer for one text (T, L, d), token by token with plain torch; one head in the stack."""
+    inner = (x - head.input.mean[0]) / head.input.scale[0]
+    h = F.linear(inner.flatten(1), head.embed.weight[0].T, head.embed.bias[0])
+    for block in head.stack:
+        normed = F.layer_norm(h, h.shape[-1:], block.norm1.weight[0], block.norm1.bias[0])
+        q, k, v = (normed @ block.qkv.weight[0]).chunk(3, dim=-1)
+        rows = []
+        for t in range(len(h)):
+            seen = range(max(0, t - head.window + 1), t + 1)
+            parts = []
+            for a, part in enumerate(torch.arange(head.size).chunk(head.attention_heads)):
+                scores = torch.stack(
+                    [q[t, part] @ k[s, part] / len(part) ** 0.5 + block.bias[0, a, t - s] for s in seen]
+                )
+                parts.append(sum(w * v[s, part] for w, s in zip(scores.softmax(0), seen, strict=True)))
+            rows.append(torch.cat(parts))
+        h = h + F.linear(torch.stack(rows), block.out.weight[0].T, block.out.bias[0])
+        normed = F.layer_norm(h, h.shape[-1:], block.norm2.weight[0], block.norm2.bias[0])
+        up = F.gelu(F.linear(normed, block.up.weight[0].T, block.up.bias[0]))
+        h = h + F.linear(up, block.down.weight[0].T, block.down.bias[0])
+    h = F.layer_norm(h, h.shape[-1:], head.norm.weight[0], head.norm.bias[0])
+    return F.linear(h, head.linear.weight[0].T, head.linear.bias[0])
+
+
+def test_it_is_a_plain_transformer() -> None:
+    head, x = sequence(), torch.randn(12, 2, WIDTH)
+    with torch.inference_mode():
+        found = head(x[None, :, None], torch.ones(1, 12, dtype=torch.bool))[0, :, 0]
+        torch.testing.assert_close(found, attention_by_hand(head, x), atol=1e-5, rtol=1e-4)
+
+
+def test_what_lies_outside_the_causal_window_changes_nothing() -> None:
+    """Nor do padding and later tokens; converse: the first token within the reach does."""
+    head = sequence()
+    assert head.reach == 9
+    x, mask = torch.randn(1, 30, 1, 2, WIDTH), torch.ones(1, 30, dtype=torch.bool)
+    with torch.inference_mode():
+        whole = head(x, mask)[0, 20]
+        mixed = x.clone()
+        mixed[:, :12] = x[:, torch.randperm(12)] * 3
+        mixed[:, 21:] = float("nan")
+        torch.testing.assert_close(head(mixed, mask & (torch.arange(30) <= 20))[0, 20], whole)
+        mixed = x.clone()
+        mixed[:, 12] += 1
+        assert (head(mixed, mask)[0, 20] - whole).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("window", [1, 5])
+def test_growing_texts_have_the_scores_of_whole_ones(window: int) -> None:
+    """Three texts that begin and end at different times, beside each other and alone."""
+    spec = FeatureSpec(replace(SPEC.model, width=WIDTH), LAYERS, WIDTH, pool="tokens", dtype="float32")
+    bank = ProbeBank(spec, sequence(window=window), aggregate="max")
+    texts = [torch.randn(n, 2, WIDTH) for n in (14, 9, 20)]
+    growing, found = GrowingScores(bank), [list[float]() for _ in texts]
+    for step in range(24):
+        live = [i for i, text in enumerate(texts) if 0 <= step - 2 * i < len(text)]
+        if live:
+            states = torch.stack([texts[i][step - 2 * i] for i in live])
+            for i, score in zip(live, growing.add_each(live, states), strict=True):
+                assert isinstance(score, float)
+                found[i].append(score)
+    for text, scores in zip(texts, found, strict=True):
+        np.testing.assert_allclose(scores, bank.score(text), atol=1e-4)
+        np.testing.assert_allclose(text_scores(bank, text.numpy())[0], bank.score(text), atol=1e-6)
+    growing.forget(0)  # what begins under a name of before begins anew
+    (again,) = growing.add_each([0], texts[0][:1])
+    assert again == pytest.approx(found[0][0], abs=1e-4)
+    spans = bank.score_spans(texts[0], [[3, 6]])
+    assert spans[0] == pytest.approx(max(found[0][3:6]), abs=1e-4)
+
+
+def test_a_long_text_is_scored_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    bank = ProbeBank(
+        FeatureSpec(replace(SPEC.model, width=WIDTH), LAYERS, WIDTH, pool="tokens"),
+        sequence(),
+        aggregate="max",
+    )
+    x = torch.randn(50, 2, WIDTH)
+    whole = bank.score(x)
+    monkeypatch.setattr("probers.bank.decision.CHUNK", 7)
+    np.testing.assert_allclose(bank.score(x), whole, atol=1e-5)
+
+
+def test_a_marked_span_is_scored_alone_and_not_while_it_grows() -> None:
+    spec = FeatureSpec(replace(SPEC.model, width=WIDTH), LAYERS, WIDTH, pool="tokens", dtype="float32")
+    bank = ProbeBank(spec, sequence(marker=True), aggregate="max")
+    with fails("unsupported", "score_spans"):
+        GrowingScores(bank)
+    x = torch.randn(15, 2, WIDTH)
+    with torch.inference_mode():
+        own = torch.zeros(1, 15, dtype=torch.bool)
+        own[:, 10:12] = True
+        logits = bank.head(x[None, :, None], torch.ones(1, 15, dtype=torch.bool), own)[0, 10:12, 0]
+        unmarked = bank.head(x[None, :, None], torch.ones(1, 15, dtype=torch.bool))[0, 10:12, 0]
+    assert (logits - unmarked).abs().max() > 1e-3
+    best = float((logits[:, 0] - logits[:, 1]).max())
+    assert bank.score_spans(x, [[10, 12], [0, 3]])[0] == pytest.approx(best, abs=1e-4)
+
+
+@pytest.mark.parametrize("name", ["concat", "mix", "sequence"])
+def test_a_loop_of_the_users_own_is_followed(name: str) -> None:
+    """What generate writes token by token has the scores of the states read in one pass."""
+    own, spec = Loop(), tiny_lm().spec
+    options = SMALL if name == "sequence" else {}
+    head = HEADS[name](["a"], spec.width, 2, **options)
+    own.bank = ProbeBank(FeatureSpec(spec, LAYERS, spec.width, pool="tokens"), head, aggregate="max")
+    with own.watch(per="token") as scores:
+        sequences = own.whole(14)
+        scores.finish(sequences)
+    states = states_of(sequences[:, own.length :], own.bank.needs)
+    for row, found in enumerate(scores.tokens):
+        np.testing.assert_allclose(found, own.bank.score(states[row]), atol=2e-2)
