@@ -82,6 +82,7 @@ class ValueHead:
         signs[WRONG], signs[CORRECT] = 1, -1
         with torch.no_grad():
             head.linear.weight.copy_((weight[:, None] * signs)[None])
+            assert head.linear.bias is not None
             head.linear.bias.copy_((bias * signs)[None])
         return head
 
