@@ -13,7 +13,7 @@ import uvicorn
 from probers import CausalLM, ProbeBank
 from probers.bank.calibration import Platt
 from probers.data import load_corpus
-from probers.heads import LinearHead
+from probers.heads import LinearHead, ProbeHead, SequenceHead
 from probers.prompts import TESTBED_PROMPT
 from probers.rag.queries import AnswerQuery
 from probers.rag.retrievers.bm25 import BM25
@@ -28,10 +28,12 @@ QUESTION = "Who does Lena Zaser work for?"
 PROMPT = f"Question: {QUESTION}\nAnswer:"
 
 
-def bank_for(lm: CausalLM, pool: Pool = "tokens") -> ProbeBank:
+def bank_for(lm: CausalLM, pool: Pool = "tokens", *, sequence: bool = False) -> ProbeBank:
     """Random heads on two layers; what they say means nothing, but must be the same everywhere."""
     layers = (6, 12)
-    head = LinearHead([f"3/{k}" for k in layers], lm.width)
+    head: ProbeHead = LinearHead([f"3/{k}" for k in layers], lm.width)
+    if sequence:
+        head = SequenceHead(["3"], lm.width, 2, size=16, blocks=2, window=4)
     position = "entity" if pool == "predicting" else "generated"
     spec = FeatureSpec(lm.spec, layers, lm.width, "resid_post", pool, position=position, dtype="float32")
     return ProbeBank(

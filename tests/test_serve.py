@@ -54,9 +54,9 @@ def completion(server: Running, prompt: Any = PROMPT, **options: Any) -> Any:
     return server.client.completions.create(model="testbed", prompt=prompt, **options)
 
 
-@pytest.mark.parametrize("pool", ["tokens", "predicting", "mean", "last"])
+@pytest.mark.parametrize("pool", ["tokens", "predicting", "mean", "last", "sequence"])
 def test_scores_are_those_of_a_pass_over_the_whole_text(lm: CausalLM, pool: Any) -> None:
-    bank = bank_for(lm, pool)
+    bank = bank_for(lm, sequence=True) if pool == "sequence" else bank_for(lm, pool)
     with running(lm, bank) as server:
         made = completion(server, PROMPTS, n=1)
     assert [c.index for c in made.choices] == [0, 1, 2, 3]
