@@ -297,16 +297,19 @@ def _by_layer(path: Path, figures: Mapping[str, Any]) -> None:
         for number, site in enumerate(sites):
             entries = [entry for entry in figures["layers"] if entry["site"] == site]
             aside = 0.16 * (number - (len(sites) - 1) / 2)  # so that two sites' bars do not hide each other
-            places = [entry["layer"] + aside for entry in entries]
-            name = f"{site}, head of each layer"
-            _errorbars(ax, places, entries, key, name, (PROBER, *OTHERS)[number % (1 + len(OTHERS))])
+            style = (PROBER, *OTHERS)[number % (1 + len(OTHERS))]
+            places, name = [entry["layer"] + aside for entry in entries], "head of each layer"
+            if ends := entries[0].get("together"):
+                places, name = [(ends[0] + ends[-1]) / 2 + aside], "one head of these layers"
+                ax.hlines([e[key] for e in entries if e[key] is not None], ends[0], ends[-1], style.colour)
+            _errorbars(ax, places, entries, key, f"{site}, {name}", style)
         ax.set_ylabel(label)
         panels.append((ax, [
             *_level(together, key, ENSEMBLE, BLUE),
             *_level(figures["with_entropy"], key, _with_entropy(figures), GREEN),
             *_controls(figures, _BY_LAYER, key),
         ]))  # fmt: skip
-    layers = sorted({entry["layer"] for entry in figures["layers"]})
+    layers = sorted({k for entry in figures["layers"] for k in entry.get("together", [entry["layer"]])})
     bottom = axes[1, 0]
     bottom.set_xlim(layers[0] - 0.6, layers[-1] + 0.6)
     bottom.set_xlabel("layer (after this block)")
@@ -320,7 +323,7 @@ def _learning_curve(path: Path, figures: Mapping[str, Any]) -> None:
     points = figures["learning_curve"]
     groups = np.array([point["groups"] for point in points], dtype=float)
     figure, axes = canvas(11.0, 4.4, columns=2)
-    shown = [("layer", f"layer {figures['best_layer']}", PROBER, 1.0)]
+    shown = [("layer", layer_name(figures, figures["layers"][0]), PROBER, 1.0)]
     if len(figures["layers"]) > 1:
         best = f"best layer on validation ({figures['best_layer']})"
         shown = [("ensemble", ENSEMBLE, PROBER, 0.985), ("layer", best, OTHERS[0], 1.015)]
