@@ -79,8 +79,11 @@ class Datagen(Reading):
     context: Count | None = 256
     """wiki: most tokens of the article before a cut that the model is shown; null shows all"""
     recogniser: Name = "auto"
-    """wiki: what finds entities: rules, spacy:NAME (an installed English pipeline, as
+    """wiki: what finds entities: rules, spacy:NAME (an installed pipeline of the language, as
     spacy:en_core_web_sm), or auto (rules)"""
+    language: Literal["auto", "en", "de", "fr", "es", "zh", "ja"] = "auto"
+    """wiki, judged: language of the articles and of what is written; auto finds it in the articles (of
+    articles=wikipedia it is wikipedia.language), and refuses others than these six"""
     negatives: Literal["generated", "untouched"] = "generated"
     """wiki: faithful examples are entities that the model wrote, or those of the untouched articles"""
     doubtful: Literal["undecided", "compared"] = "undecided"
