@@ -51,12 +51,10 @@ def _works(text: str, language: Language) -> Iterator[Span]:
 
 
 def _is_title(text: str, start: int, end: int, language: Language) -> bool:
-    inside = text[start:end]
-    if (
-        _INNER.search(inside)
-        or _SAYING.search(text[: start - 1].rstrip("« \u00a0\u202f"))
-        or _SAID.match(text, end + 1)
-    ):
+    inside, before = text[start:end], text[max(0, start - 30) : start - 1].rstrip("« \u00a0\u202f")
+    if _INNER.search(inside) or _SAYING.search(before) or _SAID.match(text, end + 1):
+        return False
+    if language.announced and not regex.search(rf"(?:{language.announced})$", before):
         return False
     if not language.spaced:
         return len(inside) <= _LONGEST[1]
@@ -106,14 +104,15 @@ def _behind_opener(
         after = regex.compile(r"[\s.]*(?:d['’]|\p{Ll}+\s)*").match(text, first.end() if first else start, end)
         following = after.end() if after else end
         function = language.is_function_word(word)
-        if word.rstrip(".") in language.plain and following < end and not word.isupper():
+        titled = word.lower() in language.borders.titles and text[first.end() if first else end :][:1] == "."
+        if following < end and (titled or (word in language.plain and not word.isupper())):
             start, opens = following, False  # "M. Dupont"
         elif opens and (elided := _ELIDED.match(text, start, end)):
             start, opens = elided.end(), False
         elif opens and function:
             start, opens = following, False
-        elif opens and following >= end and word not in inside:
-            return end  # a lone word
+        elif opens and word not in inside and not text[first.end() : first.end() + 2].strip().isupper():
+            return end  # a lone word, or one before "de l'Aéropostale"
         else:
             return end if function and following >= end and not opens else start
     return end

@@ -56,6 +56,7 @@ class Language:
         borders: what ends a sentence.
         spaced: words are written with spaces between them.
         works: opening and closing marks around titles of works; those of ``sure`` hold nothing else.
+        announced: regular expression of what stands before other marks where they hold a title; "" is anything.
         capitals: share of the content words of a title that begin with a capital.
         months: regular expressions of the twelve months.
         dates: regular expressions with the groups d, m, month, y, d2, m2, month2, y2, bc, century, decade and
@@ -81,6 +82,7 @@ class Language:
     spaced: bool = True
     works: tuple[str, ...] = ()
     sure: str = ""
+    announced: str = ""
     capitals: float = 0.0
     months: tuple[str, ...] = ()
     dates: tuple[str, ...] = ()

@@ -104,21 +104,19 @@ def detect(texts: Iterable[str]) -> Language:
         return ENGLISH
     (best, count), told = found.most_common(1)[0], total - unsure
     shown = ", ".join(f"{n} {_shown(name)}" for name, n in found.most_common(4))
-    if count < _MOST * told:
-        remedy = "give texts of one language, or language=CODE to read all of them as that"
-        raise UserError(
-            f"language=auto: the texts are in several languages ({shown}): {remedy}", "unsupported"
-        )
-    if best not in LANGUAGES:
+    supported = sum(n for name, n in found.items() if name in LANGUAGES)
+    if supported <= (1 - _MOST) * told:
         listed = ", ".join(each.name for each in LANGUAGES.values())
-        what = "no language that is known" if best == "unknown" else _shown(best)
-        raise UserError(
-            f"language=auto: {count} of {total} texts are in {what}, which is not supported: labels are made of "
-            f"{listed}; language=CODE reads them as one of these", "unsupported",
-        )  # fmt: skip
+        told_of = f"language=auto: of {total} texts {shown}, which is not supported"
+        remedy = f"labels are made of {listed}; language=CODE reads them as one of these"
+        raise UserError(f"{told_of}: {remedy}", "unsupported")
+    if count < _MOST * told or best not in LANGUAGES:
+        remedy = "give texts of one language, or language=CODE to read all of them as that"
+        raise UserError(f"language=auto: the texts are in several languages ({shown}): {remedy}", "unsupported")
     log.info("language: %s (%s), found in %d of %d texts", LANGUAGES[best].name, best, count, total)
     return LANGUAGES[best]
 
 
 def _shown(name: str) -> str:
-    return LANGUAGES[name].name if name in LANGUAGES else name
+    known = LANGUAGES[name].name if name in LANGUAGES else name
+    return "in no language that is known" if name == "unknown" else f"in {known}"

@@ -8,6 +8,7 @@ _ORDINAL = values(
     "deux trois quatr cinqu six sept huit neuv dix onz douz treiz quatorz quinz seiz dix-sept dix-huit dix-neuv vingt",
     2,
 )
+_INITIAL = r"\p{Lu}\.(?=\s?\p{Lu})"
 _WORD = r"\p{Lu}[\p{L}\d]*(?:[-’']\p{L}+)*"
 _OF = r"(?:(?:de la |de l['’]|de |du |des |d['’]|van der |van den |van |von |di |da |del )(?:La |Le |Les )?)?"
 
@@ -59,7 +60,7 @@ FRENCH = Language(
         habitants|habitant:inhabitant personnes:people degrés|degré|degrés_Celsius:degree miles:mile""",
     ),
     names=(
-        rf"(?P<general>)(?<![\p{{L}}\d-])(?P<name>(?:{_WORD}|\p{{Lu}}\.)(?:[ \u00a0]{_OF}(?:{_WORD}|\p{{Lu}}\.(?=\s?[\p{{Lu}}]))"
+        rf"(?P<general>)(?<![\p{{L}}\d-])(?P<name>(?:{_INITIAL}|{_WORD})(?:[ \u00a0]{_OF}(?:{_INITIAL}|{_WORD})"
         rf"| d['’]{_WORD}| et de {_WORD}(?<=Lettres|Sciences|Arts|Métiers))*)",
     ),
     plain=words("M MM Mme Mlle Dr Mgr I II III IV V VI VII VIII IX X XI XII Internet Dieu État"),

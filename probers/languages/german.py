@@ -11,7 +11,7 @@ _TEENS = values("dreizehn vierzehn fünfzehn sechzehn siebzehn achtzehn neunzehn
 _TENS = values("zwanzig dreißig|dreissig vierzig fünfzig sechzig siebzig achtzig neunzig", 20, 10)
 _ORDINAL = values("zweit dritt viert fünft sechst siebt|siebent acht neunt zehnt elft zwölft", 2)
 _GIVEN = """Adolf Albert Albrecht Alexander Alfred Andreas Angela Anna Anne Annette Anton Arnold Arthur August Axel
-Barbara Bernd Bernhard Bertolt Bettina Birgit Boris Bruno Carl Caroline Charlotte Christian Christiane Christoph
+Barbara Benjamin Bernd Bernhard Bertolt Bettina Birgit Boris Bruno Carl Caroline Charlotte Christian Christiane Christoph
 Christine Claudia Clara Daniel David Dieter Dietrich Dorothea Eduard Elisabeth Elke Emil Emma Erich Erika Ernst
 Erwin Eugen Eva Felix Ferdinand Florian Frank Franz Franziska Friedrich Fritz Gabriele Georg Gerhard Gertrud Gisela
 Gottfried Gottlieb Günter Günther Gustav Hannah Hannelore Hans Harald Heidi Heinrich Heinz Helene Helga Helmut
@@ -40,9 +40,11 @@ _PLACES = words(
     Rhein Donau Elbe Oder Neckar Mosel Weser Isar Nil Themse Seine Alpen Bodensee Nordsee Ostsee Mittelmeer Atlantik
     Pazifik""",
 )
+_INITIAL = r"\p{Lu}\.(?=\s?\p{Lu})"
 _WORD = r"\p{Lu}[\p{L}\d]*(?:[-’']\p{L}+)*"
 _OF = r"(?:(?:von(?: der| den| und zu)?|vom|van(?: der| den)?|zu|zur|de|di|da) )?"
-_REST = rf"(?: {_OF}(?:{_WORD}|\p{{Lu}}\.))*(?: (?:der|die) (?:Große|Großen|Jüngere|Ältere|Weise|Kühne))?"
+_EPITHET = " (?:der|die|dem|den|des) (?:Großen?|Jüngeren?|Älteren?|Weisen?|Kühnen?|Frommen?|Starken?)"
+_REST = rf"(?: {_OF}(?:{_INITIAL}|{_WORD}))*(?:{_EPITHET})?"
 _ADJECTIVES = (
     "Deutsch Österreichisch Schweizerisch Römisch Heilig Vereinigt Rot Schwarz Weiß Groß Alt Neu Erst Zweit Dritt "
     "Europäisch Französisch Britisch Englisch Amerikanisch Russisch Sowjetisch Spanisch Polnisch Italienisch Preußisch "
@@ -69,7 +71,7 @@ GERMAN = Language(
         Während Wenn Weil Zwar Zwischen Unter Über Durch Für Gegen Heute Später Damit Daher""",
         closing="“«‹‘", opening="„»›‚", numbered=r"\d{1,2}|[IVX]+",
     ),
-    works=("„“", "»«", "“”", "«»", '""'), capitals=0.5,
+    works=("„“", "»«", "“”", "«»", '""'), capitals=0.3,
     months=(
         r"Januar|Jänner|Jan\.", r"Februar|Feber|Feb\.", r"März|Mär\.", r"April|Apr\.", "Mai", r"Juni|Jun\.",
         r"Juli|Jul\.", r"August|Aug\.", r"September|Sept?\.", r"Oktober|Okt\.", r"November|Nov\.", r"Dezember|Dez\.",
@@ -105,11 +107,11 @@ GERMAN = Language(
     names=(
         rf"\b(?:Herrn?|Frau|Dr\.|Prof\.|Professor|König|Königin|Kaiser|Kaiserin|Papst|Fürst|Fürstin|Herzog|Graf|Gräfin|"
         rf"Bundeskanzler|Bundeskanzlerin|Präsident|Präsidentin)(?:\sDr\.)?\s(?P<name>{_WORD}{_REST})",
-        rf"\b(?P<name>(?:{either(_GIVEN)})(?:-\p{{L}}+)?(?: {_OF}(?:{_WORD}|\p{{Lu}}\.)){_REST})",
+        rf"\b(?P<name>(?:{either(_GIVEN)})(?:{_EPITHET}|(?:-\p{{L}}+)?(?: {_OF}(?:{_INITIAL}|{_WORD})){_REST}))",
         rf"(?P<inside>)\b(?P<name>(?:{either(_ADJECTIVES)})(?:e[rnsm]?)? (?:(?:{either(_ADJECTIVES)})e[rnsm]? )?{_WORD}"
         r"(?: der Vereinten Nationen| von Amerika| Nation)?)",
         rf"\b(?P<name>(?:New York|Los Angeles|San Francisco|Buenos Aires|(?:{either(_PLACES)})(?:/\p{{Lu}}\p{{L}}+| am Main| an der \p{{Lu}}\p{{L}}+)?))(?=s?(?![\p{{L}}\d-]))",
-        r"(?<![\p{L}\d-])(?P<name>\p{Lu}{2,6})(?![\p{L}\d.-])",
+        r"(?<![\p{L}\d-])(?P<name>\p{Lu}{2,6})(?![\p{L}\d-]|\.\p{L})",
     ),
     plain=words("I II III IV V VI VII VIII IX X XI XII XIII XIV XV XVI XVII XVIII XIX XX XXI DM EUR ISBN CD DVD TV"),
     places=_PLACES,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .base import Language, borders, units, values, words
 
+_INITIAL = r"\p{Lu}\.(?=\s?\p{Lu})"
 _WORD = r"\p{Lu}[\p{L}\d]*(?:[-’']\p{L}+)*"
 _OF = r"(?:(?:de la |de las |de los |de |del |van der |van |von |di |da |do |dos )(?:La |El |Los |Las )?)?"
 
@@ -62,7 +63,7 @@ SPANISH = Language(
         habitantes|habitante:inhabitant personas:people grados|grados_Celsius:degree millas:mile""",
     ),
     names=(
-        rf"(?P<general>)(?<![\p{{L}}\d-])(?P<name>(?:{_WORD}|\p{{Lu}}\.)(?:[ \u00a0]{_OF}(?:{_WORD}|\p{{Lu}}\.(?=\s?[\p{{Lu}}]))"
+        rf"(?P<general>)(?<![\p{{L}}\d-])(?P<name>(?:{_INITIAL}|{_WORD})(?:[ \u00a0]{_OF}(?:{_INITIAL}|{_WORD})"
         rf"|(?<=\p{{Lu}}\p{{L}}+ {_WORD}) y {_WORD}(?! [\p{{Lu}}]| de))*)",
     ),
     plain=words("I II III IV V VI VII VIII IX X XI XII Internet Dios Estado Sr Sra Dr"),

@@ -81,6 +81,8 @@ def _date_patterns(language: Language) -> list[regex.Pattern[str]]:
         _YEARS,
         year + (r"(?!\w)" if language.spaced else r"(?![A-Za-z\p{Han}])"),
     ]
+    if not language.spaced:  # "1998 年", as some set it
+        patterns = [re.sub("[年月世](?![\\]紀纪])", r"\\s?\g<0>", pattern) for pattern in patterns]
     flags = regex.IGNORECASE if language.code in ("fr", "es") else 0
     small = _SMALL[not language.spaced]
     return [
@@ -185,8 +187,8 @@ def _meant(unit: str, language: Language) -> str:
 
 def _digits(whole: str, part: str, language: Language) -> float:
     groups = re.split(f"[{re.escape(language.thousands)}]", whole)
-    if language.code == "es" and len(part) == 4 and len(groups) == 1 and len(whole) <= 3 and part[0] == ",":
-        return math.nan  # 1,234 is 1.234 in Spain and 1234 in Mexico
+    if len(part) == 4 and len(groups) == 1 and len(whole) <= 3 and part[0] == "," and whole != "0":
+        return math.nan  # 1,234 is 1.234; in Mexico, and where a model writes as in English, 1234
     return float("".join(groups) + part.replace(",", "."))
 
 
@@ -241,6 +243,8 @@ def _in_words(text: str, language: Language) -> Iterator[Value]:
         yield Value(match.start(), behind, value, _meant(counted["unit"], language) if counted else "")
     by_word = {word.lower(): value for word, value in language.ordinals.items()}
     for match in ordinals.finditer(text):
+        if re.match(r"\s(?:du|de|des|d['’]|del)\b", text[match.end() :]):
+            continue  # "un cinquième du territoire"
         yield Value(match.start(), match.end(), by_word[match.group().lower()], ordinal=True)
 
 
@@ -274,7 +278,7 @@ def _han(written: str) -> float:
 def _han_pattern(language: Language) -> regex.Pattern[str]:
     numeral = rf"(?:\d+(?:,\d{{3}})*(?:\.\d+)?|[{_HAN}])(?:\d+(?:\.\d+)?|[{_HAN}])*"
     return regex.compile(
-        rf"(?P<share>百分之)?(?P<th>第)?(?P<minus>(?<![\d\w])-)?(?P<money>[€$£¥])?(?<![\d.,A-Za-z年月])(?P<number>{numeral})(?![\d:])"
+        rf"(?P<share>百分之)?(?P<th>第)?(?P<minus>(?<![\d\w])-)?(?P<money>[€$£¥])?(?<![\d.,:A-Za-z_年月数數几幾上好])(?<![A-Za-z][-–])(?P<number>{numeral})(?![\d:])"
         rf"(?:\s?[多余餘数數]?{_unit(language)})?"
     )
 
