@@ -34,8 +34,8 @@ from probers.types import Generation, Needs, UserError
 
 from ..judges.base import JUDGED, WRONG, Answer, Grounds, Judge, Ruling
 from ..judges.page import reading_page
-from .language import language_of_topics, recogniser_in, recorded_language
 from .base import JOURNAL, TOO_LONG, Examples, LabelBuilder, Prepared
+from .language import language_of_topics, recogniser_in, recorded_language
 from .marks import MarkedRows, unit_for
 
 if TYPE_CHECKING:

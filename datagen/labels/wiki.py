@@ -37,8 +37,8 @@ from probers.text import ENGLISH as ENGLISH_BORDERS
 from probers.text import Borders, is_stop_word, join_sentences, split_sentences
 from probers.types import Generation, Needs, UserError
 
-from .language import language_of_articles, recogniser_in, recorded_language
 from .base import TOO_LONG, VECTORS, Examples, LabelBuilder, Prepared, span_needs, span_rows
+from .language import language_of_articles, recogniser_in, recorded_language
 
 if TYPE_CHECKING:
     from ..settings import Datagen
@@ -118,7 +118,8 @@ def abstain(
         numbers = map(read_number, (cut.entity.text, written.text))
         units = [number.unit if number else "" for number in numbers]
         counted = [
-            units[0] or _noun(article, cut.entity.end, language), units[1] or _noun(text, written.end, language)
+            units[0] or _noun(article, cut.entity.end, language),
+            units[1] or _noun(text, written.end, language),
         ]  # fmt: skip
         known = all(counted) or (match.verdict == "different" and any(units))
         if match.verdict != "undecided" and known and not same_unit(*counted):
@@ -152,7 +153,7 @@ def abstain(
 
 
 def _noun(text: str, end: int, language: Language) -> str:
-    """The lower-case word with content behind what ends at ``end``, or ""; in other languages any such word."""
+    """The lower-case word with content behind what ends at ``end``, or ""; other languages: any such word."""
     if not language.english:
         other = _ANY_NOUN[language.spaced].match(text, end)
         return "" if other is None or language.is_function_word(other[1]) else other[1].lower()

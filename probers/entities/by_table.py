@@ -1,10 +1,10 @@
-"""Entities of a language other than English: quoted works, dates, names and numbers as its table writes them."""
+"""Entities of a language other than English: quoted works, dates, names and numbers, by its table."""
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterator
 from functools import lru_cache
+from typing import Literal
 
 import regex
 
@@ -22,11 +22,16 @@ _SAYING = regex.compile(
     r"[:：]\s*$|(?:sog\.|sogenannten?|dit|dijo|appelée?|llamad[ao]|说|說|道|称为|稱為|叫做?|意思是)\s?[,，]?\s*$"
 )
 _SAID = regex.compile(r"\s?(?:と(?:言|述|語|呼|い|答|考|思|は|の)|という|って|的意思)")
+#: What stands before the first word of a sentence, and of what is said within one.
+_OPENING = regex.compile(r"[\s„«»“\"(¿¡—–-]*")
+_SPEECH = regex.compile(r"[:.!?…]\s?[„«“\"]\s?")
 _ELIDED = regex.compile(r"(?:Qu|[LDJNSC])['’](?=\p{Lu})")
+#: Types of what a table finds.
+Kind = Literal["work", "date", "year", "name", "place", "number"]
 
 
-def find_by_table(text: str, language: Language) -> Iterator[tuple[Span, str]]:
-    """Find spans with their type: "work", "date", "year", "name", "place" or "number"; none overlaps another."""
+def find_by_table(text: str, language: Language) -> Iterator[tuple[Span, Kind]]:
+    """Find spans with their type, none overlapping another."""
     cover = Cover(len(text))
     for span in cover.take_longest(_works(text, language)):
         yield span, "work"
@@ -40,7 +45,8 @@ def find_by_table(text: str, language: Language) -> Iterator[tuple[Span, str]]:
 
 
 def _works(text: str, language: Language) -> Iterator[Span]:
-    for opening, closing in language.works:
+    for pair in language.works:
+        opening, closing = pair[0], pair[1]
         inner = (
             rf"{regex.escape(opening)}\s?([^{regex.escape(opening + closing)}\n]+?)\s?{regex.escape(closing)}"
         )
@@ -74,12 +80,8 @@ def _names(text: str, language: Language, cover: Cover) -> Iterator[Span]:
     """Names that are certain; the capital of a sentence's first word alone makes none."""
     starts = [start for start, _ in split_sentences(text, language.borders)]
     # Behind a quotation mark or bracket the first word of a sentence has its capital too.
-    opens = {
-        match.end()
-        for start in starts
-        for match in [regex.compile(r"[\s„«»“\"(¿¡—–-]*").match(text, start)]
-        if match
-    }
+    opens = {match.end() for start in starts for match in [_OPENING.match(text, start)] if match}
+    opens |= {match.end() for match in _SPEECH.finditer(text)}
     inside = {m.group() for m in _WORD.finditer(text) if m.group()[0].isupper() and m.start() not in opens}
     for pattern in _patterns(language):
         for match in pattern.finditer(text):

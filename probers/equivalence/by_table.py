@@ -37,7 +37,7 @@ _SIMPLE = str.maketrans(dict(zip(_PAIRS[::2], _PAIRS[1::2], strict=True)))
 
 def read_time_in(mention: str, language: Language) -> Time | None:
     """The time that a whole mention names, or None."""
-    text = mention.strip(" ,.;:()")
+    text = mention.strip(" ,;:()")
     for month, names in enumerate(language.months, 1):
         if re.fullmatch(names, text, re.IGNORECASE):
             return Time("day", (None, month, None))
@@ -46,7 +46,7 @@ def read_time_in(mention: str, language: Language) -> Time | None:
 
 
 def read_number_in(mention: str, language: Language) -> Number | None:
-    """The number with its unit that a whole mention is, or None, also for one that may be read in two ways."""
+    """The number with its unit that a whole mention is; None also for one that may be read in two ways."""
     # "3." is an ordinal only where a word follows.
     text = mention.strip(" ,;:()")
     padded = f"{next(iter(sorted(language.articles)), '')} {text} X" if text.endswith(".") else text
@@ -130,8 +130,8 @@ def _is_latin(mention: str) -> bool | None:
 
 
 def _one_place(a: str, b: str) -> bool:
-    """Tell whether two names of one length share a character in its place: 臺灣 and 台灣 may be one."""
-    return len(a) == len(b) and any(p == q for p, q in zip(a, b, strict=True))
+    """Tell whether two names differ in one character of several, which may be two forms of one."""
+    return len(a) == len(b) > 2 and sum(p != q for p, q in zip(a, b, strict=True)) == 1
 
 
 def _may_shorten(short: str, words: tuple[str, ...]) -> bool:

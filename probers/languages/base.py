@@ -56,7 +56,7 @@ class Language:
         borders: what ends a sentence.
         spaced: words are written with spaces between them.
         works: opening and closing marks around titles of works; those of ``sure`` hold nothing else.
-        announced: regular expression of what stands before other marks where they hold a title; "" is anything.
+        announced: regular expression of what stands before other marks that hold a title; "" is anything.
         capitals: share of the content words of a title that begin with a capital.
         months: regular expressions of the twelve months.
         dates: regular expressions with the groups d, m, month, y, d2, m2, month2, y2, bc, century, decade and

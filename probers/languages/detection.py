@@ -12,6 +12,7 @@ import regex
 
 from ..types import UserError
 from . import ENGLISH, LANGUAGES, Language
+from .base import words
 
 log = logging.getLogger(__name__)
 
@@ -23,35 +24,52 @@ _FEW, _ENOUGH = 10, 40
 _LEAST = 0.18
 #: Share of the texts that must be in one language.
 _MOST = 0.9
-#: Frequent words of languages in Latin script that are not supported, so that they are not taken for one that is.
-_OTHERS = {
-    "Italian": "il lo la gli le di del della dei delle e è che un una per con non si sono in nel nella da dal come più anche al alla ha fu suo sua questo",
-    "Portuguese": "o a os as um uma de do da dos das e é que em no na nos nas por para com não se ao à foi são mais como seu sua pelo pela também ou",
-    "Dutch": "de het een van en in is dat op te zijn met voor niet aan er om ook als bij door naar uit werd wordt deze die hij maar nog over haar",
-    "Swedish": "och i att en ett det som är på av för med den till har de inte om var från vid hans han hon sin men efter kan eller under mellan",
-    "Danish": "og i at en et det som er på af for med den til har de ikke om var fra ved hans han hun sin men efter kan eller blev også der",
-    "Norwegian": "og i at en et det som er på av for med den til har de ikke om var fra ved hans han hun sin men etter kan eller ble også",
-    "Finnish": "ja on oli ei se hän että joka myös kuin mutta ovat olivat sekä tai jonka sen hänen mukaan vuonna jälkeen kanssa",
-    "Polish": "i w na z się do jest nie że od po o jako przez oraz za był była są to a dla które który jego ich także roku",
-    "Czech": "a v na se je do z s že byl byla jako po o pro od který která ve za jeho také nebo roce i k jsou jej",
-    "Hungarian": "a az és egy hogy nem is volt meg van ez el mint de csak vagy után ki számára évben amely",
-    "Turkish": "ve bir bu da de ile için olarak olan daha çok en gibi kadar sonra ise ya tarafından yılında oldu",
-    "Romanian": "și de în la a cu o un din pe este care că nu sau mai pentru au fost ca prin al ai ale lui între",
-    "Catalan": "el la els les de i que en un una per amb no és del dels al va ser com més seu seva ha entre són d l",
-    "Indonesian": "yang dan di dari ini itu dengan untuk pada adalah dalam tidak ke sebagai oleh atau juga ia akan dapat telah tahun",
-    "Vietnamese": "của và là các có được trong một cho không với những này người để đã từ ông năm khi đến ở",
-    "Galician": "o a os as un unha de do da dos das e é que en no na nos nas por para con non se ao á foi son máis como seu súa tamén ou",
-    "Croatian": "i u je na se za su od da s a koji koja kao iz o do po bio bila te ili nije što godine njegov",
-    "Esperanto": "la de kaj en estas al estis por kun oni ne ke li kiu kiuj sed ankaŭ el unu pri per lia post",
-    "Latin": "et in est ad ut non cum qui quae quod ex ab de per sed etiam atque eius sunt esse a aut",
-}  # fmt: skip
+#: Frequent words of other languages in Latin script, which are not to be taken for a supported one.
+_OTHERS = """
+    Italian: il lo la gli le di del della dei delle e è che un una per con non si sono in nel nella da dal
+    come più anche al alla ha fu suo sua questo;
+    Portuguese: o a os as um uma de do da dos das e é que em no na nos nas por para com não se ao à foi
+    são mais como seu sua pelo pela também ou;
+    Dutch: de het een van en in is dat op te zijn met voor niet aan er om ook als bij door naar uit werd
+    wordt deze die hij maar nog over haar;
+    Swedish: och i att en ett det som är på av för med den till har de inte om var från vid hans han hon
+    sin men efter kan eller under mellan;
+    Danish: og i at en et det som er på af for med den til har de ikke om var fra ved hans han hun sin men
+    efter kan eller blev også der;
+    Norwegian: og i at en et det som er på av for med den til har de ikke om var fra ved hans han hun sin
+    men etter kan eller ble også;
+    Finnish: ja on oli ei se hän että joka myös kuin mutta ovat olivat sekä tai jonka sen hänen mukaan
+    vuonna jälkeen kanssa;
+    Polish: i w na z się do jest nie że od po o jako przez oraz za był była są to a dla które który jego
+    ich także roku;
+    Czech: a v na se je do z s že byl byla jako po o pro od který která ve za jeho také nebo roce i k jsou
+    jej;
+    Hungarian: a az és egy hogy nem is volt meg van ez el mint de csak vagy után ki számára évben amely;
+    Turkish: ve bir bu da de ile için olarak olan daha çok en gibi kadar sonra ise ya tarafından yılında
+    oldu;
+    Romanian: și de în la a cu o un din pe este care că nu sau mai pentru au fost ca prin al ai ale lui
+    între;
+    Catalan: el la els les de i que en un una per amb no és del dels al va ser com més seu seva ha entre
+    són d l;
+    Indonesian: yang dan di dari ini itu dengan untuk pada adalah dalam tidak ke sebagai oleh atau juga ia
+    akan dapat telah tahun;
+    Vietnamese: của và là các có được trong một cho không với những này người để đã từ ông năm khi đến ở;
+    Galician: o a os as un unha de do da dos das e é que en no na nos nas por para con non se ao á foi son
+    máis como seu súa tamén ou;
+    Croatian: i u je na se za su od da s a koji koja kao iz o do po bio bila te ili nije što godine
+    njegov;
+    Esperanto: la de kaj en estas al estis por kun oni ne ke li kiu kiuj sed ankaŭ el unu pri per lia
+    post;
+    Latin: et in est ad ut non cum qui quae quod ex ab de per sed etiam atque eius sunt esse a aut
+"""
 _WORD = regex.compile(r"[\p{Latin}]+")
 
 
 @lru_cache
 def _vocabularies() -> dict[str, frozenset[str]]:
+    others = (group.partition(":") for group in _OTHERS.split(";"))
     latin = {code: each.function_words for code, each in LANGUAGES.items() if each.spaced}
-    return latin | {name: frozenset(words.split()) for name, words in _OTHERS.items()}
+    return latin | {name.strip(): words(listed) for name, _, listed in others}
 
 
 @lru_cache(maxsize=65536)
@@ -60,7 +78,7 @@ def _script(character: str) -> str:
 
 
 def language_in(text: str) -> str:
-    """Name the language of a text: a supported code, "Portuguese", "Cyrillic script", "unknown", or "" if unsure."""
+    """Name the language of a text: a code, "Portuguese", "Cyrillic script", "unknown", or "" if unsure."""
     scripts = Counter(map(_script, text[:_LOOK]))
     for kana in ("KATAKANA-HIRAGANA", "KATAKANA", "HIRAGANA"):
         scripts["KANA"] += scripts.pop(kana, 0)
@@ -79,16 +97,16 @@ def language_in(text: str) -> str:
 
 
 def _latin(text: str) -> str:
-    words = [word.lower() for word in _WORD.findall(text)]
-    if len(words) < _FEW:
+    found = [word.lower() for word in _WORD.findall(text)]
+    if len(found) < _FEW:
         return ""
     shares = {
-        name: sum(map(known.__contains__, words)) / len(words) for name, known in _vocabularies().items()
+        name: sum(map(known.__contains__, found)) / len(found) for name, known in _vocabularies().items()
     }
     best = max(shares, key=lambda name: shares[name])
     if shares[best] >= _LEAST:
         return best
-    return "unknown" if len(words) >= _ENOUGH else ""
+    return "unknown" if len(found) >= _ENOUGH else ""
 
 
 def detect(texts: Iterable[str]) -> Language:
@@ -112,7 +130,9 @@ def detect(texts: Iterable[str]) -> Language:
         raise UserError(f"{told_of}: {remedy}", "unsupported")
     if count < _MOST * told or best not in LANGUAGES:
         remedy = "give texts of one language, or language=CODE to read all of them as that"
-        raise UserError(f"language=auto: the texts are in several languages ({shown}): {remedy}", "unsupported")
+        raise UserError(
+            f"language=auto: the texts are in several languages ({shown}): {remedy}", "unsupported"
+        )
     log.info("language: %s (%s), found in %d of %d texts", LANGUAGES[best].name, best, count, total)
     return LANGUAGES[best]
 

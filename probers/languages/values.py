@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import regex
 
-from .base import Language, either
+from .base import Language, either, words
 
 #: Forms that are the same, a character for a character.
 _NARROW = str.maketrans(
@@ -22,10 +22,11 @@ _MYRIADS = {"万": 1e4, "萬": 1e4, "億": 1e8, "亿": 1e8, "兆": 1e12}
 _HAN = "〇零○一二三四五六七八九十百千万萬億亿兆两兩"
 #: A number of at most two digits.
 _SMALL = {True: r"(?:\d{1,2}|[一二三四五六七八九十]{1,3})", False: r"\d{1,2}"}
-_SYMBOLS = (
-    "km² km2 km/h km m² m2 m cm mm kg mg g t ha l L °C °F °K ° % ‰ kW MW GW Hz kHz MHz GHz € $ £ ¥".split()
-)
-#: Symbols as :mod:`probers.equivalence.units` has them.
+_SYMBOLS = words(
+    """
+    km² km2 km/h km m² m2 m cm mm kg mg g t ha l L °C °F °K ° % ‰ kW MW GW Hz kHz MHz GHz € $ £ ¥
+    """
+)  #: Symbols as :mod:`probers.equivalence.units` has them.
 _MONEY = {"€": "euro", "$": "dollar", "£": "pound-sterling", "¥": "yen", "km²": "km2", "m²": "m2"}
 _ISO = r"(?<![\w/.-])(?P<y>\d{4})-(?P<m>\d\d)-(?P<d>\d\d)(?![\w-])"
 _YEARS = r"(?<![\w.,-])(?P<y>[12]\d{3})\s?[–-]\s?(?P<y2>[12]\d{3}|\d\d)(?![\w-])"
@@ -249,7 +250,7 @@ def _in_words(text: str, language: Language) -> Iterator[Value]:
 
 
 def _fits(current: float, value: float, *, und: bool) -> bool:
-    """Tell whether a number word may add to those before it: "vingt-deux", "soixante-dix", "zweiundzwanzig"."""
+    """Tell whether a number word may add to those before it: "vingt-deux", "zweiundzwanzig"."""
     if und and 0 < current < 10:
         return value >= 20 and value % 10 == 0
     whole, added = int(current), int(value)

@@ -38,6 +38,7 @@ K1, B = 1.2, 0.75
 #: Counts changes of :func:`tokenize` and :func:`tokens_of`: an index made before one is made again.
 TOKENS_VERSION = 2
 
+
 def tokens_of(passage: Passage) -> list[str]:
     """Tokenize a passage's title and text."""
     return tokenize(f"{passage.title} {passage.text}")

@@ -82,7 +82,7 @@ def cut_article(
 
 
 def _in_title(mention: str, title: str, language: Language) -> bool:
-    """Tell whether a title has the words of a mention in a row, or in a script without spaces its characters."""
+    """Tell whether a title has the words of a mention in a row, or without spaces its characters."""
     space = " " if language.spaced else ""
     return f"{space}{normalise(mention)}{space}" in f"{space}{normalise(title)}{space}"
 
