@@ -85,7 +85,10 @@ class Settled:
 
 def stop_rule(recognise: Recognise, *, cheap: bool) -> Callable[[str], bool]:
     """Choose the rule to stop by; a recogniser that is not ``cheap`` is not asked at every word."""
-    return Settled(recognise) if cheap else partial(one_sentence, borders=language_of(recognise).borders)
+    if cheap:
+        return Settled(recognise)
+    language = language_of(recognise)
+    return one_sentence if language.english else partial(one_sentence, borders=language.borders)
 
 
 def may_go_on(generation: Generation, entity: Entity, recognise: Recognise) -> bool:
