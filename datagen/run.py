@@ -120,11 +120,15 @@ def run(settings: Datagen, parts: PartRuns | None = None) -> Path:
 
     kind = source_of(settings)
     _check_pools(settings, kind.pools)
+    if settings.language not in ("auto", "en") and not kind.speaks:
+        told = f"language={settings.language} is for source=wiki and source=judged"
+        raise UserError(f"{told}: source={settings.source} reads and compares as in English", "unsupported")
     part = settings.partition
     quotas = Quotas(settings.balance_to or {}, by=kind.balance_by, parts=kind.parts)
     prepared = kind.prepare(settings)
     files = (*prepared.files, *prompt_files(settings))
-    config = settings.record | {"inputs": inputs(*files), **prepared.record}
+    asked = {key: value for key, value in settings.record.items() if key != "language"}
+    config = asked | {"inputs": inputs(*files), **prepared.record}
     out = Path(settings.out)
     folder = RunFolder(out if part is None else part.folder(out), "datagen", config)
     made = None

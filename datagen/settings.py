@@ -82,8 +82,11 @@ class Datagen(Reading):
     """wiki, with pool=tokens: also store the states of so many tokens before each entity, which a head that
     reads it in its text needs (head=sequence); they have no label"""
     recogniser: Name = "auto"
-    """wiki: what finds entities: rules, spacy:NAME (an installed English pipeline, as
+    """wiki: what finds entities: rules, spacy:NAME (an installed pipeline of the language, as
     spacy:en_core_web_sm), or auto (rules)"""
+    language: Literal["auto", "en", "de", "fr", "es", "zh", "ja"] = "auto"
+    """wiki, judged: language of the articles and of what is written; auto finds it in the articles (of
+    articles=wikipedia it is wikipedia.language), and refuses others than these six"""
     negatives: Literal["generated", "untouched"] = "generated"
     """wiki: faithful examples are entities that the model wrote, or those of the untouched articles"""
     doubtful: Literal["undecided", "compared"] = "undecided"

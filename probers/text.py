@@ -1,13 +1,17 @@
-"""Words and sentences of English text: sentence borders, stop words, content words, detokenising."""
+"""Words and sentences of text: sentence borders, stop words and content words of English, detokenising."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import unicodedata
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import regex
 
 from .files import check_file
 from .types import UserError
@@ -38,9 +42,37 @@ _STARTERS = _set(
 )
 #: Marks that end a sentence of other scripts, where no space follows.
 _ENDS = "。！？｡।॥؟۔"
+#: Those that a space would be wrong after, and what may close behind them.
+_WIDE = "。！？」』）】"
 _END = re.compile(rf"""[.!?…]+["'”’)\]]*(?=\s|$)|[{_ENDS}]+["'”’)\]」』）】]*|\n+""")
 _LAST_WORD = re.compile(r"[\w.]*\w$")
 _NEXT_WORD = re.compile(r"""\s*["'“‘(\[]*(\w*)""")
+
+
+class Borders(NamedTuple):
+    """What tells the end of a sentence from an abbreviation, in one language.
+
+    Attributes:
+        titles: lower-case words whose full stop never ends a sentence.
+        short: those whose full stop may end one; it does before a word of ``starters``.
+        starters: words that begin sentences.
+        end: what ends a sentence, closing marks included.
+        following: what stands before the next word, which is its group.
+        numbered: words whose full stop makes an ordinal of them ("3. Mai"), as those of ``short``.
+        goes_on: what goes on with a sentence behind a quotation that ends with a mark.
+    """
+
+    titles: frozenset[str] = _TITLES
+    short: frozenset[str] = _SHORT
+    starters: frozenset[str] = _STARTERS
+    end: re.Pattern[str] = _END
+    following: re.Pattern[str] = _NEXT_WORD
+    numbered: re.Pattern[str] | None = None
+    goes_on: re.Pattern[str] | None = None
+
+
+#: Sentence borders of English, and of texts whose language is not known.
+ENGLISH = Borders()
 
 
 def count(n: int, noun: str) -> str:
@@ -48,28 +80,30 @@ def count(n: int, noun: str) -> str:
     return f"{n:,} {noun}{'' if n == 1 else 's'}"
 
 
-def split_sentences(text: str) -> list[tuple[int, int]]:
+def split_sentences(text: str, borders: Borders = ENGLISH) -> list[tuple[int, int]]:
     """Find [start, end) of every sentence, without the white space around it.
 
     A sentence ends at ``.``, ``!``, ``?`` or an ellipsis before white space, at the marks of Chinese,
     Japanese, Hindi, Arabic and Urdu, and at a line break; not after titles, initials and abbreviations, and
-    not before a lower-case word. Every visible character lies in exactly one sentence.
+    not before a lower-case word. Every visible character lies in exactly one sentence. The titles and
+    abbreviations are those of ``borders``.
     """
     spans: list[tuple[int, int]] = []
     start = 0
-    for match in _END.finditer(text):
-        if _is_border(text, match):
+    for match in borders.end.finditer(text):
+        if _is_border(text, match, borders):
             spans.append((start, match.end()))
             start = match.end()
     spans.append((start, len(text)))
     return [_trim(text, *span) for span in spans if text[slice(*span)].strip()]
 
 
-def _is_border(text: str, match: re.Match[str]) -> bool:
+def _is_border(text: str, match: re.Match[str], borders: Borders) -> bool:
     mark = match.group()
     if "\n" in mark or mark[0] in _ENDS:
-        return True
-    following = _NEXT_WORD.match(text, match.end())
+        quoted = len(mark) > 1 and borders.goes_on is not None and borders.goes_on.match(text, match.end())
+        return not quoted
+    following = borders.following.match(text, match.end())
     word = following.group(1) if following else ""
     if "\n" in text[match.end() : following.start(1) if following else match.end()] or not word:
         return True
@@ -79,14 +113,54 @@ def _is_border(text: str, match: re.Match[str]) -> bool:
         return True
     before = _LAST_WORD.search(text, max(0, match.start() - 20), match.start())
     last = before.group() if before else ""
-    if last.lower() in _TITLES:
+    if last.lower() in borders.titles:
         return False
     initial = len(last) == 1 and last.isupper()
-    if last.lower() == "no":  # "No. 5" against "He said no. Then .."
+    initial |= borders.numbered is not None and borders.numbered.fullmatch(last) is not None
+    if last.lower() == "no" and borders is ENGLISH:  # "No. 5" against "He said no. Then .."
         return not word[0].isdigit()
-    if initial or last.lower() in _SHORT or re.fullmatch(r"(?:[A-Z]\.)+[A-Z]", last):
-        return word in _STARTERS
+    if initial or last.lower() in borders.short or re.fullmatch(r"(?:[A-Z]\.)+[A-Z]", last):
+        return word in borders.starters
     return True
+
+
+_TOKEN = re.compile(r"\w+")
+#: Words of any script with their vowel signs and accents.
+_ANY_WORD = regex.compile(r"[\w\p{M}]+")
+#: Scripts that write no spaces between words.
+_UNSPACED = regex.compile(r"([\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}ー]+)")
+#: Blocks with all letters of these scripts, without those of Europe and its punctuation: quickly ruled out.
+_MAY_BE_UNSPACED = re.compile("[\u0e00-\u1fff\u2e80-\U0010ffff]")
+
+
+def tokenize(text: str) -> list[str]:
+    """Split into words without their case and form (NFKC): runs of letters, digits, marks and underscores.
+
+    A run of a script without spaces gives its pairs of characters. No stemming, no stop list.
+    """
+    if text.isascii():
+        return _TOKEN.findall(text.lower())
+    folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
+    words: list[str] = _ANY_WORD.findall(folded.replace("i\u0307", "i"))  # of "İ"
+    if not _MAY_BE_UNSPACED.search(folded):
+        return words
+    tokens: list[str] = []
+    for word in words:
+        for place, run in enumerate(_UNSPACED.split(word)):
+            if place % 2 and len(run) > 1:
+                tokens += map("".join, pairwise(run))
+            elif run:
+                tokens.append(run)
+    return tokens
+
+
+def join_sentences(sentences: Iterable[str]) -> str:
+    """Join sentences by spaces; none follows the full-width marks of Chinese and Japanese."""
+    parts: list[str] = []
+    for sentence in sentences:
+        spaced = bool(parts) and parts[-1][-1:] not in tuple(_WIDE)
+        parts += [" ", sentence] if spaced else [sentence]
+    return "".join(parts)
 
 
 def _trim(text: str, start: int, end: int) -> tuple[int, int]:

@@ -14,12 +14,12 @@ from probers.types import Code
 ROOT = Path(__file__).parents[1]
 #: Ratchet: what is there now, which nothing may exceed. Lower a number when it falls; the goal stands behind.
 LIMITS = {
-    "modules": 248,  # goal 205, and what labelled texts, detectors, judges and acting on scores add
-    "lines": 47100,  # goal 37,000, and what came after; without tests, benchmarks, tools and docs
-    "lines of tests": 37800,  # goal 28,000, and what came after
+    "modules": 260,  # goal 205, and what labelled texts, detectors, judges and acting on scores add
+    "lines": 48700,  # goal 37,000, and what came after; without tests, benchmarks, tools and docs
+    "lines of tests": 38300,  # goal 28,000, and what came after
     "modules of a folder": 16,  # goal 16
     "modules on the route of a question": 47,  # goal 46, and the thinking before an answer
-    "modules on the route of an article": 53,  # goal 52
+    "modules on the route of an article": 56,  # goal 52, and the language of the articles
     "modules on the route of a generation": 12,  # goal 12
     "prints": 0,  # goal 0
     "functions of more than seven arguments": 0,  # goal 0
@@ -31,9 +31,9 @@ PRINTING = {"probers.commands.main", "probers.rag.command"}
 COMPOSING = "probers.commands.compose"
 #: From the ground up; a room imports what stands before it, and itself.
 ROOMS = [
-    "shared", "entities", "equivalence", "evaluation", "data", "store", "capture", "engine", "uncertainty",
-    "heads", "online", "bank", "commands", "launch", "adaptive", "datagen", "train", "rag", "serve",
-    "score",
+    "shared", "languages", "entities", "equivalence", "evaluation", "data", "store", "capture", "engine",
+    "uncertainty", "heads", "online", "bank", "commands", "launch", "adaptive", "datagen", "train", "rag",
+    "serve", "score",
 ]  # fmt: skip
 #: Modules that stand in no folder, and the two rooms that only hold what is shared.
 SHARED = {

@@ -153,11 +153,19 @@ def _write(
     figures = summarise(trained, evaluator, {**trained.training, "seeds": settings.seeds})
     source = str(made.get("source", ""))
     card = write_card(trained.bank, figures, data=paths, source=source, read=examples.read, out=out)
-    recogniser = made.get("recogniser") if source == "wiki" else None
+    recogniser = _recogniser(made)
     bank = replace(trained.bank, metrics=figures, card=card, seen=examples.seen(), recogniser=recogniser)
     bank.save_pretrained(out)
     write_plots(out / "plots", figures, trained, evaluator)
     return figures
+
+
+def _recogniser(made: Mapping[str, Any]) -> str | None:
+    """What finds the entities of a prober's texts, by the configuration of its stores."""
+    name, language = made.get("recogniser"), made.get("language")
+    if language is not None and name in ("rules", "auto"):
+        return f"rules:{language}"
+    return name if made.get("source") == "wiki" or language is not None else None
 
 
 def _next(bank: ProbeBank, out: Path, further: Sequence[Path], *, read: bool) -> str:

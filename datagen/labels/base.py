@@ -103,6 +103,7 @@ class LabelBuilder(ABC):
         item_name, unit_name: what a progress bar counts, and a piece of work: "article", "cut".
         wrong_name: what a label of 0 is called.
         pools: poolings that it has states for.
+        speaks: the language of what it reads can be another than English (option ``language``).
         position: which tokens are read, for the FeatureSpec.
         balance_by: columns for each of whose values labels are balanced, "split" first.
         parts: number of values that the others have within a split.
@@ -114,6 +115,7 @@ class LabelBuilder(ABC):
     unit_name: ClassVar[str]
     wrong_name: ClassVar[str]
     pools: ClassVar[tuple[str, ...]]
+    speaks: ClassVar[bool] = False
     position: str
     balance_by: ClassVar[tuple[str, ...]]
     parts: ClassVar[int]

@@ -22,7 +22,7 @@ from probers.data.texts.base import read_text
 from probers.data.topics import PromptFile, Topic, topics_of, with_references
 from probers.engine.language_model import Decoding, GenerationRequest, Sampling
 from probers.engine.model import CausalLM
-from probers.entities import Recognise, Recogniser
+from probers.entities import Recognise, language_of
 from probers.equivalence.names import normalise
 from probers.files import write_text
 from probers.options import shown
@@ -35,6 +35,7 @@ from probers.types import Generation, Needs, UserError
 from ..judges.base import JUDGED, WRONG, Answer, Grounds, Judge, Ruling
 from ..judges.page import reading_page
 from .base import JOURNAL, TOO_LONG, Examples, LabelBuilder, Prepared
+from .language import language_of_topics, recogniser_in, recorded_language
 from .marks import MarkedRows, unit_for
 
 if TYPE_CHECKING:
@@ -103,6 +104,7 @@ class JudgedBuilder(LabelBuilder):
     item_name = unit_name = "answer"
     wrong_name = "contradicted"
     pools = ("mean", "last", "mind", "tokens", "predicting")
+    speaks = True
     balance_by = ("split",)
     parts = 1
 
@@ -124,8 +126,13 @@ class JudgedBuilder(LabelBuilder):
             told = "judge=article compares with articles, and no prompt has one"
             fix = "give articles=FILE with their titles, or judge.passages=3"
             raise UserError(f"{told}: {fix}", "missing-value")
+        language = language_of_topics(settings, topics)
+        if not language.english and "probers.datagen.judges.article." in json.dumps(plain(settings.judge)):
+            told = f"judge=article reads facts of English, the language is {language.name}"
+            raise UserError(f"{told}: choose judge=openai or hand", "unsupported")
+        recognise = recogniser_in(settings.recogniser, language)
         matcher = load_matcher(settings)
-        recognise = Recogniser(settings.recogniser, fine=True)
+        matcher = matcher if language.english else matcher.in_language(language)
         log.info("%s", matcher.told())
 
         def make(lm: CausalLM | None, needs: Needs, folder: Path) -> LabelBuilder:
@@ -143,7 +150,7 @@ class JudgedBuilder(LabelBuilder):
 
         named = list(_files(options))
         named += filter(None, (settings.matcher.options["aliases"], settings.matcher.options["vectors"]))
-        return Prepared(make, [*files, *named], wordnet_found(settings))
+        return Prepared(make, [*files, *named], wordnet_found(settings) | recorded_language(language))
 
     @property
     def items(self) -> int:
@@ -226,9 +233,11 @@ class JudgedBuilder(LabelBuilder):
         text = generation.text
         sentences, entities = list[Mark](), list[Mark]()
         told, named = set[str](), set[str]()
-        given = set(normalise(f"{message} {topic.title}").split())
+        told_before = normalise(f"{message} {topic.title}")
+        given = set(told_before.split())
         cut = len(text.rstrip()) if generation.stop == "length" else len(text) + 1
-        for start, end in split_sentences(text):
+        language = language_of(self.recognise)
+        for start, end in split_sentences(text, language.borders):
             same = normalise(text[start:end])
             why = _REPEATED if same in told else _CUT if end >= cut else ""
             told.add(same)
@@ -238,7 +247,8 @@ class JudgedBuilder(LabelBuilder):
                 name = normalise(entity.text)
                 reasons = {
                     _REPEATED: sentences[-1].rule == _REPEATED, _CUT: span[1] >= cut,
-                    _PROMPTED: set(name.split()) <= given, _BEFORE: name in named,
+                    _PROMPTED: set(name.split()) <= given or (not language.spaced and name in told_before),
+                    _BEFORE: name in named,
                 }  # fmt: skip
                 named.add(name)
                 why = next((reason for reason, holds in reasons.items() if holds), "")

@@ -22,21 +22,24 @@ from probers.data.articles.cuts import Cut, CutPlan, natural, shortened
 from probers.engine.language_model import Decoding, GenerationRequest
 from probers.engine.model import CausalLM
 from probers.engine.tokens import encode_continuation, encode_prompts
-from probers.entities import Entity, Recognise, Recogniser, head_entity, same_kind, tokens_of
+from probers.entities import Entity, Recognise, Recogniser, head_entity, language_of, same_kind, tokens_of
 from probers.equivalence import EntityMatcher, Match
 from probers.equivalence.names import words
 from probers.equivalence.numbers import read_number
 from probers.equivalence.persons import DIRECTIONS
 from probers.equivalence.units import same_unit
 from probers.equivalence.vectors import FEW, TooFewError, train_vectors, trained
+from probers.languages import Language
 from probers.options import shown
 from probers.prompts import PromptTemplate
 from probers.store.store import FeatureStore
-from probers.text import is_stop_word, split_sentences
+from probers.text import ENGLISH as ENGLISH_BORDERS
+from probers.text import Borders, is_stop_word, join_sentences, split_sentences
 from probers.types import Generation, Needs, UserError
 
 from .background import WrittenSpan, read_again
 from .base import TOO_LONG, VECTORS, Examples, LabelBuilder, Prepared, span_needs, span_rows
+from .language import language_of_articles, recogniser_in, recorded_language
 
 if TYPE_CHECKING:
     from ..settings import Datagen
@@ -55,11 +58,13 @@ _OPENING = frozenset(
 )
 _AS_OF = re.compile(r"\b[Aa]s of$")
 _NOUN = re.compile(r"[\s-]([a-z]+)")
+#: The next word, by whether words are written with spaces; else the next character that is no kana.
+_ANY_NOUN = {True: re.compile(r"[\s-]([^\W\d_]+)"), False: re.compile(r"([\u4e00-\u9fff])")}
 
 
-def one_sentence(text: str) -> bool:
+def one_sentence(text: str, borders: Borders = ENGLISH_BORDERS) -> bool:
     """Stop rule: a second sentence has begun."""
-    return len(split_sentences(text)) > 1
+    return len(split_sentences(text, borders)) > 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,19 +74,22 @@ class Settled:
     recognise: Recognise
 
     def __call__(self, text: str) -> bool:
-        words = text.split()
-        if len(words) <= _TAIL:
+        language = language_of(self.recognise)
+        if len(language.tail(text)) <= _TAIL:
             return False
-        if one_sentence(text):
+        if one_sentence(text, language.borders):
             return True
         entity = head_entity(text, self.recognise)
         # The last word may be a part of one only.
-        return entity is None or len(text[entity.end :].split()) > _TAIL
+        return entity is None or len(language.tail(text[entity.end :])) > _TAIL
 
 
 def stop_rule(recognise: Recognise, *, cheap: bool) -> Callable[[str], bool]:
     """Choose the rule to stop by; a recogniser that is not ``cheap`` is not asked at every word."""
-    return Settled(recognise) if cheap else one_sentence
+    if cheap:
+        return Settled(recognise)
+    language = language_of(recognise)
+    return one_sentence if language.english else partial(one_sentence, borders=language.borders)
 
 
 def may_go_on(generation: Generation, entity: Entity, recognise: Recognise) -> bool:
@@ -108,11 +116,15 @@ def abstain(
     ("third | album" for "third wife") or another ("over | 100 years" for "30,000"). Stage "both": WordNet
     equates the two, and the article names both.
     """
-    article = " ".join(cut.article.sentences)
+    language = language_of(recognise)
+    article = join_sentences(cut.article.sentences)
     if match.stage == "number" and cut.entity.type == written.type == "number":
         numbers = map(read_number, (cut.entity.text, written.text))
         units = [number.unit if number else "" for number in numbers]
-        counted = [units[0] or _noun(article, cut.entity.end), units[1] or _noun(text, written.end)]
+        counted = [
+            units[0] or _noun(article, cut.entity.end, language),
+            units[1] or _noun(text, written.end, language),
+        ]  # fmt: skip
         known = all(counted) or (match.verdict == "different" and any(units))
         if match.verdict != "undecided" and known and not same_unit(*counted):
             return Match("undecided", "counted", " / ".join(counted))
@@ -124,15 +136,17 @@ def abstain(
         return match
     if match.stage != "date" and not same_kind(cut.entity.type, written.type):
         return Match("undecided", "type", f"{cut.entity.type} / {written.type}")
-    modifies = "" if " " in written.text else _noun(text, written.end)
-    if same_kind(written.type, "name") and modifies and not _noun(article, cut.entity.end):
-        return Match("undecided", "modifier", f"{written.text} {modifies}")
-    part, whole = words(cut.entity.text), words(written.text)
-    if whole == part[1:] and part[0] in DIRECTIONS - {"new"}:
-        return Match("undecided", "region", f"{written.text} / {cut.entity.text}")
-    start, end = split_sentences(article)[cut.sentence]
+    if language.english:
+        modifies = "" if " " in written.text else _noun(text, written.end, language)
+        if same_kind(written.type, "name") and modifies and not _noun(article, cut.entity.end, language):
+            return Match("undecided", "modifier", f"{written.text} {modifies}")
+        part, whole = words(cut.entity.text), words(written.text)
+        if whole == part[1:] and part[0] in DIRECTIONS - {"new"}:
+            return Match("undecided", "region", f"{written.text} / {cut.entity.text}")
+    start, end = split_sentences(article, language.borders)[cut.sentence]
     opening = article[start : cut.entity.start].split()
-    if _OPENING.issuperset(word.lower() for word in opening) or _AS_OF.search(cut.before):
+    says_nothing = _OPENING if language.english else language.function_words
+    if says_nothing.issuperset(word.lower() for word in opening) or _AS_OF.search(cut.before):
         return Match("undecided", "opening", " ".join([*opening[-3:], "|"]))
     for entity in recognise(article[start:end]):
         if start + entity.start > cut.entity.start:
@@ -142,8 +156,11 @@ def abstain(
     return match
 
 
-def _noun(text: str, end: int) -> str:
-    """The lower-case word with content behind what ends at ``end``, or ""."""
+def _noun(text: str, end: int, language: Language) -> str:
+    """The lower-case word with content behind what ends at ``end``, or ""; other languages: any such word."""
+    if not language.english:
+        other = _ANY_NOUN[language.spaced].match(text, end)
+        return "" if other is None or language.is_function_word(other[1]) else other[1].lower()
     found = _NOUN.match(text, end)
     return found.group(1) if found and not is_stop_word(found.group(1)) else ""
 
@@ -190,6 +207,7 @@ class WikiBuilder(LabelBuilder):
     wrong_name = "hallucinated"
     pools = ("mean", "last", "predicting", "tokens", "mind")
     position = "entity"
+    speaks = True
     balance_by = ("split",)
     parts = 1
 
@@ -221,8 +239,10 @@ class WikiBuilder(LabelBuilder):
             options["vectors"] = ""
         matcher = EntityMatcher(**options)
         prompt = settings.prompt.make()
-        recognise = Recogniser(settings.recogniser, fine=True)
-        plan = CutPlan(articles(), recognise, settings.per_article, settings.within, settings.seed)
+        source = articles()
+        language = language_of_articles(settings, source)
+        recognise = recogniser_in(settings.recogniser, language)
+        plan = CutPlan(source, recognise, settings.per_article, settings.within, settings.seed)
         plan.peek()
 
         def make(lm: CausalLM | None, needs: Needs, folder: Path) -> LabelBuilder:
@@ -232,12 +252,15 @@ class WikiBuilder(LabelBuilder):
                     log.info("training word vectors on the articles -> %s", vectors)
                 try:
                     least = FEW if auto else 0
-                    train_vectors(map(natural, articles()), vectors, seed=settings.seed, least=least)
+                    train_vectors(
+                        map(natural, articles()), vectors, seed=settings.seed, least=least, language=language
+                    )
                     compare = replace(matcher, vectors=str(vectors))
                 except TooFewError as error:
                     if not auto:
                         raise
                     log.info("names are compared without word vectors: %s", error)
+            compare = compare if language.english else compare.in_language(language)
             log.info("%s", compare.told())
             return cls(
                 lm, plan, needs, compare, recognise, prompt, negatives=settings.negatives,
@@ -246,7 +269,7 @@ class WikiBuilder(LabelBuilder):
             )  # fmt: skip
 
         files = (settings.articles, settings.matcher.options["aliases"], settings.matcher.options["vectors"])
-        return Prepared(make, [*filter(None, files)], wordnet_found(settings))
+        return Prepared(make, [*filter(None, files)], wordnet_found(settings) | recorded_language(language))
 
     @property
     def items(self) -> int:

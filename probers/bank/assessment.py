@@ -22,7 +22,7 @@ import numpy as np
 from ..entities import Recogniser, tokens_of, with_scores, written_entities
 from ..online.growing_spans import ScoredSpan
 from ..online.scores import PIECES, Aggregate, Prober, aggregate
-from ..text import split_sentences
+from ..text import ENGLISH, split_sentences
 from ..thinking import part_at, part_of
 from ..types import Generation, UserError
 from ..uncertainty import surprise
@@ -117,7 +117,11 @@ class Assessor:
         own = self.unit == "span" and spec.position in ("sentence", "claim", "token")
         self._sentences = own or self.unit == "sentence"
         of_entities = self.unit == "span" and not own and (not self._pooled or spec.position == "span")
-        self._recognise = Recogniser(bank.recogniser or "rules", quiet=True) if of_entities else None
+        recognise = None
+        if of_entities or (self._sentences and bank.recogniser):  # which also tells the language
+            recognise = Recogniser(bank.recogniser or "rules", quiet=True)
+        self._recognise = recognise if of_entities else None
+        self._borders = ENGLISH if recognise is None else recognise.language.borders
 
     def __call__(
         self, prompt: str, text: str, offsets: Sequence[tuple[int, int]], scores: Sequence[float], *,
@@ -249,7 +253,7 @@ class Assessor:
         if self.unit == "token":
             return {(start, end): [token] for token, (start, end) in enumerate(offsets)}
         if self._sentences:
-            places = list(split_sentences(text))
+            places = list(split_sentences(text, self._borders))
         elif self._part != "both":
             found = part_of(text, self._part)
             places = [] if found is None else [found]

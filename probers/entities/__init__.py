@@ -10,6 +10,7 @@ from .recogniser import (
     WrittenEntity,
     find_entities,
     head_entity,
+    language_of,
     same_kind,
     tokens_of,
     with_scores,
@@ -18,5 +19,5 @@ from .recogniser import (
 
 __all__ = [
     "Entity", "EntityType", "Recognise", "Recogniser", "WrittenEntity", "find_entities",
-    "head_entity", "same_kind", "tokens_of", "with_scores", "written_entities",
+    "head_entity", "language_of", "same_kind", "tokens_of", "with_scores", "written_entities",
 ]  # fmt: skip

@@ -5,14 +5,16 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
 
+from ..languages import ENGLISH, LANGUAGES, Language, language_named
 from ..text import is_stop_word, split_sentences
 from ..types import UserError
+from .by_table import find_by_table
 from .names import find_names
 from .values import Cover, Span, find_dates, find_numbers
 
@@ -102,12 +104,18 @@ def _is_title(inside: str) -> bool:
     return sum(w[0].isupper() or w[0].isdigit() for w in content) >= _CAPITALS * len(content)
 
 
-def find_entities(text: str, *, fine: bool = False) -> list[Entity]:
+def find_entities(text: str, *, fine: bool = False, language: Language = ENGLISH) -> list[Entity]:
     """Find the entities of a text from left to right, none overlapping another.
 
     Quoted titles come first, then dates, names and numbers; within each the longest span wins ("18 July 1995"
     is one date). With ``fine`` a cue can make "name" the finer "work", "organisation" or "place".
     """
+    if not language.english:
+        kinds = {
+            span: kind if fine or kind not in _FINER else "name"
+            for span, kind in find_by_table(text, language)
+        }
+        return [Entity(start, end, text[start:end], kind) for (start, end), kind in sorted(kinds.items())]
     cover = Cover(len(text))
     found: dict[Span, EntityType] = {}
     for start, end in cover.take_longest(_works(text)):
@@ -121,6 +129,8 @@ def find_entities(text: str, *, fine: bool = False) -> list[Entity]:
     return [Entity(start, end, text[start:end], kind) for (start, end), kind in sorted(found.items())]
 
 
+#: Types that "name" stands for where no finer ones are asked for.
+_FINER = ("work", "organisation", "place")
 _NUMBERS = ("CARDINAL", "ORDINAL", "QUANTITY", "PERCENT", "MONEY", "TIME")
 #: The finer types of spaCy's labels.
 _FINE: dict[str, EntityType] = {
@@ -149,6 +159,21 @@ def _kind(label: str, mention: str, fine: bool) -> EntityType:
     return _FINE.get(label, "name") if fine else "name"
 
 
+#: Labels of names: of OntoNotes (en, zh, ja), and of WikiNER (de, fr, es), which has no others.
+_NAMED = frozenset("PERSON PER NORP FAC ORG GPE LOC PRODUCT EVENT WORK_OF_ART LAW LANGUAGE MISC".split())
+
+
+def _trim_by_table(text: str, start: int, end: int, language: Language) -> tuple[int, int]:
+    """The span without what stands around a name: spaces, quotation marks and a leading article."""
+    while start < end and not (text[start].isalnum()):
+        start += 1
+    while start < end and not (text[end - 1].isalnum() or text[end - 1] in ".)）ー"):
+        end -= 1
+    article = re.match(r"(\w+)(?:\s|['’])\s?(?=\w)", text[start:end])
+    leads = article is not None and article[1] in language.articles
+    return start + (article.end() if article and leads else 0), end
+
+
 def _trim(text: str, start: int, end: int) -> tuple[int, int]:
     """The span as the rules would give it: no leading article, quotes or final possessive."""
     inside = re.match(r"(?:[\"“'‘\s]|(?:[Tt]he|[Aa]n?)\s)*", text[start:end])
@@ -162,16 +187,21 @@ class Recogniser:
     """Entities by the recogniser asked for, which is logged once (UserError for an unknown one).
 
     ``kind`` is "rules", "auto" (the rules too) or "spacy:" with the name of an installed pipeline, ``name``
-    what is used. ``fine`` tells "work", "organisation" and "place" from "name".
+    what is used. "rules:de" are the rules of German, "rules" those of English; a pipeline has a ``language``
+    of its own. Where that is not English, numbers, dates and quoted works are found by rules in any case.
+    ``fine`` tells "work", "organisation" and "place" from "name".
     """
 
     kind: str = "auto"
     fine: bool = False
     quiet: bool = False
     name: str = field(init=False)
+    language: Language = field(init=False, default=ENGLISH)
 
     def __post_init__(self) -> None:
         method, _, pipeline = self.kind.partition(":")
+        if method != "spacy" and pipeline in LANGUAGES:
+            self.language, pipeline = LANGUAGES[pipeline], ""
         if method not in ("rules", "spacy", "auto") or (pipeline and method != "spacy"):
             remedy = "choose rules, auto or spacy:PIPELINE, as in spacy:en_core_web_sm"
             raise UserError(f"recogniser={self.kind} is unknown: {remedy}", "unknown-choice")
@@ -179,21 +209,44 @@ class Recogniser:
             told = "recogniser=spacy needs an English pipeline, as in recogniser=spacy:en_core_web_sm"
             remedy = "python -m spacy download en_core_web_sm, or recogniser=rules"
             raise UserError(f"{told}: {remedy}", "missing-extra")
-        if pipeline:
-            _load(pipeline)
+        if pipeline and (lang := _load(pipeline).lang) != "xx":  # of several languages: taken as English
+            self.language = language_named(lang, f"recogniser=spacy:{pipeline}: language")
         self.name = pipeline or "rules"
         if not self.quiet:
-            log.info("entities: by %s", f"the NER of {pipeline}" if pipeline else "rules")
+            of = "" if self.language.english else f" of {self.language.name}"
+            log.info("entities: by %s", f"the NER of {pipeline}" if pipeline else f"rules{of}")
 
     def __call__(self, text: str) -> list[Entity]:
         if self.name == "rules":
-            return find_entities(text, fine=self.fine)
+            return find_entities(text, fine=self.fine, language=self.language)
+        return self._by_pipeline(text) if self.language.english else self._by_both(text)
+
+    def _by_both(self, text: str) -> list[Entity]:
+        """Names by the pipeline, all else by the table of its language."""
+        cover, entities = Cover(len(text)), list[Entity]()
+        for entity in find_entities(text, fine=self.fine, language=replace(self.language, names=())):
+            entities.append(entity)
+            cover.take((entity.start, entity.end))
+        for found in _load(self.name)(text).ents:
+            start, end = _trim_by_table(text, found.start_char, found.end_char, self.language)
+            adjective = found.label_ == "MISC" and not text[start : start + 1].isupper()  # "deutsche"
+            if start < end and found.label_ in _NAMED and not adjective and cover.free((start, end)):
+                entities.append(Entity(start, end, text[start:end], _kind(found.label_, "", self.fine)))
+        return sorted(entities, key=lambda entity: entity.start)
+
+    def _by_pipeline(self, text: str) -> list[Entity]:
         entities = []
         for found in _load(self.name)(text).ents:
             start, end = _trim(text, found.start_char, found.end_char)
             if mention := text[start:end]:
                 entities.append(Entity(start, end, mention, _kind(found.label_, mention, self.fine)))
         return entities
+
+
+def language_of(recognise: Recognise) -> Language:
+    """The language that a recogniser is for; English where it does not say."""
+    found = getattr(getattr(recognise, "__wrapped__", recognise), "language", ENGLISH)
+    return found if isinstance(found, Language) else ENGLISH
 
 
 #: Characters between the beginning of a text and an entity that still count as "at its head": "the ".
@@ -227,16 +280,17 @@ def head_entity(text: str, recognise: Recognise) -> Entity | None:
     if entity is None:
         return None
     start, end = entity.start - len(before), entity.end - len(before)
-    at_head = 0 <= start <= HEAD and not _STOP.search(text, 0, start)
+    head = HEAD if language_of(recognise).spaced else 1  # an opening quotation mark
+    at_head = 0 <= start <= head and not _STOP.search(text, 0, start)
     return Entity(start, end, entity.text, entity.type) if at_head else None
 
 
-def _breaks_off(prompt: str) -> bool:
+def _breaks_off(prompt: str, language: Language) -> bool:
     """Tell whether a prompt ends within a sentence, so that what is written goes on with it."""
     ends = prompt.rstrip(" \t")
     if not ends or ends.endswith(_BEGINS):
         return False
-    return split_sentences(f"{ends} X")[-1][0] < len(ends)
+    return split_sentences(f"{ends} X", language.borders)[-1][0] < len(ends)
 
 
 def tokens_of(offsets: Sequence[tuple[int, int]], start: int, end: int) -> list[int]:
@@ -252,9 +306,10 @@ def written_entities(
     ``accepted`` is the part of the same text with which the prompt ends. ``openings`` keeps entities that
     begin a sentence, which labels leave out (:func:`probers.data.articles.cuts.cut_article`).
     """
-    before = accepted if accepted.strip() else _lead(text) if _breaks_off(prompt) else ""
+    language = language_of(recognise)
+    before = accepted if accepted.strip() else _lead(text) if _breaks_off(prompt, language) else ""
     whole = before + text
-    left_out = set() if openings else {start for start, _ in split_sentences(whole)}
+    left_out = set() if openings else {start for start, _ in split_sentences(whole, language.borders)}
     return [
         Entity(e.start - len(before), e.end - len(before), e.text, e.type)
         for e in recognise(whole)

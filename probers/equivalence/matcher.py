@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
+from ..languages import ENGLISH, Language
 from ..text import load_vectors
 from ..types import UserError
+from .by_table import compare_spelled, counts, read_number_in, read_time_in
 from .dates import compare_times, read_time
 from .names import acronym_of, common_aliases, load_aliases, normalise, same_string
-from .numbers import Relation, compare_numbers, read_number
+from .numbers import Number, Relation, compare_numbers, read_number
 from .persons import compare_parts
 from .vectors import cosine
 from .wordnet import HOW_TO_GET, find_wordnet, has_wordnet, same_in_wordnet, say_absent
@@ -76,6 +78,7 @@ class EntityMatcher:
     unknown: Verdict = "different"
     unit_tolerance: float = 0.01
     _folder: str | None = field(init=False, repr=False, compare=False, default=None)
+    _language: Language = field(init=False, repr=False, default=ENGLISH)
 
     def __post_init__(self) -> None:
         """Refuse stages, verdicts, thresholds and files that cannot be used (UserError)."""
@@ -105,24 +108,41 @@ class EntityMatcher:
         if self.vectors:
             load_vectors(self.vectors)
 
+    def in_language(self, language: Language) -> EntityMatcher:
+        """The same matcher for mentions of another language.
+
+        It reads numbers and dates as written there and compares names by their spelling, by the user's
+        aliases and by vectors. What is known of English alone is left out: WordNet, well-known aliases,
+        given names. Where those would be needed, the verdict is "undecided".
+        """
+        made = replace(self)
+        object.__setattr__(made, "_language", language)
+        return made
+
     @property
     def active(self) -> tuple[str, ...]:
         """The stages that can decide: without those whose data is absent."""
         there = {"wordnet": self._folder is not None, "vectors": bool(self.vectors)}
+        if not self._language.english:
+            there |= {"wordnet": False, "acronym": False, "alias": bool(self.aliases)}
         return tuple(stage for stage in self.stages if there.get(stage, True))
 
     def told(self) -> str:
         """List the active stages, and the inactive ones with the reason, in one line."""
         missing = [stage for stage in self.stages if stage not in self.active]
-        why = {"wordnet": f"wordnet ({HOW_TO_GET})" if self.wordnet else "wordnet", "vectors": "vectors"}
+        why = {stage: stage for stage in STAGES}
+        why |= {"wordnet": f"wordnet ({HOW_TO_GET})" if self.wordnet else "wordnet"}
+        if not self._language.english:
+            why |= {"wordnet": "wordnet (it is English)", "acronym": "acronym (undecided)"}
         without = f"; without {' and '.join(why[stage] for stage in missing)}" if missing else ""
-        return f"entities are compared by {', '.join(self.active)}{without}"
+        of = "" if self._language.english else f" of {self._language.name}"
+        return f"entities{of} are compared by {', '.join(self.active)}{without}"
 
     def match(self, original: str, generated: str) -> Match:
         """The verdict of the first stage that applies; ValueError for an empty mention."""
         if not original.strip() or not generated.strip():
             raise ValueError(f"cannot compare {original!r} with {generated!r}: one of them is empty")
-        for stage in self.stages:
+        for stage in self.stages if self._language.english else self.active:
             match: Match | None = getattr(self, f"_by_{stage}")(original, generated)
             if match is not None:
                 return match
@@ -132,25 +152,45 @@ class EntityMatcher:
         return self.partial if relation == "partial" else relation
 
     def _by_date(self, a: str, b: str) -> Match | None:
-        x, y = read_time(a), read_time(b)
+        x, y = (read_time(m) if self._language.english else read_time_in(m, self._language) for m in (a, b))
         if x is None or y is None:
             return None
         return Match(self._verdict(compare_times(x, y)), "date", f"{x} / {y}")
 
     def _by_number(self, a: str, b: str) -> Match | None:
+        if not self._language.english:
+            return self._by_value(a, b)
         x, y = read_number(a), read_number(b)
         if x is None or y is None:
             return None
+        return self._by_numbers(x, y)
+
+    def _by_value(self, a: str, b: str) -> Match | None:
+        """Numbers of the language; a mention with one that is not read so is undecided against another."""
+        language = self._language
+        x, y = read_number_in(a, language), read_number_in(b, language)
+        if x is not None and y is not None:
+            return self._by_numbers(x, y)
+        if a.strip() != b.strip() and counts(a, language) and counts(b, language):
+            return Match("undecided", "number", f"{a} / {b}: not read as numbers of {language.name}")
+        return None
+
+    def _by_numbers(self, x: Number, y: Number) -> Match:
         relation = compare_numbers(x, y, tolerance=self.unit_tolerance)
         return Match(self._verdict(relation), "number", f"{x} / {y}")
 
     def _by_string(self, a: str, b: str) -> Match | None:
+        if not self._language.english:
+            relation, evidence = compare_spelled(a, b, self._language)
+            return Match("equivalent", "string", evidence) if relation == "equivalent" else None
         how = same_string(a, b)
         return Match("equivalent", "string", f"{_shown(a)} / {_shown(b)}: {how}") if how else None
 
     def _by_alias(self, a: str, b: str) -> Match | None:
         if self.aliases and load_aliases(self.aliases).same(a, b):
             return Match("equivalent", "alias", f"{a} / {b} in {self.aliases}")
+        if not self._language.english:
+            return None
         return Match("equivalent", "alias", f"{a} / {b}") if common_aliases().same(a, b) else None
 
     def _by_acronym(self, a: str, b: str) -> Match | None:
@@ -158,6 +198,8 @@ class EntityMatcher:
         return Match("equivalent", "acronym", f"{letters} of {a} / {b}") if letters else None
 
     def _by_name(self, a: str, b: str) -> Match | None:
+        if not self._language.english:
+            return self._by_spelling(a, b)
         found = compare_parts(a, b)
         if found is None:
             return None
@@ -165,6 +207,13 @@ class EntityMatcher:
         if relation == "family":
             return Match(self.family, "name", evidence)
         return Match(self._verdict(relation), "partial" if relation == "partial" else "name", evidence)
+
+    def _by_spelling(self, a: str, b: str) -> Match | None:
+        relation, evidence = compare_spelled(a, b, self._language)
+        if relation == "different":
+            return None  # vectors may know more
+        stage = "partial" if relation == "partial" else "name"
+        return Match(self._verdict(relation) if relation else "undecided", stage, evidence)
 
     def _by_wordnet(self, a: str, b: str) -> Match | None:
         if self._folder is None:
@@ -181,7 +230,7 @@ class EntityMatcher:
     def _by_vectors(self, a: str, b: str) -> Match | None:
         if not self.vectors:
             return None
-        similarity = cosine(a, b, load_vectors(self.vectors))
+        similarity = cosine(a, b, load_vectors(self.vectors), spaced=self._language.spaced)
         if similarity.unknown:
             return Match(self.unknown, "vectors", f"no vector for {', '.join(similarity.unknown)}")
         if similarity.value is None:

@@ -13,7 +13,8 @@ import numpy as np
 
 from ..checksums import sealed, take, unsealed
 from ..files import write_text
-from ..text import split_sentences
+from ..languages import ENGLISH, Language
+from ..text import join_sentences, split_sentences, tokenize
 from ..types import Article, UserError, first_line
 from .names import normalise
 
@@ -28,15 +29,15 @@ class Cosine:
     unknown: tuple[str, ...] = ()
 
 
-def cosine(a: str, b: str, vectors: Any) -> Cosine:
+def cosine(a: str, b: str, vectors: Any, *, spaced: bool = True) -> Cosine:
     """Cosine of the mean vectors of the words that two names do not share.
 
     Shared words say nothing about whether the rest means the same, and averaging them in would make "Nobel
     Prize in Physics" and "Nobel Prize in Chemistry" all but one. A word without a vector leaves no cosine:
     the mean of the others would be the similarity of two other names. Nor has a pair one of which has no
-    word that the other lacks.
+    word that the other lacks. The words of a script that is not ``spaced`` are its pairs of characters.
     """
-    written = [_words(a), _words(b)]
+    written = [_words(name if spaced else " ".join(tokenize(name))) for name in (a, b)]
     shared = written[0].keys() & written[1].keys()
     means, unknown = [], []
     for words in written:
@@ -77,7 +78,9 @@ MIN_COUNT = 5
 _SIZE, _WINDOW, _EPOCHS = 100, 5, 10
 
 
-def train_vectors(articles: Iterable[Article], path: Path, *, seed: int, least: int = 0) -> None:
+def train_vectors(
+    articles: Iterable[Article], path: Path, *, seed: int, least: int = 0, language: Language = ENGLISH
+) -> None:
     """Train Word2Vec (skip-gram, Mikolov et al. 2013), centre it and write it in the word2vec format, binary.
 
     Centring takes the mean of all vectors from each (Mu and Viswanath 2018). The articles, in natural text,
@@ -98,9 +101,10 @@ def train_vectors(articles: Iterable[Article], path: Path, *, seed: int, least: 
         with open(words, "w", encoding="utf-8") as file:
             for article in articles:
                 count += 1
-                text = " ".join(article.sentences)
-                for start, end in split_sentences(text):
-                    file.write(normalise(text[start:end]) + "\n")
+                text = join_sentences(article.sentences)
+                for start, end in split_sentences(text, language.borders):
+                    sentence = text[start:end] if language.spaced else " ".join(tokenize(text[start:end]))
+                    file.write(normalise(sentence) + "\n")
         if count < least:
             told = f"{count} articles are fewer than the {least} that vectors are trained on"
             raise TooFewError(told, "empty")

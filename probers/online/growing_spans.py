@@ -24,8 +24,10 @@ _AHEAD = 3
 _SENTENCES = 3
 #: Characters before them by which the recogniser knows whether a sentence begins.
 _CONTEXT = 500
-_WHOLE_WORDS = re.compile(r".*[\s,;:!?)\]”\"]", re.DOTALL)
-_WORD = re.compile(r"\S+")
+#: Chinese and Japanese characters are words of their own.
+_CHARACTERS = r"\u3001-\u30ff\u3400-\u9fff\uff01-\uff60"
+_WHOLE_WORDS = re.compile(rf".*[\s,;:!?)\]”\"{_CHARACTERS}]", re.DOTALL)
+_WORD = re.compile(rf"[{_CHARACTERS}]|[^\s{_CHARACTERS}]+")
 #: An opening quotation mark whose end is not there yet: what it quotes may be a title.
 _OPEN_QUOTE = re.compile(r"[“\"](?=[^\s“”\",.;:!?)][^“”\"\n]{0,120}$)")
 

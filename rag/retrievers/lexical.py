@@ -14,19 +14,17 @@ from __future__ import annotations
 import importlib.util
 import logging
 import math
-import re
-import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from itertools import chain, pairwise
+from itertools import chain
 from typing import Any
 
 import numpy as np
-import regex
 
 from probers.data.cache import duration, size
+from probers.text import tokenize as tokenize
 from probers.types import Passage, UserError
 
 from ..protocol import at_least
@@ -39,35 +37,6 @@ K1, B = 1.2, 0.75
 
 #: Counts changes of :func:`tokenize` and :func:`tokens_of`: an index made before one is made again.
 TOKENS_VERSION = 2
-
-_WORD = re.compile(r"\w+")
-#: Words of any script with their vowel signs and accents.
-_ANY_WORD = regex.compile(r"[\w\p{M}]+")
-#: Scripts that write no spaces between words.
-_UNSPACED = regex.compile(r"([\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}ー]+)")
-#: Blocks with all letters of these scripts, without those of Europe and its punctuation: quickly ruled out.
-_MAY_BE_UNSPACED = re.compile("[\u0e00-\u1fff\u2e80-\U0010ffff]")
-
-
-def tokenize(text: str) -> list[str]:
-    """Split into words without their case and form (NFKC): runs of letters, digits, marks and underscores.
-
-    A run of a script without spaces gives its pairs of characters. No stemming, no stop list.
-    """
-    if text.isascii():
-        return _WORD.findall(text.lower())
-    folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
-    words: list[str] = _ANY_WORD.findall(folded.replace("i\u0307", "i"))  # of "İ"
-    if not _MAY_BE_UNSPACED.search(folded):
-        return words
-    tokens: list[str] = []
-    for word in words:
-        for place, run in enumerate(_UNSPACED.split(word)):
-            if place % 2 and len(run) > 1:
-                tokens += map("".join, pairwise(run))
-            elif run:
-                tokens.append(run)
-    return tokens
 
 
 def tokens_of(passage: Passage) -> list[str]:

@@ -52,7 +52,8 @@ class _AtEntities(Trigger):
             prompt=generation.prompt, accepted=state.partial, openings=self.openings,
         )  # fmt: skip
         if not self.asked:
-            entities = [e for e in entities if not _names(state.question.question, e.text)]
+            spaced = self._recognise.language.spaced
+            entities = [e for e in entities if not _names(state.question.question, e.text, spaced=spaced)]
         if state.fresh and entities and entities[0].start <= HEAD:
             entities = entities[1:]
         found = with_scores(entities, generation.offsets, scores)
@@ -155,7 +156,9 @@ class EntitySignal(_AtEntities):
         return [-np.expm1(g.logprobs.astype(np.float64)) for g in generations]
 
 
-def _names(question: str, mention: str) -> bool:
-    """Tell whether a question contains the words of a mention in a row."""
+def _names(question: str, mention: str, *, spaced: bool) -> bool:
+    """Tell whether a question contains the words of a mention in a row, or its characters without spaces."""
+    if not spaced:
+        return mention in question
     asked, named = (" ".join(re.findall(r"\w+", text.lower())) for text in (question, mention))
     return f" {named} " in f" {asked} "

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, groupby
 
-from ...entities import Entity, Recognise
+from ...entities import Entity, Recognise, language_of
 from ...equivalence import normalise
-from ...text import detokenise_sentences, split_sentences
+from ...languages import Language
+from ...text import detokenise_sentences, join_sentences, split_sentences
 from ...types import Article, UserError
 from .base import ArticleSource
 
@@ -55,18 +56,18 @@ def cut_article(
 
     They are in its first ``within`` sentences (None: in all), and ``wanted`` in the text.
     """
-    text = " ".join(article.sentences)
-    sentences = split_sentences(text)[:within]
+    language = language_of(recognise)
+    text = join_sentences(article.sentences)
+    sentences = split_sentences(text, language.borders)[:within]
     if not sentences:
         return []
     starts = [start for start, _ in sentences]
     text = text[: sentences[-1][1]]
-    title = f" {normalise(article.title)} "
     usable = [
         e
         for e in recognise(text)
         if e.start not in starts
-        and f" {normalise(e.text)} " not in title
+        and not _in_title(e.text, article.title, language)
         and text[: e.start].strip()
         and wanted(text, e)
     ]
@@ -78,6 +79,12 @@ def cut_article(
         between = text[len(before) : entity.start]
         cuts.append(Cut(article, entity, before, between, bisect_right(starts, entity.start) - 1))
     return cuts
+
+
+def _in_title(mention: str, title: str, language: Language) -> bool:
+    """Tell whether a title has the words of a mention in a row, or without spaces its characters."""
+    space = " " if language.spaced else ""
+    return f"{space}{normalise(mention)}{space}" in f"{space}{normalise(title)}{space}"
 
 
 def shortened(cuts: Iterable[Cut], tokens: int, starts: Callable[[str], Sequence[int]]) -> Iterator[Cut]:
@@ -94,7 +101,7 @@ def shortened(cuts: Iterable[Cut], tokens: int, starts: Callable[[str], Sequence
         if all(len(cut.before.encode()) <= tokens for cut in of_article):
             yield from of_article
             continue
-        text = " ".join(article.sentences)
+        text = join_sentences(article.sentences)
         found, sentences = starts(text), [start for start, _ in split_sentences(text)]
         for cut in of_article:
             beyond = bisect_left(found, len(cut.before)) - tokens

@@ -1,0 +1,68 @@
+"""The language of a run: as asked for, that of the Wikipedia, or found in what is read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any
+
+from probers.data.articles import ArticleSource
+from probers.data.topics import Topic
+from probers.entities import Recogniser
+from probers.languages import ENGLISH, Language, language_named
+from probers.languages.detection import detect
+from probers.text import join_sentences
+from probers.types import UserError
+
+if TYPE_CHECKING:
+    from ..settings import Datagen
+
+#: Articles that are looked at, the first of those drawn.
+_LOOK = 200
+#: Prompts that make one text; alone they are too short.
+_PROMPTS = 10
+
+
+def language_of_articles(settings: Datagen, source: ArticleSource) -> Language:
+    """The language of articles, which ``source`` still has all of (UserError: not supported, or several)."""
+    if (told := _told(settings)) is not None:
+        return told
+    first = list(islice(source.articles, _LOOK))
+    source.articles = chain(first, source.articles)
+    return detect(join_sentences(article.sentences) for article in first)
+
+
+def language_of_topics(settings: Datagen, topics: Sequence[Topic]) -> Language:
+    """The language of what is asked: of the reference articles, or of the prompts where there are none."""
+    if (told := _told(settings)) is not None:
+        return told
+    texts = [join_sentences(topic.reference) for topic in topics[:_LOOK] if topic.reference]
+    prompts = [topic.prompt for topic in topics[:_LOOK] if topic.prompt and not topic.reference]
+    return detect([*texts, *(" ".join(prompts[i : i + _PROMPTS]) for i in range(0, len(prompts), _PROMPTS))])
+
+
+def _told(settings: Datagen) -> Language | None:
+    """The language that is asked for, or that of the Wikipedia to read; None: it is to be found."""
+    wikipedia = settings.wikipedia.language if settings.articles == "wikipedia" else None
+    read = None if wikipedia is None else "en" if wikipedia == "simple" else wikipedia
+    if settings.language == "auto":
+        return None if read is None else language_named(read, "wikipedia.language")
+    if read not in (None, settings.language):
+        told = f"language={settings.language} and wikipedia.language={wikipedia} differ"
+        raise UserError(f"{told}: leave language out, it is that of the Wikipedia", "conflict")
+    return language_named(settings.language)
+
+
+def recogniser_in(kind: str, language: Language) -> Recogniser:
+    """The recogniser asked for, in a language (UserError: one for another language)."""
+    plain = kind in ("rules", "auto") and not language.english
+    recognise = Recogniser(f"{kind}:{language.code}" if plain else kind, fine=True)
+    if recognise.language is not language:
+        told = f"recogniser={kind} is for {recognise.language.name}, the language is {language.name}"
+        raise UserError(f"{told}: name a pipeline of that language, or recogniser=rules", "mismatch")
+    return recognise
+
+
+def recorded_language(language: Language) -> dict[str, Any]:
+    """What a run's record says of its language; of English nothing, as before there were others."""
+    return {} if language is ENGLISH else {"language": language.code}

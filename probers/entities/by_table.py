@@ -1,0 +1,120 @@
+"""Entities of a language other than English: quoted works, dates, names and numbers, by its table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Literal
+
+import regex
+
+from ..languages import Language
+from ..languages.values import find_moments, find_values
+from ..text import split_sentences
+from .values import Cover, Span
+
+#: Words, and characters of a script without spaces, that a title has at most.
+_LONGEST = (12, 20)
+_INNER = regex.compile(r"[.;:!?…]\s|[。！？；，]|[.;]$")
+_WORD = regex.compile(r"[\p{L}\d][\p{L}\d'’-]*")
+#: What is said, thought or meant follows these, and no title.
+_SAYING = regex.compile(
+    r"[:：]\s*$|(?:sog\.|sogenannten?|dit|dijo|appelée?|llamad[ao]|说|說|道|称为|稱為|叫做?|意思是)\s?[,，]?\s*$"
+)
+_SAID = regex.compile(r"\s?(?:と(?:言|述|語|呼|い|答|考|思|は|の)|という|って|的意思)")
+#: What stands before the first word of a sentence, and of what is said within one.
+_OPENING = regex.compile(r"[\s„«»“\"(¿¡—–-]*")
+_SPEECH = regex.compile(r"[:.!?…]\s?[„«“\"]\s?")
+_ELIDED = regex.compile(r"(?:Qu|[LDJNSC])['’](?=\p{Lu})")
+#: Types of what a table finds.
+Kind = Literal["work", "date", "year", "name", "place", "number"]
+
+
+def find_by_table(text: str, language: Language) -> Iterator[tuple[Span, Kind]]:
+    """Find spans with their type, none overlapping another."""
+    cover = Cover(len(text))
+    for span in cover.take_longest(_works(text, language)):
+        yield span, "work"
+    moments = {(m.start, m.end): m for m in find_moments(text, language)}
+    for span in cover.take_longest(moments):
+        yield span, "year" if moments[span].is_year else "date"
+    for span in cover.take_longest(_names(text, language, cover)):
+        yield span, "place" if text[slice(*span)] in language.places else "name"
+    for span in cover.take_longest((value.start, value.end) for value in find_values(text, language)):
+        yield span, "number"
+
+
+def _works(text: str, language: Language) -> Iterator[Span]:
+    for pair in language.works:
+        opening, closing = pair[0], pair[1]
+        inner = (
+            rf"{regex.escape(opening)}\s?([^{regex.escape(opening + closing)}\n]+?)\s?{regex.escape(closing)}"
+        )
+        for match in regex.finditer(inner, text):
+            start, end = match.span(1)
+            if opening in language.sure or _is_title(text, start, end, language):
+                yield start, end
+
+
+def _is_title(text: str, start: int, end: int, language: Language) -> bool:
+    inside, before = text[start:end], text[max(0, start - 30) : start - 1].rstrip("« \u00a0\u202f")
+    if _INNER.search(inside) or _SAYING.search(before) or _SAID.match(text, end + 1):
+        return False
+    if language.announced and not regex.search(rf"(?:{language.announced})$", before):
+        return False
+    if not language.spaced:
+        return len(inside) <= _LONGEST[1]
+    words = _WORD.findall(inside)
+    if not words or len(words) > _LONGEST[0] or not (words[0][0].isupper() or words[0][0].isdigit()):
+        return False
+    content = [w for w in words if not language.is_function_word(w)] or words
+    return sum(w[0].isupper() or w[0].isdigit() for w in content) >= language.capitals * len(content)
+
+
+@lru_cache
+def _patterns(language: Language) -> list[regex.Pattern[str]]:
+    return [regex.compile(pattern) for pattern in language.names]
+
+
+def _names(text: str, language: Language, cover: Cover) -> Iterator[Span]:
+    """Names that are certain; the capital of a sentence's first word alone makes none."""
+    starts = [start for start, _ in split_sentences(text, language.borders)]
+    # Behind a quotation mark or bracket the first word of a sentence has its capital too.
+    opens = {match.end() for start in starts for match in [_OPENING.match(text, start)] if match}
+    opens |= {match.end() for match in _SPEECH.finditer(text)}
+    inside = {m.group() for m in _WORD.finditer(text) if m.group()[0].isupper() and m.start() not in opens}
+    for pattern in _patterns(language):
+        for match in pattern.finditer(text):
+            start, end = match.span("name")
+            general = "general" in pattern.groupindex
+            if general:
+                start = _behind_opener(text, start, end, language, opens=start in opens, inside=inside)
+            elif "inside" in pattern.groupindex and start in opens:
+                continue
+            name = text[start:end]
+            if start < end and name not in language.plain and len(name) > 1 and cover.free((start, end)):
+                yield start, end
+
+
+def _behind_opener(
+    text: str, start: int, end: int, language: Language, *, opens: bool, inside: set[str]
+) -> int:
+    """Where a name of capitalised words begins, behind words that owe their capital to the sentence."""
+    while start < end:
+        first = _WORD.match(text, start, end)
+        word = first.group() if first else ""
+        after = regex.compile(r"[\s.]*(?:d['’]|\p{Ll}+\s)*").match(text, first.end() if first else start, end)
+        following = after.end() if after else end
+        function = language.is_function_word(word)
+        titled = word.lower() in language.borders.titles and text[first.end() if first else end :][:1] == "."
+        if following < end and (titled or (word in language.plain and not word.isupper())):
+            start, opens = following, False  # "M. Dupont"
+        elif opens and (elided := _ELIDED.match(text, start, end)):
+            start, opens = elided.end(), False
+        elif opens and function:
+            start, opens = following, False
+        elif opens and word not in inside and not text[first.end() : first.end() + 2].strip().isupper():
+            return end  # a lone word, or one before "de l'Aéropostale"
+        else:
+            return end if function and following >= end and not opens else start
+    return end
