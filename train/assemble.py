@@ -237,6 +237,7 @@ class Trained:
         distances: (texts,) from the prober's domain.
         token_scores: (rows,) the prober's of every token, in the order of the texts' members.
         notes: parts left out, with the reason.
+        adapter: figures of adapters below the head, as ``metrics.json`` holds them; None without.
     """
 
     bank: ProbeBank
@@ -254,6 +255,7 @@ class Trained:
     distances: np.ndarray | None = None
     token_scores: np.ndarray | None = None
     notes: Sequence[str] = ()
+    adapter: Mapping[str, Any] | None = None
 
     @property
     def saved(self) -> Detector:

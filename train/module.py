@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import torch
@@ -185,7 +185,10 @@ class ProberModule(LightningModule):
         waited: (H,) validations since.
         recent: (H,) losses of the last step.
         steps_before, lr: steps before an interruption, and the learning rate when training begins.
+        reads_model: a step reads texts with the language model, and takes all threads.
     """
+
+    reads_model: ClassVar[bool] = False
 
     def __init__(
         self, head: ProbeHead, columns: Sequence[int], orders: Sequence[int], how: Fitting,
@@ -206,6 +209,11 @@ class ProberModule(LightningModule):
         self.steps_before, self.lr = 0, how.lr
         self.best = {name: value.clone() for name, value in head.state_dict().items()}
         self._seen: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    @property
+    def learned(self) -> list[torch.nn.Parameter]:
+        """What is trained, in the optimizer's order."""
+        return list(self.head.parameters())
 
     def tensors(self) -> dict[str, Tensor]:
         """Parameters, the best ones, and their figures, by name."""
