@@ -31,6 +31,8 @@ from .settings import Assembling
 
 #: Names of the prober's scores in tables.
 ENSEMBLE, WITH_ENTROPY = "all layers", "all layers + entropy"
+#: Name in tables of the head on the model without adapters, where there are some.
+WITHOUT = "no adapter"
 
 
 class Cost(NamedTuple):

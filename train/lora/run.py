@@ -30,7 +30,7 @@ from probers.text import split_sentences
 from probers.types import Feature, Generation, Needs, RunError, UserError
 from probers.uncertainty import signals, signals_before, surprise
 
-from ..assemble import Trained, assemble
+from ..assemble import WITHOUT, Trained, assemble
 from ..data import Column, Dataset, Examples
 from ..fit import Fitted, targets_of
 from ..module import Batches, NotFiniteError, Schedule
@@ -45,8 +45,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Name in tables of the head on the model without adapters.
-WITHOUT = "no adapter"
 #: Test texts that the model continues for the perplexity of its own text, and tokens of each.
 _CONTINUED, _LENGTH = 24, 48
 #: Options of other heads that one layer with adapters has no use for.
@@ -71,11 +69,11 @@ def prepare(settings: Train, stores: Sequence[Stored], dataset: Dataset) -> Sour
         if value := getattr(settings, name):
             raise UserError(f"head=lora trains one prober: leave out {name}={value}", "conflict")
     layers = sorted({column.layer for column in dataset.columns if column.layer})
-    if len(layers) != 1 or settings.seeds != 1:
-        told = (
-            f"layer={settings.layer} names {len(layers)} layers" if len(layers) != 1 else "seeds is above 1"
-        )
-        raise UserError(f"head=lora has one head on one layer, and {told}: give layer=K", "conflict")
+    if len(layers) != 1:
+        told = f"layer={settings.layer} names {len(layers)} layers"
+        raise UserError(f"head=lora has one head, on one layer, and {told}: give layer=K", "conflict")
+    if settings.seeds != 1:
+        raise UserError(f"head=lora trains one model: leave seeds={settings.seeds} out", "conflict")
     (store, *more) = stores
     if more or not isinstance(store, FeatureStore) or store.spec.site != "resid_post":
         told = "head=lora takes one store, with site=resid_post: give one as data=STORE"
@@ -113,7 +111,10 @@ def adapt(
     about: dict[str, Any] = {
         "rank": options.rank, "lambda_kl": options.lambda_kl, "kl_limit": options.kl_limit,
         "parameters": sum(tensor.numel() for tensor in adapted.tensors.values()),
-        "kept": module.improved, "validation": {"without": start, "with": float(module.auroc[0])},
+        "kept": module.improved,
+        "validation": {
+            "without": start, "with": float(module.auroc[0]), "kl": float(module.divergence[0]),
+        },
     }  # fmt: skip
     log.info("adapters of %s parameters: %.0f s", f"{about['parameters']:,}", time.perf_counter() - begun)
     if not module.improved:
