@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 #: The head with adapters below it.
-_LORA = "probers.train.lora.options.Lora"
+_LORA = "probers.train.lora.adapted.Lora"
 
 
 def run(settings: Train, parts: PartRuns | None = None) -> Path:

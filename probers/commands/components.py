@@ -60,7 +60,7 @@ COMPONENTS: dict[str, dict[str, str]] = {
         "adaptive_t5": "adaptive.t5.Letters",
         "attention_pool": "heads.AttentionPoolHead",
         "linear": "heads.LinearHead",
-        "lora": "train.lora.options.Lora",
+        "lora": "train.lora.adapted.Lora",
         "mean_difference": "heads.MeanDifferenceHead",
         "mind": "heads.MindHead",
         "own": "",

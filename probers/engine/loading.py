@@ -248,7 +248,8 @@ def context_length(config: Any) -> int | None:
 
 def fingerprint(source: str, model: Any) -> str:
     """Fingerprint of a model's weights, as of :func:`weights_of`, and of the adapter it runs with."""
-    return (weights_of(source, model) if source else "") + mark(active_digest(model))
+    found = weights_of(source, model) if source else ""
+    return found if getattr(model, "peft_config", None) is None else found + mark(active_digest(model))
 
 
 def weights_of(source: str, model: Any) -> str:

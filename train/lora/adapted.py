@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,10 +15,37 @@ from probers.capture.blocks import decoder_layers, first_tensor
 from probers.checksums import draw_key
 from probers.engine import adapters
 from probers.engine.model import CausalLM
+from probers.options import Count, Limits, NotNegative, Positive
 from probers.types import UserError
 
-from .options import Lora
 from .texts import StoredText, passes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lora:
+    """A linear head on one layer, and LoRA adapters in the blocks below it (Obeso et al. 2025).
+
+    The model reads the store's texts again and is trained with the head. The prober comes with the adapters,
+    and reads the model with them alone. The head starts as that of head=linear; batch_size counts texts.
+
+    Attributes:
+        rank: rank of every adapter.
+        alpha: scale of the adapters, divided by the rank.
+        dropout: share of an adapter's inputs that is dropped in training.
+        lr: initial learning rate of the adapters; lr is the head's.
+        lambda_kl: weight of the divergence from the model without adapters, in the loss.
+        kl_limit: most divergence, in nats a token of validation answers, of adapters that are kept; null is
+            no limit.
+        tokens: most tokens of one forward pass; a step of more is read in several.
+    """
+
+    rank: Count = 8
+    alpha: Count = 16
+    dropout: Annotated[float, Limits(ge=0, lt=1)] = 0.05
+    lr: Positive = 2e-4
+    lambda_kl: NotNegative = 0.5
+    kl_limit: NotNegative | None = 0.05
+    tokens: Count = 1024
 
 
 class Pass(NamedTuple):

@@ -17,8 +17,7 @@ from probers.heads import CORRECT, WRONG, ProbeHead
 from ..data import Padded
 from ..module import Batches, NotFiniteError, ProberModule, below, head_losses
 from ..settings import Fitting
-from .adapted import AdaptedModel, Pass
-from .options import Lora
+from .adapted import AdaptedModel, Lora, Pass
 from .texts import StoredText, passes
 
 

@@ -35,9 +35,8 @@ from ..data import Column, Dataset, Examples
 from ..fit import Fitted, targets_of
 from ..module import Batches, NotFiniteError, Schedule
 from ..trainer import train
-from .adapted import AdaptedModel
+from .adapted import AdaptedModel, Lora
 from .module import Loaders, LoraModule, Texts
-from .options import Lora
 from .texts import StoredText, load_model, read_texts, source_of
 
 if TYPE_CHECKING:
