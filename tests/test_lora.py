@@ -62,7 +62,8 @@ QUICK = (
     "device=cpu", "domain=0.1",
 )  # fmt: skip
 LORA = (
-    "head=lora", "head.lr=0.01", "head.dropout=0.1", "head.rank=4", "head.kl_limit=null", "head.lambda_kl=0.01",
+    "head=lora", "head.lr=0.01", "head.dropout=0.1", "head.rank=4", "head.start_epochs=4",
+    "head.kl_limit=null", "head.lambda_kl=0.01",
 )  # fmt: skip
 
 
@@ -216,10 +217,10 @@ def test_commands_put_the_adapters_in(bank: ProbeBank, tmp_path: Path) -> None:
 def test_adapters_above_the_limit_are_not_kept(store: FeatureStore, tmp_path: Path) -> None:
     """Within a limit what is kept obeys it; where nothing does, the prober is that of head=linear."""
     limit = 0.1
-    within = train(store, tmp_path / "a", *LORA[:4], f"head.kl_limit={limit}", "head.lambda_kl=1", "epochs=6")
+    within = train(store, tmp_path / "a", *LORA[:5], f"head.kl_limit={limit}", "head.lambda_kl=1", "epochs=6")
     told = within.metrics["adapter"]
     assert told["kept"] and told["validation"]["kl"] <= limit
-    none = train(store, tmp_path / "b", *LORA[:4], "head.kl_limit=0", "head.lambda_kl=0")
+    none = train(store, tmp_path / "b", *LORA[:5], "head.kl_limit=0", "head.lambda_kl=0")
     linear = train(store, tmp_path / "c", "head=linear")
     assert none.adapter is None and not none.metrics["adapter"]["kept"] and none.spec == linear.spec
     assert any("kl_limit=0" in note for note in none.metrics["notes"])

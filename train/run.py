@@ -103,7 +103,8 @@ def run(settings: Train, parts: PartRuns | None = None) -> Path:
         log.info("wrote the heads of layers %s, part %s, to %s", listed, part, out)
         log.info("once all parts are there: probers-merge %s/*", out.parent)
         return out
-    fitted = fitter(tasks, dataset, settings)
+    plain = settings if source is None else replace(settings, epochs=source.options.start_epochs)
+    fitted = fitter(tasks, dataset, plain)
     trained = assemble(fitted, dataset, settings, refuse=source is None)
     trained = replace(trained, notes=[*notes, *trained.notes])
     if source is not None:

@@ -37,6 +37,7 @@ class Lora:
         kl_limit: most divergence, in nats a token of validation answers, of adapters that are kept; null is
             no limit.
         tokens: most tokens of one forward pass; a step of more is read in several.
+        start_epochs: passes of head=linear over the store's states, which is compared with and begun from.
     """
 
     rank: Count = 8
@@ -46,6 +47,7 @@ class Lora:
     lambda_kl: NotNegative = 0.5
     kl_limit: NotNegative | None = 0.05
     tokens: Count = 1024
+    start_epochs: Count = 20
 
 
 class Pass(NamedTuple):
