@@ -2,8 +2,9 @@
 
 A plug-in of vLLM (``vllm.endpoint_plugins``): its routes replace vLLM's own, call them, and add to their
 answers. A chunk of a stream waits until its tokens are scored, that is one step; with ``on_high`` the text
-waits until it is judged. Not scored, with ``hallucination`` null, are texts of other LoRA adapters than the prober's and behind
-pictures, beam search, ``echo``, and texts that a parser has changed beyond taking them apart.
+waits until it is judged. Not scored, with ``hallucination`` null, are texts of other LoRA adapters than the
+prober's and behind pictures, beam search, ``echo``, and texts that a parser has changed beyond taking them
+apart.
 """
 
 from __future__ import annotations
