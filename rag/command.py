@@ -255,7 +255,9 @@ def run(settings: Rag, parts: PartRuns | None = None) -> Path | None:
         answers = join_traces(parts, questions, _TRACES, folder.path)
         _write(settings, folder, name, filter_of(trigger, query), asked, questions, answers)
         return folder.path
-    lm = remote(settings, folder) or load_model(settings, folder, engine=settings.engine)
+    lm = remote(settings, folder) or load_model(
+        settings, folder, engine=settings.engine, adapter=trigger.adapter
+    )
     retriever = settings.retriever.make(corpus)
     rag = RAG(lm, retriever, trigger, query, **loop_options(settings))
     answers = [_show(rag, questions[0])] if one else []

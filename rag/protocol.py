@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 from weakref import WeakSet
@@ -147,6 +148,11 @@ class Trigger:
     def needs(self) -> Needs:
         """Signals to record during generation; by default only those that cost nothing."""
         return Needs()
+
+    @property
+    def adapter(self) -> Path | None:
+        """Folder of the adapter that the model must run with; None for the model as it is."""
+        return None
 
     @property
     def attends_alone(self) -> bool:

@@ -96,7 +96,7 @@ def _serve(settings: Serve, key: str | None, listening: socket.socket) -> None:
         bank = ProbeBank.from_pretrained(found, allow_other=settings.allow_other)
         check_growing(bank)
     retriever = None if settings.corpus is None else settings.retriever.make(load_passages(settings))
-    lm = load_model(settings)
+    lm = load_model(settings, adapter=None if bank is None else bank.adapter)
     if bank is not None:
         bank.check_model(lm.spec)
         last = decoder_layers(lm.model)[bank.spec.layers[-1] - 1]

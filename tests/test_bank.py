@@ -280,7 +280,9 @@ def test_the_hub_is_asked_only_where_no_folder_is_meant(tmp_path: Path, monkeypa
             ProbeBank.from_pretrained(path)
     assert [repo for repo, _ in asked] == ["owner/prober", "owner/nothing"]
     patterns = asked[1][1]["allow_patterns"]
-    assert {*patterns} == {*FILES, "seen.json", "domain.safetensors", "plots/*.png", *VALUE_HEAD}
+    adapter = {"adapter/adapter_config.json", "adapter/adapter_model.safetensors"}
+    papers = {"seen.json", "domain.safetensors", "plots/*.png"}
+    assert {*patterns} == {*FILES, *papers, *adapter, *VALUE_HEAD}
     assert [options for _, options in asked] == [given | asked[1][1], {"allow_patterns": patterns}]
     (tmp_path / "cached/config.json").unlink()
     with fails("no-artifact", "config.json"):

@@ -36,7 +36,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "mind": {"dropout": 0.3, "standardise": True},
     "mean_difference": {"standardise": True},
     "concat": {"group_lasso": 0.1},
-    "sequence": {"size": 8, "blocks": 2, "attention_heads": 2, "window": 2},
+    "sequence": {"size": 8, "blocks": 2, "window": 2},
     "foreign": {"hidden": 8},
 }
 KINDS = [*HEADS, "foreign"]

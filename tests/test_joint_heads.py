@@ -28,7 +28,7 @@ from probers.train.settings import Fitting
 WIDTH, LAYERS = 6, (1, 2)
 JOINT = Task.of(Column.of("resid_post", LAYERS))
 #: Small enough for tests, with a reach of nine tokens.
-SMALL: Any = {"size": 16, "blocks": 2, "attention_heads": 2, "window": 5, "dropout": 0.0}
+SMALL: Any = {"size": 16, "blocks": 2, "window": 5}
 
 
 def token_rows(text: int, spans: list[int | None]) -> list[dict[str, Any]]:
@@ -178,7 +178,7 @@ def test_the_controls_of_a_joint_head_read_all_layers(layers: Dataset) -> None:
 def test_a_killed_training_of_a_sequence_head_ends_the_same(
     before: Dataset, tmp_path: Path, monkeypatch: Any
 ) -> None:
-    head = partial(SequenceHead, **{**SMALL, "dropout": 0.2})
+    head = partial(SequenceHead, **SMALL)
     training = partial(train, before, [JOINT, replace(JOINT, seed=1)], head, loss="span_max", epochs=2)
     expected = training()
     stop_training(monkeypatch, 9, error=RuntimeError)
@@ -201,7 +201,7 @@ def test_sequence_heads_need_tokens(store: FeatureStore) -> None:
     ("options", "named"),
     [
         ({"size": 4}, "head.size=4"), ({"blocks": 3}, "head.blocks=3"), ({"window": 0}, "head.window=0"),
-        ({"attention_heads": 3}, "head.attention_heads=3"), ({"dropout": 1.0}, "head.dropout=1.0"),
+        ({"size": 71}, "head.size=71"),
     ],
 )  # fmt: skip
 def test_options_out_of_range_are_refused(options: dict[str, Any], named: str) -> None:
@@ -215,7 +215,7 @@ def test_options_out_of_range_are_refused(options: dict[str, Any], named: str) -
 def sequence(**options: Any) -> SequenceHead:
     """A head with large random parameters, so that every input matters."""
     torch.manual_seed(0)
-    head = SequenceHead(["a"], WIDTH, 2, **{**SMALL, **options}).eval()
+    head = SequenceHead(["a"], WIDTH, 2, **{**SMALL, "size": 64, **options}).eval()
     with torch.no_grad():
         for parameter in head.parameters():
             parameter.normal_(std=0.5)
@@ -233,7 +233,7 @@ def attention_by_hand(head: SequenceHead, x: torch.Tensor) -> torch.Tensor:
         for t in range(len(h)):
             seen = range(max(0, t - head.window + 1), t + 1)
             parts = []
-            for a, part in enumerate(torch.arange(head.size).chunk(head.attention_heads)):
+            for a, part in enumerate(torch.arange(head.size).split(32)):
                 scores = torch.stack(
                     [q[t, part] @ k[s, part] / len(part) ** 0.5 + block.bias[0, a, t - s] for s in seen]
                 )

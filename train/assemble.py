@@ -31,6 +31,8 @@ from .settings import Assembling
 
 #: Names of the prober's scores in tables.
 ENSEMBLE, WITH_ENTROPY = "all layers", "all layers + entropy"
+#: Name in tables of the head on the model without adapters, where there are some.
+WITHOUT = "no adapter"
 
 
 class Cost(NamedTuple):
@@ -242,6 +244,7 @@ class Trained:
         distances: (texts,) from the prober's domain.
         token_scores: (rows,) the prober's of every token, in the order of the texts' members.
         notes: parts left out, with the reason.
+        adapter: figures of adapters below the head, as ``metrics.json`` holds them; None without.
     """
 
     bank: ProbeBank
@@ -259,6 +262,7 @@ class Trained:
     distances: np.ndarray | None = None
     token_scores: np.ndarray | None = None
     notes: Sequence[str] = ()
+    adapter: Mapping[str, Any] | None = None
 
     @property
     def saved(self) -> Detector:

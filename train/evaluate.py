@@ -231,6 +231,7 @@ def summarise(trained: Trained, evaluator: Evaluator, training: Mapping[str, Any
             *trained.notes,
             *_always_firing([d.name for d in detectors if figures[id(d)]["threshold"] == ALWAYS]),
         ],
+        **({} if trained.adapter is None else {"adapter": dict(trained.adapter)}),
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import torch
@@ -187,7 +187,10 @@ class ProberModule(LightningModule):
         waited: (H,) validations since.
         recent: (H,) losses of the last step.
         steps_before, lr: steps before an interruption, and the learning rate when training begins.
+        reads_model: a step reads texts with the language model, and takes all threads.
     """
+
+    reads_model: ClassVar[bool] = False
 
     def __init__(
         self, head: ProbeHead, columns: Tensor, orders: Sequence[int], how: Fitting,
@@ -208,6 +211,11 @@ class ProberModule(LightningModule):
         self.steps_before, self.lr = 0, how.lr
         self.best = {name: value.clone() for name, value in head.state_dict().items()}
         self._seen: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    @property
+    def learned(self) -> list[torch.nn.Parameter]:
+        """What is trained, in the optimizer's order."""
+        return list(self.head.parameters())
 
     def tensors(self) -> dict[str, Tensor]:
         """Parameters, the best ones, and their figures, by name."""
@@ -246,20 +254,20 @@ class ProberModule(LightningModule):
         Heads that score every token give (n, T, H, 2).
         """
         orders = self._orders if sets > 1 else torch.zeros_like(self._orders)
-        if isinstance(states, Padded):
-            # A mask is for all heads, so each reads every set's texts; its own are selected.
-            tokens = states.states[:, :, self._columns].float()
-            if not self.head.tokens:
-                if self.head.causal:
-                    each = self.head(tokens, states.mask, states.own)
-                else:
-                    each = self.head(tokens.flatten(0, 1)).unflatten(0, tokens.shape[:2])
-                return each.unflatten(0, (sets, -1))[orders, :, :, self._heads].movedim(0, 2)
-            logits = self.head(tokens, states.mask)
-            return logits.unflatten(0, (sets, -1))[orders, :, self._heads].transpose(0, 1)
         of = orders.view(-1, *[1] * (self._columns.ndim - 1)).expand_as(self._columns)
-        chosen = states.unflatten(0, (sets, -1))[of, :, self._columns]  # (H, n, d) or (H, L, n, d)
-        return self.head(chosen.float().movedim(-2, 0))
+        if not isinstance(states, Padded):
+            chosen = states.unflatten(0, (sets, -1))[of, :, self._columns]  # (H, n, d) or (H, L, n, d)
+            return self.head(chosen.float().movedim(-2, 0))
+        if self.head.tokens:
+            # A mask is for all heads, so each reads every set's texts; its own are selected.
+            logits = self.head(states.states[:, :, self._columns].float(), states.mask)
+            return logits.unflatten(0, (sets, -1))[orders, :, self._heads].transpose(0, 1)
+        chosen = states.states.unflatten(0, (sets, -1))[of, :, :, self._columns]
+        tokens = chosen.float().movedim((-3, -2), (0, 1))  # (n, T, H, d) or (n, T, H, L, d)
+        if not self.head.causal:
+            return self.head(tokens.flatten(0, 1)).unflatten(0, tokens.shape[:2])
+        masks = (m.unflatten(0, (sets, -1))[orders].movedim(0, -1) for m in (states.mask, states.own))
+        return self.head(tokens, *masks)
 
     def training_step(self, batch: Batch, index: int) -> Tensor:
         states, targets, shares = batch

@@ -18,7 +18,7 @@ from probers.pages import hub_id, public_model, public_path, render
 from probers.store.spec import ranges
 from probers.types import RunError
 
-from .assemble import ENSEMBLE, WITH_ENTROPY, Cost
+from .assemble import ENSEMBLE, WITH_ENTROPY, WITHOUT, Cost
 from .before_after import MOMENTS
 from .fit import SHUFFLED
 
@@ -107,6 +107,7 @@ def table(figures: Json) -> str:
         listed = ", ".join(f"{layer}: {number(weights[layer])}" for layer in largest)
         kept = sum(weight > 0 for weight in weights.values())
         parts.append(f"largest weights of {kept} of {len(weights)} layers: {listed}")
+    parts += _adapter_lines(figures)
     parts += _levels(figures.get("levels"))
     parts += _moments(figures["moments"])
     parts.append(_calibration(figures["calibration"]))
@@ -123,6 +124,31 @@ def table(figures: Json) -> str:
     for note in [*warnings(figures), *figures["notes"], *figures["moments"]["notes"]]:
         parts.append(fill(note, 98, initial_indent="note: ", subsequent_indent="  "))
     return "\n".join(parts)
+
+
+def adapter_rows(figures: Json) -> list[tuple[str, str, str]]:
+    """List what adapters below the head do: name, without them, with them; [] where none were kept."""
+    about = figures.get("adapter")
+    if not about or not about["kept"]:
+        return []
+    limit = "" if about["kl_limit"] is None else f" (limit {about['kl_limit']:.3g})"
+    own = about["perplexity"]
+    return [
+        ("AUROC", bounded(figures["controls"][WITHOUT], "auroc"), bounded(figures["ensemble"], "auroc")),
+        (f"KL to the model, nats a token{limit}", "0", bounded(about, "kl", ".4f")),
+        (f"perplexity of its own {own['texts']} texts", f"{own['without']:.3f}", f"{own['with']:.3f}"),
+        ("trained parameters of the model", "0", f"{about['parameters']:,}"),
+    ]
+
+
+def _adapter_lines(figures: Json) -> list[str]:
+    if not (rows := adapter_rows(figures)):
+        return []
+    table = [("the model", "without adapters", "with adapters"), *rows]
+    pair = figures["pairs"][f"{ENSEMBLE} vs {WITHOUT}"]["auroc"]
+    gain = f"{number(pair['diff'], '+.3f')} {bounds(pair['ci95'], '+.3f')}"
+    lines = [f"{name:46}{without:>24}{with_them:>26}" for name, without, with_them in table]
+    return [*lines, f"difference in AUROC, paired: {gain}"]
 
 
 #: Columns of the table of levels.
@@ -316,7 +342,18 @@ def write_card(
     shown = public_path(out, "PROBER")
     stores = ",".join(public_path(path, "STORE") for path in data)
     stores = stores if len(data) == 1 else f"[{stores}]"
-    shared = (best_name, bounded, bounds, cost_of, layer_name, moment_columns, number, promised, warnings)
+    shared = (
+        adapter_rows,
+        best_name,
+        bounded,
+        bounds,
+        cost_of,
+        layer_name,
+        moment_columns,
+        number,
+        promised,
+        warnings,
+    )
     return render(
         "probers.train/card.md.j2",
         bank=bank, figures=figures, data=stores, source=source, out=shown,

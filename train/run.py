@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from probers import checksums
 from probers.commands.inputs import newest_store
 from probers.commands.merge import PartRuns
 from probers.commands.runs import RunFolder
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+#: The head with adapters below it.
+_LORA = "probers.train.lora.adapted.Lora"
+
 
 def run(settings: Train, parts: PartRuns | None = None) -> Path:
     """Train, calibrate, evaluate and write a prober; returns its folder. ``parts`` have trained its heads."""
@@ -38,7 +42,7 @@ def run(settings: Train, parts: PartRuns | None = None) -> Path:
             why = "divides layers, and a classifier of questions has none: leave part out"
             raise UserError(f"part={part} {why}", code="conflict")
         return run_classifier(settings)
-    from probers.heads import factory, is_joint
+    from probers.heads import LinearHead, factory, is_joint
     from probers.store.joined import by_site, chosen
     from probers.store.store import FeatureStore
 
@@ -57,10 +61,15 @@ def run(settings: Train, parts: PartRuns | None = None) -> Path:
     from .assemble import assemble
     from .data import Dataset, SplitRequest
     from .fit import build, fit, joined, of_tasks, own_tasks, plan_tasks
+    from .lora.run import adapt, prepare
     from .report import compare_runs, table
     from .sweeps import fit_part, of_layers, of_sizes, sets_of, sizes_of
 
     settings.hardware()
+    lora = settings.head.target == _LORA
+    if not lora and settings.texts.path is not None:
+        told = f"texts={settings.texts.path} is for head=lora; other heads read the states of data"
+        raise UserError(f"{told}: leave texts out", "conflict")
     rule = settings.rule()
     request = SplitRequest(settings.split, settings.train_on, settings.test_on, settings.seed)
     dataset = Dataset.load(stores, settings.layer, request)
@@ -71,12 +80,13 @@ def run(settings: Train, parts: PartRuns | None = None) -> Path:
         why = "this head reads all layers at once: give layer=[..] and run once for each set"
         raise UserError(f"layer_sets={settings.layer_sets}: {why}", code="conflict")
     sets = sets_of(settings.layer_sets, sorted({task.layer for task in tasks if task.is_probe}))
-    fewer = sizes_of(settings, dataset.examples)
-    make_head = factory(partial(settings.head.kind, **settings.head.options))
+    fewer = {} if lora else sizes_of(settings, dataset.examples)
+    make_head = factory(LinearHead if lora else partial(settings.head.kind, **settings.head.options))
     build(make_head, tasks[:1], stores[0].spec.width)  # tried before anything is written
     out = Path(settings.out or _default_out(paths, settings))
     if part is not None:
         out, own = part.folder(out), own_tasks(tasks, part)
+    source = prepare(settings, stores, dataset) if lora else None
     folder = RunFolder(out, "train", _identity(settings, [*paths, *others], tasks))
     if not (folder.begin("prober") if parts is None else parts.begin(folder, "prober")):
         return out
@@ -97,9 +107,12 @@ def run(settings: Train, parts: PartRuns | None = None) -> Path:
         log.info("wrote the heads of layers %s, part %s, to %s", listed, part, out)
         log.info("once all parts are there: probers-merge %s/*", out.parent)
         return out
-    fitted = fitter(tasks, dataset, settings)
-    trained = assemble(fitted, dataset, settings)
+    plain = settings if source is None else replace(settings, epochs=source.options.start_epochs)
+    fitted = fitter(tasks, dataset, plain)
+    trained = assemble(fitted, dataset, settings, refuse=source is None)
     trained = replace(trained, notes=[*notes, *trained.notes])
+    if source is not None:
+        trained, dataset = adapt(source, trained, fitted, dataset, settings, out)
     trained, sized = of_sizes(fitter, trained, dataset, fewer, settings)
 
     figures = _write(trained, dataset.examples, settings, paths, made, out)
@@ -222,4 +235,7 @@ def _identity(settings: Train, paths: Sequence[Path], tasks: Sequence[Task]) -> 
         # The run folder ignores batch_size, which elsewhere affects speed only; here it changes the heads.
         "examples_per_step": settings.batch_size,
     }
-    return settings.record | {"data": list(map(str, paths)), "inputs": inputs}
+    record = settings.record | {"data": list(map(str, paths)), "inputs": inputs}
+    if settings.texts.path is None:  # runs of before have no such key
+        return {key: value for key, value in record.items() if key != "texts"}
+    return record | {"inputs": inputs | {"texts": checksums.inputs(str(settings.texts.path))}}

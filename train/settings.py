@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from probers.commands.components import Component, choice
-from probers.commands.settings import Device, Names, Part, ReadPool, Resamples, Run, Several
+from probers.commands.settings import Device, Names, Part, ReadPool, Resamples, Run, Several, TextFile
 from probers.options import Count, Limits, Name, Natural, NotNegative, Positive, Seed, check_options
 from probers.types import Site, UserError
 
@@ -154,6 +154,7 @@ class Train(Fitting, Assembling, Run):
     part: Part | None = None
     """i/n trains the heads of one of n stretches of the layers, in out/parts/iofn; probers-merge joins
     them"""
+    texts: TextFile = field(default_factory=TextFile)
     head: Component = choice("probing_rag")
     launch: Component | None = choice(None)
 

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -18,15 +18,24 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as encode
 from torch import Tensor
+from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from probers.commands.runs import tell
 from probers.files import digest, regular, write_bytes, writing
 from probers.types import first_line
 
-from .module import ProberModule, Schedule, StoreData, below
+from .module import ProberModule, Schedule, below
 
 log = logging.getLogger(__name__)
+
+
+class Loaded(Protocol):
+    """Batches for training, and for validation."""
+
+    def training(self) -> DataLoader: ...
+    def validation(self) -> DataLoader: ...
+
 
 #: Fields of a checkpoint beside its tensors, with their types.
 _ABOUT = {"stretches": int, "steps": int, "head_step": int, "lr": float, "finished": bool}
@@ -62,7 +71,7 @@ class Checkpoint(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         optimizer = trainer.optimizers[0]
-        for index, parameter in enumerate(optimizer.param_groups[0]["params"]):
+        for index, parameter in enumerate(_parameters(optimizer)):
             if stored := below(self._tensors, f"adam.{index}"):
                 optimizer.state[parameter] = {k: v.to(parameter.device) for k, v in stored.items()}
         self._tensors = {}
@@ -81,10 +90,14 @@ class Checkpoint(Callback):
     def _write(self, trainer: Trainer, module: ProberModule) -> None:
         tensors, about = module.stored()
         optimizer = trainer.optimizers[0]
-        for index, parameter in enumerate(optimizer.param_groups[0]["params"]):
+        for index, parameter in enumerate(_parameters(optimizer)):
             tensors |= {f"adam.{index}.{k}": v for k, v in optimizer.state[parameter].items()}
         write_tensors(self._path, tensors, {"stretches": self.stretches, **about, "finished": self.finished})
         self._written = time.monotonic()
+
+
+def _parameters(optimizer: Any) -> list[Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
@@ -121,7 +134,7 @@ def _check(tensors: Mapping[str, Tensor], about: Any, module: ProberModule, stre
     if not 0 <= about["stretches"] <= stretches:
         raise ValueError(f"is of validation {about['stretches']}, and there are {stretches}")
     expected = module.tensors()
-    for index, parameter in enumerate(module.head.parameters()):
+    for index, parameter in enumerate(module.learned):
         moments = below(tensors, f"adam.{index}")
         expected |= {f"adam.{index}.{name}": parameter for name in moments if name != "step"}
     for name, like in expected.items():
@@ -130,7 +143,7 @@ def _check(tensors: Mapping[str, Tensor], about: Any, module: ProberModule, stre
 
 
 def train(
-    module: ProberModule, data: Callable[[int], StoreData], schedule: Schedule, names: Sequence[str], *,
+    module: ProberModule, data: Callable[[int], Loaded], schedule: Schedule, names: Sequence[str], *,
     out: Path | None, what: str,
 ) -> None:  # fmt: skip
     """Train a module, resuming an interrupted run in ``out``, which gets the logger's files and a checkpoint.
@@ -149,7 +162,7 @@ def train(
         if saved.finished:
             return
         done, callbacks = saved.stretches, [saved]
-    large = sum(p.numel() for p in head.parameters()) >= _LARGE
+    large = module.reads_model or sum(p.numel() for p in head.parameters()) >= _LARGE
     bar = tqdm(
         total=schedule.steps, initial=[0, *schedule.ends][done], unit="step", mininterval=0.3,
         desc=what or _told(names), disable=not schedule.steps,

@@ -58,6 +58,8 @@ class ProbeBank(ModelHubMixin):
             for other labels, and where that is not known.
         domain, seen: states and questions that it was trained on; None where not known.
         metrics, card, pictures: ``metrics.json``, ``README.md``, and the PNG files that it shows, by name.
+        adapter: folder of the LoRA adapter that the model must run with (:mod:`probers.engine.adapters`);
+            None for heads on the model as it is.
         allow_other: also read other weights of the same shape, such as another quantization of the
             model, with a warning; not saved.
     """
@@ -76,6 +78,7 @@ class ProbeBank(ModelHubMixin):
     pictures: Mapping[str, bytes] = field(default_factory=dict)
     seen: Seen | None = None
     promise: Promise | None = None
+    adapter: Path | None = None
     allow_other: bool = False
 
     # Where this is empty the mixin collects constructor arguments and sets it on the instance,
@@ -119,7 +122,8 @@ class ProbeBank(ModelHubMixin):
     def check_model(self, model: ModelSpec) -> None:
         """Refuse a model it was not trained on; :attr:`allow_other` only warns of one of the same shape."""
         trained = self.spec.model
-        if trained.same_as(model) or (trained.layers, trained.width) != (model.layers, model.width):
+        other = (trained.layers, trained.width, trained.adapter) != (model.layers, model.width, model.adapter)
+        if trained.same_as(model) or other:
             self.spec.check_model(model, what="the prober")
         elif not self.allow_other:
             raise UserError(
@@ -278,7 +282,8 @@ class ProbeBank(ModelHubMixin):
             config["domain"] = self.domain.save(save_directory)
         if self.promise is not None:
             config["promise"] = self.promise.to_dict()
-        papers = {"metrics": self.metrics, "card": self.card, "pictures": self.pictures, "seen": self.seen}
+        names = ("metrics", "card", "pictures", "seen", "adapter")
+        papers = {name: getattr(self, name) for name in names}
         save(save_directory, self.head, config, papers)
 
     @classmethod

@@ -1,7 +1,7 @@
 """A prober's files: readable JSON, and weights as safetensors in half precision.
 
 ``config.json``, ``heads.safetensors``, ``metrics.json``, ``README.md``, ``plots/``; where they are known also
-``seen.json`` and ``domain.safetensors``.
+``seen.json`` and ``domain.safetensors``; of a prober with a LoRA adapter ``adapter/``, as peft writes it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch import nn
 
 from ..checksums import sealed, sha256, unseal
 from ..data.splits import SEEN, Seen
+from ..engine import adapters
 from ..files import canonical_json, digest, read_bytes, read_json, read_text, regular, write_bytes, write_text
 from ..heads import HEADS, ProbeHead, factory, head_name, is_joint
 from ..options import Name, check_component, check_record, shown
@@ -32,8 +33,10 @@ if TYPE_CHECKING:
 
 CONFIG = "config.json"
 _HEADS, _METRICS, _CARD = "heads.safetensors", "metrics.json", "README.md"
+#: Folder of the adapter that the model runs with.
+ADAPTER = "adapter"
 #: What a prober consists of; nothing else is downloaded.
-FILES = (CONFIG, _HEADS, _METRICS, _CARD, SEEN, DOMAIN)
+FILES = (CONFIG, _HEADS, _METRICS, _CARD, SEEN, DOMAIN, *(f"{ADAPTER}/{name}" for name in adapters.FILES))
 #: Folder of the pictures that the card shows.
 PICTURES = "plots"
 #: The probers that come with this package, each in a folder called as its model is.
@@ -41,6 +44,7 @@ _SHIPPED = Path(__file__).parent / "shipped"
 _FORMAT, _SCHEMA = "probers-bank", 2
 #: How many pictures there may be, and the bytes of each.
 _MOST_PICTURES, _LARGEST_PICTURE = 100, 8 << 20
+_LARGEST_ADAPTER = 16 << 30
 
 
 class HubOptions(TypedDict, total=False):
@@ -68,11 +72,17 @@ class _Domain:
 
 
 @dataclass(frozen=True)
+class _Adapter:
+    sha256: Name
+    rank: int
+
+
+@dataclass(frozen=True)
 class _Config:
     """The fields of ``config.json`` beside its format, schema and own checksum.
 
     Earlier versions wrote neither ``weights``, the SHA-256 of their file, nor ``recogniser``; ``promise`` is
-    there only where the threshold was chosen by it.
+    there only where the threshold was chosen by it, ``adapter`` only where there is one.
     """
 
     spec: dict[str, Any]
@@ -86,6 +96,7 @@ class _Config:
     recogniser: Name | None
     domain: _Domain | None
     promise: Promise | None
+    adapter: _Adapter | None
 
 
 def save(folder: Path, head: ProbeHead, config: Mapping[str, Any], papers: Mapping[str, Any]) -> None:
@@ -107,6 +118,11 @@ def save(folder: Path, head: ProbeHead, config: Mapping[str, Any], papers: Mappi
         papers["seen"].save(folder)
     for name, picture in papers["pictures"].items():
         write_bytes(folder / PICTURES / name, picture)
+    if (adapter := papers.get("adapter")) is not None:
+        about = {"sha256": adapters.digest_of(adapter), "rank": read_json(adapter / adapters.CONFIG)["r"]}
+        config = {**config, "adapter": about}
+        for name in adapters.FILES:
+            write_bytes(folder / ADAPTER / name, read_bytes(adapter / name, most=_LARGEST_ADAPTER))
     # Last: without it there is no prober.
     about = {"name": head_name(head), "options": head.options}
     marks = {"format": _FORMAT, "schema": _SCHEMA, "weights": digest(blob, 64), "head": about}
@@ -137,7 +153,14 @@ def read(folder: Path, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
         raise UserError(told, "bad-file")
     try:
         about = {key: value for key, value in unseal(config).items() if key not in ("format", "schema")}
-        about = {"weights": None, "recogniser": None, "domain": None, "promise": None, **about}
+        about = {
+            "weights": None,
+            "recogniser": None,
+            "domain": None,
+            "promise": None,
+            "adapter": None,
+            **about,
+        }
         if isinstance(about["domain"], dict):  # earlier versions knew of no surprise
             about["domain"] = {"surprise": None, **about["domain"]}
         check_record(_Config, about)
@@ -150,7 +173,11 @@ def read(folder: Path, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
         told = f"{folder / PICTURES} is a link or holds over {_MOST_PICTURES} pictures: remove it"
         raise UserError(told, "damaged")
     picture = partial(read_bytes, most=_LARGEST_PICTURE)
+    adapter = about["adapter"] and folder / ADAPTER
+    if adapter and about["adapter"]["sha256"] != adapters.digest_of(adapter):
+        raise UserError(f"the adapter in {adapter} was altered: train the prober again", "damaged")
     return about, {
+        "adapter": adapter,
         "metrics": _read(read_json, folder / _METRICS, name),
         "card": _read(read_text, folder / _CARD, name),
         "seen": Seen.read(folder),

@@ -62,6 +62,7 @@ COMPONENTS: dict[str, dict[str, str]] = {
         "concat": "heads.ConcatHead",
         "layer_attention": "heads.LayerAttentionHead",
         "linear": "heads.LinearHead",
+        "lora": "train.lora.adapted.Lora",
         "mean_difference": "heads.MeanDifferenceHead",
         "mind": "heads.MindHead",
         "mix": "heads.MixHead",

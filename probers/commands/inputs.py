@@ -27,8 +27,14 @@ _kept: dict[str, CausalLM] | None = None
 _DTYPE, _DATE = "model.dtype", "model.chat_date"
 
 
-def load_model(settings: Any, folder: RunFolder | None = None, *, engine: str = "transformers") -> CausalLM:
-    """Load ``settings.model``; the run in ``folder`` keeps the number format and the day it began with."""
+def load_model(
+    settings: Any, folder: RunFolder | None = None, *, engine: str = "transformers",
+    adapter: Path | None = None,
+) -> CausalLM:  # fmt: skip
+    """Load ``settings.model``, by default with the ``adapter`` of the prober that reads it.
+
+    The run in ``folder`` keeps the number format and the day it began with.
+    """
     from ..engine.model import CausalLM
     from ..engine.vllm.lm import VllmLM
 
@@ -40,6 +46,7 @@ def load_model(settings: Any, folder: RunFolder | None = None, *, engine: str = 
         day = _begun_on(folder) or day or date.today().isoformat()
     options = plain(settings.model) | {
         "dtype": begun or settings.model.dtype, "batch_size": settings.batch_size, "chat_date": day,
+        "adapter": settings.model.adapter or (adapter and str(adapter)),
     }  # fmt: skip
     lm = _loaded(VllmLM if engine == "vllm" else CausalLM, options)
     if folder is None:

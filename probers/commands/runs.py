@@ -90,8 +90,9 @@ def identity(config: Mapping[str, Any]) -> dict[str, Any]:
     if kept.get("part") is None:  # a whole run has the same identity with and without the key
         kept.pop("part", None)
     model = kept.get("model")
-    if isinstance(model, dict) and model.get("chat_date", "") is None:  # runs of before have no such key
-        del model["chat_date"]
+    for later in ("chat_date", "adapter"):  # runs of before have no such key
+        if isinstance(model, dict) and model.get(later, "") is None:
+            del model[later]
     return kept
 
 

@@ -148,6 +148,9 @@ class Model:
     """day (YYYY-MM-DD) in chat templates that say one; null is the day on which the run began"""
     attn: Name | None = None
     """attention implementation; null leaves the choice to transformers"""
+    adapter: Name | None = None
+    """folder of a LoRA adapter in peft's format that the model runs with (pip install "probers[lora]"); null
+    is that of the prober, which is none but of head=lora"""
     trust_remote_code: bool = False
     """true runs code that comes with a hub model"""
     use_safetensors: bool = True

@@ -27,6 +27,7 @@ from ..data.cache import MANIFEST, Estimate, build_once
 from ..files import digest
 from ..prompts import fix_date
 from ..types import UserError, first_line
+from .adapters import active_digest, attach, mark
 
 log = logging.getLogger(__name__)
 
@@ -101,6 +102,7 @@ class Loading:
         gguf: the GGUF file to take in a folder or hub repository.
         cache: the folder where weights of GGUF files are kept, de-quantised.
         chat_date: day (YYYY-MM-DD) that a chat template says in place of today; None leaves it today.
+        adapter: folder of a LoRA adapter in peft's format, which the model runs with.
     """
 
     dtype: str = "auto"
@@ -113,6 +115,7 @@ class Loading:
     gguf: str | None = None
     cache: str | Path = CACHE
     chat_date: str | None = None
+    adapter: str | Path | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.trust_remote_code, bool):
@@ -177,7 +180,8 @@ def load(source: str, revision: str | None, how: Loading) -> tuple[Any, Any]:
             source, dtype=dtype, attn_implementation=_attention(how.attn, config), **options, **placed,
             use_safetensors=True if how.use_safetensors else None,
         )  # fmt: skip
-    return (model if placed else model.to(device)).eval(), tokenizer
+    model = (model if placed else model.to(device)).eval()
+    return model if how.adapter is None else attach(model, how.adapter), tokenizer
 
 
 def _attention(named: str | None, config: Any) -> str | None:
@@ -243,7 +247,13 @@ def context_length(config: Any) -> int | None:
 
 
 def fingerprint(source: str, model: Any) -> str:
-    """Fingerprint of a model's weights: the hub's commit, or a hash of a folder's files; "" without both.
+    """Fingerprint of a model's weights, as of :func:`weights_of`, and of the adapter it runs with."""
+    found = weights_of(source, model) if source else ""
+    return found if getattr(model, "peft_config", None) is None else found + mark(active_digest(model))
+
+
+def weights_of(source: str, model: Any) -> str:
+    """Fingerprint of a model's own weights: the hub's commit, or a hash of a folder's files; "" without both.
 
     Of each weight file the hash takes the size, the header and samples throughout, so that another training
     run of the same shape has another fingerprint and a large model need not be read twice. Weights that are

@@ -111,9 +111,9 @@ class ProbeHead(nn.Module):
         """Compute logits (n, H, 2), [wrong, correct], every head on its own slice.
 
         ``states`` are (n, H, d), for joint heads (n, H, L, d). Classes that read tokens take (n, T, H, d) or
-        (n, T, H, L, d), with a ``mask`` (n, T), true where there is a token; causal ones give the logits
-        (n, T, H, 2) of every token and can be told which tokens are the ``own`` (n, T) of the span that is
-        scored. ValueError for other shapes.
+        (n, T, H, L, d), with a ``mask`` (n, T), true where there is a token. Causal ones give the logits
+        (n, T, H, 2) of every token, can be told which tokens are the ``own`` (n, T) of the span that is
+        scored, and take both as (n, T, H) too, where each head has other texts. ValueError for other shapes.
         """
         sequences = self.tokens or self.causal
         expected = (len(self.streams), *((self.layers,) if self.joint else ()), self.width)
@@ -124,7 +124,7 @@ class ProbeHead(nn.Module):
         if mask is None and not sequences:
             # Heads first: the layout of batched matrix products.
             logits = self._logits(states.transpose(0, 1))
-        elif mask is None or not sequences or mask.shape != states.shape[:2]:
+        elif mask is None or not sequences or mask.shape[:2] != states.shape[:2]:
             found = None if mask is None else tuple(mask.shape)
             what = f"{type(self).__name__}'s states {tuple(states.shape)}"
             raise ValueError(f"mask {found} does not fit {what}")
@@ -145,7 +145,10 @@ class ProbeHead(nn.Module):
         raise NotImplementedError
 
     def _sequence_logits(self, x: Tensor, mask: Tensor, own: Tensor | None) -> Tensor:
-        """(n, T, H, d) or (n, T, H, L, d), (n, T), and tokens (n, T) that are scored -> (H, n, T, 2)."""
+        """(n, T, H, d) or (n, T, H, L, d), (n, T), and tokens (n, T) that are scored -> (H, n, T, 2).
+
+        The latter two may also be (n, T, H).
+        """
         raise NotImplementedError
 
     def select(self, heads: Sequence[int]) -> ProbeHead:

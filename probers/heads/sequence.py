@@ -13,6 +13,11 @@ from torch.nn import functional as F
 from ..types import UserError
 from .base import Dropout, Linear, Moments, Norm, ProbeHead, Standardise, weight_generators
 
+#: Width of an attention head.
+_HEAD = 32
+#: Probability of dropping a number of the embedded token, and one of each block's outputs, while training.
+_DROPOUT = 0.2
+
 
 class Memory(NamedTuple):
     """What causal heads keep of n growing texts: the keys and values that their next tokens can see.
@@ -44,11 +49,9 @@ class SequenceHead(ProbeHead):
     attention; the losses are those of Obeso et al. (2025) with ``loss=span_max``.
 
     Args:
-        size: numbers per token within the head.
+        size: numbers per token within the head, 32 for each attention head.
         blocks: transformer blocks, 1 or 2.
-        attention_heads: attention heads of each block; ``size`` must be a multiple of them.
         window: tokens that a token can see, itself included.
-        dropout: probability of dropping an input number, and one of each block's outputs, while training.
         marker: add a learned vector to the tokens of the span that is scored. Its scores then are of given
             spans, so that it cannot score a text while it grows.
     """
@@ -58,23 +61,21 @@ class SequenceHead(ProbeHead):
 
     def __init__(
         self, streams: Sequence[str], width: int, layers: int, *, size: int = 128, blocks: int = 1,
-        attention_heads: int = 4, window: int = 32, dropout: float = 0.2, marker: bool = False,
+        window: int = 32, marker: bool = False,
     ) -> None:  # fmt: skip
         super().__init__(streams, width, layers)
         _check(size=(size, 8, 1024), blocks=(blocks, 1, 2), window=(window, 1, 1024))
-        if attention_heads < 1 or size % attention_heads:
-            told = f"head.attention_heads={attention_heads} does not divide head.size={size}"
-            raise UserError(f"{told}: give 1, 2, 4 or another divisor")
-        self.size, self.blocks, self.attention_heads = size, blocks, attention_heads
-        self.window, self.dropout, self.marker = window, dropout, marker
+        attention_heads = max(1, size // _HEAD)
+        if size % attention_heads:
+            raise UserError(f"head.size={size} does not fit heads of {_HEAD}: give a multiple of {_HEAD}")
+        self.size, self.blocks, self.window, self.marker = size, blocks, window, marker
         generators, heads = weight_generators(streams), len(streams)
         self.input = Standardise(heads, layers, width)
-        self.drop = Dropout(streams, dropout)
+        self.drop = Dropout(streams, _DROPOUT)
         self.embed = Linear(generators, layers * width, size)
         self.mark = nn.Parameter(torch.zeros(heads, size)) if marker else None
         self.stack = nn.ModuleList(
-            _Block(streams, generators, (size, attention_heads, window), dropout, place)
-            for place in range(blocks)
+            _Block(streams, generators, (size, attention_heads, window), place) for place in range(blocks)
         )
         self.norm = Norm(heads, size)
         self.linear = Linear(generators, size, 2)
@@ -89,13 +90,15 @@ class SequenceHead(ProbeHead):
         self.input.fit(moments)
 
     def _sequence_logits(self, x: Tensor, mask: Tensor, own: Tensor | None) -> Tensor:
+        mask, own = (each if each is None or each.ndim < 3 else each.movedim(2, 0) for each in (mask, own))
+        assert mask is not None
         # Not a product: zero times NaN is NaN.
-        x = self._embedded(x.movedim(2, 0).masked_fill(~mask[:, :, None, None], 0))
+        x = self._embedded(x.movedim(2, 0).masked_fill(~mask[..., None, None], 0))
         if self.mark is not None and own is not None:
             x = x + own[..., None] * self.mark[:, None, None]
         places = torch.arange(x.shape[2], device=x.device)
         away = places[:, None] - places  # of a query (rows) from a key
-        seen = (away >= 0) & (away < self.window) & mask[:, None]
+        seen = (away >= 0) & (away < self.window) & mask[..., None, :]
         # Padding sees itself, so that no row of the softmax is empty.
         seen = seen | torch.eye(len(places), dtype=torch.bool, device=x.device)
         for block in self.stack:
@@ -104,8 +107,8 @@ class SequenceHead(ProbeHead):
 
     def _embedded(self, x: Tensor) -> Tensor:
         """(H, n, T, L, d) -> (H, n, T, size)."""
-        flat = self.drop(self.input(x.flatten(1, 2)).flatten(2), self.step)
-        return self.embed(flat).unflatten(1, x.shape[1:3])
+        flat = self.embed(self.input(x.flatten(1, 2)).flatten(2))
+        return self.drop(flat, self.step).unflatten(1, x.shape[1:3])
 
     def begin(self, texts: int) -> Memory:
         """Memory of so many texts without a token."""
@@ -134,7 +137,7 @@ class _Block(nn.Module):
 
     def __init__(
         self, streams: Sequence[str], generators: Sequence[torch.Generator], sizes: tuple[int, int, int],
-        dropout: float, place: int,
+        place: int,
     ) -> None:  # fmt: skip
         super().__init__()
         size, self._heads, self._window = sizes
@@ -144,14 +147,14 @@ class _Block(nn.Module):
         self.out = Linear(generators, size, size)
         self.up, self.down = Linear(generators, size, 2 * size), Linear(generators, 2 * size, size)
         self.bias = nn.Parameter(torch.zeros(count, self._heads, self._window))
-        self.drop1 = Dropout(streams, dropout, place=2 * place + 1)
-        self.drop2 = Dropout(streams, dropout, place=2 * place + 2)
+        self.drop1 = Dropout(streams, _DROPOUT, place=2 * place + 1)
+        self.drop2 = Dropout(streams, _DROPOUT, place=2 * place + 2)
 
     def forward(self, x: Tensor, away: Tensor, seen: Tensor, step: int) -> Tensor:
-        """(H, n, T, size) -> the same; distances ``away`` (T, T), ``seen`` (n, T, T) by query and key."""
+        """(H, n, T, size) -> the same; distances ``away`` (T, T), ``seen`` (.., n, T, T) by query and key."""
         query, key, value = self._project(x)
         scores = query @ key.transpose(-1, -2) + self.bias[:, :, away][:, None]
-        weights = scores.masked_fill(~seen[:, None], -math.inf).softmax(dim=-1)
+        weights = scores.masked_fill(~seen[..., None, :, :], -math.inf).softmax(dim=-1)
         return self._finish(x, weights @ value, step)
 
     def advance(self, x: Tensor, kept: Tensor, there: Tensor) -> tuple[Tensor, Tensor]:

@@ -236,7 +236,7 @@ class GenerationWatcher(ExitStack):
         name = str(getattr(model, "name_or_path", "") or "")
         width, dtype = int(model.config.get_text_config().hidden_size), str(model.dtype)
         bank.check_model(ModelSpec(
-            name or bank.spec.model.id, fingerprint(name, model) if name else "",
+            name or bank.spec.model.id, fingerprint(name, model),
             len(decoder_layers(model)), width, dtype.removeprefix("torch."),
         ))  # fmt: skip
         check_needs(bank.spec.needs, model)

@@ -118,8 +118,9 @@ def run(settings: Check) -> None:
     if url is not None or settings.prober is not None:
         prober = find_prober(settings, asks="probers-check")
         bank = ProbeBank.from_pretrained(prober, allow_other=settings.allow_other)
-    other = load_model(settings, engine="vllm") if engine == "vllm" else None
-    lm = load_model(settings)
+    adapter = None if bank is None else bank.adapter
+    other = load_model(settings, engine="vllm", adapter=adapter) if engine == "vllm" else None
+    lm = load_model(settings, adapter=adapter)
     if bank is not None:
         bank.check_model(lm.spec)
         if bank.spec.site != "resid_post" or bank.spec.pool == "mind":

@@ -54,7 +54,7 @@ def run(settings: Score) -> Path:
     folder = RunFolder(out, "score", settings.record | {"inputs": inputs(path, name)})
     if not folder.begin():
         return out
-    lm = load_model(settings, folder)
+    lm = load_model(settings, folder, adapter=bank.adapter)
     lm.skip_too_long()
     bank.check_model(lm.spec)
     texts = readable(given, source, lm.tokenizer)

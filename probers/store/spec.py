@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FP8 = "fp8"
+#: Before the digest of an adapter in the revision of a model that runs with it.
+ADAPTER_MARK = "+lora-"
 #: Numbers as large are not stored: they could be rounded up to what float32 does not have.
 TOO_LARGE = 2.0**127
 
@@ -40,8 +42,9 @@ _Format = Annotated[str, Limits("float16, float32, float64 or fp8", pattern="^(f
 class ModelSpec:
     """Identity of a language model, precise enough to notice another one.
 
-    ``id`` is what the user typed; ``revision`` the hub commit or a hash of the local files, "" when unknown;
-    ``width`` the size d of the residual stream; ``dtype`` the number format the model ran in.
+    ``id`` is what the user typed; ``revision`` the hub commit or a hash of the local files, "" when unknown,
+    and the adapter that the model ran with; ``width`` the size d of the residual stream; ``dtype`` the number
+    format the model ran in.
     """
 
     id: Name
@@ -50,13 +53,17 @@ class ModelSpec:
     width: Count
     dtype: Line
 
+    @property
+    def adapter(self) -> str:
+        """Beginning of the digest of the adapter; "" without one."""
+        return self.revision.partition(ADAPTER_MARK)[2]
+
     def same_as(self, other: ModelSpec) -> bool:
         """Tell whether both name the same weights: by revision (whatever the path), if unknown by id."""
-        if (self.layers, self.width) != (other.layers, other.width):
+        if (self.layers, self.width, self.adapter) != (other.layers, other.width, other.adapter):
             return False
-        if self.revision and other.revision:
-            return self.revision == other.revision
-        return self.id == other.id
+        mine, theirs = (spec.revision.partition(ADAPTER_MARK)[0] for spec in (self, other))
+        return mine == theirs if mine and theirs else self.id == other.id
 
     def __str__(self) -> str:
         weights, plus, quantized = self.revision.partition("+")
@@ -129,6 +136,8 @@ class FeatureSpec:
         if not self.model.same_as(model):
             told = f"{what} came from the model {self.model}, but the model now is {model}"
             remedy = "use that model, or make features and prober again with this one"
+            if self.model.adapter != model.adapter:
+                remedy = "read both with the same adapter (model.adapter=FOLDER), or both without"
             raise UserError(f"{told}: {remedy}", "mismatch")
 
     def check(self, other: FeatureSpec, *, what: str = "the features", against: str = "the others") -> None:

@@ -109,7 +109,8 @@ def run(settings: Compare, parts: PartRuns | None = None) -> Path:
         "%d questions, %s (split %s), corpus %s with %d passages, model %s",
         len(questions), asked.spec, split, settings.corpus, len(corpus), settings.model.name,
     )  # fmt: skip
-    lm = remote(settings, folder) or load_model(settings, folder, engine=settings.engine)
+    adapter = next((bank.adapter for bank in banks.values()), None)  # all read one model
+    lm = remote(settings, folder) or load_model(settings, folder, engine=settings.engine, adapter=adapter)
     retriever, memory = settings.retriever.make(corpus), GenerationCache(megabytes=settings.memory)
     rag = SharedRAG(lm, retriever, Never(), **loop_options(settings), cache=memory)
     methods = with_retrievers(methods, corpus)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import InitVar, dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
@@ -36,6 +37,10 @@ class ReadsBank(Trigger):
     @property
     def needs(self) -> Needs:
         return self._bank.needs
+
+    @property
+    def adapter(self) -> Path | None:
+        return self._bank.adapter
 
     def load(self) -> ProbeBank:
         """The prober in ``bank``, loaded if that is a folder (UserError: there is none)."""

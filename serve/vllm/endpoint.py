@@ -2,8 +2,9 @@
 
 A plug-in of vLLM (``vllm.endpoint_plugins``): its routes replace vLLM's own, call them, and add to their
 answers. A chunk of a stream waits until its tokens are scored, that is one step; with ``on_high`` the text
-waits until it is judged. Not scored, with ``hallucination`` null, are texts of LoRA adapters and behind
-pictures, beam search, ``echo``, and texts that a parser has changed beyond taking them apart.
+waits until it is judged. Not scored, with ``hallucination`` null, are texts of other LoRA adapters than the
+prober's and behind pictures, beam search, ``echo``, and texts that a parser has changed beyond taking them
+apart.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import asyncio
 import json
 import re
 from argparse import Namespace
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeAlias, TypeVar
 
@@ -26,6 +27,7 @@ from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionReque
 from vllm.entrypoints.openai.completion.api_router import create_completion
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.entrypoints.serve.utils.api_utils import validate_json_request
+from vllm.lora.request import LoRARequest
 
 from probers.bank.bank import ProbeBank
 from probers.engine.vllm import KEY
@@ -36,7 +38,7 @@ from ..on_high import FINISH, OnHigh, headers
 from ..protocol import Hallucination
 from .choice import FORCED, ForeignChoice
 from .feed import Scored, ScoreFeed
-from .prober import ServedProber
+from .prober import ServedProber, adapter_of
 
 T = TypeVar("T")
 _Asked: TypeAlias = CompletionRequest | ChatCompletionRequest
@@ -76,6 +78,11 @@ class _Assessing:
         # One thread: the recogniser of entities is not thread-safe, and vLLM's loop must not wait.
         self.thread = ThreadPoolExecutor(1, "probers")
 
+    def use(self, adapters: Iterable[LoRARequest]) -> None:
+        """Find the prober's adapter among the server's, for the last tokens of its texts."""
+        own = adapter_of(self._bank)
+        self.feed.adapter = next((each for each in adapters if each.lora_path == own), None)
+
     def acting(self, request: _Asked) -> OnHigh:
         """What the request wants done with its scores (ApiError: it cannot be done)."""
         extra = request.model_extra or {}
@@ -105,6 +112,7 @@ async def chat_completions(request: ChatCompletionRequest, raw_request: Request)
 async def _answered(request: _Asked, raw: Request, stock: Callable[..., Awaitable[Any]]) -> Any:
     try:
         acting = raw.app.state.probers.acting(request)
+        raw.app.state.probers.use(raw.app.state.openai_serving_models.lora_requests.values())
     except ApiError as error:
         return JSONResponse(error.body(), error.status)
     if request.use_beam_search or request.echo:

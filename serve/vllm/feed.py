@@ -15,6 +15,7 @@ from vllm import SamplingParams
 from vllm.engine.protocol import EngineClient
 from vllm.inputs import TokensPrompt
 from vllm.logger import init_logger
+from vllm.lora.request import LoRARequest
 from vllm.sampling_params import RequestOutputKind
 
 from .worker import New, closing
@@ -58,6 +59,7 @@ class ScoreFeed:
         self._begun = self._ended = 0  # number of the latest call
         self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self.adapter: LoRARequest | None = None  # of the prober, whose texts are scored
 
     def open(self) -> Scored:
         """Open the scores of a new HTTP request; they grow until :meth:`release`."""
@@ -93,7 +95,9 @@ class ScoreFeed:
         )  # fmt: skip
         whole = TokensPrompt(prompt_token_ids=[*prompt, *text])
         request, place = f"probers-{uuid.uuid4().hex}", scored.engines[name]
-        async for _ in self._engine.generate(whole, params, request, data_parallel_rank=place):
+        async for _ in self._engine.generate(
+            whole, params, request, data_parallel_rank=place, lora_request=self.adapter
+        ):
             pass
         count = len(text)
         await self.until(lambda: len(scored.texts[name]) >= count, certain=True)

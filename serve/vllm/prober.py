@@ -20,8 +20,10 @@ from probers.bank.bank import ProbeBank
 from probers.capture.hidden_states import StateTap
 from probers.capture.pooling import BEFORE
 from probers.commands.settings import Model
+from probers.engine import adapters
 from probers.engine.loading import fingerprint, model_source
 from probers.engine.vllm import KEY
+from probers.files import read_json
 from probers.online.scores import check_growing
 from probers.options import check_record
 from probers.store.spec import ModelSpec
@@ -31,6 +33,8 @@ from ..settings import Serve
 
 _WORKER = "probers.serve.vllm.worker.ScoringWorker"
 _SCHEDULER = "probers.serve.vllm.worker.ScoringScheduler"
+#: Ranks that vLLM makes room for.
+_RANKS = (8, 16, 32, 64, 128, 256, 512)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,18 +76,29 @@ class ServedProber:
         return bank
 
 
-def model_spec(name: str, source: str, config: Any, dtype: str) -> ModelSpec:
-    """Describe the model at ``source``, called ``name``, for :meth:`ProbeBank.check_model`."""
+def adapter_of(bank: ProbeBank) -> str | None:
+    """The prober's adapter as requests of vLLM name it; texts of it alone are scored."""
+    return None if bank.adapter is None else str(bank.adapter.absolute())
+
+
+def check_model(bank: ProbeBank, name: str, source: str, config: Any, dtype: str) -> None:
+    """Refuse a prober of another model than that at ``source``, called ``name`` (UserError).
+
+    The prober's adapter is put into the model.
+    """
     text = config.get_text_config()
     folder = str(Path(source).expanduser())
     revision = fingerprint(folder, SimpleNamespace(config=config))
-    return ModelSpec(name, revision, int(text.num_hidden_layers), int(text.hidden_size), dtype)
+    if bank.adapter is not None:
+        revision += adapters.mark(adapters.digest_of(bank.adapter))
+    spec = ModelSpec(name, revision, int(text.num_hidden_layers), int(text.hidden_size), dtype)
+    bank.check_model(spec)
 
 
 def command(settings: Serve, prober: str) -> tuple[list[str], dict[str, str]]:
     """Make the command line and the additional environment of the server (UserError: what vLLM cannot do)."""
     model = settings.model
-    for name in ("device_map", "quantization", "attn"):
+    for name in ("device_map", "quantization", "attn", "adapter"):
         if getattr(model, name) is not None:
             raise UserError(f"model.{name} needs backend=transformers: leave it out", "unsupported")
     served = ServedProber(prober, settings.allow_other, abstention=settings.abstention)
@@ -94,7 +109,11 @@ def command(settings: Serve, prober: str) -> tuple[list[str], dict[str, str]]:
         source = str(Path(source).expanduser().absolute())
     _check(bank, model, source, dtype)
     argv = [sys.executable, "-m", *_program(), source]
-    argv += ["--served-model-name", settings.served_name or model.name, "--dtype", dtype]
+    called = settings.served_name or model.name
+    if (adapter := adapter_of(bank)) is not None:
+        argv += _with_adapter(called, Path(adapter))
+        called += "-base"
+    argv += ["--served-model-name", called, "--dtype", dtype]
     argv += ["--host", settings.host, "--port", str(settings.port), "--worker-cls", _WORKER]
     argv += ["--additional-config", json.dumps({KEY: served.with_layers(bank)})]
     if bank.spec.pool not in BEFORE:
@@ -107,6 +126,17 @@ def command(settings: Serve, prober: str) -> tuple[list[str], dict[str, str]]:
     if key := settings.api_key or os.environ.get("PROBERS_API_KEY"):
         environment["VLLM_API_KEY"] = key  # others on the machine see arguments
     return argv, environment
+
+
+def _with_adapter(name: str, folder: Path) -> list[str]:
+    """Options that serve the model with an adapter under a name; vLLM has some ranks only."""
+    rank = read_json(folder / adapters.CONFIG)["r"]
+    room = next((most for most in _RANKS if rank <= most), None)
+    if room is None:
+        raise UserError(
+            f"vLLM runs adapters up to rank {_RANKS[-1]}, and the prober's has {rank}", "unsupported"
+        )
+    return ["--enable-lora", "--max-lora-rank", str(room), "--lora-modules", f"{name}={folder}"]
 
 
 def _program() -> list[str]:
@@ -126,7 +156,7 @@ def _check(bank: ProbeBank, model: Model, source: str, dtype: str) -> None:
         config = AutoConfig.from_pretrained(source, **options)
     except (OSError, ValueError) as error:
         raise UserError(f"model={model.name} cannot be served: {first_line(error)}", "model") from error
-    bank.check_model(model_spec(model.name, source, config, dtype))
+    check_model(bank, model.name, source, config, dtype)
 
 
 def _plugins() -> str:

@@ -1,7 +1,8 @@
 """Worker and scheduler of vLLM that score the tokens it writes; states never leave the worker.
 
 Requests with ``extra_args={"probers": KEY}`` in their sampling parameters are scored, others cost nothing.
-Texts of LoRA adapters and behind pictures are not scored: they come from another model than the prober's.
+Texts of other LoRA adapters than the prober's, of the model without its adapter, and behind pictures are not
+scored: they come from another model than the prober's.
 The scores of a key are fetched by ``collective_rpc("probers_scores")`` and kept until the key is released.
 
 A step computes at most one new token of a text, identified by its position, and drafts of the next ones
@@ -39,7 +40,7 @@ from probers.engine.vllm.worker import ReadingWorker
 from probers.online.scores import GrowingScores
 from probers.types import RunError
 
-from .prober import ServedProber, model_spec
+from .prober import ServedProber, adapter_of, check_model
 
 _CLOSES = "probers_closes"
 #: News of a text: place of the first new score, the scores, distances from the prober's domain (None without
@@ -47,10 +48,11 @@ _CLOSES = "probers_closes"
 New: TypeAlias = tuple[int, list[float | None], list[float | None] | None, bool]
 
 
-def key_of(request: NewRequestData | Request) -> str | None:
-    """The key of a request's scores; None for a text that is not scored."""
+def key_of(request: NewRequestData | Request, adapter: str | None) -> str | None:
+    """The key of a request's scores; None for a text that is not scored, as of another ``adapter``."""
     said = (request.sampling_params and request.sampling_params.extra_args) or {}
-    if request.prompt_token_ids is None or request.mm_features or request.lora_request:
+    used = request.lora_request and request.lora_request.lora_path
+    if request.prompt_token_ids is None or request.mm_features or used != adapter:
         return None
     return key if isinstance(key := said.get(KEY), str) else None
 
@@ -102,8 +104,9 @@ class ScoringWorker(ReadingWorker):
         served = ServedProber.of(vllm_config.additional_config)
         self._bank = served.load()
         dtype = str(model.dtype).removeprefix("torch.")
-        self._bank.check_model(model_spec(model.served_model_name, model.model, model.hf_config, dtype))
+        check_model(self._bank, model.served_model_name, model.model, model.hf_config, dtype)
         vllm_config.additional_config[KEY] = served.with_layers(self._bank)
+        self._adapter = adapter_of(self._bank)
         self._running = GrowingScores(self._bank)
         self._requests: dict[str, _Text] = {}
         self._texts: dict[str, dict[str, _Text]] = {}
@@ -140,7 +143,7 @@ class ScoringWorker(ReadingWorker):
         return found
 
     def _begin(self, request: NewRequestData) -> None:
-        if (key := key_of(request)) is None:
+        if (key := key_of(request, self._adapter)) is None:
             return
         name, prompt = closes(request) or (request.req_id, len(request.prompt_token_ids or ()))
         texts = self._texts.setdefault(key, {})
@@ -211,10 +214,15 @@ class ScoringScheduler(AsyncScheduler):  # type: ignore[misc]
     of the scheduler.
     """
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._adapter = adapter_of(ServedProber.of(self.vllm_config.additional_config).load())
+
     def add_request(self, request: Request) -> None:
         """Add a request, with room for one more token where the text is scored."""
         # A text that another engine continues must end here as that one expects.
-        if key_of(request) is not None and not closes(request) and request.kv_transfer_params is None:
+        scored = key_of(request, self._adapter) is not None
+        if scored and not closes(request) and request.kv_transfer_params is None:
             request.max_tokens += 1
         super().add_request(request)
 

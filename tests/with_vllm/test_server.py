@@ -19,7 +19,7 @@ import openai
 import pytest
 from thinking import CHATS, thinking_model
 from thinking import TEMPLATE as CHAT_TEMPLATE
-from written import DRAFTS, make_bank, save_tiny
+from written import DRAFTS, make_bank, save_tiny, with_adapter
 
 from probers.bank.assessment import Assessor
 from probers.bank.bank import ProbeBank
@@ -256,6 +256,25 @@ def check_answers(made: list[Any], lm: CausalLM, bank: ProbeBank) -> None:
         wanted = bank.score(as_stored(want.state, bank.spec.dtype))
         np.testing.assert_allclose(told["token_scores"], wanted, rtol=1e-3, atol=0.05)
         np.testing.assert_allclose(told["token_logprobs"], want.logprobs, atol=1e-3)
+
+
+def test_a_prober_with_an_adapter_scores_the_answers_of_it(tmp_path: Path) -> None:
+    """Claim: the model's name answers with the adapter, and is scored; the model as it is, is not."""
+    model = save_tiny("llama", tmp_path / "model")
+    lm = CausalLM.from_pretrained(model, dtype="float32")
+    bank = with_adapter(lm, make_bank(lm, tmp_path / "plain", "tokens", (2,)), tmp_path / "prober")
+    with served(tmp_path / "prober", "--enforce-eager", model=model) as address:
+        client = openai.OpenAI(base_url=address, api_key=KEY)
+        for stop in ([], ["e"]):
+            asked: Any = {"prompt": PROMPT, "max_tokens": 12, "temperature": 0, "stop": stop}
+            (choice,) = client.completions.create(model=model, **asked).choices
+            (scored,) = lm.score([PROMPT], [choice.text], needs=bank.needs)
+            if len(scored.token_ids) == len(choice.hallucination["token_scores"]):
+                want = bank.score(as_stored(scored.state, bank.spec.dtype))
+                told = choice.hallucination["token_scores"]
+                np.testing.assert_allclose(told, want, rtol=1e-3, atol=0.05)
+        (choice,) = client.completions.create(model=f"{model}-base", **asked).choices
+        assert choice.hallucination is None
 
 
 def test_two_ranks_with_drafts_answer_what_our_engine_says(tmp_path: Path) -> None:

@@ -2,16 +2,30 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from refusals import fails
-from written import DRAFTS, PROMPTS, SCHEDULER, Written, folder_of, make_bank, ours, save_tiny, write
+from vllm.lora.request import LoRARequest
+from written import (
+    DRAFTS,
+    PROMPTS,
+    SCHEDULER,
+    Written,
+    folder_of,
+    make_bank,
+    ours,
+    save_tiny,
+    with_adapter,
+    write,
+)
 
 from probers.bank.bank import ProbeBank
 from probers.engine.model import CausalLM
 from probers.engine.vllm.records import readable
+from probers.serve.vllm.worker import key_of
 
 
 def check(written: list[Written], want: list[np.ndarray], unread: int = 0) -> None:
@@ -36,6 +50,30 @@ def test_scores_of_64_texts_with_preemption_cache_hits_and_chunks(model: str, tm
     assert counters["vllm:num_preemptions"] > 0
     assert counters["vllm:prefix_cache_hits"] > 0
     check(written, ours(lm, bank, written))
+
+
+def test_texts_of_the_probers_adapter_are_scored_and_others_are_not(tmp_path: Path) -> None:
+    lm = CausalLM.from_pretrained(save_tiny("llama", tmp_path / "model"), dtype="float32")
+    plain = make_bank(lm, tmp_path / "plain", "tokens", (2,))
+    bank = with_adapter(lm, plain, tmp_path / "prober")
+    asked = LoRARequest("prober", 1, str(bank.adapter))
+    written, _ = write(
+        str(tmp_path / "model"), str(tmp_path / "prober"), PROMPTS[::8], scheduler_cls=SCHEDULER,
+        adapter=asked, enable_lora=True, max_lora_rank=8, enforce_eager=True,
+    )  # fmt: skip
+    with_it, without = (
+        ours(lm, bank, written),
+        ours(CausalLM.from_pretrained(lm.model.name_or_path), plain, written),
+    )
+    check(written, with_it)
+    assert max(np.abs(a - b).max() for a, b in zip(with_it, without, strict=True)) > 0.1
+    given = SimpleNamespace(extra_args={"probers": "all"})
+    for used, adapter, scored in ((asked, str(bank.adapter), "all"), (None, str(bank.adapter), None),
+                                  (asked, None, None), (None, None, "all")):  # fmt: skip
+        request: Any = SimpleNamespace(
+            sampling_params=given, prompt_token_ids=[1], mm_features=None, lora_request=used
+        )
+        assert key_of(request, adapter) == scored
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from probers.bank.bank import ProbeBank
 from probers.bank.domain import Domain
 from probers.capture.pooling import PER_TOKEN, as_stored
+from probers.engine import adapters
 from probers.engine.loading import CACHE, dequantised, locate
 from probers.engine.model import CausalLM
 from probers.heads import LinearHead
@@ -91,7 +92,7 @@ class Written:
 
 
 def write(
-    model: str, prober: str, prompts: list[str], **options: Any
+    model: str, prober: str, prompts: list[str], *, adapter: Any = None, **options: Any
 ) -> tuple[list[Written], dict[str, int]]:
     """What vLLM makes of prompts, 32 tokens each, its counters, and how often heads ran on each rank."""
     from vllm import LLM, SamplingParams
@@ -102,7 +103,7 @@ def write(
         additional_config={"probers": {"prober": prober}}, **options,
     )  # fmt: skip
     asked = SamplingParams(max_tokens=32, temperature=0.0, ignore_eos=True, extra_args={"probers": "all"})
-    made = llm.generate(prompts, asked, use_tqdm=False)
+    made = llm.generate(prompts, asked, use_tqdm=False, lora_request=adapter)
     scores: dict[str, list[float | None]] = {}
     going = {o.request_id for o in made}
     while going:  # vLLM's own client does not wait for the steps after a text
@@ -117,6 +118,23 @@ def write(
     counters |= {f"heads_of_rank_{i}": passes for i, passes in enumerate(llm.collective_rpc("passes"))}
     llm.llm_engine.engine_core.shutdown()
     return [Written(o.prompt, tuple(o.outputs[0].token_ids), scores[o.request_id]) for o in made], counters
+
+
+def with_adapter(lm: CausalLM, bank: ProbeBank, folder: Path) -> ProbeBank:
+    """The prober of a model whose first two blocks have random adapters from now on, saved in ``folder``."""
+    names = [name for name, part in lm.model.named_modules() if isinstance(part, torch.nn.Linear)]
+    below = [name for name in names if ".layers.0." in name or ".layers.1." in name]
+    adapters.add(lm.model, r=4, lora_alpha=8, target_modules=below)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, value in adapters.state_of(lm.model).items():
+            if "lora_B" in name:
+                value.copy_(0.2 * torch.randn(value.shape, generator=generator))
+    adapters.save(lm.model, folder / "made", "base")
+    mark = adapters.mark(adapters.active_digest(lm.model))
+    model = replace(bank.spec.model, revision=bank.spec.model.revision + mark)
+    replace(bank, spec=replace(bank.spec, model=model), adapter=folder / "made").save_pretrained(folder)
+    return ProbeBank.from_pretrained(folder)
 
 
 def ours(lm: CausalLM, bank: ProbeBank, written: list[Written]) -> list[np.ndarray]:

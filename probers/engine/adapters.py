@@ -1,0 +1,165 @@
+"""LoRA adapters of a model (Hu et al. 2021) in peft's format: identity, attaching, and switching off.
+
+An adapted model is another model than its base: the adapter's digest is part of the model's revision, so that
+states and probers of one are refused for the other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from safetensors.torch import save as encode
+from torch import Tensor, nn
+
+from ..files import canonical_json, read_json, write_bytes, write_text
+from ..store.spec import ADAPTER_MARK
+from ..types import UserError, first_line
+
+#: Files of an adapter, as peft calls them.
+CONFIG, WEIGHTS = FILES = ("adapter_config.json", "adapter_model.safetensors")
+#: What peft puts before the names of tensors.
+_PREFIX = "base_model.model."
+#: Options that change what the tensors do.
+_SCALING = ("r", "lora_alpha", "use_rslora")
+
+
+def check_installed(asks: str) -> None:
+    """Refuse to go on without peft (UserError)."""
+    if find_spec("peft") is None:
+        raise UserError(f'{asks} needs peft: pip install "probers[lora]"', "missing-extra")
+
+
+def attach(model: nn.Module, folder: str | Path) -> nn.Module:
+    """Put the adapter of a folder into a model, in place, and switch it on.
+
+    UserError where peft or the folder is missing, the folder is damaged, or the adapter fits another model.
+    """
+    check_installed(f"adapter={folder}")
+    digest_of(Path(folder))  # before peft looks for the folder on the Hub
+    from peft import PeftModel
+
+    try:
+        with _quiet():
+            wrapped = PeftModel.from_pretrained(model, str(folder))
+    except (ValueError, RuntimeError, KeyError, TypeError) as error:
+        told = f"adapter={folder} does not fit {type(model).__name__}: it is of another model"
+        raise UserError(f"{told} ({first_line(error)[:120]})", "mismatch") from error
+    base: nn.Module = wrapped.get_base_model()
+    return base.eval()
+
+
+def add(model: nn.Module, **options: Any) -> None:
+    """Put a new adapter with options of peft's ``LoraConfig`` into a model, in place, and switch it on."""
+    from peft import LoraConfig, get_peft_model
+
+    with _quiet():
+        get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **options))  # type: ignore[arg-type]
+    model.eval()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence what transformers announces to peft."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        yield
+
+
+def digest_of(folder: Path) -> str:
+    """SHA-256 of the adapter in a folder: its tensors by name, and how they are scaled (UserError: none)."""
+    for name in FILES:
+        if not (folder / name).is_file():
+            raise UserError(f"adapter={folder} is no adapter: it has no {name}", "no-file")
+    try:
+        config, tensors = read_json(folder / CONFIG), load_file(folder / WEIGHTS)
+        return _digest(config, tensors)
+    except (OSError, ValueError, SafetensorError, AttributeError) as error:
+        told = f"the adapter in {folder} is damaged ({first_line(error)}): train the prober again"
+        raise UserError(told, "damaged") from error
+
+
+def active_digest(model: Any) -> str:
+    """Compute the digest, as of :func:`digest_of`, of the adapter that a model runs with; "" without one.
+
+    Other adapters than LoRA, or several at once, give a digest that is none's.
+    """
+    configs: Any = getattr(model, "peft_config", None)
+    tensors: dict[str, Tensor] = {}
+    used: dict[str, None] = {}
+    for name, layer in _layers(model):
+        if not layer.disable_adapters:
+            for adapter in layer.active_adapters:
+                if adapter in layer.lora_A:
+                    used[adapter] = None
+                    tensors |= _tensors(name, layer, adapter)
+    if not tensors or not isinstance(configs, Mapping):
+        return ""
+    (first, *more) = used
+    return _digest(configs[first].to_dict(), tensors) if not more else _digest({"several": [*used]}, tensors)
+
+
+def mark(digest: str) -> str:
+    """Suffix of a model's revision; "" without an adapter."""
+    return digest and f"{ADAPTER_MARK}{digest[:12]}"
+
+
+def state_of(model: nn.Module) -> dict[str, Tensor]:
+    """Tensors of the model's adapter by name, themselves."""
+    found: dict[str, Tensor] = {}
+    for name, layer in _layers(model):
+        found |= _tensors(name, layer, layer.active_adapters[0])
+    return dict(sorted(found.items()))
+
+
+def save(model: Any, folder: Path, base: str) -> None:
+    """Write the model's adapter as peft does; ``base`` names the model below it."""
+    (config,) = model.peft_config.values()
+    about = {**config.to_dict(), "base_model_name_or_path": base, "inference_mode": True}
+    plain = {key: sorted(value) if isinstance(value, set) else value for key, value in about.items()}
+    tensors = {_PREFIX + name: t.detach().cpu().contiguous() for name, t in state_of(model).items()}
+    write_bytes(folder / WEIGHTS, encode(tensors, {"format": "pt"}))
+    write_text(folder / CONFIG, canonical_json(plain))
+
+
+@contextmanager
+def switched_off(model: nn.Module) -> Iterator[None]:
+    """Run the model as its base within the block."""
+    layers = [layer for _, layer in _layers(model)]
+    before = [layer.disable_adapters for layer in layers]
+    for layer in layers:
+        layer._disable_adapters = True  # enable_adapters() would also change what is trained
+    try:
+        yield
+    finally:
+        for layer, value in zip(layers, before, strict=True):
+            layer._disable_adapters = value
+
+
+def _layers(model: Any) -> Iterator[tuple[str, Any]]:
+    """Modules that hold LoRA adapters, by their names in the base model."""
+    if isinstance(model, nn.Module):
+        for name, module in model.named_modules():
+            if hasattr(module, "lora_A") and hasattr(module, "active_adapters"):
+                yield name.removeprefix(_PREFIX), module
+
+
+def _tensors(name: str, layer: Any, adapter: str) -> dict[str, Tensor]:
+    return {f"{name}.{part}.weight": getattr(layer, part)[adapter].weight for part in ("lora_A", "lora_B")}
+
+
+def _digest(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
+    made = hashlib.sha256(json.dumps([config.get(key) for key in _SCALING]).encode())
+    for name, tensor in sorted((name.removeprefix(_PREFIX), tensor) for name, tensor in tensors.items()):
+        made.update(f"{name} {list(tensor.shape)}".encode())
+        made.update(np.ascontiguousarray(tensor.detach().cpu().float().numpy()).tobytes())
+    return made.hexdigest()

@@ -1,0 +1,319 @@
+"""Adapters below a head: they leave the model as it is when off, learn, are limited, saved and refused."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from artefacts import contents
+from refusals import fails
+from tiny import tiny_path
+from transformers import AutoModelForCausalLM
+
+from probers.bank.bank import ProbeBank
+from probers.capture.blocks import decoder_layers
+from probers.commands import main as cli
+from probers.commands.settings import TextFile
+from probers.engine import adapters
+from probers.engine.model import CausalLM
+from probers.rag.triggers import Radio
+from probers.store.store import FeatureStore
+from probers.train.data import Dataset
+from probers.train.lora.adapted import AdaptedModel, Lora
+from probers.train.lora.module import LoraModule
+from probers.train.lora.texts import StoredText, load_model, passes, read_texts, source_of
+from probers.types import Needs
+
+pytest.importorskip("peft")
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # transformers, of what peft reads
+
+LAYER = 2
+
+
+def line(n: int) -> dict[str, Any]:
+    """A text whose last word is wrong where two words of the prompt are of different kinds."""
+    first, second = n // 2 % 2, n // 3 % 2
+    prompt = f"Question {n}: the {('river', 'town')[first]} and the {('mill', 'mayor')[second]}?\nAnswer:"
+    span = {"start": 5, "end": 11, "wrong": first != second}
+    split = ("train", "train", "train", "validation", "test")[n % 5]
+    return {"id": str(n), "prompt": prompt, "answer": " the mother", "spans": [span], "group": f"g{n}",
+            "split": split}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("lora") / "texts.jsonl"
+    path.write_text("".join(json.dumps(line(n)) + "\n" for n in range(240)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def store(file: Path) -> FeatureStore:
+    typed = ["source=texts", f"texts={file}", f"model={tiny_path()}", "model.dtype=float32", "pool=tokens"]
+    return FeatureStore.open(cli.run("datagen", [*typed, f"out={file.parent / 'store'}", "limit=null"]))
+
+
+QUICK = (
+    f"layer={LAYER}", "epochs=4", "checks=1", "batch_size=16", "lr=0.01", "loss=span_max", "resamples=100",
+    "device=cpu", "domain=0.1",
+)  # fmt: skip
+LORA = (
+    "head=lora", "head.lr=0.01", "head.dropout=0.1", "head.rank=4", "head.start_epochs=4",
+    "head.kl_limit=null", "head.lambda_kl=0.01",
+)  # fmt: skip
+
+
+def train(store: FeatureStore, out: Path, *typed: str) -> ProbeBank:
+    arguments = [f"data={store.path}", f"out={out}", *QUICK, *(typed or LORA)]
+    return ProbeBank.from_pretrained(cli.run("train", arguments))
+
+
+@pytest.fixture(scope="module")
+def bank(store: FeatureStore, tmp_path_factory: pytest.TempPathFactory) -> ProbeBank:
+    return train(store, tmp_path_factory.mktemp("prober") / "lora")
+
+
+def adapted_model(store: FeatureStore, **options: Any) -> tuple[AdaptedModel, list[StoredText]]:
+    lm = load_model(store, "cpu")
+    texts = read_texts(
+        store, Dataset.load([store], LAYER).examples, source_of(store, TextFile()), lm.tokenizer
+    )
+    return AdaptedModel(lm, LAYER, Lora(**options), 0), texts
+
+
+def noisy(adapted: AdaptedModel) -> None:
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, value in adapted.tensors.items():
+            if "lora_B" in name:
+                value.copy_(0.3 * torch.randn(value.shape, generator=generator))
+
+
+def test_adapters_learn_what_the_states_do_not_carry(bank: ProbeBank) -> None:
+    """Claim: with adapters the head learns it; converse: the same head on the frozen states does not."""
+    figures = bank.metrics
+    assert figures["ensemble"]["auroc"] > 0.95 and figures["controls"]["no adapter"]["auroc"] < 0.75
+    assert figures["pairs"]["all layers vs no adapter"]["auroc"]["ci95"][0] > 0.1
+    told = figures["adapter"]
+    assert told["kept"] and told["kl"] > 0 and told["kl_ci"][0] < told["kl"] < told["kl_ci"][1]
+    assert told["perplexity"]["with"] > told["perplexity"]["without"] > 1
+    assert "What its adapters change" in bank.card and "no adapter" in bank.card
+    assert "/tmp" not in (bank.adapter / "adapter_config.json").read_text()
+
+
+def test_new_and_switched_off_adapters_leave_the_model_as_it_is(store: FeatureStore) -> None:
+    """The divergence is 0 exactly, not nearly; converse: with other weights, switched on, it is not."""
+    plain = load_model(store, "cpu")
+    adapted, texts = adapted_model(store)
+    some = texts[:5]
+    read = adapted.read(some, divergence=True)
+    assert (read.divergence == 0).all() and adapted.lm.spec.same_as(plain.spec)
+    noisy(adapted)
+    changed = adapted.read(some, divergence=True)
+    assert (changed.divergence[changed.mask] > 1e-4).all() and not torch.equal(changed.states, read.states)
+    ids = torch.tensor([some[0].prompt.ids + some[0].ids])
+    with adapters.switched_off(adapted.lm.model), torch.no_grad():
+        assert torch.equal(adapted.lm.model(ids).logits, plain.model(ids).logits)
+        assert adapters.active_digest(adapted.lm.model) == ""
+    assert adapters.active_digest(adapted.lm.model)
+    # KL(base || adapted) from its definition.
+    with torch.no_grad():
+        p, q = (m(ids).logits[0, -1 - len(some[0].ids) : -1].double().softmax(-1) for m in
+                (plain.model, adapted.lm.model))  # fmt: skip
+    expected = (p * (p.log() - q.log())).sum(-1)
+    np.testing.assert_allclose(changed.divergence[0][changed.mask[0]].detach(), expected, rtol=1e-3)
+
+
+def test_only_adapters_below_the_head_are_trained(store: FeatureStore) -> None:
+    adapted, texts = adapted_model(store)
+    noisy(adapted)
+    layers = {int(re.search(r"layers\.(\d+)\.", name)[1]) for name in adapted.tensors}
+    parts = {name.split(".")[-3] for name in adapted.tensors}
+    assert layers == {0, 1}
+    assert parts == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+    read = adapted.read(texts[:3], divergence=True)
+    (read.states.sum() + read.divergence.sum()).backward()
+    own = {id(value) for value in adapted.tensors.values()}
+    with_gradient = {id(p) for p in adapted.lm.model.parameters() if p.grad is not None}
+    assert with_gradient == own
+
+
+def test_dropout_is_of_seed_and_step_alone(store: FeatureStore) -> None:
+    adapted, texts = adapted_model(store, dropout=0.5)
+    noisy(adapted)
+
+    def states(step: int) -> torch.Tensor:
+        with adapted.dropping(0, step), torch.no_grad():
+            return adapted.read(texts[:2], divergence=False).states
+
+    assert torch.equal(states(1), states(1)) and not torch.equal(states(1), states(2))
+    with torch.no_grad():
+        still = adapted.read(texts[:2], divergence=False).states
+    assert torch.equal(still, adapted.read(texts[:2], divergence=False).states.detach())
+
+
+def test_scores_equal_those_of_plain_peft(bank: ProbeBank, store: FeatureStore) -> None:
+    """Head and adapters in this package, and in transformers with peft and a forward hook."""
+    from peft import PeftModel
+
+    text = line(4)
+    lm = CausalLM.from_pretrained(str(tiny_path()), dtype="float32", device="cpu", adapter=bank.adapter)
+    bank.check_model(lm.spec)
+    (read,) = lm.score([text["prompt"]], [text["answer"]], needs=bank.needs)
+    ours = bank.score(read.state)
+    base = AutoModelForCausalLM.from_pretrained(tiny_path(), dtype=torch.float32)
+    model = PeftModel.from_pretrained(base, bank.adapter).eval()
+    kept: list[torch.Tensor] = []
+    hook = decoder_layers(base)[LAYER - 1].register_forward_hook(lambda m, a, out: kept.append(
+        out[0] if isinstance(out, tuple) else out))  # fmt: skip
+    with torch.no_grad():
+        model(torch.tensor([read.prompt_ids + read.token_ids]))
+    hook.remove()
+    states = kept[0].reshape(-1, kept[0].shape[-1])[-len(read.token_ids) :, None]
+    np.testing.assert_allclose(bank.score(states), ours, atol=1e-4)
+    with bank.watch(model):
+        pass
+    plain = AutoModelForCausalLM.from_pretrained(tiny_path(), dtype=torch.float32)
+    with fails("mismatch", "adapter"):
+        bank.watch(plain)
+    with adapters.switched_off(model), fails("mismatch", "adapter"):
+        bank.watch(model)
+
+
+def test_states_with_and_without_adapters_are_told_apart(
+    bank: ProbeBank, store: FeatureStore, file: Path, tmp_path: Path
+) -> None:
+    with fails("mismatch", "model.adapter"):
+        bank.spec.check(store.spec)
+    typed = ["source=texts", f"texts={file}", f"model={tiny_path()}", "model.dtype=float32", "pool=tokens"]
+    made = cli.run("datagen", [*typed, f"model.adapter={bank.adapter}", f"out={tmp_path / 's'}", "limit=60"])
+    again = FeatureStore.open(made)
+    bank.spec.check(again.spec)
+    with fails("mismatch", "model.adapter"):
+        bank.check_model(load_model(store, "cpu").spec)
+    row = again.table().index[again.table()["span"] == f"texts/{line(4)['id']}"] if len(again) else []
+    if len(row):
+        lm = load_model(again, "cpu")
+        (read,) = lm.score([line(4)["prompt"]], [line(4)["answer"]], needs=Needs(()))
+        assert len(row) == len(read.token_ids)
+
+
+def test_commands_put_the_adapters_in(bank: ProbeBank, tmp_path: Path) -> None:
+    told = tmp_path / "answers.jsonl"
+    told.write_text("".join(json.dumps(line(n)) + "\n" for n in range(12)))
+    typed = [str(told), f"model={tiny_path()}", "model.dtype=float32", f"prober={bank.adapter.parent}"]
+    out = cli.run("score", [*typed, f"out={tmp_path / 'scores'}", "model.device=cpu"])
+    lines = [json.loads(each) for each in (out / "scores.jsonl").read_text().splitlines()]
+    scores = np.array([each["hallucination"]["score"] for each in lines], dtype=float)
+    wrong = np.array([line(n)["spans"][0]["wrong"] for n in range(12)])
+    assert scores[wrong].min() > scores[~wrong].max()
+    assert Radio(bank).adapter == bank.adapter
+
+
+def test_adapters_above_the_limit_are_not_kept(store: FeatureStore, tmp_path: Path) -> None:
+    """Within a limit what is kept obeys it; where nothing does, the prober is that of head=linear."""
+    limit = 0.1
+    within = train(store, tmp_path / "a", *LORA[:5], f"head.kl_limit={limit}", "head.lambda_kl=1", "epochs=6")
+    told = within.metrics["adapter"]
+    assert told["kept"] and told["validation"]["kl"] <= limit
+    none = train(store, tmp_path / "b", *LORA[:5], "head.kl_limit=0", "head.lambda_kl=0")
+    linear = train(store, tmp_path / "c", "head=linear")
+    assert none.adapter is None and not none.metrics["adapter"]["kept"] and none.spec == linear.spec
+    assert any("kl_limit=0" in note for note in none.metrics["notes"])
+    heads = [(tmp_path / name / "heads.safetensors").read_bytes() for name in "bc"]
+    assert heads[0] == heads[1] and not (tmp_path / "b/adapter").exists()
+
+
+def test_a_killed_training_goes_on(
+    store: FeatureStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At steps within an epoch and at its end: the same bytes as without interruption."""
+    typed = [f"data={store.path}", *QUICK, *LORA, "save_every=0", "out=p"]
+    for name in ("whole", "killed"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "whole")
+    expected = contents(cli.run("train", typed))
+    assert {"adapter/adapter_model.safetensors", "adapter/adapter_config.json"} <= set(expected)
+    monkeypatch.chdir(tmp_path / "killed")
+    original, steps = LoraModule.training_step, [0]
+
+    def step(self: LoraModule, batch: Any, index: int) -> Any:
+        steps[0] += 1
+        if steps[0] in (13, 21):
+            raise KeyboardInterrupt
+        return original(self, batch, index)
+
+    monkeypatch.setattr(LoraModule, "training_step", step)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            cli.run("train", typed)
+    assert contents(cli.run("train", typed)) == expected
+
+
+def test_a_prober_is_saved_with_its_adapter(bank: ProbeBank, tmp_path: Path) -> None:
+    bank.save_pretrained(tmp_path / "copy")
+    again = ProbeBank.from_pretrained(tmp_path / "copy")
+    assert again.adapter == tmp_path / "copy/adapter" and again.spec == bank.spec
+    assert adapters.digest_of(again.adapter)[:12] == again.spec.model.adapter
+    file = again.adapter / "adapter_model.safetensors"
+    blob = bytearray(file.read_bytes())
+    blob[-1] ^= 1
+    file.write_bytes(blob)
+    with fails("damaged", "adapter"):
+        ProbeBank.from_pretrained(tmp_path / "copy")
+    shutil.rmtree(again.adapter)
+    with fails("no-file", "adapter"):
+        ProbeBank.from_pretrained(tmp_path / "copy")
+
+
+def test_what_cannot_be_trained_is_refused(
+    store: FeatureStore, file: Path, bank: ProbeBank, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(code: Any, *named: str, data: Path = store.path, typed: tuple[str, ...] = ()) -> None:
+        with fails(code, *named):
+            cli.run("train", [f"data={data}", f"out={tmp_path / 'p'}", *QUICK, "head=lora", *typed])
+        assert not (tmp_path / "p").exists()
+
+    refuse("conflict", "layer=all", typed=("layer=all",))
+    refuse("conflict", "layer=", typed=("layer=[1,2]",))
+    refuse("conflict", "seeds=2", typed=("seeds=2",))
+    refuse("conflict", "layer_sets", typed=("layer_sets=[each]",))
+    refuse("unsupported", "balance", typed=("balance=weights",))
+    with fails("conflict", "texts="):
+        cli.run("train", [f"data={store.path}", f"out={tmp_path / 'p'}", *QUICK, f"texts={file}"])
+    # Other answers, and a store whose texts are gone.
+    others = tmp_path / "others.jsonl"
+    others.write_text("".join(json.dumps(line(n) | {"answer": " of a mother"}) + "\n" for n in range(240)))
+    refuse("mismatch", "lacks the text", typed=(f"texts={others}",))
+    typed = ["source=texts", f"model={tiny_path()}", "model.dtype=float32", "limit=60"]
+    gone = tmp_path / "texts.jsonl"
+    shutil.copy(file, gone)
+    moved = cli.run("datagen", [*typed, f"texts={gone}", "pool=tokens", f"out={tmp_path / 's'}"])
+    gone.unlink()
+    refuse("missing-value", "texts=FILE", data=moved)
+    pooled = cli.run("datagen", [*typed, f"texts={file}", f"out={tmp_path / 'm'}"])
+    refuse("mismatch", "pool=tokens", data=pooled)
+    # A model that is another one now, adapters of another model, and no peft.
+    other = CausalLM.from_pretrained(
+        str(tiny_path(seed=1)), dtype="float32", device="cpu", adapter=bank.adapter
+    )
+    with fails("mismatch", "the prober came from"):
+        bank.check_model(other.spec)
+    with fails("mismatch", "adapter="):
+        CausalLM.from_pretrained(str(tiny_path("gpt2")), device="cpu", adapter=bank.adapter)
+    with fails("no-file", "adapter_config.json"):
+        CausalLM.from_pretrained(str(tiny_path()), device="cpu", adapter=tmp_path)
+    monkeypatch.setattr("probers.engine.adapters.find_spec", lambda name: None)
+    refuse("missing-extra", "probers[lora]")
+
+
+def test_passes_hold_every_text_once(store: FeatureStore) -> None:
+    _, texts = adapted_model(store)
+    for most in (1, 60, 10_000):
+        cut = list(passes(texts, most))
+        assert sorted(id(t) for batch in cut for t in batch) == sorted(map(id, texts))
+        assert all(len(b) == 1 or max(t.length for t in b) * len(b) <= most for b in cut)

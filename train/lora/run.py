@@ -1,0 +1,230 @@
+"""``probers-train head=lora``: adapters trained below a head, and what they do for it and to the model."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+import torch
+
+from probers.bank.io import ADAPTER
+from probers.capture.pooling import as_stored
+from probers.engine import adapters
+from probers.engine.language_model import Scoring
+from probers.engine.model import CausalLM
+from probers.engine.tokens import decode
+from probers.evaluation.bootstrap import Bootstrap
+from probers.evaluation.metrics import auroc
+from probers.heads import ProbeHead
+from probers.pages import public_model
+from probers.store.joined import Stored
+from probers.store.spec import ModelSpec
+from probers.store.store import FeatureStore
+from probers.text import split_sentences
+from probers.types import Feature, Generation, Needs, RunError, UserError
+from probers.uncertainty import signals, signals_before, surprise
+
+from ..assemble import WITHOUT, Trained, assemble
+from ..data import Column, Dataset, Examples
+from ..fit import Fitted, targets_of
+from ..module import Batches, NotFiniteError, Schedule
+from ..trainer import train
+from .adapted import AdaptedModel, Lora
+from .module import Loaders, LoraModule, Texts
+from .texts import StoredText, load_model, read_texts, source_of
+
+if TYPE_CHECKING:
+    from ..settings import Train
+
+log = logging.getLogger(__name__)
+
+#: Test texts that the model continues for the perplexity of its own text, and tokens of each.
+_CONTINUED, _LENGTH = 24, 48
+#: Options of other heads that one layer with adapters has no use for.
+_OFF = ("matrix", "test", "part", "launch", "sizes", "layer_sets")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What a training of adapters reads beside the store: the model, and the store's texts."""
+
+    store: FeatureStore
+    options: Lora
+    lm: CausalLM
+    texts: Sequence[StoredText]
+
+
+def prepare(settings: Train, stores: Sequence[Stored], dataset: Dataset) -> Source:
+    """Read the texts and load the model; UserError before anything is written, for what cannot be trained."""
+    adapters.check_installed("head=lora")
+    options: Lora = settings.head.make()
+    for name in _OFF:
+        if value := getattr(settings, name):
+            raise UserError(f"head=lora trains one prober: leave out {name}={value}", "conflict")
+    layers = sorted({column.layer for column in dataset.columns if column.layer})
+    if len(layers) != 1:
+        told = f"layer={settings.layer} names {len(layers)} layers"
+        raise UserError(f"head=lora has one head, on one layer, and {told}: give layer=K", "conflict")
+    if settings.seeds != 1:
+        raise UserError(f"head=lora trains one model: leave seeds={settings.seeds} out", "conflict")
+    (store, *more) = stores
+    if more or not isinstance(store, FeatureStore) or store.spec.site != "resid_post":
+        told = "head=lora takes one store, with site=resid_post: give one as data=STORE"
+        raise UserError(told, "unsupported")
+    if settings.loss == "double_softmax" or settings.balance != "none":
+        told = "head=lora has loss=ce and loss=span_max, without balance"
+        raise UserError(f"{told}: leave loss={settings.loss} balance={settings.balance} out", "unsupported")
+    source = source_of(store, settings.texts)
+    lm = load_model(store, settings.device)
+    texts = read_texts(store, dataset.examples, source, lm.tokenizer)
+    return Source(store, options, lm, texts)
+
+
+def adapt(
+    source: Source, frozen: Trained, fitted: Fitted, dataset: Dataset, settings: Train, out: Path
+) -> tuple[Trained, Dataset]:
+    """Train head and adapters from a prober of head=linear, ``frozen``, whose trained heads are ``fitted``.
+
+    Returns the prober with adapters, beside the controls of ``frozen`` and ``frozen`` itself, and the
+    examples with states and signals of the adapted model; where no adapters within ``kl_limit`` were better,
+    ``frozen`` and its examples. The adapters are written to ``out``. RunError for a loss that is not finite.
+    """
+    begun, lm, options = time.perf_counter(), source.lm, source.options
+    (number,) = (i for i, task in enumerate(fitted.tasks) if task.is_probe)
+    alone, examples = fitted.select([number]), dataset.examples
+    (task,), base = alone.tasks, lm.spec
+    adapted = AdaptedModel(lm, task.layer, options, settings.seed)
+    inside = examples.inside
+    shares = None if inside is None else torch.from_numpy(np.where(inside, settings.span_weight, 1.0)).float()
+    texts = Texts(source.texts, targets_of([task], examples)[:, 0], shares, _splits(examples))
+    rows, (detector,) = examples.rows["validation"], frozen.layers.values()
+    start = float(auroc(examples.wrong[rows], detector.scores[rows]))
+    module = _train(source, adapted, texts, alone.head, start, settings, out)
+    head = module.restore_best()
+    about: dict[str, Any] = {
+        "rank": options.rank, "lambda_kl": options.lambda_kl, "kl_limit": options.kl_limit,
+        "parameters": sum(tensor.numel() for tensor in adapted.tensors.values()),
+        "kept": module.improved,
+        "validation": {
+            "without": start, "with": float(module.auroc[0]), "kl": float(module.divergence[0]),
+        },
+    }  # fmt: skip
+    log.info("adapters of %s parameters: %.0f s", f"{about['parameters']:,}", time.perf_counter() - begun)
+    if not module.improved:
+        told = "no adapters were better on validation than none"
+        told += "" if options.kl_limit is None else f" within kl_limit={options.kl_limit}"
+        return replace(frozen, adapter=about, notes=[*frozen.notes, f"{told}: this prober has none"]), dataset
+    folder = out / ADAPTER
+    adapters.save(lm.model, folder, public_model(base.id))
+    model = replace(base, revision=base.revision + adapters.mark(adapters.active_digest(lm.model)))
+    read = _read_again(source, dataset, task.column, model)
+    whole = replace(
+        alone, head=head, accuracy=module.accuracy, loss=module.loss_value, auroc=module.auroc,
+        steps=module.steps_taken,
+    )  # fmt: skip
+    trained = assemble(whole, read, settings, controls=False)
+    plain = replace(frozen.saved, name=WITHOUT, about="head=linear on the model without adapters")
+    return replace(
+        trained, bank=replace(trained.bank, adapter=folder), controls=[plain, *frozen.controls],
+        person=frozen.person, notes=[*frozen.notes, *trained.notes],
+        adapter=about | _of_model(adapted, source, texts, settings),
+    ), read  # fmt: skip
+
+
+def _splits(examples: Examples) -> list[str]:
+    """The split of each span; "" for one without."""
+    found = np.full(len(examples.table), "", dtype=object)
+    for split, rows in examples.rows.items():
+        found[rows] = split
+    return list(found)
+
+
+def _train(
+    source: Source, adapted: AdaptedModel, texts: Texts, head: ProbeHead, start: float, settings: Train,
+    out: Path,
+) -> LoraModule:  # fmt: skip
+    """Train from a trained head, whose AUROC on validation is ``start``; resumes what ``out`` holds."""
+    training, validation = texts.of("train"), texts.of("validation")
+    schedule = Schedule(-(-len(training) // settings.batch_size), settings.epochs, settings.checks)
+    module = LoraModule(
+        head.train().requires_grad_(True), adapted, texts, settings, source.options, start=start,
+        steps=schedule.steps,
+    )  # fmt: skip
+
+    def data(done: int) -> Loaders:
+        batches = Batches(training, settings.batch_size, [settings.seed], schedule, start=done)
+        return Loaders(batches, validation)
+
+    try:
+        train(module, data, schedule, [f"layer {adapted.layer}"], out=out, what=ADAPTER)
+    except NotFiniteError as error:
+        raise RunError(f"{error}: lower lr or head.lr") from error
+    return module
+
+
+def _read_again(source: Source, dataset: Dataset, column: Column, model: ModelSpec) -> Dataset:
+    """Make the dataset anew with states of one layer, and signals, of the adapted model ``model``."""
+    feature = Feature((column.layer,), column.site, "tokens")
+    spec = replace(dataset.specs[column.site].select([column.layer]), model=model)
+    kind = torch.float16 if spec.dtype == "float16" else torch.float32
+    states = torch.zeros(len(dataset.states), 1, spec.width, dtype=kind)
+    table = dataset.examples.table.copy()
+    found: dict[int, dict[str, float]] = {}
+    requests = [text.request for text in source.texts]
+    for made in source.lm.score_each(requests, Scoring(Needs((feature,), top=True))):
+        for place, generation in made.items():
+            text = source.texts[place]
+            there = text.rows >= 0
+            states[text.rows[there]] = as_stored(generation.states[feature][there], spec.dtype).to(kind)
+            for number, tokens in text.spans.items():
+                found[number] = _signals(generation, tokens)
+    own = pd.DataFrame.from_dict(found, orient="index")
+    for name in own.columns.intersection(table.columns):
+        table.loc[own.index, name] = own[name]
+    examples = replace(dataset.examples, table=table)
+    return replace(dataset, examples=examples, states=states, columns=[column], specs={column.site: spec})
+
+
+def _signals(generation: Generation, tokens: np.ndarray) -> dict[str, float]:
+    """Signals of a span, as a store's rows join to."""
+    part = replace(
+        generation, token_ids=tuple(generation.token_ids[i] for i in tokens),
+        logprobs=generation.logprobs[tokens], entropies=generation.entropies[tokens],
+    )  # fmt: skip
+    whole = surprise(generation.logprobs, generation.entropies)
+    return {**signals(part), **signals_before(generation, int(tokens[0])), "surprise": whole}
+
+
+def _of_model(adapted: AdaptedModel, source: Source, texts: Texts, settings: Train) -> dict[str, Any]:
+    """Measure what the adapters do to the model on test texts: its divergence, and its own text."""
+    test = [source.texts[i] for i in texts.of("test").tolist()]
+    read = list(adapted.read_all(test, source.options.tokens))
+    values = np.concatenate([apart for _, apart in read])
+    groups = np.repeat([text.group for text, _ in read], [len(apart) for _, apart in read])
+    bootstrap = Bootstrap(groups, resamples=settings.resamples, seed=settings.seed)
+    lm = source.lm
+    lm.skip_too_long()
+    prompts = [text.prompt.text or _beginning(lm, text) for text in test[:_CONTINUED]]
+    with adapters.switched_off(lm.model):
+        own = [g for g in lm.generate(prompts, max_new_tokens=_LENGTH) if g.token_ids]
+        without = _perplexity(lm, own)
+    perplexity = {"without": without, "with": _perplexity(lm, own), "texts": len(own)}
+    return {**bootstrap.interval(values.astype(float)).figures("kl"), "perplexity": perplexity}
+
+
+def _beginning(lm: CausalLM, text: StoredText) -> str:
+    """First sentence of an answer, in place of a prompt."""
+    answer = decode(lm.tokenizer, text.ids)
+    _, end = split_sentences(answer)[0]
+    return answer[:end]
+
+
+def _perplexity(lm: CausalLM, own: Sequence[Generation]) -> float:
+    read = lm.score([g.prompt for g in own], [g.token_ids for g in own])
+    return float(np.exp(-np.concatenate([each.logprobs for each in read]).mean())) if own else float("nan")
