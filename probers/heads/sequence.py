@@ -90,8 +90,8 @@ class SequenceHead(ProbeHead):
         self.input.fit(moments)
 
     def _sequence_logits(self, x: Tensor, mask: Tensor, own: Tensor | None) -> Tensor:
-        mask, own = (each if each is None or each.ndim < 3 else each.movedim(2, 0) for each in (mask, own))
-        assert mask is not None
+        mask = mask.movedim(2, 0) if mask.ndim == 3 else mask
+        own = own.movedim(2, 0) if own is not None and own.ndim == 3 else own
         # Not a product: zero times NaN is NaN.
         x = self._embedded(x.movedim(2, 0).masked_fill(~mask[..., None, None], 0))
         if self.mark is not None and own is not None:

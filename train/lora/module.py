@@ -57,7 +57,7 @@ class Texts:
         mask = (torch.arange(int(sizes.max())) < sizes[:, None]).to(read.states.device)
         states = pad_sequence(chosen, batch_first=True)[:, :, None]
         shares = None if self.shares is None else self.shares[numbers][None].to(states.device)
-        return Padded(states, mask), self.targets[numbers][None, :, None].to(states.device), shares
+        return Padded(states, mask, mask), self.targets[numbers][None, :, None].to(states.device), shares
 
 
 class Loaders:
@@ -99,7 +99,7 @@ class LoraModule(ProberModule):
         self, head: ProbeHead, adapted: AdaptedModel, texts: Texts, how: Fitting, options: Lora, *,
         start: float, steps: int,
     ) -> None:  # fmt: skip
-        super().__init__(head, [0], [0], how, steps=steps)
+        super().__init__(head, torch.tensor([0]), [0], how, steps=steps)
         self.automatic_optimization = False
         self._adapted, self._texts, self._options = adapted, texts, options
         self.auroc = np.array([start])
