@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import chain, product
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import numpy as np
@@ -80,7 +81,7 @@ def run(settings: Search) -> Path:
         log.info("left out: %s: %s", name, why)
     found = Rounds(out, planned, folds, settings).run()
     winner, entry = summary(planned, found, folds, settings)
-    entry |= {"left_out": left_out}
+    entry["left_out"] |= left_out
     write_text(out / _FILE, canonical_json(entry))
     log.info("%s", table(entry))
     store = stores[winner.site]
@@ -243,8 +244,8 @@ class Rounds:
                     known[key] = self._measure(candidate, fold)
                     journal.append([known[key]])
                     log.info("AUROC %s", number(known[key]["auroc"], ".3f", absent=str(known[key]["failed"])))
+                found.setdefault(candidate.name, []).append(known[key])
                 if known[key]["failed"] is None:
-                    found.setdefault(candidate.name, []).append(known[key])
                     measured.append(candidate)
             measured.sort(key=lambda candidate: -_mean(found[candidate.name]).value)
             alive = measured[: max(2, -(-len(measured) // 2))]
@@ -296,14 +297,16 @@ def summary(
 
     RunError where every candidate failed.
     """
-    if not found:
-        raise RunError("no candidate could be trained: lower lr, or give other heads")
-    ranked = sorted(found, key=lambda name: (-len(found[name]), -_mean(found[name]).value))
+    failed = {name: last["failed"] for name, (*_, last) in found.items() if last["failed"] is not None}
+    done = {name: own for name, of in found.items() if (own := [r for r in of if r["failed"] is None])}
+    if not done:
+        raise RunError(f"no candidate could be trained: {next(iter(failed.values()))}")
+    ranked = sorted(done, key=lambda name: (-len(done[name]), -_mean(done[name]).value))
     by_name = {candidate.name: candidate for candidate in candidates}
-    best = found[ranked[0]]
+    best = done[ranked[0]]
     tried = []
     for name in ranked:
-        own, candidate = found[name], by_name[name]
+        own, candidate = done[name], by_name[name]
         interval = _mean(own).interval.figures("auroc")
         # The winner has every fold that another has.
         against = _mean(own).minus(_mean(best[: len(own)])).interval.figures("difference")
@@ -314,7 +317,7 @@ def summary(
             "seconds": sum(r["seconds"] for r in own), "kilobytes": own[0]["kilobytes"],
         })  # fmt: skip
     return by_name[ranked[0]], {
-        "winner": ranked[0], "tried": tried,
+        "winner": ranked[0], "tried": tried, "left_out": failed,
         "not_tried": [name for name in by_name if name not in found],
         "folds": [{"texts": len(f.rows["test"]), "groups": len(f.groups("test"))} for f in folds],
         "minutes": settings.minutes,
@@ -323,7 +326,7 @@ def summary(
 
 def table(entry: Mapping[str, Any]) -> str:
     """Tabulate what was tried, best first, at most 100 columns wide."""
-    head = f"{'':40}{'folds':>6}  {'AUROC (held out)':19}{'to the winner':23}{'s':>5}{'kB':>9}"
+    head = f"{'':36}{'folds':>6}  {'AUROC (held out)':18}{'to the winner':21}{'s':>6}{'kB':>9}"
     lines = [f"choice on {len(entry['folds'])} folds of the training groups, 95% intervals", head.rstrip()]
     for row in entry["tried"]:
         auroc = f"{number(row['auroc'])} {bounds(row['auroc_ci'])}"
@@ -331,9 +334,10 @@ def table(entry: Mapping[str, Any]) -> str:
         if "difference" in row:
             to = f"{number(row['difference'], '+.2f')} {bounds(row['difference_ci'], '+.2f')}"
         lines.append(
-            f"  {cut(row['name'], 37):38}{row['folds']:>6}  {auroc:19}{to:23}"
-            f"{row['seconds']:>5.0f}{row['kilobytes']:>9,.1f}"
+            f"  {cut(row['name'], 33):34}{row['folds']:>6}  {auroc:18}{to:21}"
+            f"{row['seconds']:>6.0f}{row['kilobytes']:>9,.1f}"
         )
     if entry["not_tried"]:
-        lines.append(f"not tried, for the time was over: {'; '.join(entry['not_tried'])}")
+        told = f"not tried, as the time was over: {'; '.join(entry['not_tried'])}"
+        lines.append(fill(told, 98, subsequent_indent="  "))
     return "\n".join(lines)
