@@ -23,7 +23,7 @@ from probers.checksums import Journal, draw_key
 from probers.commands.components import Component
 from probers.commands.compose import parsed
 from probers.commands.runs import RunFolder
-from probers.data.splits import Partition, deal
+from probers.data.splits import Partition
 from probers.evaluation import metrics
 from probers.evaluation.bootstrap import Bootstrap, Sample, bounds, number
 from probers.files import canonical_json, write_text
@@ -77,8 +77,9 @@ def run(settings: Search) -> Path:
     if not folder.begin("search"):
         return out
     log.info("%d candidates, %g minutes, %d folds", len(planned), settings.minutes, settings.folds)
-    for name, why in left_out.items():
-        log.info("left out: %s: %s", name, why)
+    for reason in dict.fromkeys(left_out.values()):
+        names = [name for name, why in left_out.items() if why == reason]
+        log.info("%s", fill(f"left out: {'; '.join(names)}: {reason}", 98, subsequent_indent="  "))
     found = Rounds(out, planned, folds, settings).run()
     winner, entry = summary(planned, found, folds, settings)
     entry["left_out"] |= left_out
@@ -128,7 +129,8 @@ def fold(examples: Examples, number: int, settings: Search) -> Examples:
     names = sorted(map(str, examples.groups("train")), key=lambda g: draw_key("fold", settings.seed, g))
     held = dict.fromkeys(Partition(number, settings.folds).block(names), "test")
     rest = sorted((g for g in names if g not in held), key=lambda g: draw_key("checks", settings.seed, g))
-    side = held | deal(rest, (1 - _CHECKS, _CHECKS, 0))
+    checks = max(1, round(_CHECKS * len(rest)))
+    side = held | dict.fromkeys(rest[:checks], "validation") | dict.fromkeys(rest[checks:], "train")
     of = np.array([side[g] for g in examples.column("group", "train").astype(str)], dtype=object)
     if "inside" in examples.table:  # what nobody judged is only trained on
         of[(examples.column("inside", "train") < 0) & (of != "train")] = ""
@@ -243,7 +245,8 @@ class Rounds:
                     log.info("round %d, %d of %d: %s", fold, place, len(alive), candidate.name)
                     known[key] = self._measure(candidate, fold)
                     journal.append([known[key]])
-                    log.info("AUROC %s", number(known[key]["auroc"], ".3f", absent=str(known[key]["failed"])))
+                    result = number(known[key]["auroc"], ".3f", absent=str(known[key]["failed"]))
+                    log.info("AUROC %s (%.0f s)", result, known[key]["seconds"])
                 found.setdefault(candidate.name, []).append(known[key])
                 if known[key]["failed"] is None:
                     measured.append(candidate)
