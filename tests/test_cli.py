@@ -15,7 +15,9 @@ from probers.commands.inputs import newest_run
 from probers.commands.runs import RunFolder, taking_back
 from probers.types import RunError, UserError
 
-COMMANDS = ("demo", "datagen", "train", "rag", "compare", "score", "check", "import", "export", "judge")
+COMMANDS = (
+    "demo", "datagen", "train", "search", "rag", "compare", "score", "check", "import", "export", "judge",
+)  # fmt: skip
 
 
 def run(command, argv):
@@ -125,7 +127,7 @@ def test_one_bad_run_is_noted_and_the_search_goes_on(tmp_path, caplog, bad):
     if bad == "closed":
         file.parent.chmod(0)
     try:
-        found = newest_run("train", root=tmp_path / "runs")
+        found = newest_run(["train"], root=tmp_path / "runs")
     finally:
         file.parent.chmod(0o700)
     if bad == "closed":  # to root nothing is closed
@@ -137,7 +139,7 @@ def test_one_bad_run_is_noted_and_the_search_goes_on(tmp_path, caplog, bad):
     file.unlink() if bad != "folder" else file.rmdir()
     file.write_text(whole)
     os.utime(file, (2**32, 2**32))
-    assert newest_run("train", root=tmp_path / "runs") == file.parent
+    assert newest_run(["train"], root=tmp_path / "runs") == file.parent
 
 
 def test_newest_takes_complete_runs_of_the_model(tmp_path):
@@ -147,9 +149,9 @@ def test_newest_takes_complete_runs_of_the_model(tmp_path):
         if done:
             folder.finish({"model": model})
         os.utime(tmp_path / str(index) / "run.json", (index, index))
-    assert newest_run("train", root=tmp_path) == tmp_path / "1"
-    assert newest_run("train", root=tmp_path, model="a") == tmp_path / "0"
-    assert newest_run("datagen", root=tmp_path) is None
+    assert newest_run(["train"], root=tmp_path) == tmp_path / "1"
+    assert newest_run(["train"], root=tmp_path, model="a") == tmp_path / "0"
+    assert newest_run(["datagen"], root=tmp_path) is None
     assert json.loads((tmp_path / "1" / "run.json").read_text())["complete"] is True
 
 

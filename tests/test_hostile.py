@@ -192,7 +192,7 @@ SETS = {
 }  # fmt: skip
 ASKED = [Question("q0", "Who?"), Question("q1", "Where?")]
 READERS = {
-    "run.json": Reader("run/run.json", lambda run: (read_state(run), newest_run("rag", root=run.parent))),
+    "run.json": Reader("run/run.json", lambda run: (read_state(run), newest_run(["rag"], root=run.parent))),
     "config.json of a run": Reader("train/config.json", lambda folder: _prober_of(folder.parent)),
     "config.json of a prober": Reader("prober/config.json", ProbeBank.from_pretrained),
     "metrics.json of a prober": Reader("prober/metrics.json", ProbeBank.from_pretrained),

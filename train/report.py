@@ -343,17 +343,9 @@ def write_card(
     stores = ",".join(public_path(path, "STORE") for path in data)
     stores = stores if len(data) == 1 else f"[{stores}]"
     shared = (
-        adapter_rows,
-        best_name,
-        bounded,
-        bounds,
-        cost_of,
-        layer_name,
-        moment_columns,
-        number,
-        promised,
-        warnings,
-    )
+        adapter_rows, best_name, bounded, bounds, cost_of, layer_name, moment_columns, number, promised,
+        ranges, warnings,
+    )  # fmt: skip
     return render(
         "probers.train/card.md.j2",
         bank=bank, figures=figures, data=stores, source=source, out=shown,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from probers import checksums
 from probers.commands.inputs import newest_store
@@ -19,11 +19,12 @@ from probers.types import UserError
 
 if TYPE_CHECKING:
     from probers.bank.bank import ProbeBank
+    from probers.store.store import FeatureStore
 
     from .assemble import Trained
     from .data import Dataset, Examples
     from .fit import Fitted, Task
-    from .settings import Fitting, Train
+    from .settings import Fitting, Stores, Train
 
 log = logging.getLogger(__name__)
 
@@ -31,8 +32,18 @@ log = logging.getLogger(__name__)
 _LORA = "probers.train.lora.adapted.Lora"
 
 
-def run(settings: Train, parts: PartRuns | None = None) -> Path:
-    """Train, calibrate, evaluate and write a prober; returns its folder. ``parts`` have trained its heads."""
+class Chosen(NamedTuple):
+    """Search whose winner is trained: its folder, claimed, and the entry ``search`` of the figures."""
+
+    folder: RunFolder
+    entry: Mapping[str, Any]
+
+
+def run(settings: Train, parts: PartRuns | None = None, search: Chosen | None = None) -> Path:
+    """Train, calibrate, evaluate and write a prober; returns its folder.
+
+    ``parts`` have trained its heads, or a ``search`` has chosen them.
+    """
     from probers.adaptive.training import TARGETS
     from probers.adaptive.training import run as run_classifier
 
@@ -46,12 +57,10 @@ def run(settings: Train, parts: PartRuns | None = None) -> Path:
     from probers.store.joined import by_site, chosen
     from probers.store.store import FeatureStore
 
-    paths = _data(settings.data)
-    log.info("reading %s", ", ".join(map(str, paths)))
-    opened = [FeatureStore.open(path, checksums=settings.checksums) for path in paths]
-    sites = _listed(settings.site) or None
+    opened = opened_stores(settings)
+    paths, sites = [store.path for store in opened], listed(settings.site) or None
     stores = by_site(chosen(opened, settings.pool, sites))
-    others = [Path(path) for path in _listed(settings.test)]
+    others = [Path(path) for path in listed(settings.test)]
     single = [*paths, *others] if settings.matrix or others else []
     opened = [FeatureStore.open(path, checksums=settings.checksums) for path in single]
     alone = {str(store.path): by_site(chosen([store], settings.pool, sites)) for store in opened}
@@ -83,12 +92,18 @@ def run(settings: Train, parts: PartRuns | None = None) -> Path:
     fewer = {} if lora else sizes_of(settings, dataset.examples)
     make_head = factory(LinearHead if lora else partial(settings.head.kind, **settings.head.options))
     build(make_head, tasks[:1], stores[0].spec.width)  # tried before anything is written
-    out = Path(settings.out or _default_out(paths, settings))
+    layer = settings.layer
+    # Beside the folder of a single run, not in it: either can be there first, or be removed.
+    which = layer if isinstance(layer, str) else f"layer{'-'.join(map(str, listed(layer)))}"
+    out = Path(settings.out or default_out("train", paths, settings, *listed(settings.site), which))
     if part is not None:
         out, own = part.folder(out), own_tasks(tasks, part)
     source = prepare(settings, stores, dataset) if lora else None
-    folder = RunFolder(out, "train", _identity(settings, [*paths, *others], tasks))
-    if not (folder.begin("prober") if parts is None else parts.begin(folder, "prober")):
+    layers = [layer for task in tasks if task.is_probe for layer in task.column.layers]
+    folder = RunFolder(out, "train", identified(settings, [*paths, *others], layers))
+    if search is not None:
+        folder = search.folder
+    elif not (folder.begin("prober") if parts is None else parts.begin(folder, "prober")):
         return out
     if request.split != "store" or request.train_on or request.test_on:
         write_text(out / "splits.json", canonical_json(dataset.examples.split_record()))
@@ -103,8 +118,8 @@ def run(settings: Train, parts: PartRuns | None = None) -> Path:
         fit_part(fitter, own, of_tasks(dataset, stores, own), fewer, settings, out)
         folder.finish({"model": model, "part": str(part)})
         _remove_checkpoints(out)
-        listed = ", ".join(map(str, sorted({task.layer for task in own if task.is_probe})))
-        log.info("wrote the heads of layers %s, part %s, to %s", listed, part, out)
+        which = ", ".join(map(str, sorted({task.layer for task in own if task.is_probe})))
+        log.info("wrote the heads of layers %s, part %s, to %s", which, part, out)
         log.info("once all parts are there: probers-merge %s/*", out.parent)
         return out
     plain = settings if source is None else replace(settings, epochs=source.options.start_epochs)
@@ -115,7 +130,8 @@ def run(settings: Train, parts: PartRuns | None = None) -> Path:
         trained, dataset = adapt(source, trained, fitted, dataset, settings, out)
     trained, sized = of_sizes(fitter, trained, dataset, fewer, settings)
 
-    figures = _write(trained, dataset.examples, settings, paths, made, out)
+    entry = None if search is None else search.entry
+    figures = _write(trained, dataset.examples, settings, paths, made, out, entry)
     further: dict[Path, str] = {}
     for each in (*sized, *of_layers(sets, fitted, trained, dataset, settings)):
         _write(each.trained, each.examples, settings, paths, made, out / each.folder)
@@ -155,7 +171,7 @@ def _remove_checkpoints(out: Path) -> None:
 
 def _write(
     trained: Trained, examples: Examples, settings: Train, paths: Sequence[Path], made: Mapping[str, Any],
-    out: Path,
+    out: Path, search: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Evaluate a prober and write its folder; returns its figures. ``made`` is the stores' configuration."""
     from .evaluate import Evaluator, summarise
@@ -164,6 +180,7 @@ def _write(
 
     evaluator = Evaluator(examples, settings.rule(), resamples=settings.resamples, seed=settings.seed)
     figures = summarise(trained, evaluator, {**trained.training, "seeds": settings.seeds})
+    figures |= {} if search is None else {"search": search}
     source = str(made.get("source", ""))
     card = write_card(trained.bank, figures, data=paths, source=source, read=examples.read, out=out)
     recogniser = _recogniser(made)
@@ -191,8 +208,8 @@ def _next(bank: ProbeBank, out: Path, further: Sequence[Path], *, read: bool) ->
     command = use_command(bank, out, read=read)
     answers = not read and bank.spec.position == "generated" and bank.spec.pool not in ("tokens", "prompt")
     if command is not None and further and answers:
-        listed = ",".join(map(str, [out, *further]))
-        return f"probers-compare triggers=[never,probing] probers=[{listed}]"
+        probers = ",".join(map(str, [out, *further]))
+        return f"probers-compare triggers=[never,probing] probers=[{probers}]"
     if command is not None:
         return command
     load = f"ProbeBank.from_pretrained({str(out)!r})"
@@ -202,6 +219,15 @@ def _next(bank: ProbeBank, out: Path, further: Sequence[Path], *, read: bool) ->
     return f"{load}.watch(model) scores what a model writes"
 
 
+def opened_stores(settings: Stores) -> list[FeatureStore]:
+    """Open the stores in ``data``, by default the newest complete one."""
+    from probers.store.store import FeatureStore
+
+    paths = _data(settings.data)
+    log.info("reading %s", ", ".join(map(str, paths)))
+    return [FeatureStore.open(path, checksums=settings.checksums) for path in paths]
+
+
 def _data(given: Any) -> list[Path]:
     """The stores to read: those given, or the newest complete one."""
     if given is None:
@@ -209,31 +235,29 @@ def _data(given: Any) -> list[Path]:
             return [found]
         what = "there is no complete feature store under runs/: run probers-datagen, or pass data=FOLDER"
         raise UserError(what, code="no-artifact")
-    if not (paths := list(map(Path, _listed(given)))):
+    if not (paths := list(map(Path, listed(given)))):
         raise UserError("data=[] names no store: give a folder, or several", code="missing-value")
     return paths
 
 
-def _listed(value: Any) -> list[Any]:
+def listed(value: Any) -> list[Any]:
     """A value, or several, as a list; None as an empty one."""
     return [] if value is None else list(value) if isinstance(value, (list, tuple)) else [value]
 
 
-def _default_out(paths: Sequence[Path], settings: Train) -> Path:
-    layer = settings.layer
-    what = layer if isinstance(layer, str) else f"layer{'-'.join(map(str, _listed(layer)))}"
-    names = ["+".join(path.name for path in paths), *_listed(settings.pool), *_listed(settings.site)]
-    # Beside the folder of a single run, not in it: either can be there first, or be removed.
-    return Path("runs/train", ",".join(["-".join([*names, what]), *_listed(settings.suffix)]))
+def default_out(command: str, paths: Sequence[Path], settings: Stores, *more: Any) -> Path:
+    """Name the folder of a run without ``out``, after stores, pool and what else is given."""
+    names = ["+".join(path.name for path in paths), *listed(settings.pool), *map(str, more)]
+    return Path("runs", command, ",".join(["-".join(names), *listed(settings.suffix)]))
 
 
-def _identity(settings: Train, paths: Sequence[Path], tasks: Sequence[Task]) -> dict[str, Any]:
-    """The configuration with the inputs named by content."""
+def identified(settings: Stores, paths: Sequence[Path], layers: Iterable[int]) -> dict[str, Any]:
+    """Resolve the configuration, with the inputs named by content."""
     inputs = {
         "stores": [fingerprint(path) for path in paths],
-        "layers": sorted({layer for task in tasks if task.is_probe for layer in task.column.layers}),
+        "layers": sorted(set(layers)),
         # The run folder ignores batch_size, which elsewhere affects speed only; here it changes the heads.
-        "examples_per_step": settings.batch_size,
+        "examples_per_step": settings.record["batch_size"],
     }
     record = settings.record | {"data": list(map(str, paths)), "inputs": inputs}
     if settings.texts.path is None:  # runs of before have no such key

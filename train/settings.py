@@ -1,4 +1,4 @@
-"""Settings of ``probers-train``."""
+"""Settings of ``probers-train`` and ``probers-search``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,12 @@ if TYPE_CHECKING:
 
 Loss = Literal["ce", "double_softmax", "span_max"]
 Balance = Literal["none", "weights", "sampling"]
-Layers = Annotated[str, Limits("all, a range as 1-20", pattern=r"^(all|\d{1,4}-\d{1,4})$")]
+#: Layers of a prober: all or a range, one, or a list.
+Layers = (
+    Annotated[str, Limits("all, a range as 1-20", pattern=r"^(all|\d{1,4}-\d{1,4})$")]
+    | Natural
+    | list[Natural]
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,30 +111,15 @@ class Assembling:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Train(Fitting, Assembling, Run):
-    """Train heads on the hidden states of a feature store, calibrate and evaluate them next to controls.
+class Stores(Run):
+    """Feature stores, their splits, and figures of what is trained on them."""
 
-    One head per layer; together they are the prober. All layers, sites and seeds train in one pass.
-    """
-
-    layer: Layers | Natural | list[Natural] = "all"
-    """layers to train on: all, 10, 1-20 or [6,8,10]; layer k is the residual stream after block k"""
     data: Names | None = None
     """feature store (a folder); null takes the newest complete one under runs/. Several, as [a,b], are
     read as one when they hold different texts; when they hold the same texts at several sites, the
     prober keeps the best site"""
-    test: Names | None = None
-    """further stores that are tested on only, as [c,d]; their test texts are a column each of the matrix"""
-    matrix: bool = False
-    """true also trains a prober on each store of data alone and tests all of them on every store: what
-    transfers, in out/matrix.json and out/plots/matrix.png"""
     pool: ReadPool | None = None
     """pool to train on, for a store with several; null takes its first"""
-    site: Site | Several[Site] | None = None
-    """sites to train on, for a store with several: one, or a list as [resid_post,mlp_out]; null takes all
-    of the pool"""
-    out: Name | None = None
-    """prober folder; null is runs/train/<store>-<layers>, with pool and site where they are given"""
     suffix: Name | None = None
     """text added to the name of the default folder; a sweep (-m) sets it"""
     split: Literal["store"] | tuple[Positive, Positive, Positive] = "store"
@@ -139,24 +129,73 @@ class Train(Fitting, Assembling, Run):
     """data sets to train and validate on; [] is all, or all except those of test_on"""
     test_on: list[str] = field(default_factory=lambda: [])
     """data sets to test on; [] is those of train_on"""
-    sizes: list[Count] = field(default_factory=lambda: [])
-    """also train a prober on each number of training texts, as [1000,3000], in out/sizes/<number>: whole
-    groups drawn by seed, each set within the next and as balanced as the whole"""
-    layer_sets: list[Literal["each"] | Natural | list[Natural]] = field(default_factory=lambda: [])
-    """also make a prober of each set of the trained layers, in out/layers/<set>: [each] is every layer alone,
-    [[2,4],[8,10],each] two sets and these"""
     learning_curve: bool = True
     """also train on 1000 texts, a quarter and half of them (or on sizes), and show the figures"""
     resamples: Resamples = 1000
     """bootstrap resamples for every 95% interval"""
     checksums: bool = True
     """compare the files of the store with their checksums on first use; false compares sizes"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Train(Fitting, Assembling, Stores):
+    """Train heads on the hidden states of a feature store, calibrate and evaluate them next to controls.
+
+    One head per layer; together they are the prober. All layers, sites and seeds train in one pass.
+    """
+
+    layer: Layers = "all"
+    """layers to train on: all, 10, 1-20 or [6,8,10]; layer k is the residual stream after block k"""
+    test: Names | None = None
+    """further stores that are tested on only, as [c,d]; their test texts are a column each of the matrix"""
+    matrix: bool = False
+    """true also trains a prober on each store of data alone and tests all of them on every store: what
+    transfers, in out/matrix.json and out/plots/matrix.png"""
+    site: Site | Several[Site] | None = None
+    """sites to train on, for a store with several: one, or a list as [resid_post,mlp_out]; null takes all
+    of the pool"""
+    out: Name | None = None
+    """prober folder; null is runs/train/<store>-<layers>, with pool and site where they are given"""
+    sizes: list[Count] = field(default_factory=lambda: [])
+    """also train a prober on each number of training texts, as [1000,3000], in out/sizes/<number>: whole
+    groups drawn by seed, each set within the next and as balanced as the whole"""
+    layer_sets: list[Literal["each"] | Natural | list[Natural]] = field(default_factory=lambda: [])
+    """also make a prober of each set of the trained layers, in out/layers/<set>: [each] is every layer alone,
+    [[2,4],[8,10],each] two sets and these"""
     part: Part | None = None
     """i/n trains the heads of one of n stretches of the layers, in out/parts/iofn; probers-merge joins
     them"""
     texts: TextFile = field(default_factory=TextFile)
     head: Component = choice("probing_rag")
     launch: Component | None = choice(None)
+
+    def __post_init__(self) -> None:
+        Run.__post_init__(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search(Fitting, Assembling, Stores):
+    """Choose head, layers and site on the training groups, then train that prober and test it once.
+
+    Every candidate is trained on some training groups and scored on others, by folds; after each round the
+    better half goes on. Validation and test groups take no part in the choice, so that the test figures hold.
+    """
+
+    heads: Names | None = None
+    """heads to try, each with options as typed after it: [linear,"radio hidden=64"]; null takes those that
+    fit the pool"""
+    layer_sets: list[Layers] | None = None
+    """sets of layers to try, each as layer= of probers-train takes it: [all,10-20,[8,12,16]]; null takes all
+    layers and the upper half of them"""
+    sites: Site | Several[Site] | None = None
+    """sites to try, one at a time, for a store with several: [resid_post,lookback]; null takes all of the
+    pool"""
+    minutes: Positive = 20.0
+    """time for the choice; what would begin later is not tried. The winner's training comes on top"""
+    folds: Annotated[int, Limits(ge=2, le=10)] = 3
+    """parts of the training groups, of which each is held out in one round"""
+    out: Name | None = None
+    """prober folder; null is runs/search/<store>, with pool and sites where they are given"""
 
     def __post_init__(self) -> None:
         Run.__post_init__(self)

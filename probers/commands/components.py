@@ -195,7 +195,7 @@ class Component:
         return made
 
     @classmethod
-    def of(cls, group: str, name: str, **options: Any) -> Component:
+    def of(cls, group: str, name: str, /, **options: Any) -> Component:
         """Choose a component by its name, with some options changed; UserError as of :meth:`read`."""
         if name not in choices(group):
             told = f"unknown {group} {name!r}: choose one of {', '.join(choices(group))}"

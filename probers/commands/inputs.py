@@ -214,7 +214,7 @@ def newest_prober(kind: ProberKind, *, model: str, root: Path = Path("runs")) ->
         others = ("tokens", "predicting", "prompt")
         return spec.get("position") == "generated" and spec.get("pool") not in others
 
-    return newest_run("train", fits, model=model, root=root)
+    return newest_run(("train", "search"), fits, model=model, root=root)
 
 
 def newest_classifier(*, model: str, root: Path = Path("runs")) -> Path | None:
@@ -223,19 +223,20 @@ def newest_classifier(*, model: str, root: Path = Path("runs")) -> Path | None:
     def fits(folder: Path, _: Mapping[str, Any]) -> bool:
         return _config(folder).get("format") == "probers-adaptive" or (folder / "adaptive.json").exists()
 
-    return newest_run("train", fits, model=model, root=root)
+    return newest_run(("train",), fits, model=model, root=root)
 
 
 def newest_store(source: str | None = None, *, root: Path = Path("runs")) -> Path | None:
     """Find the newest complete feature store, of a source ("cot", "wiki") or of any."""
-    return newest_run("datagen", lambda _, summary: source in (None, summary.get("source")), root=root)
+    return newest_run(("datagen",), lambda _, summary: source in (None, summary.get("source")), root=root)
 
 
 def newest_run(
-    command: str, fits: Callable[[Path, Mapping[str, Any]], bool] = lambda folder, summary: True, *,
+    commands: Sequence[str],
+    fits: Callable[[Path, Mapping[str, Any]], bool] = lambda folder, summary: True, *,
     model: str | None = None, root: Path = Path("runs"),
 ) -> Path | None:  # fmt: skip
-    """Find the newest complete run of a command below ``root`` whose folder and summary fit.
+    """Find the newest complete run of some commands below ``root`` whose folder and summary fit.
 
     Parts of split runs do not count, nor runs with another model than ``model``.
     """
@@ -246,10 +247,11 @@ def newest_run(
         except (UserError, OSError) as error:
             log.warning("note: %s", error)
             continue
-        if not state or state["command"] != command or not state["complete"] or "part" in state["identity"]:
+        if not state or not state["complete"] or "part" in state["identity"]:
             continue
         summary = state["summary"]
-        if model in (None, summary.get("model")) and fits(file.parent, summary):
+        own = state["command"] in commands and model in (None, summary.get("model"))
+        if own and fits(file.parent, summary):
             found.append((written, file.parent))
     return max(found)[1] if found else None
 

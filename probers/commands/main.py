@@ -32,7 +32,7 @@ _LONGEST = 100  # characters of a folder's name; file systems allow 255 bytes
 #: What runs a command in parts where ``launch`` is given, from the command's name and configuration.
 _LAUNCHER = "probers.launch.run.run"
 #: Command -> function (what each job varied, folders) -> the table that a sweep ends in.
-_TABLES = {"train": "probers.train.report.compare_runs"}
+_TABLES = dict.fromkeys(("train", "search"), "probers.train.report.compare_runs")
 #: Control and direction characters, except line ends, tabs and colours.
 _STEERING = re.compile(f"(?!\x1b\\[[0-9]{{1,2}}m|[\\n\\t])[{STEERING}]")
 
@@ -112,7 +112,7 @@ def main(command: str, argv: Sequence[str] | None = None) -> None:
 
 
 #: The console scripts.
-demo, datagen, train, rag, compare, score, serve, check, import_, export, judge, merge = (
+demo, datagen, train, search, rag, compare, score, serve, check, import_, export, judge, merge = (
     partial(main, command) for command in COMMANDS
 )
 

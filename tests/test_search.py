@@ -1,0 +1,259 @@
+"""The command ``probers-search``: the best candidate wins, and test figures know nothing of the choice."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from planted import SPEC, make_store
+from refusals import fails, interrupted
+from test_joint_heads import planted
+
+from probers.bank.bank import ProbeBank
+from probers.checksums import Journal, draw_key
+from probers.commands import main as cli
+from probers.commands.inputs import newest_prober
+from probers.store.store import FeatureStore
+from probers.train import search
+from probers.train.data import Dataset, Examples, load_examples
+from probers.train.settings import Search, Train
+
+FAST = ["epochs=2", "batch_size=32", "lr=0.03", "resamples=100", "device=cpu", "learning_curve=false"]
+LAYERS = ["heads=linear", "layer_sets=[[1],[2],[3]]"]
+
+
+def run(data: object, out: Path, *typed: str) -> Path:
+    return cli.run("search", [f"data={data}", f"out={out}", *FAST, *typed])
+
+
+def entry(out: Path) -> dict[str, Any]:
+    return json.loads((out / "search.json").read_text())
+
+
+def timeless(out: Path) -> dict[str, Any]:
+    found = entry(out)
+    return found | {"tried": [{**row, "seconds": 0} for row in found["tried"]]}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> FeatureStore:
+    return make_store(tmp_path_factory.mktemp("store") / "s", 480)
+
+
+@pytest.fixture
+def only_chosen(monkeypatch: pytest.MonkeyPatch) -> list[Train]:
+    """Have the command end with the choice; the settings of the training that would follow."""
+    asked: list[Train] = []
+
+    def train(settings: Train, **_: Any) -> Path:
+        asked.append(settings)
+        return Path(str(settings.out))
+
+    monkeypatch.setattr(search, "train", train)
+    return asked
+
+
+@pytest.fixture(scope="module")
+def whole(store: FeatureStore, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Dataset]]:
+    """A whole run, and the data that its folds were trained on."""
+    seen: list[Dataset] = []
+
+    def fit(make: Any, tasks: Any, dataset: Dataset, settings: Any) -> Any:
+        seen.append(dataset)
+        return original(make, tasks, dataset, settings)
+
+    original = search.fit
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(search, "fit", fit)
+        return run(store.path, tmp_path_factory.mktemp("whole") / "runs" / "s", *LAYERS), seen
+
+
+def test_the_planted_layer_wins_and_becomes_the_prober(whole: tuple[Path, list[Dataset]]) -> None:
+    out, _ = whole
+    bank, found = ProbeBank.from_pretrained(out), entry(out)
+    assert bank.layers == (2,) and found["winner"] == "linear, [2]"
+    assert [row["folds"] for row in found["tried"]] == [3, 3, 1]
+    assert all(row["difference_ci"][1] < 0 for row in found["tried"][1:])
+    assert bank.metrics["search"] == found
+    assert "linear, [2] | 2 | 3 |" in bank.card and "took no part in the choice" in bank.card
+    assert newest_prober("answers", model="testbed", root=out.parent) == out
+
+
+def test_the_winner_is_the_prober_of_a_training_of_its_own(
+    whole: tuple[Path, list[Dataset]], store: FeatureStore, tmp_path: Path
+) -> None:
+    typed = [f"data={store.path}", f"out={tmp_path / 'own'}", *FAST, "head=linear", "layer=2"]
+    own, out = cli.run("train", typed), whole[0]
+    for name in ("heads.safetensors", "seen.json"):
+        assert (own / name).read_bytes() == (out / name).read_bytes()
+    figures = json.loads((out / "metrics.json").read_text())
+    assert json.loads((own / "metrics.json").read_text()) == {
+        k: v for k, v in figures.items() if k != "search"
+    }
+
+
+def test_only_training_groups_enter_a_fold(whole: tuple[Path, list[Dataset]], store: FeatureStore) -> None:
+    """Each is held out once, and never in a fold that learns from it."""
+    examples, seen = load_examples([store]), [data.examples for data in whole[1]]
+    training = set(examples.groups("train"))
+    assert len(seen) == 3 + 2 + 2
+    held = {tuple(of.rows["test"]): set(of.groups("test")) for of in seen}
+    assert len(held) == 3 and set.union(*held.values()) == training
+    assert sum(map(len, held.values())) == len(training)
+    for of in seen:
+        sides = [set(of.groups(split)) for split in of.rows]
+        assert set.union(*sides) == training and sum(map(len, sides)) == len(training)
+        assert set(np.concatenate([*of.rows.values()])) == set(examples.rows["train"])
+
+
+def test_labels_of_validation_and_test_texts_do_not_matter_to_the_choice(
+    store: FeatureStore, tmp_path: Path, only_chosen: list[Train], whole: tuple[Path, list[Dataset]]
+) -> None:
+    def flipped(row: dict[str, Any]) -> dict[str, Any]:
+        return row if row["split"] == "train" else row | {"correct": 1 - row["correct"]}
+
+    other = make_store(tmp_path / "s", 480, edit=flipped)
+    assert timeless(run(other.path, tmp_path / "out", *LAYERS)) == timeless(whole[0])
+
+
+def test_a_head_of_two_layers_wins_where_they_tell_together(tmp_path: Path, only_chosen: list[Train]) -> None:
+    data = planted(tmp_path / "s", "layers", 400)
+    more = ["heads=[linear,concat]", "layer_sets=[all]", "folds=2", "epochs=8", "batch_size=16"]
+    found = entry(run(data.path, tmp_path / "out", *more, "lr=0.02", "aggregate=mean"))
+    assert found["winner"] == "concat, all" and found["tried"][1]["difference_ci"][1] < 0
+
+
+def test_without_a_signal_the_winner_is_at_chance_on_test_texts(tmp_path: Path) -> None:
+    """Although it was the best of seven, and looks better than chance on what it was chosen by."""
+    store = make_store(
+        tmp_path / "s", 480, edit=lambda row: row | {"correct": draw_key("coin", 0, row["id"]) % 2}
+    )
+    sets = "layer_sets=[[1],[2],[3],[1,2],[1,3],[2,3],all]"
+    out = run(store.path, tmp_path / "out", "heads=linear", sets, "folds=2")
+    figures = json.loads((out / "metrics.json").read_text())["ensemble"]
+    assert figures["auroc_ci"][0] < 0.5 < figures["auroc_ci"][1]
+    first = [r["auroc"] for r in Journal(out / "search.jsonl").read().records.values() if r["fold"] == 1]
+    assert max(first) > 0.55
+
+
+def test_when_the_time_is_over_the_rest_is_listed(
+    store: FeatureStore, tmp_path: Path, only_chosen: list[Train], caplog: pytest.LogCaptureFixture
+) -> None:
+    found = entry(run(store.path, tmp_path / "out", *LAYERS, "minutes=0.000001"))
+    assert found["winner"] == "linear, [1]" and [row["folds"] for row in found["tried"]] == [1]
+    assert found["not_tried"] == ["linear, [2]", "linear, [3]"]
+    assert "not tried" in caplog.text and max(map(len, caplog.messages[-1].splitlines())) <= 100
+
+
+def test_a_killed_search_goes_on_and_ends_the_same(
+    store: FeatureStore, tmp_path: Path, only_chosen: list[Train], whole: tuple[Path, list[Dataset]]
+) -> None:
+    out = tmp_path / "out"
+    with interrupted(search, "fit", 4):
+        run(store.path, out, *LAYERS)
+    journal = out / "search.jsonl"
+    assert len(Journal(journal).read().records) == 4
+    first, *lines = journal.read_text().splitlines()
+    journal.write_text("\n".join([first.replace("0.", "0.1", 1), *lines, '{"na']))  # altered, and cut off
+    with interrupted(search, "fit", 4):  # one again, and three that were not there
+        run(store.path, out, *LAYERS)
+        raise KeyboardInterrupt
+    assert timeless(out) == timeless(whole[0])
+    with fails("out-taken", "folds: 3 there, 2 now"):
+        run(store.path, out, *LAYERS, "folds=2")
+
+
+def test_sites_are_tried_one_by_one(tmp_path: Path, only_chosen: list[Train]) -> None:
+    without = make_store(tmp_path / "mlp", 480, spec=replace(SPEC, site="mlp_out"), strength=0.0)
+    store = make_store(tmp_path / "post", 480)
+    out = run(f"[{without.path},{store.path}]", tmp_path / "out", "heads=linear", "layer_sets=[[2]]")
+    assert [row["name"] for row in entry(out)["tried"]] == ["linear, [2]", "linear, [2], mlp_out"]
+    (asked,) = only_chosen
+    assert asked.site == "resid_post" and asked.data == [str(store.path)] and asked.layer == [2]
+
+
+def planned(store: FeatureStore, **options: Any) -> tuple[list[str], dict[str, str]]:
+    settings = Search(**options)
+    heads = {text: search.head_of(text) for text in settings.heads or ()}
+    made, left_out = search.plan(heads, {"resid_post": store}, load_examples([store]), settings)
+    return [candidate.name for candidate in made], left_out
+
+
+def test_defaults_fit_the_store_and_begin_with_every_head(store: FeatureStore, tokens: FeatureStore) -> None:
+    pooled = ["linear", "radio", "probing_rag", "concat", "mix"]
+    names, left_out = planned(store)
+    assert names == [f"{head}, {layers}" for layers in ("all", "upper half") for head in pooled]
+    assert left_out == {}
+    heads = ["linear", "radio", "concat", "mix", "sequence", "layer_attention"]
+    assert planned(tokens, layer_sets=["all", "1-3", 2])[0] == [
+        *(f"{head}, all" for head in heads), "linear, 2", "radio, 2",
+    ]  # fmt: skip
+
+
+def test_what_cannot_be_trained_is_left_out_unless_it_is_all_that_was_named(store: FeatureStore) -> None:
+    names, left_out = planned(store, heads=["concat", "linear"], layer_sets=[[2], [1, 2]])
+    assert names == ["linear, [2]", "concat, [1,2]", "linear, [1,2]"] and [*left_out] == ["concat, [2]"]
+    with fails("layers", "several layers"):
+        planned(store, heads=["concat", "linear"], layer_sets=[[2]])
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> FeatureStore:
+    from planted import make_token_store
+
+    return make_token_store(tmp_path_factory.mktemp("tokens") / "s", 80)
+
+
+@pytest.mark.parametrize(
+    ("typed", "code", "named"),
+    [
+        ("heads=[linear,linaer]", "unknown-choice", "linaer"),
+        ('heads=[linear,"radio hiden=3"]', "unknown-key", "hiden"),
+        ("heads=radio hidden=x", "bad-value", "head.hidden=x"),
+        ("heads=radio hidden=0", "bad-value", "hidden"),
+        ("heads=radio hidden", "argument", "'hidden'"),
+        ("heads=[radio,linear name=1]", "argument", "[radio,linear"),
+        ('heads=["linear name=1"]', "unknown-key", "name"),
+        ("heads=adaptive", "unsupported", "questions"),
+        ("heads=[linear,sequence]", "mismatch", "head=sequence"),
+        ("layer_sets=[all,[9]]", "layers", "9"),
+        ("layer_sets=[0]", "layers", "layer=0"),
+        ("layer_sets=all", "bad-value", "layer_sets"),
+        ("sites=[resid_post,mlp_out]", "missing-value", "mlp_out"),
+        ("folds=1", "bad-value", "folds=1"),
+        ("minutes=0", "bad-value", "minutes=0"),
+        ("threshold=risk=0.001@0.95", "labels", "0.001"),
+        ("threshold=best", "unknown-choice", "threshold"),
+    ],
+)
+def test_wrong_requests_are_refused_before_anything_is_tried(
+    store: FeatureStore, tmp_path: Path, typed: str, code: Any, named: str
+) -> None:
+    with fails(code, named):
+        run(store.path, tmp_path / "out", typed)
+    assert not (tmp_path / "out").exists()
+
+
+def texts(groups: int, edit: Callable[[pd.DataFrame], pd.DataFrame] = lambda table: table) -> Examples:
+    table = pd.DataFrame(
+        {"group": np.repeat([f"g{i}" for i in range(groups)], 4), "correct": [0, 1] * 2 * groups}
+    )
+    return Examples(edit(table), {"train": np.arange(4 * groups)})
+
+
+def test_what_nobody_judged_is_only_trained_on() -> None:
+    whole = texts(12, lambda table: table.assign(inside=[1, 0, -1, -1] * 12))
+    parts = [search.fold(whole, n, Search()) for n in (1, 2, 3)]
+    for part in parts:
+        assert [(part.column("inside", s) < 0).any() for s in part.rows] == [True, False, False]
+    assert sorted(np.concatenate([part.groups("test") for part in parts])) == sorted(whole.groups("train"))
+
+
+def test_too_few_groups_for_the_folds_are_refused() -> None:
+    search.fold(texts(4), 1, Search())
+    with fails("labels", "folds=3"):
+        search.fold(texts(2), 1, Search())

@@ -1,0 +1,346 @@
+"""The command ``probers-search``: head, layers and site chosen by folds of the training groups.
+
+The choice is nested: validation and test groups take no part in it, so that the winner's test figures hold as
+those of a prober chosen beforehand.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from itertools import chain, product
+from pathlib import Path
+from textwrap import fill
+from typing import Any
+
+import numpy as np
+
+from probers.adaptive.training import TARGETS
+from probers.checksums import Journal, draw_key
+from probers.commands.components import Component
+from probers.commands.compose import parsed
+from probers.commands.runs import RunFolder
+from probers.data.splits import Partition
+from probers.evaluation import metrics
+from probers.evaluation.bootstrap import Bootstrap, Sample, bounds, number
+from probers.files import canonical_json, write_text
+from probers.heads import ProbeHead, factory, is_joint
+from probers.store.joined import JoinedStores, Stored, by_site, chosen
+from probers.store.store import FeatureStore
+from probers.types import SPLITS, RunError, Site, UserError
+
+from .assemble import assemble
+from .data import Dataset, Examples, SplitRequest, load_examples
+from .fit import MakeHead, Task, build, fit, probe_tasks
+from .report import cut
+from .run import Chosen, default_out, identified, listed, opened_stores
+from .run import run as train
+from .settings import Assembling, Fitting, Search, Stores, Train
+
+log = logging.getLogger(__name__)
+
+#: Heads that are tried by default, the cheap ones first.
+_HEADS = {
+    "tokens": ("linear", "radio", "concat", "mix", "sequence", "layer_attention"),
+    "pooled": ("linear", "radio", "probing_rag", "concat", "mix"),
+}
+#: The default set of layers beside all.
+_UPPER = "upper half"
+#: Share of a fold's other groups that decides checkpoints and weights of layers.
+_CHECKS = 0.15
+_JOURNAL, _FILE = "search.jsonl", "search.json"
+
+#: One fold of one candidate, as a line of the journal.
+Record = Mapping[str, Any]
+
+
+def run(settings: Search) -> Path:
+    """Choose a prober on the training groups, train it, and test it once; returns its folder."""
+    heads = {" ".join(text.split()): head_of(text) for text in listed(settings.heads)}
+    settings.hardware()
+    opened = opened_stores(settings)
+    paths = [store.path for store in opened]
+    pool = settings.pool or opened[0].spec.pool
+    stores = stores_of(opened, pool, listed(settings.sites))
+    request = SplitRequest(settings.split, settings.train_on, settings.test_on, settings.seed)
+    examples = load_examples(list(stores.values()), request)
+    settings.rule().check_number(len(examples.groups("validation")))
+    folds = [fold(examples, n, settings) for n in range(1, settings.folds + 1)]
+    planned, left_out = plan(heads, stores, examples, settings)
+
+    out = Path(settings.out or default_out("search", paths, settings, *listed(settings.sites)))
+    layers = [layer for candidate in planned for layer in candidate.layers]
+    folder = RunFolder(out, "search", identified(settings, paths, layers))
+    if not folder.begin("search"):
+        return out
+    log.info("%d candidates, %g minutes, %d folds", len(planned), settings.minutes, settings.folds)
+    for reason in dict.fromkeys(left_out.values()):
+        names = [name for name, why in left_out.items() if why == reason]
+        log.info("%s", fill(f"left out: {'; '.join(names)}: {reason}", 98, subsequent_indent="  "))
+    found = Rounds(out, planned, folds, settings).run()
+    winner, entry = summary(planned, found, folds, settings)
+    entry["left_out"] |= left_out
+    write_text(out / _FILE, canonical_json(entry))
+    log.info("%s", table(entry))
+    store = stores[winner.site]
+    own = store.stores if isinstance(store, JoinedStores) else (store,)
+    shared = {f.name for kind in (Fitting, Assembling, Stores) for f in fields(kind)} - {"_record"}
+    how: dict[str, Any] = {name: getattr(settings, name) for name in shared}
+    how |= {"data": [str(one.path) for one in own], "pool": pool, "site": winner.site, "out": str(out)}
+    alone = Train(**how, head=winner.head, layer=list(winner.layers))
+    return train(alone, search=Chosen(folder, entry))
+
+
+def head_of(text: str) -> Component:
+    """Read a head as typed, ``radio hidden=64``; UserError for what is unknown, or reads no states."""
+    name, *words = text.split() or [""]
+    options = {}
+    for word in words:
+        found = parsed(word)
+        if found is None or found.is_sweep_override():
+            told = f"heads: cannot read {word!r} of {text!r}"
+            fix = 'write a name, or a name and options within quotes: [linear,"radio hidden=64"]'
+            raise UserError(f"{told}: {fix}", code="argument")
+        options[found.get_key_element()] = found.value()
+    made = Component.read("head", options) if "_target_" in options else Component.of("head", name, **options)
+    if made.target in TARGETS:
+        raise UserError(f"heads: {name} classifies questions and reads no states", code="unsupported")
+    return made
+
+
+def stores_of(opened: Sequence[FeatureStore], pool: str, sites: Sequence[Site]) -> dict[Site, Stored]:
+    """Map each site of a pool, by default all, to its store, or several read as one."""
+    there = [[spec.site for spec in store.features if spec.pool == pool] for store in opened]
+    found: dict[Site, Stored] = {}
+    for site in dict.fromkeys(sites or chain.from_iterable(there)):
+        own = [store for store, has in zip(opened, there, strict=True) if site in has]
+        (found[site],) = by_site(chosen(own or opened[:1], pool, [site]))  # the first says what is absent
+    return found
+
+
+def fold(examples: Examples, number: int, settings: Search) -> Examples:
+    """Deal the training groups of one fold to training, validation and (held out) test.
+
+    UserError for a split that has no texts of both labels.
+    """
+    names = sorted(map(str, examples.groups("train")), key=lambda g: draw_key("fold", settings.seed, g))
+    held = dict.fromkeys(Partition(number, settings.folds).block(names), "test")
+    rest = sorted((g for g in names if g not in held), key=lambda g: draw_key("checks", settings.seed, g))
+    checks = max(1, round(_CHECKS * len(rest)))
+    side = held | dict.fromkeys(rest[:checks], "validation") | dict.fromkeys(rest[checks:], "train")
+    of = np.array([side[g] for g in examples.column("group", "train").astype(str)], dtype=object)
+    if "inside" in examples.table:  # what nobody judged is only trained on
+        of[(examples.column("inside", "train") < 0) & (of != "train")] = ""
+    rows = {split: examples.rows["train"][of == split] for split in SPLITS}
+    if any(len(set(examples.wrong[own])) < 2 for own in rows.values()):
+        few = f"{len(names)} training groups are too few to have both labels in each part of each fold"
+        raise UserError(f"folds={settings.folds}: {few}; give fewer folds, or more texts", code="labels")
+    return replace(examples, rows=rows)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A head on some layers of a site; ``place`` has head and layers as typed, and the site."""
+
+    place: tuple[str, str, Site]
+    head: Component
+    dataset: Dataset
+    tasks: tuple[Task, ...]
+
+    @classmethod
+    def of(
+        cls, place: tuple[str, str, Site], head: Component, dataset: Dataset, settings: Search
+    ) -> Candidate:
+        """Make a candidate; UserError where the head cannot be trained on the states."""
+        tasks = tuple(probe_tasks(dataset.columns, [settings.seed], joint=is_joint(head.kind)))
+        made = cls(place, head, dataset, tasks)
+        dataset.inputs(build(made.make, tasks[:1], dataset.states.shape[-1]), settings.loss)
+        return made
+
+    @property
+    def make(self) -> MakeHead:
+        """Constructor of its heads."""
+        return factory(partial(self.head.kind, **self.head.options))
+
+    @property
+    def site(self) -> Site:
+        return self.place[2]
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        return tuple(layer for task in self.tasks for layer in task.column.layers)
+
+    @property
+    def name(self) -> str:
+        return named(self.place)
+
+
+def named(place: tuple[str, str, Site]) -> str:
+    """Name a candidate after head, layers and site; the residual stream is not named."""
+    head, layers, site = place
+    return ", ".join([head, layers, *([site] if site != "resid_post" else [])])
+
+
+def plan(
+    heads: Mapping[str, Component], stores: Mapping[Site, Stored], examples: Examples, settings: Search
+) -> tuple[list[Candidate], dict[str, str]]:
+    """List the candidates, every head first with its first layers, and why others are left out.
+
+    UserError for a head, set of layers or site that the user named and no candidate can have.
+    """
+    pool = "pooled" if examples.members is None else "tokens"
+    tried = heads or {name: Component.of("head", name) for name in _HEADS[pool]}
+    sets = {str(given).replace(" ", ""): given for given in settings.layer_sets or ["all"]}
+    found: dict[tuple[Any, ...], Candidate] = {}
+    refused: dict[tuple[str, str, Site], UserError] = {}
+    for layers in sets if settings.layer_sets else ["all", _UPPER]:
+        for (site, store), (head, component) in product(stores.items(), tried.items()):
+            every = [k for k in store.spec.layers if k > 0]
+            place = (head, layers, site)
+            try:
+                dataset = Dataset.load([store], sets.get(layers, every[len(every) // 2 :]), examples)
+                made = Candidate.of(place, component, dataset, settings)
+                found.setdefault((head, site, made.layers), made)
+            except UserError as error:
+                refused[place] = error
+    used = {each for candidate in found.values() for each in candidate.place}
+    asked = [*heads, *(sets if settings.layer_sets else ()), *listed(settings.sites)]
+    for place, why in refused.items():
+        if not found or any(each not in used for each in place if each in asked):
+            raise why
+    return list(found.values()), {named(place): str(why) for place, why in refused.items()}
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """Rounds of the choice, one fold each; a journal keeps every finished fold of a candidate."""
+
+    out: Path
+    candidates: Sequence[Candidate]
+    folds: Sequence[Examples]
+    settings: Search
+
+    def run(self) -> dict[str, list[Record]]:
+        """Measure candidates until the time is over; returns the folds of each by its name.
+
+        Round r has the better half of round r - 1, the best first, and two at least.
+        """
+        journal, found = Journal(self.out / _JOURNAL), dict[str, list[Record]]()
+        lines = journal.read()
+        if lines.damaged or lines.cut:
+            log.warning("%s is damaged in places; what stood there is measured again", journal.path)
+            journal.rewrite(lines.records.values())
+        known: dict[tuple[str, int], Record] = {(r["name"], r["fold"]): r for r in lines.records.values()}
+        alive = list(self.candidates)
+        for fold in range(1, len(self.folds) + 1):
+            measured = []
+            for place, candidate in enumerate(alive, 1):
+                key = (candidate.name, fold)
+                if key not in known:
+                    if known and sum(r["seconds"] for r in known.values()) >= 60 * self.settings.minutes:
+                        return found
+                    log.info("round %d, %d of %d: %s", fold, place, len(alive), candidate.name)
+                    known[key] = self._measure(candidate, fold)
+                    journal.append([known[key]])
+                    result = number(known[key]["auroc"], ".3f", absent=str(known[key]["failed"]))
+                    log.info("AUROC %s (%.0f s)", result, known[key]["seconds"])
+                found.setdefault(candidate.name, []).append(known[key])
+                if known[key]["failed"] is None:
+                    measured.append(candidate)
+            measured.sort(key=lambda candidate: -_mean(found[candidate.name]).value)
+            alive = measured[: max(2, -(-len(measured) // 2))]
+        return found
+
+    def _measure(self, candidate: Candidate, fold: int) -> Record:
+        """Train a candidate on a fold and score it on the texts held out."""
+        begun, part = time.perf_counter(), self.folds[fold - 1]
+        record: dict[str, Any] = {"name": candidate.name, "fold": fold, "failed": None, "auroc": None}
+        dataset = replace(candidate.dataset, examples=part)
+        how = replace(
+            self.settings, seeds=1, logger="none", with_entropy=False, domain=None,
+            threshold="balanced_accuracy",
+        )  # fmt: skip
+        try:
+            fitted = fit(candidate.make, candidate.tasks, dataset, how)
+            trained = assemble(fitted, dataset, how, controls=False, refuse=False)
+        except RunError as error:
+            if error.code == "damaged":
+                raise
+            return record | {"failed": str(error), "seconds": time.perf_counter() - begun}
+        groups, wrong = part.column("group", "test"), part.wrong[part.rows["test"]]
+        bootstrap = Bootstrap(groups, resamples=how.resamples, seed=how.seed + fold)
+        sample = bootstrap.sample(trained.saved.scores[part.rows["test"]], partial(metrics.auroc, wrong))
+        return record | {
+            "auroc": sample.value, "drawn": [None if np.isnan(v) else float(v) for v in sample.drawn],
+            "kilobytes": _kilobytes(trained.bank.head), "seconds": time.perf_counter() - begun,
+        }  # fmt: skip
+
+
+def _kilobytes(head: ProbeHead) -> float:
+    """Size of heads as they are saved, parameters in half precision."""
+    learned = sum(2 * parameter.numel() for parameter in head.parameters())
+    whole = sum(value.nbytes for value in head.state_dict().values())
+    return (whole - learned) / 1000
+
+
+def _mean(records: Sequence[Record]) -> Sample:
+    """Mean over folds, in every resample too."""
+    drawn = np.array([record["drawn"] for record in records], dtype=np.float64)
+    return Sample(float(np.mean([record["auroc"] for record in records])), drawn.mean(axis=0))
+
+
+def summary(
+    candidates: Sequence[Candidate], found: Mapping[str, Sequence[Record]], folds: Sequence[Examples],
+    settings: Search,
+) -> tuple[Candidate, dict[str, Any]]:  # fmt: skip
+    """Choose the winner among the candidates of the last round, and put down what was tried.
+
+    RunError where every candidate failed.
+    """
+    failed = {name: last["failed"] for name, (*_, last) in found.items() if last["failed"] is not None}
+    done = {name: own for name, of in found.items() if (own := [r for r in of if r["failed"] is None])}
+    if not done:
+        raise RunError(f"no candidate could be trained: {next(iter(failed.values()))}")
+    ranked = sorted(done, key=lambda name: (-len(done[name]), -_mean(done[name]).value))
+    by_name = {candidate.name: candidate for candidate in candidates}
+    best = done[ranked[0]]
+    tried = []
+    for name in ranked:
+        own, candidate = done[name], by_name[name]
+        interval = _mean(own).interval.figures("auroc")
+        # The winner has every fold that another has.
+        against = _mean(own).minus(_mean(best[: len(own)])).interval.figures("difference")
+        tried.append({
+            "name": name, "head": candidate.place[0], "layers": list(candidate.layers),
+            "site": candidate.site, "folds": len(own),
+            **interval, **({} if name == ranked[0] else against),
+            "seconds": sum(r["seconds"] for r in own), "kilobytes": own[0]["kilobytes"],
+        })  # fmt: skip
+    return by_name[ranked[0]], {
+        "winner": ranked[0], "tried": tried, "left_out": failed,
+        "not_tried": [name for name in by_name if name not in found],
+        "folds": [{"texts": len(f.rows["test"]), "groups": len(f.groups("test"))} for f in folds],
+        "minutes": settings.minutes,
+    }  # fmt: skip
+
+
+def table(entry: Mapping[str, Any]) -> str:
+    """Tabulate what was tried, best first, at most 100 columns wide."""
+    head = f"{'':36}{'folds':>6}  {'AUROC (held out)':18}{'to the winner':21}{'s':>6}{'kB':>9}"
+    lines = [f"choice on {len(entry['folds'])} folds of the training groups, 95% intervals", head.rstrip()]
+    for row in entry["tried"]:
+        auroc = f"{number(row['auroc'])} {bounds(row['auroc_ci'])}"
+        to = "winner"
+        if "difference" in row:
+            to = f"{number(row['difference'], '+.2f')} {bounds(row['difference_ci'], '+.2f')}"
+        lines.append(
+            f"  {cut(row['name'], 33):34}{row['folds']:>6}  {auroc:18}{to:21}"
+            f"{row['seconds']:>6.0f}{row['kilobytes']:>9,.1f}"
+        )
+    if entry["not_tried"]:
+        told = f"not tried, as the time was over: {'; '.join(entry['not_tried'])}"
+        lines.append(fill(told, 98, subsequent_indent="  "))
+    return "\n".join(lines)
