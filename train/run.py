@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+#: The head of finished probers, which is not trained.
+_STACK = "probers.train.stacking.Stack"
+
 
 def run(settings: Train, parts: PartRuns | None = None) -> Path:
     """Train, calibrate, evaluate and write a prober; returns its folder. ``parts`` have trained its heads."""
@@ -42,6 +45,12 @@ def run(settings: Train, parts: PartRuns | None = None) -> Path:
     from probers.store.joined import by_site, chosen
     from probers.store.store import FeatureStore
 
+    from .stacking import Members
+
+    stack = None
+    if settings.head.target == _STACK:
+        stack = Members.load(settings.head.options["probers"])
+        settings = stack.settle(settings)
     paths = _data(settings.data)
     log.info("reading %s", ", ".join(map(str, paths)))
     opened = [FeatureStore.open(path, checksums=settings.checksums) for path in paths]
@@ -64,9 +73,13 @@ def run(settings: Train, parts: PartRuns | None = None) -> Path:
     rule = settings.rule()
     request = SplitRequest(settings.split, settings.train_on, settings.test_on, settings.seed)
     dataset = Dataset.load(stores, settings.layer, request)
+    if stack is not None:
+        dataset = stack.hold_out(dataset, settings.seed)
     rule.check_number(len(dataset.examples.groups("validation")))
     joint = is_joint(settings.head.kind)
     tasks, notes = plan_tasks(dataset, settings, joint=joint)
+    if stack is not None:
+        tasks, notes = [task for task in tasks if task.is_probe], stack.notes
     if joint and settings.layer_sets:
         why = "this head reads all layers at once: give layer=[..] and run once for each set"
         raise UserError(f"layer_sets={settings.layer_sets}: {why}", code="conflict")
@@ -77,13 +90,18 @@ def run(settings: Train, parts: PartRuns | None = None) -> Path:
     out = Path(settings.out or _default_out(paths, settings))
     if part is not None:
         out, own = part.folder(out), own_tasks(tasks, part)
-    folder = RunFolder(out, "train", _identity(settings, [*paths, *others], tasks))
+    identity = _identity(settings, [*paths, *others], tasks)
+    if stack is not None:
+        identity["inputs"] |= {"probers": stack.inputs}
+    folder = RunFolder(out, "train", identity)
     if not (folder.begin("prober") if parts is None else parts.begin(folder, "prober")):
         return out
     if request.split != "store" or request.train_on or request.test_on:
         write_text(out / "splits.json", canonical_json(dataset.examples.split_record()))
 
     def fitter(of: Sequence[Task], on: Dataset, how: Fitting, what: str = "") -> Fitted:
+        if stack is not None:
+            return stack.fit(make_head, of, on, settings.aggregate)
         if parts is not None:
             return joined(parts, make_head, of, on.states.shape[-1], what)
         return fit(make_head, of, on, how, out=out, what=what)
@@ -99,7 +117,8 @@ def run(settings: Train, parts: PartRuns | None = None) -> Path:
         return out
     fitted = fitter(tasks, dataset, settings)
     trained = assemble(fitted, dataset, settings)
-    trained = replace(trained, notes=[*notes, *trained.notes])
+    members = () if stack is None else stack.detectors(dataset)
+    trained = replace(trained, members=members, notes=[*notes, *trained.notes])
     trained, sized = of_sizes(fitter, trained, dataset, fewer, settings)
 
     figures = _write(trained, dataset.examples, settings, paths, made, out)
