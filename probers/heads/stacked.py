@@ -63,6 +63,7 @@ class StackedHead(ProbeHead):
         self.members = [dict(member) for member in members]
         for number, member in enumerate(self.members):
             check_record(_Member, member, f"members.{number}.")
+            check_record(_Ensemble, member["ensemble"], f"members.{number}.ensemble.")
         read = sorted({layer for member in self.members for layer in member["layers"]})
         if len(streams) != 1 or len(read) != layers:
             raise ValueError(f"one stack reads {len(read)} layers, not {len(streams)} stacks {layers} layers")
