@@ -243,7 +243,7 @@ def test_a_users_own_head_loads_when_its_class_is_passed(tmp_path: Path, own: An
         ProbeBank.from_pretrained(tmp_path, head_class=Own if own is OwnHead else OwnHead)
 
 
-@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize("name", [name for name in HEADS if name != "stacked"])
 def test_every_kind_of_head_comes_back(tmp_path: Path, name: str) -> None:
     """A layer takes at most 5 MB at the width of Gemma 2B."""
     joint = is_joint(HEADS[name])

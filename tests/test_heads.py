@@ -39,7 +39,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "sequence": {"size": 8, "blocks": 2, "window": 2},
     "foreign": {"hidden": 8},
 }
-KINDS = [*HEADS, "foreign"]
+#: Heads that are trained; a stack has those of its members.
+TRAINED = [name for name in HEADS if name != "stacked"]
+KINDS = [*TRAINED, "foreign"]
 LEARNED = [name for name in KINDS if name != "mean_difference"]
 
 
@@ -223,7 +225,7 @@ def saved_bytes(head: ProbeHead) -> int:
     return sum(v.numel() * (2 if k in learned else 4) for k, v in head.state_dict().items())
 
 
-@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize("name", TRAINED)
 def test_the_configuration_makes_the_head_of_its_name(name: str) -> None:
     """And the 5 MB published are the limit."""
     config = compose("train", [f"head={name}"]).head
@@ -304,7 +306,7 @@ def test_dropout_masks_are_unrelated_along_every_axis() -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize("name", TRAINED)
 def test_a_gpu_draws_the_same_masks(name: str) -> None:
     head, x = make(name), torch.randn(5, 3, 6)
     expected = [run(head, x) for _ in range(2)]
@@ -395,13 +397,13 @@ def test_mean_difference_is_one_at_the_wrong_mean_and_minus_one_at_the_other() -
 
 
 def test_what_needs_moments_reads_tokens_and_learns() -> None:
-    needing = {name for name in HEADS if HEADS[name](["a"], *sizes(name, 4)).needs_moments}
+    needing = {name for name in TRAINED if HEADS[name](["a"], *sizes(name, 4)).needs_moments}
     assert needing == {"linear", "mean_difference", "concat", "mix", "sequence"}
     assert h.RadioHead(["a"], 4, standardise=True).needs_moments
     assert not make("foreign").needs_moments
     assert [name for name, cls in HEADS.items() if cls.tokens] == ["attention_pool", "layer_attention"]
     assert [name for name, cls in HEADS.items() if cls.causal] == ["sequence"]
-    assert [name for name, cls in HEADS.items() if not cls.learns] == ["mean_difference"]
+    assert [name for name, cls in HEADS.items() if not cls.learns] == ["mean_difference", "stacked"]
     assert saved_bytes(h.MindHead(["a"], 2 * 2048, standardise=True)) == 2_212_996  # two joined vectors
 
     class Mine(h.ProbingRagHead):

@@ -84,7 +84,9 @@ def test_a_range_that_names_no_layers_is_refused(data, tmp_path, given, code, na
 def test_a_part_that_was_killed_goes_on(data, whole, tmp_path, monkeypatch):
     typed = [f"data={data}", *FAST, "save_every=0"]
     with monkeypatch.context() as patch:
-        patch.setattr("probers.train.sweeps.save", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(
+            "probers.train.sweeps.subsets.save", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
+        )
         with pytest.raises(KeyboardInterrupt):
             cli.run("train", [*typed, f"out={tmp_path}/run", "part=1/2"])
     cli.run("train", [*typed, f"out={tmp_path}/run", "part=2/2"])

@@ -16,13 +16,13 @@ from torch.nn import functional as F
 from probers.commands import main as cli
 from probers.heads import LinearHead
 from probers.store.store import FeatureStore
-from probers.train import transfer
 from probers.train.assemble import score_everything
 from probers.train.data import Dataset
 from probers.train.fit import Task, fit
 from probers.train.levels import level_figures
 from probers.train.module import head_losses, highest
 from probers.train.settings import Fitting
+from probers.train.sweeps import transfer
 
 SIZE = 6
 

@@ -24,7 +24,7 @@ from probers.store.reader import StateReader
 from probers.store.store import FeatureStore
 from probers.train.assemble import control_detectors
 from probers.train.data import CHUNK, Examples, SplitRequest, load_examples
-from probers.train.sweeps import sets_of
+from probers.train.sweeps.subsets import sets_of
 from probers.uncertainty import SIGNALS
 
 

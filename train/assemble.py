@@ -190,7 +190,7 @@ def score_everything(
     # Text by text, where the rows are tokens.
     members = None if head.tokens else dataset.examples.members
     items = np.arange(len(inputs.text_of)) if members is None or head.causal else np.concatenate(members)
-    index = dataset.places([task.column for task in tasks])
+    index = dataset.places([task.column for task in tasks], joint=head.joint)
     found = []
     with torch.inference_mode():
         for part in torch.from_numpy(items).split(inputs.at_once):
@@ -241,6 +241,7 @@ class Trained:
         calibrations: by kind, from the prober's score to P(wrong).
         training: optimiser ``steps`` it took, and ``heads`` side by side.
         curve: probers of fewer training groups, the smallest first.
+        members: those of a stack, in its order.
         distances: (texts,) from the prober's domain.
         token_scores: (rows,) the prober's of every token, in the order of the texts' members.
         notes: parts left out, with the reason.
@@ -259,6 +260,7 @@ class Trained:
     calibrations: Mapping[str, Calibration]
     training: Mapping[str, int] = field(default_factory=dict)
     curve: Sequence[CurvePoint] = ()
+    members: Sequence[Detector] = ()
     distances: np.ndarray | None = None
     token_scores: np.ndarray | None = None
     notes: Sequence[str] = ()

@@ -25,6 +25,8 @@ from probers.types import SPLITS, Site, UserError
 CHUNK = 1024
 #: Values of the states that are copied to single precision at once, where rows are wide.
 _VALUES = 4 << 20
+#: Split of the texts on which a stack's weights are fitted.
+WEIGHTS = "weights"
 
 #: How a signal of a span's tokens becomes the span's; every other column is the same for all of them.
 _OVER_TOKENS = {
@@ -37,12 +39,14 @@ _OVER_TOKENS = {
 class Examples:
     """Labelled texts of a store, one row of ``table`` each, in its order; ``rows`` of each split.
 
-    ``members`` are the rows in the store of each text's tokens, in order; None for pooled states.
+    ``members`` are the rows in the store of each text's tokens, in order; None for pooled states. A stack's
+    weights are fitted on a split of their own; ``known`` is what its probers have seen.
     """
 
     table: pd.DataFrame
     rows: dict[str, np.ndarray]
     members: tuple[np.ndarray, ...] | None = None
+    known: Seen = Seen({})  # noqa: RUF009 (frozen)
 
     @property
     def inside(self) -> np.ndarray | None:
@@ -118,11 +122,20 @@ class Examples:
 
     def seen(self) -> Seen:
         """Groups and questions of each split, for warnings about questions asked later."""
-        table = self.table
+        found = {split: self._asked(rows) for split, rows in self.rows.items()}
+        found["train"] += found.pop(WEIGHTS, [])
+        return self.known | Seen.of(found)
+
+    def sides(self, seen: Seen, split: str) -> list[str]:
+        """Find on which side of what something has seen each text of a split is, "" for none."""
+        return [seen.side(*asked) for asked in self._asked(self.rows[split])]
+
+    def _asked(self, rows: np.ndarray) -> list[tuple[str, str, str]]:
+        """Data set, group, and question or text of some texts."""
+        part = self.table.iloc[rows]
         names = ("dataset", "group", "question", "text")
-        columns = [table[name] if name in table else [""] * len(table) for name in names]
-        texts = [(*of, asked or text) for *of, asked, text in zip(*columns, strict=True)]
-        return Seen.of({split: [texts[row] for row in rows] for split, rows in self.rows.items()})
+        columns = [part[name] if name in part else [""] * len(part) for name in names]
+        return [(dataset, group, asked or text) for dataset, group, asked, text in zip(*columns, strict=True)]
 
     def split_record(self) -> dict[str, list[str]]:
         """Groups of each split, as ``splits.json`` has them."""
@@ -368,10 +381,10 @@ class Dataset:
         specs = {store.spec.site: store.spec for store in stores}
         return cls(examples, StoreStates(stores, columns), columns, specs)
 
-    def places(self, columns: Sequence[Column]) -> Tensor:
-        """Positions (H,) of the heads' columns in the states; (H, L) for heads of several layers."""
+    def places(self, columns: Sequence[Column], *, joint: bool = False) -> Tensor:
+        """Positions (H,) of the heads' columns in the states; (H, L) for ``joint`` heads."""
         found = [[self.columns.index(Column(c.site, layer)) for layer in c.layers] for c in columns]
-        return torch.tensor(found if columns[0].below else [place for (place,) in found])
+        return torch.tensor(found if joint else [place for (place,) in found])
 
     def inputs(self, head: ProbeHead, loss: str = "ce") -> Inputs:
         """Select inputs of such heads; UserError where they need tokens, and the states are pooled."""

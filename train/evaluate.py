@@ -15,6 +15,7 @@ from probers.bank.decision import ALWAYS, ThresholdRule
 from probers.bank.risk_control import passing_groups
 from probers.evaluation import metrics
 from probers.evaluation.bootstrap import UNDEFINED, Bootstrap, Interval
+from probers.heads import StackedHead
 
 from .assemble import ENSEMBLE, WITH_ENTROPY, Detector, Trained, surprise_of
 from .before_after import auroc_samples, moment_figures, paired
@@ -181,6 +182,7 @@ def summarise(trained: Trained, evaluator: Evaluator, training: Mapping[str, Any
     """
     with_entropy = [] if trained.with_entropy is None else [trained.with_entropy]
     detectors = [*trained.layers.values(), *trained.ensembles.values(), *with_entropy, *trained.controls]
+    detectors += trained.members
     detectors += [detector for point in trained.curve for detector in (point.layer, point.ensemble)]
     bar = tqdm(detectors, desc="test figures", unit="detector", leave=False)
     figures = {id(detector): evaluator.figures(detector) for detector in bar}
@@ -207,6 +209,7 @@ def summarise(trained: Trained, evaluator: Evaluator, training: Mapping[str, Any
             for column, detector in trained.layers.items()
         ],
         "layer_weights": _layer_weights(trained),
+        "members": _members(trained, evaluator, figures),
         "ensembles": {kind: figures[id(detector)] for kind, detector in trained.ensembles.items()},
         "ensemble": overall[ENSEMBLE],
         "combine": trained.bank.combine,
@@ -225,7 +228,8 @@ def summarise(trained: Trained, evaluator: Evaluator, training: Mapping[str, Any
             | {"layer": figures[id(point.layer)], "ensemble": figures[id(point.ensemble)]}
             for point in trained.curve
         ],
-        "pairs": evaluator.pairs(ours[:1], true) | evaluator.pairs(ours[1:], [ours[0], *true]),
+        "pairs": evaluator.pairs(ours[:1], [*trained.members, *true])
+        | evaluator.pairs(ours[1:], [ours[0], *true]),
         "training": dict(training),
         "notes": [
             *trained.notes,
@@ -246,6 +250,18 @@ def _layer_weights(trained: Trained) -> dict[str, float] | None:
     if (shares := trained.bank.head.layer_weights()) is None:
         return None
     return {str(k): round(float(share), 6) for k, share in zip(trained.bank.layers, shares[0], strict=True)}
+
+
+def _members(trained: Trained, evaluator: Evaluator, figures: Mapping[int, Figures]) -> Figures:
+    """Figures of a stack's members by name, each with its weight and its AUROC on validation."""
+    head, rows = trained.bank.head, evaluator.examples.rows["validation"]
+    weights = head.weights[0].tolist() if isinstance(head, StackedHead) else []
+    wrong = evaluator.examples.wrong[rows]
+    return {
+        d.name: figures[id(d)]
+        | {"weight": round(w, 6), "validation": {"auroc": float(metrics.auroc(wrong, d.scores[rows]))}}
+        for d, w in zip(trained.members, weights, strict=True)
+    }
 
 
 def _spread(scores: np.ndarray | None, evaluator: Evaluator) -> Figures | None:

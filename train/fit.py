@@ -15,7 +15,7 @@ from torch import Tensor
 from probers.checksums import draw_key
 from probers.commands.merge import PartRuns
 from probers.data.splits import Partition
-from probers.heads import Moments, ProbeHead
+from probers.heads import Moments, ProbeHead, is_joint
 from probers.store.joined import Stored
 from probers.types import RunError, Site, UserError, first_line
 
@@ -125,7 +125,7 @@ def fit(
     states, of = inputs.states, inputs.text_of
     rows = {split: np.flatnonzero(np.isin(of, texts)) for split, texts in dataset.examples.rows.items()}
     targets = targets_of(tasks, dataset.examples)[of]
-    places = dataset.places([task.column for task in tasks])
+    places = dataset.places([task.column for task in tasks], joint=head.joint)
     training = torch.from_numpy(rows["train"])
     if head.needs_moments:  # of single rows, also where texts of tokens are trained on
         single = np.isin(dataset.examples.text_of, dataset.examples.rows["train"])
@@ -161,8 +161,9 @@ def fit(
 
 def build(make_head: MakeHead, tasks: Sequence[Task], width: int) -> ProbeHead:
     """Make untrained heads of some tasks, whose layers are of a width."""
-    layers = len(tasks[0].column.layers)
-    return make_head([task.stream for task in tasks], width, *([layers] if layers > 1 else []))
+    joint = is_joint(getattr(make_head, "func", make_head))
+    layers = [len(tasks[0].column.layers)] if joint else []
+    return make_head([task.stream for task in tasks], width, *layers)
 
 
 def moments(states: States, rows: Tensor, columns: Tensor, targets: Tensor) -> Moments:

@@ -89,6 +89,8 @@ def table(figures: Json) -> str:
         parts.append("all layers")
         for kind, entry in figures["ensembles"].items():
             parts.append(_line(ENSEMBLES.get(kind, kind), entry, "*" if kind == figures["combine"] else ""))
+    for name, entry in figures.get("members", {}).items():
+        parts.append(_line(f"member {name}", entry))
     prober, with_entropy = ("prober", "with entropy") if single else (ENSEMBLE, WITH_ENTROPY)
     if figures["with_entropy"]:
         parts.append(_line(with_entropy, figures["with_entropy"]))
@@ -108,6 +110,7 @@ def table(figures: Json) -> str:
         kept = sum(weight > 0 for weight in weights.values())
         parts.append(f"largest weights of {kept} of {len(weights)} layers: {listed}")
     parts += _adapter_lines(figures)
+    parts += _stacked(figures)
     parts += _levels(figures.get("levels"))
     parts += _moments(figures["moments"])
     parts.append(_calibration(figures["calibration"]))
@@ -149,6 +152,25 @@ def _adapter_lines(figures: Json) -> list[str]:
     gain = f"{number(pair['diff'], '+.3f')} {bounds(pair['ci95'], '+.3f')}"
     lines = [f"{name:46}{without:>24}{with_them:>26}" for name, without, with_them in table]
     return [*lines, f"difference in AUROC, paired: {gain}"]
+
+
+def best_member(figures: Json) -> str:
+    """Name the member of a stack that is best on validation."""
+    members = figures["members"]
+    return max(members, key=lambda name: members[name]["validation"]["auroc"])
+
+
+def _stacked(figures: Json) -> list[str]:
+    """Weights of a stack's members, and its lead over the best of them."""
+    if not (members := figures.get("members")):
+        return []
+    listed = ", ".join(f"{name} {entry['weight']:.2f}" for name, entry in members.items())
+    lines = [f"weights, of scores in standard deviations: {listed}"]
+    best = best_member(figures)
+    pair = figures["pairs"][f"{ENSEMBLE} vs {best}"]["auroc"]
+    lead = f"{number(pair['diff'], '+.3f')} {bounds(pair['ci95'], '+.3f')}"
+    lines.append(f"stack minus {best}, the best member on validation: AUROC {lead}")
+    return [fill(line, 98, subsequent_indent="  ") for line in lines]
 
 
 #: Columns of the table of levels.
@@ -343,8 +365,8 @@ def write_card(
     stores = ",".join(public_path(path, "STORE") for path in data)
     stores = stores if len(data) == 1 else f"[{stores}]"
     shared = (
-        adapter_rows, best_name, bounded, bounds, cost_of, layer_name, moment_columns, number, promised,
-        ranges, warnings,
+        adapter_rows, best_member, best_name, bounded, bounds, cost_of, layer_name, moment_columns, number,
+        promised, ranges, warnings,
     )  # fmt: skip
     return render(
         "probers.train/card.md.j2",

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: The head with adapters below it.
-_LORA = "probers.train.lora.adapted.Lora"
+#: Heads that are made of more than states: adapters below a head, and finished probers.
+_LORA, _STACK = "probers.train.lora.adapted.Lora", "probers.train.stacking.Stack"
 
 
 class Chosen(NamedTuple):
@@ -57,6 +57,12 @@ def run(settings: Train, parts: PartRuns | None = None, search: Chosen | None = 
     from probers.store.joined import by_site, chosen
     from probers.store.store import FeatureStore
 
+    from .stacking import Members
+
+    stack = None
+    if settings.head.target == _STACK:
+        stack = Members.load(settings.head.options["probers"])
+        settings = stack.settle(settings)
     opened = opened_stores(settings)
     paths, sites = [store.path for store in opened], listed(settings.site) or None
     stores = by_site(chosen(opened, settings.pool, sites))
@@ -72,7 +78,7 @@ def run(settings: Train, parts: PartRuns | None = None, search: Chosen | None = 
     from .fit import build, fit, joined, of_tasks, own_tasks, plan_tasks
     from .lora.run import adapt, prepare
     from .report import compare_runs, table
-    from .sweeps import fit_part, of_layers, of_sizes, sets_of, sizes_of
+    from .sweeps.subsets import fit_part, of_layers, of_sizes, sets_of, sizes_of
 
     settings.hardware()
     lora = settings.head.target == _LORA
@@ -82,9 +88,13 @@ def run(settings: Train, parts: PartRuns | None = None, search: Chosen | None = 
     rule = settings.rule()
     request = SplitRequest(settings.split, settings.train_on, settings.test_on, settings.seed)
     dataset = Dataset.load(stores, settings.layer, request)
+    if stack is not None:
+        dataset = stack.hold_out(dataset, settings.seed)
     rule.check_number(len(dataset.examples.groups("validation")))
     joint = is_joint(settings.head.kind)
     tasks, notes = plan_tasks(dataset, settings, joint=joint)
+    if stack is not None:
+        tasks, notes = [task for task in tasks if task.is_probe], stack.notes
     if joint and settings.layer_sets:
         why = "this head reads all layers at once: give layer=[..] and run once for each set"
         raise UserError(f"layer_sets={settings.layer_sets}: {why}", code="conflict")
@@ -100,7 +110,14 @@ def run(settings: Train, parts: PartRuns | None = None, search: Chosen | None = 
         out, own = part.folder(out), own_tasks(tasks, part)
     source = prepare(settings, stores, dataset) if lora else None
     layers = [layer for task in tasks if task.is_probe for layer in task.column.layers]
-    folder = RunFolder(out, "train", identified(settings, [*paths, *others], layers))
+    identity = identified(settings, [*paths, *others], layers)
+    if settings.texts.path is None:
+        del identity["texts"]  # runs of before have no such key
+    else:
+        identity["inputs"] |= {"texts": checksums.inputs(str(settings.texts.path))}
+    if stack is not None:
+        identity["inputs"] |= {"probers": stack.inputs}
+    folder = RunFolder(out, "train", identity)
     if search is not None:
         folder = search.folder
     elif not (folder.begin("prober") if parts is None else parts.begin(folder, "prober")):
@@ -109,6 +126,8 @@ def run(settings: Train, parts: PartRuns | None = None, search: Chosen | None = 
         write_text(out / "splits.json", canonical_json(dataset.examples.split_record()))
 
     def fitter(of: Sequence[Task], on: Dataset, how: Fitting, what: str = "") -> Fitted:
+        if stack is not None:
+            return stack.fit(make_head, of, on, settings.aggregate)
         if parts is not None:
             return joined(parts, make_head, of, on.states.shape[-1], what)
         return fit(make_head, of, on, how, out=out, what=what)
@@ -125,7 +144,8 @@ def run(settings: Train, parts: PartRuns | None = None, search: Chosen | None = 
     plain = settings if source is None else replace(settings, epochs=source.options.start_epochs)
     fitted = fitter(tasks, dataset, plain)
     trained = assemble(fitted, dataset, settings, refuse=source is None)
-    trained = replace(trained, notes=[*notes, *trained.notes])
+    members = () if stack is None else stack.detectors(dataset)
+    trained = replace(trained, members=members, notes=[*notes, *trained.notes])
     if source is not None:
         trained, dataset = adapt(source, trained, fitted, dataset, settings, out)
     trained, sized = of_sizes(fitter, trained, dataset, fewer, settings)
@@ -137,7 +157,7 @@ def run(settings: Train, parts: PartRuns | None = None, search: Chosen | None = 
         _write(each.trained, each.examples, settings, paths, made, out / each.folder)
         further[out / each.folder] = each.about
     if alone:
-        from . import transfer
+        from .sweeps import transfer
 
         known = {name: store for name, store in alone.items() if Path(name) in paths}
         several = len(known) > 1
@@ -259,7 +279,4 @@ def identified(settings: Stores, paths: Sequence[Path], layers: Iterable[int]) -
         # The run folder ignores batch_size, which elsewhere affects speed only; here it changes the heads.
         "examples_per_step": settings.record["batch_size"],
     }
-    record = settings.record | {"data": list(map(str, paths)), "inputs": inputs}
-    if settings.texts.path is None:  # runs of before have no such key
-        return {key: value for key, value in record.items() if key != "texts"}
-    return record | {"inputs": inputs | {"texts": checksums.inputs(str(settings.texts.path))}}
+    return settings.record | {"data": list(map(str, paths)), "inputs": inputs}

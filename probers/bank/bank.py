@@ -19,7 +19,7 @@ import torch
 from huggingface_hub import ModelHubMixin
 
 from ..data.splits import Seen
-from ..heads import CORRECT, WRONG, Memory, ProbeHead, SequenceHead
+from ..heads import CORRECT, WRONG, Memory, ProbeHead
 from ..online.scores import Aggregate, aggregate, check_aggregate, check_spans
 from ..store.spec import FeatureSpec, ModelSpec
 from ..types import Needs, UserError
@@ -171,7 +171,6 @@ class ProbeBank(ModelHubMixin):
         ``states`` are (n, layers, d); None is the memory of texts that begin. Token by token this gives what
         :meth:`score` gives for the whole text.
         """
-        assert isinstance(self.head, SequenceHead)
         with torch.inference_mode():
             x = states.to(self.head.device, torch.float32).unsqueeze(-3)
             logits, memory = self.head.advance(x, memory or self.head.begin(len(x)))

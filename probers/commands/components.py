@@ -70,6 +70,7 @@ COMPONENTS: dict[str, dict[str, str]] = {
         "probing_rag": "heads.ProbingRagHead",
         "radio": "heads.RadioHead",
         "sequence": "heads.SequenceHead",
+        "stacked": "train.stacking.Stack",
     },
     "retriever": {
         "bm25": "rag.retrievers.BM25",

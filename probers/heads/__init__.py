@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from .attention_pool import AttentionPoolHead
-from .base import CORRECT, WRONG, Moments, ProbeHead
+from .base import CORRECT, WRONG, Memory, Moments, ProbeHead
 from .custom import ForeignHead, factory
 from .layers import ConcatHead, LayerAttentionHead, MixHead
 from .linear import LinearHead, MeanDifferenceHead
 from .mlp import MindHead, ProbingRagHead, RadioHead
-from .sequence import Memory, SequenceHead
+from .sequence import SequenceHead
+from .stacked import StackedHead
 
 __all__ = [
     "CORRECT", "HEADS", "WRONG", "AttentionPoolHead", "ConcatHead", "ForeignHead", "LayerAttentionHead",
     "LinearHead", "MeanDifferenceHead", "Memory", "MindHead", "MixHead", "Moments", "ProbeHead",
-    "ProbingRagHead", "RadioHead", "SequenceHead", "factory", "head_name", "is_joint",
+    "ProbingRagHead", "RadioHead", "SequenceHead", "StackedHead", "factory", "head_name", "is_joint",
 ]  # fmt: skip
 
 #: Names of heads in ``config.json`` of saved probers and in ``head=``.
@@ -28,7 +29,9 @@ HEADS: dict[str, type[ProbeHead]] = {
     "mix": MixHead,
     "layer_attention": LayerAttentionHead,
     "sequence": SequenceHead,
+    "stacked": StackedHead,
 }
+StackedHead.kinds = HEADS
 
 
 def head_name(head: ProbeHead | type[ProbeHead]) -> str:

@@ -37,6 +37,23 @@ class Moments:
     class_mean: Tensor
 
 
+class Memory(tuple[Any, ...]):
+    """What causal heads keep of n growing texts: tensors with n first, or the memories of several heads."""
+
+    __slots__ = ()
+
+    @classmethod
+    def joined(cls, memories: Sequence[Memory]) -> Memory:
+        """Put the memories of several texts side by side."""
+        parts = zip(*memories, strict=True)
+        return cls(torch.cat(part) if isinstance(part[0], Tensor) else cls.joined(part) for part in parts)
+
+    def each(self) -> list[Memory]:
+        """Split into memories of one text each."""
+        parts = (part.split(1) if isinstance(part, Tensor) else part.each() for part in self)
+        return [Memory(own) for own in zip(*parts, strict=True)]
+
+
 class ProbeHead(nn.Module):
     """H independent heads on states of width d; subclasses define :meth:`_logits`.
 
@@ -58,7 +75,7 @@ class ProbeHead(nn.Module):
 
     joint: ClassVar[bool] = False
     tokens: ClassVar[bool] = False
-    causal: ClassVar[bool] = False
+    causal: bool = False
     learns: ClassVar[bool] = True
     marker: bool = False
 
@@ -148,6 +165,17 @@ class ProbeHead(nn.Module):
         """(n, T, H, d) or (n, T, H, L, d), (n, T), and tokens (n, T) that are scored -> (H, n, T, 2).
 
         The latter two may also be (n, T, H).
+        """
+        raise NotImplementedError
+
+    def begin(self, texts: int) -> Memory:
+        """Make the memory of so many texts without a token, for causal heads."""
+        raise NotImplementedError
+
+    def advance(self, states: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
+        """Compute logits (n, H, 2) of the next token of n texts by causal heads, and their memory after it.
+
+        ``states`` are (n, H, L, d). What comes out is what :meth:`forward` gives for the texts so far.
         """
         raise NotImplementedError
 

@@ -4,38 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..types import UserError
-from .base import Dropout, Linear, Moments, Norm, ProbeHead, Standardise, weight_generators
+from .base import Dropout, Linear, Memory, Moments, Norm, ProbeHead, Standardise, weight_generators
 
 #: Width of an attention head.
 _HEAD = 32
 #: Probability of dropping a number of the embedded token, and one of each block's outputs, while training.
 _DROPOUT = 0.2
-
-
-class Memory(NamedTuple):
-    """What causal heads keep of n growing texts: the keys and values that their next tokens can see.
-
-    ``kept`` (n, H, blocks, 2, window - 1, size), the newest last; ``length`` (n,) tokens so far.
-    """
-
-    kept: Tensor
-    length: Tensor
-
-    @classmethod
-    def joined(cls, memories: Sequence[Memory]) -> Memory:
-        """Put the memories of several texts side by side."""
-        return cls(*map(torch.cat, zip(*memories, strict=True)))
-
-    def each(self) -> list[Memory]:
-        """Split into memories of one text each."""
-        return [Memory(*parts) for parts in zip(self.kept.split(1), self.length.split(1), strict=True)]
 
 
 class SequenceHead(ProbeHead):
@@ -57,7 +38,7 @@ class SequenceHead(ProbeHead):
     """
 
     joint: ClassVar[bool] = True
-    causal: ClassVar[bool] = True
+    causal = True
 
     def __init__(
         self, streams: Sequence[str], width: int, layers: int, *, size: int = 128, blocks: int = 1,
@@ -111,25 +92,23 @@ class SequenceHead(ProbeHead):
         return self.drop(flat, self.step).unflatten(1, x.shape[1:3])
 
     def begin(self, texts: int) -> Memory:
-        """Memory of so many texts without a token."""
+        """Make empty keys and values (n, H, blocks, 2, window - 1, size), and lengths (n,)."""
         shape = (texts, len(self.streams), self.blocks, 2, self.window - 1, self.size)
         length = torch.zeros(texts, dtype=torch.long, device=self.device)
-        return Memory(torch.zeros(shape, device=self.device), length)
+        return Memory((torch.zeros(shape, device=self.device), length))
 
     def advance(self, states: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
-        """Compute the logits (n, H, 2) of the next token of n texts, and their memory after it.
-
-        ``states`` are (n, H, L, d). What comes out is what :meth:`forward` gives for the texts so far.
-        """
+        """Compute the logits (n, H, 2) of the next tokens, whose keys and values come last in the memory."""
+        before, length = memory
         x = self._embedded(states.movedim(1, 0)[:, :, None])
-        there = torch.arange(self.window - 1, 0, -1, device=x.device) <= memory.length[:, None]
+        there = torch.arange(self.window - 1, 0, -1, device=x.device) <= length[:, None]
         kept = []
         for number, block in enumerate(self.stack):
             assert isinstance(block, _Block)
-            x, now = block.advance(x, memory.kept[:, :, number].movedim(0, 1), there)
+            x, now = block.advance(x, before[:, :, number].movedim(0, 1), there)
             kept.append(now)
         logits = self.linear(self.norm(x[:, :, 0])).movedim(0, 1)
-        return logits, Memory(torch.stack(kept, dim=2).movedim(0, 1), memory.length + 1)
+        return logits, Memory((torch.stack(kept, dim=2).movedim(0, 1), length + 1))
 
 
 class _Block(nn.Module):

@@ -12,10 +12,10 @@ from typing import Literal, NamedTuple
 
 from probers.types import UserError
 
-from .assemble import CurvePoint, Trained, assemble
-from .data import Dataset, Examples
-from .fit import Fitted, Task, file_of, save
-from .settings import Assembling, Fitting, Train
+from ..assemble import CurvePoint, Trained, assemble
+from ..data import Dataset, Examples
+from ..fit import Fitted, Task, file_of, save
+from ..settings import Assembling, Fitting, Train
 
 #: Default points of the learning curve: a number of texts, and shares of all texts.
 _TEXTS, _SHARES = 1000, (0.25, 0.5)

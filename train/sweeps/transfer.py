@@ -16,17 +16,18 @@ from typing import Any
 import numpy as np
 
 from probers.bank.bank import ProbeBank
+from probers.data.splits import Seen
 from probers.evaluation import metrics
 from probers.evaluation.bootstrap import Bootstrap, bounds, number
 from probers.files import canonical_json, write_text
 from probers.heads import is_joint
 from probers.store.joined import Stored
 
-from .assemble import assemble, score_everything
-from .data import Column, Dataset, Examples, SplitRequest, load_examples
-from .figures import canvas, save
-from .fit import MakeHead, fit, probe_tasks
-from .settings import Train
+from ..assemble import assemble, score_everything
+from ..data import Column, Dataset, Examples, SplitRequest, load_examples
+from ..figures import canvas, save
+from ..fit import MakeHead, fit, probe_tasks
+from ..settings import Train
 
 log = logging.getLogger(__name__)
 
@@ -79,11 +80,7 @@ def matrix(
 
 def _cell(bank: ProbeBank, examples: Examples, scores: np.ndarray, settings: Train) -> dict[str, Any]:
     test = examples.rows["test"]
-    columns = [examples.column(name, "test") for name in ("dataset", "group", "question", "text")]
-    sides = [
-        bank.seen.side(dataset, group, question or text) if bank.seen is not None else ""
-        for dataset, group, question, text in zip(*columns, strict=True)
-    ]
+    sides = examples.sides(bank.seen or Seen({}), "test")
     fresh = test[[side not in ("train", "validation") for side in sides]]
     wrong, own = examples.wrong[fresh], scores[fresh]
     figures: dict[str, Any] = {"n": len(fresh), "seen": len(test) - len(fresh)}

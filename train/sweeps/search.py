@@ -32,13 +32,13 @@ from probers.store.joined import JoinedStores, Stored, by_site, chosen
 from probers.store.store import FeatureStore
 from probers.types import SPLITS, RunError, Site, UserError
 
-from .assemble import assemble
-from .data import Dataset, Examples, SplitRequest, load_examples
-from .fit import MakeHead, Task, build, fit, probe_tasks
-from .report import cut
-from .run import Chosen, default_out, identified, listed, opened_stores
-from .run import run as train
-from .settings import Assembling, Fitting, Search, Stores, Train
+from ..assemble import assemble
+from ..data import Dataset, Examples, SplitRequest, load_examples
+from ..fit import MakeHead, Task, build, fit, probe_tasks
+from ..report import cut
+from ..run import Chosen, default_out, identified, listed, opened_stores
+from ..run import run as train
+from ..settings import Assembling, Fitting, Search, Stores, Train
 
 log = logging.getLogger(__name__)
 

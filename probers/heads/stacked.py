@@ -1,0 +1,166 @@
+"""A logistic regression on the scores of finished probers, which it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from ..options import Name, check_component, check_record
+from .base import CORRECT, WRONG, Memory, ProbeHead
+
+
+@dataclass(frozen=True, slots=True)
+class _Ensemble:
+    kind: Literal["logits", "probabilities", "best", "stacked"]
+    weights: tuple[float, ...]
+    intercept: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    head: Name
+    options: dict[str, Any]
+    layers: tuple[int, ...]
+    ensemble: _Ensemble
+
+
+class StackedHead(ProbeHead):
+    """Log-odds of "wrong" by a logistic model over the scores of several probers (Wolpert 1992).
+
+    Each member keeps its own heads, layers and rule that makes one score of their margins. The margin is the
+    intercept and the sum of weight times standardised score; a weight is a change of the log-odds for one
+    standard deviation of the member's score. Where a member reads tokens in order, so does the stack, and the
+    others score every token by itself. Nothing is trained here: ``probers-train head=stacked`` fits weights
+    on texts that no member was trained on, by :meth:`weigh`.
+
+    Args:
+        members: ``head``, ``options``, ``layers`` and ``ensemble`` of each, as in ``config.json`` of probers;
+            the layers of the states are all of theirs, ascending.
+
+    Raises:
+        UserError: members that are not as ``config.json`` of this version has them.
+        ValueError: more than one head, members that do not read the states' layers, or weights of an
+            ensemble that are not as many as its heads.
+    """
+
+    joint: ClassVar[bool] = True
+    learns: ClassVar[bool] = False
+    #: Heads that members may have, by name; filled by the package.
+    kinds: ClassVar[Mapping[str, type[ProbeHead]]] = {}
+    weights: Tensor
+    mean: Tensor
+    scale: Tensor
+    intercept: Tensor
+
+    def __init__(
+        self, streams: Sequence[str], width: int, layers: int, *, members: Sequence[Mapping[str, Any]]
+    ) -> None:
+        super().__init__(streams, width, layers)
+        self.members = [dict(member) for member in members]
+        for number, member in enumerate(self.members):
+            check_record(_Member, member, f"members.{number}.")
+            check_record(_Ensemble, member["ensemble"], f"members.{number}.ensemble.")
+        read = sorted({layer for member in self.members for layer in member["layers"]})
+        if len(streams) != 1 or len(read) != layers:
+            raise ValueError(f"one stack reads {len(read)} layers, not {len(streams)} stacks {layers} layers")
+        self._places = [[read.index(layer) for layer in member["layers"]] for member in self.members]
+        self.heads = nn.ModuleList(map(self._made, self.members))
+        self.causal = any(head.causal for head in self._heads)
+        for name, value in (("weights", 0.0), ("mean", 0.0), ("scale", 1.0)):
+            self.register_buffer(name, torch.full((1, len(self.members)), value))
+        self.register_buffer("intercept", torch.zeros(1))
+        self.register_state_dict_post_hook(_with_axis)
+        self.register_load_state_dict_pre_hook(_without_axis)
+
+    def _made(self, member: Mapping[str, Any]) -> ProbeHead:
+        kind, layers = self.kinds.get(member["head"]), len(member["layers"])
+        if kind is None:
+            raise ValueError(f"a member's head {member['head']} is unknown")
+        own: dict[str, Any] = member["options"]
+        check_component(kind, own, "members.options.")
+        names = [f"layer{k}" for k in member["layers"]]
+        head = kind(names[:1], self.width, layers, **own) if kind.joint else kind(names, self.width, **own)
+        if len(member["ensemble"]["weights"]) != len(head.streams):
+            raise ValueError(f"a member's ensemble does not fit its {len(head.streams)} heads")
+        return head
+
+    @property
+    def _heads(self) -> list[ProbeHead]:
+        return [head for head in self.heads if isinstance(head, ProbeHead)]
+
+    @property
+    def reach(self) -> int:
+        """Number of tokens, the scored one included, that its score depends on."""
+        return max(head.reach for head in self._heads)
+
+    @torch.no_grad()
+    def weigh(self, mean: Any, scale: Any, weights: Any, intercept: float) -> None:
+        """Set the logistic model: numbers (members,) and an intercept."""
+        for buffer, value in ((self.mean, mean), (self.scale, scale), (self.weights, weights)):
+            buffer.copy_(torch.as_tensor(value)[None])
+        self.intercept.fill_(intercept)
+
+    def _logits(self, x: Tensor) -> Tensor:
+        each = (self._of_rows(i, x[0]) for i in range(len(self.members)))
+        return self._stacked(each)[None]
+
+    def _sequence_logits(self, x: Tensor, mask: Tensor, own: Tensor | None) -> Tensor:
+        def of(number: int) -> Tensor:
+            head = self._heads[number]
+            if head.causal:
+                return head.forward(x[:, :, :, self._places[number]], mask, own)
+            return self._of_rows(number, x[:, :, 0].flatten(0, 1)).unflatten(0, mask.shape)
+
+        return self._stacked(map(of, range(len(self.members))))[None]
+
+    def begin(self, texts: int) -> Memory:
+        """Join the empty memories of the members that read tokens in order."""
+        return Memory(head.begin(texts) for head in self._heads if head.causal)
+
+    def advance(self, states: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
+        """Let these members go on, and the others score the next tokens by themselves."""
+        before, after, each = iter(memory), [], []
+        for number, head in enumerate(self._heads):
+            if head.causal:
+                logits, own = head.advance(states[:, :, self._places[number]], next(before))
+                after.append(own)
+            else:
+                logits = self._of_rows(number, states[:, 0])
+            each.append(logits)
+        return self._stacked(each)[:, None], Memory(after)
+
+    def _of_rows(self, number: int, x: Tensor) -> Tensor:
+        """Logits (n, heads, 2) of a member from states (n, L, d)."""
+        head, own = self._heads[number], x[:, self._places[number]]
+        return head.forward(own[:, None] if head.joint else own)
+
+    def _stacked(self, each: Iterable[Tensor]) -> Tensor:
+        """Logits (.., 2) of the members' (.., heads, 2)."""
+        scores = []
+        for member, logits in zip(self.members, each, strict=True):
+            rule, margins = member["ensemble"], logits[..., WRONG] - logits[..., CORRECT]
+            # As Ensemble of probers.bank.decision.
+            margins = torch.tanh(margins / 2) if rule["kind"] == "probabilities" else margins
+            scores.append((margins * margins.new_tensor(rule["weights"])).sum(dim=-1) + rule["intercept"])
+        standard = (torch.stack(scores, dim=-1) - self.mean[0]) / self.scale[0]
+        margin = (standard * self.weights[0]).sum(dim=-1) + self.intercept
+        return torch.stack([margin / 2, -margin / 2], dim=-1)
+
+
+def _with_axis(head: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
+    """Give the members' tensors the axis of the one stack before that of their own heads."""
+    for name in _of_members(state, prefix):
+        state[name] = state[name][None]
+
+
+def _without_axis(head: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    for name in _of_members(state, prefix):
+        state[name] = state[name][0]
+
+
+def _of_members(state: Mapping[str, Any], prefix: str) -> list[str]:
+    return [name for name in state if name.startswith(f"{prefix}heads.")]

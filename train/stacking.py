@@ -1,0 +1,184 @@
+"""Stacking: finished probers weighed on held-out texts, as one prober (Wolpert 1992)."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from operator import or_
+from typing import Any
+
+import numpy as np
+
+from probers.bank.bank import ProbeBank
+from probers.bank.calibration import fit_logistic
+from probers.bank.io import CONFIG, locate
+from probers.checksums import draw_key, inputs
+from probers.commands.components import Component
+from probers.data.splits import Seen
+from probers.evaluation.metrics import auroc
+from probers.heads import StackedHead, head_name
+from probers.online.scores import Aggregate
+from probers.options import Name
+from probers.store.spec import FeatureSpec, ranges
+from probers.types import SPLITS, UserError
+
+from .assemble import Detector, score_everything
+from .data import WEIGHTS, Column, Dataset, layers_to_train
+from .fit import Fitted, MakeHead, Task, build, probe_tasks
+from .settings import Train
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stack:
+    """Finished probers as one: a logistic regression on their scores, fitted on texts none was trained on.
+
+    They are of the same model, site, pool and position, with any heads and layers. Half of the validation
+    groups fit the weights, the other half calibrate. Heads that pool tokens or mark spans are refused.
+    """
+
+    probers: list[Name] = field(default_factory=lambda: [])
+    """probers to stack, two or more: folders or hub ids, as [runs/a,runs/b]"""
+
+
+@dataclass(frozen=True)
+class Members:
+    """The probers of a stack, by what the user called them; ``spec`` is of the layers of all of them."""
+
+    probers: Sequence[str]
+    banks: Sequence[ProbeBank]
+    spec: FeatureSpec
+
+    @classmethod
+    def load(cls, probers: Sequence[str]) -> Members:
+        """Load probers; UserError for fewer than two, and for those that cannot be stacked."""
+        if len(probers) < 2:
+            told = f"head.probers=[{','.join(probers)}] names {len(probers)} of the probers to stack"
+            raise UserError(f"{told}: give two or more, as [runs/a,runs/b]", "missing-value")
+        banks = [ProbeBank.from_pretrained(name) for name in probers]
+        for name, bank in zip(probers, banks, strict=True):
+            if bank.head.tokens or bank.head.marker:
+                does = "pools the tokens of a span itself" if bank.head.tokens else "marks the span it scores"
+                told = f"head.probers: the head of {name} {does}, and a stack scores single tokens"
+                raise UserError(f"{told}: leave it out", "unsupported")
+            banks[0].spec.check(bank.spec, what=f"head.probers: states of {probers[0]}", against=f"of {name}")
+        layers = tuple(sorted({layer for bank in banks for layer in bank.layers}))
+        return cls(probers, banks, replace(banks[0].spec, layers=layers))
+
+    @property
+    def names(self) -> list[str]:
+        """Name of each folder, or its whole path where two have the same name."""
+        short = [name.rstrip("/").rpartition("/")[2] for name in self.probers]
+        count = Counter(short)
+        return [name if count[name] == 1 else path for name, path in zip(short, self.probers, strict=True)]
+
+    @property
+    def inputs(self) -> dict[str, str]:
+        """The probers' ``config.json``, which names their weights, by content."""
+        return inputs(*(locate(name) / CONFIG for name in self.probers))
+
+    @property
+    def notes(self) -> list[str]:
+        """What is not as in other trainings, for table and card."""
+        found = ["controls that are heads left out: a stack is not trained on states"]
+        unknown = [name for name, bank in zip(self.names, self.banks, strict=True) if bank.seen is None]
+        if unknown:
+            told = "it is not known what these were trained on, which may be texts of validation or test"
+            found.append(f"{told}: {', '.join(unknown)}")
+        return found
+
+    def settle(self, settings: Train) -> Train:
+        """Take head, pool, site and layers from the members; UserError for settings that contradict them."""
+        for key in ("sizes", "layer_sets", "matrix", "part", "launch"):
+            if value := getattr(settings, key):
+                told = f"{key}={value} is of trainings, and a stack trains nothing: leave it out"
+                raise UserError(told, "conflict")
+        if settings.seeds > 1:
+            raise UserError(f"seeds={settings.seeds}: a stack draws nothing, leave seeds out", "conflict")
+        layers = self.spec.layers
+        if settings.layer != "all" and layers_to_train(settings.layer, self.spec) != layers:
+            told = f"layer={settings.layer}: the members read layers {ranges(layers)}, leave layer out"
+            raise UserError(told, "layers")
+        members = [
+            {
+                "head": head_name(bank.head), "options": bank.head.options, "layers": list(bank.layers),
+                "ensemble": bank.ensemble.to_dict(),
+            }
+            for bank in self.banks
+        ]  # fmt: skip
+        pool: Any = settings.pool or self.spec.pool
+        return replace(
+            settings, head=Component("head", "probers.heads.StackedHead", {"members": members}),
+            pool=pool, site=settings.site or self.spec.site, layer=list(layers),
+            learning_curve=False,
+        )  # fmt: skip
+
+    def hold_out(self, dataset: Dataset, seed: int) -> Dataset:
+        """Deal the validation groups by hash: one half is for the weights, the other remains validation.
+
+        UserError for states of another kind, and for groups of validation or test that a member has learned
+        from; for test groups also where it was tuned on them.
+        """
+        examples = dataset.examples
+        for spec in dataset.specs.values():
+            self.spec.check(spec, what="head.probers: states of the probers", against="those of data")
+        for name, bank in zip(self.probers, self.banks, strict=True):
+            for split, learned in (("validation", ["train"]), ("test", ["train", "validation"])):
+                found = np.isin(examples.sides(bank.seen or Seen({}), split), learned)
+                if groups := sorted(set(map(str, examples.column("group", split)[found]))):
+                    told = f"head.probers: {name} was trained or tuned on {len(groups)} of the {split} groups"
+                    fix = "stack it on a store whose groups, in its splits, it has not seen"
+                    raise UserError(f"{told} of data, such as {groups[0]!r}: {fix}", "overlap")
+        order = sorted(map(str, examples.groups("validation")), key=lambda g: draw_key("stack", seed, g))
+        first = np.isin(examples.column("group", "validation").astype(str), order[: len(order) // 2])
+        train, validation, test = (examples.rows[split] for split in SPLITS)
+        rows = {"train": train, WEIGHTS: validation[first], "validation": validation[~first], "test": test}
+        known = reduce(or_, (bank.seen for bank in self.banks if bank.seen is not None), Seen({}))
+        return replace(dataset, examples=replace(examples, rows=rows, known=known))
+
+    def fit(self, make_head: MakeHead, tasks: Sequence[Task], dataset: Dataset, how: Aggregate) -> Fitted:
+        """Fit the weights on the members' scores of their half of the groups; figures are of the other half.
+
+        ``how`` makes the score of a span of those of its tokens.
+        """
+        start = time.perf_counter()
+        head = build(make_head, tasks, dataset.states.shape[-1]).eval()
+        assert isinstance(head, StackedHead)
+        for own, bank in zip(head.heads, self.banks, strict=True):
+            own.load_state_dict(bank.head.state_dict())
+        rows, wrong = dataset.examples.rows, dataset.examples.wrong
+        scores = np.stack([self._scores(bank, dataset, how) for bank in self.banks], axis=1)
+        fitted = fit_logistic(scores[rows[WEIGHTS]], wrong[rows[WEIGHTS]])
+        head.weigh(fitted.mean, fitted.scale, fitted.weights, fitted.intercept)
+        margins = score_everything(head, tasks, dataset, how).of_head(0)[rows["validation"]]
+        labels = wrong[rows["validation"]]
+        figures = {
+            "accuracy": np.mean((margins > 0) == labels), "auroc": auroc(labels, margins),
+            "loss": np.logaddexp(0, np.where(labels, -margins, margins)).mean(),
+        }  # fmt: skip
+        return Fitted(
+            tuple(tasks), head, steps=0, seconds=time.perf_counter() - start,
+            **{name: np.array([value]) for name, value in figures.items()},
+        )  # fmt: skip
+
+    def detectors(self, dataset: Dataset) -> list[Detector]:
+        """Score every text by each member alone, with its own aggregate, calibration and threshold."""
+        return [
+            Detector(
+                name,
+                self._scores(bank, dataset, bank.aggregate),
+                f"head={head_name(bank.head)}, layers {ranges(bank.layers)}",
+                bank.probability,
+                bank.threshold,
+            )
+            for name, bank in zip(self.names, self.banks, strict=True)
+        ]
+
+    def _scores(self, bank: ProbeBank, dataset: Dataset, how: Aggregate | None) -> np.ndarray:
+        """Scores (texts,) by a member."""
+        columns = [Column(bank.spec.site, layer) for layer in bank.layers]
+        tasks = probe_tasks(columns, [0], joint=bank.head.joint)
+        margins = score_everything(bank.head, tasks, dataset, how)
+        return margins.of_texts(bank.ensemble(margins.values))
