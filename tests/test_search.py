@@ -190,15 +190,14 @@ def test_defaults_fit_the_store_and_begin_with_every_head(store: FeatureStore, t
     assert left_out == {}
     heads = ["linear", "radio", "concat", "mix", "sequence", "layer_attention"]
     assert planned(tokens, layer_sets=["all", "1-3", 2])[0] == [
-        *(f"{head}, all" for head in heads), "linear, 2", "radio, 2",
+        f"{head}, {layers}" for layers in ("all", "2") for head in heads
     ]  # fmt: skip
 
 
-def test_what_cannot_be_trained_is_left_out_unless_it_is_all_that_was_named(store: FeatureStore) -> None:
-    names, left_out = planned(store, heads=["concat", "linear"], layer_sets=[[2], [1, 2]])
-    assert names == ["linear, [2]", "concat, [1,2]", "linear, [1,2]"] and [*left_out] == ["concat, [2]"]
-    with fails("layers", "several layers"):
-        planned(store, heads=["concat", "linear"], layer_sets=[[2]])
+def test_a_named_head_that_cannot_be_trained_is_refused(store: FeatureStore) -> None:
+    with fails("mismatch", "pool=tokens"):
+        planned(store, heads=["sequence", "concat"], layer_sets=[[2]])
+    assert planned(store, heads=["concat", "linear"], layer_sets=[[2]])[0] == ["concat, [2]", "linear, [2]"]
 
 
 @pytest.fixture(scope="module")

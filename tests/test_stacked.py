@@ -31,7 +31,7 @@ from probers.types import UserError
 QUICK: Any = {
     "epochs": 3, "lr": 2e-2, "batch_size": 32, "checks": 1, "device": "cpu", "resamples": 100, "domain": None,
 }  # fmt: skip
-SMALL: Any = {"size": 16, "blocks": 2, "attention_heads": 2, "window": 5, "dropout": 0.0}
+SMALL: Any = {"size": 16, "blocks": 2, "window": 5}
 
 
 def asked(row: dict[str, Any]) -> dict[str, Any]:

@@ -212,18 +212,12 @@ def _explained(
 
 
 def probe_tasks(columns: Sequence[Column], seeds: Iterable[int], *, joint: bool) -> list[Task]:
-    """List the heads of the prober for every site and seed: one for each layer, or one for all of them.
-
-    UserError for ``joint`` heads of a site with one layer.
-    """
+    """List the heads of the prober for every site and seed: one for each layer, or one for all of them."""
     wanted: dict[Site, list[Column]] = {}
     for column in columns:
         if column.layer > 0:
             wanted.setdefault(column.site, []).append(column)
     if joint:
-        if single := [str(own[0]) for own in wanted.values() if len(own) == 1]:
-            why = "this head reads several layers at once: name more, or take head=linear"
-            raise UserError(f"only {single[0]} is read, and {why}", code="layers")
         wanted = {site: [Column.of(site, [c.layer for c in own])] for site, own in wanted.items()}
     return [Task.of(column, seed=seed) for own in wanted.values() for seed in seeds for column in own]
 
