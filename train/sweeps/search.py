@@ -330,7 +330,8 @@ def summary(
 def table(entry: Mapping[str, Any]) -> str:
     """Tabulate what was tried, best first, at most 100 columns wide."""
     head = f"{'':36}{'folds':>6}  {'AUROC (held out)':18}{'to the winner':21}{'s':>6}{'kB':>9}"
-    lines = [f"choice on {len(entry['folds'])} folds of the training groups, 95% intervals", head.rstrip()]
+    by = f"{entry['tried'][0]['folds']} of {len(entry['folds'])} folds"
+    lines = [f"choice by {by} of the training groups, 95% intervals", head.rstrip()]
     for row in entry["tried"]:
         auroc = f"{number(row['auroc'])} {bounds(row['auroc_ci'])}"
         to = "winner"
