@@ -225,7 +225,7 @@ def test_wrong_requests(store: FeatureStore, tmp_path: Path, monkeypatch: Monkey
         ([data, "aggregate=sum"], "aggregate=sum", "max", "last"), ([data, "split=[0.5,0.5]"], "split="),
         ([data, "train_on=[squad]"], "train_on", "'squad'"), ([data, "domain=1.0"], "domain=1"),
         ([f"data=[{store.path},{store.path}]"], "q0", store.path),
-        ([data, "head=mlp"], "adaptive, adaptive_t5, attention_pool, linear"),
+        ([data, "head=mlp"], "adaptive, adaptive_t5, attention_pool, concat, layer_attention, linear"),
     ]:  # fmt: skip
         with fails(None, *named):
             cli.run("train", arguments)

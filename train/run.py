@@ -19,12 +19,14 @@ from probers.types import UserError
 
 if TYPE_CHECKING:
     from probers.bank.bank import ProbeBank
+    from probers.store.joined import Stored
     from probers.store.store import FeatureStore
 
     from .assemble import Trained
     from .data import Dataset, Examples
-    from .fit import Fitted, Task
+    from .fit import Fitted, MakeHead, Task
     from .settings import Fitting, Stores, Train
+    from .stacking import Members
 
 log = logging.getLogger(__name__)
 
@@ -54,8 +56,6 @@ def run(settings: Train, parts: PartRuns | None = None, search: Chosen | None = 
             raise UserError(f"part={part} {why}", code="conflict")
         return run_classifier(settings)
     from probers.heads import LinearHead, factory, is_joint
-    from probers.store.joined import by_site, chosen
-    from probers.store.store import FeatureStore
 
     from .stacking import Members
 
@@ -63,13 +63,7 @@ def run(settings: Train, parts: PartRuns | None = None, search: Chosen | None = 
     if settings.head.target == _STACK:
         stack = Members.load(settings.head.options["probers"])
         settings = stack.settle(settings)
-    opened = opened_stores(settings)
-    paths, sites = [store.path for store in opened], listed(settings.site) or None
-    stores = by_site(chosen(opened, settings.pool, sites))
-    others = [Path(path) for path in listed(settings.test)]
-    single = [*paths, *others] if settings.matrix or others else []
-    opened = [FeatureStore.open(path, checksums=settings.checksums) for path in single]
-    alone = {str(store.path): by_site(chosen([store], settings.pool, sites)) for store in opened}
+    paths, stores, others, alone = _read(settings)
     if alone and (part is not None or parts is not None):
         raise UserError("matrix and test are of whole trainings: leave part and launch out", code="conflict")
 
@@ -102,22 +96,11 @@ def run(settings: Train, parts: PartRuns | None = None, search: Chosen | None = 
     fewer = {} if lora else sizes_of(settings, dataset.examples)
     make_head = factory(LinearHead if lora else partial(settings.head.kind, **settings.head.options))
     build(make_head, tasks[:1], stores[0].spec.width)  # tried before anything is written
-    layer = settings.layer
-    # Beside the folder of a single run, not in it: either can be there first, or be removed.
-    which = layer if isinstance(layer, str) else f"layer{'-'.join(map(str, listed(layer)))}"
-    out = Path(settings.out or default_out("train", paths, settings, *listed(settings.site), which))
+    out = Path(settings.out or _default_out(paths, settings))
     if part is not None:
         out, own = part.folder(out), own_tasks(tasks, part)
     source = prepare(settings, stores, dataset) if lora else None
-    layers = [layer for task in tasks if task.is_probe for layer in task.column.layers]
-    identity = identified(settings, [*paths, *others], layers)
-    if settings.texts.path is None:
-        del identity["texts"]  # runs of before have no such key
-    else:
-        identity["inputs"] |= {"texts": checksums.inputs(str(settings.texts.path))}
-    if stack is not None:
-        identity["inputs"] |= {"probers": stack.inputs}
-    folder = RunFolder(out, "train", identity)
+    folder = RunFolder(out, "train", _identity(settings, [*paths, *others], tasks, stack))
     if search is not None:
         folder = search.folder
     elif not (folder.begin("prober") if parts is None else parts.begin(folder, "prober")):
@@ -156,23 +139,15 @@ def run(settings: Train, parts: PartRuns | None = None, search: Chosen | None = 
     for each in (*sized, *of_layers(sets, fitted, trained, dataset, settings)):
         _write(each.trained, each.examples, settings, paths, made, out / each.folder)
         further[out / each.folder] = each.about
-    if alone:
-        from .sweeps import transfer
-
-        known = {name: store for name, store in alone.items() if Path(name) in paths}
-        several = len(known) > 1
-        probers = transfer.each_alone(known, make_head, settings) if several and settings.matrix else {}
-        name = transfer.ALL if several else str(paths[0])
-        probers[name] = replace(trained.bank, seen=dataset.examples.seen())
-        found = transfer.matrix(probers, alone, settings)
-        transfer.write(found, out)
+    bank = replace(trained.bank, seen=dataset.examples.seen())
+    matrix = _matrix(bank, alone, paths, make_head, settings, out) if alone else ""
     auroc = figures["ensemble"]["auroc"]
     folder.finish({"model": model, "best_layer": figures["best_layer"], "auroc": auroc})
     _remove_checkpoints(out)
 
     log.info("%s", table(figures))
-    if alone:
-        log.info("%s", transfer.table(found))
+    if matrix:
+        log.info("%s", matrix)
     size = f"{len(trained.bank.layers)} layer{'s' * (len(trained.bank.layers) > 1)}"
     how = f"trained in {fitted.seconds:.0f} s" if parts is None else f"trained in {len(parts.runs)} parts"
     log.info("wrote a prober of %s to %s (%s)", size, out, how)
@@ -181,6 +156,67 @@ def run(settings: Train, parts: PartRuns | None = None, search: Chosen | None = 
     folders = sorted({folder.parent for folder in further})
     log.info("next: %s", _next(trained.bank, out, folders, read=dataset.examples.read))
     return out
+
+
+class _Data(NamedTuple):
+    """Folders of stores, these by site, folders that are tested on only, and every store by itself."""
+
+    paths: list[Path]
+    stores: list[Stored]
+    others: list[Path]
+    alone: dict[str, list[Stored]]
+
+
+def _read(settings: Train) -> _Data:
+    """Open the stores; each is listed by itself too where there is a matrix."""
+    from probers.store.joined import by_site, chosen
+    from probers.store.store import FeatureStore
+
+    opened, sites = opened_stores(settings), listed(settings.site) or None
+    paths, others = [store.path for store in opened], [Path(path) for path in listed(settings.test)]
+    stores = by_site(chosen(opened, settings.pool, sites))
+    single = [*paths, *others] if settings.matrix or others else []
+    opened = [FeatureStore.open(path, checksums=settings.checksums) for path in single]
+    alone = {str(store.path): by_site(chosen([store], settings.pool, sites)) for store in opened}
+    return _Data(paths, stores, others, alone)
+
+
+def _identity(
+    settings: Train, paths: Sequence[Path], tasks: Sequence[Task], stack: Members | None
+) -> dict[str, Any]:
+    """Resolve the configuration with all inputs by content."""
+    layers = [layer for task in tasks if task.is_probe for layer in task.column.layers]
+    identity = identified(settings, paths, layers)
+    if settings.texts.path is None:
+        del identity["texts"]  # runs of before have no such key
+    else:
+        identity["inputs"] |= {"texts": checksums.inputs(str(settings.texts.path))}
+    if stack is not None:
+        identity["inputs"] |= {"probers": stack.inputs}
+    return identity
+
+
+def _matrix(
+    bank: ProbeBank, alone: Mapping[str, Sequence[Stored]], paths: Sequence[Path], make_head: MakeHead,
+    settings: Train, out: Path,
+) -> str:  # fmt: skip
+    """Test the prober, and with ``matrix`` one of each store, on every store; returns the table."""
+    from .sweeps import transfer
+
+    known = {name: store for name, store in alone.items() if Path(name) in paths}
+    several = len(known) > 1
+    probers = transfer.each_alone(known, make_head, settings) if several and settings.matrix else {}
+    probers[transfer.ALL if several else str(paths[0])] = bank
+    found = transfer.matrix(probers, alone, settings)
+    transfer.write(found, out)
+    return transfer.table(found)
+
+
+def _default_out(paths: Sequence[Path], settings: Train) -> Path:
+    layer = settings.layer
+    # Beside the folder of a single run, not in it: either can be there first, or be removed.
+    which = layer if isinstance(layer, str) else f"layer{'-'.join(map(str, listed(layer)))}"
+    return default_out("train", paths, settings, *listed(settings.site), which)
 
 
 def _remove_checkpoints(out: Path) -> None:

@@ -15,7 +15,7 @@ from probers.capture.pooling import PER_TOKEN, as_stored
 from probers.engine import adapters
 from probers.engine.loading import CACHE, dequantised, locate
 from probers.engine.model import CausalLM
-from probers.heads import LinearHead
+from probers.heads import LinearHead, ProbeHead, SequenceHead
 from probers.store.spec import FeatureSpec
 from probers.testbed.assets import model_path
 from probers.types import Needs
@@ -71,11 +71,14 @@ def folder_of(model: str) -> str:
 
 
 def make_bank(lm: CausalLM, folder: Path, pool: Any, layers: tuple[int, ...]) -> ProbeBank:
-    """A prober of random heads, saved in ``folder``."""
-    mind = pool == "mind"
+    """A prober of random heads, saved in ``folder``; "sequence" is one head that reads tokens in order."""
+    mind, sequence = pool == "mind", pool == "sequence"
     width = 2 * lm.width if mind else lm.width
+    pool = "tokens" if sequence else pool
     spec = FeatureSpec(lm.spec, (lm.num_layers,) if mind else layers, width, pool=pool, dtype="float32")
-    head = LinearHead([f"3/{k}" for k in spec.layers], width)
+    head: ProbeHead = LinearHead([f"3/{k}" for k in spec.layers], width)
+    if sequence:
+        head = SequenceHead(["3"], width, len(layers), size=16, blocks=2, window=4)
     rng = torch.Generator().manual_seed(0)
     states = torch.randn(50, len(spec.layers), width, generator=rng)
     domain = replace(Domain.fit(lambda: [states], 0.05), limit=30.0)
