@@ -394,6 +394,7 @@ def test_tokens_of_texts_are_padded_and_masked(tokens: Dataset) -> None:
     assert torch.equal(found.states[found.mask], own)
     assert not found.states[~found.mask].any()
     assert torch.equal(states[2:4].mask, states[torch.tensor([2, 3])].mask)
+    assert states[torch.tensor([2])].mask.tolist() == [[True] * 3]
 
 
 def test_moments_in_chunks_are_those_of_the_whole() -> None:

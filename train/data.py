@@ -324,7 +324,8 @@ class TokenStates:
         self.shape = (len(members), max(map(len, self._windows), default=0), *states.shape[1:])
 
     def __getitem__(self, rows: Any) -> Padded:
-        chosen = np.arange(len(self._members))[rows]
+        # A tensor of one number would be taken for the number.
+        chosen = np.arange(len(self._members))[rows.numpy() if isinstance(rows, Tensor) else rows]
         windows = [self._windows[i] for i in chosen]
         own = [np.isin(rows, self._members[i], kind="sort") for i, rows in zip(chosen, windows, strict=True)]
         sizes = list(map(len, windows))
