@@ -275,7 +275,7 @@ def as_trainer(path: str, steps: str) -> None:
         states, training = StoreStates([store], columns), torch.from_numpy(rows["train"])
         schedule = Schedule(-(-len(training) // BATCH), 1, 1)
         data = StoreData(states, targets, rows, Batches(training, BATCH, [0], schedule))
-        every = list(range(len(columns)))
+        every = torch.arange(len(columns))
         moments(states, training[:most], every, targets.expand(-1, len(columns)))
         for _, batch in zip(range(steps), data.training(), strict=False):
             batch[0].float().sum()

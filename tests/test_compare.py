@@ -71,7 +71,7 @@ def place(tmp_path, monkeypatch):
     metrics = {"layers": layers, "ensemble": layers[0], "controls": {"mean entropy": layers[1]}}
     linear_bank(metrics=metrics, seen=Seen({})).save_pretrained(tmp_path / "prober")
 
-    def load(cfg, folder, engine):
+    def load(cfg, folder, engine, adapter=None):
         made.append(model())
         return made[-1]
 

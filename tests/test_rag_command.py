@@ -142,7 +142,7 @@ def test_the_score_of_a_question_is_shown_once(rag, capsys, monkeypatch, row, fi
 
 
 def test_passages_without_room_and_searches_without_result_are_told(rag, capsys, monkeypatch):
-    def small(cfg, folder, engine):
+    def small(cfg, folder, engine, adapter=None):
         made = model()
         made.context = 75
         return made
@@ -414,7 +414,7 @@ def test_repeated_ids_are_refused_or_left_out_and_repeated_questions_are_answere
 
 
 def test_a_model_whose_attention_cannot_be_read_is_refused_before_anything_is_written(rag, monkeypatch):
-    def blind(cfg, folder, engine):
+    def blind(cfg, folder, engine, adapter=None):
         made = model()
 
         def refuse(generations, *, progress=None):

@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import fails
 
+from probers import text
 from probers.data.corpus import load_corpus
-from probers.rag.retrievers import BM25, RankBM25, bm25, lexical
+from probers.rag.retrievers import BM25, RankBM25, bm25
 from probers.rag.retrievers.bm25 import Vocabulary, build_index, write_vocabulary
 from probers.rag.retrievers.lexical import document_tokens, tokenize
 from probers.types import Passage
@@ -61,9 +62,9 @@ def test_ties_keep_the_corpus_order_also_where_k_cuts_them_and_in_every_passage(
 
 def test_scripts_without_spaces_lie_in_the_blocks_that_are_looked_at():
     every = "".join(chr(n) for n in range(0x110000) if not 0xD800 <= n < 0xE000)
-    runs = "".join(lexical._UNSPACED.findall(every))
-    assert len(runs) > 90_000 and len(lexical._MAY_BE_UNSPACED.findall(runs)) == len(runs)
-    assert lexical.tokenize("São–Tomé 東京都 x") == ["são", "tomé", "東京", "京都", "x"]
+    runs = "".join(text._UNSPACED.findall(every))
+    assert len(runs) > 90_000 and len(text._MAY_BE_UNSPACED.findall(runs)) == len(runs)
+    assert text.tokenize("São–Tomé 東京都 x") == ["são", "tomé", "東京", "京都", "x"]
 
 
 @pytest.mark.parametrize("engine", ENGINES)

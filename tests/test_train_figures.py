@@ -29,7 +29,7 @@ from probers.pages import hub_id, public_model
 from probers.store.spec import FeatureSpec, ModelSpec
 from probers.train import figures as draw
 from probers.train.assemble import ENSEMBLE, WITH_ENTROPY, Detector, control_detectors
-from probers.train.data import Examples
+from probers.train.data import Column, Examples
 from probers.train.evaluate import Evaluator, split_sizes, summarise
 from probers.train.fit import SHUFFLED
 from probers.train.report import table, warnings, write_card
@@ -67,7 +67,9 @@ def make_trained(
     seeds: int = 0, curve: bool = True, leak: bool = False, position: str = "generated",
 ) -> Any:  # fmt: skip
     wrong, validation = examples.wrong, examples.rows["validation"]
-    layers = {(s, k): Detector(f"{s} {k}", 3 * noisy(examples, 0.4 + 0.1 * k, k), "") for s, k in keys}
+    layers = {
+        Column(s, k): Detector(f"{s} {k}", 3 * noisy(examples, 0.4 + 0.1 * k, k), "") for s, k in keys
+    }  # fmt: skip
     auroc = {k: float(m.auroc(wrong[validation], d.scores[validation])) for k, d in layers.items()}
     margins = np.stack([d.scores for d in layers.values()], axis=1)
     score = margins.sum(axis=1)
@@ -92,8 +94,8 @@ def make_trained(
     )  # fmt: skip
     bank = SimpleNamespace(
         promise=None,
-        spec=spec, layers=spec.layers, head=LinearHead.__new__(LinearHead), threshold=0.0, calibration=saved,
-        combine="logits", aggregate=None, entropy_model=None, domain=None,
+        spec=spec, layers=spec.layers, head=LinearHead(list(map(str, spec.layers)), 4), threshold=0.0,
+        calibration=saved, combine="logits", aggregate=None, entropy_model=None, domain=None, adapter=None,
     )  # fmt: skip
     points = [
         SimpleNamespace(
@@ -108,7 +110,7 @@ def make_trained(
     return SimpleNamespace(
         bank=bank, layers=layers, ensembles=ensembles, saved=ensembles["logits"], controls=controls,
         notes=notes, seeds=spread_of if seeds else {}, calibrations=calibrations, distances=None,
-        token_scores=None,
+        token_scores=None, members=(), adapter=None,
         validation={k: {"accuracy": 0.6, "loss": 0.6, "auroc": value} for k, value in auroc.items()},
         with_entropy=Detector("we", score / score.std() + 2 * examples.table["mean_entropy"].to_numpy(), ""),
         person=np.where(examples.table["answer_kind"] == "person", -1.0, 1.0),
@@ -250,12 +252,12 @@ def test_the_summary_has_every_part_and_is_json(run: Any, examples: Examples) ->
     json.dumps(figures, allow_nan=False)
     trained, rows = run.trained, examples.rows["test"]
     assert figures["training"] == {"steps": 7} and figures["sites"] == ["resid_post"]
-    assert (figures["best_site"], figures["best_layer"]) == trained.best
-    assert [(e["site"], e["layer"]) for e in figures["layers"]] == list(trained.layers)
+    assert Column(figures["best_site"], figures["best_layer"]) == trained.best
+    assert [Column(e["site"], e["layer"]) for e in figures["layers"]] == list(trained.layers)
     for entry in figures["layers"]:
-        scores = trained.layers[entry["site"], entry["layer"]].scores[rows]
+        scores = trained.layers[Column(entry["site"], entry["layer"])].scores[rows]
         assert entry["auroc"] == pytest.approx(sk.roc_auc_score(examples.wrong[rows], scores))
-        assert entry["validation"] == trained.validation[entry["site"], entry["layer"]]
+        assert entry["validation"] == trained.validation[Column(entry["site"], entry["layer"])]
     assert set(figures["ensembles"]) == {"logits", "probabilities", "best", "stacked"}
     assert figures["ensemble"] == figures["ensembles"]["logits"] and figures["combine"] == "logits"
     assert figures["ensembles"]["best"]["auroc"] == figures["layers"][0]["auroc"]
@@ -273,7 +275,8 @@ def test_the_summary_has_every_part_and_is_json(run: Any, examples: Examples) ->
 def test_the_spread_over_seeds(run: Any, examples: Examples) -> None:
     rows = examples.rows["test"]
     entry = run.figures["layers"][1]
-    expected = [sk.roc_auc_score(examples.wrong[rows], s[rows]) for s in run.trained.seeds["resid_post", 2]]
+    every = run.trained.seeds[Column("resid_post", 2)]
+    expected = [sk.roc_auc_score(examples.wrong[rows], s[rows]) for s in every]
     assert entry["seeds"]["auroc"] == pytest.approx(expected) and len(set(expected)) == 3
     assert entry["seeds"]["mean"] == pytest.approx(np.mean(expected))
     assert entry["seeds"]["std"] == pytest.approx(np.std(expected, ddof=1))
@@ -339,7 +342,7 @@ def test_the_table_fits_the_terminal(keys: Any) -> None:
     single = len(keys) == 1
     assert ("stacked logistic" in text) is not single and ("sum of logits *" in text) is not single
     assert ("attn_out layer 4" in text) is not single and ("all layers" in text) is not single
-    site, layer = trained.best
+    site, layer, _ = trained.best
     assert (f"{site} layer {layer} *" in text) is not single
 
 
