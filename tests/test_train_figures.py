@@ -108,7 +108,7 @@ def make_trained(
     return SimpleNamespace(
         bank=bank, layers=layers, ensembles=ensembles, saved=ensembles["logits"], controls=controls,
         notes=notes, seeds=spread_of if seeds else {}, calibrations=calibrations, distances=None,
-        token_scores=None,
+        token_scores=None, members=(),
         validation={k: {"accuracy": 0.6, "loss": 0.6, "auroc": value} for k, value in auroc.items()},
         with_entropy=Detector("we", score / score.std() + 2 * examples.table["mean_entropy"].to_numpy(), ""),
         person=np.where(examples.table["answer_kind"] == "person", -1.0, 1.0),
