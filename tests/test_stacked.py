@@ -14,6 +14,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
 from probers.bank.bank import ProbeBank
+from probers.bank.calibration import fit_logistic
 from probers.bank.decision import Ensemble
 from probers.commands.components import Component
 from probers.heads import HEADS, ConcatHead, LinearHead, ProbeHead, SequenceHead, StackedHead, is_joint
@@ -25,7 +26,7 @@ from probers.train.data import WEIGHTS, Dataset
 from probers.train.fit import fit, probe_tasks
 from probers.train.run import run
 from probers.train.settings import Train
-from probers.train.stacking import Members
+from probers.train.stacking import Members, fit_weights
 from probers.types import UserError
 
 QUICK: Any = {
@@ -39,12 +40,13 @@ def asked(row: dict[str, Any]) -> dict[str, Any]:
     return row | {"question": f"question {row['group']}"}
 
 
-def halves(path: Path, n: int = 800) -> FeatureStore:
+def halves(path: Path, n: int = 800, name: str = "") -> FeatureStore:
     """A store whose label is the sign of a sum; layers 1 and 2 hold a summand each, layer 3 none."""
     rng = np.random.default_rng(0)
     parts = rng.standard_normal((n, 2))
     wrong = (parts.sum(axis=1) + 0.3 * rng.standard_normal(n) > 0).astype(int)
-    rows = [asked(row) for row in make_rows(n, rng, 1 - wrong, rng.integers(0, 2, n))]
+    made = make_rows(n, rng, 1 - wrong, rng.integers(0, 2, n))
+    rows = [asked(row | {"group": name + row["group"]}) for row in made]
     states = rng.standard_normal((n, DEPTH + 1, WIDTH))
     for layer, part in ((1, 0), (2, 1)):
         states[:, layer, 0] = 3 * parts[:, part]
@@ -103,7 +105,7 @@ def test_two_halves_of_the_signal_are_better_together(folder: Path) -> None:
         assert found["members"][name]["auroc"] < 0.9
     assert found["ensemble"]["auroc"] > 0.93
     weights = {name: entry["weight"] for name, entry in found["members"].items()}
-    assert min(weights["layer1"], weights["layer2"]) > 8 * abs(weights["layer3"])
+    assert min(weights["layer1"], weights["layer2"]) > 8 * weights["layer3"] >= 0
     store = FeatureStore.open(folder / "store")
     both = weighed(store, folder / "layer1", folder / "layer2")
     x, wrong, _ = states_of(store, "test", (1, 2))
@@ -119,21 +121,34 @@ def states_of(store: FeatureStore, split: str, layers: Any) -> tuple[torch.Tenso
 
 def test_it_is_the_logistic_regression_of_scikit_learn_on_half_of_the_validation_groups(folder: Path) -> None:
     """By hand from the members' own scores; the other half is what validation was."""
-    store, whole = FeatureStore.open(folder / "store"), ProbeBank.from_pretrained(folder / "all")
-    members = Members.load([str(folder / f"layer{k}") for k in (1, 2, 3)])
-    held = members.hold_out(Dataset.load([store], [1, 2, 3]), seed=0).examples
+    store, names = FeatureStore.open(folder / "store"), [folder / "layer1", folder / "layer2"]
+    members = Members.load(list(map(str, names)))
+    held = members.hold_out(Dataset.load([store], [1, 2]), seed=0).examples
     halves = [set(held.groups(split)) for split in (WEIGHTS, "validation")]
-    x, wrong, groups = states_of(store, "validation", (1, 2, 3))
+    x, wrong, groups = states_of(store, "validation", (1, 2))
     assert not halves[0] & halves[1] and halves[0] | halves[1] == set(groups)
-    assert abs(len(halves[0]) - len(halves[1])) <= 1
     scores = np.stack([bank.score(x[:, [i]]) for i, bank in enumerate(members.banks)], axis=1)
     first = np.array([group in halves[0] for group in groups])
     mean, scale = scores[first].mean(axis=0), scores[first].std(axis=0)
     reference = LogisticRegression().fit((scores[first] - mean) / scale, wrong[first])
     expected = reference.decision_function((scores - mean) / scale)
-    np.testing.assert_allclose(whole.score(x), expected, atol=2e-3, rtol=2e-3)
-    assert isinstance(whole.head, StackedHead)
-    np.testing.assert_allclose(whole.head.weights[0], reference.coef_[0], atol=2e-3)
+    both = weighed(store, *names)
+    assert isinstance(both.head, StackedHead)
+    np.testing.assert_allclose(both.score(x), expected, atol=2e-3, rtol=2e-3)
+    np.testing.assert_allclose(both.head.weights[0], reference.coef_[0], atol=2e-3)
+
+
+def test_no_weight_is_negative() -> None:
+    """A member that would count against itself is as if left out; converse: others keep theirs."""
+    rng = np.random.default_rng(0)
+    wrong = rng.integers(0, 2, 200)
+    good = wrong[:, None] + rng.standard_normal((200, 2))
+    found = fit_weights(np.column_stack([good, rng.standard_normal(200) - wrong]), wrong)
+    np.testing.assert_allclose(found.weights, [*fit_logistic(good, wrong).weights, 0], atol=1e-6)
+    assert found.intercept == pytest.approx(fit_logistic(good, wrong).intercept)
+    np.testing.assert_array_equal(fit_weights(good, wrong).weights, fit_logistic(good, wrong).weights)
+    with fails("labels", "200 texts"):
+        fit_weights(-good, wrong)
 
 
 def test_its_score_is_that_of_its_members_put_together(folder: Path) -> None:
@@ -305,7 +320,7 @@ def test_texts_that_a_member_was_trained_on_are_a_leak(folder: Path, tmp_path: P
     for old, split, count in (("train", "validation", 50), ("train", "test", 50), ("validation", "test", 25)):
         store = make_store(tmp_path / f"{old}-{split}", 400, edit=partial(moved, old, split))
         refused(folder, tmp_path / "out", "overlap", "layer1", f"{count} of the {split} groups", store=store)
-    fresh = make_store(tmp_path / "fresh", 400, edit=lambda r: asked(r | {"group": f"new {r['group']}"}))
+    fresh = halves(tmp_path / "fresh", name="new ")
     assert weighed(fresh, folder / "layer1", folder / "layer2").layers == (1, 2)
 
 

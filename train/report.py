@@ -165,7 +165,9 @@ def _stacked(figures: Json) -> list[str]:
     if not (members := figures.get("members")):
         return []
     listed = ", ".join(f"{name} {entry['weight']:.2f}" for name, entry in members.items())
-    lines = [f"weights, of scores in standard deviations: {listed}"]
+    split = figures["splits"]["weights"]
+    fitted = f"{split['n']} texts ({split['wrong']:.0%} wrong) of {split['groups']} groups"
+    lines = [f"weights of scores in standard deviations, fitted on {fitted}: {listed}"]
     best = best_member(figures)
     pair = figures["pairs"][f"{ENSEMBLE} vs {best}"]["auroc"]
     lead = f"{number(pair['diff'], '+.3f')} {bounds(pair['ci95'], '+.3f')}"

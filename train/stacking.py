@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from probers.bank.bank import ProbeBank
-from probers.bank.calibration import fit_logistic
+from probers.bank.calibration import Logistic, fit_logistic
 from probers.bank.io import CONFIG, locate
 from probers.checksums import draw_key, inputs
 from probers.commands.components import Component
@@ -36,7 +36,8 @@ class Stack:
     """Finished probers as one: a logistic regression on their scores, fitted on texts none was trained on.
 
     They are of the same model, site, pool and position, with any heads and layers. Half of the validation
-    groups fit the weights, the other half calibrate. Heads that pool tokens or mark spans are refused.
+    groups fit the weights, of which none is negative; the other half calibrate. Heads that pool tokens or
+    mark spans are refused.
     """
 
     probers: list[Name] = field(default_factory=lambda: [])
@@ -150,7 +151,7 @@ class Members:
             own.load_state_dict(bank.head.state_dict())
         rows, wrong = dataset.examples.rows, dataset.examples.wrong
         scores = np.stack([self._scores(bank, dataset, how) for bank in self.banks], axis=1)
-        fitted = fit_logistic(scores[rows[WEIGHTS]], wrong[rows[WEIGHTS]])
+        fitted = fit_weights(scores[rows[WEIGHTS]], wrong[rows[WEIGHTS]])
         head.weigh(fitted.mean, fitted.scale, fitted.weights, fitted.intercept)
         margins = score_everything(head, tasks, dataset, how).of_head(0)[rows["validation"]]
         labels = wrong[rows["validation"]]
@@ -182,3 +183,22 @@ class Members:
         tasks = probe_tasks(columns, [0], joint=bank.head.joint)
         margins = score_everything(bank.head, tasks, dataset, how)
         return margins.of_texts(bank.ensemble(margins.values))
+
+
+def fit_weights(scores: np.ndarray, wrong: np.ndarray) -> Logistic:
+    """Fit the logistic model of scores (n, members) with no weight below zero (after Breiman 1996).
+
+    The member with the lowest weight is left out, with weight zero, until none is negative. Few texts would
+    otherwise set members that say nearly the same against each other. UserError where none is of use.
+    """
+    whole = fitted = fit_logistic(scores, wrong)
+    kept = np.arange(scores.shape[1])
+    while len(kept) > 1 and fitted.weights.min() < 0:
+        kept = np.delete(kept, fitted.weights.argmin())
+        fitted = fit_logistic(scores[:, kept], wrong)
+    if fitted.weights.max() <= 0:
+        told = f"no member of the stack tells wrong from right among the {len(wrong)} texts of its weights"
+        raise UserError(f"{told}: give other members, or a store with more validation texts", "labels")
+    weights = np.zeros(scores.shape[1])
+    weights[kept] = fitted.weights
+    return Logistic(weights, whole.mean, whole.scale, fitted.intercept)
