@@ -270,13 +270,9 @@ def test_what_lies_outside_the_causal_window_changes_nothing() -> None:
         assert (head(mixed, mask)[0, 20] - whole).abs().max() > 1e-4
 
 
-@pytest.mark.parametrize("window", [1, 5])
-def test_growing_texts_have_the_scores_of_whole_ones(window: int) -> None:
-    """Three texts that begin and end at different times, beside each other and alone."""
-    spec = FeatureSpec(replace(SPEC.model, width=WIDTH), LAYERS, WIDTH, pool="tokens", dtype="float32")
-    bank = ProbeBank(spec, sequence(window=window), aggregate="max")
-    texts = [torch.randn(n, 2, WIDTH) for n in (14, 9, 20)]
-    growing, found = GrowingScores(bank), [list[float]() for _ in texts]
+def grown(growing: GrowingScores, texts: list[torch.Tensor]) -> list[list[float]]:
+    """Scores of texts (n, layers, d) that begin two steps after each other and end at different times."""
+    found = [list[float]() for _ in texts]
     for step in range(24):
         live = [i for i, text in enumerate(texts) if 0 <= step - 2 * i < len(text)]
         if live:
@@ -284,6 +280,17 @@ def test_growing_texts_have_the_scores_of_whole_ones(window: int) -> None:
             for i, score in zip(live, growing.add_each(live, states), strict=True):
                 assert isinstance(score, float)
                 found[i].append(score)
+    return found
+
+
+@pytest.mark.parametrize("window", [1, 5])
+def test_growing_texts_have_the_scores_of_whole_ones(window: int) -> None:
+    """Three texts that begin and end at different times, beside each other and alone."""
+    spec = FeatureSpec(replace(SPEC.model, width=WIDTH), LAYERS, WIDTH, pool="tokens", dtype="float32")
+    bank = ProbeBank(spec, sequence(window=window), aggregate="max")
+    texts = [torch.randn(n, 2, WIDTH) for n in (14, 9, 20)]
+    growing = GrowingScores(bank)
+    found = grown(growing, texts)
     for text, scores in zip(texts, found, strict=True):
         np.testing.assert_allclose(scores, bank.score(text), atol=1e-4)
         np.testing.assert_allclose(text_scores(bank, text.numpy())[0], bank.score(text), atol=1e-6)

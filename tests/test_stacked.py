@@ -12,6 +12,7 @@ from planted import DEPTH, SPEC, WIDTH, make_rows, make_store, make_token_store
 from refusals import fails
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
+from test_joint_heads import grown
 
 from probers.bank.bank import ProbeBank
 from probers.bank.calibration import fit_logistic
@@ -234,14 +235,7 @@ def test_growing_texts_have_the_scores_of_whole_ones(members: Any) -> None:
     bank, alone = of_members(*members)
     assert bank.head.causal == (SEQUENCE in members) and bank.head.reach == (9 if SEQUENCE in members else 1)
     texts = [torch.randn(n, 3, WIDTH) for n in (14, 9, 20)]
-    growing, found = GrowingScores(bank), [list[float]() for _ in texts]
-    for step in range(24):
-        live = [i for i, text in enumerate(texts) if 0 <= step - 2 * i < len(text)]
-        if live:
-            states = torch.stack([texts[i][step - 2 * i] for i in live])
-            for i, score in zip(live, growing.add_each(live, states), strict=True):
-                assert isinstance(score, float)
-                found[i].append(score)
+    found = grown(GrowingScores(bank), texts)
     for text, scores in zip(texts, found, strict=True):
         np.testing.assert_allclose(bank.score(text), by_hand(alone, text), atol=1e-4)
         np.testing.assert_allclose(scores, bank.score(text), atol=1e-4)

@@ -62,14 +62,17 @@ def checked_logits(found: Tensor) -> np.ndarray:
 
 def _of_sequence(head: ProbeHead, x: Tensor) -> Tensor:
     """Logits (n, H, 2) of the tokens (n, H, L, d) of a text, in pieces of bounded length."""
-    parts = [torch.empty(0, len(head.streams), 2)]
+    parts = [_of_piece(head, x, start, start + CHUNK) for start in range(0, len(x), CHUNK)]
+    return torch.cat([torch.empty(0, len(head.streams), 2), *parts])
+
+
+def _of_piece(head: ProbeHead, x: Tensor, start: int, end: int) -> Tensor:
+    """Logits (tokens of the piece, H, 2) of a piece of a text (n, H, L, d), read with what it can see."""
+    first = max(0, start - head.reach + 1)
+    seen = x[first:end].to(head.device, torch.float32)[None]
+    own = (torch.arange(first, first + seen.shape[1], device=seen.device) >= start)[None]
     with torch.inference_mode():
-        for start in range(0, len(x), CHUNK):
-            first = max(0, start - head.reach + 1)  # what the piece's first token can see
-            piece = x[first : start + CHUNK].to(head.device, torch.float32)[None]
-            mask = torch.ones(piece.shape[:2], dtype=torch.bool, device=piece.device)
-            parts.append(head(piece, mask)[0, start - first :].cpu())
-    return torch.cat(parts)
+        return head(seen, torch.ones_like(own), own)[0, start - first :].cpu()  # type: ignore[no-any-return]
 
 
 def run_heads_on_spans(head: ProbeHead, states: Any, spans: np.ndarray) -> np.ndarray:
@@ -91,12 +94,7 @@ def run_heads_on_spans(head: ProbeHead, states: Any, spans: np.ndarray) -> np.nd
 
 def run_heads_on_marked(head: ProbeHead, states: Any, span: np.ndarray) -> np.ndarray:
     """Logits (tokens of the span, H, 2) by heads that mark it; ``states`` (t, layers, d), ``span`` (2,)."""
-    start, end = map(int, span)
-    first = max(0, start - head.reach + 1)
-    x = torch.as_tensor(states)[first:end].to(head.device, torch.float32).unsqueeze(-3)[None]
-    own = (torch.arange(first, end, device=x.device) >= start)[None]
-    with torch.inference_mode():
-        return checked_logits(head(x, torch.ones_like(own), own)[0, start - first :].cpu())
+    return checked_logits(_of_piece(head, torch.as_tensor(states).unsqueeze(-3), *map(int, span)))
 
 
 def half_precision(head: ProbeHead) -> ProbeHead:

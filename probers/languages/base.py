@@ -11,6 +11,9 @@ import regex
 from ..text import ENGLISH as ENGLISH_BORDERS
 from ..text import Borders
 
+#: A name in Latin letters, within a script without spaces.
+LATIN_NAME = r"(?<![A-Za-z\d])(?P<name>\p{Lu}[\p{Latin}]*(?:[ -]\p{Lu}[\p{Latin}]*)*)(?![A-Za-z\d])"
+
 
 def words(listed: str) -> frozenset[str]:
     """The words of a list with spaces between them."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .base import Language, borders, either, units, words
+from .base import LATIN_NAME, Language, borders, either, units, words
 
 _PLACES = words(
     """
@@ -57,7 +57,7 @@ CHINESE = Language(
     names=(
         rf"(?P<name>[{_SOUNDS}]{{1,7}}(?:[·•‧・][{_SOUNDS}]{{1,7}}|[·•‧・]\p{{Lu}}\.?)+)",
         rf"(?P<name>{either(_PLACES)}){_STOPS}",
-        r"(?<![A-Za-z\d])(?P<name>\p{Lu}[\p{Latin}]*(?:[ -]\p{Lu}[\p{Latin}]*)*)(?![A-Za-z\d])",
+        LATIN_NAME,
     ),
     plain=words("一个 一些"), places=_PLACES,
 )  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .base import Language, borders, either, units, words
+from .base import LATIN_NAME, Language, borders, either, units, words
 
 _PLACES = words(
     """
@@ -57,7 +57,7 @@ JAPANESE = Language(
     names=(
         rf"(?<![ァ-ヺー・])(?P<name>(?!(?:{_COMMON})・){_KANA}(?:[・＝=](?!(?:{_COMMON})(?![ァ-ヺー])){_KANA})+)(?![ァ-ヺー・])",
         rf"(?<![\p{{Han}}ァ-ヺー・])(?P<name>{either(_PLACES)}){_STOPS}",
-        r"(?<![A-Za-z\d])(?P<name>\p{Lu}[\p{Latin}]*(?:[ -]\p{Lu}[\p{Latin}]*)*)(?![A-Za-z\d])",
+        LATIN_NAME,
     ),
     plain=words("日本人"), places=_PLACES,
 )  # fmt: skip
