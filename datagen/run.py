@@ -18,7 +18,7 @@ from probers.commands.runs import RunFolder, identity
 from probers.files import write_text
 from probers.store.files import read_manifest
 from probers.store.spec import parse_layers
-from probers.types import Feature, Needs, RunError, UserError
+from probers.types import BESIDE, Feature, Needs, RunError, UserError
 
 if TYPE_CHECKING:
     from probers.store.spec import FeatureSpec
@@ -61,7 +61,7 @@ def features_to_read(settings: Datagen, depth: int) -> list[Feature]:
         layers = settings.layers
         if pool == "mind" and site != "resid_post" and "resid_post" in sites:
             continue
-        if (pool == "mind" and len(pools) * len(sites) > 1) or (site == "lookback" and len(sites) > 1):
+        if (pool == "mind" and len(pools) * len(sites) > 1) or (site in BESIDE and len(sites) > 1):
             layers = "all"
         found.append(Feature(layers_to_read(layers, depth, site=site, pool=pool), site, pool))
     return found
@@ -92,10 +92,10 @@ def layers_to_read(
     """Resolve ``layers``: "all" (0 to depth), "stride", one number or a list.
 
     "stride" is every second layer after the first third of the depth (Probing-RAG's choice), and the
-    embedding output as a control. Sites inside a block have no layer 0. The single vector of pool "mind" or
-    site "lookback" belongs to the last layer.
+    embedding output as a control. Sites inside a block have no layer 0. The single vector of pool "mind", or
+    of what is beside the states, belongs to the last layer.
     """
-    joint = "pool=mind" if pool == "mind" else "site=lookback" if site == "lookback" else ""
+    joint = "pool=mind" if pool == "mind" else f"site={site}" if site in BESIDE else ""
     if joint:
         if value != "all":
             why = f"makes one vector of all layers, so layers={value} does not apply: leave layers out"

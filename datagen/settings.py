@@ -51,8 +51,9 @@ class Datagen(Reading):
     """layers to store: all, a list as [4,8,12], or stride: every second layer after a third of the depth"""
     site: Site | Several[Site] = "resid_post"
     """place in the block: after it (resid_post), before its MLP (resid_mid), or what attention and MLP
-    add (attn_out, mlp_out); lookback is how much each attention head looks at the prompt. A list takes
-    several: [resid_post,lookback]"""
+    add (attn_out, mlp_out). Beside the states: how much each attention head looks at the prompt
+    (lookback) and at the three tokens before (attention), and log-probability, entropy and highest
+    probabilities of the token (probabilities). A list takes several: [resid_post,lookback]"""
     pool: ReadPool | Several[ReadPool] = "mean"
     """pooling over the tokens of the answer or entity. cot also has prompt (the state at the prompt's
     last token, before the answer); wiki also has tokens (a row for each) and predicting (the state before

@@ -11,9 +11,12 @@ if TYPE_CHECKING:
     import numpy as np
 
 Pool = Literal["mean", "last", "prompt", "tokens", "predicting", "positions", "mind", "mind_tokens"]
-Site = Literal["resid_post", "resid_mid", "attn_out", "mlp_out", "lookback"]
+#: What is read at a token beside the states: one vector of no single layer.
+Beside = Literal["lookback", "attention", "probabilities"]
+Site = Literal["resid_post", "resid_mid", "attn_out", "mlp_out", Beside]
 StopReason = Literal["eos", "stop", "length", "skipped"]
 
+BESIDE: tuple[Beside, ...] = get_args(Beside)
 SITES: tuple[str, ...] = get_args(Site)
 POOLS: tuple[str, ...] = get_args(Pool)
 
@@ -129,9 +132,11 @@ class Feature:
     Attributes:
         layers: 0 is the embedding output, k the residual stream after the k-th block, before any final norm.
         site: "resid_post" is the stream after the block (only this has a layer 0), "resid_mid" the one
-            between attention and MLP; "attn_out" and "mlp_out" are what those two add to it. "lookback" is
-            the lookback ratios of all attention heads (:mod:`probers.capture.attention`), one vector of no
-            single layer: ``layers`` must be (L,), the last.
+            between attention and MLP; "attn_out" and "mlp_out" are what those two add to it. The other three
+            are one vector of no single layer, so that ``layers`` must be (L,), the last: "lookback" and
+            "attention" are numbers of all attention heads (:mod:`probers.capture.attention`),
+            "probabilities" the log-probability of a token, and the entropy and the two highest probabilities
+            of the distribution that it was drawn from.
         pool: over the generated tokens "mean" or "last"; "prompt" is the state at the prompt's last token,
             before any is generated; "tokens" keeps every one, "predicting" for each the state before it,
             which predicted it (the first token's is the prompt's last), and "positions" the prompt's last and
@@ -139,15 +144,28 @@ class Feature:
             over layers 1 to L, then the mean over tokens of the last layer after the final norm: ``layers``
             must be (L,). "mind_tokens" keeps what that vector is made of for every token
             (:func:`probers.capture.pooling.pool_tokens`).
+        beside: what is read beside the states. Its numbers fill further places after those of the layers, as
+            many as they need, each as long as a state, with zeros behind the last.
     """
 
     layers: tuple[int, ...]
     site: Site = "resid_post"
     pool: Pool = "mean"
+    beside: tuple[Beside, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.layers:
             raise ValueError("a feature needs at least one layer")
+
+    @property
+    def kind(self) -> tuple[Site, Pool, tuple[Beside, ...]]:
+        """All but the layers."""
+        return self.site, self.pool, self.beside
+
+    def take(self, states: np.ndarray, layers: Sequence[int]) -> np.ndarray:
+        """Some layers of the states (.., places, d) of this feature, and all that is beside them."""
+        beside = range(len(self.layers), states.shape[-2])
+        return states.take([*map(self.layers.index, layers), *beside], axis=-2)
 
     @property
     def of_mind(self) -> bool:
@@ -172,6 +190,11 @@ class Needs:
         if len(set(self.features)) < len(self.features):
             raise ValueError("the same feature is asked for twice")
 
+    @property
+    def highest(self) -> bool:
+        """Tell whether the two highest probabilities are read, for themselves or beside states."""
+        return self.top or any("probabilities" in (f.site, *f.beside) for f in self.features)
+
     @classmethod
     def of(cls, layers: Sequence[int], site: Site = "resid_post", pool: Pool = "mean", **more: Any) -> Needs:
         """Ask for one feature, and any of the other attributes."""
@@ -182,17 +205,18 @@ class Needs:
 
         ValueError where each reads a site and pool that the other does not, or their attention layers differ.
         """
-        layers: dict[tuple[Site, Pool], set[int]] = {}
+        layers: dict[tuple[Site, Pool, tuple[Beside, ...]], set[int]] = {}
         for feature in (*self.features, *other.features):
-            layers.setdefault((feature.site, feature.pool), set()).update(feature.layers)
-        places = [{(feature.site, feature.pool) for feature in one.features} for one in (self, other)]
-        if layers.keys() not in places:
-            raise ValueError(f"cannot record {' and '.join('/'.join(p) for p in layers)} in one pass")
+            layers.setdefault(feature.kind, set()).update(feature.layers)
+        kinds = [{feature.kind for feature in one.features} for one in (self, other)]
+        if layers.keys() not in kinds:
+            named = ("/".join((site, pool, *beside)) for site, pool, beside in layers)
+            raise ValueError(f"cannot record {' and '.join(named)} in one pass")
         if self.attention and other.attention and self.attention_layer != other.attention_layer:
             asked = f"{self.attention_layer or 'last'} and {other.attention_layer or 'last'}"
             raise ValueError(f"cannot record the attention of layers {asked} in one pass")
         return Needs(
-            tuple(Feature(tuple(sorted(found)), *place) for place, found in layers.items()),
+            tuple(Feature(tuple(sorted(found)), *kind) for kind, found in layers.items()),
             attention=self.attention or other.attention,
             attention_layer=(self if self.attention else other).attention_layer,
             top=self.top or other.top,
@@ -222,7 +246,8 @@ class Generation:
         entropies: (n,) float32, nats, of the distribution that produced each token.
         states: for each feature of ``needs`` (layers, d) when it is pooled, (n, layers, d) for pools "tokens"
             and "predicting", (n + 1, layers, d) for "positions", (1, 2 d) for "mind", (n, 1, 2 d) for
-            "mind_tokens", layers in the feature's order; where no token was written only those of "prompt".
+            "mind_tokens", layers in the feature's order, and after them what is read beside the states; where
+            no token was written only those of "prompt".
         prompt_offsets: [start, end) of each prompt token in ``prompt``.
         stop: "stop" is a stop string, sentence end or callable, "skipped" a prompt that was too long.
         top: (2, n) float32, the highest and the second highest probability of each token's distribution.

@@ -1,5 +1,6 @@
 """Heads of several layers and of sequences: what they find that one linear head cannot, and how they grow."""
 
+import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,8 +18,11 @@ from tiny import tiny_lm
 from torch.nn import functional as F
 
 from probers.bank.bank import ProbeBank
+from probers.capture.recorder import as_places
+from probers.commands import main as cli
 from probers.heads import HEADS, ConcatHead, LinearHead, MixHead, SequenceHead
 from probers.online.scores import GrowingScores, text_scores
+from probers.store.joined import Sources
 from probers.store.spec import FeatureSpec
 from probers.store.store import FeatureStore
 from probers.train.data import Column, Dataset
@@ -51,11 +55,13 @@ def token_rows(text: int, spans: list[int | None]) -> list[dict[str, Any]]:
 def planted(path: Path, kind: str, texts: int = 400) -> FeatureStore:
     """A store of tokens whose signal lies in two layers together ("layers") or before the span ("before").
 
+    That of "attention" is in 8 lookback ratios alone, which need two places beside states of 6 numbers.
+
     "layers": both layers hold the same large noise along one direction, with the label's sign only in one of
     them, so that it shows in their difference. "before": the second token before a wrong span is marked.
     """
     rng = np.random.default_rng(0)
-    rows, states = [], []
+    rows, states, ratios = [], [], list[np.ndarray]()
     for text in range(texts):
         wrong = int(rng.integers(2))
         labels: list[int | None] = [*[None] * int(rng.integers(3, 6)), wrong, wrong]
@@ -64,15 +70,20 @@ def planted(path: Path, kind: str, texts: int = 400) -> FeatureStore:
             shared = 9 * rng.standard_normal(len(labels))
             each[:, 1, 0], each[:, 2, 0] = shared, -shared
             each[-2:, 2, 0] += 2.5 * (2 * wrong - 1)
-        elif wrong:
+        elif kind == "before" and wrong:
             each[-4, :, 0] += 6
         rows += token_rows(text, labels)
         states.append(each)
+        ratios.append(rng.random((len(labels), 1, 8)))
+        ratios[-1][-2:, 0, 7] = 0.5 + (wrong - 0.5) * rng.random(2)
     model = replace(SPEC.model, layers=2, width=WIDTH)
     spec = FeatureSpec(model, (0, *LAYERS), WIDTH, pool="tokens", position="token", prompt="p")
-    store = FeatureStore.create(path, [spec], config={})
+    specs, parts = [spec], [states]
+    if kind == "attention":
+        specs, parts = [spec, replace(spec, layers=(2,), width=8, site="lookback")], [states, ratios]
+    store = FeatureStore.create(path, specs, config={})
     units = [f"t{i}" for i in range(texts)]
-    store.write_shard(0, rows, np.concatenate(states).astype(np.float32), units=units)
+    store.write_shard(0, rows, *(np.concatenate(part).astype(np.float32) for part in parts), units=units)
     store.finish({})
     return FeatureStore.open(path)
 
@@ -106,6 +117,76 @@ def test_only_a_sequence_head_reads_what_stands_before_a_span(before: Dataset) -
         aurocs(before, train(before, [JOINT], head, **HOW), "max")[0] for head in (far, near, ConcatHead)
     ]
     assert found[0] > 0.9 and max(found[1:]) < 0.65
+
+
+@pytest.fixture(scope="module")
+def ratios(tmp_path_factory: pytest.TempPathFactory) -> FeatureStore:
+    return planted(tmp_path_factory.mktemp("planted") / "ratios", "attention")
+
+
+@pytest.mark.parametrize("head", [ConcatHead, partial(SequenceHead, **SMALL)])
+def test_a_signal_of_attention_alone_is_read_beside_the_states(ratios: FeatureStore, head: Any) -> None:
+    """Claim: heads that read it find it; converse: not the same heads of states, nor a linear one."""
+    sources = Sources.of([ratios], None, None, ["lookback"])
+    beside, plain = Dataset.load(sources.stores, beside=sources.beside), Dataset.load(sources.stores)
+    task = Task.of(Column.of("resid_post", LAYERS, beside.beside_places))
+    assert aurocs(beside, train(beside, [task], head, **HOW), "max")[0] > 0.95
+    others = [
+        *aurocs(plain, train(plain, [JOINT], head, **HOW), "max"),
+        *aurocs(plain, train(plain, [Task(1), Task(2)], LinearHead, **HOW), "max"),
+    ]
+    assert max(others) < 0.65
+
+
+FAST = ["pool=tokens", "epochs=2", "resamples=100", "device=cpu", "learning_curve=false", "domain=0.1"]
+
+
+def test_a_prober_that_reads_beside_the_states_is_saved_and_scores_the_store(
+    ratios: FeatureStore, tmp_path: Path
+) -> None:
+    typed = [f"data={ratios.path}", f"out={tmp_path / 'p'}", *FAST, "head=concat", "beside=[lookback]"]
+    out = cli.run("train", typed)
+    bank, figures = ProbeBank.from_pretrained(out), json.loads((out / "metrics.json").read_text())
+    assert bank.needs.features[0].beside == ("lookback",) and bank.head.reads == (4, WIDTH)
+    assert list(figures["layer_weights"]) == ["1", "2", "lookback"]
+    assert figures["layers"][0]["beside"] == ["lookback"]
+    states = ratios.feature(site="resid_post").states(LAYERS)
+    heads = as_places(ratios.feature(site="lookback").states((2,)), WIDTH)
+    whole = np.concatenate([states, heads], axis=1)
+    table = ratios.table()
+    spans = table["span"].to_numpy() == table["span"].iloc[-1]
+    first = bank.score(whole[spans])
+    heads[..., 0] += 1
+    assert np.abs(bank.score(np.concatenate([states, heads], axis=1)[spans]) - first).min() > 0
+    with fails("unsupported", "lookback", "beside=[]"):
+        GrowingScores(bank)
+    assert bank.domain is not None and bank.domain.shape == (4, WIDTH)
+
+
+@pytest.mark.parametrize(
+    ("typed", "code", "named"),
+    [
+        (["head=radio", "beside=[lookback]"], "unsupported", "head=radio"),
+        (["head=mix", "beside=[lookback]"], "unsupported", "head=mix"),
+        (["head=concat", "beside=[attention]"], "missing-value", "site=attention"),
+        (["head=concat", "beside=[entropy]"], "bad-value", "beside="),
+    ],
+)
+def test_what_cannot_be_read_beside_is_refused(
+    ratios: FeatureStore, tmp_path: Path, typed: list[str], code: Any, named: str
+) -> None:
+    with fails(code, named):
+        cli.run("train", [f"data={ratios.path}", f"out={tmp_path / 'p'}", *FAST, *typed])
+    assert not (tmp_path / "p").exists()
+
+
+def test_the_search_tries_what_the_store_has_beside_its_states(ratios: FeatureStore, tmp_path: Path) -> None:
+    typed = [f"data={ratios.path}", f"out={tmp_path / 'p'}", *FAST, "heads=[linear,concat]", "folds=2"]
+    out = cli.run("search", [*typed, "layer_sets=[all]", "lr=0.02", "epochs=6", "batch_size=16"])
+    found = json.loads((out / "search.json").read_text())
+    assert found["winner"] == "concat, all + lookback"
+    assert {row["name"] for row in found["tried"]} == {"linear, all", "concat, all", found["winner"]}
+    assert ProbeBank.from_pretrained(out).needs.features[0].beside == ("lookback",)
 
 
 @pytest.mark.parametrize("head", [ConcatHead, MixHead, partial(SequenceHead, marker=True, **SMALL)])

@@ -1,4 +1,4 @@
-"""Lookback ratios against transformers' own attention, however a text is read."""
+"""Lookback ratios and near attention against transformers' own attention, however a text is read."""
 
 from typing import Any
 
@@ -22,31 +22,35 @@ CLOSE: dict[str, Any] = {"rtol": 0, "atol": 1e-4}
 LAYER = (3,)  # of the tiny models, the last
 
 
-def by_definition(lm: CausalLM, generation: Generation) -> np.ndarray:
-    """(n + 1, layers * heads) of the prompt's last token and of each token, from the weights, one by one."""
+def by_definition(lm: CausalLM, generation: Generation, site: str = "lookback") -> np.ndarray:
+    """(n + 1, width) of the prompt's last token and of each token, from the weights, one by one."""
     weights = reference(lm.model, generation, output_attentions=True).attentions
     prompt, total = len(generation.prompt_ids), weights[0].shape[-1]
     found = np.zeros((total - prompt + 1, 0))
     for head in (head for layer in weights for head in layer[0].view(-1, total, total).double().numpy()):
-        ratios = []
+        numbers = []
         for place in range(prompt - 1, total):
+            if site == "attention":
+                numbers.append([head[place, place - back] if back <= place else 0.0 for back in (1, 2, 3)])
+                continue
             context, new = head[place, : prompt - 1].mean(), head[place, prompt - 1 : place + 1].mean()
-            ratios.append(context / (context + new))
-        found = np.column_stack([found, ratios])
+            numbers.append(context / (context + new))
+        found = np.column_stack([found, numbers])
     return found
 
 
 @pytest.mark.parametrize("way", ["written", "read"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_ratios_are_by_their_definition(family, way):
-    needs = Needs.of(LAYER, "lookback", "positions", attention=True)
+@pytest.mark.parametrize("site", ["lookback", "attention"])
+def test_numbers_of_heads_are_by_their_definition(family, way, site):
+    needs = Needs.of(LAYER, site, "positions", attention=True)
     lm = tiny_lm(family, attn="eager" if (family, "sdpa") in NO_SDPA else None)
     found = lm.generate(PROMPTS, max_new_tokens=9, needs=needs)
     if way == "read":
         found = lm.score(PROMPTS, [g.token_ids for g in found], needs=needs)
     slow = tiny_lm(family, attn="eager")
     for one in found:
-        expected = by_definition(slow, one)
+        expected = by_definition(slow, one, site)
         assert one.state.shape == (len(one.token_ids) + 1, 1, expected.shape[1])
         np.testing.assert_allclose(one.state[:, 0], expected, **CLOSE)
         assert np.ptp(expected) > 0.1  # heads and places differ
@@ -56,12 +60,13 @@ def test_ratios_are_by_their_definition(family, way):
         np.testing.assert_allclose(one.attention.rows, other.attention.rows, **CLOSE)
 
 
+@pytest.mark.parametrize("site", ["lookback", "attention"])
 @pytest.mark.parametrize("name", ["GptOss", "Cohere2", "GPTNeo", "Bloom"])
-def test_windows_sinks_and_weights_that_modules_return(name):
+def test_windows_sinks_and_weights_that_modules_return(name, site):
     lm = make(name, "eager")
-    needs = Needs.of(LAYER, "lookback", "positions")
+    needs = Needs.of(LAYER, site, "positions")
     for one in lm.generate([PROMPTS[0] * 3, PROMPTS[1]], max_new_tokens=10, needs=needs):
-        np.testing.assert_allclose(one.state[:, 0], by_definition(lm, one), **CLOSE)
+        np.testing.assert_allclose(one.state[:, 0], by_definition(lm, one, site), **CLOSE)
 
 
 @pytest.mark.parametrize("pool", ["mean", "last", "prompt", "tokens", "predicting"])
@@ -83,9 +88,46 @@ def test_pools_and_other_features_beside_it(pool):
         assert one.states[stream].shape[-1] == lm.width != one.states[heads].shape[-1]
 
 
+EVERYTHING = ("lookback", "attention", "probabilities")
+
+
+@pytest.mark.parametrize("pool", ["mean", "last", "tokens"])
+def test_what_is_beside_states_fills_places_behind_them(pool):
+    """Each part equals the same site recorded by itself, with zeros behind it, written and read."""
+    lm = tiny_lm()
+    joined = Needs((Feature((1, 2), pool=pool, beside=EVERYTHING),))
+    alone = Needs((Feature((1, 2), pool=pool), *(Feature(LAYER, site, pool) for site in EVERYTHING)))
+    made = lm.generate(PROMPTS, max_new_tokens=8, needs=joined)
+    others = lm.generate(PROMPTS, max_new_tokens=8, needs=alone)
+    again = lm.score(PROMPTS, [g.token_ids for g in made], needs=joined)
+    for one, other, read in zip(made, others, again, strict=True):
+        np.testing.assert_allclose(read.state, one.state, **CLOSE)
+        states, *beside = (other.states[feature] for feature in alone.features)
+        np.testing.assert_allclose(one.state[..., :2, :], states, **CLOSE)
+        flat = one.state[..., 2:, :].reshape(*states.shape[:-2], -1)
+        for vector in beside:
+            size = vector.shape[-1]
+            places = -(-size // lm.width) * lm.width
+            np.testing.assert_allclose(flat[..., :size], vector[..., 0, :], **CLOSE)
+            assert (flat[..., size:places] == 0).all()
+            flat = flat[..., places:]
+        assert flat.shape[-1] == 0
+
+
+def test_probabilities_are_those_of_the_distribution_that_a_token_was_drawn_from():
+    lm = tiny_lm()
+    made = lm.generate(PROMPTS, max_new_tokens=8, needs=Needs.of(LAYER, "probabilities", "tokens"))
+    for one in made:
+        logits = reference(lm.model, one).logits[0, len(one.prompt_ids) - 1 : -1].double().log_softmax(-1)
+        drawn = logits[range(len(one.token_ids)), list(one.token_ids)]
+        entropy = -(logits.exp() * logits).sum(-1)
+        expected = np.column_stack([drawn, entropy, *logits.exp().topk(2).values.T])
+        np.testing.assert_allclose(one.state[:, 0], expected, **CLOSE)
+
+
 def test_drafted_tokens_and_prefixes_change_nothing():
     lm = tiny_lm()
-    needs = Needs.of(LAYER, "lookback", "positions")
+    needs = Needs((Feature((2,), pool="tokens", beside=EVERYTHING),))
     prompt = PROMPTS[0] + " and again " + PROMPTS[0]
     (one,) = lm.generate([prompt], max_new_tokens=20, needs=needs)
     for way in ({"draft": 4}, {"prefix": PROMPTS[0]}):
@@ -118,8 +160,14 @@ def test_a_prober_of_ratios_follows_a_plain_generate(family, pool):
 
 def test_what_cannot_be_asked_is_refused():
     lm = tiny_lm()
-    with fails("layers", "layers=(3,), not (1,)"):
-        lm.generate(PROMPTS[:1], max_new_tokens=2, needs=Needs.of((1,), "lookback"))
+    wrong = {
+        "layers": Feature((1,), "lookback"), "unsupported": Feature(LAYER, "lookback", beside=("attention",))
+    }  # fmt: skip
+    for code, feature in wrong.items():
+        with fails(code, "lookback"):
+            lm.generate(PROMPTS[:1], max_new_tokens=2, needs=Needs((feature,)))
+    with fails("unsupported", "pool=predicting"):
+        lm.generate(PROMPTS[:1], max_new_tokens=2, needs=Needs.of(LAYER, "probabilities", "predicting"))
     assert layers_to_read("all", 30, site="lookback") == (30,)
     with fails(None, "site=lookback", "layers="):
         layers_to_read([1], 30, site="lookback")

@@ -179,7 +179,8 @@ def test_sites_are_tried_one_by_one(tmp_path: Path, only_chosen: list[Train]) ->
 def planned(store: FeatureStore, **options: Any) -> tuple[list[str], dict[str, str]]:
     settings = Search(**options)
     heads = {text: search.head_of(text) for text in settings.heads or ()}
-    made, left_out = search.plan(heads, {"resid_post": store}, load_examples([store]), settings)
+    sites, beside = search.stores_of([store], store.spec.pool, settings)
+    made, left_out = search.plan(heads, sites, beside, load_examples([store]), settings)
     return [candidate.name for candidate in made], left_out
 
 

@@ -312,8 +312,9 @@ def assemble(
     rate = settings.domain
     domain, distances = (None, None) if rate is None else fit_domain(dataset, site, rate)
     layers = [layer for column in site for layer in column.layers]
+    spec = replace(dataset.specs[best.site].select(layers), beside=dataset.beside)
     bank = ProbeBank(
-        dataset.specs[best.site].select(layers), fitted.head.select(heads),
+        spec, fitted.head.select(heads),
         threshold=chosen.value, promise=chosen.promise, calibration=calibrations[settings.calibration],
         ensemble=ensemble, aggregate=margins.how, entropy_model=entropy_model, domain=domain,
     )  # fmt: skip
@@ -354,7 +355,7 @@ def fit_domain(dataset: Dataset, columns: Sequence[Column], rate: float) -> tupl
 
     Also returns the distance (texts,) of every text: the mean over its rows, which are tokens or one.
     """
-    index = dataset.places([Column(column.site, k) for column in columns for k in column.layers])
+    index = dataset.places([place for column in columns for place in column.places])
     text_of, splits = dataset.examples.text_of, dataset.examples.rows
     training = np.flatnonzero(np.isin(text_of, splits["train"]))
     training = training[np.linspace(0, len(training) - 1, min(len(training), _MOST_ROWS)).astype(int)]

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import pandas as pd
@@ -14,12 +14,14 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from probers.capture.recorder import as_places
 from probers.checksums import draw_key
 from probers.data.splits import Seen, deal
 from probers.heads import ProbeHead, head_name
+from probers.options import shown
 from probers.store.joined import Stored
-from probers.store.spec import FeatureSpec, parse_layers, ranges
-from probers.types import SPLITS, Site, UserError
+from probers.store.spec import FP8, BesideSpec, FeatureSpec, parse_layers, ranges
+from probers.types import SPLITS, Beside, Site, UserError
 
 #: Rows read at once where their number does not matter to the result.
 CHUNK = 1024
@@ -253,25 +255,33 @@ def _check_splits(table: pd.DataFrame, what: str) -> None:
 class Column(NamedTuple):
     """Source of what a head reads of a text: a site in the block, and the number of the block.
 
-    For heads of several layers ``layer`` is the last of them, and ``below`` are the others.
+    For heads of several layers ``layer`` is the last of them, and ``below`` are the others. ``beside`` are
+    the places of what they read beside the states, each a column of its site, which the layer numbers from 1.
     """
 
     site: Site
     layer: int
     below: tuple[int, ...] = ()
+    beside: tuple[tuple[Beside, int], ...] = ()
 
     @classmethod
-    def of(cls, site: Site, layers: Sequence[int]) -> Column:
+    def of(cls, site: Site, layers: Sequence[int], beside: Sequence[tuple[Beside, int]] = ()) -> Column:
         """Take several layers of a site as one column."""
-        return cls(site, layers[-1], tuple(layers[:-1]))
+        return cls(site, layers[-1], tuple(layers[:-1]), tuple(beside))
 
     @property
     def layers(self) -> tuple[int, ...]:
         return (*self.below, self.layer)
 
+    @property
+    def places(self) -> list[Column]:
+        """Columns that a head reads: each layer alone, and what is beside them."""
+        return [Column(site, k) for site, k in (*((self.site, k) for k in self.layers), *self.beside)]
+
     def __str__(self) -> str:
         named = f"layers {ranges(self.layers)}" if self.below else f"layer {self.layer}"
-        return named if self.site == "resid_post" else f"{self.site} {named.partition(' ')[2]}"
+        named = named if self.site == "resid_post" else f"{self.site} {named.partition(' ')[2]}"
+        return " + ".join([named, *dict.fromkeys(kind for kind, _ in self.beside)])
 
 
 class Padded(NamedTuple):
@@ -288,22 +298,28 @@ class Padded(NamedTuple):
 class StoreStates:
     """States of stores of the same rows, one per site, read row by row from their memory-mapped files.
 
-    Columns are grouped in the order of the stores.
+    Columns are grouped in the order of the stores; after them come the places of all stores ``beside`` them.
     """
 
-    def __init__(self, stores: Sequence[Stored], columns: Sequence[Column]) -> None:
+    def __init__(
+        self, stores: Sequence[Stored], columns: Sequence[Column], beside: Sequence[Stored] = ()
+    ) -> None:
         wanted = [(store, [c.layer for c in columns if c.site == store.spec.site]) for store in stores]
         self._readers = [store.reader(layers) for store, layers in wanted if layers]
+        self._beside = [store.reader(store.spec.layers) for store in beside]
         rows, _, width = self._readers[0].shape
-        self.shape = (rows, len(columns), width)
+        places = sum(-(-store.spec.width // width) for store in beside)
+        self.shape = (rows, len(columns) + places, width)
 
     def __len__(self) -> int:
         return self.shape[0]
 
     def __getitem__(self, rows: Any) -> Tensor:
         numbers = rows.numpy() if isinstance(rows, Tensor) else rows
-        parts = [torch.from_numpy(reader[numbers]) for reader in self._readers]
-        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+        parts = [reader[numbers] for reader in self._readers]
+        parts += [as_places(reader[numbers], self.shape[-1]) for reader in self._beside]
+        found = [torch.from_numpy(part) for part in parts]
+        return found[0] if len(found) == 1 else torch.cat(found, dim=1)
 
 
 #: States (N, columns, d) that give some rows at a time, by a slice or by their numbers.
@@ -356,23 +372,27 @@ def at_once(states: States | TokenStates) -> int:
 class Dataset:
     """Examples, and states (rows of the stores, columns, d) for training and measuring heads.
 
-    Columns are the requested layers by site, and the embedding output as layer 0 if stored.
+    Columns are the requested layers by site, and the embedding output as layer 0 if stored. After them the
+    states have the places of what is ``beside`` them.
     """
 
     examples: Examples
     states: States
     columns: Sequence[Column]
     specs: Mapping[Site, FeatureSpec]
+    beside: tuple[BesideSpec, ...] = ()
 
     @classmethod
     def load(
-        cls, stores: Sequence[Stored], layer: object = "all", texts: SplitRequest | Examples | None = None
-    ) -> Dataset:
+        cls, stores: Sequence[Stored], layer: object = "all", texts: SplitRequest | Examples | None = None,
+        beside: Sequence[Stored] = (),
+    ) -> Dataset:  # fmt: skip
         """Load texts with the states of layers, as :func:`load_examples` and :func:`layers_to_train`.
 
-        ``texts`` are those of the stores if they are loaded already, or how these are split.
+        ``texts`` are those of the stores if they are loaded already, or how these are split. Stores
+        ``beside`` the others are of lookback ratios and the like, for heads of several layers.
         """
-        examples = texts if isinstance(texts, Examples) else load_examples(stores, texts)
+        examples = texts if isinstance(texts, Examples) else load_examples([*stores, *beside], texts)
         columns: list[Column] = []
         for store in stores:
             site, wanted = store.spec.site, layers_to_train(layer, store.spec)
@@ -380,15 +400,38 @@ class Dataset:
                 wanted = (0, *wanted)
             columns += [Column(site, k) for k in wanted]
         specs = {store.spec.site: store.spec for store in stores}
-        return cls(examples, StoreStates(stores, columns), columns, specs)
+        formats = {store.spec.dtype for store in (*stores, *beside)}
+        if beside and (len(formats) > 1 or FP8 in formats):
+            told = f"beside: the states are stored as {' and '.join(sorted(formats))}"
+            raise UserError(f"{told}: give stores of one format, and not fp8", "unsupported")
+        read = tuple(BesideSpec(cast(Beside, store.spec.site), store.spec.width) for store in beside)
+        return cls(examples, StoreStates(stores, columns, beside), columns, specs, read)
+
+    @property
+    def beside_places(self) -> list[tuple[Beside, int]]:
+        """Each place of what is beside the states: its kind, and its number from 1."""
+        width = self.states.shape[-1]
+        return [(each.kind, n) for each in self.beside for n in range(1, -(-each.width // width) + 1)]
+
+    @property
+    def sources(self) -> list[Column]:
+        """Source of each place of the states."""
+        return [*self.columns, *(Column(kind, number) for kind, number in self.beside_places)]
 
     def places(self, columns: Sequence[Column], *, joint: bool = False) -> Tensor:
         """Positions (H,) of the heads' columns in the states; (H, L) for ``joint`` heads."""
-        found = [[self.columns.index(Column(c.site, layer)) for layer in c.layers] for c in columns]
+        sources = self.sources
+        found = [[sources.index(place) for place in column.places] for column in columns]
         return torch.tensor(found if joint else [place for (place,) in found])
 
     def inputs(self, head: ProbeHead, loss: str = "ce") -> Inputs:
-        """Select inputs of such heads; UserError where they need tokens, and the states are pooled."""
+        """Select inputs of such heads.
+
+        UserError where they need tokens and the states are pooled, or cannot read what is beside the states.
+        """
+        if self.beside and not head.beside:
+            told = f"beside={shown([each.kind for each in self.beside])} is read by heads that join layers"
+            raise UserError(f"{told}, as concat and sequence: head={head_name(head)} cannot", "unsupported")
         if not (head.tokens or head.causal) and loss != "span_max":
             return Inputs(self.states, self.examples.text_of)
         members = self.examples.members

@@ -204,6 +204,7 @@ def summarise(trained: Trained, evaluator: Evaluator, training: Mapping[str, Any
         "layers": [
             {"site": column.site, "layer": column.layer, "validation": dict(trained.validation[column])}
             | ({"together": list(column.layers)} if column.below else {})
+            | ({"beside": list(dict(column.beside))} if column.beside else {})
             | figures[id(detector)]
             | {"seeds": _spread(trained.seeds.get(column), evaluator)}
             for column, detector in trained.layers.items()
@@ -246,10 +247,13 @@ def _always_firing(names: Sequence[str]) -> list[str]:
 
 
 def _layer_weights(trained: Trained) -> dict[str, float] | None:
-    """Weight by layer within a head of several layers; None where it cannot be told."""
+    """Weight within a head of several layers of each, and of what is beside them; None if not known."""
     if (shares := trained.bank.head.layer_weights()) is None:
         return None
-    return {str(k): round(float(share), 6) for k, share in zip(trained.bank.layers, shares[0], strict=True)}
+    found: dict[str, float] = {}
+    for name, share in zip(trained.bank.spec.names, shares[0].tolist(), strict=True):
+        found[name] = found.get(name, 0.0) + share
+    return {name: round(share, 6) for name, share in found.items()}
 
 
 def _members(trained: Trained, evaluator: Evaluator, figures: Mapping[int, Figures]) -> Figures:

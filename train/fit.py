@@ -17,7 +17,7 @@ from probers.commands.merge import PartRuns
 from probers.data.splits import Partition
 from probers.heads import Moments, ProbeHead, is_joint
 from probers.store.joined import Stored
-from probers.types import RunError, Site, UserError, first_line
+from probers.types import Beside, RunError, Site, UserError, first_line
 
 from .data import CHUNK, Column, Dataset, Examples, Inputs, Padded, States, StoreStates
 from .module import Batches, NotFiniteError, ProberModule, Schedule, StoreData, balancing
@@ -35,7 +35,8 @@ MakeHead = Callable[..., ProbeHead]
 class Task:
     """One head: its layer, its target, and the seed of weights, dropout and order.
 
-    A head of several layers has its last one as ``layer`` and the others ``below``.
+    A head of several layers has its last one as ``layer`` and the others ``below``, and as a column what it
+    reads ``beside`` them.
     """
 
     layer: int
@@ -43,14 +44,15 @@ class Task:
     seed: int = 0
     site: Site = "resid_post"
     below: tuple[int, ...] = ()
+    beside: tuple[tuple[Beside, int], ...] = ()
 
     @classmethod
     def of(cls, column: Column, target: Target = "correct", seed: int = 0) -> Task:
-        return cls(column.layer, target, seed, column.site, column.below)
+        return cls(column.layer, target, seed, column.site, column.below, column.beside)
 
     @property
     def column(self) -> Column:
-        return Column(self.site, self.layer, self.below)
+        return Column(self.site, self.layer, self.below, self.beside)
 
     @property
     def is_probe(self) -> bool:
@@ -60,8 +62,8 @@ class Task:
     @property
     def stream(self) -> str:
         """Name of the head in logs, and of its random stream."""
-        layers = "+".join(map(str, self.column.layers))
-        return f"{self.seed}/{'layer' if self.site == 'resid_post' else self.site}{layers}-{self.target}"
+        read = "+".join([*map(str, self.column.layers), *dict(self.beside)])
+        return f"{self.seed}/{'layer' if self.site == 'resid_post' else self.site}{read}-{self.target}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,8 +164,8 @@ def fit(
 def build(make_head: MakeHead, tasks: Sequence[Task], width: int) -> ProbeHead:
     """Make untrained heads of some tasks, whose layers are of a width."""
     joint = is_joint(getattr(make_head, "func", make_head))
-    layers = [len(tasks[0].column.layers)] if joint else []
-    return make_head([task.stream for task in tasks], width, *layers)
+    places = [len(tasks[0].column.places)] if joint else []
+    return make_head([task.stream for task in tasks], width, *places)
 
 
 def moments(states: States, rows: Tensor, columns: Tensor, targets: Tensor) -> Moments:
@@ -205,20 +207,26 @@ def _explained(
             if len(bad):
                 row, column = bad[0].tolist()
                 name = dataset.examples.table["id"].iloc[inputs.text_of[int(part[row])]]
-                where = f"{name!r} ({split}) at {dataset.columns[column % len(dataset.columns)]}"
+                where = f"{name!r} ({split}) at {dataset.sources[column % tensor.shape[-2]]}"
                 what = f"the state of {where} is not finite: the store is damaged there, make it again"
                 return RunError(what, code="damaged")
     return RunError(f"{error}: lower lr")
 
 
-def probe_tasks(columns: Sequence[Column], seeds: Iterable[int], *, joint: bool) -> list[Task]:
-    """List the heads of the prober for every site and seed: one for each layer, or one for all of them."""
+def probe_tasks(
+    columns: Sequence[Column], seeds: Iterable[int], *, joint: bool,
+    beside: Sequence[tuple[Beside, int]] = (),
+) -> list[Task]:  # fmt: skip
+    """List the heads of the prober for every site and seed: one for each layer, or one for all of them.
+
+    The latter read the places ``beside`` the layers too.
+    """
     wanted: dict[Site, list[Column]] = {}
     for column in columns:
         if column.layer > 0:
             wanted.setdefault(column.site, []).append(column)
     if joint:
-        wanted = {site: [Column.of(site, [c.layer for c in own])] for site, own in wanted.items()}
+        wanted = {site: [Column.of(site, [c.layer for c in own], beside)] for site, own in wanted.items()}
     return [Task.of(column, seed=seed) for own in wanted.values() for seed in seeds for column in own]
 
 
@@ -227,15 +235,15 @@ def plan_tasks(dataset: Dataset, settings: Fitting, *, joint: bool = False) -> t
 
     The controls have the first seed: the embedding layer and, at the middle layer of the first site,
     shuffled labels, which must end at chance, and "is the answer a person", which must not. ``joint`` heads
-    read all layers of a site, and that of the embedding layer reads it in place of each of them.
+    read all layers of a site, and that of the embedding layer reads it in place of all that they read.
     """
-    first = settings.seed
-    tasks = probe_tasks(dataset.columns, range(first, first + settings.seeds), joint=joint)
+    first, beside = settings.seed, dataset.beside_places
+    tasks = probe_tasks(dataset.columns, range(first, first + settings.seeds), joint=joint, beside=beside)
     own = [task.column for task in tasks if (task.site, task.seed) == (tasks[0].site, first)]
     middle = own[len(own) // 2]
     notes: list[str] = []
     embedding = [
-        Task.of(Column.of(column.site, [0] * len(middle.layers)), seed=first)
+        Task.of(Column.of(column.site, [0] * len(middle.places)), seed=first)
         for column in dataset.columns
         if column.layer == 0
     ]
@@ -299,7 +307,7 @@ def joined(parts: PartRuns, make_head: MakeHead, tasks: Sequence[Task], width: i
     steps = 0
     for run in parts.runs:
         found, about = _read(run.path / file_of(what))
-        there += [Task(**{**task, "below": ()}) for task in about["tasks"]]
+        there += [Task(**{**task, "below": (), "beside": ()}) for task in about["tasks"]]
         steps = max(steps, about["steps"])
         for name, value in found.items():
             tensors.setdefault(name, []).append(value)

@@ -46,7 +46,8 @@ def cut(text: str, width: int) -> str:
 def layer_name(figures: Json, entry: Json) -> str:
     """Name a layer, or those of one head, with the site where there are several."""
     site = f"{entry['site']} " if len(figures["sites"]) > 1 else ""
-    return f"{site}layer{'s' * ('together' in entry)} {_layers(entry)}"
+    named = f"{site}layer{'s' * ('together' in entry)} {_layers(entry)}"
+    return " + ".join([named, *entry.get("beside", [])])
 
 
 def best_name(figures: Json) -> str:
@@ -108,7 +109,7 @@ def table(figures: Json) -> str:
         largest = sorted(weights, key=lambda layer: -weights[layer])[:_WEIGHTS]
         listed = ", ".join(f"{layer}: {number(weights[layer])}" for layer in largest)
         kept = sum(weight > 0 for weight in weights.values())
-        parts.append(f"largest weights of {kept} of {len(weights)} layers: {listed}")
+        parts.append(f"largest weights of {kept} of {len(weights)}: {listed}")
     parts += _adapter_lines(figures)
     parts += _stacked(figures)
     parts += _levels(figures.get("levels"))

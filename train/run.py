@@ -19,7 +19,7 @@ from probers.types import UserError
 
 if TYPE_CHECKING:
     from probers.bank.bank import ProbeBank
-    from probers.store.joined import Stored
+    from probers.store.joined import Sources
     from probers.store.store import FeatureStore
 
     from .assemble import Trained
@@ -63,7 +63,7 @@ def run(settings: Train, parts: PartRuns | None = None, search: Chosen | None = 
     if settings.head.target == _STACK:
         stack = Members.load(settings.head.options["probers"])
         settings = stack.settle(settings)
-    paths, stores, others, alone = _read(settings)
+    paths, (stores, beside), others, alone = _read(settings)
     if alone and (part is not None or parts is not None):
         raise UserError("matrix and test are of whole trainings: leave part and launch out", code="conflict")
 
@@ -81,7 +81,7 @@ def run(settings: Train, parts: PartRuns | None = None, search: Chosen | None = 
         raise UserError(f"{told}: leave texts out", "conflict")
     rule = settings.rule()
     request = SplitRequest(settings.split, settings.train_on, settings.test_on, settings.seed)
-    dataset = Dataset.load(stores, settings.layer, request)
+    dataset = Dataset.load(stores, settings.layer, request, beside)
     if stack is not None:
         dataset = stack.hold_out(dataset, settings.seed)
     rule.check_number(len(dataset.examples.groups("validation")))
@@ -95,7 +95,8 @@ def run(settings: Train, parts: PartRuns | None = None, search: Chosen | None = 
     sets = sets_of(settings.layer_sets, sorted({task.layer for task in tasks if task.is_probe}))
     fewer = {} if lora else sizes_of(settings, dataset.examples)
     make_head = factory(LinearHead if lora else partial(settings.head.kind, **settings.head.options))
-    build(make_head, tasks[:1], stores[0].spec.width)  # tried before anything is written
+    # Tried before anything is written.
+    dataset.inputs(build(make_head, tasks[:1], stores[0].spec.width), settings.loss)
     out = Path(settings.out or _default_out(paths, settings))
     if part is not None:
         out, own = part.folder(out), own_tasks(tasks, part)
@@ -159,26 +160,26 @@ def run(settings: Train, parts: PartRuns | None = None, search: Chosen | None = 
 
 
 class _Data(NamedTuple):
-    """Folders of stores, these by site, folders that are tested on only, and every store by itself."""
+    """Folders of stores, these read by site, folders that are tested on only, and every store by itself."""
 
     paths: list[Path]
-    stores: list[Stored]
+    sources: Sources
     others: list[Path]
-    alone: dict[str, list[Stored]]
+    alone: dict[str, Sources]
 
 
 def _read(settings: Train) -> _Data:
     """Open the stores; each is listed by itself too where there is a matrix."""
-    from probers.store.joined import by_site, chosen
+    from probers.store.joined import Sources
     from probers.store.store import FeatureStore
 
-    opened, sites = opened_stores(settings), listed(settings.site) or None
+    opened = opened_stores(settings)
     paths, others = [store.path for store in opened], [Path(path) for path in listed(settings.test)]
-    stores = by_site(chosen(opened, settings.pool, sites))
+    how = (settings.pool, listed(settings.site) or None, settings.beside)
+    sources = Sources.of(opened, *how)
     single = [*paths, *others] if settings.matrix or others else []
     opened = [FeatureStore.open(path, checksums=settings.checksums) for path in single]
-    alone = {str(store.path): by_site(chosen([store], settings.pool, sites)) for store in opened}
-    return _Data(paths, stores, others, alone)
+    return _Data(paths, sources, others, {str(store.path): Sources.of([store], *how) for store in opened})
 
 
 def _identity(
@@ -197,7 +198,7 @@ def _identity(
 
 
 def _matrix(
-    bank: ProbeBank, alone: Mapping[str, Sequence[Stored]], paths: Sequence[Path], make_head: MakeHead,
+    bank: ProbeBank, alone: Mapping[str, Sources], paths: Sequence[Path], make_head: MakeHead,
     settings: Train, out: Path,
 ) -> str:  # fmt: skip
     """Test the prober, and with ``matrix`` one of each store, on every store; returns the table."""
@@ -216,7 +217,7 @@ def _default_out(paths: Sequence[Path], settings: Train) -> Path:
     layer = settings.layer
     # Beside the folder of a single run, not in it: either can be there first, or be removed.
     which = layer if isinstance(layer, str) else f"layer{'-'.join(map(str, listed(layer)))}"
-    return default_out("train", paths, settings, *listed(settings.site), which)
+    return default_out("train", paths, settings, *listed(settings.site), *settings.beside, which)
 
 
 def _remove_checkpoints(out: Path) -> None:
@@ -315,4 +316,6 @@ def identified(settings: Stores, paths: Sequence[Path], layers: Iterable[int]) -
         # The run folder ignores batch_size, which elsewhere affects speed only; here it changes the heads.
         "examples_per_step": settings.record["batch_size"],
     }
-    return settings.record | {"data": list(map(str, paths)), "inputs": inputs}
+    # Runs of before have no key beside.
+    asked = {key: value for key, value in settings.record.items() if value or key != "beside"}
+    return asked | {"data": list(map(str, paths)), "inputs": inputs}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from probers.commands.components import Component, choice
 from probers.commands.settings import Device, Names, Part, ReadPool, Resamples, Run, Several, TextFile
 from probers.options import Count, Limits, Name, Natural, NotNegative, Positive, Seed, check_options
-from probers.types import Site, UserError
+from probers.types import Beside, Site, UserError
 
 if TYPE_CHECKING:
     from probers.bank.decision import ThresholdRule
@@ -154,8 +154,11 @@ class Train(Fitting, Assembling, Stores):
     site: Site | Several[Site] | None = None
     """sites to train on, for a store with several: one, or a list as [resid_post,mlp_out]; null takes all
     of the pool"""
+    beside: list[Beside] = field(default_factory=lambda: [])
+    """sites of the store that head=concat and head=sequence read beside the states, as
+    [lookback,attention,probabilities]; such probers score finished texts only"""
     out: Name | None = None
-    """prober folder; null is runs/train/<store>-<layers>, with pool and site where they are given"""
+    """prober folder; null is runs/train/<store>-<layers>, with pool, site and beside where they are given"""
     sizes: list[Count] = field(default_factory=lambda: [])
     """also train a prober on each number of training texts, as [1000,3000], in out/sizes/<number>: whole
     groups drawn by seed, each set within the next and as balanced as the whole"""
@@ -190,6 +193,9 @@ class Search(Fitting, Assembling, Stores):
     sites: Site | Several[Site] | None = None
     """sites to try, one at a time, for a store with several: [resid_post,lookback]; null takes all of the
     pool"""
+    beside: list[list[Beside]] | None = None
+    """sets of sites to read beside the states, each as beside= of probers-train takes it, by heads that can:
+    [[],[lookback,probabilities]]; null takes none, and all that the store has"""
     minutes: Positive = 20.0
     """time for the choice; what would begin later is not tried. The winner's training comes on top"""
     folds: Annotated[int, Limits(ge=2, le=10)] = 3

@@ -60,9 +60,13 @@ class Members:
             raise UserError(f"{told}: give two or more, as [runs/a,runs/b]", "missing-value")
         banks = [ProbeBank.from_pretrained(name) for name in probers]
         for name, bank in zip(probers, banks, strict=True):
-            if bank.head.tokens or bank.head.marker:
-                does = "pools the tokens of a span itself" if bank.head.tokens else "marks the span it scores"
-                told = f"head.probers: the head of {name} {does}, and a stack scores single tokens"
+            does = {
+                "pools the tokens of a span itself": bank.head.tokens,
+                "marks the span it scores": bank.head.marker,
+                f"reads {', '.join(bank.spec.feature.beside)}": bool(bank.spec.beside),
+            }
+            if odd := [what for what, true in does.items() if true]:
+                told = f"head.probers: the head of {name} {odd[0]}, and a stack scores tokens by their states"
                 raise UserError(f"{told}: leave it out", "unsupported")
             banks[0].spec.check(bank.spec, what=f"head.probers: states of {probers[0]}", against=f"of {name}")
         layers = tuple(sorted({layer for bank in banks for layer in bank.layers}))
@@ -92,7 +96,7 @@ class Members:
 
     def settle(self, settings: Train) -> Train:
         """Take head, pool, site and layers from the members; UserError for settings that contradict them."""
-        for key in ("sizes", "layer_sets", "matrix", "part", "launch"):
+        for key in ("sizes", "layer_sets", "matrix", "part", "launch", "beside"):
             if value := getattr(settings, key):
                 told = f"{key}={value} is of trainings, and a stack trains nothing: leave it out"
                 raise UserError(told, "conflict")

@@ -86,11 +86,11 @@ class ProbeBank(ModelHubMixin):
     _hub_mixin_config = {"format": "probers-bank"}  # noqa: RUF012
 
     def __post_init__(self) -> None:
-        shape, pool = (len(self.spec.layers), self.spec.width), self.spec.pool
+        shape, pool = (self.spec.places, self.spec.width), self.spec.pool
         if self.head.reads != shape:
-            raise ValueError(f"heads of (layers, width) {self.head.reads} do not fit features of {shape}")
+            raise ValueError(f"heads of (places, width) {self.head.reads} do not fit features of {shape}")
         if self.domain is not None and self.domain.shape != shape:
-            raise ValueError(f"a domain of (layers, width) {self.domain.shape} does not fit the heads")
+            raise ValueError(f"a domain of (places, width) {self.domain.shape} does not fit the heads")
         if self.head.tokens and pool != "tokens":
             raise UserError(f"these heads pool tokens themselves and cannot read pool={pool}", "mismatch")
         if self.head.causal and pool != "tokens":
@@ -326,7 +326,7 @@ class ProbeBank(ModelHubMixin):
             raise UserError(told, "damaged") from error
         return cls(
             spec,
-            load_head(folder, config, spec.layers, spec.width, head_class),
+            load_head(folder, config, spec, head_class),
             calibration=calibration, ensemble=ensemble, entropy_model=entropy_model,
             domain=None if domain is None else Domain.read(folder, domain),
             promise=None if promise is None else Promise(**promise), allow_other=allow_other,

@@ -31,6 +31,8 @@ from .risk_control import Promise
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from ..store.spec import FeatureSpec
+
 CONFIG = "config.json"
 _HEADS, _METRICS, _CARD = "heads.safetensors", "metrics.json", "README.md"
 #: Folder of the adapter that the model runs with.
@@ -229,10 +231,9 @@ def locate(path: str | Path, subfolder: str | None = None, **hub: Unpack[HubOpti
 
 
 def load_head(
-    folder: Path, config: Mapping[str, Any], layers: Sequence[int], width: int,
-    head_class: type[nn.Module] | None,
-) -> ProbeHead:  # fmt: skip
-    """Load the heads of some layers, of this width; ``config`` as of :func:`read`.
+    folder: Path, config: Mapping[str, Any], spec: FeatureSpec, head_class: type[nn.Module] | None
+) -> ProbeHead:
+    """Load the heads of a feature; ``config`` as of :func:`read`.
 
     ``head_class`` is their class where it is none of this package's. Nothing is made of a size that the
     weights do not have.
@@ -250,8 +251,8 @@ def load_head(
         if config["weights"] not in (None, sha256(file)):
             raise ValueError("was altered")
         with safe_open(file, framework="pt") as tensors:
-            sizes = (width, len(layers)) if is_joint(cls) else (width,)
-            places = _places(cls, layers)
+            sizes = (spec.width, spec.places) if is_joint(cls) else (spec.width,)
+            places = _places(cls, spec.layers)
             _check_sizes(tensors, partial(make, ["a head"], *sizes), places, own=name not in HEADS)
             head = make(places, *sizes)
             stacked = {

@@ -1,4 +1,4 @@
-"""Attention weights of one layer, and lookback ratios of all, while every layer keeps its fast kernel.
+"""Attention weights of one layer, and numbers of all heads, while every layer keeps its fast kernel.
 
 transformers looks the attention function up by name in the module's config at each call. In the tapped block
 that name is the tap's, which keeps queries and keys and then delegates to the function the model uses anyway
@@ -6,16 +6,18 @@ that name is the tap's, which keeps queries and keys and then delegates to the f
 for their attention function (Falcon, MPT, GPT-J) are made to return the weights themselves, in the tapped
 block only.
 
-Lookback ratios (Chuang et al. 2024, Lookback Lens, eq. 1 and 2) come from the weights of all layers: at
-position t of a text after a prompt of p tokens head h of layer l has
+Two sites have numbers of all heads of all layers side by side in one vector per token. "lookback" are
+lookback ratios (Chuang et al. 2024, Lookback Lens, eq. 1 and 2): at position t of a text after a prompt of p
+tokens head h of layer l has
 
     A_context = the mean of its weights on the prompt's tokens,
     A_new     = the mean of its weights on the tokens after them, up to t itself,
     ratio     = A_context / (A_context + A_new).
 
 The prompt's last token counts as new, as the end of the prompt's form does in the released code, so the
-position that predicts the first token has a ratio too. Tokens that a sliding window hides count with weight
-0. Ratios of all heads of all layers lie side by side in one vector, which the classifier reads whole.
+position that predicts the first token has a ratio too. "attention" are the weights on each of the
+:data:`NEAR` tokens before the token, the nearest first, with zeros before the prompt (as in the small
+transformers of Shelmanov et al. 2025). Tokens that a sliding window hides count with weight 0.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ import inspect
 import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -33,12 +36,14 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from ..types import RunError, UserError
+from ..types import Beside, RunError, UserError
 from .blocks import decoder_layers
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+#: Tokens before a token whose weights "attention" has.
+NEAR = 3
 _TAP = "probers_tap"
 
 
@@ -281,14 +286,15 @@ def _tapped_attention(
 AttentionInterface.register(_TAP, _tapped_attention)
 
 
-def lookback_width(model: Any) -> int:
-    """Number of ratios at a position: attention heads of all layers."""
+def beside_width(kind: Beside, model: Any) -> int:
+    """Numbers that a token has of a kind; UserError for a model that does not tell its attention heads."""
+    if kind == "probabilities":
+        return 4
     heads = getattr(model.config.get_text_config(), "num_attention_heads", None)
     if not isinstance(heads, int):
-        raise UserError(
-            f"{type(model).__name__} does not tell its number of heads: use site=resid_post", "model"
-        )
-    return heads * len(decoder_layers(model))
+        told = f"{type(model).__name__} does not tell its number of heads: read {kind} of another model"
+        raise UserError(told, "model")
+    return heads * len(decoder_layers(model)) * (NEAR if kind == "attention" else 1)
 
 
 def lookback_ratios(weights: Tensor, prompts: Tensor, written: Tensor) -> Tensor:
@@ -310,11 +316,24 @@ def lookback_ratios(weights: Tensor, prompts: Tensor, written: Tensor) -> Tensor
     return on_context / (on_context + on_new).clamp_min(torch.finfo(torch.float32).tiny)
 
 
-class LookbackTap(ExitStack):
-    """Reads the lookback ratios of all layers' heads."""
+def near_weights(weights: Tensor) -> Tensor:
+    """Weights (batch, q, heads * NEAR) of the last q positions on the tokens before them.
 
-    def __init__(self, model: Any) -> None:
+    The last column of ``weights`` (batch, heads, q, k) is the last position.
+    """
+    queries, keys = weights.shape[2:]
+    own = torch.arange(keys - queries, keys, device=weights.device)  # column of each position
+    columns = own[:, None] - torch.arange(1, NEAR + 1, device=weights.device)
+    near = weights.gather(-1, columns.clamp_min(0).expand(*weights.shape[:3], -1))
+    return near.masked_fill(columns < 0, 0.0).transpose(1, 2).flatten(2)
+
+
+class HeadsTap(ExitStack):
+    """Reads "lookback" or "attention" from the heads of all layers."""
+
+    def __init__(self, model: Any, kind: Beside) -> None:
         super().__init__()
+        self._kind = kind
         self._taps = [AttentionTap(model, layer) for layer in range(1, len(decoder_layers(model)) + 1)]
         self._queries = 0
 
@@ -329,9 +348,12 @@ class LookbackTap(ExitStack):
             tap.read(count)
 
     def take_last(self, prompts: Tensor, written: Tensor) -> Tensor | None:
-        """The ratios read, (batch, count, 1, layers * heads) float32, as if of one layer; None if none."""
+        """What was read, (batch, count, 1, width) float32, as if of one layer; None if nothing was."""
         if not self._queries:
             return None
         self._queries = 0
-        ratios = [lookback_ratios(tap.take().weights(), prompts, written) for tap in self._taps]
-        return torch.cat([each.to(ratios[0].device) for each in ratios], dim=-1)[:, :, None]
+        reduce = near_weights
+        if self._kind == "lookback":
+            reduce = partial(lookback_ratios, prompts=prompts, written=written)
+        found = [reduce(tap.take().weights()) for tap in self._taps]
+        return torch.cat([each.to(found[0].device) for each in found], dim=-1)[:, :, None]

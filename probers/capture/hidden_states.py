@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ..types import POOLS, SITES, Feature, Needs, RunError, UserError
-from .attention import LookbackTap, lookback_width
+from ..types import BESIDE, POOLS, SITES, Feature, Needs, RunError, UserError
+from .attention import HeadsTap, beside_width
 from .blocks import block_parts, decoder_layers, decoder_of, first_tensor, given_tensor
 
 if TYPE_CHECKING:
@@ -40,8 +40,8 @@ def check_needs(needs: Needs, model: nn.Module) -> None:
 
 def vector_width(feature: Feature, model: Any) -> int:
     """Numbers in a vector of ``feature``, read from ``model``."""
-    if feature.site == "lookback":
-        return lookback_width(model)
+    if feature.site in BESIDE:
+        return beside_width(feature.site, model)
     width = int(model.config.get_text_config().hidden_size)
     return 2 * width if feature.of_mind else width
 
@@ -57,11 +57,17 @@ def _check_feature(feature: Feature, model: nn.Module, layers: int) -> None:
             f"pool={pool} needs site=resid_post and layers=({layers},), not {site} and {feature.layers}",
             "layers",
         )
-    if site == "lookback":
-        lookback_width(model)
-        if feature.layers != (layers,):
-            raise UserError(f"site=lookback needs layers=({layers},), not {feature.layers}", "layers")
-    if site in ("resid_post", "lookback"):
+    if feature.beside and (site in BESIDE or feature.of_mind):
+        raise UserError(f"nothing can be read beside site={site} and pool={pool}", "unsupported")
+    for kind in (site, *feature.beside):
+        if kind not in BESIDE:
+            continue
+        beside_width(kind, model)
+        if kind == site and feature.layers != (layers,):
+            raise UserError(f"site={site} needs layers=({layers},), not {feature.layers}", "layers")
+        if kind == "probabilities" and pool not in ("mean", "last", "tokens"):
+            raise UserError(f"{kind} are of tokens that are there: pool={pool} has none", "unsupported")
+    if site in ("resid_post", *BESIDE):
         return
     if 0 in feature.layers:
         raise UserError(f"site={site} has no layer 0: the embedding output belongs to no block", "layers")
@@ -78,8 +84,8 @@ def broken_state(feature: Feature, index: int, where: str) -> RunError:
     layer = f"layer {layers[index]}"
     if feature.of_mind and index == len(layers) - 1:
         layer = "the final norm"
-    if feature.site == "lookback":
-        layer = "attention (lookback)"
+    if feature.site in BESIDE:
+        layer = f"all layers ({feature.site})"
     return RunError(
         f"the state of {layer} is NaN or infinite at {where}; try dtype=float32 or bfloat16", "model"
     )
@@ -192,6 +198,6 @@ class StateTap(ExitStack):
         self._lacking.discard(layer)
 
 
-def tap_of(model: nn.Module, feature: Feature) -> StateTap | LookbackTap:
+def tap_of(model: nn.Module, feature: Feature) -> StateTap | HeadsTap:
     """The tap of a feature's site; call ``read_last`` before a pass and ``take_last`` after it."""
-    return LookbackTap(model) if feature.site == "lookback" else StateTap(model, feature)
+    return HeadsTap(model, feature.site) if feature.site in BESIDE else StateTap(model, feature)

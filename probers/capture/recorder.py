@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -109,7 +110,8 @@ class CaptureSession(ExitStack):
 
     def __init__(self, model: Any, needs: Needs, prompts: Sequence[int], limit: int) -> None:
         super().__init__()
-        self._features = {each: FeatureRecorder(model, each, prompts) for each in needs.features}
+        self._needs = needs
+        self._features = {each: FeatureRecorder(model, each, prompts) for each in tapped(needs)}
         self._all: list[FeatureRecorder | AttentionRecorder] = [*self._features.values()]
         self._attention: AttentionRecorder | None = None
         if needs.attention:
@@ -157,11 +159,68 @@ class CaptureSession(ExitStack):
                 return feature, *found
         return None
 
-    def states(self, row: int) -> dict[Feature, np.ndarray]:
-        """The float32 states as :class:`probers.types.Generation` has them."""
+    def states(self, row: int, scores: np.ndarray) -> dict[Feature, np.ndarray]:
+        """The float32 states as :class:`probers.types.Generation` has them.
+
+        ``scores`` are of the kept tokens, from :func:`probers.engine.forward.token_scores`.
+        """
         found = {each: recorder.value(row, self._kept[row]) for each, recorder in self._features.items()}
-        return {each: states for each, states in found.items() if states is not None}
+        read = {each: states for each, states in found.items() if states is not None}
+        return joined(self._needs, read, scores)
 
     def attention(self, row: int) -> AttentionRows | None:
         """The kept part of ``row``'s attention."""
         return None if self._attention is None else self._attention.value(row, self._kept[row])
+
+
+def tapped(needs: Needs) -> tuple[Feature, ...]:
+    """What is read from the model while it runs for all features of ``needs``, each once."""
+    parts = (part for feature in needs.features for part in _parts(feature))
+    return tuple(dict.fromkeys(part for part in parts if part.site != "probabilities"))
+
+
+def joined(needs: Needs, read: Mapping[Feature, np.ndarray], scores: np.ndarray) -> dict[Feature, np.ndarray]:
+    """Make the states of each feature of ``needs`` from those ``read`` of :func:`tapped`.
+
+    ``scores`` (2, n) are log-probabilities and entropies of the text's tokens, with the two highest
+    probabilities (4, n) where they are asked for.
+    """
+    found = {}
+    for feature in needs.features:
+        if any(part not in read and part.site != "probabilities" for part in _parts(feature)):
+            continue
+        if feature.site == "probabilities" and not scores.shape[1]:
+            continue
+        main, *beside = (
+            _probabilities(scores, part) if part.site == "probabilities" else read[part]
+            for part in _parts(feature)
+        )
+        places = [as_places(vector, main.shape[-1]) for vector in beside]
+        found[feature] = np.concatenate([main, *places], axis=-2) if places else main
+    return found
+
+
+def as_places(vectors: np.ndarray, width: int) -> np.ndarray:
+    """Vectors (.., 1, m) as so many places of a ``width`` as they need, (.., places, width), then zeros."""
+    *before, _, size = vectors.shape
+    padded = np.zeros((*before, -(-size // width) * width), dtype=vectors.dtype)
+    padded[..., :size] = vectors[..., 0, :]
+    return padded.reshape(*before, -1, width)
+
+
+def _parts(feature: Feature) -> list[Feature]:
+    """What a feature is made of: its states, and each thing beside them."""
+    last = feature.layers[-1:]
+    beside = [Feature(last, kind, feature.pool) for kind in feature.beside]
+    return [replace(feature, beside=()) if beside else feature, *beside]
+
+
+def _probabilities(scores: np.ndarray, part: Feature) -> np.ndarray:
+    """(n, 1, 4) of n tokens, or (1, 4) where the pool has one vector.
+
+    They are log-probability, entropy, and the two highest probabilities of what the token was drawn from.
+    """
+    each = scores.T[:, None].astype(np.float32)
+    if part.pool == "tokens":
+        return each
+    return each[-1] if part.pool == "last" else each.mean(axis=0)

@@ -200,7 +200,7 @@ def generate_batch(
     rows = [Row(request, tokenizer, stops) for request in requests]
     limit = max(request.limit for request in requests)
     random = [np.random.default_rng(r.stream) for r in requests if r.stream is not None]
-    scores = torch.zeros(4 if how.needs.top else 2, len(rows), limit, device=decoder.device)
+    scores = torch.zeros(4 if how.needs.highest else 2, len(rows), limit, device=decoder.device)
     lengths = [len(request.prompt.ids) for request in requests]
     with CaptureSession(decoder.model, how.needs, lengths, limit) as capture:
         batch = Batch(decoder, requests)
@@ -218,7 +218,7 @@ def generate_batch(
                 tokens = batch.logits.argmax(dim=-1)  # (b, q)
             else:
                 tokens = how.sampling.draw(batch.logits[:, -1], [random[i] for i in batch.active])[:, None]
-            found = token_scores(batch.logits, tokens, top=how.needs.top)
+            found = token_scores(batch.logits, tokens, top=how.needs.highest)
             right, looked_at, slots = 0, 1, []
             for slot, (number, its) in enumerate(zip(batch.active, tokens.tolist(), strict=True)):
                 row = rows[number]
@@ -258,10 +258,11 @@ def generate_batch(
     recorded = scores.cpu().numpy()
     return [
         row.prompt.continued(
-            tokenizer, row.ids[: row.kept], recorded[:, number, : row.kept], stop=row.stop or "length",
-            needs=how.needs, states=capture.states(number), attention=capture.attention(number),
+            tokenizer, row.ids[: row.kept], scored, stop=row.stop or "length", needs=how.needs,
+            states=capture.states(number, scored), attention=capture.attention(number),
         )
         for number, row in enumerate(rows)
+        for scored in (recorded[:, number, : row.kept],)
     ]  # fmt: skip
 
 

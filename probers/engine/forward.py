@@ -17,10 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..capture.attention import AttentionTap, LookbackTap
+from ..capture.attention import AttentionTap, HeadsTap
 from ..capture.blocks import decoder_of
 from ..capture.hidden_states import StateTap, broken_state, tap_of
 from ..capture.pooling import WholePool
+from ..capture.recorder import joined, tapped
 from ..types import AttentionRows, Feature, Generation, Needs, RunError, UserError, first_line
 from .kv_cache import Cache, CachedPrefix, fill, new_cache
 from .tokens import Prompt
@@ -226,9 +227,8 @@ def score_batch(
     count = torch.tensor(lengths, device=decoder.device)
     scored = torch.arange(longest, 0, -1, device=decoder.device) <= count[:, None]  # (batch, longest)
     prompted = torch.tensor([len(p.ids) for p in prompts], device=decoder.device)
-    features = [
-        (tap_of(decoder.model, feature), WholePool(feature.pool, scored)) for feature in needs.features
-    ]
+    read_from = tapped(needs)
+    features = [(tap_of(decoder.model, feature), WholePool(feature.pool, scored)) for feature in read_from]
     with ExitStack() as taps:
         for tap, pool in features:
             taps.enter_context(tap)
@@ -241,10 +241,10 @@ def score_batch(
             attention = taps.enter_context(AttentionTap(decoder.model, needs.attention_layer))
             attention.read(longest + 1)
         logits = decoder.pieces(columns, mask, positions, keep=longest + 1, cache=cache)
-        scores = _scores(logits, ids, lengths, top=needs.top)
+        scores = _scores(logits, ids, lengths, top=needs.highest)
         layers = [_taken(tap, pool, prompted, count) for tap, pool in features]
         attended = attention.take() if attention is not None else None
-    for feature, (_, pool) in zip(needs.features, features, strict=True):
+    for feature, (_, pool) in zip(read_from, features, strict=True):
         _refuse_broken(prompts, feature, pool)
     generations = []
     for row, (prompt, length) in enumerate(zip(prompts, lengths, strict=True)):
@@ -252,12 +252,13 @@ def score_batch(
         if len(broken):
             raise broken_logits(f"token {int(broken[0])} of the continuation of {prompt.name}")
         rows = None if attended is None else _rows(attended.weights(row)[0], len(prompt.ids), length)
-        read = zip(needs.features, features, layers, strict=True)
+        read = zip(read_from, features, layers, strict=True)
+        states = {each: pool.value(kept, row) for each, (_, pool), kept in read}
+        recorded = scores[row].cpu().numpy()
         generations.append(
             prompt.continued(
-                tokenizer, continuations[row], scores[row].cpu().numpy(), stop="length", needs=needs,
-                states={each: pool.value(kept, row) for each, (_, pool), kept in read},
-                attention=rows,
+                tokenizer, continuations[row], recorded, stop="length", needs=needs,
+                states=joined(needs, states, recorded), attention=rows,
             )
         )  # fmt: skip
     return generations
@@ -290,7 +291,7 @@ def _scores(pieces: Iterable[Tensor], ids: Tensor, lengths: Sequence[int], *, to
     return [torch.cat(row, dim=1) for row in found]
 
 
-def _taken(tap: StateTap | LookbackTap, pool: WholePool, prompts: Tensor, written: Tensor) -> Tensor:
+def _taken(tap: StateTap | HeadsTap, pool: WholePool, prompts: Tensor, written: Tensor) -> Tensor:
     if isinstance(tap, StateTap):
         read = tap.take()
     elif (read := tap.take_last(prompts, written)) is not None:

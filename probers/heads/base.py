@@ -64,6 +64,8 @@ class ProbeHead(nn.Module):
     Attributes:
         joint: each head reads the states (L, d) of several layers at once; the constructor takes their
             number L after the width.
+        beside: joins what it reads, so that some of the L places may hold what is read beside the states
+            (:attr:`.Feature.beside`).
         tokens: reads all tokens' states and pools them itself, by :meth:`_token_logits` instead.
         causal: scores every token by its own states and those of tokens before it, by
             :meth:`_sequence_logits` instead.
@@ -74,6 +76,7 @@ class ProbeHead(nn.Module):
     """
 
     joint: ClassVar[bool] = False
+    beside: ClassVar[bool] = False
     tokens: ClassVar[bool] = False
     causal: bool = False
     learns: ClassVar[bool] = True

@@ -27,6 +27,7 @@ class ConcatHead(ProbeHead):
     """
 
     joint: ClassVar[bool] = True
+    beside: ClassVar[bool] = True
 
     def __init__(self, streams: Sequence[str], width: int, layers: int, *, group_lasso: float = 0.0) -> None:
         super().__init__(streams, width, layers)

@@ -38,6 +38,7 @@ class SequenceHead(ProbeHead):
     """
 
     joint: ClassVar[bool] = True
+    beside: ClassVar[bool] = True
     causal = True
 
     def __init__(

@@ -75,6 +75,11 @@ def check_growing(bank: Prober, *, whole: bool = False) -> None:
             "use it in trigger=probing_before, or train one on another pool (mean, tokens, ..)",
             code="unsupported",
         )
+    beside = [spec.site] if spec.site == "probabilities" else spec.feature.beside
+    if beside and not whole:
+        told = f"this prober reads {' and '.join(beside)}, and only states are read while a text grows"
+        fix = "score finished texts with probers-score or trigger=probing, or train with beside=[]"
+        raise UserError(f"{told}: {fix}", code="unsupported")
     if not whole and spec.pool not in PER_TOKEN and spec.position in (*PIECES, *PARTS):
         raise UserError(
             f"this prober pools every {spec.position} by itself, whose end is not known while a text grows: "

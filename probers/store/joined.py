@@ -6,9 +6,9 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from ..types import Site, UserError
+from ..types import Beside, Site, UserError
 from .merge import check_alike, check_ids
 from .reader import StateReader
 from .spec import FeatureSpec
@@ -90,6 +90,30 @@ def chosen(
 
 #: One store of a site, or several read as one.
 Stored: TypeAlias = FeatureStore | JoinedStores
+
+
+class Sources(NamedTuple):
+    """Stores by site, and by kind those of what is read beside their states."""
+
+    stores: list[Stored]
+    beside: list[Stored]
+
+    @classmethod
+    def of(
+        cls, stores: Sequence[FeatureStore], pool: str | None, sites: Sequence[str] | None,
+        beside: Sequence[Beside],
+    ) -> Sources:  # fmt: skip
+        """Read stores as :func:`chosen` does, and what is ``beside`` them; UserError where that lacks."""
+        main = [store for store in stores if not {spec.site for spec in store.features} <= {*beside}]
+        found = by_site(chosen(main or stores, pool, sites))
+        return cls(found, [of_site(stores, found[0].spec.pool, kind) for kind in beside])
+
+
+def of_site(stores: Sequence[FeatureStore], pool: str, site: Site) -> Stored:
+    """Read those stores as one that have a pool and site; UserError where none has them."""
+    own = [store for store in stores if any((s.pool, s.site) == (pool, site) for s in store.features)]
+    (found,) = by_site(chosen(own or stores[:1], pool, [site]))  # the first says what is absent
+    return found
 
 
 def by_site(stores: Sequence[FeatureStore]) -> list[Stored]:

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import groupby
+from itertools import chain, groupby
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
 from ..options import Count, Limits, Line, Name, Natural, check_record
-from ..types import Feature, Needs, Pool, Site, UserError
+from ..types import Beside, Feature, Needs, Pool, Site, UserError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -72,6 +72,14 @@ class ModelSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class BesideSpec:
+    """What a prober reads beside states: its kind, and how many numbers a token has of it."""
+
+    kind: Beside
+    width: Count
+
+
+@dataclass(frozen=True, slots=True)
 class FeatureSpec:
     """Specification of the vectors read from a model, one per text and layer.
 
@@ -79,6 +87,7 @@ class FeatureSpec:
     unless the pooling changes it; ``position`` the tokens that are pooled, "generated" without the prompt,
     "answer" or "thinking" a part of these;
     ``dtype`` the number format of the stored vectors; ``prompt`` a fingerprint of the template, "" for none.
+    What is read ``beside`` the states is a prober's; a store has it as a feature of its own.
     """
 
     model: ModelSpec
@@ -89,6 +98,7 @@ class FeatureSpec:
     position: Line = "generated"
     dtype: _Format = "float16"
     prompt: Line = ""
+    beside: tuple[BesideSpec, ...] = ()
 
     def __post_init__(self) -> None:
         layers = tuple(int(k) for k in self.layers)
@@ -101,7 +111,18 @@ class FeatureSpec:
 
     @property
     def feature(self) -> Feature:
-        return Feature(self.layers, self.site, self.pool)
+        return Feature(self.layers, self.site, self.pool, tuple(each.kind for each in self.beside))
+
+    @property
+    def places(self) -> int:
+        """Vectors of a text or token: one for each layer, and those that hold what is beside the states."""
+        return len(self.names)
+
+    @property
+    def names(self) -> list[str]:
+        """Name of each place: the layer, or the kind of what is beside the states."""
+        beside = [[each.kind] * -(-each.width // self.width) for each in self.beside]
+        return [*map(str, self.layers), *chain.from_iterable(beside)]
 
     @property
     def needs(self) -> Needs:
@@ -150,14 +171,20 @@ class FeatureSpec:
                 raise UserError(f"{told}: make one of them again with the same {name}", "mismatch")
 
     def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "layers": list(self.layers)}
+        found = {**asdict(self), "layers": list(self.layers), "beside": list(map(asdict, self.beside))}
+        if not self.beside:  # files of before have no such key
+            del found["beside"]
+        return found
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> FeatureSpec:
         """Inverse of :meth:`to_dict`; UserError or ValueError where fields are not as it writes them."""
+        value = {"beside": [], **value}
         check_record(cls, value, "spec.")
         check_record(ModelSpec, value["model"], "spec.model.")
-        return cls(**{**value, "model": ModelSpec(**value["model"]), "layers": tuple(value["layers"])})
+        beside = tuple(BesideSpec(**each) for each in value["beside"])
+        made = {"model": ModelSpec(**value["model"]), "layers": tuple(value["layers"]), "beside": beside}
+        return cls(**{**value, **made})
 
 
 def ranges(layers: Sequence[int]) -> str:

@@ -148,9 +148,9 @@ def _narrowed(generation: Generation, feature: Feature) -> np.ndarray:
     """The states of a feature, taken from one with the same site and pool and at least its layers."""
     if feature in generation.states:
         return generation.states[feature]
-    alike = [e for e in generation.states if (e.site, e.pool) == (feature.site, feature.pool)]
+    alike = [each for each in generation.states if each.kind == feature.kind]
     its = next(other for other in alike if {*feature.layers} <= {*other.layers})
-    return generation.states[its].take([its.layers.index(layer) for layer in feature.layers], axis=-2)
+    return its.take(generation.states[its], feature.layers)
 
 
 def joined(needs: Needs, also: Needs) -> Needs:

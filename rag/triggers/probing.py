@@ -66,8 +66,7 @@ class ReadsBank(Trigger):
         if generation.state is None:
             raise RunError(f"trigger={self.name} needs hidden states, but none were recorded", "mismatch")
         (feature,) = generation.needs.features
-        place = {layer: i for i, layer in enumerate(feature.layers)}
-        chosen = generation.state[..., [place[layer] for layer in self._bank.layers], :]
+        chosen = feature.take(generation.state, self._bank.layers)
         return as_stored(chosen, self._bank.spec.dtype).numpy()
 
     def check(self, model: ModelSpec, prompt: PromptTemplate) -> None:

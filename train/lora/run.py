@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 #: Test texts that the model continues for the perplexity of its own text, and tokens of each.
 _CONTINUED, _LENGTH = 24, 48
 #: Options of other heads that one layer with adapters has no use for.
-_OFF = ("matrix", "test", "part", "launch", "sizes", "layer_sets")
+_OFF = ("matrix", "test", "part", "launch", "sizes", "layer_sets", "beside")
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from functools import partial
 from itertools import chain, product
 from pathlib import Path
 from textwrap import fill
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,9 +28,9 @@ from probers.evaluation import metrics
 from probers.evaluation.bootstrap import Bootstrap, Sample, bounds, number
 from probers.files import canonical_json, write_text
 from probers.heads import ProbeHead, factory, is_joint
-from probers.store.joined import JoinedStores, Stored, by_site, chosen
+from probers.store.joined import JoinedStores, Stored, of_site
 from probers.store.store import FeatureStore
-from probers.types import SPLITS, RunError, Site, UserError
+from probers.types import BESIDE, SPLITS, Beside, RunError, Site, UserError
 
 from ..assemble import assemble
 from ..data import Dataset, Examples, SplitRequest, load_examples
@@ -64,12 +64,12 @@ def run(settings: Search) -> Path:
     opened = opened_stores(settings)
     paths = [store.path for store in opened]
     pool = settings.pool or opened[0].spec.pool
-    stores = stores_of(opened, pool, listed(settings.sites))
+    stores, beside = stores_of(opened, pool, settings)
     request = SplitRequest(settings.split, settings.train_on, settings.test_on, settings.seed)
     examples = load_examples(list(stores.values()), request)
     settings.rule().check_number(len(examples.groups("validation")))
     folds = [fold(examples, n, settings) for n in range(1, settings.folds + 1)]
-    planned, left_out = plan(heads, stores, examples, settings)
+    planned, left_out = plan(heads, stores, beside, examples, settings)
 
     out = Path(settings.out or default_out("search", paths, settings, *listed(settings.sites)))
     layers = [layer for candidate in planned for layer in candidate.layers]
@@ -85,12 +85,13 @@ def run(settings: Search) -> Path:
     entry["left_out"] |= left_out
     write_text(out / _FILE, canonical_json(entry))
     log.info("%s", table(entry))
-    store = stores[winner.site]
-    own = store.stores if isinstance(store, JoinedStores) else (store,)
+    read = (stores[winner.site], *beside[winner.beside])
+    own = chain.from_iterable(s.stores if isinstance(s, JoinedStores) else (s,) for s in read)
     shared = {f.name for kind in (Fitting, Assembling, Stores) for f in fields(kind)} - {"_record"}
     how: dict[str, Any] = {name: getattr(settings, name) for name in shared}
-    how |= {"data": [str(one.path) for one in own], "pool": pool, "site": winner.site, "out": str(out)}
-    alone = Train(**how, head=winner.head, layer=list(winner.layers))
+    how |= {"data": list(dict.fromkeys(str(one.path) for one in own)), "pool": pool, "out": str(out)}
+    how |= {"site": winner.site, "beside": list(winner.beside), "layer": list(winner.layers)}
+    alone = Train(**how, head=winner.head)
     return train(alone, search=Chosen(folder, entry))
 
 
@@ -111,14 +112,23 @@ def head_of(text: str) -> Component:
     return made
 
 
-def stores_of(opened: Sequence[FeatureStore], pool: str, sites: Sequence[Site]) -> dict[Site, Stored]:
-    """Map each site of a pool, by default all, to its store, or several read as one."""
-    there = [[spec.site for spec in store.features if spec.pool == pool] for store in opened]
-    found: dict[Site, Stored] = {}
-    for site in dict.fromkeys(sites or chain.from_iterable(there)):
-        own = [store for store, has in zip(opened, there, strict=True) if site in has]
-        (found[site],) = by_site(chosen(own or opened[:1], pool, [site]))  # the first says what is absent
-    return found
+#: What is read beside the states, by kind, and the stores that have it.
+Besides = Mapping[tuple[Beside, ...], Sequence[Stored]]
+
+
+def stores_of(
+    opened: Sequence[FeatureStore], pool: str, settings: Search
+) -> tuple[dict[Site, Stored], Besides]:
+    """Map each site to its store, or several read as one, and each set beside them to its stores.
+
+    UserError for a site or kind that no store has.
+    """
+    there = dict.fromkeys(spec.site for store in opened for spec in store.features if spec.pool == pool)
+    sites = listed(settings.sites) or [site for site in there if site not in BESIDE or len(there) == 1]
+    kinds = [kind for kind in BESIDE if kind in there and there.keys() > {kind}]
+    sets = [[], kinds] if settings.beside is None else settings.beside
+    beside = {tuple(each): [of_site(opened, pool, kind) for kind in each] for each in sets}
+    return {site: of_site(opened, pool, site) for site in sites}, beside
 
 
 def fold(examples: Examples, number: int, settings: Search) -> Examples:
@@ -141,21 +151,34 @@ def fold(examples: Examples, number: int, settings: Search) -> Examples:
     return replace(examples, rows=rows)
 
 
+class Place(NamedTuple):
+    """Head and layers of a candidate as typed, the site, and what is read beside the states."""
+
+    head: str
+    layers: str
+    site: Site
+    beside: tuple[Beside, ...] = ()
+
+    def __str__(self) -> str:
+        """The name, without the site where it is the residual stream."""
+        named = ", ".join([self.head, self.layers, *([self.site] if self.site != "resid_post" else [])])
+        return " + ".join([named, *self.beside])
+
+
 @dataclass(frozen=True)
 class Candidate:
-    """A head on some layers of a site; ``place`` has head and layers as typed, and the site."""
+    """A head on some layers of a site, and perhaps on what is beside the states."""
 
-    place: tuple[str, str, Site]
+    place: Place
     head: Component
     dataset: Dataset
     tasks: tuple[Task, ...]
 
     @classmethod
-    def of(
-        cls, place: tuple[str, str, Site], head: Component, dataset: Dataset, settings: Search
-    ) -> Candidate:
+    def of(cls, place: Place, head: Component, dataset: Dataset, settings: Search) -> Candidate:
         """Make a candidate; UserError where the head cannot be trained on the states."""
-        tasks = tuple(probe_tasks(dataset.columns, [settings.seed], joint=is_joint(head.kind)))
+        joint, beside = is_joint(head.kind), dataset.beside_places
+        tasks = tuple(probe_tasks(dataset.columns, [settings.seed], joint=joint, beside=beside))
         made = cls(place, head, dataset, tasks)
         dataset.inputs(build(made.make, tasks[:1], dataset.states.shape[-1]), settings.loss)
         return made
@@ -167,7 +190,11 @@ class Candidate:
 
     @property
     def site(self) -> Site:
-        return self.place[2]
+        return self.place.site
+
+    @property
+    def beside(self) -> tuple[Beside, ...]:
+        return self.place.beside
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -175,43 +202,40 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        return named(self.place)
-
-
-def named(place: tuple[str, str, Site]) -> str:
-    """Name a candidate after head, layers and site; the residual stream is not named."""
-    head, layers, site = place
-    return ", ".join([head, layers, *([site] if site != "resid_post" else [])])
+        return str(self.place)
 
 
 def plan(
-    heads: Mapping[str, Component], stores: Mapping[Site, Stored], examples: Examples, settings: Search
-) -> tuple[list[Candidate], dict[str, str]]:
+    heads: Mapping[str, Component], stores: Mapping[Site, Stored], besides: Besides, examples: Examples,
+    settings: Search,
+) -> tuple[list[Candidate], dict[str, str]]:  # fmt: skip
     """List the candidates, every head first with its first layers, and why others are left out.
 
-    UserError for a head, set of layers or site that the user named and no candidate can have.
+    UserError for a head, set of layers, site or set beside it that the user named and no candidate can have.
     """
     pool = "pooled" if examples.members is None else "tokens"
     tried = heads or {name: Component.of("head", name) for name in _HEADS[pool]}
     sets = {str(given).replace(" ", ""): given for given in settings.layer_sets or ["all"]}
     found: dict[tuple[Any, ...], Candidate] = {}
-    refused: dict[tuple[str, str, Site], UserError] = {}
+    refused: dict[Place, UserError] = {}
     for layers in sets if settings.layer_sets else ["all", _UPPER]:
-        for (site, store), (head, component) in product(stores.items(), tried.items()):
+        for (site, store), beside, (head, component) in product(stores.items(), besides, tried.items()):
+            if beside and settings.beside is None and not getattr(component.kind, "beside", False):
+                continue
             every = [k for k in store.spec.layers if k > 0]
-            place = (head, layers, site)
+            place, own = Place(head, layers, site, beside), sets.get(layers, every[len(every) // 2 :])
             try:
-                dataset = Dataset.load([store], sets.get(layers, every[len(every) // 2 :]), examples)
+                dataset = Dataset.load([store], own, examples, besides[beside])
                 made = Candidate.of(place, component, dataset, settings)
-                found.setdefault((head, site, made.layers), made)
+                found.setdefault((head, site, beside, made.layers), made)
             except UserError as error:
                 refused[place] = error
     used = {each for candidate in found.values() for each in candidate.place}
-    asked = [*heads, *(sets if settings.layer_sets else ()), *listed(settings.sites)]
+    asked = [*heads, *(sets if settings.layer_sets else ()), *listed(settings.sites), *besides]
     for place, why in refused.items():
         if not found or any(each not in used for each in place if each in asked):
             raise why
-    return list(found.values()), {named(place): str(why) for place, why in refused.items()}
+    return list(found.values()), {str(place): str(why) for place, why in refused.items()}
 
 
 @dataclass(frozen=True)
@@ -314,8 +338,8 @@ def summary(
         # The winner has every fold that another has.
         against = _mean(own).minus(_mean(best[: len(own)])).interval.figures("difference")
         tried.append({
-            "name": name, "head": candidate.place[0], "layers": list(candidate.layers),
-            "site": candidate.site, "folds": len(own),
+            "name": name, "head": candidate.place.head, "layers": list(candidate.layers),
+            "site": candidate.site, "beside": list(candidate.beside), "folds": len(own),
             **interval, **({} if name == ranked[0] else against),
             "seconds": sum(r["seconds"] for r in own), "kilobytes": own[0]["kilobytes"],
         })  # fmt: skip

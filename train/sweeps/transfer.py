@@ -7,7 +7,7 @@ what was trained on, columns what was tested on; test texts that a row's prober 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from probers.evaluation import metrics
 from probers.evaluation.bootstrap import Bootstrap, bounds, number
 from probers.files import canonical_json, write_text
 from probers.heads import is_joint
-from probers.store.joined import Stored
+from probers.store.joined import Sources
 
 from ..assemble import assemble, score_everything
 from ..data import Column, Dataset, Examples, SplitRequest, load_examples
@@ -39,15 +39,14 @@ _NAME, _CELL = 18, 20
 Matrix = dict[str, dict[str, dict[str, Any]]]
 
 
-def each_alone(
-    stores: Mapping[str, Sequence[Stored]], make_head: MakeHead, settings: Train
-) -> dict[str, ProbeBank]:
+def each_alone(stores: Mapping[str, Sources], make_head: MakeHead, settings: Train) -> dict[str, ProbeBank]:
     """Train a prober on each store, with the settings of the whole training and the first seed."""
     found = {}
-    for name, store in stores.items():
+    for name, (own_stores, beside) in stores.items():
         request = SplitRequest(settings.split, seed=settings.seed)
-        dataset = Dataset.load(store, settings.layer, request)
-        tasks = probe_tasks(dataset.columns, [settings.seed], joint=is_joint(settings.head.kind))
+        dataset = Dataset.load(own_stores, settings.layer, request, beside)
+        joint = is_joint(settings.head.kind)
+        tasks = probe_tasks(dataset.columns, [settings.seed], joint=joint, beside=dataset.beside_places)
         log.info("training on %s alone", name)
         fitted = fit(make_head, tasks, dataset, settings)
         own = replace(settings, with_entropy=False)
@@ -56,9 +55,7 @@ def each_alone(
     return found
 
 
-def matrix(
-    probers: Mapping[str, ProbeBank], stores: Mapping[str, Sequence[Stored]], settings: Train
-) -> Matrix:
+def matrix(probers: Mapping[str, ProbeBank], stores: Mapping[str, Sources], settings: Train) -> Matrix:
     """Test every prober on the test texts of every store.
 
     Returns:
@@ -66,12 +63,13 @@ def matrix(
         ``fired`` at the prober's own threshold, and how many texts were ``seen`` and left out.
     """
     found: Matrix = {row: {} for row in probers}
-    for column, store in stores.items():
-        examples = load_examples(store, SplitRequest(settings.split, seed=settings.seed))
+    for column, (own_stores, beside) in stores.items():
+        examples = load_examples(own_stores, SplitRequest(settings.split, seed=settings.seed))
         for row, bank in probers.items():
-            dataset = Dataset.load(store, list(bank.layers), examples)
+            dataset = Dataset.load(own_stores, list(bank.layers), examples, beside)
             columns = [Column(bank.spec.site, layer) for layer in bank.layers]
-            tasks = probe_tasks(columns, [settings.seed], joint=bank.head.joint)
+            joint, read = bank.head.joint, dataset.beside_places
+            tasks = probe_tasks(columns, [settings.seed], joint=joint, beside=read)
             margins = score_everything(bank.head, tasks, dataset, bank.aggregate)
             scores = margins.of_texts(bank.ensemble(margins.values))
             found[row][column] = _cell(bank, examples, scores, settings)

@@ -96,8 +96,8 @@ class VllmLM(CausalLM):
         """Refuse needs that this model or vLLM cannot record (UserError)."""
         if needs.attention:
             raise UserError("engine=vllm does not hand out attention: leave out what reads it", "unsupported")
-        if odd := [feature.site for feature in needs.features if feature.site != "resid_post"]:
-            told = f"site={odd[0]} cannot be read with engine=vllm: use resid_post"
+        if odd := [k for f in needs.features for k in (f.site, *f.beside) if k != "resid_post"]:
+            told = f"{odd[0]} cannot be read with engine=vllm: use resid_post"
             raise UserError(told, "unsupported")
         super().check(needs)
 
