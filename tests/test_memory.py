@@ -47,6 +47,15 @@ def test_logits_in_pieces_give_the_scores_of_whole_ones(family, monkeypatch):
     assert_all_same(made[:1], lm.score(*(each[:1] for each in texts), needs=NEEDS))
 
 
+@pytest.mark.parametrize("family", ["llama", "gpt2", "opt"])
+def test_the_final_norm_is_read_whole_where_logits_come_in_pieces(family, monkeypatch):
+    lm = tiny_lm(family, batch_size=8)
+    needs = Needs.of((3,), pool="mind_tokens")
+    made = lm.generate(PROMPTS, max_new_tokens=12, needs=needs)
+    monkeypatch.setattr(forward, "_PIECE", 3 * len(PROMPTS) * int(lm.model.config.vocab_size))
+    assert_all_same(made, lm.score(PROMPTS, [g.token_ids for g in made], needs=needs))
+
+
 def test_a_block_of_the_cache_is_one_copy():
     layers = [(torch.randn(2, 70, 4), torch.randn(2, 70, 4)) for _ in range(5)]
     layers.append((torch.randn(1, 70, 8), torch.randn(1, 70, 6)))

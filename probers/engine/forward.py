@@ -80,14 +80,22 @@ class Decoder:
             yield self(ids, mask, positions, keep=keep, cache=cache)
             return
         read: list[Any] = []
+        own, hooks = vars(inner).get("forward"), inner._forward_hooks
+
+        def restore() -> None:
+            inner._forward_hooks = hooks
+            vars(inner).pop("forward", None)
+            if own is not None:
+                inner.forward = own
 
         def first(*args: Any, **kwargs: Any) -> Any:
-            read.append(run(*args, **kwargs))
+            restore()
+            read.append(inner(*args, **kwargs))  # with its hooks, which no piece may call again
+            inner._forward_hooks = type(hooks)()
             return _cut(read[0], -1, None)
 
-        run, own = inner.forward, vars(inner).get("forward")
         try:
-            inner.forward = first
+            inner._forward_hooks, inner.forward = type(hooks)(), first
             self(ids, mask, positions, cache=cache)
             for start in range(-keep, 0, width):
                 end = min(start + width, 0)
@@ -95,9 +103,7 @@ class Decoder:
                 inner.forward = lambda *args, piece=piece, **kwargs: piece
                 yield self(ids, mask, positions, keep=end - start)
         finally:
-            del inner.forward
-            if own is not None:
-                inner.forward = own
+            restore()
 
     @torch.inference_mode()
     def check(self) -> None:
