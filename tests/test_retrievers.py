@@ -3,6 +3,9 @@
 import gzip
 import json
 import math
+import os
+import subprocess
+import sys
 from itertools import pairwise
 from pathlib import Path
 
@@ -303,3 +306,12 @@ def test_scripts_without_spaces_are_found_by_their_pairs(query, text):
     for engine in ENGINES:
         (found,) = engine(corpus("Something else altogether.", text)).search([query], 2)
         assert ids(found) == ["1"]
+
+
+def test_jax_is_not_started(tmp_path: Path) -> None:
+    """It would take three quarters of a GPU's memory; converse: who asks for it still gets it."""
+    (tmp_path / "jax").mkdir()
+    (tmp_path / "jax" / "__init__.py").write_text("started = True\n")
+    code = "import sys, probers.rag.retrievers.bm25; assert 'jax' not in sys.modules; import jax; jax.started"
+    there = os.pathsep.join([str(tmp_path), *sys.path])
+    subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | {"PYTHONPATH": there})

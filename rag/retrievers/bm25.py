@@ -16,6 +16,7 @@ import logging
 import mmap
 import os
 import shutil
+import sys
 from array import array
 from bisect import bisect_left
 from collections import defaultdict
@@ -27,7 +28,6 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import bm25s
 import numpy as np
 from scipy.sparse import coo_array
 from tqdm import tqdm
@@ -40,6 +40,14 @@ from probers.types import Passage, first_line
 
 from . import lexical
 from .counts import NOWHERE
+
+# Where JAX is installed, importing bm25s starts it, and JAX takes three quarters of a GPU's memory.
+sys.modules.setdefault("jax", None)  # type: ignore[arg-type]
+try:
+    import bm25s
+finally:
+    if sys.modules["jax"] is None:
+        del sys.modules["jax"]
 
 log = logging.getLogger(__name__)
 
