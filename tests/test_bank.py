@@ -26,9 +26,11 @@ from probers.bank.calibration import EntropyModel, Isotonic, Temperature
 from probers.bank.decision import Ensemble, half_precision
 from probers.bank.risk_control import Promise
 from probers.bank.value_head import FILES as VALUE_HEAD
+from probers.capture.pooling import as_stored
 from probers.commands.compose import compose
 from probers.commands.inputs import find_prober
 from probers.heads import HEADS, LinearHead, Moments, ProbingRagHead, factory, is_joint
+from probers.online.scores import GrowingScores
 from probers.rag.triggers import Probing
 from probers.store.spec import FeatureSpec, ModelSpec
 from probers.types import Code, Needs, Pool, RunError
@@ -599,8 +601,18 @@ def test_the_shipped_one_scores_tokens_and_is_a_trigger() -> None:
     assert bank.metrics and "# " in bank.card
 
 
-def test_the_shipped_one_is_small_and_says_nothing_of_a_machine() -> None:
-    files = list(SHIPPED.rglob("*"))
+def test_the_shipped_one_for_chats_scores_a_text_while_it_grows() -> None:
+    bank = ProbeBank.from_pretrained("smollm2-chat")
+    assert bank.head.causal and bank.spec.model == ProbeBank.from_pretrained("smollm2").spec.model
+    states = torch.randn(6, len(bank.layers), 576, generator=torch.Generator().manual_seed(0))
+    growing = GrowingScores(bank)
+    found = [growing.add_each(["text"], state[None])[0] for state in states]
+    np.testing.assert_allclose(found, bank.score(as_stored(states, bank.spec.dtype)), atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["smollm2", "smollm2-chat"])
+def test_shipped_ones_are_small_and_say_nothing_of_a_machine(name: str) -> None:
+    files = list((SHIPPED.parent / name).rglob("*"))
     assert {file.name for file in files} <= set(io.FILES)
     assert sum(file.stat().st_size for file in files) <= 3_000_000
     for text in (file.read_text() for file in files if file.suffix != ".safetensors"):

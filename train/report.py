@@ -358,7 +358,8 @@ def write_card(
     if spec.pool == "prompt":
         over = "the prompt's last token, before anything is written"
     if bank.aggregate is not None:
-        over = f"each of the {spec.position} tokens, joined by their {bank.aggregate}"
+        which = "each token" if spec.position == "token" else f"each of the {spec.position} tokens"
+        over = f"{which}, joined by their {bank.aggregate}"
     beaten_by = [
         name.removeprefix(f"{ENSEMBLE} vs ")
         for name, pair in figures["pairs"].items()
