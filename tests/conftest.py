@@ -27,8 +27,11 @@ with suppress(ImportError):  # the environment of vLLM's tests has none
     settings.load_profile("probers")
 
 
-#: Files of few tests that take long: begun first, so that at the end no process waits for another.
-LONGEST = ("parts_train", "serve_command", "probing_rag", "parts", "package", "serve_fuzz")
+#: Files that take longest: begun first, so that at the end no process waits for another.
+LONGEST = (
+    "compare", "docs", "train", "presets", "wiki_labels", "parts", "judged", "labelled_texts", "parts_train",
+    "launch", "openai_schema", "benchmarks",
+)  # fmt: skip
 
 #: Files of tests of the engine, where memory that nobody has written is NaN.
 FILLED = (
@@ -80,6 +83,17 @@ def drawn() -> Iterator[dict[str, Callable[..., None]]]:
         patch.setattr(Figure, "draw_without_rendering", lambda figure: None)
         patch.setattr(Figure, "savefig", lambda figure, file, **options: Path(file).write_bytes(BLANK))
         yield drawn
+
+
+@pytest.fixture(scope="session", autouse=True)
+def unhurried() -> Iterator[None]:
+    """Have no test wait for the disk, or for Hydra to copy every component's defaults for every command."""
+    from hydra.core.config_store import ConfigStore
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda file: None)  # a killed process loses nothing by it
+        patch.setattr(ConfigStore, "__deepcopy__", lambda store, memo: store, raising=False)
+        yield
 
 
 @pytest.fixture
