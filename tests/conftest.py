@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 from collections.abc import Callable, Iterator
@@ -42,6 +43,11 @@ FILLED = (
 
 def pytest_configure(config: pytest.Config) -> None:
     config.option.loadscopereorder = False  # of pytest-xdist, which begins with the files of most tests
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # modules stay; without this they are looked through again and again
+    gc.set_threshold(20_000, 20, 20)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -229,7 +229,7 @@ def starts(name: str) -> bool:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.long) if starts(n) else n for n in having("run")]
+    "name", [pytest.param(n, marks=pytest.mark.slow) if starts(n) else n for n in having("run")]
 )
 def test_the_quick_blocks_of_a_page_run(name, place):
     perform(page(name), place)

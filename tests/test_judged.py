@@ -120,6 +120,7 @@ def test_the_article_judge_is_right_where_it_decides(run, tmp_path):
     assert 0.1 <= figures["coverage"]["value"] < 1
 
 
+@pytest.mark.long
 def test_an_interrupted_run_ends_in_the_same_bytes_and_pays_no_call_twice(server, run, tmp_path, monkeypatch):
     judge = ["judge=openai", f"judge.url={server.url}", "judge.model=m", "judge.passages=0"]
     before = len(server.bodies)

@@ -22,7 +22,7 @@ ALONE = ["layers=[0,6]", "batch_size=1"]
 COT = ["source=cot", "limit=6", "shard_size=2", *ALONE]
 WIKI = ["source=wiki", "limit=12", "shard_size=5", *ALONE]
 BALANCED = ["negatives=untouched", "balance=true"]
-FEW = ["limit={train: 30, validation: 16}", "balance_to={train: 8, validation: 4}"]
+FEW = ["limit={train: 16, validation: 12}", "balance_to={train: 4, validation: 4}"]
 QUOTAS = ["source=cot", *FEW, "shard_size=5", *ALONE]
 
 
@@ -59,7 +59,7 @@ def test_a_block_of_layers_is_a_stretch_and_all_of_them_are_everything():
     ("typed", "count"),
     [
         (COT, 3),
-        (WIKI, 2),
+        pytest.param(WIKI, 2, marks=LONG),
         pytest.param(
             [*WIKI, "negatives=untouched", "balance=true", "context=16", "dtype=fp8"], 3, marks=LONG
         ),
