@@ -4,6 +4,8 @@
 # make real judged=true: its long answers about the articles, judged by these.
 # make gpu model=NAME device=cuda: the benchmarks that need an accelerator, pass or fail (docs/benchmarks.md).
 # make attack scale=0.02: wrong options, damaged files, kills and lying servers (docs/reliability.md).
+# With it every process would compile torch and transformers anew.
+unexport PYTHONDONTWRITEBYTECODE
 VENV := .venv
 PYTHON ?= python3
 seed ?= 1
@@ -19,8 +21,9 @@ device ?= auto
 dtypes ?=
 write ?= false
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
-# What the tests of a file share is made once.
-PYTEST := $(VENV)/bin/python -m pytest -n $(workers) --dist loadfile
+# What the tests of a file share is made once. Plugins that other packages bring would be loaded by every process.
+PLUGINS := -p xdist -p pytest_cov -p hypothesispytest
+PYTEST := PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(VENV)/bin/python -m pytest $(PLUGINS) -n $(workers) --dist loadfile
 
 # Dependencies that make test-lowest installs in their lowest version.
 MAIN := torch transformers lightning datasets spacy scikit-learn hydra-core pydantic pyarrow pandas numpy
@@ -61,7 +64,7 @@ coverage: $(VENV)/.installed-test
 
 # With the lowest versions that pyproject.toml allows of the main dependencies.
 test-lowest: .venv-lowest/.installed
-	.venv-lowest/bin/python -m pytest -n $(workers) --dist loadfile
+	$(subst $(VENV),.venv-lowest,$(PYTEST))
 
 test-vllm: $(VLLM_INSTALLED)
 	$(VLLM_VENV)/bin/python -m pytest tests/with_vllm

@@ -16,7 +16,7 @@ from filelock import FileLock
 #: Name of a run -> its command and what is typed; {name} stands for the folder of another run.
 RUNS: dict[str, tuple[str, tuple[str, ...]]] = {
     "cot": ("datagen", ("source=cot", "limit=60", "shard_size=16", "layers=[0,6,12]", "batch_size=16")),
-    "wiki": ("datagen", ("source=wiki", "limit=200", "shard_size=64", "layers=[6,12]")),
+    "wiki": ("datagen", ("source=wiki", "limit=120", "shard_size=64", "layers=[6,12]")),
     "prober": ("train", ("data={cot}", "layer=[6]", "resamples=100", "learning_curve=false")),
     "classifier": ("train", ("data={cot}", "head=adaptive", "resamples=100")),
 }

@@ -7,7 +7,7 @@ What is to be done with a block stands in a comment right before it, which no re
     <!-- test: not run; WHY -->                  likewise, for what is no command of ours
     <!-- test: file NAME -->                     kept in a file, for the blocks below it
 
-A block without one is run by the fast tests.
+A block without one is run by the fast tests; by the slow ones on a page where such a block types a command.
 """
 
 import ast

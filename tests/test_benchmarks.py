@@ -164,7 +164,7 @@ def test_ways_take_turns() -> None:
     assert results == {"a": "a", "b": "b", "c": "c"} and {len(s) for s in seconds.values()} == {3}
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_peers_way_holds_every_layers_attention() -> None:
     theirs, mine = (memory.memory_of("tiny", way, 4, 800, 4, CPU) for way in ("peers", "ours"))
     # 3 layers of 4 heads, 804 x 804 float32 weights, for each of 4 texts: all are there at once.
@@ -418,7 +418,7 @@ def test_reading_labelled_texts_gives_the_states_of_plain_passes(
     assert texts.alike(plain[:, 1:], ours) == -1
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_table_of_labelled_texts_is_complete(labelled: str, monkeypatch: pytest.MonkeyPatch) -> None:
     written: dict[str, str] = {}
     monkeypatch.setattr(report, "write_section", lambda name, command, body: written.update({command: body}))
@@ -528,7 +528,7 @@ def test_memory_of_an_accelerator_is_what_its_module_tells(
     assert asked.index("work") == 2 and set(asked) == {"work", *names}
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_benchmarks_of_an_accelerator_all_run(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -90,6 +90,7 @@ class Place:
     def compare(self, *more, out="out"):
         names = "[never,always,random,oracle,entropy,rind_paper,rind_released,probing]"
         base = {"questions": "questions.jsonl", "corpus": "corpus.jsonl", "triggers": names, "limit": "null"}
+        base["resamples"] = "1000"
         if not any(word.startswith("prober") for word in more):
             base["prober"] = "prober"
         known = {word.partition("=")[0] for word in more}

@@ -26,7 +26,7 @@ def world():
 
 @pytest.fixture(scope="module")
 def tokenizer(world):
-    return train_tokenizer(world, vocab_size=600)
+    return train_tokenizer(world, vocab_size=600, documents=600)
 
 
 def test_the_stream_is_seeded(world):

@@ -53,7 +53,7 @@ def test_a_killed_run_ends_in_the_same_bytes(tmp_path):
     check(tmp_path, limit=40, kills=3)
 
 
-QUOTAS = ["limit={train: null, validation: 200}", "balance_to={train: 40, validation: 12}", "layers=[12]"]
+QUOTAS = ["limit={train: null, validation: 200}", "balance_to={train: 16, validation: 8}", "layers=[12]"]
 
 
 @pytest.fixture(scope="module")
@@ -66,9 +66,9 @@ def quotas(tmp_path_factory):
 def test_quotas_end_with_so_many_examples_and_make_hardly_more(quotas):
     rows = quotas.table()
     counts = rows.groupby(["split", "condition", "correct"]).size()
-    assert set(counts["train"]) == {10} and set(counts["validation"]) == {3} and "test" not in counts
+    assert set(counts["train"]) == {4} and set(counts["validation"]) == {2} and "test" not in counts
     assert len(counts) == 8
-    assert len(quotas.units) <= 10 * 24 < quotas.summary["questions"]["available"]
+    assert len(quotas.units) <= 5 * 24 < quotas.summary["questions"]["available"]
     assert quotas.summary["questions"]["limit"] == {"train": None, "validation": 200}
 
 

@@ -222,7 +222,15 @@ def test_blocks_of_a_page_share_names_and_folder(place):
     perform(read("README.md", text), place)
 
 
-@pytest.mark.parametrize("name", having("run"))
+def starts(name: str) -> bool:
+    """Whether a page's blocks that are run start commands of ours, each a process that loads a model."""
+    commands = [command for block in page(name).blocks if block.how == "run" for command in block.commands]
+    return any(command[0].startswith("probers-") for command in commands)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow) if starts(n) else n for n in having("run")]
+)
 def test_the_quick_blocks_of_a_page_run(name, place):
     perform(page(name), place)
 

@@ -11,7 +11,7 @@ from tiny import FAMILIES, forwarded, tiny_lm
 from probers.engine.decode import guess
 from probers.engine.kv_cache import PrefixCache
 from probers.engine.language_model import Sampling
-from probers.types import Needs
+from probers.types import Feature, Needs
 
 PROMPTS = [
     "The river Arl flows through the town. The river Arl flows through the town. The river",
@@ -45,11 +45,13 @@ def both(lm, count=1, cache=None, **options):
     return drafted
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("pool", POOLS)
-def test_a_drafted_text_is_as_if_written_token_by_token(family, pool):
+@pytest.mark.parametrize(
+    ("family", "pools"), [*((family, POOLS) for family in FAMILIES), *(("llama", (pool,)) for pool in POOLS)]
+)
+def test_a_drafted_text_is_as_if_written_token_by_token(family, pools):
+    """Whatever is read, all of it at once or alone."""
     lm = tiny_lm(family)
-    needs = Needs.of((0, 1, 2, 3), pool=pool, attention=True)
+    needs = Needs(tuple(Feature((0, 1, 2, 3), pool=pool) for pool in pools), attention=True)
     both(lm, max_new_tokens=30, needs=needs)  # alone from the first token on
     both(lm, 2, max_new_tokens=[30, 6], needs=needs)  # the last that runs
 

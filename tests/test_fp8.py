@@ -226,6 +226,7 @@ def test_heads_are_trained_on_it_and_know_how_their_states_are_rounded(tmp_path:
     assert aurocs["fp8"] > 0.7 and abs(aurocs["fp8"] - aurocs["float16"]) < 0.02
 
 
+@pytest.mark.long
 def test_a_run_that_was_stopped_in_a_shard_ends_in_the_same_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -371,7 +371,7 @@ OpenAIJudge(grounds, url=url, model="m", passages=0, parallel=int(parallel)).jud
 """
 
 
-@pytest.mark.parametrize("parallel", [1, 4])
+@pytest.mark.parametrize("parallel", [pytest.param(1, marks=pytest.mark.long), 4])
 def test_a_killed_process_loses_no_reply_that_had_come_back(tmp_path, parallel):
     reached, held = threading.Event(), threading.Event()
     counted: Iterator[int] = iter(range(1000))

@@ -489,6 +489,7 @@ def test_a_run_in_another_language(code, texts, model, tmp_path, caplog):
     assert "language" not in english.config and not english.table().equals(rows)
 
 
+@pytest.mark.long
 def test_a_resumed_run_and_parts_equal_the_whole(model, tmp_path, monkeypatch):
     articles = write_lines(
         tmp_path / "a.jsonl", [{"title": f"T{i}", "text": t} for i, t in enumerate(GERMAN)]

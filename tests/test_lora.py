@@ -214,6 +214,7 @@ def test_commands_put_the_adapters_in(bank: ProbeBank, tmp_path: Path) -> None:
     assert Radio(bank).adapter == bank.adapter
 
 
+@pytest.mark.long
 def test_adapters_above_the_limit_are_not_kept(store: FeatureStore, tmp_path: Path) -> None:
     """Within a limit what is kept obeys it; where nothing does, the prober is that of head=linear."""
     limit = 0.1
@@ -228,6 +229,7 @@ def test_adapters_above_the_limit_are_not_kept(store: FeatureStore, tmp_path: Pa
     assert heads[0] == heads[1] and not (tmp_path / "b/adapter").exists()
 
 
+@pytest.mark.long
 def test_a_killed_training_goes_on(
     store: FeatureStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -68,6 +68,7 @@ def test_the_version_is_one():
     assert all(work["type"] and work["title"] and work["authors"] for work in citation["references"])
 
 
+@pytest.mark.long
 def test_commands_run_from_another_directory(wheel, tmp_path):
     programs = environment(wheel, tmp_path / "venv")
     elsewhere, alone = tmp_path / "empty", {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}

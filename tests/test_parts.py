@@ -18,11 +18,12 @@ from probers.types import RunError
 
 #: One prompt at a time: the arithmetic is then the same however the work is cut.
 LONG = pytest.mark.long
-ALONE = ["layers=[0,6]", "shard_size=5", "batch_size=1"]
-COT = ["source=cot", "limit=12", *ALONE]
-WIKI = ["source=wiki", "limit=12", *ALONE]
+ALONE = ["layers=[0,6]", "batch_size=1"]
+COT = ["source=cot", "limit=6", "shard_size=2", *ALONE]
+WIKI = ["source=wiki", "limit=12", "shard_size=5", *ALONE]
 BALANCED = ["negatives=untouched", "balance=true"]
-QUOTAS = ["source=cot", "limit={train: 30, validation: 16}", "balance_to={train: 8, validation: 4}", *ALONE]
+FEW = ["limit={train: 16, validation: 12}", "balance_to={train: 4, validation: 4}"]
+QUOTAS = ["source=cot", *FEW, "shard_size=5", *ALONE]
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +59,7 @@ def test_a_block_of_layers_is_a_stretch_and_all_of_them_are_everything():
     ("typed", "count"),
     [
         (COT, 3),
-        (WIKI, 2),
+        pytest.param(WIKI, 2, marks=LONG),
         pytest.param(
             [*WIKI, "negatives=untouched", "balance=true", "context=16", "dtype=fp8"], 3, marks=LONG
         ),
@@ -199,7 +200,7 @@ def test_a_part_that_is_none_is_refused_by_name(part, tmp_path):
 
 @pytest.mark.parametrize(
     ("given", "named"),
-    [(["seed=1"], "seed: 1 in "), (["limit=11"], "limit: 11 in "), (["layers=[6]"], "layers: ")],
+    [(["seed=1"], "seed: 1 in "), (["limit=2"], "limit: 2 in "), (["layers=[6]"], "layers: ")],
 )
 def test_parts_of_two_runs_are_refused_by_the_option_that_differs(cot, tmp_path, given, named):
     other = cli.run("datagen", [*COT, *given, f"out={tmp_path}/x", "part=2/2"])

@@ -29,7 +29,7 @@ def test_merged_answers_are_those_of_one_piece(place, count):  # noqa: F811
     assert sum(lines) == 40 and min(lines) > 4
 
 
-@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.long)])
 def test_a_merged_comparison_is_that_of_one_piece(place, count, monkeypatch):  # noqa: F811
     place.compare(f"triggers={EVERY}", "resamples=200", "sweep=2", out="whole")
     folders = in_parts("compare", COMPARED, Path("run"), count)

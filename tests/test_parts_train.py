@@ -57,13 +57,16 @@ def test_a_merged_prober_is_that_of_one_piece(whole, thirds, tmp_path):
 @pytest.mark.parametrize(
     ("more", "count"),
     [
-        (["head=probing_rag", "seeds=2", "combine=best", "best_k=2", "calibration=isotonic"], 2),
+        pytest.param(
+            ["head=probing_rag", "seeds=2", "combine=best", "best_k=2", "calibration=isotonic"], 2,
+            marks=pytest.mark.long,
+        ),
         (["head=mean_difference", "learning_curve=false", "combine=stacked"], 3),
-        (["sizes=[40,120]", "layer_sets=[each,[1,3]]"], 2),
+        pytest.param(["sizes=[40,120]", "layer_sets=[each,[1,3]]"], 2, marks=pytest.mark.long),
         (["layer=2-3"], 2),
     ],
     ids=["seeds", "moments", "sizes", "range"],
-)
+)  # fmt: skip
 def test_so_it_is_with_other_options(data, tmp_path, more, count):
     typed = [f"data={data}", *FAST, *more]
     whole = cli.run("train", [*typed, f"out={tmp_path}/whole"])

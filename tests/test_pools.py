@@ -17,7 +17,7 @@ from probers.prompts import TESTBED_PROMPT
 from probers.store.joined import by_site, chosen
 from probers.types import Feature
 
-COT = ["limit=30", "shard_size=16", "batch_size=16", "layers=[6,12]"]
+COT = ["limit=16", "shard_size=16", "batch_size=16", "layers=[6,12]"]
 WIKI = ["--source", "wiki", "limit=12", "shard_size=16", "batch_size=8", "layers=[6,12]"]
 
 
@@ -45,7 +45,7 @@ def test_one_run_makes_what_several_would(cot: FeatureStore, single: FeatureStor
     """The files are those of the run for one feature alone, whichever it is."""
     places = [(spec.pool, spec.site) for spec in cot.features]
     assert places == [(p, s) for p in ("last", "mean", "prompt") for s in ("resid_post", "mlp_out")]
-    assert cot.feature(pool="mean", site="mlp_out").spec == single.spec and len(cot) == len(single) == 60
+    assert cot.feature(pool="mean", site="mlp_out").spec == single.spec and len(cot) == len(single) == 32
     assert shards(cot.path, "mean.mlp_out.safetensors") == shards(single.path, "safetensors")
     assert shards(cot.path, "parquet") == shards(single.path, "parquet")
     manifest = json.loads((single.path / "manifest.json").read_text())

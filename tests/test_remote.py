@@ -114,7 +114,7 @@ TRIGGERS = [
 @pytest.mark.parametrize("trigger", TRIGGERS, ids=lambda trigger: trigger.name)
 def test_the_loop_goes_the_same_way(lm: CausalLM, server: Running, corpus: BM25, trigger: Any) -> None:
     own = Probing(bank_for(lm), threshold=trigger.threshold) if trigger.served else trigger
-    questions = load_questions()[:5]
+    questions = load_questions()[:3]
     options: dict[str, Any] = {"k": 2, "max_new_tokens": 48, "max_retrievals": 2, "draft": 0}
     here = RAG(lm, corpus, own, **options).answer(questions)
     there = RAG(remote(server), corpus, trigger, **options).answer(questions)

@@ -266,7 +266,7 @@ def sampled(tmp_path_factory):
     from probers.store.store import FeatureStore
 
     out = tmp_path_factory.mktemp("sampled") / "store"
-    typed = ["--source", "cot", "limit=30", "layers=[4]", "samples=3", "temperature=2", f"label={BY_ENTROPY}"]
+    typed = ["--source", "cot", "limit=16", "layers=[4]", "samples=3", "temperature=2", f"label={BY_ENTROPY}"]
     with pytest.raises(SystemExit) as end:
         datagen([*typed, f"out={out}"])
     assert not end.value.code

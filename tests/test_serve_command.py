@@ -75,6 +75,7 @@ def test_a_port_that_is_taken(refused: Refused) -> None:
     assert f"host=127.0.0.1 port={port} " in told and told.endswith("[network]")
 
 
+@pytest.mark.long
 def test_a_terminated_server_ends_what_it_began(tmp_path: Path) -> None:
     with serving(*NONE, cwd=tmp_path) as (server, url):
         assert httpx.get(f"{url}/").status_code == 200  # the page

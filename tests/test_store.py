@@ -132,6 +132,7 @@ store.finish({{"model": "testbed"}})
 """
 
 
+@pytest.mark.long
 def test_killed_at_random_moments_the_store_is_byte_identical(tmp_path: Path) -> None:
     script = WRITER.format(tests=str(Path(__file__).parent))
     command = [sys.executable, "-c", script]

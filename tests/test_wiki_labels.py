@@ -202,7 +202,7 @@ def test_a_cut_is_shown_so_many_tokens_and_the_row_says_what_the_model_saw(tmp_p
 @pytest.mark.parametrize("context", [None, 24])
 def test_what_is_left_of_a_shard_comes_out_to_the_bit(tmp_path, context):
     """Articles are read once for several cuts: whichever batches are known, the others are the same."""
-    lines = [{"title": a.title, "sentences": a.sentences} for a in load_articles()[:24]]
+    lines = [{"title": a.title, "sentences": a.sentences} for a in load_articles()[:20]]
     path = write_lines(tmp_path / "a.jsonl", lines)
 
     def build(known):

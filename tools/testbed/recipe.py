@@ -29,8 +29,10 @@ EOS = "<|endoftext|>"
 PAD = "<|pad|>"
 
 
-def train_tokenizer(world: World, *, vocab_size: int = 1536) -> PreTrainedTokenizerFast:
-    """A fast tokenizer with ``EOS`` and ``PAD`` and no beginning-of-text token."""
+def train_tokenizer(
+    world: World, *, vocab_size: int = 1536, documents: int = 6000
+) -> PreTrainedTokenizerFast:
+    """A fast tokenizer with ``EOS`` and ``PAD`` and no beginning-of-text token, of so many texts a kind."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -41,12 +43,12 @@ def train_tokenizer(world: World, *, vocab_size: int = 1536) -> PreTrainedTokeni
         Curriculum(recall_share=0.0),
         seed=world.config.seed,
     )
-    documents = (stream.draw(kind) for kind in KINDS for _ in range(6000))
+    texts = (stream.draw(kind) for kind in KINDS for _ in range(documents))
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
     bpe.train_from_iterator(
-        (d.context + d.target for d in documents),
+        (text.context + text.target for text in texts),
         trainers.BpeTrainer(
             vocab_size=vocab_size,
             special_tokens=[EOS, PAD],
