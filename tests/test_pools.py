@@ -95,6 +95,23 @@ def test_lookback_ratios_beside_states_are_trained_on_alone(tmp_path: Path) -> N
         by_site(chosen([store], "mean", ["resid_post", "lookback"]))
 
 
+def test_tokens_before_an_entity_change_nothing_of_its_own(tmp_path: Path) -> None:
+    """Not even what depends on where the prompt ends; the tokens before it look back at the prompt alone."""
+    typed = [*WIKI, "pool=tokens", "site=[resid_post,lookback,probabilities]"]
+    alone, more = made(tmp_path / "alone", *typed), made(tmp_path / "more", *typed, "background=5")
+    plain, table = alone.table(), more.table()
+    before = table[table["inside"] < 0]
+    assert (before["token_wrong"] == -1).all() and 3 < before.groupby("span").size().max() <= 5
+    own = table[table["inside"] == 1].sort_values(["span", "token"])
+    assert own["span"].tolist() == plain.sort_values(["span", "token"])["span"].tolist()
+    for spec in alone.features:
+        states, others = (store.feature(site=spec.site).states(spec.layers) for store in (alone, more))
+        expected = states[plain.sort_values(["span", "token"]).index]
+        np.testing.assert_allclose(others[own.index], expected, atol=2e-3)
+        if spec.site == "lookback":
+            assert (others[before.index] == 1).all() and (others[own.index] < 1).any()
+
+
 @pytest.mark.long
 def test_tokens_of_several_sites(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     store = made(tmp_path / "t", *WIKI, "pool=tokens", "site=[resid_post,mlp_out]")

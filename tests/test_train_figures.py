@@ -342,7 +342,7 @@ def test_the_table_fits_the_terminal(keys: Any) -> None:
     single = len(keys) == 1
     assert ("stacked logistic" in text) is not single and ("sum of logits *" in text) is not single
     assert ("attn_out layer 4" in text) is not single and ("all layers" in text) is not single
-    site, layer, _ = trained.best
+    site, layer, *_ = trained.best
     assert (f"{site} layer {layer} *" in text) is not single
 
 

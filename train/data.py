@@ -20,7 +20,7 @@ from probers.data.splits import Seen, deal
 from probers.heads import ProbeHead, head_name
 from probers.options import shown
 from probers.store.joined import Stored
-from probers.store.spec import FP8, BesideSpec, FeatureSpec, parse_layers, ranges
+from probers.store.spec import FP8, BesideSpec, FeatureSpec, parse_layers, places_for, ranges
 from probers.types import SPLITS, Beside, Site, UserError
 
 #: Rows read at once where their number does not matter to the result.
@@ -308,7 +308,7 @@ class StoreStates:
         self._readers = [store.reader(layers) for store, layers in wanted if layers]
         self._beside = [store.reader(store.spec.layers) for store in beside]
         rows, _, width = self._readers[0].shape
-        places = sum(-(-store.spec.width // width) for store in beside)
+        places = sum(places_for(store.spec.width, width) for store in beside)
         self.shape = (rows, len(columns) + places, width)
 
     def __len__(self) -> int:
@@ -411,7 +411,7 @@ class Dataset:
     def beside_places(self) -> list[tuple[Beside, int]]:
         """Each place of what is beside the states: its kind, and its number from 1."""
         width = self.states.shape[-1]
-        return [(each.kind, n) for each in self.beside for n in range(1, -(-each.width // width) + 1)]
+        return [(each.kind, n) for each in self.beside for n in range(1, places_for(each.width, width) + 1)]
 
     @property
     def sources(self) -> list[Column]:

@@ -374,7 +374,7 @@ def write_card(
     )  # fmt: skip
     return render(
         "probers.train/card.md.j2",
-        bank=bank, figures=figures, data=stores, source=source, out=shown,
+        bank=bank, figures=figures, data=stores, source=source, read=read, out=shown,
         model=replace(spec.model, id=public_model(spec.model.id)), base_model=hub_id(spec.model.id),
         head=head_name(bank.head), over=over, command=use_command(bank, shown, read=read),
         scored=_scored(figures), calibrated=_calibrated(bank, figures),

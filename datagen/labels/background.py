@@ -28,7 +28,8 @@ def read_again(
 
     All spans are read in one call of the model, each from where its row begins to the span's last token. The
     rows are those of labelled tokens: ``mark`` and ``inside`` are 1 in the span, whose ``token_wrong`` is its
-    label, and tokens before it are undecided (-1).
+    label, and tokens before it are undecided (-1). States of the written tokens are those of the generation,
+    whose prompt ends where the article was cut. Tokens of the prompt look back at nothing but the prompt.
     """
     requests = [_request(span, before) for span in spans]
     prompts, texts, added = zip(*requests, strict=True)
@@ -36,7 +37,11 @@ def read_again(
     read = lm.score(prompts, texts, needs=span_needs(needs, attention=attention))
     for span, generation, ahead in zip(spans, read, added, strict=True):
         own = {token + ahead for token in span.tokens}
-        states = token_states(generation, needs)
+        both = zip(token_states(generation, needs), token_states(span.generation, needs), strict=True)
+        states = [
+            np.concatenate([np.ones_like(again[:ahead]) if of.site == "lookback" else again[:ahead], written])
+            for of, (again, written) in zip(needs.features, both, strict=True)
+        ]
         for token in range(max(own) + 1):
             inside = token in own
             label = {"token_wrong": 1 - span.columns["correct"] if inside else -1, "mark": int(inside)}

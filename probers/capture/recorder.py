@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..store.spec import places_for
 from ..types import AttentionRows, Feature, Needs
 from .attention import AttentionTap
 from .hidden_states import tap_of
@@ -203,7 +204,7 @@ def joined(needs: Needs, read: Mapping[Feature, np.ndarray], scores: np.ndarray)
 def as_places(vectors: np.ndarray, width: int) -> np.ndarray:
     """Vectors (.., 1, m) as so many places of a ``width`` as they need, (.., places, width), then zeros."""
     *before, _, size = vectors.shape
-    padded = np.zeros((*before, -(-size // width) * width), dtype=vectors.dtype)
+    padded = np.zeros((*before, places_for(size, width) * width), dtype=vectors.dtype)
     padded[..., :size] = vectors[..., 0, :]
     return padded.reshape(*before, -1, width)
 

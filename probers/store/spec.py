@@ -121,7 +121,7 @@ class FeatureSpec:
     @property
     def names(self) -> list[str]:
         """Name of each place: the layer, or the kind of what is beside the states."""
-        beside = [[each.kind] * -(-each.width // self.width) for each in self.beside]
+        beside = [[each.kind] * places_for(each.width, self.width) for each in self.beside]
         return [*map(str, self.layers), *chain.from_iterable(beside)]
 
     @property
@@ -185,6 +185,11 @@ class FeatureSpec:
         beside = tuple(BesideSpec(**each) for each in value["beside"])
         made = {"model": ModelSpec(**value["model"]), "layers": tuple(value["layers"]), "beside": beside}
         return cls(**{**value, **made})
+
+
+def places_for(numbers: int, width: int) -> int:
+    """Count the places, each of a state's ``width``, that so many numbers beside the states fill."""
+    return -(-numbers // width)
 
 
 def ranges(layers: Sequence[int]) -> str:
