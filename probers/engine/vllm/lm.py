@@ -97,7 +97,7 @@ class VllmLM(CausalLM):
         if needs.attention:
             raise UserError("engine=vllm does not hand out attention: leave out what reads it", "unsupported")
         if odd := [k for f in needs.features for k in (f.site, *f.beside) if k != "resid_post"]:
-            told = f"{odd[0]} cannot be read with engine=vllm: use resid_post"
+            told = f"site={odd[0]} cannot be read with engine=vllm: use resid_post"
             raise UserError(told, "unsupported")
         super().check(needs)
 
