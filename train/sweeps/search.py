@@ -66,7 +66,7 @@ def run(settings: Search) -> Path:
     pool = settings.pool or opened[0].spec.pool
     stores, beside = stores_of(opened, pool, settings)
     request = SplitRequest(settings.split, settings.train_on, settings.test_on, settings.seed)
-    examples = load_examples(list(stores.values()), request)
+    examples = load_examples([*stores.values(), *chain.from_iterable(beside.values())], request)
     settings.rule().check_number(len(examples.groups("validation")))
     folds = [fold(examples, n, settings) for n in range(1, settings.folds + 1)]
     planned, left_out = plan(heads, stores, beside, examples, settings)

@@ -64,7 +64,7 @@ def matrix(probers: Mapping[str, ProbeBank], stores: Mapping[str, Sources], sett
     """
     found: Matrix = {row: {} for row in probers}
     for column, (own_stores, beside) in stores.items():
-        examples = load_examples(own_stores, SplitRequest(settings.split, seed=settings.seed))
+        examples = load_examples([*own_stores, *beside], SplitRequest(settings.split, seed=settings.seed))
         for row, bank in probers.items():
             dataset = Dataset.load(own_stores, list(bank.layers), examples, beside)
             columns = [Column(bank.spec.site, layer) for layer in bank.layers]
