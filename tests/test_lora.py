@@ -77,6 +77,21 @@ def bank(store: FeatureStore, tmp_path_factory: pytest.TempPathFactory) -> Probe
     return train(store, tmp_path_factory.mktemp("prober") / "lora")
 
 
+def test_texts_written_in_other_tokens_are_left_out(store: FeatureStore, monkeypatch: Any) -> None:
+    """Claim: a text whose stored tokens begin elsewhere teaches nothing; converse: all others do."""
+    table, examples = store.table(), Dataset.load([store], LAYER).examples
+    other = table["span"][0]
+    there = table["span"] == other
+    table["cut_at"] = table["cut_at"].where(~there, table["cut_at"] + 1)
+    monkeypatch.setattr(FeatureStore, "table", lambda self: table)
+    texts = read_texts(store, examples, source_of(store, TextFile()), load_model(store, "cpu").tokenizer)
+    read = {number for text in texts for number in text.spans}
+    assert examples.members is not None
+    first = {number: examples.members[number][0] for rows in examples.rows.values() for number in rows}
+    assert read == {number for number, row in first.items() if table["span"][row] != other}
+    assert len(texts) == table["span"].nunique() - 1
+
+
 def adapted_model(store: FeatureStore, **options: Any) -> tuple[AdaptedModel, list[StoredText]]:
     lm = load_model(store, "cpu")
     texts = read_texts(

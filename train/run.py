@@ -101,6 +101,8 @@ def run(settings: Train, parts: PartRuns | None = None, search: Chosen | None = 
     if part is not None:
         out, own = part.folder(out), own_tasks(tasks, part)
     source = prepare(settings, stores, dataset) if lora else None
+    if source is not None:
+        dataset, notes = replace(dataset, examples=source.examples), [*notes, *source.notes]
     folder = RunFolder(out, "train", _identity(settings, [*paths, *others], tasks, stack))
     if search is not None:
         folder = search.folder

@@ -26,7 +26,7 @@ from probers.pages import public_model
 from probers.store.joined import Stored
 from probers.store.spec import ModelSpec
 from probers.store.store import FeatureStore
-from probers.text import split_sentences
+from probers.text import count, split_sentences
 from probers.types import Feature, Generation, Needs, RunError, UserError
 from probers.uncertainty import signals, signals_before, surprise
 
@@ -52,12 +52,17 @@ _OFF = ("matrix", "test", "part", "launch", "sizes", "layer_sets", "beside")
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What a training of adapters reads beside the store: the model, and the store's texts."""
+    """What a training of adapters reads beside the store: the model, and the store's texts.
+
+    ``examples`` are those of these texts; ``notes`` say what was left out.
+    """
 
     store: FeatureStore
     options: Lora
     lm: CausalLM
     texts: Sequence[StoredText]
+    examples: Examples
+    notes: Sequence[str]
 
 
 def prepare(settings: Train, stores: Sequence[Stored], dataset: Dataset) -> Source:
@@ -82,8 +87,13 @@ def prepare(settings: Train, stores: Sequence[Stored], dataset: Dataset) -> Sour
         raise UserError(f"{told}: leave loss={settings.loss} balance={settings.balance} out", "unsupported")
     source = source_of(store, settings.texts)
     lm = load_model(store, settings.device)
-    texts = read_texts(store, dataset.examples, source, lm.tokenizer)
-    return Source(store, options, lm, texts)
+    examples = dataset.examples
+    texts = read_texts(store, examples, source, lm.tokenizer)
+    read = [number for text in texts for number in text.spans]
+    rows = {split: own[np.isin(own, read)] for split, own in examples.rows.items()}
+    lost = sum(map(len, examples.rows.values())) - len(read)
+    told = f"{count(lost, 'span')} left out: the model wrote them in other tokens than it reads them in"
+    return Source(store, options, lm, texts, replace(examples, rows=rows), [told] if lost else [])
 
 
 def adapt(

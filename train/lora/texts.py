@@ -15,7 +15,7 @@ from probers.commands.settings import Model, TextFile, plain
 from probers.data.texts import Text, TextSource
 from probers.engine.language_model import ScoreRequest
 from probers.engine.model import CausalLM
-from probers.engine.tokens import Prompt, encode_answer, encode_prompts
+from probers.engine.tokens import Prompt, encode_answer, encode_prompts, token_offsets
 from probers.prompts import PromptTemplate
 from probers.store.store import FeatureStore
 from probers.types import UserError
@@ -89,10 +89,11 @@ def read_texts(
 ) -> list[StoredText]:
     """Read the texts of a store's rows, in its order (UserError: one that the file lacks or has otherwise).
 
-    Spans without a split are left out; a text without any is in the list, since its rows need states.
+    Spans without a split are left out; a text without any is in the list, since its rows need states. A text
+    that the model has written in other tokens than those it is read in is not.
     """
     table = store.table()
-    tokens, names = table["token"].to_numpy(), table["span"].to_numpy()
+    tokens, names, starts = (table[name].to_numpy() for name in ("token", "span", "cut_at"))
     first = {name: row for row, name in reversed([*enumerate(names.tolist())])}
     found = {name: one for one in source.all() if (name := _name_of(one, first)) is not None}
     node = store.config.get("prompt")
@@ -111,9 +112,12 @@ def read_texts(
             raise UserError(f"{told}: give the file that the store was made from", "mismatch")
         prompt = one.prompt_for(tokenizer, source.file, template)
         ids = encode_answer(tokenizer, prompt, one.answer, asked)[: tokens[own].max() + 1]
+        (encoded,) = encode_prompts(tokenizer, [prompt], [asked], start=True)
+        _, offsets = token_offsets(tokenizer, ids, encoded.ids)
+        if [offsets[token][0] for token in tokens[own] if token < len(ids)] != starts[own].tolist():
+            continue
         rows = np.full(len(ids), -1)
         rows[tokens[own]] = own
-        (encoded,) = encode_prompts(tokenizer, [prompt], [asked], start=True)
         request = ScoreRequest(prompt, ids, asked)
         made.append(StoredText(encoded, ids, request, rows, spans.get(name, {}), str(table["group"][row])))
     return made
