@@ -10,6 +10,7 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from probers.capture.blocks import decoder_layers, first_tensor
 from probers.checksums import draw_key
@@ -19,6 +20,10 @@ from probers.options import Count, Limits, NotNegative, Positive
 from probers.types import UserError
 
 from .texts import StoredText, passes
+
+#: Kernels of attention in training: not cuDNN's, whose gradients of masked texts are NaN where their length
+#: leaves 64 when it is divided by 128 (pytorch/pytorch#196678, torch 2.11 on an H200).
+_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +132,8 @@ class AdaptedModel:
 
         hook = decoder_layers(self.lm.model)[self.layer - 1].register_forward_hook(keep)
         try:
-            logits = decoder(ids, mask, positions, keep=longest + 1)[:, :-1]
+            with sdpa_kernel(_KERNELS):
+                logits = decoder(ids, mask, positions, keep=longest + 1)[:, :-1]
         finally:
             hook.remove()
         if not divergence:
