@@ -34,6 +34,7 @@ from timing import Results, ratios, spread, verdict
 from probers import CausalLM, FeatureStore
 from probers.data.texts import Text, TextSource
 from probers.datagen.labels.texts import TextsBuilder
+from probers.datagen.settings import Datagen
 from probers.datagen.writer import fill
 from probers.engine.tokens import encode_continuation, encode_prompts, without_end
 from probers.prompts import TESTBED_PROMPT
@@ -90,7 +91,7 @@ def ours(lm: CausalLM, source: TextSource, batch: int, folder: Path) -> np.ndarr
         lm.spec, layers, lm.width, pool="tokens", position=builder.position, prompt=builder.prompt.fingerprint
     )
     store = FeatureStore.create(folder, [spec], config={})
-    fill(store, builder, shard_size=256)
+    fill(store, builder, shard_size=Datagen(source="texts", pool="tokens").units_per_shard)
     store.finish({})
     first = next(source.labelled("token"))
     rows = np.flatnonzero(FeatureStore.open(folder).table()["span"] == f"{first.dataset}/{first.id}")

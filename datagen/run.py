@@ -159,7 +159,7 @@ def run(settings: Datagen, parts: PartRuns | None = None) -> Path:
         log.info(f"{rows:,} rows, about {_size(rows, store.features)} on disk")
     # A part does not know how many examples the others have.
     limits = quotas if part is None else None
-    fill(store, builder, shard_size=settings.shard_size, quotas=limits, part=part, made=made)
+    fill(store, builder, shard_size=settings.units_per_shard, quotas=limits, part=part, made=made)
     if part is not None:
         return _end_part(store, folder, settings)
     figures, lines = _conclude(store, builder, settings, quotas)

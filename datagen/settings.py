@@ -102,9 +102,10 @@ class Datagen(Reading):
     reads: Part = "both"
     """cot, texts, judged: what is read and labelled of texts by a model that thinks: the answer, the
     thinking, or both. cot labels by the answer in any case; thinking then reads the states before it"""
-    shard_size: Count = 256
-    """questions or cuts per shard; an unfinished shard is saved every half minute, so that a kill loses
-    no more than that and one batch"""
+    shard_size: Count | None = None
+    """questions, cuts or texts per shard, which is in memory while it is made; null is 256, or 64 for texts
+    and judged with pool=tokens. An unfinished shard is saved every half minute, so that a kill loses no
+    more than that and one batch"""
     min_sentences: Count = 2
     """wiki: shorter articles are left out and listed (not the testbed's)"""
     max_chars: Count = 100000
@@ -124,6 +125,12 @@ class Datagen(Reading):
     judge_units: Literal["entities", "sentences", "both"] = "entities"
     """judged: what the judge is asked about; a sentence of judged entities is wrong if one of them is"""
     wikipedia: Wikipedia = field(default_factory=Wikipedia)
+
+    @property
+    def units_per_shard(self) -> int:
+        """``shard_size``, or its default: less where every token of whole texts is stored."""
+        whole = self.source in ("texts", "judged") and self.pool == "tokens"
+        return self.shard_size or (64 if whole else 256)
 
 
 @dataclass(frozen=True, kw_only=True)

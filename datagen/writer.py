@@ -28,6 +28,7 @@ from probers.commands.runs import tell
 from probers.files import write_text, writing
 from probers.store.files import MANIFEST, read_rows, read_sidecar, shard_file, state_suffixes, written_shards
 from probers.store.reader import StateReader
+from probers.store.spec import FeatureSpec
 from probers.store.store import FeatureStore
 from probers.types import UserError
 
@@ -80,7 +81,11 @@ class Unfinished:
         return self._all.labels()
 
     def add(self, examples: Examples) -> None:
-        """Add examples, and save a piece when it is time."""
+        """Add examples, rounded as they are stored, and save a piece when it is time."""
+        examples.states = [
+            [_rounded(each, spec) for each, spec in zip(of_row, self._store.features, strict=True)]
+            for of_row in examples.states
+        ]
         self._all.extend(examples)
         self._new.extend(examples)
         if self._clock() - self._begun >= PART:
@@ -102,13 +107,20 @@ def _remove(store: FeatureStore) -> None:
         shutil.rmtree(folder)
 
 
+def _rounded(states: np.ndarray, spec: FeatureSpec) -> np.ndarray:
+    """States in the store's number format; what is too large for it is refused when it is written."""
+    with np.errstate(over="ignore"):
+        return np.asarray(states, dtype=spec.read_as)
+
+
 def _write(store: FeatureStore, examples: Examples, units: Sequence[str]) -> None:
-    states = [
-        np.stack([of_row[number] for of_row in examples.states])
-        if examples.rows
-        else np.zeros((0, len(spec.layers), spec.width), dtype=np.float32)
-        for number, spec in enumerate(store.features)
-    ]
+    states = []
+    for number, spec in enumerate(store.features):
+        # Layer by layer, as the file has them: a shard is large, and is not copied again.
+        layers = np.empty((len(spec.layers), len(examples.rows), spec.width), dtype=spec.read_as)
+        for row, of_row in enumerate(examples.states):
+            layers[:, row] = of_row[number]
+        states.append(layers.transpose(1, 0, 2))
     store.write_shard(store.next_shard, examples.rows, *states, units=units, left_out=examples.left_out)
 
 
