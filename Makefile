@@ -1,5 +1,5 @@
 # make docs: the documentation.  make demo: the whole job on the embedded testbed.
-# make test, slow, coverage, test-lowest and test-vllm: the tests.
+# make test, test-all, long, slow, coverage, test-lowest and test-vllm: the tests.
 # make real: the same on SmolLM2-135M and real articles; articles=FILE are others, full=true takes more of them.
 # make real judged=true: its long answers about the articles, judged by these.
 # make gpu model=NAME device=cuda: the benchmarks that need an accelerator, pass or fail (docs/benchmarks.md).
@@ -25,6 +25,13 @@ PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 PLUGINS := -p xdist -p pytest_cov -p hypothesispytest
 PYTEST := PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(VENV)/bin/python -m pytest $(PLUGINS) -n $(workers) --dist loadfile
 
+# Files of tests that try many of a kind: presets, devices, kills, parts, servers and pages, other languages,
+# damaged inputs, and the procedures that others released.
+BREADTH := adaptive attack benchmarks compare_probers completion curriculum demo dense docs drafting elasticsearch \
+	families fidelity gguf hostile judges languages launch on_high page parts parts_answers parts_train presets \
+	pretended rarity remote replay report reruns sampled score_command search_server serve_command serve_fuzz \
+	vllm_launch
+
 # Dependencies that make test-lowest installs in their lowest version.
 MAIN := torch transformers lightning datasets spacy scikit-learn hydra-core pydantic pyarrow pandas numpy
 empty :=
@@ -36,7 +43,7 @@ VLLM_VENV := .venv-vllm
 VLLM_INSTALLED := $(VLLM_VENV)/.installed
 endif
 
-.PHONY: demo real gpu test coverage test-lowest test-vllm long slow attack lint docs clean
+.PHONY: demo real gpu test test-all coverage test-lowest test-vllm long slow attack lint docs clean
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/probers-demo
@@ -55,7 +62,11 @@ gpu: $(GPU_INSTALLED)
 	$(GPU_VENV)/bin/python benchmarks/gpu.py --device $(device) --articles $(GPU_ARTICLES) \
 		$(if $(model),--model $(model)) $(if $(dtypes),--dtypes $(dtypes)) $(if $(filter true,$(write)),--write)
 
+# The fast tests without those of BREADTH; test-all has both.
 test: $(VENV)/.installed-test
+	$(PYTEST) $(BREADTH:%=--ignore=tests/test_%.py)
+
+test-all: $(VENV)/.installed-test
 	$(PYTEST)
 
 # Branch coverage of the fast tests, the report into build/coverage.

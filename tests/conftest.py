@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 # The models here are so small that threads cost more than they give.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Where there is no network, a model that does not exist is asked for again and again.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 with suppress(ImportError):  # the environment of vLLM's tests has none
     from hypothesis import settings
