@@ -28,8 +28,8 @@ PYTEST := PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(VENV)/bin/python -m pytest $(PLUGIN
 # Files of tests that try many of a kind: presets, devices, kills, parts, servers and pages, other languages,
 # damaged inputs, and the procedures that others released.
 BREADTH := adaptive attack benchmarks compare_probers completion curriculum demo dense docs drafting elasticsearch \
-	families fidelity gguf hostile judges languages launch on_high page parts parts_answers parts_train presets \
-	pretended rarity remote replay report reruns sampled score_command search_server serve_command serve_fuzz \
+	families fidelity gguf hostile judges languages launch on_high page parts parts_answers parts_train pools \
+	presets pretended rarity remote replay report reruns sampled score_command search_server serve_command serve_fuzz \
 	vllm_launch
 
 # Dependencies that make test-lowest installs in their lowest version.
