@@ -94,7 +94,7 @@ def _serve(settings: Serve, key: str | None, listening: socket.socket) -> None:
     bank: ProbeBank | None = None
     if (found := _prober(settings)) is not None:
         bank = ProbeBank.from_pretrained(found, allow_other=settings.allow_other)
-        check_growing(bank)
+        check_growing(bank, sentences=True)
     retriever = None if settings.corpus is None else settings.retriever.make(load_passages(settings))
     lm = load_model(settings, adapter=None if bank is None else bank.adapter)
     if bank is not None:

@@ -36,6 +36,7 @@ from probers.engine.language_model import (
 )
 from probers.engine.model import CausalLM
 from probers.engine.tokens import Stops
+from probers.online.growing_sentences import GrowingSentences
 from probers.online.scores import GrowingScores
 from probers.types import AttentionRows, Feature, Generation, Needs, RunError, StopReason, first_line
 
@@ -135,7 +136,10 @@ class Scheduler:
         self.lm, self.bank, self.metrics = lm, bank, Metrics()
         self._rows, self._most = rows, rows + most_waiting
         self._blocks = BlockCache(megabytes=cache_megabytes)
-        self._running = None if bank is None else GrowingScores(bank)
+        self._running: GrowingScores | GrowingSentences | None = None
+        if bank is not None:
+            pooled = bank.spec.pool not in PER_TOKEN and bank.spec.position == "sentence"
+            self._running = GrowingSentences(bank) if pooled else GrowingScores(bank)
         self._inbox: queue.SimpleQueue[Callable[[ContinuousBatch], None] | None] = queue.SimpleQueue()
         self._lock, self._ending = threading.Lock(), False
         self._open: set[ScoredText] = set()
@@ -255,14 +259,20 @@ class Scheduler:
     def _score(self, texts: Sequence[LiveText], states: Tensor) -> None:
         """Score the newest token of some texts; one whose state is not finite ends in an error alone."""
         assert self.bank is not None and self._running is not None
-        names = [text.request.prompt.name for text in texts]
-        for text, score, own in zip(texts, self._running.add_each(texts, states, names), states, strict=True):
+        names, running = [text.request.prompt.name for text in texts], self._running
+        if isinstance(running, GrowingSentences):
+            found = running.add_each(texts, states, [(text.text, text.ends) for text in texts], names)
+        else:
+            found = running.add_each(texts, states, names)
+        for text, score, own in zip(texts, found, states, strict=True):
             assert isinstance(text, ScoredText)
             if isinstance(score, RunError):
                 text.error = score
                 continue
             text.scores.append(score)
-            text.distances = self._running.distances(text)
+            if isinstance(running, GrowingSentences):  # earlier tokens may be of a sentence that has begun
+                text.scores[:] = running.scores(text)
+            text.distances = running.distances(text)
             if text.vectors is not None:
                 # Left on the device until the text is over; cloned, for it is a part of all texts' states.
                 text.vectors.append(token_vectors(own, self.bank.spec.pool).clone())

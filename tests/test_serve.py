@@ -1,5 +1,6 @@
 """The server: what it answers is what the engine and the prober say, whoever else is served."""
 
+import itertools
 import json
 import socket
 import threading
@@ -13,6 +14,7 @@ import numpy as np
 import openai
 import pytest
 import torch
+from refusals import fails
 from serving import PROMPT, QUESTION, Running, bank_for, running
 
 from probers import CausalLM
@@ -20,6 +22,7 @@ from probers.bank.assessment import Assessor
 from probers.capture.blocks import decoder_layers
 from probers.engine.language_model import Sampling
 from probers.engine.tokens import shown_bytes, token_bytes
+from probers.online.growing_sentences import GrowingSentences
 from probers.online.scores import GrowingScores, text_needs, text_scores
 from probers.rag import RAG
 from probers.rag.triggers import Flare, Rind
@@ -27,6 +30,7 @@ from probers.serve.errors import ApiError
 from probers.serve.protocol import ChatRequest
 from probers.types import RunError
 
+STOP = {"hallucination": {"on_high": "stop", "threshold": -100}}
 PROMPTS = [PROMPT, "Question: Where was Lena Zaser born?\nAnswer:", "Lena Zaser was born in", "The"]
 
 
@@ -76,6 +80,60 @@ def test_scores_are_those_of_a_pass_over_the_whole_text(lm: CausalLM, pool: Any)
         assert [(s["start"], s["end"]) for s in told["spans"]] == [(s.start, s.end) for s in whole.spans]
         assert (whole.score is None) == (told["score"] is None) == (told["p_wrong"] is None)
         assert told["score"] == pytest.approx(whole.score, abs=1e-4)
+
+
+@pytest.mark.parametrize("pool", ["mean", "last"])
+def test_each_sentence_is_pooled_by_itself(lm: CausalLM, pool: Any) -> None:
+    """Claim: a sentence has the score that it has in the finished text; converse: that is not the text's."""
+    bank = bank_for(lm, pool)
+    bank = replace(bank, spec=replace(bank.spec, position="sentence"))
+    with running(lm, bank) as server:
+        made = completion(server, PROMPTS, max_tokens=60)
+        stopped = completion(server, PROMPT, max_tokens=60, extra_body=STOP)
+    alone, later = lm.generate(PROMPTS, max_new_tokens=60), []
+    for choice, own in zip(made.choices, alone, strict=True):
+        told, assess = choice.hallucination, Assessor(bank)
+        (read,) = lm.score([own.prompt], [own.token_ids], needs=text_needs(bank))
+        pieces = assess.pieces(own.prompt, own.text, own.offsets)
+        assert read.state is not None and pieces is not None
+        scores, _ = text_scores(bank, read.state, list(pieces.values()))
+        whole = assess.of_generation(own, scores)
+        assert [(s["start"], s["end"]) for s in told["spans"]] == [
+            (s["start"], s["end"]) for s in whole["spans"]
+        ]
+        np.testing.assert_allclose(
+            [s["score"] for s in told["spans"]], [s["score"] for s in whole["spans"]], atol=1e-4
+        )
+        together, _ = text_scores(bank, read.state)
+        later += [(told["token_scores"][i[-1]], together[i[-1]]) for i in list(pieces.values())[1:]]
+    assert len(later) > 2 and (pool == "last") == all(a == pytest.approx(b, abs=1e-4) for a, b in later)
+    assert not stopped.choices[0].text.strip() and stopped.choices[0].hallucination["acted"]
+
+
+def test_a_sentence_is_known_by_what_comes_later(lm: CausalLM) -> None:
+    """Claim: a beginning that later words withdraw or move is scored again; other texts are as alone."""
+    bank = bank_for(lm, "mean")
+    bank = replace(bank, spec=replace(bank.spec, position="sentence"), recogniser=None)
+    words = [
+        ["It", " is", " at", " 5", " p.m", ".", " New", " York", " time.", " No.", " Yes", " and", " no."],
+        ["Yahoo", "!", " (", "so", ")", " is", " one", "."],
+    ]
+    texts = ["".join(each) for each in words]
+    ends = [list(itertools.accumulate(map(len, each))) for each in words]
+    states = [torch.randn(len(each), len(bank.spec.layers), lm.width) for each in words]
+    growing = GrowingSentences(bank)
+    for step in range(len(words[0])):
+        here = [i for i in (0, 1) if step < len(words[i])]
+        written = [(texts[i][: ends[i][step]], ends[i][: step + 1]) for i in here]
+        growing.add_each(here, torch.stack([states[i][step] for i in here]), written)
+    for i in (0, 1):
+        offsets = list(zip([0, *ends[i]], ends[i], strict=False))
+        pieces = Assessor(bank).pieces("", texts[i], offsets)
+        assert pieces is not None and len(pieces) == (3, 1)[i]
+        wanted, _ = text_scores(bank, states[i].numpy(), list(pieces.values()))
+        np.testing.assert_allclose(growing.scores(i), wanted, atol=1e-5)
+    with fails("unsupported", "span"):
+        GrowingSentences(replace(bank, spec=replace(bank.spec, position="span")))
 
 
 def test_a_stream_is_the_whole_response_in_pieces(server: Running) -> None:

@@ -62,11 +62,11 @@ class Prober(Protocol):
     def check_model(self, model: ModelSpec, /) -> None: ...
 
 
-def check_growing(bank: Prober, *, whole: bool = False) -> None:
+def check_growing(bank: Prober, *, whole: bool = False, sentences: bool = False) -> None:
     """Refuse heads that cannot score a text token by token (UserError).
 
-    Heads that pool sentences or spans need to know where these end: they score ``whole`` texts only. Heads of
-    the prompt's last state know nothing of a text.
+    Heads that pool spans, claims or sentences need to know where these begin: they score ``whole`` texts, or
+    growing ones whose ``sentences`` are known. Heads of the prompt's last state know nothing of a text.
     """
     spec = bank.spec
     if spec.pool == "prompt":
@@ -80,10 +80,12 @@ def check_growing(bank: Prober, *, whole: bool = False) -> None:
         told = f"this prober reads {' and '.join(beside)}, and only states are read while a text grows"
         fix = "score finished texts with probers-score or trigger=probing, or train with beside=[]"
         raise UserError(f"{told}: {fix}", code="unsupported")
-    if not whole and spec.pool not in PER_TOKEN and spec.position in (*PIECES, *PARTS):
+    known = whole or spec.pool in PER_TOKEN or (sentences and spec.position == "sentence")
+    if not known and spec.position in (*PIECES, *PARTS):
         raise UserError(
             f"this prober pools every {spec.position} by itself, whose end is not known while a text grows: "
-            "score finished texts with probers-score, or train on unit=token, or unit=answer and reads=both",
+            "score finished texts with probers-score (probers-serve also scores sentences), or train on "
+            "unit=token, or unit=answer and reads=both",
             code="unsupported",
         )
     if bank.head.marker:
@@ -147,11 +149,11 @@ class GrowingScores:
     """Scores of the newest tokens of texts that grow side by side, each under its own key.
 
     ``before`` says that heads read the state before a token; a text's first is then the prompt's last. Heads
-    that pool a span's tokens themselves are refused (UserError).
+    that pool a span's tokens themselves are refused (UserError). With ``sentences`` a text is a sentence.
     """
 
-    def __init__(self, bank: Prober) -> None:
-        check_growing(bank)
+    def __init__(self, bank: Prober, *, sentences: bool = False) -> None:
+        check_growing(bank, sentences=sentences)
         self._bank = bank
         self.before = bank.spec.pool in BEFORE
         self._vectors, self._heads = GrowingVectors(bank.spec.pool), GrowingHeads(bank)
