@@ -44,7 +44,9 @@ def plain(family: str = "llama", seed: int = 0) -> tuple[Any, Any]:
     """A tiny model and its tokenizer as users have them; it never writes a special token."""
     path = tiny_path(family, seed)
     tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left")
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    # The default of Gemma 2 up to transformers 5.20 is sdpa, which is refused.
+    attn = "eager" if family == "gemma2" else None
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation=attn).eval()
     without_specials(model, tokenizer)
     return model, tokenizer
 
@@ -452,6 +454,17 @@ def test_a_criterion_notices_a_last_chunk_of_one_token() -> None:
     own = Loop()
     with fails("unsupported"):
         own.write(4, prefill_chunk_size=own.length - 1, stopping_criteria=[own.stop(threshold=np.inf)])
+
+
+def test_a_model_whose_attention_leaves_out_its_cap_is_refused() -> None:
+    """Claim: sdpa of Gemma 2 is refused; converse: eager, and sdpa of a model without a cap, are not."""
+    capped, plainly = Loop("gemma2"), Loop()
+    assert plainly.model.config._attn_implementation == "sdpa"
+    for own in (capped, plainly):
+        own.watch()
+    capped.model.config._attn_implementation = "sdpa"
+    with fails("unsupported", "sdpa", "eager"):
+        capped.watch()
 
 
 def test_another_model_is_refused() -> None:

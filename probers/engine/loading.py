@@ -185,15 +185,22 @@ def load(source: str, revision: str | None, how: Loading) -> tuple[Any, Any]:
 
 
 def _attention(named: str | None, config: Any) -> str | None:
-    """The attention implementation named, or a default that caps scores where the model does (Gemma 2).
+    """The attention implementation named, or a default that caps scores where the model does (Gemma 2)."""
+    check_capped(config, named)
+    return named or ("eager" if _caps(config) else None)
 
-    Up to transformers 5.20 the default of such models, sdpa, silently leaves their scores uncapped.
+
+def check_capped(config: Any, attn: str | None) -> None:
+    """Refuse sdpa for a model that caps its attention scores (UserError).
+
+    Up to transformers 5.20 it is the default of such models, and silently leaves their scores uncapped.
     """
-    if getattr(config.get_text_config(), "attn_logit_softcapping", None) is None:
-        return named
-    if named == "sdpa":
+    if attn == "sdpa" and _caps(config):
         raise UserError("attn=sdpa leaves out this model's cap on attention scores: use eager", "unsupported")
-    return named or "eager"
+
+
+def _caps(config: Any) -> bool:
+    return getattr(config.get_text_config(), "attn_logit_softcapping", None) is not None
 
 
 def load_empty(source: str, revision: str | None, how: Loading) -> tuple[Any, Any]:

@@ -32,7 +32,7 @@ from ..capture.blocks import decoder_layers
 from ..capture.hidden_states import broken_state, check_needs, tap_of
 from ..capture.pooling import all_finite, token_vectors
 from ..engine.forward import Decoder
-from ..engine.loading import fingerprint
+from ..engine.loading import check_capped, fingerprint
 from ..store.spec import ModelSpec
 from ..types import RunError, UserError
 from .scores import GrowingHeads, GrowingVectors, Prober, check_growing, extend
@@ -240,6 +240,7 @@ class GenerationWatcher(ExitStack):
             len(decoder_layers(model)), width, dtype.removeprefix("torch."),
         ))  # fmt: skip
         check_needs(bank.spec.needs, model)
+        check_capped(model.config, getattr(model.config, "_attn_implementation", None))
         self.bank, self.model, self.tokenizer = bank, model, tokenizer
         self.batch: WatchedBatch | None = None
         self.cache: Any = None
