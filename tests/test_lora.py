@@ -314,6 +314,10 @@ def test_what_cannot_be_trained_is_refused(
     refuse("unsupported", "balance", typed=("balance=weights",))
     with fails("conflict", "texts="):
         cli.run("train", [f"data={store.path}", f"out={tmp_path / 'p'}", *QUICK, f"texts={file}"])
+    table = store.table()
+    with monkeypatch.context() as otherwise:  # every token of the store begins elsewhere
+        otherwise.setattr(FeatureStore, "table", lambda self: table.assign(cut_at=table["cut_at"] + 1))
+        refuse("mismatch", str(store.path))
     # Other answers, and a store whose texts are gone.
     others = tmp_path / "others.jsonl"
     others.write_text("".join(json.dumps(line(n) | {"answer": " of a mother"}) + "\n" for n in range(240)))

@@ -38,8 +38,6 @@ class _Text:
 class GrowingSentences:
     """:class:`.GrowingScores` of a prober of pooled sentences (UserError: another one)."""
 
-    before = False
-
     def __init__(self, bank: Prober) -> None:
         self._scores = GrowingScores(bank, sentences=True)
         self._borders = ENGLISH

@@ -91,6 +91,10 @@ def prepare(settings: Train, stores: Sequence[Stored], dataset: Dataset) -> Sour
     texts = read_texts(store, examples, source, lm.tokenizer)
     read = [number for text in texts for number in text.spans]
     rows = {split: own[np.isin(own, read)] for split, own in examples.rows.items()}
+    for split, own in rows.items():
+        if not len(own):
+            told = f"no {split} text of data={store.path} is read in the tokens that the model wrote it in"
+            raise UserError(f"head=lora reads texts again, and {told}: use head=linear", "mismatch")
     lost = sum(map(len, examples.rows.values())) - len(read)
     told = f"{count(lost, 'span')} left out: the model wrote them in other tokens than it reads them in"
     return Source(store, options, lm, texts, replace(examples, rows=rows), [told] if lost else [])
