@@ -37,7 +37,7 @@ from probers.engine.language_model import (
 from probers.engine.model import CausalLM
 from probers.engine.tokens import Stops
 from probers.online.growing_sentences import GrowingSentences
-from probers.online.scores import GrowingScores
+from probers.online.scores import GrowingScores, pools_sentences
 from probers.types import AttentionRows, Feature, Generation, Needs, RunError, StopReason, first_line
 
 from .errors import ApiError
@@ -138,8 +138,7 @@ class Scheduler:
         self._blocks = BlockCache(megabytes=cache_megabytes)
         self._running: GrowingScores | GrowingSentences | None = None
         if bank is not None:
-            pooled = bank.spec.pool not in PER_TOKEN and bank.spec.position == "sentence"
-            self._running = GrowingSentences(bank) if pooled else GrowingScores(bank)
+            self._running = GrowingSentences(bank) if pools_sentences(bank) else GrowingScores(bank)
         self._inbox: queue.SimpleQueue[Callable[[ContinuousBatch], None] | None] = queue.SimpleQueue()
         self._lock, self._ending = threading.Lock(), False
         self._open: set[ScoredText] = set()
@@ -269,9 +268,10 @@ class Scheduler:
             if isinstance(score, RunError):
                 text.error = score
                 continue
-            text.scores.append(score)
             if isinstance(running, GrowingSentences):  # earlier tokens may be of a sentence that has begun
                 text.scores[:] = running.scores(text)
+            else:
+                text.scores.append(score)
             text.distances = running.distances(text)
             if text.vectors is not None:
                 # Left on the device until the text is over; cloned, for it is a part of all texts' states.

@@ -62,6 +62,11 @@ class Prober(Protocol):
     def check_model(self, model: ModelSpec, /) -> None: ...
 
 
+def pools_sentences(bank: Prober) -> bool:
+    """Tell whether a prober pools every sentence of a text by itself."""
+    return bank.spec.pool not in PER_TOKEN and bank.spec.position == "sentence"
+
+
 def check_growing(bank: Prober, *, whole: bool = False, sentences: bool = False) -> None:
     """Refuse heads that cannot score a text token by token (UserError).
 
@@ -80,7 +85,7 @@ def check_growing(bank: Prober, *, whole: bool = False, sentences: bool = False)
         told = f"this prober reads {' and '.join(beside)}, and only states are read while a text grows"
         fix = "score finished texts with probers-score or trigger=probing, or train with beside=[]"
         raise UserError(f"{told}: {fix}", code="unsupported")
-    known = whole or spec.pool in PER_TOKEN or (sentences and spec.position == "sentence")
+    known = whole or spec.pool in PER_TOKEN or (sentences and pools_sentences(bank))
     if not known and spec.position in (*PIECES, *PARTS):
         raise UserError(
             f"this prober pools every {spec.position} by itself, whose end is not known while a text grows: "
