@@ -22,7 +22,8 @@ from probers import FeatureStore
 from probers.heads import ProbingRagHead
 from probers.heads.base import Linear
 from probers.train import fit
-from probers.train.data import Column, Dataset, Examples, StoreStates, load_examples
+from probers.train.data import Column, Dataset, StoreStates
+from probers.train.examples import Examples, load_examples
 from probers.train.module import head_losses
 from probers.train.settings import Fitting
 

@@ -9,10 +9,9 @@ from typing import Annotated, Literal
 from probers.commands.components import Component, choice
 from probers.commands.settings import OnBadLine, Reading, ReadPool, Resamples, Settings, Several, TextFile
 from probers.data.articles.base import Wikipedia
-from probers.data.texts.base import Unit
 from probers.options import Count, Dotted, Limits, Name, Natural, Positive, Seed
 from probers.thinking import Part
-from probers.types import Site
+from probers.types import Site, Unit
 
 _SplitName = Annotated[str, Limits(pattern="^(train|validation|test)$")]
 PerSplit = Annotated[

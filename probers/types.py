@@ -15,6 +15,15 @@ Pool = Literal["mean", "last", "prompt", "tokens", "predicting", "positions", "m
 Beside = Literal["lookback", "attention", "probabilities"]
 Site = Literal["resid_post", "resid_mid", "attn_out", "mlp_out", Beside]
 StopReason = Literal["eos", "stop", "length", "skipped"]
+#: What a labelled text is cut into; each piece has one label.
+Unit = Literal["span", "sentence", "claim", "answer", "token"]
+#: What text outside of the spans is: right, or not judged.
+Outside = Literal["right", "unknown"]
+#: Layouts of files of labelled texts (:mod:`probers.data.texts.formats`).
+TextFormat = Literal[
+    "jsonl", "ragtruth", "lettucedetect", "hallucination_probes", "halueval", "shroom", "helm", "factscore",
+    "truthfulqa", "statements",
+]  # fmt: skip
 
 BESIDE: tuple[Beside, ...] = get_args(Beside)
 SITES: tuple[str, ...] = get_args(Site)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from artefacts import Artefacts
 
     from probers.store.store import FeatureStore
-    from probers.train.data import Examples
+    from probers.train.examples import Examples
 
 # The models here are so small that threads cost more than they give.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -133,6 +133,6 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> FeatureStore:
 @pytest.fixture(scope="session")
 def examples(store: FeatureStore) -> Examples:
     """Its texts."""
-    from probers.train.data import load_examples
+    from probers.train.examples import load_examples
 
     return load_examples([store])

@@ -12,8 +12,8 @@ from probers.evaluation import metrics as m
 from probers.evaluation.baselines import pooled_auroc
 from probers.train.assemble import FREE, Cost
 from probers.train.before_after import COMBINED, WITH_SIGNALS, moment_figures
-from probers.train.data import Examples
 from probers.train.evaluate import Evaluator, summarise
+from probers.train.examples import Examples
 from probers.train.report import table
 
 AFTER = {"mean entropy", "max entropy", "min probability", "perplexity", "sequence log-prob", "RIND maximum"}

@@ -18,7 +18,8 @@ from probers.checksums import Journal, draw_key
 from probers.commands import main as cli
 from probers.commands.inputs import newest_prober
 from probers.store.store import FeatureStore
-from probers.train.data import Dataset, Examples, load_examples
+from probers.train.data import Dataset
+from probers.train.examples import Examples, load_examples
 from probers.train.settings import Search, Train
 from probers.train.sweeps import search
 

@@ -23,7 +23,8 @@ from probers.store.joined import by_site
 from probers.store.reader import StateReader
 from probers.store.store import FeatureStore
 from probers.train.assemble import control_detectors
-from probers.train.data import CHUNK, Examples, SplitRequest, load_examples
+from probers.train.data import CHUNK
+from probers.train.examples import Examples, SplitRequest, load_examples
 from probers.train.sweeps.subsets import sets_of
 from probers.uncertainty import SIGNALS
 

@@ -29,8 +29,9 @@ from probers.pages import hub_id, public_model
 from probers.store.spec import FeatureSpec, ModelSpec
 from probers.train import figures as draw
 from probers.train.assemble import ENSEMBLE, WITH_ENTROPY, Detector, control_detectors
-from probers.train.data import Column, Examples
+from probers.train.data import Column
 from probers.train.evaluate import Evaluator, split_sizes, summarise
+from probers.train.examples import Examples
 from probers.train.fit import SHUFFLED
 from probers.train.report import table, warnings, write_card
 from probers.types import RunError

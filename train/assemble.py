@@ -25,7 +25,8 @@ from probers.store.files import COLUMNS
 from probers.types import RunError
 from probers.uncertainty import SIGNALS
 
-from .data import CHUNK, Column, Dataset, Examples, Padded
+from .data import CHUNK, Column, Dataset, Padded
+from .examples import Examples
 from .fit import EMBEDDING, SHUFFLED, Fitted, Task, targets_of
 from .settings import Assembling
 
@@ -106,7 +107,7 @@ def _category(examples: Examples, *columns: str) -> np.ndarray:
 
 
 def _numbers(examples: Examples, *columns: str) -> np.ndarray:
-    """Scores from numeric columns and from the lengths of texts in characters."""
+    """Score texts by numeric columns and by their lengths in characters."""
     table = examples.table[list(columns)]
     sizes = [c if is_numeric_dtype(c) else c.str.len() for _, c in table.items()]
     values = np.stack([np.asarray(c, dtype=float) for c in sizes], axis=1)
@@ -175,7 +176,7 @@ class Margins:
         return values if self.spans is None else np.repeat(values, np.diff(self.spans).ravel())
 
     def of_head(self, head: int) -> np.ndarray:
-        """Scores (texts,) of one head."""
+        """Score texts (texts,) by one head."""
         return self.of_texts(self.values[:, head])
 
 
@@ -382,7 +383,7 @@ def surprise_of(examples: Examples) -> np.ndarray | None:
 def _joined(
     kind: str, margins: Margins, heads: Sequence[int], examples: Examples, k: int
 ) -> tuple[Ensemble, np.ndarray]:
-    """An ensemble fitted on the validation rows, and its scores (texts,)."""
+    """Fit an ensemble on the validation rows; returns it and its scores (texts,)."""
     values = margins.values[:, heads]
     rows = margins.of_rows(np.isin(np.arange(len(examples.table)), examples.rows["validation"]))
     ensemble = fit_ensemble(kind, values[rows], margins.of_rows(examples.wrong)[rows], k=k).over(len(heads))
@@ -393,7 +394,7 @@ def _alone(
     name: str, margins: Margins, head: int, examples: Examples, about: str = "its head alone",
     labels: np.ndarray | None = None,
 ) -> Detector:  # fmt: skip
-    """One head as a detector, with a temperature of its own."""
+    """Make a detector of one head, with a temperature of its own."""
     scores = margins.of_head(head)
     rows = examples.rows["validation"]
     wrong = examples.wrong if labels is None else labels

@@ -21,7 +21,7 @@ from probers.store.spec import FeatureSpec
 from probers.uncertainty import BEFORE, SIGNALS
 
 from .assemble import ENSEMBLE, Cost, Detector, Trained
-from .data import Examples
+from .examples import Examples
 
 Moment = Literal["before", "after"]
 MOMENTS: tuple[Moment, ...] = get_args(Moment)
@@ -133,7 +133,7 @@ def _further(
 
 
 def _gold(examples: Examples) -> np.ndarray | None:
-    """(N,) 1 where an answer is wrong by the gold answers, of labels that are not made of them."""
+    """Label answers (N,) by their gold answers, 1 for wrong, where the store's labels are made otherwise."""
     if "gold_right" not in examples.table:
         return None
     wrong = 1 - examples.table["gold_right"].to_numpy(dtype=int)
@@ -141,7 +141,7 @@ def _gold(examples: Examples) -> np.ndarray | None:
 
 
 def _inputs(moment: Moment, examples: Examples) -> np.ndarray | None:
-    """(N, signals) all signals of a moment; None if the store lacks some."""
+    """Tabulate all signals (N, signals) of a moment; None if the store lacks some."""
     before = [column for column, _ in _BEFORE.values()]
     table = examples.table
     # Signals of attention are missing in the stores of engines without it.

@@ -1,255 +1,31 @@
-"""Training data of a prober: labelled texts with their splits, and their hidden states."""
+"""Hidden states of labelled texts, as heads read them."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
-import pandas as pd
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from probers.capture.recorder import as_places
-from probers.checksums import draw_key
-from probers.data.splits import Seen, deal
 from probers.heads import ProbeHead, head_name
 from probers.options import shown
 from probers.store.joined import Stored
 from probers.store.spec import FP8, BesideSpec, FeatureSpec, parse_layers, places_for, ranges
-from probers.types import SPLITS, Beside, Site, UserError
+from probers.types import Beside, Site, UserError
+
+from .examples import Examples, SplitRequest, load_examples
 
 #: Rows read at once where their number does not matter to the result.
 CHUNK = 1024
 #: Values of the states that are copied to single precision at once, where rows are wide.
 _VALUES = 4 << 20
-#: Split of the texts on which a stack's weights are fitted.
-WEIGHTS = "weights"
-
-#: How a signal of a span's tokens becomes the span's; every other column is the same for all of them.
-_OVER_TOKENS = {
-    "mean_entropy": "mean", "max_entropy": "max", "min_prob": "min", "mean_logprob": "mean",
-    "rind_max": "max",
-}  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Examples:
-    """Labelled texts of a store, one row of ``table`` each, in its order; ``rows`` of each split.
-
-    ``members`` are the rows in the store of each text's tokens, in order; None for pooled states. A stack's
-    weights are fitted on a split of their own; ``known`` is what its probers have seen.
-    """
-
-    table: pd.DataFrame
-    rows: dict[str, np.ndarray]
-    members: tuple[np.ndarray, ...] | None = None
-    known: Seen = Seen({})  # noqa: RUF009 (frozen)
-
-    @property
-    def inside(self) -> np.ndarray | None:
-        """(N,) true for marked spans, false for what lies outside of them; None for other stores."""
-        return self.table["inside"].to_numpy() == 1 if "inside" in self.table else None
-
-    @property
-    def wrong(self) -> np.ndarray:
-        """Labels (N,): 1 where the text is wrong or hallucinated."""
-        return 1 - self.table["correct"].to_numpy()
-
-    @property
-    def read(self) -> bool:
-        """True for texts of others, which the model has read and not written."""
-        return "condition" in self.table and bool((self.table["condition"] == "read").all())
-
-    @property
-    def text_of(self) -> np.ndarray:
-        """Number of the text of each row of the store."""
-        if self.members is None:
-            return np.arange(len(self.table))
-        found = np.empty(sum(map(len, self.members)), dtype=np.int64)
-        for text, rows in enumerate(self.members):
-            found[rows] = text
-        return found
-
-    def windows(self, before: int) -> list[np.ndarray]:
-        """Rows of the store from up to ``before`` tokens ahead of each text to its end, for stores of tokens.
-
-        A marked span reads on in the text that it lies in.
-        """
-        assert self.members is not None
-        if "mark" not in self.table:
-            return list(self.members)
-        places = self.table.groupby("text_id", sort=False).indices
-        found: list[np.ndarray] = [np.empty(0, dtype=np.int64)] * len(self.members)
-        for spans in places.values():
-            rows = np.sort(np.concatenate([self.members[span] for span in spans]))
-            for span in spans:
-                first, last = np.searchsorted(rows, self.members[span][[0, -1]])
-                found[span] = rows[max(0, first - before) : last + 1]
-        return found
-
-    def column(self, name: str, split: str) -> np.ndarray:
-        return self.table[name].to_numpy()[self.rows[split]]
-
-    def groups(self, split: str) -> np.ndarray:
-        """Groups of a split, each once, in the order of the store."""
-        return np.asarray(pd.unique(self.table["group"].iloc[self.rows[split]]))
-
-    def training_part(self, texts: int, seed: int) -> Examples:
-        """Limit the training texts to ``texts`` at most, and one group at least.
-
-        Whole groups are drawn by ``seed``, and parts are nested. Groups alike in data set and in numbers of
-        right and wrong texts are spread evenly over the draw: every part is as balanced as the whole.
-        """
-        of = self.column("group", "train").astype(str)
-        dataset = self.column("dataset", "train") if "dataset" in self.table else ""
-        table = pd.DataFrame({"group": of, "dataset": dataset, "correct": self.column("correct", "train")})
-        groups = table.groupby("group").agg(
-            dataset=("dataset", "first"), right=("correct", "sum"), texts=("correct", "size")
-        )
-        places: dict[str, float] = {}
-        for kind, alike in groups.groupby(list(groups)):
-            # Where its first group comes is drawn too: else the rare kinds would all come at once.
-            start = draw_key("kind", seed, str(tuple(map(str, kind)))) / 2**64
-            names = sorted(map(str, alike.index), key=lambda name: draw_key("share", seed, name))
-            places |= {name: (start + i) / len(names) for i, name in enumerate(names)}
-        order = sorted(places, key=lambda name: (places[name], name))
-        fitting = np.searchsorted(np.cumsum(groups["texts"][order]), texts, side="right")
-        kept = set(order[: max(1, int(fitting))])
-        return replace(self, rows={**self.rows, "train": self.rows["train"][[g in kept for g in of]]})
-
-    def seen(self) -> Seen:
-        """Groups and questions of each split, for warnings about questions asked later."""
-        found = {split: self._asked(rows) for split, rows in self.rows.items()}
-        found["train"] += found.pop(WEIGHTS, [])
-        return self.known | Seen.of(found)
-
-    def sides(self, seen: Seen, split: str) -> list[str]:
-        """Find on which side of what something has seen each text of a split is, "" for none."""
-        return [seen.side(*asked) for asked in self._asked(self.rows[split])]
-
-    def _asked(self, rows: np.ndarray) -> list[tuple[str, str, str]]:
-        """Data set, group, and question or text of some texts."""
-        part = self.table.iloc[rows]
-        names = ("dataset", "group", "question", "text")
-        columns = [part[name] if name in part else [""] * len(part) for name in names]
-        return [(dataset, group, asked or text) for dataset, group, asked, text in zip(*columns, strict=True)]
-
-    def split_record(self) -> dict[str, list[str]]:
-        """Groups of each split, as ``splits.json`` has them."""
-        return {split: sorted(map(str, self.groups(split))) for split in self.rows}
-
-
-@dataclass(frozen=True, slots=True)
-class SplitRequest:
-    """Choice of the training, validation and test texts, as of the settings of the same names.
-
-    ``split`` is "store" for the store's own, or three shares, by which its groups are dealt anew.
-    """
-
-    split: str | Sequence[float] = "store"
-    train_on: Sequence[str] = ()
-    test_on: Sequence[str] = ()
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        shares = () if isinstance(self.split, str) else self.split
-        if self.split == "store" or (len(shares) == 3 and min(shares) > 0 and abs(sum(shares) - 1) <= 1e-6):
-            return
-        shown = "the shares of train, validation and test, like [0.6,0.2,0.2]"
-        raise UserError(f"split={self.split} is not understood: give store, or {shown}")
-
-    def assign(self, texts: pd.DataFrame, what: str) -> np.ndarray:
-        """Name the split (N,) of each text; "" for one that is left out."""
-        split = texts["split"].to_numpy(dtype=object)
-        if not isinstance(self.split, str):
-            split = self._deal(texts["group"].to_numpy(), self.split, what)
-        if not self.train_on and not self.test_on:
-            return split
-        if "dataset" not in texts:
-            why = "has no column dataset: leave out train_on and test_on"
-            raise UserError(f"{what} {why}", code="unsupported")
-        sets = texts["dataset"].to_numpy(dtype=object)
-        known = sorted(set(sets))
-        for key, names in (("train_on", self.train_on), ("test_on", self.test_on)):
-            if odd := [name for name in names if name not in known]:
-                raise UserError(f"{key} names {odd[0]!r}, and {what} has {', '.join(map(repr, known))}")
-        train_on = set(self.train_on) or set(known) - set(self.test_on)
-        test_on = set(self.test_on) or train_on
-        kept = np.where(split == "test", np.isin(sets, list(test_on)), np.isin(sets, list(train_on)))
-        return np.where(kept, split, "")
-
-    def _deal(self, groups: np.ndarray, given: Sequence[float], what: str) -> np.ndarray:
-        shares = list(map(float, given))
-        names = sorted(set(groups), key=lambda g: draw_key("split", self.seed, str(g)))
-        of = deal(names, shares)
-        if len(set(of.values())) < len(SPLITS):
-            few = f"{len(names)} groups, too few for three splits"
-            raise UserError(f"split={shares}: {what} has {few} of these shares", code="labels")
-        return np.array([of[g] for g in groups], dtype=object)
-
-
-def load_examples(stores: Sequence[Stored], request: SplitRequest | None = None) -> Examples:
-    """Load the texts of finished stores, one per site; without a request, in the splits of the store.
-
-    UserError for stores of other texts, a group in two splits, or a split that is empty or of one class.
-    """
-    first = stores[0]
-    table, members = as_texts(first)
-    for other in stores[1:]:
-        texts, of = as_texts(other)
-        same = table[["id", "correct", "text"]].equals(texts[["id", "correct", "text"]])
-        if not same or (members is None) != (of is None):
-            why = "stores of several sites must be made by the same command but for site"
-            raise UserError(f"data={other.path} holds other texts than {first.path}: {why}", code="mismatch")
-    what = f"data={first.path}"
-    split = (request or SplitRequest()).assign(table, what)
-    if "token_wrong" in table:  # undecided ones are of no use; what nobody judged is trained on as right
-        unknown = (table["token_wrong"] < 0) | ((table["inside"] < 0) & (split != "train"))
-        split = np.where(unknown, "", split)
-    table = table.assign(split=split)
-    rows = {name: np.flatnonzero(split == name) for name in SPLITS}
-    _check_splits(table[split != ""], what)
-    return Examples(table, rows, members)
-
-
-def as_texts(store: Stored) -> tuple[pd.DataFrame, tuple[np.ndarray, ...] | None]:
-    """Tabulate a store with one row per text, and its ``members``; with pool "tokens" a span is a text."""
-    table = store.table()
-    if store.spec.pool != "tokens":
-        return table, None
-    if "mark" in table:  # labelled tokens: a span is a mark, or a run of tokens outside of all marks
-        spans = table["span"] + "#" + table["mark"].astype(str)
-        table = table.assign(text_id=table["span"], span=spans, correct=1 - table["token_wrong"].abs())
-    number = pd.factorize(table["span"])[0]
-    order = np.lexsort((table["token"].to_numpy(), number))
-    members = tuple(np.split(order, np.flatnonzero(np.diff(number[order])) + 1))
-    whole = table.groupby(number, sort=False).agg({k: _OVER_TOKENS.get(str(k), "first") for k in table})
-    return whole.assign(id=whole["span"]).drop(columns="token").reset_index(drop=True), members
-
-
-def _check_splits(table: pd.DataFrame, what: str) -> None:
-    """Refuse groups in two splits, and splits without both classes."""
-    sides = table.groupby("group")["split"].unique()
-    leaks = sides[sides.map(len) > 1]
-    if len(leaks):
-        more = f" (and {len(leaks) - 1} more groups are)" if len(leaks) > 1 else ""
-        where = f"the group {leaks.index[0]!r} is in {' and '.join(sorted(leaks.iloc[0]))}{more}"
-        anew = "deal the groups anew with split=[0.6,0.2,0.2]"
-        raise UserError(f"{what} leaks: {where}; {anew}", code="overlap")
-    for split in SPLITS:
-        labels = table["correct"].to_numpy()[table["split"] == split]
-        if not len(labels):
-            fix = "deal its groups anew with split=[0.6,0.2,0.2], or make it with a higher limit"
-            raise UserError(f"{what} has no {split} examples: {fix}", code="labels")
-        if labels.min() == labels.max():
-            few = f"only {'right' if labels[0] else 'wrong'} texts among its {len(labels)} {split} examples"
-            fix = "a detector needs both kinds, make it with a higher limit or another label"
-            raise UserError(f"{what} has {few}: {fix}", code="labels")
 
 
 class Column(NamedTuple):

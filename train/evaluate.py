@@ -19,7 +19,7 @@ from probers.heads import StackedHead
 
 from .assemble import ENSEMBLE, WITH_ENTROPY, Detector, Trained, surprise_of
 from .before_after import auroc_samples, moment_figures, paired
-from .data import Examples
+from .examples import Examples
 from .fit import SHUFFLED
 from .levels import level_figures
 
@@ -241,7 +241,7 @@ def summarise(trained: Trained, evaluator: Evaluator, training: Mapping[str, Any
 
 
 def _always_firing(names: Sequence[str]) -> list[str]:
-    """Name the detectors of which the risk asked for cannot be promised."""
+    """Name the detectors that cannot promise the risk asked for."""
     told = "no threshold of these can promise what threshold asks for, so that they always fire here"
     return [f"{told}: {'; '.join(dict.fromkeys(names))}"] if names else []
 

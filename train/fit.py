@@ -19,7 +19,8 @@ from probers.heads import Moments, ProbeHead, is_joint
 from probers.store.joined import Stored
 from probers.types import Beside, RunError, Site, UserError, first_line
 
-from .data import CHUNK, Column, Dataset, Examples, Inputs, Padded, States, StoreStates
+from .data import CHUNK, Column, Dataset, Inputs, Padded, States, StoreStates
+from .examples import Examples
 from .module import Batches, NotFiniteError, ProberModule, Schedule, StoreData, balancing
 from .settings import Fitting
 from .trainer import read_tensors, train, write_tensors

@@ -16,7 +16,7 @@ import pandas as pd
 from probers.evaluation import metrics
 from probers.evaluation.bootstrap import UNDEFINED, Bootstrap
 
-from .data import Examples
+from .examples import Examples
 
 #: Name -> figure of the order of scores.
 _RANKED: dict[str, Callable[..., Any]] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -143,7 +143,7 @@ def head_losses(
 
 
 def highest(logits: Tensor, mask: Tensor) -> Tensor:
-    """Logits (n, heads, 2) of spans, of the token likeliest wrong, from those of tokens (n, T, heads, 2).
+    """Select the logits (n, heads, 2) of each span's likeliest wrong token of all (n, T, heads, 2).
 
     ``mask`` (n, T, heads or 1) is true at tokens.
     """
@@ -158,10 +158,26 @@ def below(tensors: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
 
 
 def _rate(optimizer: torch.optim.Optimizer, parameter: Tensor) -> Tensor:
-    """The rate of each number in Adam's last step (Kingma and Ba 2015, algorithm 1)."""
+    """Compute the rate of each number in Adam's last step (Kingma and Ba 2015, algorithm 1)."""
     how, state = optimizer.param_groups[0], optimizer.state[parameter]
     second = state["exp_avg_sq"] / (1 - how["betas"][1] ** state["step"])
     return how["lr"] / (second.sqrt() + how["eps"])
+
+
+class Validated(NamedTuple):
+    """Outcome of a validation of H heads on n texts.
+
+    ``losses`` and ``accuracy`` (H,) are weighted as in training; ``margins`` (n, H) are the logits of "wrong"
+    less those of "correct", and ``wrong`` (n, H) the labels.
+    """
+
+    losses: np.ndarray
+    accuracy: np.ndarray
+    margins: np.ndarray
+    wrong: np.ndarray
+
+    def auroc(self, head: int) -> float:
+        return auroc(self.wrong[:, head], self.margins[:, head])
 
 
 class NotFiniteError(Exception):
@@ -214,7 +230,7 @@ class ProberModule(LightningModule):
 
     @property
     def learned(self) -> list[torch.nn.Parameter]:
-        """What is trained, in the optimizer's order."""
+        """Trained parameters, in the optimizer's order."""
         return list(self.head.parameters())
 
     def tensors(self) -> dict[str, Tensor]:
@@ -249,7 +265,7 @@ class ProberModule(LightningModule):
         return self.waited >= (self.how.patience or np.inf)
 
     def forward(self, states: Tensor | Padded, sets: int = 1) -> Tensor:
-        """Logits (n, H, 2) of states (sets * n, columns, d), or of tokens (sets * n, T, columns, d).
+        """Compute logits (n, H, 2) of states (sets * n, columns, d), or of tokens (sets * n, T, columns, d).
 
         Heads that score every token give (n, T, H, 2).
         """
@@ -292,7 +308,7 @@ class ProberModule(LightningModule):
         self, logits: Tensor, targets: Tensor, shares: Tensor | None, judged: Tensor,
         losses: Callable[..., Tensor],
     ) -> Tensor:  # fmt: skip
-        """(1 - w) token loss + w span loss, w from 0 to 1 over the training (Obeso et al. 2025, eq. 3 to 5).
+        """Weigh token loss 1 - w, span loss w, from 0 to 1 over the training (Obeso et al. 2025, eq. 3 to 5).
 
         The span loss is that of each span's highest token. With loss=ce there is the token loss alone.
         """
@@ -315,6 +331,18 @@ class ProberModule(LightningModule):
         self._seen.append((logits, targets[0], weights))
 
     def on_validation_epoch_end(self) -> None:
+        found = self._validated()
+        if self.logger is not None:
+            self.log_dict(self._figures(found))
+        if self._warmup and self.steps_taken <= self._warmup:
+            return
+        better = self._better(found) & ~self.over
+        self.waited = np.where(better, 0, self.waited + 1)
+        self._keep(found, better)
+        if self.over.all():
+            self.trainer.should_stop = True
+
+    def _validated(self) -> Validated:
         logits, targets, weights = (torch.cat(part).cpu() for part in zip(*self._seen, strict=True))
         self._seen.clear()
         shares = weights[:, None] if (weights != 1).any() else None
@@ -324,23 +352,22 @@ class ProberModule(LightningModule):
         right = (logits.argmax(dim=-1) == targets).double()
         if shares is not None:
             right = right * shares * (len(shares) / shares.sum())
-        accuracy = right.mean(dim=0).numpy()
-        if self.logger is not None:
-            self._log(accuracy, losses)
-        if self._warmup and self.steps_taken <= self._warmup:
-            return
-        better = (accuracy > self.accuracy) | ((accuracy == self.accuracy) & (losses < self.loss_value))
-        better &= ~self.over
-        self.waited = np.where(better, 0, self.waited + 1)
         margins = (logits[..., WRONG] - logits[..., CORRECT]).double().numpy()
+        return Validated(losses, right.mean(dim=0).numpy(), margins, (targets == WRONG).numpy())
+
+    def _better(self, found: Validated) -> np.ndarray:
+        """Find the heads (H,) that surpass their own best."""
+        equal = found.accuracy == self.accuracy
+        return (found.accuracy > self.accuracy) | (equal & (found.losses < self.loss_value))
+
+    def _keep(self, found: Validated, better: np.ndarray) -> None:
+        """Keep the figures and parameters of the heads (H,) that are better."""
+        self.accuracy[better], self.loss_value[better] = found.accuracy[better], found.losses[better]
         for i in np.flatnonzero(better):
-            self.auroc[i] = auroc((targets[:, i] == WRONG).numpy(), margins[:, i])
-        self.accuracy[better], self.loss_value[better] = accuracy[better], losses[better]
+            self.auroc[i] = found.auroc(i)
         chosen = torch.from_numpy(np.flatnonzero(better))
         for name, value in self.head.state_dict().items():
             self.best[name][chosen] = value[chosen.to(value.device)].to(self.best[name].device)
-        if self.over.all():
-            self.trainer.should_stop = True
 
     def on_train_batch_end(self, *_: Any) -> None:
         if type(self.head).shrink is not ProbeHead.shrink:
@@ -359,10 +386,11 @@ class ProberModule(LightningModule):
         schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, self.how.gamma)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
-    def _log(self, accuracy: np.ndarray, losses: np.ndarray) -> None:
+    def _figures(self, found: Validated) -> dict[str, float]:
+        """Name the figures of a validation for the log."""
         figures: dict[str, float] = {}
         for i, stream in enumerate(self.head.streams):
             figures[f"train_loss/{stream}"] = float(self.recent[i])
-            figures[f"validation_loss/{stream}"] = float(losses[i])
-            figures[f"validation_accuracy/{stream}"] = float(accuracy[i])
-        self.log_dict(figures)
+            figures[f"validation_loss/{stream}"] = float(found.losses[i])
+            figures[f"validation_accuracy/{stream}"] = float(found.accuracy[i])
+        return figures

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,15 +22,13 @@ if TYPE_CHECKING:
     from probers.store.store import FeatureStore
 
     from .assemble import Trained
-    from .data import Dataset, Examples
+    from .data import Dataset
+    from .examples import Examples
     from .fit import Fitted, MakeHead, Task
-    from .settings import Fitting, Stores, Train
-    from .stacking import Members
+    from .method import Method
+    from .settings import Stores, Train
 
 log = logging.getLogger(__name__)
-
-#: Heads that are made of more than states: adapters below a head, and finished probers.
-_LORA, _STACK = "probers.train.lora.adapted.Lora", "probers.train.stacking.Stack"
 
 
 class Chosen(NamedTuple):
@@ -55,95 +52,58 @@ def run(settings: Train, parts: PartRuns | None = None, search: Chosen | None = 
             why = "divides layers, and a classifier of questions has none: leave part out"
             raise UserError(f"part={part} {why}", code="conflict")
         return run_classifier(settings)
-    from probers.heads import LinearHead, factory, is_joint
-
-    from .stacking import Members
-
-    stack = None
-    if settings.head.target == _STACK:
-        stack = Members.load(settings.head.options["probers"])
-        settings = stack.settle(settings)
-    paths, (stores, beside), others, alone = _read(settings)
-    if alone and (part is not None or parts is not None):
-        raise UserError("matrix and test are of whole trainings: leave part and launch out", code="conflict")
 
     from .assemble import assemble
-    from .data import Dataset, SplitRequest
-    from .fit import build, fit, joined, of_tasks, own_tasks, plan_tasks
-    from .lora.run import adapt, prepare
+    from .fit import of_tasks, own_tasks
+    from .method import method_of
     from .report import compare_runs, table
-    from .sweeps.subsets import fit_part, of_layers, of_sizes, sets_of, sizes_of
+    from .sweeps.subsets import fit_part, of_layers, of_sizes
 
-    settings.hardware()
-    lora = settings.head.target == _LORA
-    if not lora and settings.texts.path is not None:
-        told = f"texts={settings.texts.path} is for head=lora; other heads read the states of data"
-        raise UserError(f"{told}: leave texts out", "conflict")
-    rule = settings.rule()
-    request = SplitRequest(settings.split, settings.train_on, settings.test_on, settings.seed)
-    dataset = Dataset.load(stores, settings.layer, request, beside)
-    if stack is not None:
-        dataset = stack.hold_out(dataset, settings.seed)
-    rule.check_number(len(dataset.examples.groups("validation")))
-    joint = is_joint(settings.head.kind)
-    tasks, notes = plan_tasks(dataset, settings, joint=joint)
-    if stack is not None:
-        tasks, notes = [task for task in tasks if task.is_probe], stack.notes
-    if joint and settings.layer_sets:
-        why = "this head reads all layers at once: give layer=[..] and run once for each set"
-        raise UserError(f"layer_sets={settings.layer_sets}: {why}", code="conflict")
-    sets = sets_of(settings.layer_sets, sorted({task.layer for task in tasks if task.is_probe}))
-    fewer = {} if lora else sizes_of(settings, dataset.examples)
-    make_head = factory(LinearHead if lora else partial(settings.head.kind, **settings.head.options))
-    # Tried before anything is written.
-    dataset.inputs(build(make_head, tasks[:1], stores[0].spec.width), settings.loss)
+    method = method_of(settings, parts)
+    settings = method.settle(settings)
+    data = _read(settings)
+    if data.alone and (part is not None or parts is not None):
+        raise UserError("matrix and test are of whole trainings: leave part and launch out", code="conflict")
+    plan = _plan(settings, method, data.sources)
+    dataset, paths = plan.dataset, data.paths
     out = Path(settings.out or _default_out(paths, settings))
     if part is not None:
-        out, own = part.folder(out), own_tasks(tasks, part)
-    source = prepare(settings, stores, dataset) if lora else None
-    if source is not None:
-        dataset, notes = replace(dataset, examples=source.examples), [*notes, *source.notes]
-    folder = RunFolder(out, "train", _identity(settings, [*paths, *others], tasks, stack))
+        out, own = part.folder(out), own_tasks(plan.tasks, part)
+    folder = RunFolder(out, "train", _identity(settings, [*paths, *data.others], plan.tasks, method))
     if search is not None:
         folder = search.folder
     elif not (folder.begin("prober") if parts is None else parts.begin(folder, "prober")):
         return out
-    if request.split != "store" or request.train_on or request.test_on:
+    if settings.split != "store" or settings.train_on or settings.test_on:
         write_text(out / "splits.json", canonical_json(dataset.examples.split_record()))
 
-    def fitter(of: Sequence[Task], on: Dataset, how: Fitting, what: str = "") -> Fitted:
-        if stack is not None:
-            return stack.fit(make_head, of, on, settings.aggregate)
-        if parts is not None:
-            return joined(parts, make_head, of, on.states.shape[-1], what)
-        return fit(make_head, of, on, how, out=out, what=what)
+    def fitter(of: Sequence[Task], on: Dataset, how: Train, what: str = "") -> Fitted:
+        return method.fit(plan.make_head, of, on, how, out, what)
 
+    stores = data.sources.stores
     model, made = stores[0].spec.model.id, stores[0].config
     if part is not None:
-        fit_part(fitter, own, of_tasks(dataset, stores, own), fewer, settings, out)
+        fit_part(fitter, own, of_tasks(dataset, stores, own), plan.fewer, settings, out)
         folder.finish({"model": model, "part": str(part)})
         _remove_checkpoints(out)
         which = ", ".join(map(str, sorted({task.layer for task in own if task.is_probe})))
         log.info("wrote the heads of layers %s, part %s, to %s", which, part, out)
         log.info("once all parts are there: probers-merge %s/*", out.parent)
         return out
-    plain = settings if source is None else replace(settings, epochs=source.options.start_epochs)
-    fitted = fitter(tasks, dataset, plain)
-    trained = assemble(fitted, dataset, settings, refuse=source is None)
-    members = () if stack is None else stack.detectors(dataset)
-    trained = replace(trained, members=members, notes=[*notes, *trained.notes])
-    if source is not None:
-        trained, dataset = adapt(source, trained, fitted, dataset, settings, out)
-    trained, sized = of_sizes(fitter, trained, dataset, fewer, settings)
+    fitted = fitter(plan.tasks, dataset, settings)
+    trained = assemble(fitted, dataset, settings, refuse=method.refuse)
+    trained = replace(trained, notes=[*plan.notes, *trained.notes])
+    trained, dataset = method.complete(trained, fitted, dataset, settings, out)
+    trained, sized = of_sizes(fitter, trained, dataset, plan.fewer, settings)
 
     entry = None if search is None else search.entry
     figures = _write(trained, dataset.examples, settings, paths, made, out, entry)
     further: dict[Path, str] = {}
-    for each in (*sized, *of_layers(sets, fitted, trained, dataset, settings)):
+    for each in (*sized, *of_layers(plan.sets, fitted, trained, dataset, settings)):
         _write(each.trained, each.examples, settings, paths, made, out / each.folder)
         further[out / each.folder] = each.about
     bank = replace(trained.bank, seen=dataset.examples.seen())
-    matrix = _matrix(bank, alone, paths, make_head, settings, out) if alone else ""
+    matrix = _matrix(bank, data.alone, paths, plan.make_head, settings, out) if data.alone else ""
     auroc = figures["ensemble"]["auroc"]
     folder.finish({"model": model, "best_layer": figures["best_layer"], "auroc": auroc})
     _remove_checkpoints(out)
@@ -159,6 +119,42 @@ def run(settings: Train, parts: PartRuns | None = None, search: Chosen | None = 
     folders = sorted({folder.parent for folder in further})
     log.info("next: %s", _next(trained.bank, out, folders, read=dataset.examples.read))
     return out
+
+
+class _Plan(NamedTuple):
+    """Heads to train on a data set, sets of layers, and examples of fewer texts by their number."""
+
+    dataset: Dataset
+    tasks: Sequence[Task]
+    notes: Sequence[str]
+    make_head: MakeHead
+    sets: Sequence[Sequence[int]]
+    fewer: Mapping[int, Examples]
+
+
+def _plan(settings: Train, method: Method, sources: Sources) -> _Plan:
+    """Plan a training; UserError for what cannot be trained, before anything is written."""
+    from probers.heads import is_joint
+
+    from .data import Dataset
+    from .examples import SplitRequest
+    from .fit import build
+    from .method import head_maker
+    from .sweeps.subsets import sets_of, sizes_of
+
+    settings.hardware()
+    rule, (stores, beside) = settings.rule(), sources
+    request = SplitRequest(settings.split, settings.train_on, settings.test_on, settings.seed)
+    dataset = method.prepare(Dataset.load(stores, settings.layer, request, beside), stores, settings)
+    rule.check_number(len(dataset.examples.groups("validation")))
+    tasks, notes = method.plan(dataset, settings)
+    if is_joint(settings.head.kind) and settings.layer_sets:
+        why = "this head reads all layers at once: give layer=[..] and run once for each set"
+        raise UserError(f"layer_sets={settings.layer_sets}: {why}", code="conflict")
+    sets = sets_of(settings.layer_sets, sorted({task.layer for task in tasks if task.is_probe}))
+    make_head, fewer = head_maker(settings), sizes_of(settings, dataset.examples)
+    dataset.inputs(build(make_head, tasks[:1], stores[0].spec.width), settings.loss)
+    return _Plan(dataset, tasks, notes, make_head, sets, fewer)
 
 
 class _Data(NamedTuple):
@@ -185,7 +181,7 @@ def _read(settings: Train) -> _Data:
 
 
 def _identity(
-    settings: Train, paths: Sequence[Path], tasks: Sequence[Task], stack: Members | None
+    settings: Train, paths: Sequence[Path], tasks: Sequence[Task], method: Method
 ) -> dict[str, Any]:
     """Resolve the configuration with all inputs by content."""
     layers = [layer for task in tasks if task.is_probe for layer in task.column.layers]
@@ -194,8 +190,8 @@ def _identity(
         del identity["texts"]  # runs of before have no such key
     else:
         identity["inputs"] |= {"texts": checksums.inputs(str(settings.texts.path))}
-    if stack is not None:
-        identity["inputs"] |= {"probers": stack.inputs}
+    if method.inputs:
+        identity["inputs"] |= {"probers": method.inputs}
     return identity
 
 
@@ -250,7 +246,7 @@ def _write(
 
 
 def _recogniser(made: Mapping[str, Any]) -> str | None:
-    """What finds the entities of a prober's texts, by the configuration of its stores."""
+    """Name the recogniser of a prober's texts by the configuration of its stores."""
     name, language = made.get("recogniser"), made.get("language")
     if language is not None and name in ("rules", "auto"):
         return f"rules:{language}"
@@ -288,7 +284,7 @@ def opened_stores(settings: Stores) -> list[FeatureStore]:
 
 
 def _data(given: Any) -> list[Path]:
-    """The stores to read: those given, or the newest complete one."""
+    """List the stores to read: those given, or the newest complete one."""
     if given is None:
         if (found := newest_store()) is not None:
             return [found]
@@ -300,7 +296,7 @@ def _data(given: Any) -> list[Path]:
 
 
 def listed(value: Any) -> list[Any]:
-    """A value, or several, as a list; None as an empty one."""
+    """Turn a value, several or None into a list."""
     return [] if value is None else list(value) if isinstance(value, (list, tuple)) else [value]
 
 

@@ -104,7 +104,7 @@ class Assembling:
         check_options(type(self), vars(self))
 
     def rule(self) -> ThresholdRule:
-        """The rule that chooses thresholds; UserError for an unknown one, or a number it does not take."""
+        """Read the rule that chooses thresholds; UserError for an unknown one or a wrong number."""
         from probers.bank.decision import ThresholdRule
 
         return ThresholdRule.parse(self.threshold)

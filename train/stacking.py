@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import or_
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,12 +23,15 @@ from probers.evaluation.metrics import auroc
 from probers.heads import StackedHead, head_name
 from probers.online.scores import Aggregate
 from probers.options import Name
+from probers.store.joined import Stored
 from probers.store.spec import FeatureSpec, ranges
 from probers.types import SPLITS, UserError
 
-from .assemble import Detector, score_everything
-from .data import WEIGHTS, Column, Dataset, layers_to_train
+from .assemble import Detector, Trained, score_everything
+from .data import Column, Dataset, layers_to_train
+from .examples import WEIGHTS
 from .fit import Fitted, MakeHead, Task, build, probe_tasks
+from .method import Method
 from .settings import Train
 
 
@@ -45,15 +49,21 @@ class Stack:
 
 
 @dataclass(frozen=True)
-class Members:
-    """The probers of a stack, by what the user called them; ``spec`` is of the layers of all of them."""
+class Stacking(Method):
+    """The method of a stack: weights for probers, by what the user called them, in place of a training.
+
+    ``spec`` is of the layers of all of them.
+    """
+
+    head = "stacked"
+    unused = ("sizes", "layer_sets", "matrix", "part", "launch", "beside", "seeds")
 
     probers: Sequence[str]
     banks: Sequence[ProbeBank]
     spec: FeatureSpec
 
     @classmethod
-    def load(cls, probers: Sequence[str]) -> Members:
+    def load(cls, probers: Sequence[str]) -> Stacking:
         """Load probers; UserError for fewer than two, and for those that cannot be stacked."""
         if len(probers) < 2:
             told = f"head.probers=[{','.join(probers)}] names {len(probers)} of the probers to stack"
@@ -80,28 +90,22 @@ class Members:
         return [name if count[name] == 1 else path for name, path in zip(short, self.probers, strict=True)]
 
     @property
-    def inputs(self) -> dict[str, str]:
+    def inputs(self) -> dict[str, str]:  # type: ignore[override]
         """The probers' ``config.json``, which names their weights, by content."""
         return inputs(*(locate(name) / CONFIG for name in self.probers))
 
-    @property
-    def notes(self) -> list[str]:
-        """What is not as in other trainings, for table and card."""
+    def plan(self, dataset: Dataset, settings: Train) -> tuple[list[Task], list[str]]:
+        tasks, _ = super().plan(dataset, settings)
         found = ["controls that are heads left out: a stack is not trained on states"]
         unknown = [name for name, bank in zip(self.names, self.banks, strict=True) if bank.seen is None]
         if unknown:
             told = "it is not known what these were trained on, which may be texts of validation or test"
             found.append(f"{told}: {', '.join(unknown)}")
-        return found
+        return [task for task in tasks if task.is_probe], found
 
     def settle(self, settings: Train) -> Train:
         """Take head, pool, site and layers from the members; UserError for settings that contradict them."""
-        for key in ("sizes", "layer_sets", "matrix", "part", "launch", "beside"):
-            if value := getattr(settings, key):
-                told = f"{key}={value} is of trainings, and a stack trains nothing: leave it out"
-                raise UserError(told, "conflict")
-        if settings.seeds > 1:
-            raise UserError(f"seeds={settings.seeds}: a stack draws nothing, leave seeds out", "conflict")
+        settings = super().settle(settings)
         layers = self.spec.layers
         if settings.layer != "all" and layers_to_train(settings.layer, self.spec) != layers:
             told = f"layer={settings.layer}: the members read layers {ranges(layers)}, leave layer out"
@@ -120,7 +124,7 @@ class Members:
             learning_curve=False,
         )  # fmt: skip
 
-    def hold_out(self, dataset: Dataset, seed: int) -> Dataset:
+    def prepare(self, dataset: Dataset, stores: Sequence[Stored], settings: Train) -> Dataset:
         """Deal the validation groups by hash: one half is for the weights, the other remains validation.
 
         UserError for states of another kind, and for groups of validation or test that a member has learned
@@ -136,19 +140,21 @@ class Members:
                     told = f"head.probers: {name} was trained or tuned on {len(groups)} of the {split} groups"
                     fix = "stack it on a store whose groups, in its splits, it has not seen"
                     raise UserError(f"{told} of data, such as {groups[0]!r}: {fix}", "overlap")
-        order = sorted(map(str, examples.groups("validation")), key=lambda g: draw_key("stack", seed, g))
+        order = sorted(
+            map(str, examples.groups("validation")), key=lambda g: draw_key("stack", settings.seed, g)
+        )
         first = np.isin(examples.column("group", "validation").astype(str), order[: len(order) // 2])
         train, validation, test = (examples.rows[split] for split in SPLITS)
         rows = {"train": train, WEIGHTS: validation[first], "validation": validation[~first], "test": test}
         known = reduce(or_, (bank.seen for bank in self.banks if bank.seen is not None), Seen({}))
         return replace(dataset, examples=replace(examples, rows=rows, known=known))
 
-    def fit(self, make_head: MakeHead, tasks: Sequence[Task], dataset: Dataset, how: Aggregate) -> Fitted:
-        """Fit the weights on the members' scores of their half of the groups; figures are of the other half.
-
-        ``how`` makes the score of a span of those of its tokens.
-        """
-        start = time.perf_counter()
+    def fit(
+        self, make_head: MakeHead, tasks: Sequence[Task], dataset: Dataset, settings: Train, out: Path,
+        what: str = "",
+    ) -> Fitted:  # fmt: skip
+        """Fit the weights on the members' scores of half of the groups, and measure on the other half."""
+        start, how = time.perf_counter(), settings.aggregate
         head = build(make_head, tasks, dataset.states.shape[-1]).eval()
         assert isinstance(head, StackedHead)
         for own, bank in zip(head.heads, self.banks, strict=True):
@@ -168,9 +174,11 @@ class Members:
             **{name: np.array([value]) for name, value in figures.items()},
         )  # fmt: skip
 
-    def detectors(self, dataset: Dataset) -> list[Detector]:
-        """Score every text by each member alone, with its own aggregate, calibration and threshold."""
-        return [
+    def complete(
+        self, trained: Trained, fitted: Fitted, dataset: Dataset, settings: Train, out: Path
+    ) -> tuple[Trained, Dataset]:
+        """Add each member alone, with its own aggregate, calibration and threshold."""
+        members = [
             Detector(
                 name,
                 self._scores(bank, dataset, bank.aggregate),
@@ -180,9 +188,10 @@ class Members:
             )
             for name, bank in zip(self.names, self.banks, strict=True)
         ]
+        return replace(trained, members=members), dataset
 
     def _scores(self, bank: ProbeBank, dataset: Dataset, how: Aggregate | None) -> np.ndarray:
-        """Scores (texts,) by a member."""
+        """Score texts (texts,) by a member."""
         columns = [Column(bank.spec.site, layer) for layer in bank.layers]
         tasks = probe_tasks(columns, [0], joint=bank.head.joint)
         margins = score_everything(bank.head, tasks, dataset, how)

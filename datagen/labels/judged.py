@@ -17,7 +17,7 @@ from probers.checksums import Journal
 from probers.commands.inputs import load_matcher, load_passages, wordnet_found
 from probers.commands.settings import plain
 from probers.data.articles import Rules, open_articles
-from probers.data.texts import Mark, TextSource, Unit
+from probers.data.texts import Mark, TextSource
 from probers.data.texts.base import read_text
 from probers.data.topics import PromptFile, Topic, topics_of, with_references
 from probers.engine.language_model import Decoding, GenerationRequest, Sampling
@@ -30,7 +30,7 @@ from probers.prompts import PromptTemplate
 from probers.store.store import FeatureStore
 from probers.text import split_sentences
 from probers.thinking import Part, part_of, position_of
-from probers.types import Generation, Needs, UserError
+from probers.types import Generation, Needs, Unit, UserError
 
 from ..judges.base import JUDGED, WRONG, Answer, Grounds, Judge, Ruling
 from ..judges.page import reading_page

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from probers.data.texts import Mark, Text, Unit, token_labels
+from probers.data.texts import Mark, Text, token_labels
 from probers.entities import tokens_of
 from probers.options import shown
 from probers.store.store import FeatureStore
 from probers.text import count
 from probers.thinking import Part, part_of
-from probers.types import Generation, Needs, UserError
+from probers.types import Generation, Needs, Unit, UserError
 
 from .base import Examples, recorded, recorded_needs, span_needs, span_rows, token_states
 

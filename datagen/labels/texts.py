@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from probers.commands.settings import plain
-from probers.data.texts import Text, TextSource, Unit
+from probers.data.texts import Text, TextSource
 from probers.engine.language_model import ScoreRequest, Scoring
 from probers.engine.model import CausalLM
 from probers.engine.tokens import encode_answer
 from probers.prompts import PromptTemplate
 from probers.store.store import FeatureStore
 from probers.thinking import Part, position_of
-from probers.types import Generation, Needs, UserError
+from probers.types import Generation, Needs, Unit, UserError
 
 from .base import TOO_LONG, Examples, LabelBuilder, Prepared
 from .marks import MarkedRows, unit_for

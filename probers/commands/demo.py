@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 #: RaDIO's head regularised for few examples: AUROC 0.85 against 0.83 on validation articles.
 _RADIO = ["head=radio", "head.standardise=true", "head.dropout=0.3", "label_smoothing=0.1"]
 #: Labelled questions, labelled articles and compared questions: on the testbed, on articles, in full.
-_TESTBED, _QUICK, _FULL = (1600, 600, 200), (250, 250, 60), (1000, 2000, 300)
+_TESTBED, _QUICK, _FULL = (1600, 600, 200), (150, 200, 40), (1000, 2000, 300)
 #: Triggers of the comparison on articles: without a prober, or with one of answers or of entities.
 _TRIGGERS = (
     "never,always,always_answer,random,oracle,flare,entropy,entropy_sentence,rind_released,before_entity,"
@@ -168,6 +168,8 @@ def on_articles(settings: Demo) -> Iterator[Step]:
         "questions=completion", f"questions.articles={settings.articles}", f"corpus={settings.articles}",
         "prompt=completion", "k=1", "max_new_tokens=12",
     ]  # fmt: skip
+    if not settings.full:  # all of them would take as long as the model's own work
+        completing.append("questions.max_articles=1500")
     layers = ["layers=stride", *generating]
     sites = ["site=[resid_post,lookback]"] if settings.full else []
     yield ("labels: articles cut before an entity, with the states before it and of all of it", "datagen",

@@ -11,9 +11,8 @@ from dataclasses import Field as Field_
 from typing import Annotated, Any, Literal, TypeVar
 
 from ..data.splits import Partition
-from ..data.texts.base import Outside
-from ..data.texts.formats import Format
 from ..options import Count, Limits, Name, Natural, Seed, check_options, field_types
+from ..types import Outside, TextFormat
 from .components import Component, choice, fixed, node_of
 from .signatures import signature
 
@@ -175,7 +174,7 @@ class TextFile:
 
     path: Name | None = None
     """file with labelled texts (.gz too), or hf:ID[:config][:split]; texts=FILE for short"""
-    format: Literal["auto"] | Format = "auto"
+    format: Literal["auto"] | TextFormat = "auto"
     """layout of the file; auto tells it by its fields. jsonl has answer, prompt or messages, and wrong,
     spans, sentences or claims"""
     outside: Literal["auto"] | Outside = "auto"
@@ -266,13 +265,13 @@ class Demo(Run):
     """testbed, or FILE.jsonl[.gz] of real articles (title, and text or sentences), which are labelled,
     completed and searched; give model= too"""
     cot: Count | None = None
-    """questions for the cot labels, each with and without passages; null is 1600, with articles 250, with
+    """questions for the cot labels, each with and without passages; null is 1600, with articles 150, with
     articles and full=true 1000. With judged=true: long answers, null is 700, with full=true 2000"""
     wiki: Count | None = None
-    """articles for the wiki labels; null is 600, with articles 250 (judged=true: 300), with articles and
+    """articles for the wiki labels; null is 600, with articles 200 (judged=true: 300), with articles and
     full=true 2000"""
     compare: Count | None = None
-    """test questions that every trigger answers; null is 200, with articles 60, with articles and
+    """test questions that every trigger answers; null is 200, with articles 40, with articles and
     full=true 300"""
     full: bool = False
     """true also draws the learning curves of the heads and the curves of triggers that fire within an

@@ -56,7 +56,7 @@ class Lora:
 
 
 class Pass(NamedTuple):
-    """What one pass gives of the answers of b texts, which end at the last of n places.
+    """Result of one pass over b texts, whose answers end at the last of n places.
 
     Attributes:
         states: (b, n, d) of the adapted model, float32, after the block that the head reads.

@@ -11,11 +11,10 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 
-from probers.evaluation.metrics import auroc
-from probers.heads import CORRECT, WRONG, ProbeHead
+from probers.heads import ProbeHead
 
 from ..data import Padded
-from ..module import Batches, NotFiniteError, ProberModule, below, head_losses
+from ..module import Batches, NotFiniteError, ProberModule, Validated, below
 from ..settings import Fitting
 from .adapted import AdaptedModel, Lora, Pass
 from .texts import StoredText, passes
@@ -39,13 +38,13 @@ class Texts:
         return torch.tensor(with_spans)
 
     def spans(self, text: StoredText, split: str) -> dict[int, np.ndarray]:
-        """Tokens of the text's spans of a split, by number of the span."""
+        """Map the numbers of a text's spans of a split to their tokens."""
         return {number: at for number, at in text.spans.items() if self._split_of[number] == split}
 
     def batch(
         self, texts: Sequence[StoredText], read: Pass, split: str
     ) -> tuple[Padded, Tensor, Tensor | None]:
-        """States of the spans of texts in a pass, with classes and weights, as of a store's spans."""
+        """Pad the states of the texts' spans in a pass, with classes and weights, as those of a store."""
         chosen, numbers = [], []
         longest = read.states.shape[1]
         for place, text in enumerate(texts):
@@ -105,7 +104,8 @@ class LoraModule(ProberModule):
         self.auroc = np.array([start])
         self.divergence = np.zeros(1)
         self.kept = {name: value.detach().clone() for name, value in adapted.tensors.items()}
-        self._apart: list[Tensor] = []
+        self._aparts: list[Tensor] = []
+        self._apart = np.zeros(())
 
     @property
     def learned(self) -> list[torch.nn.Parameter]:
@@ -153,7 +153,7 @@ class LoraModule(ProberModule):
         schedule.step()
 
     def _spans(self, texts: Sequence[StoredText], read: Pass, split: str) -> Any:
-        """A pass as a batch of :class:`ProberModule`: spans, or without loss=span_max their tokens."""
+        """Turn a pass into a batch of :class:`ProberModule`: spans, or without loss=span_max their tokens."""
         padded, targets, shares = self._texts.batch(texts, read, split)
         if self.how.loss == "span_max" or split != "train":
             return padded, targets, shares
@@ -168,34 +168,28 @@ class LoraModule(ProberModule):
             read = self._adapted.read(texts, divergence=True)
             super().validation_step(self._spans(texts, read, "validation"), index)
             assert read.divergence is not None
-            self._apart.append(read.divergence[read.mask].cpu())
+            self._aparts.append(read.divergence[read.mask].cpu())
 
     def on_validation_epoch_end(self) -> None:
-        """Keep the state if it is the best within the limit."""
-        logits, targets, weights = (torch.cat(part).cpu() for part in zip(*self._seen, strict=True))
-        apart = float(torch.cat(self._apart).double().mean())
-        for seen in (self._seen, self._apart):
-            seen.clear()
-        losses = head_losses(logits, targets, shares=weights[:, None]).double().numpy()
-        if not np.isfinite([*losses, apart]).all():
+        self._apart = torch.cat(self._aparts).double().mean().numpy()
+        self._aparts.clear()
+        if not np.isfinite(self._apart):
             raise NotFiniteError("the loss is not finite")
-        margins = (logits[..., WRONG] - logits[..., CORRECT]).double().numpy()
-        reached = float(auroc((targets[:, 0] == WRONG).numpy(), margins[:, 0]))
-        right = ((logits.argmax(dim=-1) == targets).double() * weights[:, None]).sum(dim=0) / weights.sum()
-        if self.logger is not None:
-            figures = {"train_loss": float(self.recent[0]), "validation_loss": float(losses[0])}
-            self.log_dict(figures | {"validation_auroc": reached, "validation_kl": apart})
+        super().on_validation_epoch_end()
+
+    def _better(self, found: Validated) -> np.ndarray:
         limit = self._options.kl_limit
-        if reached > self.auroc[0] and (limit is None or apart <= limit) and not self.over.any():
-            self.waited[0] = 0
-            self.accuracy, self.loss_value = right.numpy(), losses
-            self.auroc, self.divergence = np.array([reached]), np.array([apart])
-            self.best = {name: value.detach().clone() for name, value in self.head.state_dict().items()}
+        return np.array([found.auroc(0) > self.auroc[0] and (limit is None or self._apart <= limit)])
+
+    def _keep(self, found: Validated, better: np.ndarray) -> None:
+        super()._keep(found, better)
+        if better.any():
+            self.divergence = self._apart[None]
             self.kept = {name: value.detach().clone() for name, value in self._adapted.tensors.items()}
-        else:
-            self.waited[0] += 1
-        if self.over.all():
-            self.trainer.should_stop = True
+
+    def _figures(self, found: Validated) -> dict[str, float]:
+        validated = {"validation_auroc": found.auroc(0), "validation_kl": float(self._apart)}
+        return super()._figures(found) | validated
 
     def restore_best(self) -> ProbeHead:
         self._adapted.load(self.kept)

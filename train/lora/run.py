@@ -15,6 +15,7 @@ import torch
 
 from probers.bank.io import ADAPTER
 from probers.capture.pooling import as_stored
+from probers.commands.components import Component
 from probers.engine import adapters
 from probers.engine.language_model import Scoring
 from probers.engine.model import CausalLM
@@ -31,8 +32,10 @@ from probers.types import Feature, Generation, Needs, RunError, UserError
 from probers.uncertainty import signals, signals_before, surprise
 
 from ..assemble import WITHOUT, Trained, assemble
-from ..data import Column, Dataset, Examples
-from ..fit import Fitted, targets_of
+from ..data import Column, Dataset
+from ..examples import Examples
+from ..fit import Fitted, MakeHead, Task, targets_of
+from ..method import Method
 from ..module import Batches, NotFiniteError, Schedule
 from ..trainer import train
 from .adapted import AdaptedModel, Lora
@@ -46,58 +49,83 @@ log = logging.getLogger(__name__)
 
 #: Test texts that the model continues for the perplexity of its own text, and tokens of each.
 _CONTINUED, _LENGTH = 24, 48
-#: Options of other heads that one layer with adapters has no use for.
-_OFF = ("matrix", "test", "part", "launch", "sizes", "layer_sets", "beside")
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What a training of adapters reads beside the store: the model, and the store's texts.
+    """What a training of adapters reads beside the store: the model, and the store's texts."""
 
-    ``examples`` are those of these texts; ``notes`` say what was left out.
-    """
-
-    store: FeatureStore
     options: Lora
     lm: CausalLM
     texts: Sequence[StoredText]
-    examples: Examples
-    notes: Sequence[str]
 
 
-def prepare(settings: Train, stores: Sequence[Stored], dataset: Dataset) -> Source:
-    """Read the texts and load the model; UserError before anything is written, for what cannot be trained."""
-    adapters.check_installed("head=lora")
-    options: Lora = settings.head.make()
-    for name in _OFF:
-        if value := getattr(settings, name):
-            raise UserError(f"head=lora trains one prober: leave out {name}={value}", "conflict")
-    layers = sorted({column.layer for column in dataset.columns if column.layer})
-    if len(layers) != 1:
-        told = f"layer={settings.layer} names {len(layers)} layers"
-        raise UserError(f"head=lora has one head, on one layer, and {told}: give layer=K", "conflict")
-    if settings.seeds != 1:
-        raise UserError(f"head=lora trains one model: leave seeds={settings.seeds} out", "conflict")
-    (store, *more) = stores
-    if more or not isinstance(store, FeatureStore) or store.spec.site != "resid_post":
-        told = "head=lora takes one store, with site=resid_post: give one as data=STORE"
-        raise UserError(told, "unsupported")
-    if settings.loss == "double_softmax" or settings.balance != "none":
-        told = "head=lora has loss=ce and loss=span_max, without balance"
-        raise UserError(f"{told}: leave loss={settings.loss} balance={settings.balance} out", "unsupported")
-    source = source_of(store, settings.texts)
-    lm = load_model(store, settings.device)
-    examples = dataset.examples
-    texts = read_texts(store, examples, source, lm.tokenizer)
-    read = [number for text in texts for number in text.spans]
-    rows = {split: own[np.isin(own, read)] for split, own in examples.rows.items()}
-    for split, own in rows.items():
-        if not len(own):
-            told = f"no {split} text of data={store.path} is read in the tokens that the model wrote it in"
-            raise UserError(f"head=lora reads texts again, and {told}: use head=linear", "mismatch")
-    lost = sum(map(len, examples.rows.values())) - len(read)
-    told = f"{count(lost, 'span')} left out: the model wrote them in other tokens than it reads them in"
-    return Source(store, options, lm, texts, replace(examples, rows=rows), [told] if lost else [])
+class Adapting(Method):
+    """The method of head=lora: a linear head on the states, then adapters below it."""
+
+    head = "lora"
+    unused = ("matrix", "test", "part", "launch", "sizes", "layer_sets", "beside", "seeds")
+    refuse = False
+
+    def __init__(self, options: Lora) -> None:
+        self._options = options
+        self._source: Source | None = None
+        self._notes: list[str] = []
+
+    def settle(self, settings: Train) -> Train:
+        adapters.check_installed("head=lora")
+        settings = super().settle(settings)
+        if settings.loss == "double_softmax" or settings.balance != "none":
+            told = "head=lora has loss=ce and loss=span_max, without balance"
+            raise UserError(
+                f"{told}: leave loss={settings.loss} balance={settings.balance} out", "unsupported"
+            )
+        return replace(settings, head=Component.of("head", "linear"), learning_curve=False)
+
+    def prepare(self, dataset: Dataset, stores: Sequence[Stored], settings: Train) -> Dataset:
+        """Load the model, and keep the examples whose texts it reads in the tokens that it wrote."""
+        layers = sorted({column.layer for column in dataset.columns if column.layer})
+        if len(layers) != 1:
+            told = f"layer={settings.layer} names {len(layers)} layers"
+            raise UserError(f"head=lora has one head, on one layer, and {told}: give layer=K", "conflict")
+        (store, *more) = stores
+        if more or not isinstance(store, FeatureStore) or store.spec.site != "resid_post":
+            told = "head=lora takes one store, with site=resid_post: give one as data=STORE"
+            raise UserError(told, "unsupported")
+        source = source_of(store, settings.texts)
+        lm = load_model(store, settings.device)
+        examples = dataset.examples
+        texts = read_texts(store, examples, source, lm.tokenizer)
+        read = [number for text in texts for number in text.spans]
+        rows = {split: own[np.isin(own, read)] for split, own in examples.rows.items()}
+        for split, own in rows.items():
+            if not len(own):
+                told = f"no {split} text of data={store.path} is read in the tokens in which it was written"
+                raise UserError(f"head=lora reads texts again, and {told}: use head=linear", "mismatch")
+        if lost := sum(map(len, examples.rows.values())) - len(read):
+            told = "left out: the model wrote them in other tokens than it reads them in"
+            self._notes.append(f"{count(lost, 'span')} {told}")
+        self._source = Source(self._options, lm, texts)
+        return replace(dataset, examples=replace(examples, rows=rows))
+
+    def plan(self, dataset: Dataset, settings: Train) -> tuple[list[Task], list[str]]:
+        tasks, notes = super().plan(dataset, settings)
+        return tasks, [*notes, *self._notes]
+
+    def fit(
+        self, make_head: MakeHead, tasks: Sequence[Task], dataset: Dataset, settings: Train, out: Path,
+        what: str = "",
+    ) -> Fitted:  # fmt: skip
+        """Train the head that the adapters begin with."""
+        first = replace(settings, epochs=self._options.start_epochs)
+        return super().fit(make_head, tasks, dataset, first, out, what)
+
+    def complete(
+        self, trained: Trained, fitted: Fitted, dataset: Dataset, settings: Train, out: Path
+    ) -> tuple[Trained, Dataset]:
+        """Train the adapters; see :func:`adapt`."""
+        assert self._source is not None
+        return adapt(self._source, trained, fitted, dataset, settings, out)
 
 
 def adapt(
@@ -152,7 +180,7 @@ def adapt(
 
 
 def _splits(examples: Examples) -> list[str]:
-    """The split of each span; "" for one without."""
+    """Name the split of each span; "" for one without."""
     found = np.full(len(examples.table), "", dtype=object)
     for split, rows in examples.rows.items():
         found[rows] = split

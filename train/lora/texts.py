@@ -20,7 +20,7 @@ from probers.prompts import PromptTemplate
 from probers.store.store import FeatureStore
 from probers.types import UserError
 
-from ..data import Examples
+from ..examples import Examples
 
 #: Where a run of source=judged keeps its texts.
 _JUDGED = "judged.jsonl"
@@ -124,7 +124,7 @@ def read_texts(
 
 
 def _name_of(one: Text, known: Mapping[str, int]) -> str | None:
-    """The name of a text in the store; None where it has none."""
+    """Look up the name of a text in the store; None where it has none."""
     return next((name for name in (f"{one.dataset}/{one.id}", one.id) if name in known), None)
 
 

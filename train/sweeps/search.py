@@ -33,7 +33,8 @@ from probers.store.store import FeatureStore
 from probers.types import BESIDE, SPLITS, Beside, RunError, Site, UserError
 
 from ..assemble import assemble
-from ..data import Dataset, Examples, SplitRequest, load_examples
+from ..data import Dataset
+from ..examples import Examples, SplitRequest, load_examples
 from ..fit import MakeHead, Task, build, fit, probe_tasks
 from ..report import cut
 from ..run import Chosen, default_out, identified, listed, opened_stores

@@ -13,9 +13,10 @@ from typing import Literal, NamedTuple
 from probers.types import UserError
 
 from ..assemble import CurvePoint, Trained, assemble
-from ..data import Dataset, Examples
+from ..data import Dataset
+from ..examples import Examples
 from ..fit import Fitted, Task, file_of, save
-from ..settings import Assembling, Fitting, Train
+from ..settings import Assembling, Train
 
 #: Default points of the learning curve: a number of texts, and shares of all texts.
 _TEXTS, _SHARES = 1000, (0.25, 0.5)
@@ -71,7 +72,7 @@ class SweptProber(NamedTuple):
 
 
 #: Trains the heads of some tasks on a data set; the last argument names an additional training.
-Fitter = Callable[[Sequence[Task], Dataset, Fitting, str], Fitted]
+Fitter = Callable[[Sequence[Task], Dataset, Train, str], Fitted]
 
 
 def fit_part(

@@ -24,7 +24,8 @@ from probers.heads import is_joint
 from probers.store.joined import Sources
 
 from ..assemble import assemble, score_everything
-from ..data import Column, Dataset, Examples, SplitRequest, load_examples
+from ..data import Column, Dataset
+from ..examples import Examples, SplitRequest, load_examples
 from ..figures import canvas, save
 from ..fit import MakeHead, fit, probe_tasks
 from ..settings import Train

@@ -1,6 +1,6 @@
 """Texts that exist, with labels of others: one line each, or one of the published formats."""
 
-from .base import Mark, Outside, Text, TokenLabels, Unit, token_labels
+from .base import Mark, Text, TokenLabels, token_labels
 from .source import TextSource
 
-__all__ = ["Mark", "Outside", "Text", "TextSource", "TokenLabels", "Unit", "token_labels"]
+__all__ = ["Mark", "Text", "TextSource", "TokenLabels", "token_labels"]

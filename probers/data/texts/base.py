@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ...options import shown
 from ...prompts import TESTBED_PROMPT, PromptTemplate, chat_text
 from ...text import split_sentences
-from ...types import SPLITS
+from ...types import SPLITS, Outside, Unit
 from ..questions.values import Record, identifier, optional, records, strings
 from ..records import check_object
 
-#: What an answer is cut into; each piece has one label.
-Unit = Literal["span", "sentence", "claim", "answer", "token"]
-#: What text outside of the spans is: right, or not judged.
-Outside = Literal["right", "unknown"]
 #: Names of splits in files of others.
 _SPLITS = {"dev": "validation", "valid": "validation", "val": "validation"} | {s: s for s in SPLITS}
 _TRUTH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from ...options import shown
-from ...types import UserError
+from ...types import TextFormat, UserError
 from ..questions.values import Record, optional, records, strings, text
 from ..records import Row, file_rows, open_text
 from .base import find_text, truth
@@ -22,10 +22,6 @@ from .base import find_text, truth
 if TYPE_CHECKING:
     from ...entities import Recognise
 
-Format = Literal[
-    "jsonl", "ragtruth", "lettucedetect", "hallucination_probes", "halueval", "shroom", "helm", "factscore",
-    "truthfulqa", "statements",
-]  # fmt: skip
 Line = dict[str, Any]
 
 #: Labels of judges in words.
@@ -230,7 +226,7 @@ def _mark(text_: Any) -> str:
 
 
 #: Format -> fields, of which a record has all of one set, and the lines of a record.
-FORMATS: dict[Format, tuple[tuple[frozenset[str], ...], Callable[[Record, Place], Iterator[Line]]]] = {
+FORMATS: dict[TextFormat, tuple[tuple[frozenset[str], ...], Callable[[Record, Place], Iterator[Line]]]] = {
     "ragtruth": ((frozenset({"response", "source_id", "labels"}),), _ragtruth),
     "lettucedetect": ((frozenset({"prompt", "answer", "labels"}),), _lettucedetect),
     "hallucination_probes": ((frozenset({"conversation", "annotations"}),), _hallucination_probes),
@@ -253,7 +249,7 @@ FORMATS: dict[Format, tuple[tuple[frozenset[str], ...], Callable[[Record, Place]
 }  # fmt: skip
 
 
-def format_of(record: Any, path: str) -> Format:
+def format_of(record: Any, path: str) -> TextFormat:
     """Tell the format by the fields of the first record (UserError: of none)."""
     names = set(record) if isinstance(record, Mapping) else set()
     for name, (fields, _) in FORMATS.items():
@@ -264,7 +260,7 @@ def format_of(record: Any, path: str) -> Format:
     raise UserError(f"{told}: write lines with answer and wrong, or name one of {known}", "bad-file")
 
 
-def lines_of(format_: Format, record: Any, place: Place) -> Iterable[Line]:
+def lines_of(format_: TextFormat, record: Any, place: Place) -> Iterable[Line]:
     """Turn a record into lines (ValueError, KeyError: it is of another format)."""
     if not isinstance(record, Mapping):
         raise ValueError(f"expected a JSON object, found {shown(record)}")

@@ -13,11 +13,11 @@ from typing import ClassVar, Literal
 from ...checksums import draw_key
 from ...files import digest
 from ...text import count
-from ...types import SPLITS, UserError
+from ...types import SPLITS, Outside, TextFormat, Unit, UserError
 from ..records import BadLine, LeftOut, Row, bad_line, hub_splits, what_is_wrong
 from ..splits import Splits
-from .base import Outside, Text, Unit, read_text
-from .formats import Format, Place, format_of, lines_of, rows_of, sources_beside
+from .base import Text, read_text
+from .formats import Place, format_of, lines_of, rows_of, sources_beside
 
 #: Share of the training groups that are validated on where a file has a test split and no validation split.
 _VALIDATION = 0.2
@@ -45,7 +45,7 @@ class TextSource:
     """
 
     path: str | None
-    format: Literal["auto"] | Format = "auto"
+    format: Literal["auto"] | TextFormat = "auto"
     outside: Literal["auto"] | Outside = "auto"
     on_bad_line: BadLine = "error"
     limit: int | None = None
@@ -87,7 +87,7 @@ class TextSource:
     def read(self) -> Iterator[tuple[str, Text | str]]:
         """Every text with its place, or in its stead the reason why a line holds none."""
         place = Place(Path(self._spec))
-        format_: Format | None = None if self.format == "auto" else self.format
+        format_: TextFormat | None = None if self.format == "auto" else self.format
         outside = None if self.outside == "auto" else self.outside
         seen: dict[int, str] = {}
         for row in self._rows():

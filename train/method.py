@@ -1,0 +1,92 @@
+"""Ways to make the heads of a prober: training on states, from which stacks and adapters derive."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from probers.commands.merge import PartRuns
+from probers.commands.settings import default_values
+from probers.heads import factory, is_joint
+from probers.store.joined import Stored
+from probers.types import UserError
+
+from .assemble import Trained
+from .data import Dataset
+from .fit import Fitted, MakeHead, Task, fit, joined, plan_tasks
+from .settings import Train
+
+#: Heads that are made of more than states: adapters below a head, and finished probers.
+_LORA, _STACK = "probers.train.lora.adapted.Lora", "probers.train.stacking.Stack"
+
+
+class Method:
+    """Heads trained on the states of stores, each as if alone.
+
+    Attributes:
+        head: its name, and ``unused`` the options that it has no use for.
+        parts: runs that have trained the heads already.
+        inputs: files beside the stores that the heads depend on, and their contents.
+        refuse: a prober whose threshold cannot be chosen is a UserError.
+    """
+
+    head: str = ""
+    unused: Sequence[str] = ()
+    parts: PartRuns | None = None
+    inputs: Mapping[str, str] = {}
+    refuse = True
+
+    def settle(self, settings: Train) -> Train:
+        """Settle options that the method decides; UserError for those that contradict it."""
+        for name in self.unused:
+            if (value := getattr(settings, name)) and value != default_values(Train).get(name):
+                told = f"{name}={value} does not apply to head={self.head}, which makes one prober"
+                raise UserError(f"{told}: leave it out", "conflict")
+        if settings.texts.path is not None and self.head != "lora":
+            told = f"texts={settings.texts.path} is for head=lora; other heads read the states of data"
+            raise UserError(f"{told}: leave texts out", "conflict")
+        return settings
+
+    def prepare(self, dataset: Dataset, stores: Sequence[Stored], settings: Train) -> Dataset:
+        """Select the examples of each split; UserError before anything is written."""
+        return dataset
+
+    def plan(self, dataset: Dataset, settings: Train) -> tuple[list[Task], list[str]]:
+        """Plan heads and controls, with notes on what is left out."""
+        return plan_tasks(dataset, settings, joint=is_joint(settings.head.kind))
+
+    def fit(
+        self, make_head: MakeHead, tasks: Sequence[Task], dataset: Dataset, settings: Train, out: Path,
+        what: str = "",
+    ) -> Fitted:  # fmt: skip
+        """Train heads as :func:`.fit.fit`, or join those of the parts."""
+        if self.parts is not None:
+            return joined(self.parts, make_head, tasks, dataset.states.shape[-1], what)
+        return fit(make_head, tasks, dataset, settings, out=out, what=what)
+
+    def complete(
+        self, trained: Trained, fitted: Fitted, dataset: Dataset, settings: Train, out: Path
+    ) -> tuple[Trained, Dataset]:
+        """Add to an assembled prober what the method has beside its heads, and return what it reads."""
+        return trained, dataset
+
+
+def method_of(settings: Train, parts: PartRuns | None) -> Method:
+    """Choose the method by ``head``."""
+    if settings.head.target == _STACK:
+        from .stacking import Stacking
+
+        return Stacking.load(settings.head.options["probers"])
+    if settings.head.target == _LORA:
+        from .lora.run import Adapting
+
+        return Adapting(settings.head.make())
+    method = Method()
+    method.parts = parts
+    return method
+
+
+def head_maker(settings: Train) -> MakeHead:
+    """Make what makes untrained heads of the settings' kind."""
+    return factory(partial(settings.head.kind, **settings.head.options))
