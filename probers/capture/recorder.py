@@ -132,7 +132,7 @@ class CaptureSession(ExitStack):
             recorder.read_last(count)
 
     def take(self, index: int, listed: Sequence[int], rows: Tensor) -> None:
-        """Take the records of the last pass for ``rows`` (b,), those of the batch that ran, ``listed`` on the host.
+        """Take the records of the last pass for ``rows`` (b,), the batch's that ran, ``listed`` on the host.
 
         ``index`` is the generated token at the first position read; -1 is the prompts' last position.
         """

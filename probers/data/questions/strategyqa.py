@@ -15,7 +15,7 @@ from ..records import UnusableError, what_is_wrong
 from .base import Layout, QuestionSource, layout
 from .values import Record, flag, identifier, optional, passage, strings, text
 
-#: What stands in the evidence in place of a paragraph's id.
+#: Values in the evidence that replace a paragraph's id.
 _NO_PARAGRAPH = ("operation", "no_evidence")
 
 
@@ -23,7 +23,7 @@ _NO_PARAGRAPH = ("operation", "no_evidence")
 class StrategyQA(QuestionSource):
     """``strategyqa_train.json`` or ``strategyqa_train_filtered.json``; the test file has no answers.
 
-    The rationale are the facts. Questions about one term share facts and are one group.
+    The rationale consists of the facts. Questions about one term share facts and are one group.
 
     Attributes:
         paragraphs: ``strategyqa_train_paragraphs.json``; the paragraphs that any annotator gave
@@ -84,7 +84,7 @@ class StrategyQA(QuestionSource):
 
 
 def _ids(evidence: Any) -> Iterator[str]:
-    """Paragraph ids in the nested lists: annotators, steps, and what each step rests on."""
+    """List paragraph ids in the nested lists: annotators, steps, and the evidence of each step."""
     if isinstance(evidence, str):
         if evidence not in _NO_PARAGRAPH:
             yield evidence
