@@ -1,6 +1,6 @@
-"""Typed options of commands: the fields are the keys that users type, the texts below them the help.
+"""Typed options of commands: their fields are the keys that users type, with the help below each.
 
-A command's class stands beside the command and derives from what is here.
+A command's own class is defined beside the command and derives from these.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Device = Annotated[
     str, Limits("auto, cpu, or cuda, xpu or mps with a number as in cuda:1 or without",
                 pattern=r"^(auto|cpu|(cuda|xpu|mps)(:\d{1,3})?)$"),
 ]  # fmt: skip
-#: A URL is kept in records, so that it holds no secret.
+#: A URL is kept in records, so it must not hold a secret.
 Engine = Annotated[
     str,
     Limits(
@@ -35,7 +35,7 @@ Engine = Annotated[
 ]
 #: One name or path, or several.
 Names = Name | list[Name]
-#: Fewer give no 95% interval.
+#: Fewer resamples give no 95% interval.
 Resamples = Annotated[int, Limits(ge=100)]
 Split = Literal["train", "validation", "test"]
 #: Pools that a store may hold.
@@ -56,13 +56,13 @@ class Settings:
     _record: Mapping[str, Any] | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for each in fields(self):  # of settings that are made in Python
+        for each in fields(self):  # settings made in Python
             if getattr(self, each.name) is None and (made := default_component(each)) is not None:
                 object.__setattr__(self, each.name, made)
 
     @property
     def record(self) -> dict[str, Any]:
-        """Plain values of all keys for a run's folder; what comes from the environment stays unread."""
+        """Plain values of all keys for a run's folder; references to the environment stay unresolved."""
         return dict(plain(self) if self._record is None else self._record)
 
     @property
@@ -73,7 +73,7 @@ class Settings:
 
 
 def default_component(key: Field_[Any]) -> Component | None:
-    """Make the component that a field of settings holds by default."""
+    """Make the default component of a settings field."""
     if (target := key.metadata.get("fixed")) is not None:
         return Component(key.name, target, signature(target).defaults | key.metadata["defaults"], named=False)
     if (name := key.metadata.get("choice")) is None:
@@ -83,7 +83,7 @@ def default_component(key: Field_[Any]) -> Component | None:
 
 
 def default_values(kind: Any) -> dict[str, Any]:
-    """List the default of every key, but for components that are chosen by name."""
+    """List the default of every key, except components chosen by name."""
     types, found = field_types(kind), dict[str, Any]()
     for key in fields(kind):
         if key.name.startswith("_") or "choice" in key.metadata:
@@ -108,7 +108,7 @@ def plain(value: Any) -> Any:
 
 
 def read(kind: Callable[..., Kind], values: Mapping[str, Any], **kept: Any) -> Kind:
-    """Make settings of a class from plain values, every one checked, and ``kept`` beside them."""
+    """Make settings of a class from plain values, all checked, with ``kept`` beside them."""
     types, made = field_types(kind), dict(values)
     metadata = {f.name: f.metadata for f in fields(kind)}  # type: ignore[arg-type]
     components = {name: m.get("fixed") for name, m in metadata.items() if "choice" in m or "fixed" in m}
