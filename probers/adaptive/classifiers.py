@@ -38,7 +38,7 @@ _MODEL_FORMAT = "probers-adaptive-model"
 
 @dataclass(frozen=True)
 class _Config:
-    """The fields of ``config.json`` besides its own checksum; earlier versions wrote no SHA-256 of them."""
+    """The fields of ``config.json`` besides its checksum; earlier versions wrote no SHA-256 of weights."""
 
     format: str
     schema: int

@@ -38,7 +38,7 @@ class Moments:
 
 
 class Memory(tuple[Any, ...]):
-    """The state that causal heads keep of n growing texts: tensors with n first, or memories of other heads."""
+    """The state that causal heads keep of n growing texts: tensors with n first, or several memories."""
 
     __slots__ = ()
 

@@ -102,8 +102,8 @@ class Scores(AbstractContextManager["Scores"]):
     def finish(self, sequences: Any) -> None:
         """Forward and read each row's last token as well; call it inside the block.
 
-        It takes the result of ``generate``: ids (batch, length), or its output object; UserError for others and
-        outside the block. ``per="sequence"`` then gives the scores of whole texts, equal to those of
+        It takes the result of ``generate``: ids (batch, length), or its output object; UserError for others,
+        and outside the block. ``per="sequence"`` then gives the scores of whole texts, equal to those of
         :meth:`.CausalLM.generate`'s records. It costs one pass of one token per row on a copy of the keys and
         values. A second call does nothing.
         """
@@ -199,7 +199,7 @@ class StopOnScore(StoppingCriteria):
         self._finalizer()
 
     def __call__(self, input_ids: torch.LongTensor, scores: Any, **kwargs: Any) -> torch.BoolTensor:
-        """Decide which rows to stop, (batch,), by the tokens before the newest one, which is not forwarded yet.
+        """Decide which rows to stop, (batch,), by the tokens before the newest, which is not forwarded yet.
 
         UserError for an unsupported call or another model, RunError for states that are not finite.
         """
