@@ -45,7 +45,7 @@ class PromptTemplate:
         stop: strings that end an answer.
         article: instruction before an article, with ``{title}``; "" continues it unchanged.
         chat: put it all through the chat template of the model's tokenizer: questions and instructions as the
-            user's message, what the model continues as the beginning of its answer. The template must then be
+            user's message, the text to continue as the beginning of its answer. The template must then be
             bound with :meth:`bind`.
     """
 

@@ -295,7 +295,7 @@ _PREFIX = frozenset(["D", "L", "O", "M", "N", "d", "l", "o"])
 
 
 def is_tokenised(text: str) -> bool:
-    """Tell whether punctuation stands alone between spaces more often than it is attached to words."""
+    """Tell whether punctuation is more often alone between spaces than attached to words."""
     detached = attached = 0
     for line in text.splitlines():
         tokens = line.split()

@@ -58,7 +58,7 @@ class Thinking:
                 raise UserError(f"{told}: write them as in thinking=<think>,</think>")
             if {opening, closing} & set(tokenizer.all_special_tokens):
                 told = f"thinking={asked}: the tokenizer leaves these marks out of the text it writes"
-                raise UserError(f"{told}: give marks that are no special tokens", "unsupported")
+                raise UserError(f"{told}: give marks that are not special tokens", "unsupported")
             return cls(opening, closing)
         known, special = tokenizer.get_vocab(), set(tokenizer.all_special_tokens)
         template = tokenizer.chat_template if isinstance(tokenizer.chat_template, str) else ""
@@ -125,7 +125,7 @@ def answer_in(text: str) -> str:
 
 
 def tokens_in(ends: Sequence[int], part: Span, tokens: Sequence[int]) -> list[int]:
-    """Return the ``tokens`` that wrote a character of a part of a text, or stand in it without one.
+    """Return the ``tokens`` that wrote a character of a part of a text, or are in it without a character.
 
     ``ends`` (n,) has the number of characters after each token of the text.
     """

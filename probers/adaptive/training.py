@@ -153,7 +153,7 @@ def _data(given: str | list[str] | None) -> list[Path]:
         return [Path(path) for path in ([given] if isinstance(given, str) else given)]
     if (found := newest_store("cot")) is None:
         told = f"'probers-datagen --source cot' makes one, or pass data=FOLDER, also of '{HOW}'"
-        raise UserError(f"there is no store of answered questions under runs/: {told}", "no-artifact")
+        raise UserError(f"no store of answered questions exists under runs/: {told}", "no-artifact")
     return [found]
 
 

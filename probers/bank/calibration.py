@@ -241,7 +241,7 @@ class EntropyModel:
                 raise RunError(f"the signal {name} is absent: the entropy model needs {', '.join(SIGNALS)}")
             columns.append(np.atleast_1d(np.asarray(signals[name], dtype=np.float64)))
             if columns[-1].shape != columns[0].shape or not np.isfinite(columns[-1]).all():
-                raise RunError(f"the signal {name} has a wrong length or a value that is no number")
+                raise RunError(f"the signal {name} has a wrong length or a value that is not a number")
         z = (np.stack(columns, axis=1) - self.mean) / self.scale
         return z @ np.asarray(self.weights) + self.intercept
 

@@ -253,7 +253,7 @@ class ThresholdRule:
         try:
             return cls(name.strip(), float(number) if equals else None, float(confidence) if at else None)
         except ValueError:
-            raise UserError(f"threshold={text}: {numbers.strip()!r} is no number") from None
+            raise UserError(f"threshold={text}: {numbers.strip()!r} is not a number") from None
 
     def check_number(self, groups: int) -> None:
         """Refuse a number of validation groups too small to promise any "risk" (UserError)."""

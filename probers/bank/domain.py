@@ -145,7 +145,7 @@ class Domain:
         return found
 
     def unlike(self, distance: Any, surprise: Any = None) -> Any:
-        """Tell whether texts of these distances, and surprise where known, are unlike the training texts."""
+        """Tell whether texts of these distances, and surprise if known, are unlike the training texts."""
         far = np.asarray(distance) > self.limit
         if self.surprise is not None and surprise is not None:
             low, high = self.surprise

@@ -192,7 +192,7 @@ def _read(how: Callable[[Path], Any], file: Path, name: str) -> Any:
     try:
         return how(file)
     except (FileNotFoundError, NotADirectoryError):
-        told = f"{name} is no prober (no {file.name}): probers-train makes one"
+        told = f"{name} is not a prober (no {file.name}): probers-train makes one"
         raise UserError(told, "no-artifact") from None
     except ValueError as error:
         told = f"the prober {name} is damaged ({file.name} {error}): train it again"

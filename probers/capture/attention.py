@@ -54,7 +54,7 @@ class Attended:
     Attributes:
         query: (batch, heads, q, head_dim); ``key`` (batch, kv_heads, k, head_dim).
         mask: (batch or 1, 1, q, k) additive float32, or None when nothing is hidden.
-        sinks: (heads,) logits of a place that takes attention but is no token (GPT-OSS); rows
+        sinks: (heads,) logits of a place that takes attention but is not a token (GPT-OSS); rows
             then sum to less than 1. None where there is none.
     """
 

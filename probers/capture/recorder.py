@@ -32,7 +32,7 @@ class FeatureRecorder(GrowingPool):
         super().__init__(feature.pool, len(prompts), model.device)
         self._prompts = torch.tensor(prompts, device=model.device)
         self.tap = tap_of(model, feature)
-        # A state that predicts the next token is kept until that token is there.
+        # A state that predicts the next token is kept until that token arrives.
         self._ahead = int(feature.pool in BEFORE)
         self.goes_on = feature.pool != "prompt"  # whether tokens are read as well
         self._count = 0  # number of positions read

@@ -183,7 +183,7 @@ def request(command: str, overrides: Sequence[str]) -> Settings:
     # Hydra's mark of a missing value; a component without a class reports it itself.
     for key in sorted(OmegaConf.missing_keys(config)):
         if not key.endswith("._target_"):
-            raise UserError(f"{key}=??? stands for no value: give one", "missing-value")
+            raise UserError(f"{key}=??? is not a value: give one", "missing-value")
     record = _unread(config)
     if config.get("part") is not None or config.get("launch") is not None:
         # A merge repeats them without the part, and a launcher with one.

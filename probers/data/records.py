@@ -148,7 +148,7 @@ def table_rows(
                 yield (
                     first,
                     None,
-                    f"{error}{end} (a field with a quote stands in quotes, and the quote twice)",
+                    f"{error}{end} (put a field with a quote in quotes, and write the quote twice)",
                 )
                 continue
             if row is None:
@@ -165,7 +165,7 @@ def table_rows(
         csv.field_size_limit(limit)
 
 
-#: Keys of the object in TriviaQA's files; the records stand under the first.
+#: Keys of the object in TriviaQA's files; its records are under the first.
 _OBJECT = ("Data", "Domain", "Split", "VerifiedEval", "Version")
 #: Columns of MS MARCO's files that are read; any column may come first.
 _COLUMNS = ("query_id", "query", "answers", "passages")
@@ -179,7 +179,7 @@ def file_rows(path: Path, *, by_id: bool = False) -> Iterator[Row]:
 
     ``.tsv`` and ``.csv`` are tables (:func:`table_rows`). A file that begins with ``[`` is one array,
     TriviaQA's and SQuAD's are an object around one, MS MARCO's is an object of columns, and any other holds
-    JSON lines; with ``by_id`` it is one object of records, each of which gets its ``id``. UserError where it
+    JSON lines; with ``by_id`` it is one object of records, each of which gets its ``id``. UserError if it
     is not UTF-8 text, or damaged while compressed.
     """
     import ijson

@@ -137,7 +137,7 @@ def switched_off(model: nn.Module) -> Iterator[None]:
     layers = [layer for _, layer in _layers(model)]
     before = [layer.disable_adapters for layer in layers]
     for layer in layers:
-        layer._disable_adapters = True  # enable_adapters() would also change what is trained
+        layer._disable_adapters = True  # enable_adapters() would also change the trained parameters
     try:
         yield
     finally:

@@ -75,7 +75,7 @@ class Row:
             right = count < len(guessed) and token == guessed[count] and len(self.ids) > written
             if self.stop is not None or not right:
                 return count + right, count + 1
-        raise AssertionError("the token after the last guess is no guess")
+        raise AssertionError("the token after the last guess is not a guess")
 
     def _take(self, token: int) -> None:
         if token in self._stops.eos:

@@ -107,7 +107,7 @@ class Decoder:
 
     @torch.inference_mode()
     def check(self) -> None:
-        """Refuse, by name and reason, a model that is no causal decoder for batches (UserError).
+        """Refuse, by name and reason, a model that is not a causal decoder for batches (UserError).
 
         The check is numeric: logits may not depend on later tokens, padding, or the use of the cache.
         """

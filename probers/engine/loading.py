@@ -314,7 +314,7 @@ def locate(source: str, name: str | None, revision: str | None) -> Path | None:
     try:
         return Path(hf_hub_download(source, name, revision=revision))
     except (OSError, ValueError) as error:
-        told = f"model.gguf={name} of model={source} cannot be had: {first_line(error)}"
+        told = f"model.gguf={name} of model={source} cannot be downloaded: {first_line(error)}"
         raise UserError(told, "no-file") from error
 
 

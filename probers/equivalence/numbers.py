@@ -121,7 +121,7 @@ _BOUND = re.compile(
     )
 )
 _VULGAR = "¼-¾⅐-⅞"
-#: A numeral, with a fraction in digits behind it or alone; never a part of a longer one.
+#: A numeral, with or without a fraction in digits after it; never a part of a longer one.
 _NUMERAL = re.compile(
     rf"(?:(\d+(?:(?:,\s?|[\s'’])\d{{3}}(?!\d))*(?:\.\d+)?|\.\d+)(?!\d)(?!\s?/|\s\d+\s?/)|(?=[{_VULGAR}\d]))"
     rf"(?:\s?([{_VULGAR}])|(?:(\d+)\s)?(\d{{1,3}})\s?[/⁄]\s?(\d{{1,3}}))?(?![,.:/]?\d)"

@@ -74,7 +74,7 @@ NICKNAMES = {
     for short in shorts.split()
 }
 
-#: A relation, or "family" for a family name alone against a full name, with what was compared.
+#: A relation, or "family" for a family name alone against a full name, with the compared parts.
 PartRelation = Relation | Literal["family"]
 Finding = tuple[PartRelation, str]
 

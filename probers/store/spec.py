@@ -153,7 +153,7 @@ class FeatureSpec:
         return replace(self, layers=tuple(sorted(set(layers))))
 
     def check_model(self, model: ModelSpec, *, what: str = "the features") -> None:
-        """Refuse another model than that of these features, called ``what`` (UserError)."""
+        """Refuse a model other than that of these features, called ``what`` (UserError)."""
         if not self.model.same_as(model):
             told = f"{what} came from the model {self.model}, but the model now is {model}"
             remedy = "use that model, or make features and prober again with this one"

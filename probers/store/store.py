@@ -148,7 +148,7 @@ class FeatureStore:
         return {unit for about in self._sidecars() for unit in about["units"]}
 
     def left_out(self) -> Iterator[dict[str, Any]]:
-        """Records of texts left out of the shards, in their order."""
+        """List records of texts left out of the shards, in their order."""
         for about in self._sidecars():
             yield from about["left_out"]
 

@@ -97,7 +97,7 @@ def surprise(logprobs: Any, entropies: Any) -> float:
 def margins(generation: Generation) -> np.ndarray:
     """Subtract the second highest from the highest probability at each token, (n,)."""
     if generation.top is None:
-        told = "what is known before a token needs probabilities; generate with Needs(top=True)"
+        told = "signals before a token need probabilities; generate with Needs(top=True)"
         raise UserError(told, "missing-value")
     highest, second = generation.top.astype(np.float64)
     return np.asarray(highest - second)

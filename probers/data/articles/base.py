@@ -46,7 +46,7 @@ class Wikipedia:
     category: Name | None = None
     """all pages of a category"""
     depth: Natural = 0
-    """levels of subcategories"""
+    """number of levels of subcategories"""
     random: bool = False
     """true draws limit pages at random"""
     language: Name = "en"
@@ -56,9 +56,9 @@ class Wikipedia:
     cache: Name = "runs/cache/wikipedia"
     """folder for fetched pages and lists"""
     rate: Positive = 2
-    """most requests per second"""
+    """largest number of requests per second"""
     retries: Natural = 5
-    """further tries after a failed request"""
+    """number of further tries after a failed request"""
     backoff: NotNegative = 1
     """seconds before the first retry, doubled for each further one"""
     max_wait: NotNegative = 300

@@ -102,7 +102,7 @@ def _title_list(options: Wikipedia) -> list[str]:
 def _article(title: str, page: dict[str, Any], rules: Rules, splits: Splits, seen: dict[int, str]) -> Article:
     """Make the article of a page; UnusableError for a missing, repeated or disambiguation page."""
     if page["status"] == "missing":
-        raise UnusableError("missing: there is no page of this title")
+        raise UnusableError("missing: there is no page with this title")
     if page["status"] == "disambiguation":
         raise UnusableError("disambiguation page")
     if page["pageid"] in seen:

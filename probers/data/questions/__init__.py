@@ -135,7 +135,7 @@ def open_questions(
 
     Raises:
         UserError: a wrong request or file; also when questions left out make the rest
-            fewer than ``limit``. A set that never had so many gives all it has, with a note.
+            fewer than ``limit``. A set that never had enough gives all it has, with a note.
         EmptySplitError: no question is in the split asked for, or in one that ``limit`` names.
         RunError: the Hub cannot be reached.
     """

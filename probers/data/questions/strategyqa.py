@@ -77,7 +77,7 @@ class StrategyQA(QuestionSource):
         try:
             texts = json.loads(Path(self.paragraphs).read_text(encoding="utf-8-sig"))
         except (ValueError, RecursionError) as error:
-            raise UserError(f"{given} is no JSON in UTF-8: {what_is_wrong(error)}", "bad-file") from error
+            raise UserError(f"{given} is not JSON in UTF-8: {what_is_wrong(error)}", "bad-file") from error
         if not isinstance(texts, dict) or not all(isinstance(t, dict) for t in texts.values()):
             raise UserError(f"{given} must be an object of paragraphs, by id", "bad-file")
         return texts

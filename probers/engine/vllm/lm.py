@@ -44,7 +44,7 @@ _CACHE, _SHARE = 4 << 30, 0.25
 class VllmLM(CausalLM):
     """A model in vLLM, in place of :class:`CausalLM`.
 
-    Of the options of :meth:`CausalLM.from_pretrained`, ``batch_size`` counts the texts that run side by side
+    ``batch_size`` of :meth:`CausalLM.from_pretrained` counts the texts that run side by side
     ("auto" is 64), ``device`` is "auto" or the kind of device that the installed vLLM is made for, and
     ``device_map``, ``quantization`` and ``attn`` must be None. ``model`` is transformers' model without its
     weights (:func:`probers.engine.loading.load_empty`); ``context`` is one token below the model's, for the

@@ -102,7 +102,7 @@ class RecordingWorker(ReadingWorker):
 
     @torch.inference_mode()
     def probers_commit(self, safe: Mapping[str, int]) -> None:
-        """Tell texts that go on how many of their tokens are final."""
+        """Tell continuing texts how many of their tokens are final."""
         for request, tokens in safe.items():
             self._records[request].commit(tokens)
 
