@@ -39,8 +39,8 @@ CLASSIFIER, MAJORITY, WORDS, SHUFFLED = "classifier", "majority", "words alone",
 class Words:
     """Settings for fitting the classifier of words.
 
-    bias: as in :func:`.strategies.label`.
-        bias: as of :func:`.strategies.label`.
+    Attributes:
+        bias: as in :func:`.strategies.label`.
         c: inverse strength of the L2 penalty.
         min_count: words and pairs of words in fewer questions are left out.
     """

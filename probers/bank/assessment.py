@@ -59,7 +59,7 @@ def units_of(bank: Bank) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class DomainDistance:
-    """Whether a text is ``unlike`` the training texts, beyond the limits of either measure.
+    """Distance of a text from the training texts: ``unlike`` beyond the limits of either measure.
 
     For such texts P(wrong) may not be a probability. The ``distance`` of the judged unit is about 1 for
     similar texts; ``surprise`` of the whole text, and the range of similar texts, are None if unknown.

@@ -152,7 +152,7 @@ class ProbeBank(ModelHubMixin):
 
         Args:
             states: (n, layers, d), one row per text, or per token for heads of single tokens, whose threshold
-                used by :meth:`score_spans`; for causal heads the tokens of one text in order; (n, T, layers,
+                is for :meth:`score_spans`; for causal heads the tokens of one text in order; (n, T, layers,
                 d) for heads that pool tokens themselves.
             signals: entropy signals (n,) each; with them the result is the log-odds of "wrong" from heads and
                 entropies, which fires above ``entropy_model.threshold``.

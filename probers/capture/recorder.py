@@ -1,6 +1,6 @@
 """Recorders of a decoding batch: states and attention, pooled incrementally while it runs.
 
-Every buffer is indexed by the first row number of a prompt in its batch, so that finished rows can leave the
+Every buffer is indexed by a prompt's row at the start of the batch, so that finished rows can leave the
 batch without any move here.
 """
 

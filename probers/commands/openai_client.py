@@ -21,7 +21,7 @@ _Body = TypeVar("_Body", bound=BaseModel)
 
 
 class NotThere(UserError):
-    """Status 404."""
+    """Error of status 404."""
 
 
 @dataclass(frozen=True, slots=True)

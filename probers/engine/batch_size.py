@@ -107,8 +107,8 @@ class Batches:
 def cut(lengths: Sequence[int], size: int) -> list[int]:
     """Return sizes of batches of at most ``size`` texts, for descending ``lengths``.
 
-    At most 15% of all places are padding, or so few that another batch would cost more. Batches are made
-    no smaller than this takes.
+    At most 15% of all places are padding, or so few that another batch would cost more. Batches become
+    no smaller than this requires.
     """
     for limit in (1.0, 0.6, 0.4, 0.3, 0.25, 0.2, PADDING):
         sizes, total, start = [], 0, 0

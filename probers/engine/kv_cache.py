@@ -4,9 +4,9 @@ transformers' dynamic cache makes a new tensor of the whole context for every to
 the whole text is allocated once and filled, with the same numbers as result.
 
 - :class:`PrefixCache` holds every token of the last text of a name, for calls that extend it (the loop).
-    The number of columns that a batch begins with decides how its matrix products are cut and thus the last
-    digits of scores: with whole blocks a resumed run would not repeat the digits of earlier ones. Drafts also
-    look up the text of that name.
+  The number of columns that a batch begins with decides how its matrix products are cut and thus the last
+  digits of scores: with whole blocks a resumed run would not repeat the digits of earlier ones. Drafts also
+  look up the text of that name.
 - :class:`BlockCache` holds blocks of tokens by a hash of all tokens up to their end (Kwon et al. 2023,
   section 4.4; automatic prefix caching of vLLM), for a server whose texts have no names.
 """

@@ -125,7 +125,7 @@ class Decoding(Scoring):
             callables that are given the text after each token and end it by returning True.
         sampling: draw tokens instead of taking the likeliest.
         cache: results of earlier calls for prompts of these names, so that a prompt that
-                extends one need not compute it again; this call's texts are added.
+            extends one need not compute it again; this call's texts are added.
         draft: number of tokens to guess at once from the prompt, where a text is alone in its
             batch or the last that runs, and check them in one pass (:class:`.decode.PromptLookup`);
             0 decodes token by token. Results differ by rounding only. Drawn tokens are not guessed.

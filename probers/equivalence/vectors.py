@@ -34,8 +34,8 @@ def cosine(a: str, b: str, vectors: Any, *, spaced: bool = True) -> Cosine:
 
     Shared words say nothing about the meaning of the rest, and averaging them in would make "Nobel
     Prize in Physics" and "Nobel Prize in Chemistry" almost equal. A word without a vector leaves no cosine:
-    the mean of the others would compare two other names. A pair without one either is one where a name has
-    no word that the other lacks. The words of a script that is not ``spaced`` are its pairs of characters.
+    the mean of the others would compare two other names. There is no cosine either if one name has no
+    word that the other lacks. The words of a script that is not ``spaced`` are its pairs of characters.
     """
     written = [_words(name if spaced else " ".join(tokenize(name))) for name in (a, b)]
     shared = written[0].keys() & written[1].keys()

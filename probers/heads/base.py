@@ -58,7 +58,7 @@ class ProbeHead(nn.Module):
     """H independent heads on states of width d; subclasses define :meth:`_logits`.
 
     ``streams`` names each head's random stream, e.g. by seed and layer. Every entry of the state dict has
-    the head axis first. Parameters are saved in half precision, buffers (filled by :meth:`prepare`) as
+    the head axis first. Parameters are saved in half precision, buffers (filled by :meth:`prepare`)
     unchanged.
 
     Attributes:

@@ -42,9 +42,9 @@ class StackedHead(ProbeHead):
             the layers of the states are all of theirs, ascending.
 
     Raises:
-        UserError: members that differ from ``config.json`` of this version.
-        ValueError: more than one head, members that do not read the states' layers, or another number of
-                an ensemble's weights than of its heads.
+        UserError: members unlike those in ``config.json`` of this version.
+        ValueError: more than one head, members that do not read the states' layers, or an ensemble with
+            another number of weights than heads.
     """
 
     joint: ClassVar[bool] = True

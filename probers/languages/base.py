@@ -56,7 +56,7 @@ class Language:
     Attributes:
         code, name: such as "de" and "German".
         function_words: frequent lower-case words that are no names; they identify a text's language.
-        borders: regular expression of the ends of sentences.
+        borders: rules for the ends of sentences.
         spaced: words are written with spaces between them.
         works: opening and closing marks around titles of works; those of ``sure`` hold nothing else.
         announced: regular expression of the words before other marks around a title; "" is anything.

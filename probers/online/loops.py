@@ -4,13 +4,13 @@ Hooks listen to a plain transformers model. They never change, delay or break of
 unsupported loop leaves its problem on the batch, which is raised when a score is requested.
 
 - A token's states are read in its own pass. Those of a prompt are not read, nor those of the last generated
-    token, which is not forwarded (:meth:`probers.online.watch.Scores.finish` does it). A pass without earlier
-    keys and values begins a new text.
+  token, which is not forwarded (:meth:`probers.online.watch.Scores.finish` does it). A pass without earlier
+  keys and values begins a new text.
 - A row that has ended is still fed until all rows have. End-of-sequence and padding tokens do not count,
   nor does anything after an end of sequence. Their ids come from model.generation_config, and from the
   tokenizer where one is given.
 - Beam search, assisted decoding, chunked prefill, a cache filled beforehand, a static cache and
-    ``use_cache=False`` are refused when a score is requested. A prompt prefilled in two chunks, the second
+  ``use_cache=False`` are refused when a score is requested. A prompt prefilled in two chunks, the second
   of one token, looks like decoding: only the stopping criterion notices it.
 - Heads that pool a span's tokens themselves are refused: they need all its states, which are not kept.
 """

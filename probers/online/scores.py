@@ -169,7 +169,7 @@ class GrowingScores:
     ) -> list[float | RunError]:
         """Take one more token of some texts, each under its key; return the score of each text after it.
 
-        ``states`` (texts, layers read, d) are those of the token, or of the position before it for others.
+        ``states`` (texts, layers read, d) belong to the token or, for heads of that, the position before it.
         A state that is not finite, also in the prober's number format, is not pooled; its score is an error;
         ``names`` name the texts in these errors.
         """

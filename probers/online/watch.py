@@ -58,7 +58,7 @@ class Scores(AbstractContextManager["Scores"]):
     def tokens(self) -> list[np.ndarray]:
         """Scores of each row (n,) float64, one for each generated token that was read.
 
-        With ``per="sequence"`` a score covers all tokens up to its own, pooled as in the prober's training
+        With ``per="sequence"`` a score covers all tokens up to its own, pooled as in the prober's training,
         or joined by the prober's ``aggregate``; with ``per="token"`` its own states. Heads of
         ``pool=predicting`` give (n + 1,) scores, from before the first token to before the next one. Each
         tells how likely an entity that begins there is wrong (``bank.probability`` of it), and nothing if

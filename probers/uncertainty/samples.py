@@ -70,7 +70,7 @@ class Samples:
         answers: the final answer in each; "" if it gave none.
         logprobs: (n,) log-probability of each sequence in nats, from raw logits; NaN without a token.
         states: (m, d) the last token's state of each sample that has a token; None if not recorded, or
-                if fewer than two have one.
+            if fewer than two have one.
         calls: all generations that were made, samples first.
     """
 
@@ -101,7 +101,7 @@ def draw(
         prompt: template of the prompts, with stops and the words that announce an answer.
         layer: layer whose states are recorded; 0 records none.
         answer_tokens: tokens for a final answer; samples without one are completed like greedy texts; 0
-                leaves them without.
+            leaves them without.
     """
     first = {one.text: one for one in reversed(asked)}
     rows = [one for text in dict.fromkeys(p.text for p in asked) for one in [first[text]] * how.samples]
