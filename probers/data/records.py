@@ -204,7 +204,7 @@ def file_rows(path: Path, *, by_id: bool = False) -> Iterator[Row]:
             for number, found in enumerate(_parsed(files, path, item, by_id), 1):
                 yield Row(f"record {number}", {"id": found[0], **found[1]} if by_id else found)
         except UnicodeDecodeError:
-            told = "malformed JSON (a string that is not UTF-8 text, such as half of a surrogate pair)"
+            told = "malformed JSON (a string that is not UTF-8 text, such as half of a pair of surrogates)"
             yield Row(f"record {number + 1}", None, told, True)
         except ijson.JSONError as error:
             cause = error.args[0]  # bytes, if the C library raised it

@@ -343,7 +343,7 @@ def _write(file: Path, folder: Path) -> dict[str, Any]:
         raise UserError(f"model={file} needs packages: pip install 'probers[gguf]'", "missing-extra")
     with file.open("rb") as opened:
         if opened.read(4) != b"GGUF":
-            raise UserError(f"model={file} is not a GGUF file: its header is missing", "bad-file")
+            raise UserError(f"model={file} is no GGUF file: its header is missing", "bad-file")
     try:
         tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
         model: Any = AutoModelForCausalLM.from_pretrained(
