@@ -1,4 +1,4 @@
-"""Train hallucination probers on hidden states and use them as retrieval triggers."""
+"""Hallucination probers on hidden states, and their use as retrieval triggers."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from .types import RunError, UserError, first_line
 
 log = logging.getLogger(__name__)
 
-#: Bytes of the part of a file at each end that named an input in earlier versions.
+#: Bytes at each end of a file that named an input in earlier versions.
 _END = 1 << 20
 #: Bytes read at each sampled place of a file, and the number of places.
 _SAMPLE, _PLACES = 4096, 64
@@ -31,7 +31,7 @@ CACHE = Path("runs/cache")
 
 
 def draw_key(purpose: str, seed: int, text: str) -> int:
-    """Draw a number below 2**64, the same on every machine and in every order; each purpose draws anew."""
+    """Draw a number below 2**64, the same on every machine and in every order; each purpose has its own."""
     blob = f"{purpose}:{seed}:{text}".encode("utf-8", "surrogatepass")
     return int.from_bytes(hashlib.blake2b(blob, digest_size=8).digest(), "big")
 
@@ -52,8 +52,8 @@ def file_digest(path: Path, cache: Path = CACHE) -> str:
 def inputs(*sources: str | Path, ends: bool = False) -> dict[str, str]:
     """Name the content of every file or folder that a run reads by 16 hexadecimal digits.
 
-    A folder stands for the files directly in it, without hidden ones; what does not exist (such as "testbed")
-    is "". ``ends`` reads only the first and last MiB of each file, as earlier versions did: for files up to 2
+    A folder stands for the files directly in it, without hidden ones; missing files (such as "testbed")
+    have "". ``ends`` reads only the first and last MiB of each file, like earlier versions: for files up to 2
     MiB both names are equal.
     """
     found = {}
@@ -70,7 +70,7 @@ def inputs(*sources: str | Path, ends: bool = False) -> dict[str, str]:
 
 
 def inputs_by_ends(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Name the same inputs as :func:`inputs` did in earlier versions, also within nested mappings."""
+    """Name the same inputs like :func:`inputs` of earlier versions, also within nested mappings."""
     return {
         source: inputs_by_ends(name) if isinstance(name, Mapping)
         else inputs(source, ends=True)[source] if name and Path(source).exists() else name
@@ -96,7 +96,7 @@ def _hashed(path: Path, kind: Callable[[], Any]) -> str:
 def _digests(
     files: Mapping[str, Path], memory: Path, kind: Callable[[], Any] = hashlib.sha256, *, anew: bool = False
 ) -> Iterator[tuple[str, str]]:
-    """Yield the digest of each file, from ``memory`` where the file's times are those noted there."""
+    """Yield the digest of each file, from ``memory`` if the file's times are those noted there."""
     known = _remembered(memory)
     fresh, started = dict(known), time.time_ns()
     try:
@@ -106,7 +106,7 @@ def _digests(
             if anew or known.get(name, [])[:-1] != times:
                 fresh.pop(name, None)
                 found = _hashed(path, kind)
-                if started - max(times) > _RACY:  # else it could change without its times showing it
+                if started - max(times) > _RACY:  # else it could change without a change of its times
                     fresh[name] = [*times, found]
                 yield name, found
             else:
@@ -127,7 +127,7 @@ def _remembered(memory: Path) -> dict[str, list[Any]]:
 def sampled(files: Iterable[Path], *, about: bytes = b"", named: bool = True) -> str:
     """Fingerprint weights by size and by samples spread over each file, in 12 hexadecimal digits.
 
-    ``about`` is further content that counts, and ``named`` includes the files' names.
+    ``about`` is further content that counts; ``named`` includes the files' names.
     """
     found = hashlib.sha256(about)
     for path in files:
@@ -163,7 +163,7 @@ def sealed(value: Mapping[str, Any]) -> str:
 
 
 def unsealed(path: Path, *, older: bool = True) -> dict[str, Any]:
-    """Read a file written with :func:`sealed`: OSError if unreadable, else as :func:`unseal`."""
+    """Read a file written with :func:`sealed`: OSError if unreadable, else errors of :func:`unseal`."""
     return unseal(read_json(path), older=older)
 
 
@@ -189,9 +189,9 @@ def take(folder: Path, names: Iterable[str]) -> dict[str, dict[str, Any]]:
 def check(
     folder: Path, files: Mapping[str, Mapping[str, Any]], *, contents: bool = True, anew: bool = False
 ) -> tuple[str, str] | None:
-    """Find the first of the ``files`` (of :func:`take`) that is not as it was written, with the problem.
+    """Find the first of the ``files`` (of :func:`take`) that has changed, with the problem.
 
-    Without ``contents`` sizes alone are compared. A file is read again only after its times have changed, or
+    Without ``contents`` only sizes are compared. A file is read again only after its times have changed, or
     with ``anew``: digests are remembered in ``.<folder>.checked.json`` beside the folder, if possible.
     """
     for name, file in files.items():
@@ -218,7 +218,7 @@ def check(
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """Content of a journal: the sound lines by number, from 1, and the numbers of damaged ones.
+    """The content of a journal: the sound lines by number, from 1, and the numbers of damaged ones.
 
     ``cut`` says that a last line without its end was left out.
     """
@@ -235,7 +235,7 @@ class Journal:
     path: Path
 
     def read(self) -> Lines:
-        """Read all sound lines, none where there is no file; UserError for a link, folder or pipe."""
+        """Read all sound lines, none if there is no file; UserError for a link, folder or pipe."""
         try:
             regular(self.path)
         except FileNotFoundError:
@@ -251,7 +251,7 @@ class Journal:
         return Lines(records, damaged, bool(rest))
 
     def append(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """Add records and have them on disk before returning; a kill leaves all of them or none."""
+        """Append records and flush them to disk before returning; a kill leaves all of them or none."""
         with writing(self.path), self.path.open("ab") as file:
             file.write(sealed_lines(records).encode())
             file.flush()
@@ -268,7 +268,7 @@ def sealed_lines(records: Iterable[Mapping[str, Any]]) -> str:
 
 
 def unsealed_lines(path: Path) -> list[dict[str, Any]]:
-    """Read a whole file of :func:`sealed_lines`; ValueError names a damaged line, OSError as for any file."""
+    """Read a file of :func:`sealed_lines`; ValueError names a damaged line, OSError as for any file."""
     found = []
     for number, line in enumerate(read_text(path).removesuffix("\n").split("\n"), 1):
         try:

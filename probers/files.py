@@ -15,7 +15,7 @@ from typing import Any
 
 from .types import RunError
 
-RESUMES = "what was finished is kept, and the same command resumes once that is mended"
+RESUMES = "what was finished is kept, and the same command resumes once that is fixed"
 
 
 def write_bytes(path: Path, blob: bytes, then: str = RESUMES) -> None:
@@ -36,13 +36,13 @@ def write_bytes(path: Path, blob: bytes, then: str = RESUMES) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """:func:`write_bytes` for text in UTF-8."""
+    """Write text in UTF-8 like :func:`write_bytes`."""
     write_bytes(path, text.encode())
 
 
 @contextmanager
 def writing(path: Path, then: str = RESUMES) -> Iterator[None]:
-    """Turn a failure to write into a RunError that says what ``then`` is possible."""
+    """Turn a failure to write into a RunError that says what is possible ``then``."""
     try:
         yield
     except OSError as error:
@@ -63,43 +63,43 @@ def canonical_json(value: Any) -> str:
 
 
 def regular(path: Path) -> os.stat_result:
-    """Read the facts of a file; ValueError where it is a link, folder, pipe or device.
+    """Read the facts of a file; ValueError if it is a link, folder, pipe or device.
 
     A link within a download of the Hub, whose snapshots are links to its blobs, counts as a file.
     """
     found = path.lstat()
     if stat.S_ISLNK(found.st_mode):
-        target = Path(os.path.realpath(path))  # which does not fail for a link to itself
+        target = Path(os.path.realpath(path))  # does not fail for a link to itself
         snapshots = (folder for folder in path.absolute().parents if folder.name == "snapshots")
         if not any(target.parent == folder.parent.resolve() / "blobs" for folder in snapshots):
-            raise ValueError("is a link, and only a file is read")
+            raise ValueError("is a link, but only a file is read")
         found = target.stat()
     if not stat.S_ISREG(found.st_mode):
-        raise ValueError("is a folder, pipe or device, and only a file is read")
+        raise ValueError("is a folder, pipe or device, but only a file is read")
     return found
 
 
 def check_file(path: str | Path) -> None:
-    """Refuse a path that leads to no file (OSError): reading a pipe or a device may never end."""
+    """Refuse a path without a file (OSError): reading a pipe or a device may never end."""
     if not stat.S_ISREG(os.stat(path).st_mode):
-        raise OSError(errno.EINVAL, "it is a folder, pipe or device, and no file", str(path))
+        raise OSError(errno.EINVAL, "it is a folder, pipe or device, not a file", str(path))
 
 
-#: Of JSON: digits of the longest number, and objects and lists within each other.
+#: Limits of JSON: digits of the longest number, and depth of nested objects and lists.
 _DIGITS, _DEEPEST = 30, 100
-#: What is said of more of them.
+#: Message about deeper nesting.
 DEEP = "has too many brackets within each other"
 
 
 def read_bytes(path: Path, most: int = 256 << 20) -> bytes:
-    """Read a regular file of at most ``most`` bytes; OSError, or ValueError that says what is wrong."""
+    """Read a regular file of at most ``most`` bytes; OSError, or ValueError with the problem."""
     if (size := regular(path).st_size) > most:
         raise ValueError(f"has {size:,} bytes, and {most:,} are the most")
     return path.read_bytes()
 
 
 def read_text(path: Path) -> str:
-    """:func:`read_bytes` for text in UTF-8."""
+    """Read text in UTF-8 like :func:`read_bytes`."""
     try:
         return read_bytes(path).decode()
     except UnicodeDecodeError as error:
@@ -107,11 +107,11 @@ def read_text(path: Path) -> str:
 
 
 def read_json(path: Path) -> Any:
-    """:func:`read_bytes` for JSON in which every number is finite."""
+    """Read JSON with finite numbers only, like :func:`read_bytes`."""
     try:
         value = json.loads(read_text(path), parse_int=_whole, parse_float=_finite, parse_constant=_finite)
     except json.JSONDecodeError as error:
-        raise ValueError(f"is no JSON ({error.msg} in line {error.lineno})") from error
+        raise ValueError(f"is not JSON ({error.msg} in line {error.lineno})") from error
     except RecursionError as error:
         raise ValueError(DEEP) from error
     level = [value] if isinstance(value, (dict, list)) else []
@@ -132,5 +132,5 @@ def _whole(text: str) -> int:
 def _finite(text: str) -> float:
     number = float(text)
     if not math.isfinite(number):
-        raise ValueError(f"holds {text}, which is no finite number")
+        raise ValueError(f"holds {text}, which is not a finite number")
     return number

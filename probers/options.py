@@ -1,8 +1,8 @@
-"""Types of option values: range and choices as annotations, checked by pydantic and told in words.
+"""Types of option values: ranges and choices as annotations, checked by pydantic and described in words.
 
-An annotation such as ``Count`` or ``Literal["mean", "max"] | None`` serves three times: a value is checked
+An annotation such as ``Count`` or ``Literal["mean", "max"] | None`` has three uses: a value is checked
 against it, the message about a wrong value lists what it allows, and ``--help`` shows it. Only the first
-needs pydantic, whose import takes longer than all else that ``--help`` does.
+needs pydantic, whose import takes longer than all the rest of ``--help``.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler, TypeAdapter
     from pydantic_core import CoreSchema
 
-_MOST = 2**32  # of any whole number; seeds end there
+_MOST = 2**32  # limit of whole numbers, and thus of seeds
 _LONGEST = 80  # characters of a value in a message
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of an annotated type, as of pydantic's ``Field``, and their description in messages."""
+    """Limits of an annotated type, as in pydantic's ``Field``, and their description in messages."""
 
     description: str | None = None
     ge: float | None = None
@@ -68,10 +68,10 @@ Line = Annotated[str, Limits("text on one line", pattern=f"^[^{STEERING}]*$")]
 def check_options(kind: Any, values: Mapping[str, Any], prefix: str = "") -> None:
     """Check the plain values of any fields of a dataclass; fields that are dataclasses are blocks of options.
 
-    ``prefix`` stands before the keys in messages, as "model.".
+    ``prefix`` precedes the keys in messages, for example "model.".
 
     Raises:
-        UserError: an unknown key, or the first value that is not allowed; lists what is.
+        UserError: an unknown key, or the first value that is not allowed; it lists the allowed ones.
     """
     hints = field_types(kind)
     _refuse_unknown(values, hints, prefix)
@@ -89,7 +89,7 @@ def check_options(kind: Any, values: Mapping[str, Any], prefix: str = "") -> Non
 
 
 def check_record(kind: Any, values: Any, prefix: str = "") -> None:
-    """Check plain values from a file as :func:`check_options`; all fields must be there."""
+    """Check plain values from a file like :func:`check_options`; all fields must be there."""
     names = [field.name for field in fields(kind)]
     odd = sorted(set(values) ^ set(names)) if isinstance(values, Mapping) else [shown(values)]
     if odd:
@@ -100,7 +100,7 @@ def check_record(kind: Any, values: Any, prefix: str = "") -> None:
 
 
 def check_component(target: Callable[..., Any], values: Mapping[str, Any], prefix: str) -> None:
-    """Check values against the parameters of a class or function, as :func:`check_options`."""
+    """Check values against the parameters of a class or function, like :func:`check_options`."""
     hints = field_types(target)
     _refuse_unknown(values, hints, prefix)
     for name, value in values.items():
@@ -118,7 +118,7 @@ def check_value(key: str, value: Any, annotation: Any) -> None:
     if (number := _too_large(value)) is not None:
         raise UserError(f"{key}={shown(value)} is too large: {number:,} is not below {_MOST:,}")
     try:
-        # As JSON, in which a list is also a tuple, and text is never a number.
+        # Like JSON, where a list is also a tuple, and text is never a number.
         _adapter(annotation).validate_json(json.dumps(value))
     except (ValueError, TypeError):  # pydantic's ValidationError is a ValueError
         raise UserError(f"{key}={shown(value)} must be {allowed(annotation)}") from None
@@ -140,7 +140,7 @@ def shown(value: Any) -> str:
 
 
 def allowed(annotation: Any) -> str:
-    """Say what an annotation allows: "a whole number of 1 or more, or null"."""
+    """Describe the values of an annotation: "a whole number of 1 or more, or null"."""
     choices = list(dict.fromkeys(_allowed(annotation)))
     *most, last = choices
     comma = "," if any(" or " in choice for choice in most) else ""
@@ -148,7 +148,7 @@ def allowed(annotation: Any) -> str:
 
 
 def text_keys(kind: type) -> list[str]:
-    """List the dotted keys that take text and no number, list or mapping."""
+    """List the dotted keys that take text but no number, list or mapping."""
     return [key for key, hint in _keys(kind) if all(_is_text(choice) for choice in _members(hint))]
 
 
@@ -197,7 +197,7 @@ def _allowed(annotation: Any) -> Iterator[str]:
 
 
 def _range(limits: Limits) -> str:
-    """`` of 1 or more`` for ``ge=1``."""
+    """Describe a range: `` of 1 or more`` for ``ge=1``."""
     bounds = {k: f"{v:,}" for k, v in vars(limits).items() if k in ("ge", "gt", "le", "lt") and v is not None}
     match bounds:
         case {"ge": least, "le": most}:

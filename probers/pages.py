@@ -1,7 +1,7 @@
 """Text for HTML pages and Markdown cards: Jinja2 templates, escaping, numbers, intervals.
 
-What a model, a corpus or a user wrote passes through :func:`esc` or :func:`markdown` before it meets markup,
-and every number through :func:`num`, so that a figure that does not apply is a dash everywhere.
+Text of a model, a corpus or a user passes through :func:`esc` or :func:`markdown` before it meets markup,
+and every number through :func:`num`, so that a missing figure is a dash everywhere.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ MINUS = "−"
 #: Characters HTML does not allow (most C0 and C1 controls, lone surrogates, non-characters).
 _NOT_HTML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
 
-#: What Markdown takes for markup within a line: code, HTML, cells of tables, and links.
+#: Markup of Markdown within a line: code, HTML, cells of tables, and links.
 _MARKDOWN = re.compile(r"[\\`<>|]|\](?=[(\[:])")
 _STEERING = re.compile(f"[{STEERING}]")
-#: An id on the Hub; a name that a shell and a string in a program take for nothing more.
+#: An id on the Hub; a plain name for a shell and a string in a program.
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 _NAME = re.compile(r"[\w.,=+@/-]+")
 
@@ -41,8 +41,8 @@ def render(template: str, **values: Any) -> str:
     """Fill in a template, by package and file, such as "probers.train/card.md.j2".
 
     All values that are no markup are text: of HTML (:func:`esc`) in a file ".html.j2", where an indented line
-    goes on where the line before it ended, else of Markdown (:func:`markdown`), where the filter ``code`` is
-    for what stands within code. A missing value is an error.
+    continues the line before it, else of Markdown (:func:`markdown`), where the filter ``code`` is
+    for text within code. A missing value is an error.
     """
     return _environment(template.endswith(".html.j2")).get_template(template).render(values)
 
@@ -85,14 +85,14 @@ def _inert(value: Any) -> Markup:
 
 
 def markdown(value: object) -> Markup:
-    """Make text one line of inert Markdown, also in a table's cell; markup stays as it is."""
+    """Make text one line of inert Markdown, also for a table's cell; markup stays unchanged."""
     if isinstance(value, Markup):
         return value
     return Markup(_MARKDOWN.sub(r"\\\g<0>", _line(value)))
 
 
 def _code(value: object) -> Markup:
-    """Text within a span or block of code of Markdown, which it cannot end."""
+    """Escape text so that it cannot end a span or block of Markdown's code."""
     return Markup(_line(value).replace("`", "'"))
 
 
@@ -101,7 +101,7 @@ def _line(value: object) -> str:
 
 
 def public_path(path: str | PurePath, instead: str) -> str:
-    """Show a path in a published card without where it lies here; ``instead`` if it is no plain name."""
+    """Show a path in a published card without its folders here; ``instead`` if it is no plain name."""
     path = PurePath(path)
     shown = path.name if path.is_absolute() or path.parts[:1] in (("~",), ("..",)) else str(path)
     return shown if _NAME.fullmatch(shown) else instead
@@ -113,7 +113,7 @@ def public_model(name: str) -> str:
 
 
 def hub_id(name: str) -> str | None:
-    """Return a model's name where it is an id on the Hub and no folder here; None otherwise."""
+    """Return a model's name if it is an id on the Hub and no folder here; None otherwise."""
     return name if _HUB_ID.fullmatch(name) and not Path(name).exists() else None
 
 

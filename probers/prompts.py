@@ -1,4 +1,4 @@
-"""Prompt templates: how a question, its passages, an answer so far or an article become text.
+"""Prompt templates, which make text of a question, its passages, an answer so far or an article.
 
 One template serves datagen and the RAG loop, and its hash is part of the FeatureSpec.
 """
@@ -19,9 +19,9 @@ from jinja2 import TemplateError
 
 from .types import UserError, first_line
 
-#: What the forms may name in braces.
+#: Names that forms may have in braces.
 _FORMS = {"passage": ("i", "text"), "question_form": ("question",), "article": ("title",)}
-#: Stands for a text while a chat template is put around it; no text of anybody's holds it.
+#: Placeholder for a text while a chat template is put around it; no real text contains it.
 _PLACE = "\ue000"
 
 
@@ -31,21 +31,21 @@ class PromptTemplate:
 
     A question's prompt is ``exemplars``, then the passages (if any) under ``context``, one ``passage`` line
     each, and ``task``, then ``question``; the model continues with a rationale and ``answer_cue`` followed by
-    the answer. An article's is ``article``, and then the article up to where the model is to go on.
+    the answer. An article's prompt is ``article``, then the article up to where the model continues.
 
     Attributes:
         name: its name, in records and messages.
         exemplars: text put before everything else, shared by all prompts of a run.
-        exemplars_file: file whose text, as it stands, takes the place of ``exemplars``.
+        exemplars_file: file whose unchanged text replaces ``exemplars``.
         context: header of the passages.
         passage: one passage, with ``{i}`` (from 1) and ``{text}``.
         task: what to do with the passages, after them.
-        question_form: the question with ``{question}``, up to where the model goes on.
-        answer_cue: words that announce the final answer; "" where it is the entity that is written first.
+        question_form: the question with ``{question}``, up to where the model continues.
+        answer_cue: words that announce the final answer; "" if it is the first entity.
         stop: strings that end an answer.
-        article: instruction before an article, with ``{title}``; "" continues it as it stands.
+        article: instruction before an article, with ``{title}``; "" continues it unchanged.
         chat: put it all through the chat template of the model's tokenizer: questions and instructions as the
-            user's message, what the model continues as the beginning of its answer. The template must then be
+            user's message, the text to continue as the beginning of its answer. The template must then be
             bound with :meth:`bind`.
     """
 
@@ -70,7 +70,7 @@ class PromptTemplate:
             _check_form(name, getattr(self, name), fields)
 
     def bind(self, tokenizer: Any) -> PromptTemplate:
-        """Bind to one model's chat template (UserError if it has none); itself unless ``chat``."""
+        """Bind to one model's chat template (UserError if it has none); return itself unless ``chat``."""
         if not self.chat:
             return self
         bound = replace(self)
@@ -78,19 +78,19 @@ class PromptTemplate:
         return bound
 
     def question(self, question: str, passages: Sequence[str] = (), *, partial: str = "") -> str:
-        """Format a question with passage texts, best first; the model goes on from the answer ``partial``."""
+        """Format a question with passage texts, best first; the model continues the answer ``partial``."""
         shown = "".join(self.passage.format(i=i, text=text) for i, text in enumerate(passages, 1))
         context = self.context + shown + self.task if passages else ""
         return self._framed(self.exemplars + context + self.question_form.format(question=question), partial)
 
     def question_span(self, prompt: str, question: str, partial: str = "") -> tuple[int, int]:
-        """Locate ``question`` in the ``prompt`` that :meth:`question` made, [start, end)."""
+        """Locate ``question`` in the ``prompt`` made by :meth:`question`, [start, end)."""
         after = self.question_form.partition("{question}")[2].format()
         end = len(prompt) - len(after) - len(self._frame[1]) - len(partial)
         return end - len(question), end
 
     def continuation(self, title: str, text: str) -> str:
-        """Format the beginning ``text`` of the article ``title``, to go on with."""
+        """Format the beginning ``text`` of the article ``title``, to be continued."""
         instruction = self.article.format(title=title)
         if self.chat:
             return self._framed(instruction, text)
@@ -101,7 +101,7 @@ class PromptTemplate:
         return f"{rationale} {self.answer_cue} {answer}."
 
     def bare(self, lm: Any) -> PromptTemplate:
-        """Make the template of a text that stands alone, a user's message where this is a chat prompt."""
+        """Make the template of a stand-alone text, a user's message if this is a chat prompt."""
         form = PromptTemplate("bare", question_form="{question}", chat=self.chat)
         return form.bind(lm.tokenizer) if self.chat else form
 
@@ -112,7 +112,7 @@ class PromptTemplate:
 
     @property
     def fingerprint(self) -> str:
-        """Hash of every field: two runs compare only when it is the same."""
+        """Hash of every field: two runs compare only if it is the same."""
         fields = {k: v for k, v in asdict(self).items() if k != "_around"}
         return hashlib.sha256(repr(sorted(fields.items())).encode()).hexdigest()[:12]
 
@@ -143,7 +143,7 @@ def _check_form(name: str, form: str, fields: Sequence[str]) -> None:
 
 
 def _text_of(exemplars_file: str) -> str:
-    """The text of a file as it stands, ends of lines included."""
+    """Read the unchanged text of a file, ends of lines included."""
     path = Path(exemplars_file)
     if not path.is_file():
         told = f"prompt.exemplars_file={exemplars_file} is not a file: give a text with the exemplars"
@@ -151,12 +151,12 @@ def _text_of(exemplars_file: str) -> str:
     try:
         return path.read_bytes().decode("utf-8")
     except UnicodeDecodeError as error:
-        told = f"prompt.exemplars_file={exemplars_file} is no text in UTF-8: {error}"
+        told = f"prompt.exemplars_file={exemplars_file} is not UTF-8 text: {error}"
         raise UserError(told, "bad-file") from error
 
 
 def _chat_frame(tokenizer: Any, name: str) -> tuple[str, str]:
-    """Text that a tokenizer's chat template puts before a user's message, and between it and the answer."""
+    """Return a chat template's text before a user's message, and between it and the answer."""
     text = chat_text(tokenizer, [{"role": "user", "content": _PLACE}], f"prompt={name} is a chat prompt")
     before, found, between = text.partition(_PLACE)
     if not found:
@@ -165,11 +165,11 @@ def _chat_frame(tokenizer: Any, name: str) -> tuple[str, str]:
 
 
 def chat_text(tokenizer: Any, messages: Sequence[Mapping[str, Any]], what: str, **more: Any) -> str:
-    """Format a chat up to where the model answers, without the BOS that the tokenizer puts by itself.
+    """Format a chat up to where the model answers, without the BOS that the tokenizer adds itself.
 
     Args:
         messages: each with ``role`` and ``content``.
-        what: who needs a chat template, for messages.
+        what: name of the user of the chat template, for messages.
         more: variables of the template, such as tools.
 
     Raises:
@@ -181,7 +181,7 @@ def chat_text(tokenizer: Any, messages: Sequence[Mapping[str, Any]], what: str, 
     try:
         asked: dict[str, Any] = {"tokenize": False, "add_generation_prompt": True}
         text = tokenizer.apply_chat_template(list(messages), **asked, **more)
-    except (TemplateError, TypeError) as error:  # the latter of values that the template cannot use
+    except (TemplateError, TypeError) as error:  # TypeError: values that the template cannot use
         raise UserError(f"{what}, and the chat template refuses it: {first_line(error)}", "model") from error
     bos = tokenizer.bos_token
     if bos and tokenizer("x", verbose=False)["input_ids"][:1] == [tokenizer.bos_token_id]:
@@ -189,12 +189,12 @@ def chat_text(tokenizer: Any, messages: Sequence[Mapping[str, Any]], what: str, 
     return text
 
 
-#: The call by which chat templates ask for the day (Llama 3.2, Granite).
+#: The call by which chat templates ask for the date (Llama 3.2, Granite).
 _TODAY = re.compile(r"""strftime_now\(\s*(["'])(.*?)\1\s*\)""")
 
 
 def fix_date(tokenizer: Any, day: date) -> bool:
-    """Fix the day that a tokenizer's chat template says in place of today; tells whether it says one."""
+    """Fix the date that a tokenizer's chat template gives as today; tell whether it gives one."""
     template = getattr(tokenizer, "chat_template", None)
     if not isinstance(template, str) or not _TODAY.search(template):
         return False
@@ -202,7 +202,7 @@ def fix_date(tokenizer: Any, day: date) -> bool:
     return True
 
 
-#: The form the testbed's model was trained on.
+#: The form on which the testbed's model was trained.
 TESTBED_PROMPT = PromptTemplate("testbed")
 
 
@@ -212,15 +212,15 @@ def passages_that_fit(
     asked: Sequence[tuple[str, Sequence[str], str]],
     more: Sequence[int],
 ) -> list[int]:
-    """Count the passages that each question's prompt can show; whole ones are dropped, the last first.
+    """Count the passages that fit each question's prompt; whole ones are dropped, the last first.
 
     A prompt that is too long without any passage is left to the model's ``on_too_long``.
 
     Args:
-        fits: whether each prompt and so many tokens behind it fit the model's context.
+        fits: whether each prompt and this many tokens after it fit the model's context.
         prompt: the template.
         asked: question, passage texts and answer so far of each.
-        more: tokens that have to fit behind each prompt.
+        more: number of tokens that must fit after each prompt.
     """
     kept = [len(texts) for _, texts, _ in asked]
     open_ = [i for i, count in enumerate(kept) if count]

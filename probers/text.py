@@ -29,20 +29,20 @@ def _set(words: str) -> frozenset[str]:
     return frozenset(words.split())
 
 
-# Never followed by the end of a sentence.
+# Their full stop never ends a sentence.
 _TITLES = _set(
     "mr mrs ms dr prof st mt gen col lt sgt capt cmdr adm rev hon gov sen rep pres fr vs cf fig eq approx "
     "e.g i.e jan feb mar apr jun jul aug sep sept oct nov dec"
 )
-# May end a sentence; they do when the next word is one that begins sentences.
+# Their full stop may end a sentence; it does if the next word often begins sentences.
 _SHORT = _set("inc ltd co corp bros jr sr etc al ph.d a.m p.m u.s u.k e.u u.n b.c a.d d.c no vol pp")
 _STARTERS = _set(
     "The He She It They We This That These Those His Her Its Their There In On At So But And However When "
     "After Before As For From Therefore Thus Both Who What Where Which"
 )
-#: Marks that end a sentence of other scripts, where no space follows.
+#: Marks that end a sentence of other scripts, which no space follows.
 _ENDS = "。！？｡।॥؟۔"
-#: Those that a space would be wrong after, and what may close behind them.
+#: Marks that no space may follow, and marks that may close after them.
 _WIDE = "。！？」』）】"
 _END = re.compile(rf"""[.!?…]+["'”’)\]]*(?=\s|$)|[{_ENDS}]+["'”’)\]」』）】]*|\n+""")
 _LAST_WORD = re.compile(r"[\w.]*\w$")
@@ -50,16 +50,16 @@ _NEXT_WORD = re.compile(r"""\s*["'“‘(\[]*(\w*)""")
 
 
 class Borders(NamedTuple):
-    """What tells the end of a sentence from an abbreviation, in one language.
+    """The rules that tell the end of a sentence from an abbreviation, in one language.
 
     Attributes:
         titles: lower-case words whose full stop never ends a sentence.
-        short: those whose full stop may end one; it does before a word of ``starters``.
+        short: words whose full stop may end one; it does before a word of ``starters``.
         starters: words that begin sentences.
-        end: what ends a sentence, closing marks included.
-        following: what stands before the next word, which is its group.
-        numbered: words whose full stop makes an ordinal of them ("3. Mai"), as those of ``short``.
-        goes_on: what goes on with a sentence behind a quotation that ends with a mark.
+        end: regular expression of the end of a sentence, with closing marks.
+        following: regular expression of the text before the next word, which is its group.
+        numbered: words whose full stop makes an ordinal of them ("3. Mai"), like those of ``short``.
+        goes_on: regular expression of the continuation of a sentence after a quotation with an end mark.
     """
 
     titles: frozenset[str] = _TITLES
@@ -71,7 +71,7 @@ class Borders(NamedTuple):
     goes_on: re.Pattern[str] | None = None
 
 
-#: Sentence borders of English, and of texts whose language is not known.
+#: Sentence borders of English, and of texts of unknown language.
 ENGLISH = Borders()
 
 
@@ -129,19 +129,19 @@ _TOKEN = re.compile(r"\w+")
 _ANY_WORD = regex.compile(r"[\w\p{M}]+")
 #: Scripts that write no spaces between words.
 _UNSPACED = regex.compile(r"([\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}ー]+)")
-#: Blocks with all letters of these scripts, without those of Europe and its punctuation: quickly ruled out.
+#: Blocks with all letters of these scripts, but not Europe's and its punctuation: a quick exclusion.
 _MAY_BE_UNSPACED = re.compile("[\u0e00-\u1fff\u2e80-\U0010ffff]")
 
 
 def tokenize(text: str) -> list[str]:
-    """Split into words without their case and form (NFKC): runs of letters, digits, marks and underscores.
+    """Split into words without case and form (NFKC): runs of letters, digits, marks and underscores.
 
     A run of a script without spaces gives its pairs of characters. No stemming, no stop list.
     """
     if text.isascii():
         return _TOKEN.findall(text.lower())
     folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
-    words: list[str] = _ANY_WORD.findall(folded.replace("i\u0307", "i"))  # of "İ"
+    words: list[str] = _ANY_WORD.findall(folded.replace("i\u0307", "i"))  # from "İ"
     if not _MAY_BE_UNSPACED.search(folded):
         return words
     tokens: list[str] = []
@@ -183,7 +183,7 @@ def stop_words() -> frozenset[str]:
 
 
 def is_stop_word(word: str) -> bool:
-    """Tell whether a word, its punctuation aside, is a stop word, or a contraction of two ("he's")."""
+    """Tell whether a word, without punctuation, is a stop word, or a contraction of two ("he's")."""
     bare = re.sub(r"^\W+|\W+$", "", word).lower().replace("’", "'")
     known = stop_words()
     if bare in known:
@@ -194,12 +194,12 @@ def is_stop_word(word: str) -> bool:
 
 @lru_cache(maxsize=1)
 def _tagger() -> Any:
-    """The small English pipeline of spaCy, or None where it is not installed."""
+    """Load the small English pipeline of spaCy, or None if it is not installed."""
     if find_spec("spacy") is None or find_spec(TAGGER) is None:
         return None
     import spacy
 
-    # The parser stays: by what it finds, "has" and "have" are tagged as verbs or auxiliaries.
+    # The parser stays: from its result "has" and "have" are tagged as verbs or auxiliaries.
     return spacy.load(TAGGER, exclude=["ner", "lemmatizer"])
 
 
@@ -251,11 +251,11 @@ _BRACKET = re.compile(r"(?<=[\w)])([(\[]) (?=\S)|^([(\[]) (?=\S)")
 _QUOTED = re.compile(r"(?<=[\w)])\(\" (?=\S)")
 _HYPHEN = re.compile(r"(?<=[^\W\d_])- (?!(?:and|or|to|nor|but)\b)(?=[^\W_])")
 _AMPERSAND = re.compile(r"(?<=\w)& (?=\w)")
-_OPENING = re.compile(r"(?:[^\W\d_]|[,:;'])\"\s\S")  # after a digit it is inches
+_OPENING = re.compile(r"(?:[^\W\d_]|[,:;'])\"\s\S")  # after a digit it means inches
 
 
 def is_shifted(sentence: str) -> bool:
-    """Tell whether a sentence opens a bracket or its first quote the shifted way."""
+    """Tell whether a sentence opens a bracket or its first quote with misplaced spaces."""
     if _BRACKET.search(sentence) or _QUOTED.search(sentence):
         return True
     place = sentence.find('"')
@@ -263,7 +263,7 @@ def is_shifted(sentence: str) -> bool:
 
 
 def _unshift(sentence: str) -> str:
-    """The sentence with its opening marks before what they open, and broken hyphens joined."""
+    """Move opening marks of a sentence before the text that they open, and join broken hyphens."""
     sentence = _QUOTED.sub(' ("', sentence)
     sentence = _BRACKET.sub(lambda m: f" {m[1]}" if m[1] else m[2], sentence)
     return _AMPERSAND.sub(" & ", _HYPHEN.sub("-", _unshift_quotes(sentence)))
@@ -271,7 +271,7 @@ def _unshift(sentence: str) -> str:
 
 def _unshift_quotes(sentence: str) -> str:
     if sentence.count('"') % 2:
-        return sentence  # which ones open cannot be told
+        return sentence  # opening ones cannot be told
     parts = sentence.split('"')
     for index in range(1, len(parts), 2):  # the text inside each pair of quotes
         before, inside = parts[index - 1], parts[index]
@@ -281,7 +281,7 @@ def _unshift_quotes(sentence: str) -> str:
     return '"'.join(parts)
 
 
-#: Tokens that show tokenised text, because natural text attaches them to a word.
+#: Tokens that reveal tokenised text, since natural text attaches them to a word.
 #: Not ``: ; ! ?``, which French sets after a space.
 _DETACHED = re.compile(r"[,.()]|['’](?:s|t|re|ve|ll|d|m)|n['’]t|@[-,.]@|``|-[LR]RB-", re.IGNORECASE)
 _ATTACHED = re.compile(r"[\w\"”'’)]+[,;:!?)]|\(\w+\S*|.*\w\.[\"”)]*$|\w+(?:['’]s|n['’]t)")
@@ -295,7 +295,7 @@ _PREFIX = frozenset(["D", "L", "O", "M", "N", "d", "l", "o"])
 
 
 def is_tokenised(text: str) -> bool:
-    """Tell whether punctuation stands alone between spaces more often than it is attached to words."""
+    """Tell whether punctuation is more often alone between spaces than attached to words."""
     detached = attached = 0
     for line in text.splitlines():
         tokens = line.split()
@@ -304,7 +304,7 @@ def is_tokenised(text: str) -> bool:
             spaced_ellipsis = token == "." and "." in around
             if _DETACHED.fullmatch(token):
                 if token[0] == "@":
-                    return True  # no other text writes this
+                    return True  # no natural text has this
                 detached += not spaced_ellipsis
             elif token[-1] != "." or position == len(tokens) - 1:  # "Inc." may end any token, "end." the last
                 attached += _ATTACHED.fullmatch(token) is not None
@@ -314,9 +314,9 @@ def is_tokenised(text: str) -> bool:
 def detokenise_sentences(sentences: Sequence[str]) -> list[str]:
     """Restore natural text from pre-tokenised text ("( born 1950 ) , Cuba 's" to "(born 1950), Cuba's").
 
-    Some question sets (2WikiMultihopQA) have Wikipedia's text so. The sentences of one article are judged
-    together, because a short one alone may not show that it was tokenised. Natural text is returned byte for
-    byte: it never opens a bracket after a letter and before a space, nor a sentence's first quote.
+    Some question sets (2WikiMultihopQA) have Wikipedia's text in this form. The sentences of one article are
+    judged together, because a short one alone may not show that it was tokenised. Natural text is unchanged,
+    byte for byte: it never opens a bracket after a letter and before a space, nor a sentence's first quote.
     """
     if not is_tokenised("\n".join(sentences)):
         shifted = any(map(is_shifted, sentences))
@@ -368,7 +368,7 @@ def _join(line: str) -> str:
 
 
 def _elides(word: str) -> bool:
-    """Tell whether an apostrophe after the word is its own: a plural's possessive, "gettin'", "'n'"."""
+    """Tell whether an apostrophe after the word belongs to it: a plural's possessive, "gettin'", "'n'"."""
     return word.lower().endswith(("s", "x", "z", "in", "'n", "’n")) or word == "o"
 
 

@@ -1,7 +1,7 @@
-"""Thinking of a model before its answer: where it stands in a text, between marks like <think> and </think>.
+"""Thinking of a model before its answer: its place in a text, between marks like <think> and </think>.
 
-Models that were tuned to think write their reasoning first. It ends with the closing mark; the opening one is
-written by the model (Qwen 3) or stands at the end of its prompt already (DeepSeek R1).
+Models tuned to think write their reasoning first. It ends with the closing mark; the opening one is
+written by the model (Qwen 3) or already ends its prompt (DeepSeek R1).
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from typing import Any, Literal
 from .types import UserError
 
 Span = tuple[int, int]
-#: What of a text is read and labelled.
+#: Parts of a text that are read and labelled.
 Part = Literal["both", "answer", "thinking"]
-#: Parts that are less than the text, which are positions of a store's features too.
+#: Parts smaller than the text, which are also positions of a store's features.
 PARTS: tuple[Part, ...] = ("answer", "thinking")
 
 
 def part_at(position: str) -> Part:
-    """The part of a text that features of a position are of."""
+    """Return the part of the text covered by features of a position."""
     return next((part for part in PARTS if part == position), "both")
 
 
 def position_of(part: Part) -> str:
-    """The position of features that are pooled over a part of a text."""
+    """Return the position of features that are pooled over a part of a text."""
     return "generated" if part == "both" else part
 
 
-#: Marks of known models, as they are looked for.
+#: Marks of known models, in the order of search.
 _KNOWN = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<seed:think>", "</seed:think>"))
 _SPACE = re.compile(r"\s*")
 
@@ -44,10 +44,10 @@ class Thinking:
 
     @classmethod
     def of(cls, tokenizer: Any, asked: str = "auto") -> Thinking | None:
-        """The marks of a model's tokenizer; None where it has none.
+        """Find the marks of a model's tokenizer; None if it has none.
 
-        ``asked`` is "auto", "none", or both marks with a comma between them. UserError for another form, and
-        for marks that are asked for and left out of the text, because the tokenizer calls them special.
+        ``asked`` is "auto", "none", or both marks separated by a comma. UserError for another form, and
+        for requested marks that the text lacks, because the tokenizer treats them as special.
         """
         if asked == "none":
             return None
@@ -58,7 +58,7 @@ class Thinking:
                 raise UserError(f"{told}: write them as in thinking=<think>,</think>")
             if {opening, closing} & set(tokenizer.all_special_tokens):
                 told = f"thinking={asked}: the tokenizer leaves these marks out of the text it writes"
-                raise UserError(f"{told}: give marks that are no special tokens", "unsupported")
+                raise UserError(f"{told}: give marks that are not special tokens", "unsupported")
             return cls(opening, closing)
         known, special = tokenizer.get_vocab(), set(tokenizer.all_special_tokens)
         template = tokenizer.chat_template if isinstance(tokenizer.chat_template, str) else ""
@@ -72,9 +72,9 @@ class Thinking:
         return prompt.rstrip().endswith(self.opening)
 
     def split(self, text: str, *, begun: bool, over: bool = True) -> tuple[Span | None, Span | None]:
-        """Characters [start, end) of the thinking and of the answer in a text; None where there is none.
+        """Find characters [start, end) of the thinking and of the answer in a text; None for a missing one.
 
-        ``begun`` says that the prompt has opened the thinking. While the text is not ``over``, a beginning of
+        ``begun`` says that the prompt has opened the thinking. While the text is not ``over``, the start of
         a mark at its end belongs to neither.
         """
         start = _skip(text, 0)
@@ -92,7 +92,7 @@ class Thinking:
         return thought, (answer, len(text)) if over or answer < len(text) else None
 
     def _begun_mark(self, text: str, start: int) -> int:
-        """Characters at the end of a text that space before the closing mark, or its beginning, may be."""
+        """Count characters at the end of a text that may start the closing mark, with spaces before it."""
         for size in range(min(len(self.closing), len(text) - start), 0, -1):
             if self.closing.startswith(text[-size:]):
                 return size + len(text[start:-size]) - len(text[start:-size].rstrip())
@@ -105,9 +105,9 @@ def _skip(text: str, place: int) -> int:
 
 
 def part_of(text: str, part: Part) -> Span | None:
-    """Characters [start, end) of a part of a written text, by the marks in it; None where it has none.
+    """Find characters [start, end) of a part of a written text, by its marks; None if it has no such part.
 
-    A text without marks is all answer. One that begins without the opening mark was begun by its prompt.
+    A text without marks is all answer. One without the opening mark was opened by its prompt.
     """
     if part == "both":
         return 0, len(text)
@@ -119,15 +119,15 @@ def part_of(text: str, part: Part) -> Span | None:
 
 
 def answer_in(text: str) -> str:
-    """The answer in a written text, behind the thinking; "" where that has not ended."""
+    """Return the answer in a written text, after the thinking; "" if that has not ended."""
     span = part_of(text, "answer")
     return "" if span is None else text[slice(*span)]
 
 
 def tokens_in(ends: Sequence[int], part: Span, tokens: Sequence[int]) -> list[int]:
-    """Those ``tokens`` that wrote a character of a part of a text, or stand in it without one.
+    """Return the ``tokens`` that wrote a character of a part of a text, or are in it without a character.
 
-    ``ends`` (n,) are the characters after each token of the text.
+    ``ends`` (n,) has the number of characters after each token of the text.
     """
     start, end = part
     begins = [ends[token - 1] if token else 0 for token in tokens]
@@ -136,6 +136,6 @@ def tokens_in(ends: Sequence[int], part: Span, tokens: Sequence[int]) -> list[in
 
 
 def place_in(ends: Sequence[int], part: Span, token: int) -> Span:
-    """Characters [start, end) of a token, counted from the beginning of a part of the text."""
+    """Return characters [start, end) of a token, counted from the beginning of a part of the text."""
     start, end = part
     return max((ends[token - 1] if token else 0) - start, 0), min(ends[token], max(end, start)) - start

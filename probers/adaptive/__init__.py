@@ -1,1 +1,1 @@
-"""Classifiers of questions (Adaptive-RAG): no retrieval, one, or step by step; from the text alone."""
+"""Classifiers of questions (Adaptive-RAG): no retrieval, one, or step by step, by the text alone."""

@@ -1,8 +1,8 @@
 """Classifiers of questions: answer without passages, with one retrieval, or step by step.
 
-Adaptive-RAG (Jeong et al. 2024) decides from the question's text alone. ``probers-train head=adaptive``
-trains a classifier of words, ``head=adaptive_t5`` a T5 that writes A, B or C, as the paper's; any such model
-of transformers and any sequence classifier can be used as well.
+Adaptive-RAG (Jeong et al. 2024) decides by the question's text alone. ``probers-train head=adaptive``
+trains a classifier of words, ``head=adaptive_t5`` a T5 that writes A, B or C, like the paper's. Any such
+model of transformers and any sequence classifier can be used as well.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from sklearn.feature_extraction.text import TfidfVectorizer
     from torch import Tensor
 
-#: From the cheapest to the most expensive; columns of probabilities have this order.
+#: From the cheapest to the most expensive, the order of columns of probabilities.
 STRATEGIES = ("no", "single", "multi")
 LETTERS = ("A", "B", "C")  # the labels of Adaptive-RAG's classifier, in the same order
 #: Sizes and checksums of a fine-tuned model's files, beside them.
@@ -38,7 +38,7 @@ _MODEL_FORMAT = "probers-adaptive-model"
 
 @dataclass(frozen=True)
 class _Config:
-    """The fields of ``config.json`` beside its own checksum; earlier versions wrote no SHA-256 of weights."""
+    """The fields of ``config.json`` besides its checksum; earlier versions wrote no SHA-256 of weights."""
 
     format: str
     schema: int
@@ -73,7 +73,7 @@ class AdaptiveClassifier:
     def fit(
         cls, questions: Sequence[str], strategies: Sequence[str], *, c: float = 1.0, min_count: int = 2
     ) -> AdaptiveClassifier:
-        """Train on questions (n,) and the strategy of each; UserError where they cannot be learned from.
+        """Train on questions (n,) and the strategy of each; UserError if nothing can be learned from them.
 
         ``c`` is 1 / the strength of the L2 penalty; terms of fewer than ``min_count`` questions are left out.
         """
@@ -104,7 +104,7 @@ class AdaptiveClassifier:
         return cls(tuple(vectorizer.get_feature_names_out()), vectorizer.idf_, weights, intercepts)
 
     def probabilities(self, questions: Sequence[str]) -> np.ndarray:
-        """(n, 3) in the order of :data:`STRATEGIES`; rows sum to 1."""
+        """Compute (n, 3) probabilities in the order of :data:`STRATEGIES`; rows sum to 1."""
         vectorizer = _vectorizer(vocabulary={term: i for i, term in enumerate(self.terms)})
         vectorizer.idf_ = self.idf
         logits = vectorizer.transform(questions) @ self.weights.T + self.intercepts
@@ -131,7 +131,7 @@ class AdaptiveClassifier:
 
     @classmethod
     def load(cls, folder: str | Path) -> AdaptiveClassifier:
-        """Inverse of :meth:`save`; UserError without a classifier there, or for a damaged one."""
+        """Invert :meth:`save`; UserError if there is no classifier, or a damaged one."""
         from safetensors import SafetensorError, safe_open
 
         folder = Path(folder)
@@ -163,7 +163,7 @@ class AdaptiveClassifier:
             weights[rows], intercepts[rows] = found["weights"], found["intercepts"]
             return cls(terms, found["idf"], weights, intercepts)
         except FileNotFoundError as error:
-            lacks = f"{folder} is no classifier of questions (no {Path(str(error.filename)).name})"
+            lacks = f"{folder} is not a classifier of questions (no {Path(str(error.filename)).name})"
             raise UserError(f"{lacks}: 'probers-train head=adaptive' makes one", "no-artifact") from None
         except (ValueError, UserError, SafetensorError) as error:
             told = f"the classifier {folder} is damaged ({file.name} {first_line(error)}): train it again"
@@ -171,17 +171,17 @@ class AdaptiveClassifier:
 
 
 class _Transformer:
-    """A model of transformers that has a logit for each strategy; its own code and pickles are not read."""
+    """A model of transformers with a logit for each strategy; its own code and pickles are not read."""
 
     def logits(self, questions: Sequence[str]) -> Tensor:
-        """(n, 3) in the order of :data:`STRATEGIES`; as one batch."""
+        """Compute logits (n, 3) in the order of :data:`STRATEGIES`, as one batch."""
         raise NotImplementedError
 
     def probabilities(self, questions: Sequence[str]) -> np.ndarray:
-        """(n, 3) in the order of :data:`STRATEGIES`."""
+        """Compute probabilities (n, 3) in the order of :data:`STRATEGIES`."""
         import torch
 
-        with torch.inference_mode():  # one at a time: padding would move the last digits
+        with torch.inference_mode():  # one at a time: padding would change the last digits
             rows = [self.logits([q])[0].double().softmax(dim=-1).cpu().numpy() for q in questions]
         return np.stack(rows) if rows else np.empty((0, len(STRATEGIES)))
 
@@ -190,7 +190,7 @@ class ModelClassifier(_Transformer):
     """A sequence-classification model of transformers as a classifier of questions.
 
     The ``id2label`` of the model, a path or hub id, must name no, single and multi, or A, B and C. UserError
-    for one with other labels, or that cannot be loaded without running its own code or a pickle.
+    for other labels, or a model that needs its own code or a pickle.
     """
 
     def __init__(self, name: str) -> None:
@@ -205,11 +205,11 @@ class ModelClassifier(_Transformer):
 
 
 class LetterClassifier(_Transformer):
-    """A sequence-to-sequence model of transformers (T5) that writes A, B or C, as the paper's classifier.
+    """A sequence-to-sequence model of transformers (T5) that writes A, B or C, like the paper's classifier.
 
     A strategy's probability is the softmax over the logits of the three letters at the first written place,
-    as in the released code; ``max_tokens`` cuts a longer question. UserError for a model that needs its
-    own code or a pickle, letters that are not told apart, or an altered folder of ours.
+    like in the released code; ``max_tokens`` cuts a longer question. UserError for a model that needs its
+    own code or a pickle, letters with equal tokens, or an altered folder of ours.
     """
 
     def __init__(self, name: str, *, max_tokens: int = 384, option: str = "trigger.classifier") -> None:
@@ -228,7 +228,7 @@ class LetterClassifier(_Transformer):
         self._max_tokens = max_tokens
 
     def inputs(self, questions: Sequence[str]) -> dict[str, Any]:
-        """Token ids and attention mask of questions (n, longest), on the model's device."""
+        """Return token ids and attention mask of questions (n, longest), on the model's device."""
         found = self.tokenizer(
             [question.strip() for question in questions], return_tensors="pt", padding=len(questions) > 1,
             truncation=True, max_length=self._max_tokens,
@@ -241,7 +241,7 @@ class LetterClassifier(_Transformer):
         return self.model(**inputs, decoder_input_ids=start).logits[:, 0, self.letters]
 
     def save(self, folder: str | Path) -> None:
-        """Write the model's and tokenizer's files as transformers does, and ``adaptive.json`` last."""
+        """Write the model's and tokenizer's files with transformers, then ``adaptive.json``."""
         folder = Path(folder)
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -259,17 +259,17 @@ def _pretrained(kind: str, what: str, option: str, name: str) -> tuple[Any, Any]
     import transformers
 
     try:
-        # The model first: without one, the tokenizer's error would mislead.
+        # The model first: if it is missing, the tokenizer's error would mislead.
         load = getattr(transformers, kind).from_pretrained
         model = load(name, trust_remote_code=False, use_safetensors=True).eval()
         return model, transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except Exception as error:  # a foreign folder can make the libraries raise anything
-        told = f"{option}={name} is no folder of 'probers-train head=adaptive', and no {what} model either"
+        told = f"{option}={name} is neither a folder of 'probers-train head=adaptive' nor a {what} model"
         raise UserError(f"{told} ({first_line(error).rstrip('.')})", "model") from error
 
 
 def _check_files(folder: Path) -> None:
-    """Refuse a fine-tuned model whose files are not as they were written (UserError)."""
+    """Refuse a fine-tuned model whose files have changed (UserError)."""
     try:
         wrong = check(folder, unsealed(folder / MODEL_FILE)["files"])
     except (FileNotFoundError, NotADirectoryError):
@@ -282,7 +282,7 @@ def _check_files(folder: Path) -> None:
 
 
 def _columns(labels: dict[int, str], name: str) -> list[int]:
-    """The columns of the strategies in a model's logits, in their order."""
+    """Find the columns of the strategies in a model's logits, in their order."""
     place = {str(label).lower(): int(column) for column, label in labels.items()}
     for names in (STRATEGIES, LETTERS):
         wanted = [each.lower() for each in names]

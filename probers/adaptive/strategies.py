@@ -22,18 +22,18 @@ from ..store.store import FeatureStore
 from ..types import SPLITS, UserError, first_line
 from .classifiers import STRATEGIES
 
-#: Label of the questions of a data set that no strategy answers right; "leave_out" gives them none.
+#: Label of a data set's questions that no strategy answers right; "leave_out" gives them none.
 Label = Literal["single", "multi", "leave_out"]
 Bias = Annotated[Mapping[str, Label], Limits("single, multi or leave_out for each data set, as {nq: single}")]
-#: Labels for the known question sets; those of several hops need several retrievals (Adaptive-RAG, 3.2).
+#: Labels for known question sets; those of several hops need several retrievals (Adaptive-RAG, 3.2).
 BIAS: dict[str, Label] = {
     "nq": "single", "triviaqa": "single", "hotpotqa": "multi", "2wikimultihopqa": "multi", "musique": "multi",
     "strategyqa": "multi", "iirc": "multi", "bamboogle": "multi", "testbed": "multi",
     "squad": "single", "popqa": "single", "webquestions": "single", "simpleqa": "single", "msmarco": "single",
 }  # fmt: skip
-#: The trigger of a comparison that stands for each strategy.
+#: Trigger of a comparison for each strategy.
 TRIGGERS = {"no": "never", "single": "always", "multi": "fixed_sentence"}
-#: The command that tries them.
+#: Command that tries all strategies.
 HOW = "probers-compare triggers=[never,always,fixed_sentence] split=all"
 _CONDITIONS = {"closed_book": "no", "with_passages": "single"}
 _OUTCOMES = "outcomes.jsonl"
@@ -41,7 +41,7 @@ _COLUMNS = ("id", "dataset", "group", "split", "question")
 
 
 class Tried(NamedTuple):
-    """A question, and for every strategy tried on it, true where the answer is right."""
+    """A question, and for every tried strategy whether its answer is right."""
 
     id: str
     dataset: str
@@ -53,7 +53,7 @@ class Tried(NamedTuple):
 
 @dataclass(frozen=True)
 class Answers:
-    """Questions that one model answered with several strategies, also those on which some were not tried.
+    """Questions that one model answered with several strategies, perhaps not all of them each.
 
     ``rule`` is the figure that decides whether an answer is right.
     """
@@ -117,7 +117,7 @@ def of_store(store: FeatureStore) -> Answers:
 
 
 def joined(parts: Sequence[Answers]) -> Answers:
-    """Join the answers of several runs (UserError: of other models or rules, or that overlap)."""
+    """Join the answers of several runs (UserError: other models or rules, or overlapping questions)."""
     first, sides, where = parts[0], dict[tuple[str, str], str](), dict[tuple[str, str], Path]()
     for part in parts:
         for name in ("model", "rule", "strategies"):
@@ -137,10 +137,10 @@ def joined(parts: Sequence[Answers]) -> Answers:
 
 
 def label(answers: Answers, bias: Bias) -> tuple[dict[str, Labelled], dict[str, Any]]:
-    """Label questions by split; also returns a record of the labels' sources.
+    """Label questions by split; also return a record of the labels' sources.
 
-    Questions on which a strategy was not tried get no label. ``bias`` labels those that no strategy answers,
-    by data set; they are "multi" where that was not tried. UserError where no question is left, or ``bias``
+    Questions with an untried strategy get no label. ``bias`` labels those that no strategy answers,
+    by data set; they are "multi" if that was not tried. UserError if no question is left, or ``bias``
     lacks a data set that needs it.
     """
     found: dict[str, Labelled] = {}
@@ -170,6 +170,6 @@ def label(answers: Answers, bias: Bias) -> tuple[dict[str, Labelled], dict[str, 
 
 
 def seen(rows: Sequence[Tried]) -> Seen:
-    """The groups and questions of each split."""
+    """Collect the groups and questions of each split."""
     found = {s: [(row.dataset, row.group, row.question) for row in rows if row.split == s] for s in SPLITS}
     return Seen.of(found)

@@ -1,8 +1,8 @@
-"""``head=adaptive_t5``: a T5 fine-tuned to write A, B or C after a question, as the paper's classifier.
+"""``head=adaptive_t5``: a T5 fine-tuned to write A, B or C after a question, like the paper's classifier.
 
 Settings are those of Adaptive-RAG's released code (Jeong et al. 2024), which trains T5-large by AdamW
 with a linearly falling rate and no warm-up. The epoch that is best on validation questions is kept,
-as the paper says; the code trains anew for each of several numbers of epochs and compares these.
+as in the paper; the code trains anew for each of several numbers of epochs and compares these.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..types import RunError
 from .classifiers import STRATEGIES, LetterClassifier
 from .strategies import BIAS, Bias, Labelled
 
-_IGNORED = -100  # label that the loss of transformers leaves out
+_IGNORED = -100  # label that the loss of transformers ignores
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,9 +30,9 @@ class Letters:
     """Settings for fine-tuning a T5.
 
     Attributes:
-        bias: as of :func:`.strategies.label`.
+        bias: as in :func:`.strategies.label`.
         model: the model to begin with, a folder or hub id.
-        epochs: over the training questions; the best on validation is kept.
+        epochs: passes over the training questions; the best on validation is kept.
         batch_size: questions a step.
         lr: AdamW's learning rate at the start; it falls linearly to 0.
         weight_decay: AdamW's, of matrices.
@@ -95,12 +95,12 @@ class Letters:
 
 
 def _rows(labelled: Labelled) -> list[tuple[str, int]]:
-    """Questions, each with the place of its strategy."""
+    """Return questions, each with the index of its strategy."""
     return list(zip(labelled.questions, map(STRATEGIES.index, labelled.strategies), strict=True))
 
 
 def _batch(classifier: LetterClassifier, rows: Sequence[tuple[str, int]]) -> dict[str, Tensor]:
-    """Token ids and attention mask (n, longest) of questions, and labels: the letter and the text's end."""
+    """Return token ids and attention mask (n, longest) of questions, and labels: letter and end of text."""
     end = classifier.tokenizer.eos_token_id
     labels = [[classifier.letters[place], _IGNORED if end is None else end] for _, place in rows]
     inputs = classifier.inputs([question for question, _ in rows])

@@ -1,4 +1,4 @@
-"""``probers-train head=adaptive``: train a classifier of questions on which strategy answered right."""
+"""``probers-train head=adaptive``: training of a classifier of questions on which strategy was right."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from .strategies import BIAS, HOW, Answers, Bias, Labelled, joined, label, read,
 
 log = logging.getLogger(__name__)
 
-#: The heads that are classifiers of questions: of words, and a T5 that writes letters.
+#: Heads that classify questions: one of words, and a T5 that writes letters.
 TARGETS = ("probers.adaptive.training.Words", "probers.adaptive.t5.Letters")
 _USED = ("data", "out", "suffix", "head", "resamples", "seed", "overwrite", "wait", "checksums")
 
-#: Names of what is measured: the classifier and its controls.
+#: Names of the measured predictors: the classifier and its controls.
 CLASSIFIER, MAJORITY, WORDS, SHUFFLED = "classifier", "majority", "words alone", "shuffled labels"
 
 
@@ -40,9 +40,9 @@ class Words:
     """Settings for fitting the classifier of words.
 
     Attributes:
-        bias: as of :func:`.strategies.label`.
+        bias: as in :func:`.strategies.label`.
         c: inverse strength of the L2 penalty.
-        min_count: words and pairs of words that fewer questions have are left out.
+        min_count: words and pairs of words in fewer questions are left out.
     """
 
     bias: Bias = field(default_factory=lambda: BIAS)
@@ -50,7 +50,7 @@ class Words:
     min_count: Count = 2
 
     def fit(self, labelled: Mapping[str, Labelled], *, seed: int, device: str) -> AdaptiveClassifier:
-        """Fit it to the training questions; UserError where they cannot be learned from."""
+        """Fit it to the training questions; UserError if nothing can be learned from them."""
         train = labelled["train"]
         return AdaptiveClassifier.fit(train.questions, train.strategies, c=self.c, min_count=self.min_count)
 
@@ -79,7 +79,7 @@ class Request(Protocol):
 
 
 def run(request: Request) -> Path:
-    """Train and measure the classifier; returns its folder. UserErrors come before anything is written."""
+    """Train and measure the classifier; return its folder. UserErrors come before anything is written."""
     _refuse_unused(request)
     settings, seed, device = request.head.make(), request.seed, request.device
     paths = _data(request.data)
@@ -94,7 +94,7 @@ def run(request: Request) -> Path:
     train, test = labelled["train"], labelled["test"]
     of_words = isinstance(settings, Words)
     words = settings if isinstance(settings, Words) else Words(bias=settings.bias)
-    by_words = words.fit(labelled, seed=seed, device=device)  # refuses what cannot be learned from
+    by_words = words.fit(labelled, seed=seed, device=device)  # refuses questions without anything to learn
     suffix = f",{request.suffix}" if request.suffix else ""
     name = f"{'+'.join(path.name for path in paths)}-adaptive{'' if of_words else '_t5'}{suffix}"
     out = Path(request.out or Path("runs/train", name))
@@ -126,7 +126,7 @@ def run(request: Request) -> Path:
 
 
 def _identity(request: Request, parts: list[Answers]) -> dict[str, Any]:
-    """The configuration with the inputs named by content."""
+    """Return the configuration with the inputs named by content."""
     stores, paths = [part.fingerprint for part in parts], [str(part.path) for part in parts]
     one = len(parts) == 1
     named: dict[str, Any] = {"store": stores[0] if one else stores}
@@ -146,19 +146,19 @@ def _refuse_unused(request: Request) -> None:
 
 
 def _data(given: str | list[str] | None) -> list[Path]:
-    """The runs and stores given, or the newest complete store with answered questions."""
+    """Open the given runs and stores, or the newest complete store with answered questions."""
     if given == []:
         raise UserError("data=[] names no run or store: give a folder, or several", "missing-value")
     if given is not None:
         return [Path(path) for path in ([given] if isinstance(given, str) else given)]
     if (found := newest_store("cot")) is None:
         told = f"'probers-datagen --source cot' makes one, or pass data=FOLDER, also of '{HOW}'"
-        raise UserError(f"there is no store of answered questions under runs/: {told}", "no-artifact")
+        raise UserError(f"no store of answered questions exists under runs/: {told}", "no-artifact")
     return [found]
 
 
 def _split(part: Labelled) -> dict[str, Any]:
-    """Numbers of questions and groups, and the strategies' shares."""
+    """Count questions and groups, and the strategies' shares."""
     n = len(part.questions)
     shares = {name: count / n for name, count in sorted(Counter(part.strategies).items())}
     return {"n": n, "groups": len(set(part.groups)), "strategies": shares}
@@ -167,7 +167,7 @@ def _split(part: Labelled) -> dict[str, Any]:
 def measure(
     test: Labelled, chances: Mapping[str, np.ndarray], majority: str, *, resamples: int, seed: int
 ) -> dict[str, Any]:
-    """The figures of ``metrics.json``, of (n, 3) ``chances`` of classifier and controls on test questions."""
+    """Compute ``metrics.json``, from (n, 3) ``chances`` of classifier and controls on test questions."""
     gold = np.array([STRATEGIES.index(s) for s in test.strategies])
     said = {name: each.argmax(axis=1) for name, each in chances.items()}
     bootstrap = Bootstrap(test.groups, resamples=resamples, seed=seed)
@@ -210,7 +210,7 @@ def _ratio(part: int, whole: int) -> float | None:
 
 
 def table(figures: Mapping[str, Any]) -> str:
-    """The figures as text for the terminal."""
+    """Format the figures as text for the terminal."""
     test, names = figures["splits"]["test"], figures["strategies"]
     told = "cheapest strategy that answers right, told from the question alone"
     lines = [
@@ -233,7 +233,7 @@ def table(figures: Mapping[str, Any]) -> str:
 
 
 def _told(labels: Mapping[str, Any]) -> str:
-    """The source of the labels."""
+    """Describe the source of the labels."""
     counted = (f"{e['n']} of {d or 'no data set'} ({e['label']})" for d, e in labels["unanswered"].items())
     none = ", ".join(counted) or "no question"
     if "multi" in labels["tried"]:
@@ -242,7 +242,7 @@ def _told(labels: Mapping[str, Any]) -> str:
 
 
 def write_card(figures: Mapping[str, Any], *, model: str, data: Sequence[Path], out: Path) -> str:
-    """The text of ``README.md``."""
+    """Write the text of ``README.md``."""
     return render(
         "probers.adaptive/card.md.j2",
         figures=figures, model=public_model(model), data=[public_path(path, "DATA") for path in data],
@@ -252,7 +252,7 @@ def write_card(figures: Mapping[str, Any], *, model: str, data: Sequence[Path], 
 
 
 def _notes(figures: Mapping[str, Any]) -> list[str]:
-    """Figures that speak against the classifier, one sentence each."""
+    """List figures that speak against the classifier, one sentence each."""
     found: list[str] = []
     if not figures["pairs"][f"{CLASSIFIER} vs {MAJORITY}"]["accuracy"]["ci95"][0] > 0:
         found.append(f"it is not shown to be better than saying {figures['majority']!r} of every question")

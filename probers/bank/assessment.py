@@ -2,13 +2,13 @@
 
 - Heads of the tokens of entities: a span for each entity of the text, scored by its tokens.
 - Heads of the state before an entity: a span for each entity, scored before its first token.
-- Heads of pooled states: one span, the whole text; or each piece of it, where they are of spans, sentences
+- Heads of pooled states: one span, the whole text; or each piece of it for heads of spans, sentences
   or claims.
 - Heads of the tokens of whole answers: each sentence, scored by its tokens.
 
 The text's own score is that of its worst span. Without an entity, heads that were trained on the tokens of
-whole texts score it by all of them, and heads of entities say nothing. Such heads of whole texts can also be
-asked for every sentence, every token, or the text as one span: the ``unit``.
+whole texts score it by all of them, and heads of entities give no score. Heads of whole texts can also
+judge every sentence, every token, or the text as one span: the ``unit``.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ class Bank(Prober, Protocol):
     def domain(self) -> Domain | None: ...
 
 
-#: What is judged by itself: the prober's own spans, sentences, tokens, or the text as a whole.
+#: Units judged one by one: the prober's own spans, sentences, tokens, or the text as a whole.
 Unit = Literal["span", "sentence", "token", "answer"]
 UNITS: tuple[str, ...] = get_args(Unit)
 
 
 def units_of(bank: Bank) -> tuple[str, ...]:
-    """The units that a prober can judge, its own first.
+    """List the units that a prober can judge, its own first.
 
-    Only heads of the tokens of whole texts know any other than their own: what heads of entities say of
-    other tokens was never tested, and pooled states are of what was pooled.
+    Only heads of the tokens of whole texts have other units than their own: heads of entities were never
+    tested on other tokens, and pooled states cover their whole unit.
     """
     spec = bank.spec
     if spec.pool == "tokens" and spec.position != "entity":
@@ -59,10 +59,10 @@ def units_of(bank: Bank) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class DomainDistance:
-    """Whether a text is ``unlike`` the training texts, beyond the limits of either measure.
+    """Distance of a text from the training texts: ``unlike`` beyond the limits of either measure.
 
-    Outside of them P(wrong) is not known to be a probability. The ``distance`` of what was judged is about 1
-    within; ``surprise`` of the whole text, and the range of like texts, are None where not known.
+    For such texts P(wrong) may not be a probability. The ``distance`` of the judged unit is about 1 for
+    similar texts; ``surprise`` of the whole text, and the range of similar texts, are None if unknown.
     """
 
     distance: float
@@ -76,9 +76,9 @@ class DomainDistance:
 class Assessment:
     """A prober's judgement of a text: that of its worst span, if there is one.
 
-    ``token_scores`` and ``token_p_wrong`` (n,) are of each token alone, of what would begin with it, or of
-    the text up to it, as the heads read; calibration is of spans and whole texts. ``promise`` is that of the
-    threshold, which does not hold for texts that are ``domain.unlike`` those it was chosen on.
+    ``token_scores`` and ``token_p_wrong`` (n,) judge each token alone, what would begin with it, or
+    the text up to it, as the heads read; calibration is for spans and whole texts. ``promise`` is the
+    threshold's, and does not hold for texts that are ``domain.unlike`` those it was chosen on.
     """
 
     score: float | None
@@ -92,14 +92,14 @@ class Assessment:
     promise: Promise | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain containers, as responses carry it."""
+        """Convert to plain containers for a response."""
         return asdict(self)
 
 
 class Assessor:
-    """Assesses texts by one prober, which fires above ``threshold``; None is the prober's own.
+    """Assessor of texts by one prober, which fires above ``threshold``; None means the prober's own.
 
-    Each ``unit`` is judged by itself, None: the prober's own. UserError for one that it cannot judge.
+    Each ``unit`` is judged by itself; None means the prober's own. UserError for one that it cannot judge.
     """
 
     def __init__(self, bank: Bank, threshold: float | None = None, unit: str | None = None) -> None:
@@ -118,7 +118,7 @@ class Assessor:
         self._sentences = own or self.unit == "sentence"
         of_entities = self.unit == "span" and not own and (not self._pooled or spec.position == "span")
         recognise = None
-        if of_entities or (self._sentences and bank.recogniser):  # which also tells the language
+        if of_entities or (self._sentences and bank.recogniser):  # it also tells the language
             recognise = Recogniser(bank.recogniser or "rules", quiet=True)
         self._recognise = recognise if of_entities else None
         self._borders = ENGLISH if recognise is None else recognise.language.borders
@@ -127,11 +127,11 @@ class Assessor:
         self, prompt: str, text: str, offsets: Sequence[tuple[int, int]], scores: Sequence[float], *,
         distances: Sequence[float] | None = None, surprised: float | None = None,
     ) -> Assessment:  # fmt: skip
-        """Assess ``text``, written behind ``prompt``.
+        """Assess ``text``, written after ``prompt``.
 
-        ``offsets`` are [start, end) of its n tokens, characters; ``scores`` and ``distances`` (n,) are those
-        of :class:`probers.online.scores.GrowingScores`; ``surprised`` is :func:`probers.uncertainty.surprise`
-        of the text, None where it is not known.
+        ``offsets`` are [start, end) of its n tokens in characters; ``scores`` and ``distances`` (n,) are from
+        :class:`probers.online.scores.GrowingScores`; ``surprised`` is :func:`probers.uncertainty.surprise`
+        of the text, None if unknown.
         """
         values = np.asarray(scores, dtype=np.float64)
         spans, judged = self._spans(prompt, text, offsets, values)
@@ -156,9 +156,9 @@ class Assessor:
         self, scores: Sequence[float | None], offsets: Sequence[Sequence[int]],
         logprobs: Sequence[float | None], entropies: Sequence[float] | None = None,
     ) -> dict[str, Any]:  # fmt: skip
-        """Lists of (some of) a text's tokens in a response; a token that was not scored has None for a score.
+        """List (some of) a text's tokens for a response; a token without a score has None.
 
-        ``offsets`` are [start, end) in the text, characters; log-probabilities and entropies nats.
+        ``offsets`` are [start, end) in the text, in characters; log-probabilities and entropies are in nats.
         """
         known = self._probabilities([score or 0.0 for score in scores])
         p_wrong = [None if score is None else p for score, p in zip(scores, known, strict=True)]
@@ -173,7 +173,7 @@ class Assessor:
     ) -> dict[str, Any]:  # fmt: skip
         """Make the field ``hallucination`` of a response (docs/serving.md).
 
-        ``lists`` are of all n tokens, from :meth:`token_lists`; ``distances`` (n,) are theirs, if known.
+        ``lists`` covers all n tokens, from :meth:`token_lists`; ``distances`` (n,) are theirs, if known.
         """
         scores, offsets = lists["token_scores"], lists["token_offsets"]
         read = [token for token, score in enumerate(scores) if score is not None]
@@ -190,14 +190,14 @@ class Assessor:
         scores: Sequence[float | None],
         distances: Sequence[float | None] | None = None,
     ) -> dict[str, Any]:
-        """:meth:`response` of a generation; ``scores`` and ``distances`` are (n,) of its tokens."""
+        """Make the :meth:`response` for a generation; ``scores`` and ``distances`` are (n,) of its tokens."""
         recorded = written.offsets, written.logprobs.tolist(), written.entropies.tolist()
         return self.response(written.prompt, written.text, self.token_lists(scores, *recorded), distances)
 
     def _distance(
         self, judged: Sequence[int], distances: Sequence[float] | None, surprised: float | None
     ) -> DomainDistance | None:
-        """The mean over the tokens by which a text was judged, as the limit is of means over spans."""
+        """Average the distance over the tokens that judged a text: the limit is for means over spans."""
         domain = self._bank.domain
         if domain is None or distances is None or not judged:
             return None
@@ -209,13 +209,13 @@ class Assessor:
     def spans(
         self, prompt: str, text: str, offsets: Sequence[tuple[int, int]], scores: Sequence[float]
     ) -> list[ScoredSpan]:
-        """The spans of :meth:`__call__` alone."""
+        """Return only the spans of :meth:`__call__`."""
         return self._spans(prompt, text, offsets, np.asarray(scores, dtype=np.float64))[0]
 
     def _spans(
         self, prompt: str, text: str, offsets: Sequence[tuple[int, int]], values: np.ndarray
     ) -> tuple[list[ScoredSpan], list[int]]:
-        """The spans, and the tokens whose states they were judged by."""
+        """Find the spans, and the tokens whose states they are judged by."""
         if not len(values):
             return [], []
         pieces = self.pieces(prompt, text, offsets)
@@ -239,7 +239,7 @@ class Assessor:
         return spans, [token for _, tokens in read for token in tokens]
 
     def _of_piece(self, values: np.ndarray) -> float:
-        """Score of a piece from its tokens': of pooled heads the last, which has all of it."""
+        """Score a piece by its tokens' scores: of pooled heads the last one, which covers all of it."""
         return float(values[-1] if self._pooled else aggregate(values, [(0, len(values))], self._how)[0])
 
     @property
@@ -249,7 +249,7 @@ class Assessor:
     def pieces(
         self, prompt: str, text: str, offsets: Sequence[tuple[int, int]]
     ) -> dict[tuple[int, int], list[int]] | None:
-        """Characters and tokens of the pieces that the prober judges one by one; None: the whole text."""
+        """Return characters and tokens of the pieces that the prober judges alone; None: the whole text."""
         if self.unit == "token":
             return {(start, end): [token] for token, (start, end) in enumerate(offsets)}
         if self._sentences:
@@ -275,7 +275,7 @@ class Assessor:
 
 
 def _surprise(logprobs: Sequence[float | None], entropies: Sequence[float] | None) -> float | None:
-    """Surprise of a text; None where some of its probabilities are not known."""
+    """Compute the surprise of a text; None if some of its probabilities are unknown."""
     if entropies is None or not len(entropies) or any(each is None for each in (*logprobs, *entropies)):
         return None
     return surprise(logprobs, entropies)

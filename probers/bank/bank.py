@@ -1,7 +1,7 @@
 """ProbeBank: trained heads of several layers, their decision rule and calibration, frozen.
 
-The score of a text is made of how much "wrong" outweighs "correct" in each layer, by
-default their sum (Probing-RAG: retrieve when sum logit[0] + theta > sum logit[1], so
+The score of a text adds up how much "wrong" outweighs "correct" in each layer, by
+default as a sum (Probing-RAG: retrieve when sum logit[0] + theta > sum logit[1], so
 theta = -threshold). Heads of single tokens score each token, and a span by its tokens.
 """
 
@@ -45,21 +45,21 @@ class ProbeBank(ModelHubMixin):
     """Frozen heads, one per layer of ``spec.layers`` or one of all; call it with states to get scores.
 
     ``save_pretrained(path, push_to_hub=False, repo_id=None)`` and ``push_to_hub(repo_id, private=None, ..)``
-    are those of :class:`huggingface_hub.ModelHubMixin`, which makes public what is not said to be private.
+    come from :class:`huggingface_hub.ModelHubMixin`, whose uploads are public unless told to be private.
     ValueError for heads, layers, domain and ensemble that do not fit each other.
 
     Attributes:
-        threshold: fires when the score exceeds it; chosen on validation data, as the calibration.
-        promise: share of wrong ones among what does not fire, where the threshold was chosen by it.
-        aggregate: how the scores of a span's tokens become the span's, for heads of single tokens
+        threshold: fires when the score exceeds it; chosen on validation data, like the calibration.
+        promise: bound on the share of wrong texts that do not fire, if the threshold was chosen by it.
+        aggregate: rule that makes a span's score from its tokens' scores, for heads of single tokens
             (``spec.pool`` is "tokens"), whose threshold and calibration hold for spans; else None.
-        entropy_model: the heads' score together with entropies; None when not fitted.
-        recogniser: found the entities whose labels it learned, as ``recogniser`` of probers-datagen; None
-            for other labels, and where that is not known.
-        domain, seen: states and questions that it was trained on; None where not known.
-        metrics, card, pictures: ``metrics.json``, ``README.md``, and the PNG files that it shows, by name.
+        entropy_model: combines the heads' score with entropies; None when not fitted.
+        recogniser: found the entities whose labels it learned, like ``recogniser`` of probers-datagen; None
+            for other labels, or if unknown.
+        domain, seen: states and questions of its training; None if unknown.
+        metrics, card, pictures: ``metrics.json``, ``README.md``, and the card's PNG files by name.
         adapter: folder of the LoRA adapter that the model must run with (:mod:`probers.engine.adapters`);
-            None for heads on the model as it is.
+            None for heads on the unchanged model.
         allow_other: also read other weights of the same shape, such as another quantization of the
             model, with a warning; not saved.
     """
@@ -81,8 +81,8 @@ class ProbeBank(ModelHubMixin):
     adapter: Path | None = None
     allow_other: bool = False
 
-    # Where this is empty the mixin collects constructor arguments and sets it on the instance,
-    # which a frozen one forbids. It is never written: :mod:`.io` writes config.json.
+    # If this is empty, the mixin collects constructor arguments and sets it on the instance,
+    # which a frozen class forbids. It is never written: :mod:`.io` writes config.json.
     _hub_mixin_config = {"format": "probers-bank"}  # noqa: RUF012
 
     def __post_init__(self) -> None:
@@ -120,7 +120,7 @@ class ProbeBank(ModelHubMixin):
         return self.spec.needs
 
     def check_model(self, model: ModelSpec) -> None:
-        """Refuse a model it was not trained on; :attr:`allow_other` only warns of one of the same shape."""
+        """Refuse a model other than the training model; :attr:`allow_other` only warns of the same shape."""
         trained = self.spec.model
         other = (trained.layers, trained.width, trained.adapter) != (model.layers, model.width, model.adapter)
         if trained.same_as(model) or other:
@@ -138,17 +138,17 @@ class ProbeBank(ModelHubMixin):
             )
 
     def logits(self, states: np.ndarray | torch.Tensor, mask: Any = None) -> np.ndarray:
-        """Float32 logits (n, heads, 2), [wrong, correct]; arguments as of :meth:`score`."""
+        """Compute float32 logits (n, heads, 2), [wrong, correct]; arguments as in :meth:`score`."""
         return run_heads(self.head, states, mask)
 
     def margins(self, states: np.ndarray | torch.Tensor, mask: Any = None) -> np.ndarray:
-        """(n, heads) logit of "wrong" minus logit of "correct"; arguments as of :meth:`score`."""
+        """Compute (n, heads) logit of "wrong" minus logit of "correct"; arguments as in :meth:`score`."""
         return _margins(self.logits(states, mask))
 
     def score(
         self, states: np.ndarray | torch.Tensor, signals: Mapping[str, Any] | None = None, *, mask: Any = None
     ) -> np.ndarray:
-        """Score (n,), higher is more likely wrong; fires above :attr:`threshold`.
+        """Compute the score (n,), higher for likelier wrong texts; it fires above :attr:`threshold`.
 
         Args:
             states: (n, layers, d), one row per text, or per token for heads of single tokens, whose threshold
@@ -156,9 +156,9 @@ class ProbeBank(ModelHubMixin):
                 d) for heads that pool tokens themselves.
             signals: entropy signals (n,) each; with them the result is the log-odds of "wrong" from heads and
                 entropies, which fires above ``entropy_model.threshold``.
-            mask: (n, T) bool, which tokens there are, for heads that pool them; None is all.
+            mask: (n, T) bool, marks existing tokens, for heads that pool them; None means all.
 
-        RunError for states that are not finite, or a signal that is absent or no number.
+        RunError for states that are not finite, or a signal that is absent or not finite.
         """
         score = self.ensemble(self.margins(states, mask))
         return score if signals is None else self._with_entropy(score, signals)
@@ -166,10 +166,10 @@ class ProbeBank(ModelHubMixin):
     __call__ = score
 
     def score_next(self, states: torch.Tensor, memory: Memory | None) -> tuple[np.ndarray, Memory]:
-        """Scores (n,) of the next token of n texts by causal heads, and the texts' memory after it.
+        """Compute scores (n,) of the next token of n texts by causal heads, and the texts' new memory.
 
-        ``states`` are (n, layers, d); None is the memory of texts that begin. Token by token this gives what
-        :meth:`score` gives for the whole text.
+        ``states`` are (n, layers, d); the memory None means new texts. Token by token this equals
+        :meth:`score` of the whole text.
         """
         with torch.inference_mode():
             x = states.to(self.head.device, torch.float32).unsqueeze(-3)
@@ -179,10 +179,10 @@ class ProbeBank(ModelHubMixin):
     def score_spans(
         self, states: np.ndarray | torch.Tensor, spans: Any, signals: Mapping[str, Any] | None = None
     ) -> np.ndarray:
-        """Scores (n,) of spans of tokens; they fire above :attr:`threshold`.
+        """Compute scores (n,) of spans of tokens; they fire above :attr:`threshold`.
 
-        ``states`` (t, layers, d) are of a text's tokens, ``spans`` (n, 2) first token and the one after the
-        last; ``signals`` are of the spans, as in :meth:`score`. UserError for heads of pooled states.
+        ``states`` (t, layers, d) belong to a text's tokens, ``spans`` (n, 2) are first token and one after
+        last; ``signals`` belong to the spans, as in :meth:`score`. UserError for heads of pooled states.
         """
         bounds = check_spans(spans, len(states))
         if self.head.marker and self.aggregate is not None:
@@ -204,14 +204,14 @@ class ProbeBank(ModelHubMixin):
         return self.entropy_model(score, signals)
 
     def probability(self, score: np.ndarray, *, with_entropy: bool = False) -> np.ndarray:
-        """Calibrated P(wrong) of scores (n,) of texts, or of spans for heads of tokens.
+        """Compute calibrated P(wrong) from scores (n,) of texts, or of spans for heads of tokens.
 
-        ``with_entropy`` says that they were made with signals; log-odds need no calibration.
+        ``with_entropy`` says that they were made with signals; such log-odds need no calibration.
         """
         return sigmoid(score) if with_entropy else self.calibration(np.asarray(score, dtype=np.float64))
 
     def to(self, device: Any) -> ProbeBank:
-        """Move heads and domain in place; returns itself."""
+        """Move heads and domain in place; return the prober itself."""
         self.head.to(device)
         if self.domain is not None:
             object.__setattr__(self, "domain", self.domain.to(device))
@@ -220,7 +220,7 @@ class ProbeBank(ModelHubMixin):
     def watch(
         self, model: Any, *, per: Literal["sequence", "token"] = "sequence", tokenizer: Any = None
     ) -> Scores:
-        """Scores of what a plain transformers model generates, without changing it.
+        """Score the output of a plain transformers model while it generates, without changing it.
 
         ::
 
@@ -229,8 +229,8 @@ class ProbeBank(ModelHubMixin):
                 scores.finish(sequences)  # the last token too
             print(scores.sequence, scores.probability, scores.tokens)
 
-        Hooks are on the model inside the block only; :mod:`probers.online.loops` says which loops can be
-        followed. Heads of ``pool=predicting`` score before every token; ``scores.entities`` lists the
+        The model has hooks only inside the block; :mod:`probers.online.loops` lists the supported loops.
+        Heads of ``pool=predicting`` score before every token; ``scores.entities`` lists the
         entities that began.
 
         Args:
@@ -248,16 +248,16 @@ class ProbeBank(ModelHubMixin):
         self, model: Any, tokenizer: Any, threshold: float | None = None, *, min_tokens: int = 1,
         unit: Unit | None = None,
     ) -> StopOnScore:  # fmt: skip
-        """For ``model.generate(..., stopping_criteria=[...])``: ends a row where the score is too high.
+        """Make ``model.generate(..., stopping_criteria=[...])`` end a row whose score is too high.
 
-        ``generate`` asks after sampling a token and before forwarding it: the decision rests on the tokens
-        before that one, and the sampled token is part of what is returned. Heads of ``pool=predicting`` end a
-        row once an entity has begun whose score was too high before it; ``stop.entities`` says where to cut.
-        Hooks are on the model until the object is closed (``.close()``) or collected. ``min_tokens`` are read
-        before the first decision: heads of whole answers know little of how the first few tokens look.
+        ``generate`` asks after sampling a token and before forwarding it: the decision uses the tokens
+        before that one, and the result contains the sampled token. Heads of ``pool=predicting`` end a
+        row after the start of an entity whose score before it was too high; ``stop.entities`` tells the cut.
+        The model has hooks until the object is closed (``.close()``) or collected. ``min_tokens`` are read
+        before the first decision: heads of whole answers know little about the first few tokens.
 
-        ``unit`` "span", "sentence" or "token" ends a row at the first of these whose score is too high, where
-        the server's ``on_high=stop`` would; ``stop.spans`` says where to cut. UserError for a unit that the
+        ``unit`` "span", "sentence" or "token" ends a row at the first of these whose score is too high, like
+        the server's ``on_high=stop``; ``stop.spans`` says where to cut. UserError for a unit that the
         prober cannot judge (:func:`.assessment.units_of`), and for "answer".
         """
         from ..online.watch import StopOnScore
@@ -270,7 +270,7 @@ class ProbeBank(ModelHubMixin):
         return StopOnScore(self, model, tokenizer, threshold, min_tokens=min_tokens, assess=assess)
 
     def _save_pretrained(self, save_directory: Path) -> None:
-        """Write the files of :mod:`.io`; weights should have been rounded by ``half_precision`` before."""
+        """Write the files of :mod:`.io`; round the weights by ``half_precision`` before."""
         config = {
             "spec": self.spec.to_dict(), "ensemble": self.ensemble.to_dict(), "aggregate": self.aggregate,
             "threshold": self.threshold, "calibration": self.calibration.to_dict(),
@@ -302,8 +302,8 @@ class ProbeBank(ModelHubMixin):
         ``config.json`` on before anything has checked them.
 
         Args:
-            head_class: that of heads which are none of this package's.
-            model: specification of the model of a value head (:mod:`.value_head`), which does not say it;
+            head_class: class of heads from outside this package.
+            model: specification of the model of a value head (:mod:`.value_head`), whose files lack it;
                 its P(wrong) is not calibrated.
             subfolder: folder of the prober within that folder or repository.
             hub: options of the download (:class:`.io.HubOptions`).
@@ -350,6 +350,6 @@ def _warn(message: str) -> None:
 
 
 def _margins(logits: np.ndarray) -> np.ndarray:
-    """(n, heads) float64 of logits (n, heads, 2)."""
+    """Compute (n, heads) float64 margins of logits (n, heads, 2)."""
     wide = logits.astype(np.float64)
     return wide[..., WRONG] - wide[..., CORRECT]

@@ -1,9 +1,9 @@
-"""Calibration: the probability that a text is wrong from its score, or from score and entropies.
+"""Calibration: the probability that a text is wrong, from its score, or from score and entropies.
 
-All maps are fitted on validation texts, saved as plain numbers, and evaluated without the library that fitted
-them. They hold for the share of wrong texts there. On training texts the heads' scores are far too sure.
+All maps are fitted on validation texts, saved as plain numbers, and evaluated without the library that
+fitted them. They assume the share of wrong texts there. Scores of training texts are overconfident.
 
-``wrong`` (n,) is 1 where a text is wrong; higher ``scores`` (n,) mean more likely wrong. What fits raises
+``wrong`` (n,) is 1 where a text is wrong; higher ``scores`` (n,) mean more likely wrong. Fitting raises
 RunError for a score that is not finite, and UserError unless there are both right and wrong texts.
 """
 
@@ -22,25 +22,25 @@ from ..uncertainty import SIGNALS
 
 
 def sigmoid(x: Any) -> np.ndarray:
-    """1 / (1 + exp(-x)), without overflow."""
+    """Compute 1 / (1 + exp(-x)) without overflow."""
     return 0.5 * (1 + np.tanh(np.asarray(x, dtype=np.float64) / 2))
 
 
 class _Plain:
-    """A dataclass of numbers that is saved under the name of its kind."""
+    """A dataclass of numbers, saved under the name of its kind."""
 
     __slots__ = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain containers for JSON."""
+        """Convert to plain containers for JSON."""
         return {"method": type(self).__name__.lower(), **asdict(self)}  # type: ignore[call-overload]
 
 
 @dataclass(frozen=True, slots=True)
 class Temperature(_Plain):
-    """P(wrong) = sigmoid(score / value) (Guo et al. 2017): keeps the order, and 0.5 at score 0.
+    """P(wrong) = sigmoid(score / value) (Guo et al. 2017), which keeps the order, and 0.5 at score 0.
 
-    A ``value`` above 1 says that the scores were too sure; ValueError unless it is above 0 and finite.
+    A ``value`` above 1 means that the scores were overconfident; ValueError unless it is above 0 and finite.
     """
 
     value: float = 1.0
@@ -50,7 +50,7 @@ class Temperature(_Plain):
             raise ValueError(f"a temperature must be a number above 0, not {self.value}")
 
     def __call__(self, score: np.ndarray) -> np.ndarray:
-        """P(wrong) of scores, of the same shape."""
+        """Compute P(wrong) of scores, of the same shape."""
         return sigmoid(np.asarray(score, dtype=np.float64) / self.value)
 
 
@@ -58,8 +58,8 @@ class Temperature(_Plain):
 class Platt(_Plain):
     """P(wrong) = sigmoid(slope * score + intercept) (Platt 1999); ValueError unless both are finite.
 
-    The intercept matters to a sum over layers: each head's logit holds the prior odds of a
-    wrong text, and the sum holds them once per layer.
+    The intercept matters for a sum over layers: each head's logit contains the prior odds of a
+    wrong text, so the sum contains them once per layer.
     """
 
     slope: float
@@ -70,7 +70,7 @@ class Platt(_Plain):
             raise ValueError("slope and intercept of a calibration must be finite")
 
     def __call__(self, score: np.ndarray) -> np.ndarray:
-        """P(wrong) of scores, of the same shape."""
+        """Compute P(wrong) of scores, of the same shape."""
         return sigmoid(self.slope * np.asarray(score, dtype=np.float64) + self.intercept)
 
 
@@ -93,7 +93,7 @@ class Isotonic(_Plain):
             raise ValueError("isotonic calibration needs rising x, and rising y between 0 and 1")
 
     def __call__(self, score: np.ndarray) -> np.ndarray:
-        """P(wrong) of scores, of the same shape; NaN stays NaN."""
+        """Compute P(wrong) of scores, of the same shape; NaN stays NaN."""
         return np.interp(np.asarray(score, dtype=np.float64), self.x, self.y)
 
 
@@ -101,7 +101,7 @@ Calibration: TypeAlias = Temperature | Platt | Isotonic
 
 
 def calibration_from_dict(value: Mapping[str, Any]) -> Calibration:
-    """Inverse of ``to_dict`` of any kind; ValueError or UserError where damaged."""
+    """Invert ``to_dict`` of any kind; ValueError or UserError where damaged."""
     numbers = {name: tuple(n) if isinstance(n, list) else n for name, n in value.items()}
     method = numbers.pop("method", None)
     kind: Any = next((kind for kind in get_args(Calibration) if kind.__name__.lower() == method), None)
@@ -112,7 +112,7 @@ def calibration_from_dict(value: Mapping[str, Any]) -> Calibration:
 
 
 def checked(wrong: Any, scores: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Labels (n,) and scores (n, ...) as float64, fit to be learned from."""
+    """Return labels (n,) and scores (n, ...) as float64, checked for fitting."""
     wrong, scores = np.asarray(wrong, dtype=np.float64), np.asarray(scores, dtype=np.float64)
     if len(wrong) != len(scores):
         raise ValueError(f"{len(wrong)} labels do not fit {len(scores)} scores")
@@ -134,7 +134,7 @@ class Logistic(NamedTuple):
     intercept: float
 
     def unscaled(self) -> tuple[np.ndarray, float]:
-        """Weights (k,) and intercept for inputs that are not standardised."""
+        """Return weights (k,) and intercept for inputs that are not standardised."""
         weights = self.weights / self.scale
         return weights, self.intercept - float(weights @ self.mean)
 
@@ -146,7 +146,7 @@ def fit_logistic(inputs: np.ndarray, wrong: np.ndarray) -> Logistic:
     """
     wrong, inputs = checked(wrong, inputs)
     mean, scale = inputs.mean(axis=0), inputs.std(axis=0)
-    # A constant input's deviation need not round to exactly 0.
+    # The deviation of a constant input may not round to exactly 0.
     scale = np.where(scale > 1e-12 * np.abs(mean), scale, 1.0)
     model = logistic_regression((inputs - mean) / scale, wrong)
     return Logistic(model.coef_[0], mean, scale, float(model.intercept_[0]))
@@ -161,7 +161,7 @@ def fit_platt(wrong: np.ndarray, scores: np.ndarray) -> Platt:
 def fit_temperature(wrong: np.ndarray, scores: np.ndarray) -> Temperature:
     """Find the T > 0 for which sigmoid(scores / T) has the highest likelihood.
 
-    A score that ranks the wrong way round gets a very large T, which says "I do not know".
+    A score with the wrong order gets a very large T, which expresses no knowledge.
     """
     from scipy.optimize import minimize_scalar
 
@@ -178,7 +178,7 @@ def fit_temperature(wrong: np.ndarray, scores: np.ndarray) -> Temperature:
 def fit_isotonic(wrong: np.ndarray, scores: np.ndarray) -> Isotonic:
     """Fit isotonic regression, with values between 1 / (n + 2) and (n + 1) / (n + 2).
 
-    Beyond the last error it saw it would say 0 and 1, which n examples cannot show: the bounds are those of
+    Beyond its last error the fit would give 0 and 1, which n examples cannot show: the bounds are those of
     the rule of succession after n examples without an exception. Any other share is farther from 0 and 1.
     """
     from sklearn.isotonic import IsotonicRegression
@@ -195,7 +195,7 @@ CALIBRATIONS = tuple(_FITS)
 
 
 def fit_calibration(kind: str, wrong: np.ndarray, scores: np.ndarray) -> Calibration:
-    """Fit the map of a kind from :data:`CALIBRATIONS` (UserError for another)."""
+    """Fit the map of a kind from :data:`CALIBRATIONS` (UserError for an unknown kind)."""
     if kind not in CALIBRATIONS:
         raise UserError(f"calibration={kind} is unknown: choose {', '.join(CALIBRATIONS)}", "unknown-choice")
     return _FITS[kind](*checked(wrong, scores))
@@ -215,12 +215,12 @@ class EntropyModel:
     threshold: float
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain containers for JSON, with the inputs named."""
+        """Convert to plain containers for JSON, with the inputs named."""
         return {"inputs": ["score", *SIGNALS], **asdict(self)}
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> EntropyModel:
-        """Inverse of :meth:`to_dict`; UserError for other inputs than this version's, or other fields."""
+        """Invert :meth:`to_dict`; UserError for inputs of another version, or other fields."""
         numbers: dict[str, Any] = dict(value)
         inputs = ["score", *SIGNALS]
         if numbers.pop("inputs", None) != inputs:
@@ -229,19 +229,19 @@ class EntropyModel:
         check_record(cls, numbers, "entropy_model.")
         vectors = {name: tuple(numbers[name]) for name in ("mean", "scale", "weights")}
         if any(len(vector) != len(inputs) for vector in vectors.values()) or 0 in vectors["scale"]:
-            told = f"the prober's entropy model has not one number for each of its {len(inputs)} inputs"
+            told = f"the prober's entropy model lacks a number for each of its {len(inputs)} inputs"
             raise UserError(told, "damaged")
         return cls(**numbers | vectors)
 
     def __call__(self, score: np.ndarray, signals: Mapping[str, Any]) -> np.ndarray:
-        """Log-odds (n,) of "wrong"; RunError for a signal that is absent, of another length or no number."""
+        """Compute log-odds (n,) of "wrong"; RunError for a missing signal, a wrong length or NaN."""
         columns = [np.asarray(score, dtype=np.float64)]
         for name in SIGNALS:
             if name not in signals:
                 raise RunError(f"the signal {name} is absent: the entropy model needs {', '.join(SIGNALS)}")
             columns.append(np.atleast_1d(np.asarray(signals[name], dtype=np.float64)))
             if columns[-1].shape != columns[0].shape or not np.isfinite(columns[-1]).all():
-                raise RunError(f"the signal {name} has a wrong length or a value that is no number")
+                raise RunError(f"the signal {name} has a wrong length or a value that is not a number")
         z = (np.stack(columns, axis=1) - self.mean) / self.scale
         return z @ np.asarray(self.weights) + self.intercept
 

@@ -1,7 +1,7 @@
 """A prober's decision: margins of its heads, their ensemble as one score, and the rule for its threshold.
 
 A margin is a head's logit of "wrong" minus its logit of "correct"; every score is higher the likelier a text
-is wrong. Ensembles and thresholds are fitted on validation texts as calibrations are (:mod:`.calibration`).
+is wrong. Ensembles and thresholds are fitted on validation texts, like calibrations (:mod:`.calibration`).
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from ..types import RunError, UserError
 from .calibration import checked, fit_logistic
 from .risk_control import Promise, certify, check_number
 
-#: States the heads take at once; more would need memory and gain nothing.
+#: Number of states the heads take at once; more would need memory without gain.
 CHUNK = 1024
 
 
 def run_heads(head: ProbeHead, states: Any, mask: Any = None) -> np.ndarray:
-    """Float32 logits (n, H, 2), [wrong, correct], of H heads.
+    """Compute float32 logits (n, H, 2), [wrong, correct], of H heads.
 
-    ``states`` are (n, layers, d), or (n, T, layers, d) for heads that pool tokens; their ``mask`` (n, T) says
-    which tokens there are, None is all. For causal heads the n rows are the tokens of one text. RunError for
+    ``states`` are (n, layers, d), or (n, T, layers, d) for heads that pool tokens; their ``mask`` (n, T) is
+    true for existing tokens, None for all. For causal heads the n rows are tokens of one text. RunError for
     states that are not finite, ValueError for another shape.
     """
     given = torch.as_tensor(states)
@@ -38,7 +38,7 @@ def run_heads(head: ProbeHead, states: Any, mask: Any = None) -> np.ndarray:
             told = "these heads score marked spans, and no span is given: call score_spans"
             raise UserError(told, "unsupported")
         return checked_logits(_of_sequence(head, given.unsqueeze(-3)))
-    inputs = [given.unsqueeze(-3) if head.joint else given]  # the one head has all layers
+    inputs = [given.unsqueeze(-3) if head.joint else given]  # a joint head has all layers
     if mask is not None:
         inputs.append(torch.as_tensor(mask, dtype=torch.bool))
     elif head.tokens:
@@ -54,20 +54,20 @@ def run_heads(head: ProbeHead, states: Any, mask: Any = None) -> np.ndarray:
 
 
 def checked_logits(found: Tensor) -> np.ndarray:
-    """Logits as an array; RunError where they are not finite."""
+    """Return logits as an array; RunError where they are not finite."""
     if not torch.isfinite(found).all():
         raise RunError("the prober's logits are not finite: the states hold NaN or infinite values")
     return found.numpy()
 
 
 def _of_sequence(head: ProbeHead, x: Tensor) -> Tensor:
-    """Logits (n, H, 2) of the tokens (n, H, L, d) of a text, in pieces of bounded length."""
+    """Compute logits (n, H, 2) of the tokens (n, H, L, d) of a text, in pieces of bounded length."""
     parts = [_of_piece(head, x, start, start + CHUNK) for start in range(0, len(x), CHUNK)]
     return torch.cat([torch.empty(0, len(head.streams), 2), *parts])
 
 
 def _of_piece(head: ProbeHead, x: Tensor, start: int, end: int) -> Tensor:
-    """Logits (tokens of the piece, H, 2) of a piece of a text (n, H, L, d), read with what it can see."""
+    """Compute logits (tokens of the piece, H, 2) of a piece of a text (n, H, L, d) and its context."""
     first = max(0, start - head.reach + 1)
     seen = x[first:end].to(head.device, torch.float32)[None]
     own = (torch.arange(first, first + seen.shape[1], device=seen.device) >= start)[None]
@@ -76,9 +76,9 @@ def _of_piece(head: ProbeHead, x: Tensor, start: int, end: int) -> Tensor:
 
 
 def run_heads_on_spans(head: ProbeHead, states: Any, spans: np.ndarray) -> np.ndarray:
-    """Logits (n, H, 2) as of :func:`run_heads`, of spans, by heads that pool tokens themselves.
+    """Compute logits (n, H, 2) as in :func:`run_heads`, of spans, by heads that pool tokens themselves.
 
-    ``states`` (t, layers, d) are of a text's tokens, ``spans`` (n, 2) first token and the one after the last.
+    ``states`` (t, layers, d) belong to a text's tokens, ``spans`` (n, 2) are first token and one after last.
     """
     x = torch.as_tensor(states)
     parts = [np.empty((0, len(head.streams), 2), np.float32)]
@@ -87,20 +87,20 @@ def run_heads_on_spans(head: ProbeHead, states: Any, spans: np.ndarray) -> np.nd
         first, end = spans[start : start + step].T[:, :, None]
         place = first + np.arange((end - first).max())
         mask = place < end
-        # Where a span is shorter than the longest, its first token stands in, unread.
+        # A span shorter than the longest is padded with its first token, which is masked.
         parts.append(run_heads(head, x[torch.from_numpy(np.where(mask, place, first))], mask))
     return np.concatenate(parts)
 
 
 def run_heads_on_marked(head: ProbeHead, states: Any, span: np.ndarray) -> np.ndarray:
-    """Logits (tokens of the span, H, 2) by heads that mark it; ``states`` (t, layers, d), ``span`` (2,)."""
+    """Compute logits (span's tokens, H, 2) of heads that mark it; ``states`` (t, layers, d)."""
     return checked_logits(_of_piece(head, torch.as_tensor(states).unsqueeze(-3), *map(int, span)))
 
 
 def half_precision(head: ProbeHead) -> ProbeHead:
-    """Round the learned weights in place to what half precision can hold; RunError where they are beyond it.
+    """Round the learned weights in place to half precision; RunError where they are beyond its range.
 
-    Thresholds and test figures are of the rounded weights. Standardisation statistics keep single precision.
+    Thresholds and test figures use the rounded weights. Standardisation statistics keep single precision.
     """
     with torch.no_grad():
         for name, parameter in head.named_parameters():
@@ -122,7 +122,7 @@ class Ensemble:
     "logits" sums margins (Probing-RAG, the decision rule of algorithm 1), "probabilities" sums
     softmax[wrong] - softmax[correct] (its released code), "best" is the mean margin of a few layers,
     "stacked" the log-odds of a logistic model over all margins (Wolpert 1992). There is one weight per
-    head, which is a layer's or all layers'; empty is 1 for every head.
+    head, which reads one layer or all; empty means 1 for every head.
     """
 
     kind: Kind = "logits"
@@ -138,14 +138,14 @@ class Ensemble:
             raise ValueError("an ensemble's weights and intercept must be finite")
 
     def over(self, layers: int) -> Ensemble:
-        """The same with a weight for each of so many layers; ValueError if it has another number."""
+        """Return it with one weight for each of this many layers; ValueError if it has another number."""
         weights = self.weights or (1.0,) * layers
         if len(weights) != layers:
             raise ValueError(f"an ensemble of {len(weights)} layers does not fit a prober of {layers}")
         return Ensemble(self.kind, weights, self.intercept)
 
     def __call__(self, margins: np.ndarray) -> np.ndarray:
-        """Scores (n,) of margins (n, layers)."""
+        """Compute scores (n,) of margins (n, layers)."""
         margins = np.asarray(margins, dtype=np.float64)
         weights = np.asarray(self.over(margins.shape[1]).weights)
         # softmax[wrong] - softmax[correct] of two logits is tanh of half their difference.
@@ -154,12 +154,12 @@ class Ensemble:
         return (each * weights).sum(axis=1) + self.intercept
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain containers for JSON."""
+        """Convert to plain containers for JSON."""
         return {**asdict(self), "weights": list(self.weights)}
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> Ensemble:
-        """Inverse of :meth:`to_dict`; ValueError or UserError where damaged."""
+        """Invert :meth:`to_dict`; ValueError or UserError where damaged."""
         check_record(cls, value, "ensemble.")
         return cls(value["kind"], tuple(value["weights"]), value["intercept"])
 
@@ -167,9 +167,9 @@ class Ensemble:
 def fit_ensemble(kind: str, margins: np.ndarray, wrong: np.ndarray, *, k: int = 3) -> Ensemble:
     """Fit the ensemble of a kind to margins (n, layers) and labels (n,), 1 where a text is wrong.
 
-    "best" takes the ``k`` layers with the highest AUROC, of equal ones the lower, and all where there are
+    "best" takes the ``k`` layers with the highest AUROC, the lower of equal ones, and all where there are
     fewer. "stacked" is a logistic model over the standardised margins with scikit-learn's L2 penalty (C = 1),
-    so that layers which say the same share the weight. UserError for another kind, or k below 1.
+    so that layers with the same information share the weight. UserError for another kind, or k below 1.
     """
     layers = margins.shape[1]
     if kind == "best":
@@ -187,7 +187,7 @@ def fit_ensemble(kind: str, margins: np.ndarray, wrong: np.ndarray, *, k: int = 
     return Ensemble(kind).over(layers)  # type: ignore[arg-type]
 
 
-#: Threshold rules, and what the number after the name means where there is one.
+#: Threshold rules, and the meaning of the number after the name if there is one.
 RULES: dict[str, str | None] = {
     **dict.fromkeys(("balanced_accuracy", "f1", "accuracy")),
     "budget": "the share of texts that fire, from 0 to 1, as in budget=0.4",
@@ -197,12 +197,12 @@ RULES: dict[str, str | None] = {
     "in risk=0.1@0.95",
 }
 
-#: Threshold of what may never pass: every score is above it.
+#: Threshold that never passes: every score is above it.
 ALWAYS = -1e9
 
 
 class Threshold(NamedTuple):
-    """A threshold that a rule has chosen; ``refused`` says why it is :data:`ALWAYS`, where no other is."""
+    """A threshold chosen by a rule; ``refused`` says why it is :data:`ALWAYS` if no other is possible."""
 
     value: float
     promise: Promise | None = None
@@ -211,12 +211,12 @@ class Threshold(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ThresholdRule:
-    """Rule by which a threshold is chosen; UserError for an unknown name or a wrong value.
+    """Rule that chooses a threshold; UserError for an unknown name or a wrong value.
 
     "balanced_accuracy", "f1" (of wrong texts), "accuracy"; with a value "budget", a share of texts that fire,
-    "recall_at_fpr", the highest recall of thresholds whose false positive rate is low enough, "cost", the
+    "recall_at_fpr", the highest recall at a false positive rate within the value, "cost", the
     lowest price of misses and false alarms together, and "risk", the laxest threshold that can promise with
-    ``confidence`` that no larger share of what passes is wrong (:mod:`.risk_control`).
+    ``confidence`` that no larger share of passing texts is wrong (:mod:`.risk_control`).
     """
 
     name: str = "balanced_accuracy"
@@ -247,16 +247,16 @@ class ThresholdRule:
 
     @classmethod
     def parse(cls, text: str) -> ThresholdRule:
-        """A rule as typed, ``f1``, ``budget=0.4`` or ``risk=0.1@0.95``; a UserError lists the choices."""
+        """Parse a rule as typed, ``f1``, ``budget=0.4``, ``risk=0.1@0.95``; a UserError lists the choices."""
         name, equals, numbers = text.partition("=")
         number, at, confidence = numbers.partition("@")
         try:
             return cls(name.strip(), float(number) if equals else None, float(confidence) if at else None)
         except ValueError:
-            raise UserError(f"threshold={text}: {numbers.strip()!r} is no number") from None
+            raise UserError(f"threshold={text}: {numbers.strip()!r} is not a number") from None
 
     def check_number(self, groups: int) -> None:
-        """Refuse so many validation groups where a "risk" could be promised on none of them (UserError)."""
+        """Refuse a number of validation groups too small to promise any "risk" (UserError)."""
         if self.name == "risk":
             check_number(*self._risk, groups)
 
@@ -268,9 +268,9 @@ class ThresholdRule:
     def choose(
         self, wrong: np.ndarray, scores: np.ndarray, groups: np.ndarray | None = None, *, refuse: bool = True
     ) -> Threshold:
-        """The threshold as of :meth:`__call__`, with its promise.
+        """Choose the threshold as in :meth:`__call__`, with its promise.
 
-        Without ``refuse``, one that always fires takes the place of a "risk" that cannot be promised.
+        Without ``refuse``, one that always fires replaces a "risk" that cannot be promised.
         """
         if self.name != "risk":
             return Threshold(self._best(*checked(wrong, scores)))
@@ -282,7 +282,7 @@ class ThresholdRule:
             return Threshold(ALWAYS, refused=str(error))
 
     def __call__(self, wrong: np.ndarray, scores: np.ndarray, groups: np.ndarray | None = None) -> float:
-        """The best threshold (fires above it) on labels (n,) and scores (n,).
+        """Choose the best threshold (fires above it) on labels (n,) and scores (n,).
 
         Candidates lie midway between neighbouring distinct scores, and beyond both ends; of equally good ones
         the middle one is taken. Only "risk" reads the ``groups`` (n,), and has candidates of its own.
@@ -298,7 +298,7 @@ class ThresholdRule:
         quality = self._quality(misses, silent)
         best = np.flatnonzero(quality >= quality.max() - 1e-12)
         edges = np.concatenate([[levels[0] - 1.0], (levels[1:] + levels[:-1]) / 2, [levels[-1] + 1.0]])
-        # Between neighbouring floats there is nothing midway; the lower one then is right.
+        # Neighbouring floats have no middle; the lower one is then right.
         edges[:-1] = np.minimum(edges[:-1], np.nextafter(levels, -np.inf))
         return float(edges[best[len(best) // 2]])
 

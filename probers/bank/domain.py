@@ -1,12 +1,12 @@
-"""Domain: whether texts and their states are like those that a prober was trained on.
+"""Domain: similarity of texts and their states to those that a prober was trained on.
 
-A head gives a score to any vector; for texts unlike its training's that score was never tested. Two things
-are measured, each in the unit that the prober judges. ``surprise`` tells the writer: how much less likely the
-text's tokens are to the model than it expects (:func:`probers.uncertainty.surprise`), which of its own text,
-written as in training, hardly differs, and of others' does. The distance of the states tells the form,
-another language or code, say. It is Mahalanobis' (Lee et al. 2018, "A Simple Unified
+A head gives a score to any vector; on texts unlike its training texts that score was never tested. Two
+measures apply, each to the unit that the prober judges. ``surprise`` reveals another writer: how much less
+likely the text's tokens are to the model than it expects (:func:`probers.uncertainty.surprise`). It hardly
+differs for the model's own text, written as in training, but does for others' text. The states' distance
+reveals another form, such as another language or code. It is Mahalanobis' (Lee et al. 2018, "A Simple Unified
 Framework for Detecting Out-of-Distribution Samples") with one mean, under the covariance of probabilistic PCA
-(Tipping and Bishop 1999, eq. 6-8): a variance along each of k directions, and one for all that is left, so
+(Tipping and Bishop 1999, eq. 6-8): a variance along each of k directions, and one for all others, so
 that no matrix of d x d is kept.
 """
 
@@ -30,34 +30,34 @@ from ..types import RunError, UserError, first_line
 
 FILE = "domain.safetensors"
 _CHUNK = 1024  # states at once
-#: Directions that have a variance of their own, and passes over the states, each of which brings them nearer.
+#: Directions with a variance of their own, and passes over the states, each of which improves them.
 _COMPONENTS, _PASSES = 32, 3
-#: A coordinate that hardly varies must not become all that counts: its least spread, of the typical one.
+#: Least spread of a coordinate, relative to the typical one, so that a nearly constant one does not dominate.
 _LEAST = 1e-2
 #: The tensors of a domain.
 _TENSORS = ("mean", "scale", "components", "variances", "residual")
 
-#: Nats that the surprise of a like text may lie beyond the range of validation texts: rounding.
+#: Tolerance in nats around the range of surprise of validation texts, for rounding.
 _ROUNDING = 0.01
-#: Shares of the rate that either measure alone may take; together they take no more than the rate.
+#: Shares of the rate that either measure alone may use; together they stay within the rate.
 _SHARES = np.linspace(1.0, 0.5, 11)
 
-#: Gives the states (n, layers, d) of training texts, some at a time, again for each pass.
+#: Yields the states (n, layers, d) of training texts, some at a time, again for each pass.
 Chunks = Callable[[], Iterator[Tensor]]
 
 
 @dataclass(frozen=True)
 class Domain:
-    """The training states of some layers, as far as their mean and spread tell.
+    """The training states of some layers, described by their mean and spread.
 
     Attributes:
-        mean, scale: (layers, d); the scale is each coordinate's deviation, at least a little above 0.
+        mean, scale: (layers, d); the scale is each coordinate's deviation, always above 0.
         components, variances: (layers, k, d) orthonormal directions of scaled states, in half precision, and
             (layers, k) the variances along them.
-        residual: (layers,) variance of every direction beyond.
-        limit: the distance of a text, the mean over its tokens where they are not pooled, beyond which it is
-            unlike the training texts, as a share ``rate`` of validation texts is by either measure.
-        surprise: least and most of a like text, nats per token; None where the training texts' is not known.
+        residual: (layers,) variance of every other direction.
+        limit: largest distance of a text like the training texts, as the mean over its tokens if these are
+            not pooled; a share ``rate`` of validation texts exceeds the limits of either measure.
+        surprise: range for similar texts, nats per token; None if that of the training texts is unknown.
     """
 
     mean: Tensor
@@ -89,9 +89,9 @@ class Domain:
         return self.mean.shape[0], self.mean.shape[1]
 
     def __call__(self, states: Any) -> Tensor:
-        """Distances (n,) of states (n, layers, d); of the training states their mean square is about 1.
+        """Compute distances (n,) of states (n, layers, d); the mean square for training states is about 1.
 
-        The root of the squared Mahalanobis distance by dimension, mean over layers.
+        A distance is the root of the squared Mahalanobis distance by dimension, mean over layers.
         """
         given = torch.as_tensor(states)
         if tuple(given.shape[1:]) != self.shape:
@@ -102,7 +102,7 @@ class Domain:
         return found.cpu()
 
     def _squared(self, states: Tensor) -> Tensor:
-        """(n, layers) squared distances by dimension."""
+        """Compute (n, layers) squared distances by dimension."""
         away = (states.to(self.mean.device, torch.float32) - self.mean) / self.scale
         along = _along(away, self.components.float().transpose(1, 2))
         left = (away.square().sum(dim=-1) - along.square().sum(dim=-1)).clamp_min(0)
@@ -110,9 +110,9 @@ class Domain:
 
     @classmethod
     def fit(cls, chunks: Chunks, rate: float) -> Domain:
-        """Fit mean and spread of states; limits are to be set (:meth:`within`) and infinite until then.
+        """Fit mean and spread of states; limits are infinite until :meth:`within` sets them.
 
-        Nothing larger than a chunk is held, since the directions come from subspace iteration (Halko et al.
+        Memory stays within a chunk, since the directions come from subspace iteration (Halko et al.
         2011, algorithm 4.4).
         """
         rows = sum(len(x) for x in chunks())
@@ -129,9 +129,9 @@ class Domain:
         return cls(mean.float(), scale.float(), *directions, limit=float("inf"), rate=rate)
 
     def within(self, distances: np.ndarray, surprise: np.ndarray | None = None) -> Domain:
-        """The same with limits that a share ``rate`` of texts exceeds, given those of n like texts (n,).
+        """Return it with limits that a share ``rate`` of texts exceeds, given those of n similar texts (n,).
 
-        Both measures take the same share, the largest with which the two together keep to the rate.
+        Both measures get the same share, the largest with which the two together stay within the rate.
         """
         if surprise is None:
             return replace(self, limit=limit_of(distances, self.rate))
@@ -145,7 +145,7 @@ class Domain:
         return found
 
     def unlike(self, distance: Any, surprise: Any = None) -> Any:
-        """Tell whether texts of these distances, and surprise where known, are unlike the training texts."""
+        """Tell whether texts of these distances, and surprise if known, are unlike the training texts."""
         far = np.asarray(distance) > self.limit
         if self.surprise is not None and surprise is not None:
             low, high = self.surprise
@@ -153,12 +153,12 @@ class Domain:
         return far if far.ndim else bool(far)
 
     def to(self, device: Any) -> Domain:
-        """The same on another device."""
+        """Return it on another device."""
         moved: dict[str, Any] = {name: getattr(self, name).to(device) for name in _TENSORS}
         return replace(self, **moved)
 
     def save(self, folder: Path) -> dict[str, Any]:
-        """Write ``domain.safetensors``; returns its entry in ``config.json``."""
+        """Write ``domain.safetensors``; return its entry in ``config.json``."""
         blob = encode({name: getattr(self, name).cpu().contiguous() for name in _TENSORS})
         write_bytes(folder / FILE, blob)
         surprise = None if self.surprise is None else list(self.surprise)
@@ -166,7 +166,7 @@ class Domain:
 
     @classmethod
     def read(cls, folder: Path, about: Mapping[str, Any]) -> Domain:
-        """Inverse of :meth:`save`; UserError where the file is missing or damaged."""
+        """Invert :meth:`save`; UserError where the file is missing or damaged."""
         file = folder / FILE
         try:
             regular(file)
@@ -182,9 +182,9 @@ class Domain:
 
 
 def limit_of(distances: np.ndarray, rate: float) -> float:
-    """The distance that a share ``rate`` of further texts is expected to exceed, given those of n texts.
+    """Return the distance that a share ``rate`` of further texts should exceed, given those of n texts.
 
-    The ceil((n + 1)(1 - rate))-th smallest, or the largest where n is too small for that (split conformal
+    It is the ceil((n + 1)(1 - rate))-th smallest, or the largest if n is too small (split conformal
     prediction, Vovk et al. 2005).
     """
     place = int(np.ceil((len(distances) + 1) * (1 - rate)))
@@ -192,7 +192,7 @@ def limit_of(distances: np.ndarray, rate: float) -> float:
 
 
 def _directions(chunks: Chunks, rows: int, spread: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Components (layers, k, d), their variances (layers, k), and (layers,) the mean one of all others.
+    """Find components (layers, k, d), their variances (layers, k), and the mean of all others (layers,).
 
     The ``rows`` states are centred and scaled; ``spread`` (layers,) is the sum of all coordinates' variances.
     """
@@ -205,7 +205,7 @@ def _directions(chunks: Chunks, rows: int, spread: Tensor) -> tuple[Tensor, Tens
     inner = _sum(torch.einsum("nlk,nlm->lkm", z, z) for z in (_along(x, found) for x in chunks())) / rows
     variances, turn = torch.linalg.eigh(inner)
     residual = ((spread - variances.sum(dim=1)) / (width - k)).clamp_min(1e-6)
-    # What is left over is never more spread than what was picked out.
+    # Other directions never have more spread than the chosen ones.
     variances = torch.maximum(variances, residual[:, None])
     return (found @ turn).transpose(1, 2).half().contiguous(), variances, residual
 

@@ -1,7 +1,7 @@
 """A prober's files: readable JSON, and weights as safetensors in half precision.
 
-``config.json``, ``heads.safetensors``, ``metrics.json``, ``README.md``, ``plots/``; where they are known also
-``seen.json`` and ``domain.safetensors``; of a prober with a LoRA adapter ``adapter/``, as peft writes it.
+They are ``config.json``, ``heads.safetensors``, ``metrics.json``, ``README.md`` and ``plots/``; if known also
+``seen.json`` and ``domain.safetensors``; with a LoRA adapter also ``adapter/``, in peft's format.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ CONFIG = "config.json"
 _HEADS, _METRICS, _CARD = "heads.safetensors", "metrics.json", "README.md"
 #: Folder of the adapter that the model runs with.
 ADAPTER = "adapter"
-#: What a prober consists of; nothing else is downloaded.
+#: Files of a prober; nothing else is downloaded.
 FILES = (CONFIG, _HEADS, _METRICS, _CARD, SEEN, DOMAIN, *(f"{ADAPTER}/{name}" for name in adapters.FILES))
-#: Folder of the pictures that the card shows.
+#: Folder of the card's pictures.
 PICTURES = "plots"
-#: The probers that come with this package, each in a folder called as its model is.
+#: Probers that come with this package, each in a folder named after its model.
 _SHIPPED = Path(__file__).parent / "shipped"
 _FORMAT, _SCHEMA = "probers-bank", 2
-#: How many pictures there may be, and the bytes of each.
+#: Limits of the number of pictures and of the bytes of each.
 _MOST_PICTURES, _LARGEST_PICTURE = 100, 8 << 20
 _LARGEST_ADAPTER = 16 << 30
 
 
 class HubOptions(TypedDict, total=False):
-    """Options of a download from the Hugging Face Hub, as of :func:`huggingface_hub.snapshot_download`."""
+    """Options of a download from the Hugging Face Hub, as in :func:`huggingface_hub.snapshot_download`."""
 
     revision: str | None
     token: str | bool | None
@@ -81,10 +81,10 @@ class _Adapter:
 
 @dataclass(frozen=True)
 class _Config:
-    """The fields of ``config.json`` beside its format, schema and own checksum.
+    """The fields of ``config.json`` besides its format, schema and own checksum.
 
     Earlier versions wrote neither ``weights``, the SHA-256 of their file, nor ``recogniser``; ``promise`` is
-    there only where the threshold was chosen by it, ``adapter`` only where there is one.
+    there only for thresholds chosen by it, ``adapter`` only if there is one.
     """
 
     spec: dict[str, Any]
@@ -104,7 +104,7 @@ class _Config:
 def save(folder: Path, head: ProbeHead, config: Mapping[str, Any], papers: Mapping[str, Any]) -> None:
     """Write a prober, with one tensor per head and parameter: ``layer.<k>.<name>``, or ``layers.<name>``.
 
-    ``config`` is what beside the heads is needed to score, ``papers`` are as of :func:`read`.
+    ``config`` has all settings besides the heads that scoring needs, ``papers`` are as in :func:`read`.
     """
     learned = dict(head.named_parameters())
     tensors = {
@@ -132,26 +132,26 @@ def save(folder: Path, head: ProbeHead, config: Mapping[str, Any], papers: Mappi
 
 
 def _places(kind: object, layers: Sequence[int]) -> list[str]:
-    """Beginning of the names of each head's tensors."""
+    """Return the prefix of the names of each head's tensors."""
     return ["layers"] if is_joint(kind) else [f"layer.{k}" for k in layers]
 
 
 def heads_of(config: Mapping[str, Any], head_class: type[nn.Module] | None) -> int:
-    """Number of heads; arguments as of :func:`load_head`."""
+    """Count the heads; arguments as in :func:`load_head`."""
     return len(_places(HEADS.get(config["head"]["name"], head_class), config["spec"]["layers"]))
 
 
 def read(folder: Path, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Configuration and papers of the prober in a folder; ``name`` is what the user called it.
+    """Read configuration and papers of the prober in a folder; ``name`` is the user's name for it.
 
-    UserError where there is none, a damaged one, or one of another version of this package.
+    UserError if there is none, or a damaged one, or one of another version of this package.
     """
     config = _read(read_json, folder / CONFIG, name)
     if not isinstance(config, dict) or config.get("format") != _FORMAT:
-        raise UserError(f"{name} is no prober: its {CONFIG} is of something else", "bad-file")
+        raise UserError(f"{name} is not a prober: its {CONFIG} has another format", "bad-file")
     if config.get("schema") != _SCHEMA:
         found = shown(config.get("schema"))
-        told = f"the prober {name} is of schema {found}, and schema {_SCHEMA} is needed: train it again"
+        told = f"the prober {name} has schema {found}, but schema {_SCHEMA} is needed: train it again"
         raise UserError(told, "bad-file")
     try:
         about = {key: value for key, value in unseal(config).items() if key not in ("format", "schema")}
@@ -163,7 +163,7 @@ def read(folder: Path, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
             "adapter": None,
             **about,
         }
-        if isinstance(about["domain"], dict):  # earlier versions knew of no surprise
+        if isinstance(about["domain"], dict):  # earlier versions had no surprise
             about["domain"] = {"surprise": None, **about["domain"]}
         check_record(_Config, about)
         check_record(_Head, about["head"], "head.")
@@ -188,11 +188,11 @@ def read(folder: Path, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _read(how: Callable[[Path], Any], file: Path, name: str) -> Any:
-    """Read a file of the prober that the user called ``name`` with ``how``."""
+    """Read a file of the prober ``name`` with ``how``."""
     try:
         return how(file)
     except (FileNotFoundError, NotADirectoryError):
-        told = f"{name} is no prober (no {file.name}): probers-train makes one"
+        told = f"{name} is not a prober (no {file.name}): probers-train makes one"
         raise UserError(told, "no-artifact") from None
     except ValueError as error:
         told = f"the prober {name} is damaged ({file.name} {error}): train it again"
@@ -200,14 +200,14 @@ def _read(how: Callable[[Path], Any], file: Path, name: str) -> Any:
 
 
 def shipped(model: str) -> str | None:
-    """Name of the prober that comes with this package for a model by name; None without one."""
+    """Return the name of the prober that comes with this package for a model by name; None without one."""
     return model if Path(model).name == model and (_SHIPPED / model / CONFIG).is_file() else None
 
 
 def locate(path: str | Path, subfolder: str | None = None, **hub: Unpack[HubOptions]) -> Path:
     """Find a prober: a folder, ``smollm2`` that comes with this package, or ``owner/name`` on the Hub.
 
-    ``subfolder`` is the prober's within it. TypeError for an unknown keyword, UserError for what is neither a
+    ``subfolder`` is the prober's within it. TypeError for an unknown keyword, UserError if it is neither a
     folder nor on the Hub.
     """
     if unknown := sorted(hub.keys() - HubOptions.__annotations__.keys()):
@@ -226,17 +226,17 @@ def locate(path: str | Path, subfolder: str | None = None, **hub: Unpack[HubOpti
     try:
         return Path(snapshot_download(str(path), allow_patterns=patterns, **hub)) / below
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        told = f"prober={path} is no folder, and not on the Hub either ({first_line(error)})"
+        told = f"prober={path} is neither a folder nor on the Hub ({first_line(error)})"
         raise UserError(told, "no-artifact") from error
 
 
 def load_head(
     folder: Path, config: Mapping[str, Any], spec: FeatureSpec, head_class: type[nn.Module] | None
 ) -> ProbeHead:
-    """Load the heads of a feature; ``config`` as of :func:`read`.
+    """Load the heads of a feature; ``config`` as in :func:`read`.
 
-    ``head_class`` is their class where it is none of this package's. Nothing is made of a size that the
-    weights do not have.
+    ``head_class`` is their class if it is not from this package. Nothing is allocated beyond the size of the
+    weights.
     """
     file, name, options = folder / _HEADS, config["head"]["name"], config["head"]["options"]
     cls = HEADS.get(name, head_class)
@@ -269,9 +269,9 @@ def load_head(
 
 
 def _check_sizes(tensors: Any, make: Callable[[], ProbeHead], places: Sequence[str], *, own: bool) -> None:
-    """Refuse tensors that are not those of such heads (ValueError); only their shapes are made and read.
+    """Refuse tensors that do not fit such heads (ValueError); only their shapes are made and read.
 
-    A class of the user's ``own`` is built as it is where it needs numbers.
+    The user's ``own`` class is built normally if it needs numbers.
     """
     try:
         with torch.device("meta"):

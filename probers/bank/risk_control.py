@@ -1,10 +1,10 @@
-"""Risk control: the laxest threshold of which a share of wrong ones can be promised, by Learn-then-Test.
+"""Risk control: the laxest threshold that can promise a share of wrong texts, by Learn-then-Test.
 
 Angelopoulos et al. 2021 (arXiv:2110.01052). A group (the texts of one question or article) passes a threshold
-if one of its texts does, with a score not above it, and counts as wrong if one of those that pass is wrong.
-Of n groups that pass k are wrong; P(Bin(n, R) <= k) is a p-value of "more than a share R of the groups that
-pass are wrong". Thresholds are tested from the strictest to the laxest, each at the level 1 - C, until one is
-not rejected. So the last one certified breaks the promise with a probability of at most 1 - C.
+if one of its texts does, with a score not above it, and counts as wrong if one of its passing texts is wrong.
+If n groups pass and k of them are wrong, P(Bin(n, R) <= k) is a p-value of "more than a share R of the groups
+that pass are wrong". Thresholds are tested from the strictest to the laxest, each at the level 1 - C, until
+one is not rejected. So the last one certified breaks the promise with a probability of at most 1 - C.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from scipy.special import bdtr
 from ..options import Limits, Natural
 from ..types import RunError, UserError
 
-#: Thresholds that are tested: they let one twentieth of the groups pass, two twentieths, up to all of them.
-#: With a threshold for every group, one wrong group more than is allowed at its place would end the sequence.
+#: Thresholds to test: they let one twentieth of the groups pass, two twentieths, up to all of them.
+#: With a threshold for every group, one wrong group beyond the allowed number would end the sequence.
 STEPS = 20
-#: The sequence begins where so many wrong groups are allowed: else a single wrong label could end it at once.
-#: Where that would take more than this share of all groups, it begins where fewer are.
+#: The sequence begins where this many wrong groups are allowed: else one wrong label could end it at once.
+#: If that would take more than this share of all groups, it begins where fewer are.
 SPARE, EARLY = 2, 0.25
 
-_MANY = 1 << 40  # groups, of which nobody has more
+_MANY = 1 << 40  # groups, more than anybody has
 _Inner = Annotated[float, Limits("a number between 0 and 1", gt=0, lt=1)]
 
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """Statement about texts like those of validation: with a probability of ``confidence`` it is true.
+    """A statement about texts like those of validation, true with a probability of ``confidence``.
 
-    At most the share ``risk`` of the groups that pass are wrong. The threshold was chosen on so many
-    ``groups``, of which ``passing`` passed, ``wrong`` of them wrong.
+    At most the share ``risk`` of the groups that pass are wrong. The threshold was chosen on ``groups``
+    groups: ``passing`` of them passed, and ``wrong`` of these were wrong.
     """
 
     risk: _Inner
@@ -52,24 +52,24 @@ class Promise:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain containers for JSON."""
+        """Convert to plain containers for JSON."""
         return asdict(self)
 
 
 def percent(share: float) -> str:
-    """Show a share as a percentage with the digits that it needs: 0.125 is 12.5%."""
+    """Show a share as a percentage with the digits it needs: 0.125 is 12.5%."""
     return f"{100 * share:.4g}%"
 
 
 def p_value(passing: Any, wrong: Any, risk: float) -> np.ndarray:
-    """P(Bin(n, risk) <= k) for n ``passing`` and k ``wrong`` groups, elementwise."""
+    """Compute P(Bin(n, risk) <= k) for n ``passing`` and k ``wrong`` groups, elementwise."""
     return np.asarray(bdtr(np.asarray(wrong, float), np.asarray(passing, int), risk))
 
 
 def groups_needed(risk: float, confidence: float, wrong: int = 0) -> int:
-    """The fewest groups that can certify a threshold, so many of them ``wrong``.
+    """Return the fewest groups that can certify a threshold with this many ``wrong`` groups.
 
-    If none is, those are the fewest n for which (1 - risk)^n <= 1 - confidence.
+    With none wrong, this is the smallest n with (1 - risk)^n <= 1 - confidence.
     """
     most = wrong + 1
     while p_value(most, wrong, risk) > 1 - confidence and most < _MANY:
@@ -97,13 +97,13 @@ class _Candidates(NamedTuple):
     groups: int
 
     def start(self, risk: float, confidence: float) -> int:
-        """Index of the first threshold of the sequence; the labels have no part in it."""
+        """Return the index of the first threshold of the sequence, independent of the labels."""
         numbers = [groups_needed(risk, confidence, wrong) for wrong in range(SPARE + 1)]
         early = [number for number in numbers[1:] if number <= EARLY * self.groups]
         return int(np.searchsorted(self.passing, max(early, default=numbers[0])))
 
     def certified(self, risk: float, confidence: float) -> int | None:
-        """Index of the last threshold of the sequence that is certified; None without one."""
+        """Return the index of the last certified threshold of the sequence; None without one."""
         start = self.start(risk, confidence)
         rejected = p_value(self.passing[start:], self.wrong[start:], risk) <= 1 - confidence
         length = int(np.argmin([*rejected, False]))
@@ -111,10 +111,10 @@ class _Candidates(NamedTuple):
 
 
 def _candidates(wrong: np.ndarray, scores: np.ndarray, groups: np.ndarray) -> _Candidates:
-    """The thresholds to test: each lies just below the lowest score of the first group that does not pass.
+    """List the thresholds to test: each lies just below the lowest score of the first group that fails it.
 
     Given that score, the groups that pass are independent draws from those that would, whatever their labels:
-    the p-values hold although the thresholds are taken from the same texts.
+    the p-values hold although the thresholds come from the same texts.
     """
     names, place = np.unique(groups, return_inverse=True)
     first, first_wrong = np.full((2, len(names)), np.inf)
@@ -124,7 +124,7 @@ def _candidates(wrong: np.ndarray, scores: np.ndarray, groups: np.ndarray) -> _C
     ranks = np.ceil(len(names) * np.arange(1, STEPS + 1) / STEPS).astype(int)
     passing = np.unique(np.searchsorted(first, first[ranks - 1], side="right"))
     beyond = np.append(first, np.inf)[passing]
-    # A number, as files and triggers need it, takes the place of infinity.
+    # A finite number, as files and triggers need it, replaces infinity.
     thresholds = np.where(np.isinf(beyond), scores.max() + 1.0, np.nextafter(beyond, -np.inf))
     return _Candidates(thresholds, passing, np.searchsorted(first_wrong, beyond), len(names))
 
@@ -132,7 +132,7 @@ def _candidates(wrong: np.ndarray, scores: np.ndarray, groups: np.ndarray) -> _C
 def certify(
     risk: float, confidence: float, wrong: np.ndarray, scores: np.ndarray, groups: np.ndarray | None = None
 ) -> tuple[float, Promise]:
-    """Find the laxest threshold that is certified, with what it promises.
+    """Find the laxest certified threshold, with its promise.
 
     Args:
         risk, confidence: R and C, between 0 and 1.
@@ -170,7 +170,7 @@ def check_number(risk: float, confidence: float, groups: int) -> None:
     if groups >= (needed := groups_needed(risk, confidence)):
         return
     fix = f"use a limit that gives {needed}"
-    # The least share that so few could promise if none of them were wrong, rounded up.
+    # The least share that this many groups could promise if none were wrong, rounded up.
     if groups and (least := math.ceil(100 * (1 - (1 - confidence) ** (1 / groups))) / 100) < 1:
         fix += f", or threshold={_typed(least, confidence)} or more"
     told = f"threshold={_typed(risk, confidence)} needs {needed} groups that pass, even if none is wrong"

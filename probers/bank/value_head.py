@@ -2,7 +2,7 @@
 
 ``probe_config.json`` has ``layer_idx`` and ``hidden_size``, ``probe_head.bin`` the state dict of a
 ``torch.nn.Linear(hidden_size, 1)``. Its logit of the residual stream after block ``layer_idx``, counted from
-0, is above 0 where a token is likely wrong. The files do not say of which model.
+0, is above 0 where a token is likely wrong. The files do not name the model.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .decision import Ensemble
 
 CONFIG, WEIGHTS = "probe_config.json", "probe_head.bin"
 _ADAPTERS = "adapter_config.json"
-#: What is downloaded; the configuration of an adapter shows that there is one.
+#: Files to download; the configuration of an adapter reveals its presence.
 FILES = (CONFIG, WEIGHTS, _ADAPTERS)
 #: Limits of a file, in bytes, and of a state.
 _LARGEST, _WIDEST = 64 << 20, 1 << 20
@@ -50,7 +50,7 @@ class ValueHead:
         return len(self.weight)
 
     def spec(self, model: ModelSpec, name: str) -> FeatureSpec:
-        """Specify the states that it reads of a model; ``name`` is what the user called the probe.
+        """Specify the states that it reads of a model; ``name`` is the user's name for the probe.
 
         Raises:
             UserError: a model of another width, or with too few layers.
@@ -64,14 +64,14 @@ class ValueHead:
                 f"the probe {name} reads layer_idx={self.layer_idx}, counted from 0, and the model is {model}"
             )
             raise UserError(f"{told}: {fix}", "layers")
-        # Not rounded to half precision, which does not hold the largest coordinates of some models.
+        # Not rounded to half precision, which cannot hold the largest coordinates of some models.
         layers = (self.layer_idx + 1,)
         return FeatureSpec(model, layers, self.width, pool="tokens", position="token", dtype="float32")
 
     def head(self, name: str) -> LinearHead:
-        """Make the same map of it, without standardisation: logits [wrong, correct] are [z / 2, -z / 2].
+        """Make an equal linear head without standardisation: logits [wrong, correct] are [z / 2, -z / 2].
 
-        Weights are rounded to half precision, as probers are saved. UserError for those beyond it.
+        Weights are rounded to half precision, as in saved probers. UserError for those beyond it.
         """
         head = LinearHead([f"layer{self.layer_idx + 1}"], self.width)
         weight, bias = self.weight.half().float() / 2, torch.tensor(self.bias).half().float() / 2
@@ -87,7 +87,7 @@ class ValueHead:
         return head
 
     def files(self) -> dict[str, bytes]:
-        """Content of both files; equal heads give equal bytes."""
+        """Return the content of both files; equal heads give equal bytes."""
         config = {"layer_idx": self.layer_idx, "hidden_size": self.width}
         tensors, blob = {"weight": self.weight[None].clone(), "bias": torch.tensor([self.bias])}, BytesIO()
         torch.save(tensors, blob)
@@ -100,7 +100,7 @@ def is_value_head(folder: Path) -> bool:
 
 
 def read_value_head(folder: Path, name: str) -> ValueHead:
-    """Read the value head in a folder, which the user called ``name``; no code in its files is run.
+    """Read the value head in a folder, which the user called ``name``, without running code of its files.
 
     Raises:
         UserError: an absent or damaged file, an adapter beside it, or another shape than ``Linear(d, 1)``.
@@ -128,14 +128,14 @@ def _read(how: Any, folder: Path, file: str, name: str) -> Any:
     try:
         return how(folder / file)
     except (FileNotFoundError, NotADirectoryError):
-        told = f"{name} is no probe of a linear head: it has no {file}, and {CONFIG} and {WEIGHTS} are needed"
+        told = f"{name} is not a probe of a linear head: it has no {file}; {CONFIG} and {WEIGHTS} are needed"
         raise UserError(told, "no-artifact") from None
     except ValueError as error:
         raise UserError(f"the probe {name} is damaged ({file} {error}): get it again", "damaged") from error
 
 
 def _config(config: Any, name: str) -> tuple[int, int]:
-    """Layer and width; other fields are of no matter here."""
+    """Read layer and width; other fields do not matter here."""
     given = config if isinstance(config, Mapping) else {}
     for key, least, most in (("layer_idx", 0, _WIDEST), ("hidden_size", 1, _WIDEST)):
         if type(given.get(key)) is not int or not least <= given[key] <= most:
@@ -145,12 +145,12 @@ def _config(config: Any, name: str) -> tuple[int, int]:
 
 
 def _tensors(file: Path) -> Mapping[str, Tensor]:
-    """Load named tensors from a pickle of nothing else (ValueError)."""
+    """Load named tensors from a pickle that holds nothing else (ValueError)."""
     blob = BytesIO(read_bytes(file, most=_LARGEST))
     try:
         found = torch.load(blob, map_location="cpu", weights_only=True)
-    except Exception as error:  # a damaged pickle raises anything
-        raise ValueError("holds something else than tensors, or is cut off") from error
+    except Exception as error:  # a damaged pickle can raise anything
+        raise ValueError("holds something other than tensors, or is truncated") from error
     plain = isinstance(found, Mapping) and all(isinstance(key, str) for key in found)
     if not plain or not all(_is_plain(value) for value in found.values()):
         raise ValueError("holds no state dict of plain tensors")
@@ -162,7 +162,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _linear(found: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
-    """Weight and bias, whatever stands before their names."""
+    """Return weight and bias, whatever prefix their names have."""
     named = {key.rpartition(".")[2]: value for key, value in found.items()}
     prefixes = {key.rpartition(".")[0] for key in found}
     if len(found) != 2 or named.keys() != {"weight", "bias"} or len(prefixes) != 1:
@@ -176,7 +176,7 @@ def _linear(found: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
 def fold(spec: FeatureSpec, head: ProbeHead, ensemble: Ensemble, layer: int | None = None) -> ValueHead:
     """Make a value head of the linear head of one layer, with its standardisation folded into the weights.
 
-    Of a prober with one layer the logit is its score, of one with several the margin of ``layer``.
+    With one layer its logit is the prober's score, with several the margin of ``layer``.
 
     Raises:
         UserError: other heads, pools or sites, layer 0, or several layers without ``layer``.
@@ -187,7 +187,7 @@ def fold(spec: FeatureSpec, head: ProbeHead, ensemble: Ensemble, layer: int | No
         if value != needed:
             told = f"a prober of {key}={value} cannot be exported"
             raise UserError(
-                f"{told}: train one with {key}={needed}, of which a value head is made", "unsupported"
+                f"{told}: train one with {key}={needed}, to make a value head of it", "unsupported"
             )
     assert isinstance(head, LinearHead)
     if layer is None and len(spec.layers) > 1:
@@ -204,7 +204,7 @@ def fold(spec: FeatureSpec, head: ProbeHead, ensemble: Ensemble, layer: int | No
     bias = kept["linear.bias"][WRONG] - kept["linear.bias"][CORRECT]
     weight = weight / kept["input.scale"]
     bias = bias - weight @ kept["input.mean"]
-    if len(spec.layers) == 1 and ensemble.kind != "probabilities":  # of which the order is the margin's
+    if len(spec.layers) == 1 and ensemble.kind != "probabilities":  # whose order is the margin's
         (factor,) = ensemble.over(1).weights
         weight, bias = factor * weight, factor * bias + ensemble.intercept
     return ValueHead(chosen - 1, weight.float(), float(bias.float()))

@@ -1,4 +1,4 @@
-"""Reading the inside of a model while it runs: hidden states, attention, and their pooling."""
+"""Hidden states and attention of a model, read while it runs, and their pooling."""
 
 from __future__ import annotations
 

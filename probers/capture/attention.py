@@ -1,21 +1,21 @@
 """Attention weights of one layer, and numbers of all heads, while every layer keeps its fast kernel.
 
 transformers looks the attention function up by name in the module's config at each call. In the tapped block
-that name is the tap's, which keeps queries and keys and then delegates to the function the model uses anyway
-(sdpa, flash, eager); weights are computed from them for the rows that are wanted. Families that do not ask
-for their attention function (Falcon, MPT, GPT-J) are made to return the weights themselves, in the tapped
+that name is the tap's, which keeps queries and keys and then delegates to the model's usual function
+(sdpa, flash, eager); weights are computed from them for the wanted rows. Families that do not look up
+their attention function (Falcon, MPT, GPT-J) are made to return the weights themselves, in the tapped
 block only.
 
-Two sites have numbers of all heads of all layers side by side in one vector per token. "lookback" are
+Two sites hold numbers of all heads of all layers side by side in one vector per token. "lookback" has the
 lookback ratios (Chuang et al. 2024, Lookback Lens, eq. 1 and 2): at position t of a text after a prompt of p
-tokens head h of layer l has
+tokens, head h of layer l has
 
     A_context = the mean of its weights on the prompt's tokens,
     A_new     = the mean of its weights on the tokens after them, up to t itself,
     ratio     = A_context / (A_context + A_new).
 
-The prompt's last token counts as new, as the end of the prompt's form does in the released code, so the
-position that predicts the first token has a ratio too. "attention" are the weights on each of the
+The prompt's last token counts as new, like the end of the prompt's template in the released code, so the
+position that predicts the first token has a ratio too. "attention" has the weights on each of the
 :data:`NEAR` tokens before the token, the nearest first, with zeros before the prompt (as in the small
 transformers of Shelmanov et al. 2025). Tokens that a sliding window hides count with weight 0.
 """
@@ -42,19 +42,19 @@ from .blocks import decoder_layers
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-#: Tokens before a token whose weights "attention" has.
+#: Number of tokens before a token whose weights "attention" has.
 NEAR = 3
 _TAP = "probers_tap"
 
 
 @dataclass(frozen=True, slots=True)
 class Attended:
-    """The attention of the last q positions of one pass, from which weights are computed on demand.
+    """The attention of the last q positions of one pass, a source of weights on demand.
 
     Attributes:
         query: (batch, heads, q, head_dim); ``key`` (batch, kv_heads, k, head_dim).
         mask: (batch or 1, 1, q, k) additive float32, or None when nothing is hidden.
-        sinks: (heads,) logits of a place that takes attention and is no token (GPT-OSS); rows
+        sinks: (heads,) logits of a place that takes attention but is not a token (GPT-OSS); rows
             then sum to less than 1. None where there is none.
     """
 
@@ -66,7 +66,7 @@ class Attended:
     sinks: Tensor | None
 
     def weights(self, row: int | None = None) -> Tensor:
-        """Attention weights (batch, heads, q, k) in float32; of one batch row when given.
+        """Compute attention weights (batch, heads, q, k) in float32; of one batch row when given.
 
         The last column is the last position; with a sliding window k may be shorter than the sequence.
         """
@@ -97,9 +97,9 @@ class Returned:
 
 
 class AttentionTap(ExitStack):
-    """Reads the attention of one block, 1-based (None is the last); every other block is untouched.
+    """Reader of the attention of one block, 1-based (None is the last); all other blocks are untouched.
 
-    ``implementation`` is the attention function that the block uses all the same.
+    ``implementation`` is the attention function that the block still uses.
     """
 
     def __init__(self, model: nn.Module, layer: int | None = None) -> None:
@@ -148,7 +148,7 @@ class AttentionTap(ExitStack):
     def record(
         self, query: Tensor, key: Tensor, mask: Tensor | None, scaling: float | None, options: dict[str, Any]
     ) -> None:
-        """Keep what the weights of the positions to be read need."""
+        """Keep the tensors that the weights of the positions to be read need."""
         if not self._queries:
             return
         if options.get("position_bias") is not None:
@@ -201,12 +201,12 @@ class AttentionTap(ExitStack):
         return read
 
 
-#: The taps of a block's modules, the first of which was there first and leaves last.
+#: The taps of a block's modules; the first one was there first and leaves last.
 _ARMED: WeakKeyDictionary[nn.Module, list[AttentionTap]] = WeakKeyDictionary()
 
 
 def _attention_module(block: nn.Module) -> nn.Module | None:
-    """The block's attention, by the name of its class."""
+    """Find the block's attention, by the name of its class."""
     for module in block.modules():
         name = type(module).__name__
         if ("Attention" in name or name.endswith("Attn")) and "Norm" not in name:
@@ -219,7 +219,7 @@ def _implementation(module: nn.Module) -> str:
 
 
 def _for_eager(module: nn.Module, given: dict[str, Any]) -> Tensor:
-    """The mask of a fused kernel (none where plainly causal, or boolean) as an additive one."""
+    """Turn the mask of a fused kernel (None if plainly causal, or boolean) into an additive one."""
     mask, states = given["attention_mask"], given["hidden_states"]
     if mask is not None and mask.dtype != torch.bool:
         return mask
@@ -235,9 +235,9 @@ def _for_eager(module: nn.Module, given: dict[str, Any]) -> Tensor:
 def _additive(
     mask: Tensor | None, length: int, keys: int, queries: int, device: torch.device, window: int | None
 ) -> Tensor | None:
-    """Any mask transformers hands to an attention function, as additive rows of the last queries.
+    """Turn any mask that transformers hands to an attention function into additive rows of the last queries.
 
-    Of a sliding ``window`` only masks that hide padding alone, or nothing, lack what it hides.
+    A sliding ``window`` is added only to masks that hide padding alone, or nothing: others include it.
     """
     hidden = torch.finfo(torch.float32).min
     if mask is not None and mask.dim() == 4:
@@ -267,14 +267,14 @@ def _tapped_attention(
     scaling: float | None = None,
     **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """The attention function registered under the tap's name."""
+    """Run the model's attention for the tap; registered under the tap's name."""
     taps = _ARMED[module]
     for tap in taps:
         tap.record(query, key, attention_mask, scaling, options)
-    # Families define their own eager function; it is in the file of the attention class.
+    # Families define their own eager function, in the file of the attention class.
     eager: Any = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
     attend = ALL_ATTENTION_FUNCTIONS.get(taps[0].implementation, eager)
-    # Kernels are loaded by the name in the module's config: for the call it is the model's own again.
+    # Kernels are loaded by the name in the module's config, so the call restores the model's own name.
     armed: Any = module.config
     module.config = taps[0].config
     try:
@@ -287,26 +287,26 @@ AttentionInterface.register(_TAP, _tapped_attention)
 
 
 def beside_width(kind: Beside, model: Any) -> int:
-    """Numbers that a token has of a kind; UserError for a model that does not tell its attention heads."""
+    """Count a token's numbers of a kind; UserError for a model that does not tell its attention heads."""
     if kind == "probabilities":
         return 4
     heads = getattr(model.config.get_text_config(), "num_attention_heads", None)
     if not isinstance(heads, int):
-        told = f"{type(model).__name__} does not tell its number of heads: read {kind} of another model"
+        told = f"{type(model).__name__} does not tell its number of heads: read {kind} from another model"
         raise UserError(told, "model")
     return heads * len(decoder_layers(model)) * (NEAR if kind == "attention" else 1)
 
 
 def lookback_ratios(weights: Tensor, prompts: Tensor, written: Tensor) -> Tensor:
-    """Ratios (batch, q, heads), float32, of the last q positions.
+    """Compute ratios (batch, q, heads), float32, of the last q positions.
 
-    The last column of ``weights`` (batch, heads, q, k) is the last position. ``prompts`` (batch,) are tokens
-    of each prompt, ``written`` (batch,) those after it, the last position's included.
+    The last column of ``weights`` (batch, heads, q, k) is the last position. ``prompts`` (batch,) counts the
+    tokens of each prompt, ``written`` (batch,) those after it, including the last position.
     """
     queries, keys = weights.shape[2:]
     device = weights.device
     prompts, written = prompts.to(device), written.to(device)
-    back = torch.arange(keys - 1, -1, -1, device=device)  # of each column, how far from the last
+    back = torch.arange(keys - 1, -1, -1, device=device)  # distance of each column from the last
     new = back <= written[:, None]  # (batch, k)
     context = ~new & (back < (prompts + written)[:, None])
     read = torch.einsum("bhqk,bck->cbqh", weights, torch.stack([context, new], dim=1).to(weights.dtype))
@@ -317,7 +317,7 @@ def lookback_ratios(weights: Tensor, prompts: Tensor, written: Tensor) -> Tensor
 
 
 def near_weights(weights: Tensor) -> Tensor:
-    """Weights (batch, q, heads * NEAR) of the last q positions on the tokens before them.
+    """Collect weights (batch, q, heads * NEAR) of the last q positions on the tokens before them.
 
     The last column of ``weights`` (batch, heads, q, k) is the last position.
     """
@@ -329,7 +329,7 @@ def near_weights(weights: Tensor) -> Tensor:
 
 
 class HeadsTap(ExitStack):
-    """Reads "lookback" or "attention" from the heads of all layers."""
+    """Reader of "lookback" or "attention" from the heads of all layers."""
 
     def __init__(self, model: Any, kind: Beside) -> None:
         super().__init__()
@@ -348,7 +348,7 @@ class HeadsTap(ExitStack):
             tap.read(count)
 
     def take_last(self, prompts: Tensor, written: Tensor) -> Tensor | None:
-        """What was read, (batch, count, 1, width) float32, as if of one layer; None if nothing was."""
+        """Return the numbers read, (batch, count, 1, width) float32, as one layer; None if there are none."""
         if not self._queries:
             return None
         self._queries = 0

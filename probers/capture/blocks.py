@@ -1,7 +1,7 @@
-"""Parts of a decoder: its blocks, and in each of them attention, MLP and the stream between.
+"""Parts of a decoder: its blocks, and in each of them attention, MLP and the stream between them.
 
-Found by structure and checked by numbers, not listed per family: a block must add the outputs of two of its
-modules to the residual stream.
+They are found by structure and checked by numbers, not listed per family: a block must add the outputs of two
+of its modules to the residual stream.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from torch import Tensor, nn
 
 from ..types import UserError
 
-_PROBE = 4  # tokens of the pass in which modules are told apart
+_PROBE = 4  # tokens of the pass that tells modules apart
 _ATTENTION = re.compile(r"attn|attention", re.IGNORECASE)
 
 
 def decoder_of(model: Any) -> nn.Module:
-    """The text decoder inside a model; its first output is the state after the final norm."""
+    """Find the text decoder inside a model; its first output is the state after the final norm."""
     return model.get_decoder() if hasattr(model, "get_decoder") else model
 
 
 def decoder_layers(model: nn.Module) -> nn.ModuleList:
-    """The decoder's blocks: the longest module list that is not inside another one, such as one of experts.
+    """Find the decoder's blocks: the longest module list outside other ones, such as one of experts.
 
     Raises:
         UserError: the model has no list of blocks.
@@ -47,14 +47,14 @@ def _outermost(module: nn.Module) -> Iterator[nn.ModuleList]:
 
 
 def first_tensor(values: Any) -> Tensor | None:
-    """The tensor a module was given or returned, where it comes first among other things."""
+    """Return the tensor that a module was given or returned, where it comes first among other things."""
     while isinstance(values, (tuple, list)) and values:
         values = values[0]
     return values if isinstance(values, Tensor) else None
 
 
 def given_tensor(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
-    """The states a module was called with, by place or by name."""
+    """Return the states a module was called with, by place or by name."""
     if args:
         return first_tensor(args)
     return first_tensor(kwargs.get("hidden_states", list(kwargs.values())))
@@ -77,7 +77,7 @@ _PARTS: WeakKeyDictionary[nn.Module, list[BlockParts]] = WeakKeyDictionary()
 
 
 def block_parts(model: Any) -> list[BlockParts]:
-    """The parts of every block; found in one short forward pass the first time.
+    """Return the parts of every block; the first time a short forward pass finds them.
 
     Raises:
         UserError: a block does not add the outputs of two of its modules to its input.
@@ -89,7 +89,7 @@ def block_parts(model: Any) -> list[BlockParts]:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """A module's call in the probing pass; tensors (tokens, d) float32, None when of another shape."""
+    """A module's call in the probing pass; tensors (tokens, d) float32, None for another shape."""
 
     name: str
     module: nn.Module
@@ -104,7 +104,7 @@ def _find_parts(model: Any) -> list[BlockParts]:
     width = int(model.config.get_text_config().hidden_size)
 
     def stream(value: Tensor | None) -> Tensor | None:
-        # Copied: some families add to these tensors in place afterwards. To the host: blocks may lie on
+        # Copied, since some families add to these tensors in place; to the host, since blocks may lie on
         # several devices.
         if value is None or value.numel() != _PROBE * width or value.shape[-1] != width:
             return None
@@ -140,7 +140,7 @@ def _find_parts(model: Any) -> list[BlockParts]:
 
 
 def _parts_of(family: str, layer: int, calls: Sequence[_Call]) -> BlockParts:
-    """Tell one block's modules apart by what they add; the block itself is the last call."""
+    """Tell one block's modules apart by the outputs they add; the block itself is the last call."""
     before, after = calls[-1].given, calls[-1].output
     inner = [c for c in calls[:-1] if c.output is not None]
     if before is not None and after is not None:

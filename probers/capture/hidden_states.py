@@ -1,7 +1,7 @@
-"""Reading the states of a decoder's blocks while it runs.
+"""States of a decoder's blocks, read while it runs.
 
-The tap is a context manager that always detaches, also when the forward pass raises,
-and it reads only while it is armed, so that prompt states are dropped where they arise.
+The tap is a context manager that always detaches, even when the forward pass raises. It reads
+only while it is armed, so that prompt states are dropped where they arise.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def check_needs(needs: Needs, model: nn.Module) -> None:
-    """Refuse what cannot be read from ``model`` (UserError)."""
+    """Refuse needs that cannot be read from ``model`` (UserError)."""
     layers = len(decoder_layers(model))
     asked = [needs.attention_layer or 0, *(layer for feature in needs.features for layer in feature.layers)]
     for layer in asked:
@@ -39,7 +39,7 @@ def check_needs(needs: Needs, model: nn.Module) -> None:
 
 
 def vector_width(feature: Feature, model: Any) -> int:
-    """Numbers in a vector of ``feature``, read from ``model``."""
+    """Count the numbers in a vector of ``feature``, read from ``model``."""
     if feature.site in BESIDE:
         return beside_width(feature.site, model)
     width = int(model.config.get_text_config().hidden_size)
@@ -58,7 +58,7 @@ def _check_feature(feature: Feature, model: nn.Module, layers: int) -> None:
             "layers",
         )
     if feature.beside and (site in BESIDE or feature.of_mind):
-        raise UserError(f"nothing can be read beside site={site} and pool={pool}", "unsupported")
+        raise UserError(f"no further feature can be read beside site={site} and pool={pool}", "unsupported")
     for kind in (site, *feature.beside):
         if kind not in BESIDE:
             continue
@@ -66,7 +66,7 @@ def _check_feature(feature: Feature, model: nn.Module, layers: int) -> None:
         if kind == site and feature.layers != (layers,):
             raise UserError(f"site={site} needs layers=({layers},), not {feature.layers}", "layers")
         if kind == "probabilities" and pool not in ("mean", "last", "tokens"):
-            raise UserError(f"{kind} are of tokens that are there: pool={pool} has none", "unsupported")
+            raise UserError(f"{kind} need tokens of the text: pool={pool} has none", "unsupported")
     if site in ("resid_post", *BESIDE):
         return
     if 0 in feature.layers:
@@ -79,7 +79,7 @@ def _check_feature(feature: Feature, model: nn.Module, layers: int) -> None:
 
 
 def broken_state(feature: Feature, index: int, where: str) -> RunError:
-    """The error for a NaN or infinite state of the ``index``-th layer that a :class:`StateTap` reads."""
+    """Build the error for a NaN or infinite state of the ``index``-th layer read by a :class:`StateTap`."""
     layers = StateTap.layers_of(feature)
     layer = f"layer {layers[index]}"
     if feature.of_mind and index == len(layers) - 1:
@@ -92,7 +92,7 @@ def broken_state(feature: Feature, index: int, where: str) -> RunError:
 
 
 class StateTap(ExitStack):
-    """Reads one site at chosen layers, reduced inside the hook; :func:`check_needs` comes before."""
+    """Reader of one site at chosen layers, reduced inside the hook; call :func:`check_needs` before."""
 
     def __init__(self, model: nn.Module, feature: Feature) -> None:
         super().__init__()
@@ -101,13 +101,13 @@ class StateTap(ExitStack):
         self._layers = self.layers_of(feature)
         self._read: Tensor | None = None
         self._of_layer: tuple[Tensor, ...] = ()  # views of it
-        self._lacking: set[int] = set()  # layers that the pass has not come to
+        self._lacking: set[int] = set()  # layers that the pass has not reached
         self._reduce: Callable[[Tensor], Tensor] | None = None
         self._shape: torch.Size | None = None
 
     @staticmethod
     def layers_of(feature: Feature) -> tuple[int, ...]:
-        """The layers read for a feature; for MIND's pools 1 to L, and as one more the final norm."""
+        """Return the layers read for a feature; for MIND's pools these are 1 to L, then the final norm."""
         if feature.of_mind:
             return tuple(range(1, feature.layers[0] + 2))
         return feature.layers
@@ -129,18 +129,18 @@ class StateTap(ExitStack):
         return self
 
     def read(self, reduce: Callable[[Tensor], Tensor] | None) -> None:
-        """Read every pass until :meth:`take`, the last of which counts; None reads nothing.
+        """Read every pass until :meth:`take`; only the last one counts. None reads nothing.
 
-        ``reduce`` makes what is kept, (batch, .., width), of a layer's states (batch, length, d).
+        ``reduce`` turns a layer's states (batch, length, d) into the kept tensor, (batch, .., width).
         """
         self._read, self._of_layer = None, ()
         self._reduce = reduce
 
     def take(self) -> Tensor | None:
-        """The states read, (batch, .., layers, width) float32 in the feature's order; None if none were.
+        """Return the states read, (batch, .., layers, width) float32 in the feature's order, or None.
 
         Raises:
-            RunError: a layer that the pass did not come to.
+            RunError: the pass did not reach a layer.
         """
         self._reduce = None
         read, self._read, self._of_layer = self._read, None, ()
@@ -155,18 +155,18 @@ class StateTap(ExitStack):
         self.read((lambda states: states[:, -count:].detach()) if count else None)
 
     def take_last(self, prompts: Tensor, written: Tensor) -> Tensor | None:
-        """The states read, (batch, count, layers, width); the lengths are ignored."""
+        """Return the states read, (batch, count, layers, width); the lengths are ignored."""
         return self.take()
 
     def _place(self, layer: int, blocks: nn.ModuleList) -> tuple[nn.Module, bool]:
-        """The module whose output (input when True) is the site at ``layer``."""
+        """Return the module whose output (input when True) is the site at ``layer``."""
         if self._site == "resid_post":
             if layer > len(blocks):
                 return decoder_of(self._model), False
             return (blocks[0], True) if layer == 0 else (blocks[layer - 1], False)
         parts = block_parts(self._model)[layer - 1]
         if self._site == "resid_mid":
-            assert parts.middle is not None  # check_needs
+            assert parts.middle is not None  # by check_needs
             return parts.middle, True
         return (parts.attention if self._site == "attn_out" else parts.mlp), False
 
@@ -192,12 +192,12 @@ class StateTap(ExitStack):
             self._of_layer = self._read.unbind(-2)
             self._lacking = set(self._layers)
         # Copied: a view would keep the prompt's states alive, and some families go on to
-        # add to these tensors in place. All layers into one tensor: what follows is one operation.
+        # add to these tensors in place. All layers go into one tensor: the next step is one operation.
         for place in places:
             self._of_layer[place].copy_(kept)
         self._lacking.discard(layer)
 
 
 def tap_of(model: nn.Module, feature: Feature) -> StateTap | HeadsTap:
-    """The tap of a feature's site; call ``read_last`` before a pass and ``take_last`` after it."""
+    """Make the tap of a feature's site; call ``read_last`` before a pass and ``take_last`` after it."""
     return HeadsTap(model, feature.site) if feature.site in BESIDE else StateTap(model, feature)

@@ -1,9 +1,9 @@
 """Pooling of token states into the vectors of texts, and the only rounding before heads.
 
-Texts are pooled while they are written (:class:`GrowingPool`), where they are read whole
+Texts are pooled while they are written (:class:`GrowingPool`), when they are read whole
 (:class:`WholePool`), and from the vectors of their tokens (:func:`pool_tokens`), which gives the vector of
-any part of a text. docs/engine.md says what each pool is; "mind" is MIND's (Su et al. 2024), which RaDIO
-takes over.
+any part of a text. docs/engine.md defines each pool; "mind" is MIND's (Su et al. 2024), also used by
+RaDIO.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from torch import Tensor
 from ..store.spec import FP8, fp8_rounded
 from ..types import Pool
 
-#: Pools that keep a vector for every token; of all others a text has one.
+#: Pools that keep a vector for every token; all others have one per text.
 PER_TOKEN: tuple[Pool, ...] = ("tokens", "predicting", "positions", "mind_tokens")
-#: Pools that begin with the state before the first token; "prompt" is nothing else.
+#: Pools that begin with the state before the first token; "prompt" has only that one.
 BEFORE: tuple[Pool, ...] = ("prompt", "predicting", "positions")
 
-_HELD = 1 << 26  # bytes of vectors of single tokens that stay on the device until they are copied together
+_HELD = 1 << 26  # bytes of single tokens' vectors that stay on the device until they are copied together
 
 
 def all_finite(states: Tensor) -> Tensor:
-    """(..) bool, whether no number of a vector (.., d) is NaN or infinite.
+    """Tell of each vector (.., d) whether all its numbers are finite, (..) bool.
 
     Only a finite number minus itself is 0; over 20 times as fast as asking ``isfinite`` of each on a CPU.
     """
@@ -35,32 +35,32 @@ def all_finite(states: Tensor) -> Tensor:
 
 
 def token_pool(*pools: Pool) -> Pool:
-    """Pool to record so that :func:`pool_tokens` can compute any of ``pools`` for any part of a text.
+    """Return the pool to record so that :func:`pool_tokens` can compute ``pools`` for any part of a text.
 
-    ValueError for pools that no one recording has, and for "prompt", which is of no part of a text.
+    ValueError for pools that no single recording covers, and for "prompt", which is of no part of a text.
     """
     if "prompt" in pools:
-        raise ValueError("pool=prompt is the state before a text, not that of a part of it")
+        raise ValueError("pool=prompt is the state before a text, not the state of a part of it")
     kept = {"mind_tokens" if p == "mind" else p if p in PER_TOKEN else "tokens" for p in pools}
     if len(kept) > 1 and "mind_tokens" in kept:
-        raise ValueError(f"{pools} are not made of the same states")
+        raise ValueError(f"{pools} do not use the same states")
     return "positions" if len(kept) > 1 else kept.pop()
 
 
 def span_of(vectors: np.ndarray, tokens: Sequence[int], kept: Pool, pool: Pool) -> np.ndarray:
-    """A copy (n, heads, width) of what ``pool`` is made of, of the n ``tokens`` of a text, ascending.
+    """Copy the vectors (n, heads, width) that ``pool`` uses for the n ascending ``tokens`` of a text.
 
-    Its ``vectors`` were recorded with ``kept``, a :func:`token_pool` of ``pool``.
+    The text's ``vectors`` were recorded with ``kept``, a :func:`token_pool` of ``pool``.
     """
     after = kept == "positions" and pool != "predicting"  # the first position comes before the first token
     return vectors[np.asarray(tokens) + after]
 
 
 def token_vectors(states: Tensor, pool: Pool) -> Tensor:
-    """Contributions of tokens, (.., heads, width) float32, from their layers' states, (.., layers, d).
+    """Turn layers' states (.., layers, d) of tokens into their vectors (.., heads, width), float32.
 
-    Heads are the layers, of width d. MIND has one of width 2 d: the mean of all layers read but
-    the last, followed by the last one, which is the final norm's output.
+    Heads are the layers, of width d. MIND has one of width 2 d: the mean of all layers read except
+    the last, then the last one, which is the final norm's output.
     """
     states = states.float()
     if pool not in ("mind", "mind_tokens"):
@@ -69,12 +69,12 @@ def token_vectors(states: Tensor, pool: Pool) -> Tensor:
 
 
 def _averaged_from(pool: Pool, width: int) -> int:
-    """Index from which numbers are averaged over tokens; those before it are the last token's."""
+    """Return the index from which numbers are averaged over tokens; those before it are the last token's."""
     return {"mean": 0, "mind": width // 2}.get(pool, width)
 
 
 def pool_tokens(vectors: np.ndarray, pool: Pool) -> np.ndarray:
-    """The vector (heads, width) of a run of tokens; pool "predicting" is what comes before the first.
+    """Pool the vector (heads, width) of a run of tokens; pool "predicting" is the one before the first.
 
     ``vectors`` (n, heads, width), at least one, were recorded with :func:`token_pool`.
     """
@@ -86,14 +86,14 @@ def pool_tokens(vectors: np.ndarray, pool: Pool) -> np.ndarray:
 
 
 class StreamingPool:
-    """The vectors of ``rows`` texts, pooled one token at a time; pools of single tokens keep the last."""
+    """The vectors of ``rows`` texts, pooled one token at a time; pools of single tokens keep the last one."""
 
     def __init__(self, pool: Pool, rows: int) -> None:
         self._pool, self._rows = pool, rows
-        self._sums: Tensor | None = None  # (rows, heads, width): sums, or what the last token has
+        self._sums: Tensor | None = None  # (rows, heads, width): sums, or numbers of the last token
 
     def add(self, vectors: Tensor, rows: Tensor | slice) -> None:
-        """Take one more token, (b, heads, width) from :func:`token_vectors`, of the texts ``rows`` (b,)."""
+        """Add one more token, (b, heads, width) from :func:`token_vectors`, of the texts ``rows`` (b,)."""
         if self._sums is None:
             self._sums = vectors.new_zeros(self._rows, *vectors.shape[1:])
         width = vectors.shape[-1]
@@ -107,7 +107,7 @@ class StreamingPool:
             sums.index_add_(0, rows, more)
 
     def value(self, rows: int | slice, count: Tensor | int) -> Tensor:
-        """Vectors (.., heads, width) of some texts, which have had ``count`` >= 1 tokens."""
+        """Return vectors (.., heads, width) of some texts, which have had ``count`` >= 1 tokens."""
         assert self._sums is not None
         pooled = self._sums[rows].clone()
         pooled[..., _averaged_from(self._pool, pooled.shape[-1]) :] /= count
@@ -117,19 +117,19 @@ class StreamingPool:
 class Waiting:
     """Recorded steps whose tokens may still be cut from their texts.
 
-    A stop string can begin before the token that completes it, so a step waits until it is committed: as a
-    rule at once, and at most for as many steps as the longest stop string has characters.
+    A stop string can begin before the token that completes it, so a step waits until it is committed: usually
+    no time, and at most as many steps as the longest stop string has characters.
     """
 
     def __init__(self) -> None:
         self._steps: deque[tuple[int, Sequence[int], Tensor, Sequence[Tensor]]] = deque()
 
     def add(self, index: int, listed: Sequence[int], rows: Tensor, *values: Tensor) -> None:
-        """Values (b, ..) of the ``index``-th token of some rows (b,), ``listed`` also for the host."""
+        """Add values (b, ..) of the ``index``-th token of some rows (b,), ``listed`` also for the host."""
         self._steps.append((index, listed, rows, values))
 
     def drop(self, count: int) -> None:
-        """Take back the last ``count`` steps."""
+        """Remove the last ``count`` steps."""
         for _ in range(count):
             self._steps.pop()
 
@@ -151,24 +151,24 @@ class GrowingPool:
     """One feature of ``rows`` texts that grow: tokens that may still be cut wait, the others are pooled.
 
     Places count from the first state that belongs to a text, which with ``positions`` is the one before its
-    first token; ``prompt`` has that place alone. What is pooled lies on ``device``, or where the states are.
+    first token; ``prompt`` has only that place. Pooled vectors lie on ``device``, or where the states are.
     """
 
     def __init__(self, pool: Pool, rows: int, device: torch.device | None = None) -> None:
         self._pool, self._rows, self._device = pool, rows, device
-        self._more = int(pool in ("positions", "prompt"))  # states a text has beside its tokens'
-        self._most = 1 if pool == "prompt" else None  # places that are read
+        self._more = int(pool in ("positions", "prompt"))  # states of a text besides those of its tokens
+        self._most = 1 if pool == "prompt" else None  # number of places read
         self._waiting = Waiting()
         self._pooled = StreamingPool(pool, rows)
         self._tokens: list[list[Tensor]] = [[] for _ in range(rows)]  # on the host
-        self._held: list[tuple[Sequence[int], Tensor]] = []  # of tokens that are not there yet: rows, vectors
+        self._held: list[tuple[Sequence[int], Tensor]] = []  # rows and vectors of tokens not yet on the host
         self._room = _HELD
         self._finite: list[tuple[int, Sequence[int], Tensor]] = []  # place, rows, (b, layers) bool
 
     def add(self, first: int, listed: Sequence[int], rows: Tensor, states: Tensor) -> None:
-        """Take states (b, q, layers, d) of q places of the texts ``rows`` (b,), from ``first`` on.
+        """Add states (b, q, layers, d) of q places of the texts ``rows`` (b,), from ``first`` on.
 
-        ``listed`` are the same rows for the host, which would wait for the device to tell them.
+        ``listed`` are the same rows on the host, which would otherwise wait for the device.
         """
         if self._most is not None:
             states = states[:, : max(0, self._most - first)]
@@ -177,12 +177,12 @@ class GrowingPool:
             self._waiting.add(first + place, listed, rows, *each)
 
     def drop(self, count: int) -> None:
-        """Take back the last ``count`` places."""
+        """Remove the last ``count`` places."""
         if self._most is None:
             self._waiting.drop(count)
 
     def commit(self, upto: int, kept: Mapping[int, int]) -> None:
-        """Pool the waiting tokens below ``upto``; ``kept`` is how many rows that have ended keep."""
+        """Pool the waiting tokens below ``upto``; ``kept`` tells how many tokens ended rows keep."""
         places = {row: count + self._more for row, count in kept.items()} if self._more else kept
         for place, listed, rows, (vectors, finite) in self._waiting.below(upto + self._more, places):
             self._finite.append((place, listed, finite))
@@ -192,12 +192,12 @@ class GrowingPool:
                 if self._room < 0:
                     self._to_host()
             else:
-                # Rows leave a batch and never come back: as many as began are all, in their order.
+                # Rows leave a batch and never come back: if all that began are here, they are in order.
                 some = rows if len(rows) < self._rows else slice(None)
                 self._pooled.add(vectors.to(device=self._device), some)
 
     def _to_host(self) -> None:
-        """Copy the vectors of single tokens that are held, all at once: each copy waits for the device."""
+        """Copy the held vectors of single tokens all at once, since each copy waits for the device."""
         if not self._held:
             return
         rows = [row for listed, _ in self._held for row in listed]
@@ -208,7 +208,7 @@ class GrowingPool:
         self._room = _HELD
 
     def broken(self) -> tuple[int, int, int] | None:
-        """(row, token, layer's place) of the first committed state that is NaN or infinite."""
+        """Find (row, token, layer's place) of the first committed state that is NaN or infinite."""
         if not self._finite or bool(torch.cat([good.flatten() for *_, good in self._finite]).all()):
             return None
         row, place, layer = min(
@@ -219,9 +219,9 @@ class GrowingPool:
         return row, max(0, place - self._more), layer
 
     def value(self, row: int, kept: int) -> np.ndarray | None:
-        """Committed float32 states as :class:`probers.types.Generation` has them; None where there are none.
+        """Return committed float32 states as in :class:`probers.types.Generation`; None where there are none.
 
-        A text without a token has none but that of ``prompt``.
+        A text without tokens has none except that of ``prompt``.
         """
         if not self._finite or not (kept or self._pool == "prompt"):
             return None
@@ -234,17 +234,17 @@ class GrowingPool:
 class WholePool:
     """The vectors of texts that one pass reads whole, layer by layer.
 
-    ``scored`` (batch, T) bool says which of the last T positions are tokens of the texts.
+    ``scored`` (batch, T) bool tells which of the last T positions are tokens of the texts.
     """
 
     def __init__(self, pool: Pool, scored: Tensor) -> None:
         self._pool, self._texts = pool, scored
         self._scored = scored
-        if pool in ("positions", "prompt"):  # the position before a text's first token is its own too
+        if pool in ("positions", "prompt"):  # the position before a text's first token belongs to it too
             self._scored = torch.nn.functional.pad(scored, (0, 1), value=True)
-        if pool == "prompt":  # the mean of which is that state itself
+        if pool == "prompt":  # their mean is that state itself
             self._scored &= ~torch.nn.functional.pad(scored, (1, 0), value=False)
-        self._finite: list[Tensor] = []  # (batch, T) per layer, in the order in which the pass came to them
+        self._finite: list[Tensor] = []  # (batch, T) per layer, in the order of the pass
 
     def layer(self, states: Tensor) -> Tensor:
         """Reduce a layer's states (batch, length, d) to its tokens, their mean, or the last."""
@@ -262,16 +262,16 @@ class WholePool:
         return torch.stack([states[:, -1], mean], dim=1) if self._pool == "mind" else mean
 
     def broken(self) -> tuple[int, int, int] | None:
-        """(row, token, layer's place in the pass) of the first state that is NaN or infinite."""
+        """Find (row, token, layer's place in the pass) of the first state that is NaN or infinite."""
         for place, good in enumerate(self._finite):
             for row, column in (~good).nonzero().tolist():
                 return row, max(0, column - good.shape[1] + int(self._texts[row].sum())), place
         return None
 
     def value(self, layers: Tensor, row: int) -> np.ndarray:
-        """The vector (heads, width) of one text, or (n, heads, width) of its tokens.
+        """Return the vector (heads, width) of one text, or (n, heads, width) of its tokens.
 
-        ``layers`` (batch, .., layers, d) is what :meth:`layer` kept of each.
+        ``layers`` (batch, .., layers, d) has the results of :meth:`layer`.
         """
         own = layers[row]
         if self._pool in PER_TOKEN:
@@ -282,7 +282,7 @@ class WholePool:
 
 
 def as_stored(vectors: np.ndarray | Tensor, dtype: str) -> Tensor:
-    """float32 vectors rounded to number format ``dtype``, as the store rounds what heads are trained on."""
+    """Round float32 vectors to number format ``dtype``, as the store rounds the training data of heads."""
     if dtype == FP8:
         return fp8_rounded(torch.as_tensor(vectors))
     kind: torch.dtype = getattr(torch, dtype)

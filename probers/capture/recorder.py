@@ -1,7 +1,7 @@
 """Recorders of a decoding batch: states and attention, pooled incrementally while it runs.
 
-Every buffer is indexed by the row a prompt had when the batch began, so that rows which finish can leave the
-batch without anything here being moved.
+Every buffer is indexed by a prompt's row at the start of the batch, so that finished rows can leave the
+batch without any move here.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 
 
 class FeatureRecorder(GrowingPool):
-    """One feature of a batch's texts: its tap, and what was read; ``prompts`` are their lengths."""
+    """One feature of a batch's texts: its tap and recordings; ``prompts`` are their lengths."""
 
     def __init__(self, model: Any, feature: Feature, prompts: Sequence[int]) -> None:
         super().__init__(feature.pool, len(prompts), model.device)
         self._prompts = torch.tensor(prompts, device=model.device)
         self.tap = tap_of(model, feature)
-        # What was read at a token is kept for the one after it where that is what it predicts.
+        # A state that predicts the next token is kept until that token arrives.
         self._ahead = int(feature.pool in BEFORE)
-        self.goes_on = feature.pool != "prompt"  # tokens are read as well
-        self._count = 0  # positions that are read
+        self.goes_on = feature.pool != "prompt"  # whether tokens are read as well
+        self._count = 0  # number of positions read
         self._read(self._ahead)
 
     def read_last(self, count: int) -> None:
@@ -52,7 +52,7 @@ class FeatureRecorder(GrowingPool):
 
 
 class AttentionRecorder:
-    """Attention of one layer (None is the last) at the tokens of a batch's texts."""
+    """Recorder of attention of one layer (None is the last) at the tokens of a batch's texts."""
 
     def __init__(self, model: Any, layer: int | None, prompts: Sequence[int], limit: int) -> None:
         self._prompts, self._rows, self._width, self._limit = prompts, len(prompts), max(prompts), limit
@@ -102,11 +102,11 @@ class AttentionRecorder:
 
 
 class CaptureSession(ExitStack):
-    """Reads the last positions of a batch's passes, and pools those of the tokens that are kept.
+    """Recorder of the last positions of a batch's passes, which pools the tokens that are kept.
 
-    Before a pass :meth:`read_last` says how many positions to read, and after it :meth:`take` takes them.
+    Before a pass :meth:`read_last` sets the number of positions to read; after it :meth:`take` takes them.
     Rows have ``prompts`` tokens and write at most ``limit``. ``reads`` tells whether anything of their tokens
-    is read but logits.
+    besides logits is read.
     """
 
     def __init__(self, model: Any, needs: Needs, prompts: Sequence[int], limit: int) -> None:
@@ -132,7 +132,7 @@ class CaptureSession(ExitStack):
             recorder.read_last(count)
 
     def take(self, index: int, listed: Sequence[int], rows: Tensor) -> None:
-        """Take what the last pass left of ``rows`` (b,), the batch's that ran, also ``listed`` for the host.
+        """Take the records of the last pass for ``rows`` (b,), the batch's that ran, ``listed`` on the host.
 
         ``index`` is the generated token at the first position read; -1 is the prompts' last position.
         """
@@ -140,48 +140,48 @@ class CaptureSession(ExitStack):
             recorder.take(index, listed, rows)
 
     def drop(self, count: int) -> None:
-        """Take back the last ``count`` positions taken, for their tokens were not written."""
+        """Remove the last ``count`` positions taken, whose tokens were rejected."""
         for recorder in self._all:
             recorder.drop(count)
 
     def finish(self, row: int, kept: int) -> None:
-        """``row`` has ended and its first ``kept`` tokens are its text."""
+        """End ``row``; its first ``kept`` tokens are its text."""
         self._kept[row] = kept
 
     def commit(self, upto: int) -> None:
-        """Pool the waiting tokens below ``upto``, which every row still running is known to keep."""
+        """Pool the waiting tokens below ``upto``, which every running row certainly keeps."""
         for recorder in self._all:
             recorder.commit(upto, self._kept)
 
     def broken(self) -> tuple[Feature, int, int, int] | None:
-        """(feature, row, token, layer index) of the first kept state that is NaN or infinite."""
+        """Find (feature, row, token, layer index) of the first kept state that is NaN or infinite."""
         for feature, recorder in self._features.items():
             if (found := recorder.broken()) is not None:
                 return feature, *found
         return None
 
     def states(self, row: int, scores: np.ndarray) -> dict[Feature, np.ndarray]:
-        """The float32 states as :class:`probers.types.Generation` has them.
+        """Return the float32 states as in :class:`probers.types.Generation`.
 
-        ``scores`` are of the kept tokens, from :func:`probers.engine.forward.token_scores`.
+        ``scores`` are those of the kept tokens, from :func:`probers.engine.forward.token_scores`.
         """
         found = {each: recorder.value(row, self._kept[row]) for each, recorder in self._features.items()}
         read = {each: states for each, states in found.items() if states is not None}
         return joined(self._needs, read, scores)
 
     def attention(self, row: int) -> AttentionRows | None:
-        """The kept part of ``row``'s attention."""
+        """Return the kept part of ``row``'s attention."""
         return None if self._attention is None else self._attention.value(row, self._kept[row])
 
 
 def tapped(needs: Needs) -> tuple[Feature, ...]:
-    """What is read from the model while it runs for all features of ``needs``, each once."""
+    """List the features to read from the running model for all of ``needs``, each once."""
     parts = (part for feature in needs.features for part in _parts(feature))
     return tuple(dict.fromkeys(part for part in parts if part.site != "probabilities"))
 
 
 def joined(needs: Needs, read: Mapping[Feature, np.ndarray], scores: np.ndarray) -> dict[Feature, np.ndarray]:
-    """Make the states of each feature of ``needs`` from those ``read`` of :func:`tapped`.
+    """Make the states of each feature of ``needs`` from those ``read`` for :func:`tapped`.
 
     ``scores`` (2, n) are log-probabilities and entropies of the text's tokens, with the two highest
     probabilities (4, n) where they are asked for.
@@ -202,7 +202,7 @@ def joined(needs: Needs, read: Mapping[Feature, np.ndarray], scores: np.ndarray)
 
 
 def as_places(vectors: np.ndarray, width: int) -> np.ndarray:
-    """Vectors (.., 1, m) as so many places of a ``width`` as they need, (.., places, width), then zeros."""
+    """Split vectors (.., 1, m) over the places of ``width`` they need, (.., places, width), zeros last."""
     *before, _, size = vectors.shape
     padded = np.zeros((*before, places_for(size, width) * width), dtype=vectors.dtype)
     padded[..., :size] = vectors[..., 0, :]
@@ -210,16 +210,16 @@ def as_places(vectors: np.ndarray, width: int) -> np.ndarray:
 
 
 def _parts(feature: Feature) -> list[Feature]:
-    """What a feature is made of: its states, and each thing beside them."""
+    """Split a feature into its parts: its states, and each thing beside them."""
     last = feature.layers[-1:]
     beside = [Feature(last, kind, feature.pool) for kind in feature.beside]
     return [replace(feature, beside=()) if beside else feature, *beside]
 
 
 def _probabilities(scores: np.ndarray, part: Feature) -> np.ndarray:
-    """(n, 1, 4) of n tokens, or (1, 4) where the pool has one vector.
+    """Return numbers (n, 1, 4) of n tokens, or (1, 4) where the pool has one vector.
 
-    They are log-probability, entropy, and the two highest probabilities of what the token was drawn from.
+    They are log-probability, entropy, and the two highest probabilities of the token's distribution.
     """
     each = scores.T[:, None].astype(np.float32)
     if part.pool == "tokens":

@@ -1,1 +1,1 @@
-"""Machinery of all commands: settings, run folders, and components by name."""
+"""Common machinery of commands: settings, run folders, and components by name."""

@@ -1,7 +1,7 @@
 """Components of a command by name: triggers, queries, heads, retrievers, question sets, prompts, launchers.
 
-A component is a class whose fields or constructor parameters are its options. One of your own needs no place
-here: ``trigger._target_=my_package.MyTrigger``.
+A component is a class whose fields or constructor parameters are its options. A class of your own need not be
+listed here: ``trigger._target_=my_package.MyTrigger``.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ COMPONENTS: dict[str, dict[str, str]] = {
         "submitit": "launch.submitit_jobs.Submitit",
     },
 }  # fmt: skip
-#: Where a dotted path is still to be given.
+#: Placeholder of a dotted path that the user must give.
 MISSING = "???"
 
 
@@ -123,7 +123,7 @@ def choices(group: str) -> list[str]:
 
 
 def target_of(group: str, name: str) -> str:
-    """Look up the dotted path of the class behind a name; ``???`` where it is the user's to give."""
+    """Look up the dotted path of the class behind a name; ``???`` if the user must give it."""
     path = COMPONENTS[group].get(name, "prompts.PromptTemplate")  # files of values are prompts
     return f"probers.{path}" if path else MISSING
 
@@ -141,14 +141,14 @@ options are +head.OPTION=value."""
 
 
 def node_of(group: str, name: str) -> dict[str, Any]:
-    """Make what the configuration holds for a component: its class and the values of its options."""
+    """Make the node of a component in a configuration: its class and the values of its options."""
     own = {} if name in COMPONENTS[group] else values_of(group, name)
     return {"_target_": target_of(group, name), **told_of(group, name).defaults, **own}
 
 
 @cache
 def file_of(group: str, name: str) -> Mapping[str, Any]:
-    """Read a YAML file of a group, or of "" one beside the groups."""
+    """Read a YAML file of a group; with "" as group one beside the groups."""
     import yaml
 
     file = resources.files("probers.configs") / group / f"{name}.yaml"
@@ -176,7 +176,7 @@ def fixed(target: str, **defaults: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Component:
-    """A class with plain options, not yet made; ``named`` if the configuration names the class."""
+    """A class with plain options, not yet instantiated; ``named`` if the configuration names the class."""
 
     group: str
     target: str
@@ -185,19 +185,19 @@ class Component:
 
     @classmethod
     def read(cls, group: str, node: Mapping[str, Any], target: str | None = None) -> Component:
-        """Read a configuration's node, with the class as ``_target_`` where ``target`` is not given."""
+        """Read a configuration's node; ``target`` is the class, else its ``_target_``."""
         path = target or node.get("_target_")
         options = {str(key): value for key, value in node.items() if key != "_target_"}
         if not isinstance(path, str) or not re.fullmatch(r"\?\?\?|[A-Za-z_]\w*(\.\w+)+", path):
             raise UserError(f"{group}._target_={shown(path)} must be the dotted path of a class or function")
         made = cls(group, path, options, named=target is None)
-        if path.startswith("probers."):  # the options of the user's own are its own affair
+        if path.startswith("probers."):  # the class of a user checks its own options
             check_component(made.kind, options, f"{group}.")
         return made
 
     @classmethod
     def of(cls, group: str, name: str, /, **options: Any) -> Component:
-        """Choose a component by its name, with some options changed; UserError as of :meth:`read`."""
+        """Choose a component by its name, with some options changed; UserError as in :meth:`read`."""
         if name not in choices(group):
             told = f"unknown {group} {name!r}: choose one of {', '.join(choices(group))}"
             raise UserError(told, "unknown-choice")
@@ -214,14 +214,14 @@ class Component:
 
     @property
     def node(self) -> dict[str, Any]:
-        """The component as a configuration holds it."""
+        """Return the component's node in a configuration."""
         return {**({"_target_": self.target} if self.named else {}), **self.options}
 
     def get(self, option: str, default: Any = None) -> Any:
         return self.options.get(option, default)
 
     def with_options(self, **options: Any) -> Component:
-        """Change some options."""
+        """Return the component with some options changed."""
         return Component(self.group, self.target, {**self.options, **options}, self.named)
 
     @property
@@ -237,7 +237,7 @@ class Component:
             raise UserError(told, "own-class") from error
 
     def make(self, *args: Any, **kwargs: Any) -> Any:
-        """Make the component; ``kwargs`` replace its options, and what the class refuses is a UserError."""
+        """Make the component; ``kwargs`` replace its options, and errors of its class become a UserError."""
         kind = self.kind
         try:
             return kind(*args, **{key: _made(value) for key, value in self.options.items()} | kwargs)
@@ -246,7 +246,7 @@ class Component:
 
 
 def _made(value: Any) -> Any:
-    """An option's value; the object where a class of the user's own is given for it."""
+    """Return an option's value; an object if the user gave a class for it."""
     if isinstance(value, Mapping) and "_target_" in value:
         from hydra.utils import instantiate
 

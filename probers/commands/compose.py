@@ -1,4 +1,4 @@
-"""Composition of a command's settings from what was typed, by Hydra's overrides, groups and presets."""
+"""Composition of a command's settings from typed arguments, by Hydra's overrides, groups and presets."""
 
 from __future__ import annotations
 
@@ -38,24 +38,24 @@ COMMANDS = {
     "judge": ("datagen.settings.Judge", "datagen.judges.agreement.run"),
     "merge": ("commands.settings.Merge", "commands.merge.run"),
 }
-#: Groups whose choice a preset makes together with options of that very choice.
+#: Groups in which a preset chooses a component and sets options of that component.
 _OF_A_CHOICE = ("trigger", "query")
-#: Groups in whose place a class of the user's own can be named, by ``<group>._target_``.
+#: Groups in which ``<group>._target_`` can name a class of the user's own.
 _OWN = ("trigger", "query", "retriever")
-#: Keys beside those of the settings: what presets bring for their own references, and their commands.
+#: Keys besides those of the settings: values that presets refer to, and their commands.
 _OF_PRESETS = ("published", "commands")
-#: What an argument that is no ``key=value`` stands for: one, or several as a list.
+#: Meaning of an argument that is not ``key=value``: one key, or several as a list.
 _PLACED = {"score": "texts", "import": "probe", "export": "prober"}
 _PLACED_LIST = {"merge": "parts", "judge": "files"}
-#: The key of the first such argument where it is not of the list.
+#: Key of the first such argument if it does not belong to the list.
 _PLACED_FIRST = {"judge": "action"}
-#: Keys whose text is sent as it is typed, whatever stands in it.
+#: Keys whose text is sent exactly as typed.
 _FREE = re.compile(r"\+*(question|prompt\.\w+|trigger\.prompt|retriever\.\w+_prefix)")
 _KEY = re.compile(r"\+{0,2}(?!hydra\b)[A-Za-z_]\w*(\.\w+)*")
-_DEEPEST = 20  # brackets within brackets
+_DEEPEST = 20  # levels of nested brackets
 #: Choices of nothing, for which Hydra has no word.
 _NONE = ("experiment=null", "launch=null")
-#: What opens a reference in a configuration, with the backslashes before it.
+#: Start of a reference in a configuration, with the backslashes before it.
 _OPENING = re.compile(r"(\\*)\$\{")
 
 
@@ -65,12 +65,12 @@ def settings_of(command: str) -> type[Settings]:
 
 
 def groups_of(kind: type[Settings]) -> dict[str, str | None]:
-    """Map the groups of components that a command has to the name of the default."""
+    """Map a command's groups of components to the name of the default."""
     return {f.name: f.metadata["choice"] for f in fields(kind) if "choice" in f.metadata}
 
 
 def quote(text: str) -> str:
-    """Quote text for Hydra's grammar, whatever is in it."""
+    """Quote any text for Hydra's grammar."""
     escaped = re.sub(r"(\\+)(?='|$)", r"\1\1", text).replace("'", r"\'")
     return f"'{escaped}'"
 
@@ -83,18 +83,18 @@ def key_value(override: str) -> tuple[str, str]:
 
 @cache
 def parsed(override: str) -> Override | None:
-    """Parse an override by Hydra's grammar; None where it has no place there."""
+    """Parse an override by Hydra's grammar; None if it does not fit."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
     try:
         return OverridesParser.create().parse_override(override)
-    except (HydraException, ValueError, RecursionError):  # more digits or brackets than Python reads
+    except (HydraException, ValueError, RecursionError):  # too many digits or brackets for Python
         return None
 
 
 def normalise(command: str, arguments: Sequence[str]) -> list[str]:
-    """Make Hydra overrides of what was typed: ``--source wiki``, short keys, unquoted text."""
+    """Make Hydra overrides of typed arguments: ``--source wiki``, short keys, unquoted text."""
     overrides: list[str] = []
     placed: list[str] = []
     left = iter(arguments)
@@ -119,7 +119,7 @@ def normalise(command: str, arguments: Sequence[str]) -> list[str]:
 
 
 def _of_file(argument: str) -> list[str]:
-    """``questions=FILE`` as the choice of a file and its path; any other argument as it is."""
+    """Turn ``questions=FILE`` into the choice of a file and its path; leave any other argument."""
     key, equals, value = argument.partition("=")
     if key != "questions" or not equals or set(value.split(",")) <= set(choices("questions")):
         return [argument]
@@ -128,7 +128,7 @@ def _of_file(argument: str) -> list[str]:
 
 
 def _quoted(command: str, argument: str) -> str:
-    """The override with free text quoted for Hydra's grammar, and ``model`` in full."""
+    """Quote the override's free text for Hydra's grammar, and write ``model`` in full."""
     key, equals, value = argument.partition("=")
     if not equals or key.startswith("-"):
         return argument
@@ -142,20 +142,20 @@ def _quoted(command: str, argument: str) -> str:
 
 
 def _is_no_text(override: Override) -> bool:
-    """Tell whether Hydra would read a number, a truth value or a list, as of ``out=1``."""
+    """Tell whether Hydra would read a number, a truth value or a list, as in ``out=1``."""
     return not override.is_sweep_override() and not isinstance(override.value(), (str, type(None)))
 
 
 @cache
 def _texts(command: str) -> set[str]:
-    """Dotted keys whose value is text whatever it looks like."""
+    """List dotted keys whose value is always text."""
     return set(text_keys(settings_of(command)))
 
 
 def combinations(overrides: Sequence[str]) -> list[list[str]]:
-    """List every combination of the comma-separated values among Hydra overrides, none of them twice.
+    """List every combination of the comma-separated values among Hydra overrides, each once.
 
-    What is no override at all stays as it is, for the command to refuse it in its own words.
+    Arguments that are not overrides stay, so that the command itself refuses them.
     """
     from hydra.errors import HydraException
 
@@ -176,14 +176,14 @@ def combinations(overrides: Sequence[str]) -> list[list[str]]:
 
 
 def request(command: str, overrides: Sequence[str]) -> Settings:
-    """Make the settings of a command, every value checked; UserError as :func:`compose`."""
+    """Make the settings of a command, every value checked; UserError as in :func:`compose`."""
     from omegaconf import OmegaConf
 
     config, kind = compose(command, overrides), settings_of(command)
-    # Hydra's mark of a value that is still to come; a component without a class says so itself.
+    # Hydra's mark of a missing value; a component without a class reports it itself.
     for key in sorted(OmegaConf.missing_keys(config)):
         if not key.endswith("._target_"):
-            raise UserError(f"{key}=??? stands for no value: give one", "missing-value")
+            raise UserError(f"{key}=??? is not a value: give one", "missing-value")
     record = _unread(config)
     if config.get("part") is not None or config.get("launch") is not None:
         # A merge repeats them without the part, and a launcher with one.
@@ -200,7 +200,7 @@ def _resolved(config: DictConfig) -> dict[str, Any]:
 
 
 def _unread(config: DictConfig) -> dict[str, Any]:
-    """Plain values for a file: what is taken from the environment stays ``${oc.env:NAME}``."""
+    """Return plain values for a file: references to the environment stay ``${oc.env:NAME}``."""
     from omegaconf import OmegaConf
     from omegaconf.resolvers.oc import env
 
@@ -231,7 +231,7 @@ def fill_store(command: str) -> None:
 
 
 def compose(command: str, overrides: Sequence[str]) -> DictConfig:
-    """Compose the resolved configuration of a command; UserError lists the keys or choices there are."""
+    """Compose the resolved configuration of a command; UserError lists the valid keys or choices."""
     from hydra import compose as hydra_compose
     from hydra import initialize_config_module
     from hydra.errors import HydraException
@@ -256,20 +256,20 @@ def compose(command: str, overrides: Sequence[str]) -> DictConfig:
             for group in _OWN:
                 if f"{group}._target_" in typed and group not in typed:
                     _keep(config, group, typed)
-            OmegaConf.to_container(config, resolve=True)  # references to keys that are not there fail here
+            OmegaConf.to_container(config, resolve=True)  # references to missing keys fail here
             return config
     except (HydraException, OmegaConfBaseException) as error:
         raise _explain(command, overrides, error) from error
-    except ValueError as error:  # of a key within a list
+    except ValueError as error:  # about a key within a list
         told = f"cannot read {shown(' '.join(overrides))}: give a list whole, as in key=[a,b]"
         raise UserError(told) from error
 
 
 def _depart(config: DictConfig, group: str, plain: DictConfig) -> None:
-    """Take the user's choice in a group, ``plain``, without a preset's options for another choice."""
+    """Apply the user's choice in a group, ``plain``, without a preset's options for another choice."""
     from omegaconf import OmegaConf, open_dict
 
-    # Elsewhere a preset's options still mean something for another choice, but not for a file.
+    # Elsewhere a preset's options also fit another choice, but never a file.
     if group not in _OF_A_CHOICE and plain.get("path") is None:
         plain = OmegaConf.masked_copy(config[group], list(map(str, plain)))
     with open_dict(config):
@@ -277,7 +277,7 @@ def _depart(config: DictConfig, group: str, plain: DictConfig) -> None:
 
 
 def _keep(config: DictConfig, group: str, typed: Mapping[str, str]) -> None:
-    """Take a class of the user's own without the options of the part whose place it takes."""
+    """Apply a class of the user's own without the options of the component that it replaces."""
     from omegaconf import OmegaConf, open_dict
 
     given = [str(key) for key in config[group] if any(f"{t}.".startswith(f"{group}.{key}.") for t in typed)]
@@ -286,7 +286,7 @@ def _keep(config: DictConfig, group: str, typed: Mapping[str, str]) -> None:
 
 
 def _checked(override: str) -> Override:
-    """An override by Hydra's grammar; refuse what is none in one sentence."""
+    """Parse an override by Hydra's grammar; refuse others in one sentence."""
     from omegaconf import grammar_parser
     from omegaconf.errors import OmegaConfBaseException
 
@@ -295,13 +295,13 @@ def _checked(override: str) -> Override:
     if not equals or override.startswith("-"):
         raise UserError(f"cannot read the argument {told!r}: write key=value (see --help)")
     if not _KEY.fullmatch(key):
-        raise UserError(f"cannot read the key {shown(key)!r} of {told}: give a name as seed or model.name")
+        raise UserError(f"cannot read the key {shown(key)!r} of {told}: give a name like seed or model.name")
     if max(itertools.accumulate((c in "[{(") - (c in "]})") for c in value), default=0) > _DEEPEST:
-        raise UserError(f"{told} has more than {_DEEPEST} brackets within each other: give fewer")
+        raise UserError(f"{told} nests more than {_DEEPEST} brackets: give fewer")
     try:
         grammar_parser.parse(value if "${" in value else "-")
     except OmegaConfBaseException:
-        told = f"{told} holds a reference that cannot be read: write ${{key}} or ${{oc.env:NAME}}"
+        told = f"{told} holds an invalid reference: write ${{key}} or ${{oc.env:NAME}}"
         raise UserError(told) from None
     if (found := parsed(override)) is None:
         raise UserError(f"cannot read {told}: close its quotes and brackets, or put the text into quotes")
@@ -309,7 +309,7 @@ def _checked(override: str) -> Override:
 
 
 def _check_kind(command: str, override: str, found: Override) -> None:
-    """Refuse several values, and what is no name where a name chooses a file."""
+    """Refuse several values, and values other than a name where a name chooses a file."""
     group, told = key_value(override)[0], shown(override)
     if found.is_sweep_override():
         text = f"\"{override.partition('=')[0]}='a,b'\""
@@ -320,7 +320,7 @@ def _check_kind(command: str, override: str, found: Override) -> None:
 
 @cache
 def _groups(command: str) -> set[str]:
-    """The keys of a command whose value is a name of components or presets."""
+    """List a command's keys whose value is a name of components or presets."""
     found = set(groups_of(settings_of(command)))
     return found | {"experiment", "method"} if presets(command) else found
 
@@ -331,7 +331,7 @@ def _names(command: str, group: str) -> list[str]:
 
 
 def _explain(command: str, overrides: Sequence[str], error: Exception) -> UserError:
-    """One sentence for what Hydra refuses: the first override that names nothing there is."""
+    """Explain Hydra's refusal in one sentence: the first override that names nothing known."""
     from omegaconf.errors import InterpolationKeyError, InterpolationResolutionError
 
     if isinstance(error, InterpolationKeyError) and (found := re.search("'(.+)'", str(error))):
@@ -369,7 +369,7 @@ def _is_there(config: Any, key: str) -> bool:
 
 
 def _unknown(command: str, key: str, choosing: Sequence[str]) -> str:
-    """The sentence about a key that is not there: those beside it, and the nearest."""
+    """Describe an unknown key: the keys beside it, and the nearest."""
     from omegaconf import OmegaConf
 
     group = key.partition(".")[0]

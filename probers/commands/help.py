@@ -1,4 +1,4 @@
-"""The help of a command: its keys, their defaults and ranges, and the components that it takes."""
+"""The help of a command: its keys with defaults and ranges, and its components."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _FILED = {"methods": "(see configs/methods.yaml)"}
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A dotted key and its default as they are typed, its values in words ("" for obvious ones), and more."""
+    """A dotted key, its default as typed, its range in words ("" for obvious ones), and more."""
 
     name: str
     default: str
@@ -39,7 +39,7 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A component as the help shows it."""
+    """A component in the help."""
 
     about: str
     keys: tuple[Key, ...]
@@ -57,7 +57,7 @@ class Help:
 
 
 def help_of(command: str) -> Help:
-    """Read the help of a command from the classes of its settings and components."""
+    """Build the help of a command from the classes of its settings and components."""
     kind = settings_of(command)
     groups = {
         group: {name: _choice(group, name) for name in choices(group)} for group in sorted(groups_of(kind))
@@ -71,7 +71,7 @@ def _path(kind: type) -> str:
 
 
 def _keys(kind: type, prefix: str = "") -> Iterator[Key]:
-    """The keys of settings or of a block; blocks last."""
+    """List the keys of settings or of a block, those of blocks last."""
     types, told = field_types(kind), {option.name: option for option in signature(_path(kind)).options}
     blocks: list[Key] = []
     for each in fields(kind):
@@ -107,7 +107,7 @@ def _key(option: Option, prefix: str, default: Any = ...) -> Key:
 
 
 def _typed(value: Any) -> str:
-    """A default as it is typed."""
+    """Format a default as users type it."""
     if isinstance(value, str) and value and value == value.strip() and value.isprintable():
         return value
     return json.dumps(value, ensure_ascii=False)
@@ -118,7 +118,7 @@ _WORDS = {"None": "null", "True": "true", "False": "false"}
 
 
 def _plain(text: str) -> str:
-    """A docstring's text without markup, in the words that are typed."""
+    """Return a docstring's text without markup, in the words that users type."""
     text = _ROLES.sub(lambda m: m[1] or m[2], text)
     return re.sub(r"\b(None|True|False)\b", lambda m: _WORDS[m[1]], text)
 

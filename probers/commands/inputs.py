@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: The model that was loaded last, by its options; None if none is kept.
+#: The last loaded model, by its options; None if none is kept.
 _kept: dict[str, CausalLM] | None = None
-#: Keys under which a run keeps the number format that the processor chose, and the day that its chats say.
+#: Keys of a run for the number format that the processor chose, and the date in its chats.
 _DTYPE, _DATE = "model.dtype", "model.chat_date"
 
 
@@ -31,9 +31,9 @@ def load_model(
     settings: Any, folder: RunFolder | None = None, *, engine: str = "transformers",
     adapter: Path | None = None,
 ) -> CausalLM:  # fmt: skip
-    """Load ``settings.model``, by default with the ``adapter`` of the prober that reads it.
+    """Load ``settings.model``, by default with the ``adapter`` of its prober.
 
-    The run in ``folder`` keeps the number format and the day it began with.
+    The run in ``folder`` keeps its first number format and date.
     """
     from ..engine.model import CausalLM
     from ..engine.vllm.lm import VllmLM
@@ -56,7 +56,7 @@ def load_model(
     said = getattr(lm.tokenizer, "chat_date", None)
     if said is not None and _DATE not in folder.chosen:
         folder.choose(_DATE, said)
-    if folder.config.get("part") is not None:  # merging compares the weights that parts began with
+    if folder.config.get("part") is not None:  # merging compares the weights at the start of the parts
         now = str(lm.spec)
         if (begun := folder.chosen.get("model", now)) != now:
             told = f"{folder.path} was begun with the model {begun}, not {now}"
@@ -66,7 +66,7 @@ def load_model(
 
 
 def _begun_on(folder: RunFolder) -> str | None:
-    """The day that a run's prompts say, of a part also that of the other parts; None before they say one."""
+    """Return the date in a run's prompts, for a part also that of other parts; None if there is none yet."""
     others = folder.path.parent.iterdir() if folder.config.get("part") is not None else ()
     found = ((read_state(path) or {}).get("chosen", {}).get(_DATE) for path in (folder.path, *others))
     return next(filter(None, found), None)
@@ -85,13 +85,13 @@ def _loaded(kind: type[CausalLM], options: dict[str, Any]) -> CausalLM:
     if key in _kept:
         _kept[key].forget()
     else:
-        _kept.clear()  # its memory is free before the next one is loaded
+        _kept.clear()  # frees its memory before the next one is loaded
         _kept[key] = kind.from_pretrained(**options)
     return _kept[key]
 
 
 def load_passages(settings: Any) -> Sequence[Passage]:
-    """Open the passages of ``settings.corpus``; those of large files are read on demand."""
+    """Open the passages of ``settings.corpus``; passages of large files are read on demand."""
     from ..data import load_corpus
 
     return load_corpus(
@@ -101,7 +101,7 @@ def load_passages(settings: Any) -> Sequence[Passage]:
 
 
 def load_matcher(settings: Any) -> EntityMatcher:
-    """Make the matcher of answers; it has word vectors if a file of them is given."""
+    """Make the matcher of answers, with word vectors if a file of them is given."""
     from ..equivalence import EntityMatcher
 
     options = settings.matcher.options
@@ -112,7 +112,7 @@ def load_matcher(settings: Any) -> EntityMatcher:
 
 
 def wordnet_found(settings: Any) -> dict[str, bool]:
-    """Whether WordNet is there, where the matcher uses it if so: a store must not mix labels of both."""
+    """Tell whether the matcher finds and uses WordNet: a store must not mix labels with and without it."""
     from ..equivalence import wordnet_available
 
     auto = settings.matcher.options["wordnet"] == "auto"
@@ -120,7 +120,7 @@ def wordnet_found(settings: Any) -> dict[str, bool]:
 
 
 def question_source(settings: Any) -> QuestionSource:
-    """Make the source of questions; note if its questions are made for another prompt."""
+    """Make the source of questions; log a note if they are made for another prompt."""
     asked: QuestionSource = settings.questions.make()
     made_for, prompt = asked.prompt, settings.prompt.name
     if made_for not in (None, prompt):
@@ -130,7 +130,7 @@ def question_source(settings: Any) -> QuestionSource:
 
 
 def prompt_files(settings: Any) -> tuple[str, ...]:
-    """List the files that the prompt reads, which must be readable."""
+    """List the files that the prompt reads; they must be readable."""
     settings.prompt.make()
     file = settings.prompt.get("exemplars_file")
     return () if file is None else (str(file),)
@@ -161,8 +161,8 @@ _TRAINED: dict[ProberKind | Literal["questions"], tuple[str, str, str, str, str]
 def find_prober(settings: Any, *kinds: ProberKind, asks: str | None = None, level: int = logging.INFO) -> str:
     """Find the prober that the settings name, else the newest for their model, else the shipped one.
 
-    The preferred of ``kinds`` comes first; none means "answers". If there is none, the UserError names the
-    commands that make one, and the command that ``asks`` or the kind's trigger.
+    The preferred kind comes first in ``kinds``; none means "answers". Without a prober the UserError names
+    the commands that make one, and the command that ``asks`` or the kind's trigger.
     """
     if settings.prober is not None:
         log.log(level, "prober: %s", settings.prober)
@@ -183,7 +183,7 @@ def find_prober(settings: Any, *kinds: ProberKind, asks: str | None = None, leve
 
 
 def find_classifier(settings: Any) -> str:
-    """Find the newest classifier of questions for the settings' model; UserError as :func:`find_prober`."""
+    """Find the newest classifier of questions for the settings' model; errors as in :func:`find_prober`."""
     model = settings.model.name
     found = newest_classifier(model=model) or _none(model, "questions")
     log.info("classifier: %s (the newest for model=%s)", found, model)
@@ -198,14 +198,14 @@ def _none(model: str, kind: ProberKind | Literal["questions"], asks: str | None 
 
 
 def newest_prober(kind: ProberKind, *, model: str, root: Path = Path("runs")) -> Path | None:
-    """Find the newest complete prober of a model that scores things of a kind."""
+    """Find the newest complete prober of a model that scores units of a kind."""
 
     def fits(folder: Path, _: Mapping[str, Any]) -> bool:
         config = _config(folder)
         spec = config.get("spec")
         if not isinstance(spec, dict):
             return False
-        if kind == "tokens":  # heads that pool a text's tokens themselves have nothing to join
+        if kind == "tokens":  # heads that pool a text's tokens themselves need no aggregation
             return spec.get("pool") == "tokens" and config.get("aggregate") is not None
         if kind == "entities":
             return spec.get("position") == "entity" and spec.get("pool") == "predicting"
@@ -257,7 +257,7 @@ def newest_run(
 
 
 def _config(folder: Path) -> dict[str, Any]:
-    """A folder's ``config.json``; {} where it is missing or unreadable."""
+    """Read a folder's ``config.json``; {} if it is missing or unreadable."""
     try:
         found = read_json(folder / "config.json")
     except (OSError, ValueError):

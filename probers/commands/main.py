@@ -1,8 +1,8 @@
-"""Entry points of the console scripts: arguments in, exit code out; sweeps, and what the terminal shows.
+"""Entry points of the console scripts: arguments in, exit code out; sweeps, and terminal output.
 
-Hydra composes the configuration, but does not run the job: so it leaves no files in the working directory,
+Hydra composes the configuration but does not run the job, so that no files appear in the working directory,
 and every mistake ends in one sentence and the right exit code (0 done, 1 failed, 2 wrong request, 130
-interrupted). Nothing heavy is imported before the request is known to be right.
+interrupted). Nothing heavy is imported before the request has been checked.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _LONGEST = 100  # characters of a folder's name; file systems allow 255 bytes
-#: What runs a command in parts where ``launch`` is given, from the command's name and configuration.
+#: Command, given as name and configuration -> function that runs it in parts for ``launch``.
 _LAUNCHER = "probers.launch.run.run"
-#: Command -> function (what each job varied, folders) -> the table that a sweep ends in.
+#: Command -> function (varied options of each job, folders) -> the table at the end of a sweep.
 _TABLES = dict.fromkeys(("train", "search"), "probers.train.report.compare_runs")
 #: Control and direction characters, except line ends, tabs and colours.
 _STEERING = re.compile(f"(?!\x1b\\[[0-9]{{1,2}}m|[\\n\\t])[{STEERING}]")
 
 
 def printable(text: str) -> str:
-    """Remove the characters that steer a terminal: names and texts come from models and files."""
+    """Remove characters that control a terminal: names and texts come from models and files."""
     return _STEERING.sub("", text)
 
 
@@ -73,7 +73,7 @@ def console() -> Iterator[None]:
 
 
 def varied(jobs: Sequence[Sequence[str]]) -> list[list[str]]:
-    """Keep the overrides of each job that are not the same in all of them."""
+    """Keep the overrides of each job that differ between jobs."""
     places = [i for i in range(len(jobs[0])) if len({job[i] for job in jobs}) > 1]
     return [[job[i] for i in places] for job in jobs]
 
@@ -88,7 +88,7 @@ def folder_names(jobs: Sequence[Sequence[str]]) -> list[str]:
     for text in map(",".join, jobs):
         name = re.sub(r"[^\w.=,+-]+", "_", text)
         if name != text or len(name) > _LONGEST:
-            # What was replaced or cut may have been all that told two jobs apart.
+            # The replaced or cut part may have been the only difference between two jobs.
             name = f"{name[:_LONGEST]}-{digest(text, 6)}"
         names.append(name)
     return names
@@ -102,7 +102,7 @@ def main(command: str, argv: Sequence[str] | None = None) -> None:
             code = _main(command, arguments)
     except KeyboardInterrupt:
         code = _fail(f"probers-{command}: interrupted; finished work is kept, the same command resumes", 130)
-    except BrokenPipeError:  # the reader of our output went away (`| head`)
+    except BrokenPipeError:  # the reader of the output went away (`| head`)
         sys.stderr.close()
         code = 1
     except (ProbersError, OSError) as error:
@@ -160,7 +160,7 @@ def _target(command: str, settings: Settings) -> Callable[[Settings], Any]:
 
 
 def _with_folders(command: str, jobs: list[list[str]]) -> list[list[str]]:
-    """The jobs of a sweep, each with a suffix to the name of its default folder where there is such a key."""
+    """Return the jobs of a sweep, each with a suffix to the name of its default folder, if it has one."""
     if "suffix" not in compose(command, []) or {"suffix", "out"} & dict(map(key_value, jobs[0])).keys():
         return jobs
     names = folder_names(varied(jobs))
@@ -173,7 +173,7 @@ def _run_all(
     jobs: list[list[str]],
     requests: list[Settings],
 ) -> int:
-    """Run the jobs of a sweep, also after one that fails, and compare the others; returns the worst code."""
+    """Run the jobs of a sweep, also after a failure, and compare the others; return the worst code."""
     names = [[part for part in job if not part.startswith("suffix=")] for job in varied(jobs)]
     done: list[tuple[list[str], Path]] = []
     worst = 0
@@ -198,7 +198,7 @@ def _run_all(
 
 
 def told(error: Exception) -> tuple[str, int]:
-    """Say what to tell of an error, and the exit code."""
+    """Return the message of an error, and the exit code."""
     if isinstance(error, OSError):
         return f"{error.strerror or error}" + (f" ({error.filename})" if error.filename else ""), 1
     code = f" [{error.code}]" if isinstance(error, ProbersError) else ""
@@ -211,14 +211,14 @@ def load(command: str) -> Callable[..., Any]:
 
 
 def run(command: str, overrides: Sequence[str]) -> Any:
-    """Run a command inside this process, as ``probers-demo`` does; returns what it returns."""
+    """Run a command inside this process, as ``probers-demo`` does; return its result."""
     settings = request(command, normalise(command, overrides))
     with taking_back():
         return _target(command, settings)(settings)
 
 
 def _take_cfg_flag(arguments: list[str]) -> bool:
-    """Remove ``--cfg job`` from the arguments; whether it was there."""
+    """Remove ``--cfg job`` from the arguments; tell whether it was there."""
     for flag in ("--cfg", "-c"):
         if flag in arguments:
             index = arguments.index(flag)

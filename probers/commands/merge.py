@@ -1,7 +1,7 @@
-"""Parts of a split run, and the command ``probers-merge`` that makes one run of them.
+"""Parts of a split run, and the command ``probers-merge`` that joins them to one run.
 
-A part is a run in a folder of its own, with the typed options in its configuration. Merging repeats the
-command without ``part``, with the model's output or the trained heads taken from the parts.
+A part is a run in its own folder, with the typed options in its configuration. Merging repeats the
+command without ``part``, and takes the model's output or the trained heads from the parts.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .settings import Merge
 
 log = logging.getLogger(__name__)
 
-#: Options about how a command is carried out; the merge has its own.
+#: Options about the execution of a command; the merge has its own.
 _OF_A_PART = ("part", "out", "overwrite", "wait", "suffix")
 
 
@@ -41,7 +41,7 @@ class PartRun:
 
     @classmethod
     def read(cls, path: Path) -> PartRun:
-        """Read the part in a folder; UserError where there is none, or its files are damaged."""
+        """Read the part in a folder; UserError if there is none, or its files are damaged."""
         state = read_state(path)
         part = (state or {}).get("identity", {}).get("part")
         if state is None or not isinstance(part, str):
@@ -60,7 +60,7 @@ class PartRun:
         return {key: value for key, value in self.state["identity"].items() if key != "part"}
 
     def command(self, part: Partition | None = None) -> str:
-        """The command line of this part, or of another part of the same run."""
+        """Return the command line of this part, or of another part of the same run."""
         typed = [o if part is None or key_of(o) != "part" else f"part={part}" for o in self.typed]
         return " ".join([f"probers-{self.state['command']}", *map(shlex.quote, typed)])
 
@@ -73,11 +73,11 @@ class PartRuns:
     runs: tuple[PartRun, ...]
 
     def owner(self, group: str) -> PartRun:
-        """The part that owns a group."""
+        """Return the part that owns a group."""
         return next(run for run in self.runs if run.part.owns(group))
 
     def of_one(self, what: str, read: Callable[[PartRun], Any]) -> Any:
-        """Read a value, named ``what``, that all parts must share; UserError names two that differ."""
+        """Return a value, named ``what``, that all parts must share; UserError names two that differ."""
         first, found = self.runs[0], read(self.runs[0])
         for run in self.runs[1:]:
             if read(run) != found:
@@ -86,7 +86,7 @@ class PartRuns:
         return found
 
     def begin(self, folder: RunFolder, what: str = "run") -> bool:
-        """Begin the whole run (:meth:`RunFolder.begin`); UserError where its command asks for another now."""
+        """Begin the whole run (:meth:`RunFolder.begin`); UserError if its command now asks for another."""
         part = self.runs[0]
         apart = told_apart(identity(folder.config), part.whole, ("in the parts", "now"))
         if apart and told_apart(identity(as_before(folder.config)), part.whole):
@@ -100,12 +100,12 @@ class PartRuns:
         return True
 
     def merge(self, typed: Sequence[str]) -> Any:
-        """Make the whole run with the typed options; returns the command's result."""
+        """Make the whole run with the typed options; return the command's result."""
         from .main import load
 
         data = self.runs[0].whole.get("data")
         if data and not any(key_of(option) == "data" for option in typed):
-            # The newest store may be another one by now.
+            # The newest store may have changed since.
             typed = [*typed, f"data=[{','.join(map(quote, data))}]"]
         made = request(self.command, typed)
         log.info("merging %d parts of probers-%s into %s", len(self.runs), self.command, made.record["out"])
@@ -122,7 +122,7 @@ class PartRuns:
 def gather(paths: Sequence[str | Path]) -> PartRuns:
     """Read the parts of one run; two copies of a part count once.
 
-    Parts of several runs or models are refused, and a part that is missing, unfinished, or given twice with
+    Refuse parts of several runs or models, and a part that is missing, unfinished, or given twice with
     different contents.
     """
     if not paths:
@@ -175,7 +175,7 @@ def contents(folder: Path) -> dict[str, str]:
 
 
 def _untimed(traces: Path) -> str:
-    """Traces without seconds, and without checksums, which cover the seconds."""
+    """Return traces without seconds, and without checksums, which cover the seconds."""
     found = []
     try:
         for line in traces.read_text("utf-8").splitlines():
@@ -190,12 +190,12 @@ def _untimed(traces: Path) -> str:
 
 
 def key_of(override: str) -> str:
-    """Take the key of a typed option."""
+    """Return the key of a typed option."""
     return key_value(override)[0]
 
 
 def run(settings: Merge) -> Any:
-    """Merge the parts ``settings.parts``; returns the command's result."""
+    """Merge the parts ``settings.parts``; return the command's result."""
     found = gather(settings.parts)
     out = Path(settings.out) if settings.out is not None else found.place
     if out is None:

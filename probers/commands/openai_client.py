@@ -1,4 +1,4 @@
-"""OpenAI's client for any server of its API: responses are checked, and failures told in one sentence."""
+"""OpenAI's client for any server of its API; it checks responses and tells failures in one sentence."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from ..types import RunError, UserError, first_line
 if TYPE_CHECKING:
     from openai import OpenAI
 
-_LONGEST = 200  # characters of what a server says
+_LONGEST = 200  # characters shown of a server's message
 _Body = TypeVar("_Body", bound=BaseModel)
 
 
 class NotThere(UserError):
-    """Status 404."""
+    """Error of status 404."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +29,9 @@ class Server:
     """A server of OpenAI's API, as messages name it.
 
     Attributes:
-        option: what chose it, as "engine".
+        option: option that chose it, such as "engine".
         url: its address, which ends with ``/v1``.
-        fewer: option that lowers the number of requests at a time.
+        fewer: option that lowers the number of concurrent requests.
     """
 
     option: str
@@ -40,7 +40,7 @@ class Server:
 
     @property
     def name(self) -> str:
-        """The server as it was typed."""
+        """The server as the user typed it."""
         return f"{self.option}={self.url}"
 
     def client(self, **options: Any) -> OpenAI:
@@ -59,7 +59,7 @@ class Server:
         except ValidationError as error:
             problem = error.errors()[0]
             why = f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
-        except (AttributeError, TypeError):  # the client gives other types as they came
+        except (AttributeError, TypeError):  # the client passes on wrong types
             why = "no JSON"
         told = f"{self.name} does not answer as OpenAI's API does ({why}): correct the address"
         raise RunError(told, "server")
@@ -94,7 +94,7 @@ class Server:
 
 
 def _said(error: Any) -> str:
-    """The server's own words."""
+    """Return the server's own words."""
     body = error.body
     told = body.get("message") if isinstance(body, dict) else None
     return " ".join(str(told or body or error.message).split())[:_LONGEST]

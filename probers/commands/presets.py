@@ -1,6 +1,6 @@
 """Published settings: presets (``configs/experiment``) and methods (``configs/method``).
 
-A preset gives model, questions and the published numbers; a method says which components use these
+A preset gives model, questions and the published numbers; a method names the components that use these
 numbers. Both list their commands under ``commands``.
 """
 
@@ -16,7 +16,7 @@ from .components import choices, file_of
 if TYPE_CHECKING:
     from .settings import Settings
 
-#: A reference to one of the numbers that a preset gives.
+#: Reference to a number given by a preset.
 _PUBLISHED = re.compile(r"\$\{published\.(\w+)")
 
 
@@ -28,7 +28,7 @@ def presets(command: str) -> list[str]:
 def methods(command: str, preset: str | None = None) -> list[str]:
     """List the values of ``method`` that a command takes.
 
-    With a preset only those that need no other number than it gives, its own paper's first.
+    With a preset, list only those that need no number beyond it, its own paper's first.
     """
     found = [name for name in choices("method") if command in _commands("method", name)]
     if preset is None:
@@ -40,7 +40,7 @@ def methods(command: str, preset: str | None = None) -> list[str]:
 
 
 def check_preset(command: str, typed: Mapping[str, str]) -> None:
-    """Refuse a preset or method, typed by key, that the command would not run, or would run as another."""
+    """Refuse a typed preset or method that the command would not run, or would run as another."""
     preset, method = typed.get("experiment", "null"), typed.get("method")
     if not (known := presets(command)):
         return
@@ -74,7 +74,7 @@ def check_preset(command: str, typed: Mapping[str, str]) -> None:
 
 
 def note_on(typed: Mapping[str, str], settings: Settings) -> str | None:
-    """Note that the numbers of a typed preset were published for another model; None where they were not."""
+    """Note that the numbers of a typed preset were published for another model; None if not."""
     preset = typed.get("experiment", "null")
     if preset == "null":
         return None
@@ -85,7 +85,7 @@ def note_on(typed: Mapping[str, str], settings: Settings) -> str | None:
 
 
 def departures(typed: Mapping[str, str]) -> list[str]:
-    """List the groups in which another component was typed than the preset's, whose options are then void."""
+    """List the groups with another component than the preset's, whose options there are then void."""
     preset = typed.get("experiment", "null")
     if preset == "null":
         return []
@@ -105,13 +105,13 @@ def _listed(group: str, name: str) -> str:
 
 
 def _chosen(group: str, name: str) -> dict[str, str]:
-    """Group -> choice of a file's defaults list, such as ``override /trigger: rind``."""
+    """Map group to choice in a file's defaults list, such as ``override /trigger: rind``."""
     entries = [entry for entry in file_of(group, name).get("defaults", ()) if isinstance(entry, dict)]
     return {key.rpartition("/")[2]: value for entry in entries for key, value in entry.items() if "/" in key}
 
 
 def _published(value: Any) -> Iterator[str]:
-    """The published numbers that are read within a file of a method."""
+    """List the published numbers that the file of a method reads."""
     if isinstance(value, str):
         yield from _PUBLISHED.findall(value)
     elif isinstance(value, (dict, list)):

@@ -1,4 +1,4 @@
-"""Run folders: claimed by one process at a time, resumed by the same configuration, refused to others.
+"""Run folders: claimed by one process at a time, resumed with the same configuration, refused to others.
 
 A run folder holds ``config.yaml`` (the resolved configuration) and ``run.json`` (command, fingerprint of the
 configuration, complete or not, and the machine's choices where the configuration leaves them open). The
@@ -30,9 +30,9 @@ from ..types import UserError, first_line
 
 log = logging.getLogger(__name__)
 
-#: Options of ``retriever=elasticsearch`` about the server and the connection to it.
+#: Options of ``retriever=elasticsearch`` for the server and the connection.
 _OF_SERVERS = ("url", "shards", "timeout", "retries", "verify", "ca_file", "rebuild")
-#: Keys (dotted) about how a run is carried out; they do not change its results.
+#: Dotted keys that change how a run is carried out, but not its results.
 NOT_IDENTITY = (
     "out", "batch_size", "logger", "model.device", "model.cache", "overwrite", "wait", "checksums",
     "save_every", "suffix", "memory", "corpus_cache", "typed", "retriever.cache", "retriever.device",
@@ -48,10 +48,10 @@ _BEGUN = {_LOCK, _WRITER, f".{_WRITER}.tmp", f".{RUN_FILE}.tmp"}
 _PAPERS = _BEGUN | {CONFIG_FILE, RUN_FILE, _MANIFEST, f".{CONFIG_FILE}.tmp"}
 #: Locks of this process by folder; a command may claim the same folder again.
 _HELD: dict[Path, FileLock] = {}
-#: Folders begun by the running command: path, new or not, and where an earlier run was moved to.
+#: Folders begun by the running command: path, whether new, and new place of an earlier run.
 _MADE: list[tuple[Path, bool, Path | None]] = []
 
-#: Told how many units more are done, what they are called, and which share of the work is done in all.
+#: Called with the number of further finished units, their name, and the finished share of the whole work.
 Listener = Callable[[int, str, float], None]
 _LISTENERS: list[Listener] = []
 
@@ -73,7 +73,7 @@ def listening(listener: Listener) -> Iterator[None]:
 
 
 def as_before(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Name a configuration's inputs as in earlier versions, which read the ends of large files."""
+    """Name a configuration's inputs like earlier versions, which read only the ends of large files."""
     return {**config, "inputs": inputs_by_ends(config["inputs"])} if "inputs" in config else dict(config)
 
 
@@ -90,7 +90,7 @@ def identity(config: Mapping[str, Any]) -> dict[str, Any]:
     if kept.get("part") is None:  # a whole run has the same identity with and without the key
         kept.pop("part", None)
     model = kept.get("model")
-    for later in ("chat_date", "adapter"):  # runs of before have no such key
+    for later in ("chat_date", "adapter"):  # earlier runs have no such key
         if isinstance(model, dict) and model.get(later, "") is None:
             del model[later]
     return kept
@@ -98,7 +98,7 @@ def identity(config: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def taking_back() -> Iterator[None]:
-    """Undo what a wrong request wrote before anything was computed; release the command's locks.
+    """Undo the files of a wrong request before any computation; release the command's locks.
 
     Some mistakes show only once the model is loaded, such as a layer that it lacks.
     """
@@ -116,7 +116,7 @@ def taking_back() -> Iterator[None]:
 
 
 def _take_back(path: Path, new: bool, old: Path | None) -> None:
-    """Remove a run without results, and put back the run that it replaced."""
+    """Remove a run without results, and restore the run that it replaced."""
     own = [entry for entry in path.iterdir() if entry.name != PARTS]
     files = [p for entry in own for p in (entry, *entry.rglob("*")) if p.is_file() or p.is_symlink()]
     if any(p.name not in _PAPERS for p in files):
@@ -157,13 +157,13 @@ class RunFolder:
         return digest(canonical_json({"command": self.command, "config": identity(self.config)}))
 
     def claim(self) -> bool:
-        """Claim the folder; True when this run is there already, finished or not.
+        """Claim the folder; return True when this run already exists, finished or not.
 
-        UserError "out-taken" for a run of another command or configuration or files of no run, "busy" where
+        UserError "out-taken" for a run of another command or configuration, or for other files; "busy" if
         another process writes to it.
         """
         if self.complete and not self._replaces:
-            return True  # nothing is written, so that a read-only folder will do
+            return True  # nothing is written, so a read-only folder works
         new = not os.path.lexists(self.path)
         self._check()
         with writing(self.path):
@@ -180,7 +180,7 @@ class RunFolder:
         return state is not None
 
     def begin(self, what: str = "run") -> bool:
-        """Claim the folder (:meth:`claim`); False, with a log record of ``what``, when it is complete."""
+        """Claim the folder (:meth:`claim`); return False, and log ``what``, when it is complete."""
         if self.claim() and self.complete:
             log.info("%s already holds this %s, complete; overwrite=true makes it again", self.path, what)
             return False
@@ -192,7 +192,7 @@ class RunFolder:
         return dict((read_state(self.path) or {}).get("chosen", {}))
 
     def choose(self, key: str, value: str) -> None:
-        """Record a choice that the configuration left to the machine, for the whole run."""
+        """Record for the whole run a choice that the configuration left to the machine."""
         state = read_state(self.path)
         assert state is not None, "claimed before"
         chosen = state.get("chosen", {}) | {key: value}
@@ -200,7 +200,7 @@ class RunFolder:
 
     @property
     def complete(self) -> bool:
-        """Tell whether the same run has already finished here, also one of an earlier version."""
+        """Whether the same run has already finished here, perhaps in an earlier version."""
         state = read_state(self.path)
         if not state or not state["complete"]:
             return False
@@ -216,7 +216,7 @@ class RunFolder:
         return self.config.get("overwrite") is True
 
     def _check(self) -> dict[str, Any] | None:
-        """Read the state of the run in the folder, if any; refuse a folder of others."""
+        """Read the state of the folder's run, if any; refuse a folder of others."""
         state = read_state(self.path)
         if state is None:
             there = os.path.lexists(self.path)
@@ -280,7 +280,7 @@ class RunFolder:
         if chosen := self.chosen:
             state["chosen"] = chosen
         files = [
-            # First when a run begins, because it marks the folder as a run's; last when it ends.
+            # First when a run begins, to mark the folder as a run's; last when it ends.
             (RUN_FILE, canonical_json(state)),
             # Not by OmegaConf, which resolves references in texts.
             (CONFIG_FILE, yaml.safe_dump(dict(self.config), sort_keys=False, allow_unicode=True)),
@@ -292,9 +292,9 @@ class RunFolder:
 def told_apart(
     here: Mapping[str, Any], there: Mapping[str, Any], names: tuple[str, str] = ("there", "now")
 ) -> str:
-    """Name the first options by which the identities of two runs differ; "" for equal runs.
+    """Name the first options in which the identities of two runs differ; "" for equal runs.
 
-    The values of ``there`` come first; ``names`` stand behind the values of ``there`` and of ``here``.
+    The values of ``there`` come first; ``names`` follow the values of ``there`` and of ``here``.
     """
     ours, others = _flat(dict(here)), _flat(dict(there))
     keys = sorted(k for k in {*ours, *others} if ours.get(k) != others.get(k))
@@ -303,7 +303,7 @@ def told_apart(
 
 
 def _writer(path: Path) -> str:
-    """Name the process that writes to a folder, from its own note there."""
+    """Name the process that writes to a folder, from its note there."""
     try:
         found = read_json(path / _WRITER)
         where = f"process {found['process']} on {found['host']}, since {found['since']}"
@@ -317,7 +317,7 @@ _STATE = {"command": str, "fingerprint": str, "complete": bool, "identity": dict
 
 
 def read_state(path: Path) -> dict[str, Any] | None:
-    """Read a folder's ``run.json``; None where there is no run, UserError where it is damaged."""
+    """Read a folder's ``run.json``; None if there is no run, UserError if it is damaged."""
     file = path / RUN_FILE
     try:
         state = read_json(file)

@@ -1,6 +1,6 @@
-"""Typed options of commands: the fields are the keys that users type, the texts below them the help.
+"""Typed options of commands: their fields are the keys that users type, with the help below each.
 
-A command's class stands beside the command and derives from what is here.
+A command's own class is defined beside the command and derives from these.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Device = Annotated[
     str, Limits("auto, cpu, or cuda, xpu or mps with a number as in cuda:1 or without",
                 pattern=r"^(auto|cpu|(cuda|xpu|mps)(:\d{1,3})?)$"),
 ]  # fmt: skip
-#: A URL is kept in records, so that it holds no secret.
+#: A URL is kept in records, so it must not hold a secret.
 Engine = Annotated[
     str,
     Limits(
@@ -34,7 +34,7 @@ Engine = Annotated[
 ]
 #: One name or path, or several.
 Names = Name | list[Name]
-#: Fewer give no 95% interval.
+#: Fewer resamples give no 95% interval.
 Resamples = Annotated[int, Limits(ge=100)]
 Split = Literal["train", "validation", "test"]
 #: Pools that a store may hold.
@@ -55,13 +55,13 @@ class Settings:
     _record: Mapping[str, Any] | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for each in fields(self):  # of settings that are made in Python
+        for each in fields(self):  # settings made in Python
             if getattr(self, each.name) is None and (made := default_component(each)) is not None:
                 object.__setattr__(self, each.name, made)
 
     @property
     def record(self) -> dict[str, Any]:
-        """Plain values of all keys for a run's folder; what comes from the environment stays unread."""
+        """Plain values of all keys for a run's folder; references to the environment stay unresolved."""
         return dict(plain(self) if self._record is None else self._record)
 
     @property
@@ -72,7 +72,7 @@ class Settings:
 
 
 def default_component(key: Field_[Any]) -> Component | None:
-    """Make the component that a field of settings holds by default."""
+    """Make the default component of a settings field."""
     if (target := key.metadata.get("fixed")) is not None:
         return Component(key.name, target, signature(target).defaults | key.metadata["defaults"], named=False)
     if (name := key.metadata.get("choice")) is None:
@@ -82,7 +82,7 @@ def default_component(key: Field_[Any]) -> Component | None:
 
 
 def default_values(kind: Any) -> dict[str, Any]:
-    """List the default of every key, but for components that are chosen by name."""
+    """List the default of every key, except components chosen by name."""
     types, found = field_types(kind), dict[str, Any]()
     for key in fields(kind):
         if key.name.startswith("_") or "choice" in key.metadata:
@@ -107,7 +107,7 @@ def plain(value: Any) -> Any:
 
 
 def read(kind: Callable[..., Kind], values: Mapping[str, Any], **kept: Any) -> Kind:
-    """Make settings of a class from plain values, every one checked, and ``kept`` beside them."""
+    """Make settings of a class from plain values, all checked, with ``kept`` beside them."""
     types, made = field_types(kind), dict(values)
     metadata = {f.name: f.metadata for f in fields(kind)}  # type: ignore[arg-type]
     components = {name: m.get("fixed") for name, m in metadata.items() if "choice" in m or "fixed" in m}
@@ -138,18 +138,18 @@ class Model:
     device: Device = "auto"
     """where the model runs"""
     device_map: Name | Mapping[str, int | str] | None = None
-    """auto spreads the model over several devices (needs accelerate), in place of device"""
+    """auto spreads the model over several devices (needs accelerate), instead of device"""
     quantization: Mapping[str, Any] | None = None
-    """options of transformers, as {quant_method: bitsandbytes, load_in_4bit: true}"""
+    """options of transformers, such as {quant_method: bitsandbytes, load_in_4bit: true}"""
     on_too_long: Literal["error", "skip", "truncate_left"] = "error"
-    """what to do with a prompt longer than the context: stop, leave it out, or cut off its beginning"""
+    """treatment of a prompt longer than the context: stop, leave it out, or cut off its beginning"""
     chat_date: Name | None = None
-    """day (YYYY-MM-DD) in chat templates that say one; null is the day on which the run began"""
+    """date (YYYY-MM-DD) in chat templates that give one; null is the date when the run began"""
     attn: Name | None = None
     """attention implementation; null leaves the choice to transformers"""
     adapter: Name | None = None
-    """folder of a LoRA adapter in peft's format that the model runs with (pip install "probers[lora]"); null
-    is that of the prober, which is none but of head=lora"""
+    """folder of a LoRA adapter in peft's format for the model (pip install "probers[lora]"); null takes that
+    of the prober, which only head=lora has"""
     trust_remote_code: bool = False
     """true runs code that comes with a hub model"""
     use_safetensors: bool = True
@@ -170,7 +170,7 @@ class Run(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class TextFile:
-    """Texts that exist: where they are, and how their labels are to be read."""
+    """Existing texts: their place, and the meaning of their labels."""
 
     path: Name | None = None
     """file with labelled texts (.gz too), or hf:ID[:config][:split]; texts=FILE for short"""
@@ -178,31 +178,31 @@ class TextFile:
     """layout of the file; auto tells it by its fields. jsonl has answer, prompt or messages, and wrong,
     spans, sentences or claims"""
     outside: Literal["auto"] | Outside = "auto"
-    """text outside of the spans: right where annotators marked all that is wrong, unknown where they judged
-    some of the text. auto is what the format says; jsonl: unknown, unless a line says it"""
+    """text outside of the spans: right if annotators marked all errors, unknown if they judged only
+    some of the text. auto depends on the format; for jsonl it is unknown, unless a line says it"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reading(Run):
-    """Options of commands that put questions to a model about a corpus."""
+    """Options of commands that ask a model questions about a corpus."""
 
     model: Model = field(default_factory=Model)
     corpus: Name = "testbed"
     """passages: testbed, FILE.jsonl[.gz] with id, title and text or sentences, or FILE.tsv[.gz] (DPR)"""
     passage_words: Count | None = None
-    """cut the texts of the corpus into passages of so many words; null leaves them as they are, and
-    articles in whole sentences of up to 100 words"""
+    """cut the texts of the corpus into passages of this many words; null keeps them whole, and makes
+    passages of articles from whole sentences, up to 100 words each"""
     corpus_cache: Name = "runs/cache/corpus"
     """folder for converted large corpora"""
     on_bad_line: OnBadLine = "error"
-    """what a malformed input line does: stop before the model runs, or be left out"""
+    """treatment of a malformed input line: stop before the model runs, or leave it out"""
     batch_size: BatchSize = "auto"
     """prompts per forward pass; auto halves when memory runs out. With engine=URL: number of concurrent
     requests (auto = 8)"""
     k: Count = 3
     """passages per retrieval"""
     max_new_tokens: Count = 48
-    """most tokens of an answer"""
+    """largest number of tokens of an answer"""
     part: Part | None = None
     """i/n does one of n parts of the work, split by hash of groups of questions, in out/parts/iofn;
     probers-merge joins them"""
@@ -215,30 +215,30 @@ class Reading(Run):
 
 @dataclass(frozen=True, kw_only=True)
 class Answering(Reading):
-    """Options of the commands that answer with retrieval."""
+    """Options of commands that answer with retrieval."""
 
     engine: Engine = "transformers"
-    """what runs the model: transformers, vllm (pip install "probers[vllm]"; no attention), or the URL of
-    a server with OpenAI's /v1/completions, as http://host:8000/v1: model= names its model,
+    """engine of the model: transformers, vllm (pip install "probers[vllm]"; no attention), or the URL of
+    a server with OpenAI's /v1/completions, such as http://host:8000/v1: model= names its model,
     OPENAI_API_KEY holds the key. Through a URL neither states nor attention can be read;
     trigger=probing takes the scores of a probers-serve"""
     limit: Count | None = 200
-    """questions, drawn by seed; null takes all"""
+    """number of questions, drawn by seed; null takes all"""
     prober: Name | None = None
     """prober of trigger=probing, radio or before_entity: a folder or hub id; null takes the newest that
     fits this model"""
     allow_overlap: bool = False
-    """true also asks questions on which the prober or classifier was trained or tuned, and says so"""
+    """true also asks questions on which the prober or classifier was trained or tuned, and reports it"""
     allow_other: bool = False
     """true also takes a prober of other weights of the same shape (another quantization of its model), with a
     warning"""
     max_retrievals: Natural = 3
-    """most retrievals per question"""
+    """largest number of retrievals per question"""
     answer_tokens: Natural = 16
-    """further tokens for the final answer where the text ended without one"""
+    """further tokens for the final answer if the text ended without one"""
     draft: Natural = 8
-    """tokens guessed from prompt and earlier text for a question that runs alone, and checked in one pass; 0
-    guesses none"""
+    """number of tokens to guess from prompt and earlier text for a question that runs alone; they are checked
+    in one pass, and 0 guesses none"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -259,7 +259,7 @@ class Demo(Run):
     """
 
     out: Name = "runs/demo"
-    """folder for everything; report.html and results.json stand at its top"""
+    """folder for everything; report.html and results.json are directly in it"""
     model: DemoModel = field(default_factory=DemoModel)
     articles: Name = "testbed"
     """testbed, or FILE.jsonl[.gz] of real articles (title, and text or sentences), which are labelled,
@@ -291,7 +291,7 @@ class Merge(Settings):
     The result is the run in one piece: the same examples in the same order, with answers and heads from
     the parts; what depends on the whole (balance, audit, calibration, report) is done here by the code
     of the command. It reads the inputs of the command, so run it where the command was run. The parts
-    are only read; a killed merge goes on.
+    are only read; a killed merge can be resumed.
     """
 
     parts: list[Name] = field(default_factory=lambda: [])

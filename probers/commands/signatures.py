@@ -1,4 +1,4 @@
-"""Options of a class, read from its source: importing every trigger and head would load torch first.
+"""Options of a class, read from its source, since importing every trigger and head would load torch first.
 
 An option is a field of a dataclass or a keyword parameter of ``__init__`` that has a default, a literal or a
 constant; its description is the text below the field, or its entry under ``Attributes:`` or ``Args:``.
@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-#: Types of values that a configuration can hold.
+#: Types of values in a configuration.
 _WRITTEN = {
     "str", "int", "float", "bool", "list", "tuple", "dict", "Mapping", "Literal", "Annotated", "Component",
 }  # fmt: skip
@@ -24,7 +24,7 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option of a class, its type as it stands in the source."""
+    """One option of a class, with its type as in the source."""
 
     name: str
     default: Any
@@ -40,7 +40,7 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """A class as its source has it: its docstring without sections, and its options."""
+    """A class as in its source: its docstring without sections, and its options."""
 
     about: str
     options: tuple[Option, ...]
@@ -58,7 +58,7 @@ def signature(target: str) -> Signature:
     text = inspect.cleandoc(ast.get_docstring(node) or "")
     options: dict[str, Option] = {}
     for option in _options(node, where):
-        before = options.get(option.name, option)  # of a base whose default is another here
+        before = options.get(option.name, option)  # of a base class whose default differs here
         options[option.name] = replace(option, about=option.about or before.about)
     return Signature(text.split("\n\nAttributes:")[0].split("\n\nArgs:")[0], tuple(options.values()))
 
@@ -92,7 +92,7 @@ def _names(module: str) -> dict[str, ast.ClassDef | ast.expr | tuple[str, str]]:
 
 
 def _find(module: str, name: str) -> tuple[ast.ClassDef, str]:
-    """A class and the module that defines it, followed through imports; LookupError where there is none."""
+    """Find a class and its module, through imports; LookupError if there is none."""
     found = _names(module).get(name)
     if isinstance(found, tuple):
         return _find(*found)
@@ -110,7 +110,7 @@ def _absolute(module: str, node: ast.ImportFrom) -> str:
 
 
 def _options(node: ast.ClassDef, module: str) -> Iterator[Option]:
-    """Options of a class, those of its bases first."""
+    """List options of a class, those of its bases first."""
     told = _told(ast.get_docstring(node) or "")
     own = list(_fields(node, module) if _is_dataclass(node) else _parameters(node, module))
     for base in reversed(node.bases):
@@ -131,7 +131,7 @@ def _is_dataclass(node: ast.ClassDef) -> bool:
 
 
 def _fields(node: ast.ClassDef, module: str) -> Iterator[Option]:
-    """Fields of a dataclass that its constructor takes and that have a default; others are its input."""
+    """List fields of a dataclass that its constructor takes and that have a default; others are its input."""
     for statement, following in zip(node.body, [*node.body[1:], None], strict=True):
         if not isinstance(statement, ast.AnnAssign) or not isinstance(statement.target, ast.Name):
             continue
@@ -146,7 +146,7 @@ def _fields(node: ast.ClassDef, module: str) -> Iterator[Option]:
 
 
 def _parameters(node: ast.ClassDef, module: str) -> Iterator[Option]:
-    """Keyword-only parameters of a constructor."""
+    """List keyword-only parameters of a constructor."""
     for statement in node.body:
         if isinstance(statement, ast.FunctionDef) and statement.name == "__init__":
             given = statement.args
@@ -165,13 +165,13 @@ def _is_written(annotation: str, module: str) -> bool:
 
 
 def _resolved(node: ast.expr, module: str) -> ast.expr:
-    """An annotation, a name for another type replaced by it."""
+    """Return an annotation with aliases of types replaced."""
     found = _constant(node, module) if isinstance(node, ast.Name) else None
     return found if isinstance(found, (ast.Subscript, ast.BinOp)) else node
 
 
 def _default(node: ast.expr, module: str) -> Any:
-    """The value of a default: a literal, a constant, or what ``field`` is given of these."""
+    """Return the value of a default: a literal, a constant, or the argument of ``field``."""
     found: ast.expr | None = node
     if isinstance(found, ast.Call):
         given = {k.arg: k.value for k in found.keywords}
@@ -188,7 +188,7 @@ def _default(node: ast.expr, module: str) -> Any:
 
 def _constant(node: ast.expr, module: str) -> ast.expr | None:
     """Return the value that a module, or one it imports from, assigns to a name; None without one."""
-    name, _, inner = ast.unparse(node).partition(".")  # of an imported module, where it has a dot
+    name, _, inner = ast.unparse(node).partition(".")  # a name with a dot belongs to an imported module
     found = _names(module).get(name)
     if isinstance(found, tuple):
         source, imported = found
@@ -200,7 +200,7 @@ def _constant(node: ast.expr, module: str) -> ast.expr | None:
 
 
 def _told(docstring: str) -> dict[str, str]:
-    """Descriptions under ``Attributes:`` and ``Args:`` of a docstring in Google's style."""
+    """Parse descriptions under ``Attributes:`` and ``Args:`` of a docstring in Google's style."""
     found: dict[str, str] = {}
     for section in re.findall(
         r"^(?:Attributes|Args):\n((?:^ +.*\n?|^\n)+)", inspect.cleandoc(docstring), re.M

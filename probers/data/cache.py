@@ -1,6 +1,6 @@
-"""Cache of folders that take long to make: made once, whole or not at all, by one process at a time.
+"""Cache of slowly made folders: each is made once, whole or not at all, by one process at a time.
 
-A folder is filled as ``<folder>.partial`` and renamed when whole; an interrupted process's is continued.
+A folder is filled as ``<folder>.partial`` and renamed when whole; an interrupted one is continued.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..types import RunError
 
 log = logging.getLogger(__name__)
 
-#: The file that says what the folder holds; written last.
+#: The file that describes the folder's content; written last.
 MANIFEST = "built.json"
 
 
@@ -44,10 +44,10 @@ def build_once(
     make: Callable[[Path], Mapping[str, Any]],
     estimate: Callable[[], Estimate | None],
 ) -> dict[str, Any]:
-    """Fill a folder with ``make`` unless an earlier run has; returns the figures that ``make`` returned.
+    """Fill a folder with ``make`` unless an earlier run has; return the figures that ``make`` returned.
 
-    A damaged folder is made again. ``make`` gets the folder to fill, with what an interrupted call left in
-    it. The ``estimate`` is said before the work begins and checked against the free disk space; None says
+    A damaged folder is made again. ``make`` gets the folder to fill, with the leftovers of an interrupted
+    call. The ``estimate`` is logged before the work begins and checked against the free disk space; None logs
     nothing. Messages call the folder ``what``.
     """
     if (found := _whole(folder)) is not None:
@@ -85,7 +85,7 @@ def build_once(
         return summary
     finally:
         with suppress(OSError):
-            partial.rmdir()  # which only goes where nothing is in it
+            partial.rmdir()  # fails unless it is empty
         lock.release()
 
 

@@ -1,8 +1,8 @@
-"""The corpus as a sequence of passages, whose memory does not grow with its texts.
+"""The corpus as a sequence of passages, with memory that does not grow with its texts.
 
 A small file is read into memory. A large one is turned once into a :class:`PassageStore`, named by a hash of
 the file's bytes: passages.jsonl has a line ``["id","title","text"]`` per passage, and offsets.npy (N + 1,)
-int64 is where each begins.
+int64 has the place where each begins.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PASSAGES, OFFSETS = "passages.jsonl", "offsets.npy"
 
 
 class PassageStore(Sequence[Passage]):
-    """Passages in a folder that :func:`load_corpus` made; ``fingerprint`` stands for them and their order."""
+    """Passages in a folder made by :func:`load_corpus`; ``fingerprint`` identifies them and their order."""
 
     def __init__(self, path: Path, fingerprint: str) -> None:
         self.path, self.fingerprint = path, fingerprint
@@ -56,7 +56,7 @@ class PassageStore(Sequence[Passage]):
         if not 0 <= row < len(self):
             raise IndexError(f"passage {index} of {len(self)}")
         start, end = map(int, self._offsets[row : row + 2])
-        # Not mapped: what the kernel reads ahead would count as this process's memory. Nor is there a
+        # Not mapped: the kernel's read-ahead would count as this process's memory. Nor is there a
         # position in the file, which threads and forked processes would share.
         return _decode(os.pread(self._file.fileno(), end - start, start))
 
@@ -64,7 +64,7 @@ class PassageStore(Sequence[Passage]):
         return self.since(0)
 
     def since(self, row: int) -> Iterator[Passage]:
-        """Yield the passages from ``row`` on, read from the file as they come."""
+        """Yield the passages from ``row`` on, read from the file one by one."""
         with (self.path / PASSAGES).open("rb") as file:
             file.seek(int(self._offsets[row]))
             yield from map(_decode, file)
@@ -87,8 +87,8 @@ CACHE = Path("runs/cache/corpus")
 IN_MEMORY = 4 << 20
 
 _SCHEMA = 2
-# Of benchmarks/retrieval.py on one core. Per byte of text: seconds, bytes of the store. Bytes of memory:
-# at first, and per byte of text. How much larger texts are than their .gz.
+# Measured by benchmarks/retrieval.py on one core. Per byte of text: seconds, bytes of the store. Memory in
+# bytes: at first, and per byte of text. Ratio of text to .gz.
 _SECONDS, _DISK, _MEMORY, _UNPACKED = 2.5e-8, 1.0, (6e7, 0.06), 3.2
 
 
@@ -103,13 +103,13 @@ def load_corpus(
     """Read the passages of the testbed ("testbed"), or of a JSONL or TSV file, ``.gz`` or not.
 
     Args:
-        source: the file; :func:`probers.data.corpus_formats.read_passages` says what it holds.
+        source: the file; :func:`probers.data.corpus_formats.read_passages` describes its formats.
         on_bad_line: whether a malformed line or a repeated id is an "error" or left out ("skip").
         passage_words: cut texts, or articles, into passages of this many words; None keeps them whole.
-        cache: the folder for passage stores, which files of over ``in_memory`` bytes become.
+        cache: the folder for passage stores, made from files of over ``in_memory`` bytes.
 
     Raises:
-        UserError: no such file, a malformed line, a repeated id, no passage at all.
+        UserError: missing file, malformed line, repeated id, or no passage at all.
     """
     if source == "testbed":
         from ..testbed import assets
@@ -123,7 +123,7 @@ def load_corpus(
     request = _Request(path, on_bad_line, passage_words)
     if path.stat().st_size <= in_memory:
         return request.read()
-    suffix = "".join(s for s in path.suffixes if s in (".tsv", ".gz"))  # which decides the format
+    suffix = "".join(s for s in path.suffixes if s in (".tsv", ".gz"))  # decides the format
     key = digest(f"{_SCHEMA} {file_digest(path, cache)} {suffix} {passage_words}", 20)
     unpacked = path.stat().st_size * (_UNPACKED if path.suffix == ".gz" else 1)
     estimate = Estimate(unpacked * _SECONDS, unpacked * _DISK, _MEMORY[0] + unpacked * _MEMORY[1])
@@ -163,9 +163,9 @@ class _Request:
         return passages
 
     def write(self, folder: Path) -> dict[str, Any]:
-        """Fill the folder of a store, over what an interrupted call left."""
+        """Fill the folder of a store, over the leftovers of an interrupted call."""
         bad, before = BadLines(self.path, self.policy), self._stamp()
-        offsets, hashes = array("q", [0]), array("Q")  # 64 bits of every id find all that repeat
+        offsets, hashes = array("q", [0]), array("Q")  # 64 bits of every id find all repeated ones
         with (
             tqdm(total=self.path.stat().st_size, desc="passages", unit="B", unit_scale=True) as bar,
             (folder / PASSAGES).open("wb") as file,
@@ -178,7 +178,7 @@ class _Request:
         found = np.frombuffer(hashes, dtype=np.uint64)
         order = np.argsort(found, kind="stable")
         same = found[order[1:]] == found[order[:-1]]
-        # All repeated ids, and by chance perhaps others.
+        # All repeated ids, and perhaps by chance others.
         if again := {*order[1:][same].tolist(), *order[:-1][same].tolist()}:
             offsets = array("q", [0])
             with (folder / PASSAGES).open("wb") as file:
@@ -192,7 +192,7 @@ class _Request:
         return {"passages": len(offsets) - 1, "skipped": bad.count, "first_skipped": first}
 
     def _each_once(self, bad: BadLines, suspects: Container[int] | None = None) -> Iterator[Passage]:
-        """Yield passages whose id is new; with ``suspects``, the only rows that may repeat one."""
+        """Yield passages with new ids; ``suspects`` are the only rows that may repeat one."""
         malformed = bad if suspects is None else BadLines(self.path, "skip")  # those were counted before
         lines: dict[str, int] = {}
         dropped = 0
@@ -200,7 +200,7 @@ class _Request:
             if passage.id in lines and line != dropped:
                 bad.add(line, f"the id {passage.id!r} is already on line {lines[passage.id]}")
                 dropped = line
-            if line == dropped:  # all of an article whose first piece was there before
+            if line == dropped:  # all pieces of an article whose first piece is a repetition
                 continue
             if suspects is None or row in suspects:
                 lines[passage.id] = line

@@ -19,19 +19,19 @@ from .records import BadLine, bad_line, check_object, check_strings, open_text, 
 
 log = logging.getLogger(__name__)
 
-#: Longer texts (in characters) are taken as they are, with a remark: rarely what was meant.
+#: Longer texts (in characters) are kept with a warning: they are rarely intended.
 LONG = 1_000_000
-#: Words of a passage of whole sentences.
+#: Largest number of words in a passage of whole sentences.
 WORDS = 100
 _SHOWN = 10
 
 
 @dataclass
 class BadLines:
-    """Lines of one file that hold no passage: the first is an error, or all are counted and some listed.
+    """Lines of one file without a passage: the first is an error, or all are counted and some listed.
 
-    ``long`` counts passages beyond :data:`LONG`, which are kept, ``repeated`` the articles left out for a
-    title that was there before.
+    ``long`` counts passages beyond :data:`LONG`, which are kept; ``repeated`` counts articles left out for a
+    title seen before.
     """
 
     path: Path
@@ -54,7 +54,7 @@ class BadLines:
         if self.count:
             log.warning("\n  ".join([f"skipped {count(self.count, 'malformed line')}:", *self.listed]))
         if self.repeated:
-            told = "left out, since an article of that title and without an id was there before"
+            told = "left out, since an earlier article without an id has the same title"
             log.warning("%s: %d %s", self.path, self.repeated, told)
         if self.long:
             told = "kept as one passage each; passage_words=100 cuts all texts into passages of 100 words"
@@ -68,20 +68,20 @@ def read_passages(
     words: int | None = None,
     progress: Callable[[int], None] = lambda done: None,
 ) -> Iterator[tuple[int, Passage]]:
-    """Yield the passages of a file with the number of the line each begins on; ids may repeat.
+    """Yield the passages of a file with the number of the first line of each; ids may repeat.
 
     ``.tsv`` is DPR's psgs_w100 layout: tab-separated with the header ``id text title`` in any order, fields
-    quoted as Python's csv module writes them, so that a field may hold line breaks; or MS MARCO's collection,
+    quoted like in Python's csv module, so that a field may hold line breaks; or MS MARCO's collection,
     lines of ``pid`` and passage without header and quotes. Everything else is JSONL with ``id`` (BEIR:
-    ``_id``), ``text`` and optionally ``title``. FlashRAG's and Pyserini's ``contents`` are read in the place
-    of ``text``: the first line of several is the title, in quotes or not. Articles have ``sentences`` in the
-    place of ``text``, and the title in that of an absent id; they are put into natural text and, without
-    ``words``, cut between sentences into passages of :data:`WORDS` words at most. Of articles without ids
-    that share a title the first is taken, as :mod:`.articles` does. ``.gz`` is unpacked.
+    ``_id``), ``text`` and optionally ``title``. FlashRAG's and Pyserini's ``contents`` can replace
+    ``text``: the first line of several is the title, quoted or not. Articles have ``sentences`` in
+    place of ``text``, and their title replaces a missing id; they are put into natural text and, without
+    ``words``, cut between sentences into passages of :data:`WORDS` words at most. If articles without ids
+    share a title, the first is taken, as in :mod:`.articles`. ``.gz`` is unpacked.
 
-    With ``words`` every text is cut into pieces of so many (the last may be shorter), called
-    ``<id>#<number>``, as DPR cuts Wikipedia. ``progress`` is called with the bytes of the file read so far,
-    now and then. UserError where ``bad`` refuses a line, for a TSV without its header, or a file that is no
+    With ``words`` every text is cut into pieces of that many words (the last may be shorter), called
+    ``<id>#<number>``, as DPR cuts Wikipedia. ``progress`` is called now and then with the bytes of the file
+    read so far. UserError where ``bad`` refuses a line, for a TSV without its header, or a file that is not
     UTF-8 text.
     """
     if words is not None and words < 1:
@@ -119,7 +119,7 @@ def _jsonl(lines: Iterable[str], bad: BadLines) -> Iterator[tuple[int, Any]]:
 
 
 def _tsv(lines: Iterator[str], bad: BadLines) -> Iterator[tuple[int, Any]]:
-    """The records of DPR's table, or of MS MARCO's collection, which has no header and quotes nothing."""
+    """Yield records of DPR's table, or of MS MARCO's collection, which has no header and no quotes."""
 
     def check(names: list[str]) -> None:
         if not {"id", "text"} <= set(names):
@@ -145,7 +145,7 @@ def _tsv(lines: Iterator[str], bad: BadLines) -> Iterator[tuple[int, Any]]:
 
 
 def _pieces(record: Any, words: int | None) -> Iterator[Passage]:
-    """The passages of one record; a ValueError or KeyError says what is wrong with it."""
+    """Yield the passages of one record; ValueError or KeyError if it is malformed."""
     check_object(record)
     title = record.get("title")
     if not isinstance(title, str | None):
@@ -171,14 +171,14 @@ def _pieces(record: Any, words: int | None) -> Iterator[Passage]:
 
 
 def _title_and_text(record: Mapping[str, Any], title: str) -> tuple[str, str]:
-    """The title and text of a record; in the place of ``text``, ``contents`` may hold both."""
+    """Return the title and text of a record; in place of ``text``, ``contents`` may hold both."""
     if "text" in record or "contents" not in record:
         return title, _text(record["text"])
     contents = _text(record["contents"], "contents")
     first, line_break, rest = contents.partition("\n")
     first = first.strip()
     if len(first) > 1 and first[0] == first[-1] == '"':
-        first = first[1:-1].replace('""', '"')  # as the csv module quotes
+        first = first[1:-1].replace('""', '"')  # quoted like in the csv module
     if not line_break or not rest.strip() or title not in ("", first):
         return title, contents
     return first, rest
@@ -190,7 +190,7 @@ def _of_words(most: int) -> re.Pattern[str]:
 
 
 def _grouped(sentences: Iterable[str]) -> Iterator[str]:
-    """Whole sentences together, up to :data:`WORDS` words; a longer sentence is alone."""
+    """Group whole sentences, up to :data:`WORDS` words; a longer sentence is alone."""
     held: list[str] = []
     size = 0
     for sentence in filter(str.strip, sentences):

@@ -21,7 +21,7 @@ from ..files import DEEP
 from ..options import shown
 from ..types import RunError, UserError, first_line
 
-#: What a malformed line does: stop at it, or be left out and counted.
+#: Policy for a malformed line: stop at it, or leave it out and count it.
 BadLine = Literal["error", "skip"]
 
 
@@ -32,36 +32,36 @@ def check_bad_line(on_bad_line: str) -> None:
 
 
 def bad_line(told: str) -> UserError:
-    """The error that stops at a malformed line, which ``told`` names."""
-    return UserError(f"{told}; mend the line or pass on_bad_line=skip", "bad-line")
+    """Build the error that stops at a malformed line, which ``told`` names."""
+    return UserError(f"{told}; correct the line or pass on_bad_line=skip", "bad-line")
 
 
 def what_is_wrong(error: Exception) -> str:
-    """Describe why a record cannot be read; a missing key by its name."""
+    """Describe why a record cannot be read; name a missing key."""
     if isinstance(error, RecursionError):
         return DEEP
     return f"no {error}" if isinstance(error, KeyError) else str(error)
 
 
 def check_object(record: Any) -> None:
-    """Refuse what is no JSON object (ValueError)."""
+    """Refuse a value that is not a JSON object (ValueError)."""
     if not isinstance(record, dict):
         raise ValueError(f"expected a JSON object, found {shown(record)}")
 
 
 def check_strings(name: str, value: Any) -> None:
-    """Refuse what is no list of strings (ValueError)."""
+    """Refuse a value that is not a list of strings (ValueError)."""
     if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
         raise ValueError(f"{name} must be a list of strings, found {value!r:.80}")
 
 
 class UnusableError(Exception):
-    """A well-formed article or question that is no use; the reason's kind stands before its first colon."""
+    """Error of a well-formed article or question without use; its kind stands before the first colon."""
 
 
 @dataclass
 class LeftOut:
-    """Cases that were left out, called ``noun``: how many of each kind, and the first with their reasons.
+    """Cases that were left out, called ``noun``: the count of each kind, and the first with their reasons.
 
     ``listed`` holds the first 1000 as (name, reason), each in one line; a kind is a reason up to its colon.
     """
@@ -71,7 +71,7 @@ class LeftOut:
 
     noun: ClassVar[str]
     kinds: ClassVar[int | None] = None
-    """Number of kinds that :meth:`summary` names; None is all."""
+    """Number of kinds that :meth:`summary` names; None for all."""
 
     def add(self, name: str, reason: str) -> None:
         if len(self.listed) < 1000:
@@ -86,7 +86,7 @@ class LeftOut:
         return ", ".join(f"{n} {kind}" for kind, n in self.counts.most_common(self.kinds))
 
     def lines(self, most: int = 5) -> list[str]:
-        """The report at the end; no line when nothing was left out."""
+        """Return the lines of the report; none when nothing was left out."""
         if not self.counts:
             return []
         verb = " was" if len(self) == 1 else "s were"
@@ -98,7 +98,7 @@ class LeftOut:
 
 @contextmanager
 def open_text(path: Path, newline: str | None = None) -> Iterator[tuple[io.TextIOWrapper, Callable[[], int]]]:
-    """Open a text file (``.gz`` too), and what tells the bytes read of it; UserError if damaged."""
+    """Open a text file (``.gz`` too), and a counter of the bytes read of it; UserError if damaged."""
     try:
         with path.open("rb") as raw:
             binary: Any = gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw
@@ -109,13 +109,13 @@ def open_text(path: Path, newline: str | None = None) -> Iterator[tuple[io.TextI
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield number (from 1) and text of every line that is not blank, as :func:`open_text`."""
+    """Yield number (from 1) and text of every line that is not blank; opens like :func:`open_text`."""
     with open_text(path) as (lines, _):
         yield from ((number, line) for number, line in enumerate(lines, 1) if line.strip())
 
 
 class Row(NamedTuple):
-    """One record with its place ("line 3"), or its ``problem``; ``last`` if nothing can be read behind it."""
+    """One record with its place ("line 3"), or its ``problem``; ``last`` if nothing after it can be read."""
 
     where: str
     record: Any
@@ -123,19 +123,19 @@ class Row(NamedTuple):
     last: bool = False
 
 
-#: Characters of one field of a table; more is a quote that is never closed.
+#: Characters of one field of a table; more means a quote that is never closed.
 _FIELD = 1 << 26
 
 
 def table_rows(
     lines: Iterable[str], delimiter: str, check: Callable[[list[str]], None] = lambda names: None
 ) -> Iterator[tuple[int, dict[str, str] | None, str]]:
-    """Yield the line each record of a table begins on, the record, and what is wrong with it.
+    """Yield for each record of a table its first line, the record, and its problem.
 
     The first line names the fields, which are quoted as Python's csv module writes them, so that one may hold
     line breaks; columns without a name are left out. ``check`` refuses the names.
     """
-    limit = csv.field_size_limit(_FIELD)  # the module's, for all readers: put back below
+    limit = csv.field_size_limit(_FIELD)  # the module's limit for all readers: restored below
     try:
         rows = csv.reader(lines, delimiter=delimiter, strict=True)
         names: list[str] | None = None
@@ -148,7 +148,7 @@ def table_rows(
                 yield (
                     first,
                     None,
-                    f"{error}{end} (a field with a quote stands in quotes, and the quote twice)",
+                    f"{error}{end} (put a field with a quote in quotes, and write the quote twice)",
                 )
                 continue
             if row is None:
@@ -165,9 +165,9 @@ def table_rows(
         csv.field_size_limit(limit)
 
 
-#: Keys of the object that TriviaQA's files are, whose records stand under the first.
+#: Keys of the object in TriviaQA's files; its records are under the first.
 _OBJECT = ("Data", "Domain", "Split", "VerifiedEval", "Version")
-#: Columns of MS MARCO's files that are read; with the others they can begin one.
+#: Columns of MS MARCO's files that are read; any column may come first.
 _COLUMNS = ("query_id", "query", "answers", "passages")
 _OTHERS = ("query_type", "wellFormedAnswers")
 #: Place of the records in a file that is an object of columns, each an object of cells by row.
@@ -177,10 +177,10 @@ _BY_COLUMN = "*"
 def file_rows(path: Path, *, by_id: bool = False) -> Iterator[Row]:
     """Yield the records of a file (``.gz`` too); memory does not grow with their number.
 
-    ``.tsv`` and ``.csv`` are tables (:func:`table_rows`). Of others, one that begins with ``[`` is one array,
-    TriviaQA's and SQuAD's are an object around one, MS MARCO's an object of columns, and any other holds JSON
-    lines; with ``by_id`` it is one object of records, each of which gets its ``id``. UserError where it is
-    not UTF-8 text, or damaged while compressed.
+    ``.tsv`` and ``.csv`` are tables (:func:`table_rows`). A file that begins with ``[`` is one array,
+    TriviaQA's and SQuAD's are an object around one, MS MARCO's is an object of columns, and any other holds
+    JSON lines; with ``by_id`` it is one object of records, each of which gets its ``id``. UserError if it
+    is not UTF-8 text, or damaged while compressed.
     """
     import ijson
 
@@ -204,13 +204,13 @@ def file_rows(path: Path, *, by_id: bool = False) -> Iterator[Row]:
             for number, found in enumerate(_parsed(files, path, item, by_id), 1):
                 yield Row(f"record {number}", {"id": found[0], **found[1]} if by_id else found)
         except UnicodeDecodeError:
-            told = "malformed JSON (a string that is no UTF-8 text, such as half of a pair of surrogates)"
+            told = "malformed JSON (a string that is not UTF-8 text, such as half of a pair of surrogates)"
             yield Row(f"record {number + 1}", None, told, True)
         except ijson.JSONError as error:
-            cause = error.args[0]  # of the C library these are bytes
+            cause = error.args[0]  # bytes, if the C library raised it
             text = cause.decode("utf-8", "replace") if isinstance(cause, bytes) else str(error)
             reason = text.strip().splitlines()[0]
-            told = "the file is cut short" if "premature EOF" in reason else f"malformed JSON ({reason})"
+            told = "the file is truncated" if "premature EOF" in reason else f"malformed JSON ({reason})"
             yield Row(f"record {number + 1}", None, told, True)
 
 
@@ -222,7 +222,7 @@ def _parsed(files: ExitStack, path: Path, item: str, by_id: bool) -> Iterator[An
         read = ijson.kvitems if by_id else ijson.items
         yield from read(files.enter_context(_opened(path)), item, use_float=True)
         return
-    columns = {}  # read side by side, each from the file opened anew
+    columns = {}  # read side by side, each from a separate handle of the file
     for name in _COLUMNS:
         cells = ijson.kvitems(files.enter_context(_opened(path)), name, use_float=True)
         if (first := next(cells, None)) is not None:
@@ -238,7 +238,7 @@ def _place(path: Path) -> str | None:
     import ijson
 
     with _opened(path) as file:
-        # As the reader proper: ijson itself crashes at whole numbers that Python has no integers for.
+        # Like the reader proper: ijson itself crashes at whole numbers beyond Python's integers.
         events = ijson.basic_parse(file, use_float=True)
         try:
             kind, _ = next(events)
@@ -249,7 +249,7 @@ def _place(path: Path) -> str | None:
             key = next(events)[1]
             if key in _OBJECT:
                 return f"{_OBJECT[0]}.item"
-            if key == "version":  # SQuAD's version stands before its articles, or behind them
+            if key == "version":  # SQuAD's version stands before its articles, or after them
                 next(events)
                 key = next(events)[1]
             if key == "data" and next(events)[0] == "start_array":
@@ -258,7 +258,7 @@ def _place(path: Path) -> str | None:
                 key = next(events)[1]
                 return _BY_COLUMN if isinstance(key, str) and key.isdecimal() else None
         except (ijson.JSONError, UnicodeDecodeError, StopIteration):
-            pass  # the reader proper says what is wrong, and where
+            pass  # the reader proper reports what is wrong, and where
     return None
 
 
@@ -274,7 +274,7 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
         raise UserError(told, "damaged") from error
 
 
-#: Brackets one after the other, of which the parser would keep more than a machine's memory.
+#: Nested opening brackets; the parser's memory for them could exceed the machine's.
 _BRACKETS = re.compile(rb"(?:[\[{]\s*){1000}")
 
 
@@ -291,9 +291,9 @@ class _Shallow(NamedTuple):
 
 
 def open_stream(spec: str, dataset: str, *, instead: str, **options: Any) -> Any:
-    """Call ``datasets.load_dataset(dataset, streaming=True)``, with every failure in one sentence.
+    """Call ``datasets.load_dataset(dataset, streaming=True)`` and report every failure in one sentence.
 
-    Messages call it ``spec`` and say what to give ``instead`` where there is no network (RunError).
+    Messages call it ``spec`` and recommend ``instead`` where there is no network (RunError).
     """
     import datasets
     from datasets.exceptions import DatasetNotFoundError
@@ -303,9 +303,9 @@ def open_stream(spec: str, dataset: str, *, instead: str, **options: Any) -> Any
     except (DatasetNotFoundError, FileNotFoundError) as error:
         told = f"{spec}: no such dataset, or nothing in it can be read ({first_line(error)[:300]})"
         raise UserError(told, "no-file") from error
-    except (ValueError, RuntimeError) as error:  # an unknown configuration or split, a loading script
+    except (ValueError, RuntimeError) as error:  # an unknown configuration or split, or a loading script
         raise UserError(f"{spec} cannot be opened: {first_line(error)[:300]}") from error
-    except Exception as error:  # the libraries below raise many kinds for one thing: no network
+    except Exception as error:  # the libraries below raise many kinds of errors for a missing network
         raise _network(f"{spec} cannot be reached", error, f"check the network, or {instead}") from error
 
 
@@ -316,9 +316,9 @@ def _network(what: str, error: Exception, remedy: str) -> RunError:
 def hub_rows(
     spec: str, dataset: str, check: Callable[[Collection[str]], None], *, instead: str, **options: Any
 ) -> Iterator[Row]:
-    """Yield the rows of one split of a dataset, as :func:`open_stream`; ``check`` refuses its columns.
+    """Yield the rows of one split of a dataset opened by :func:`open_stream`; ``check`` refuses its columns.
 
-    A stream that breaks off is a RunError: a part of the questions asked for would be another experiment.
+    A stream that breaks off is a RunError, since a part of the questions would be another experiment.
     """
     data = open_stream(spec, dataset, instead=instead, **options)
     if data.column_names is not None:
@@ -331,22 +331,22 @@ def hub_rows(
             yield Row(f"row {number}", row)
     except UserError:
         raise
-    except Exception as error:  # whatever file system and format lie below
+    except Exception as error:  # any error of the file system and format below
         remedy = f"run the same command again, or {instead}"
         raise _network(f"{spec} broke off after {number} rows", error, remedy) from error
 
 
 def hub_parts(spec: str, key: str) -> tuple[str, str, str]:
-    """Split ``hf:ID[:config][:split]``, "" for what is not named; a UserError names the option ``key``."""
+    """Split ``hf:ID[:config][:split]``, "" for missing parts; a UserError names the option ``key``."""
     parts = spec.removeprefix("hf:").split(":")
     if len(parts) > 3 or not parts[0]:
-        raise UserError(f"{key}={spec} is not understood: give hf:<dataset id>[:<config>][:<split>]")
+        raise UserError(f"{key}={spec} is not valid: give hf:<dataset id>[:<config>][:<split>]")
     name, config, split = (*parts, "", "")[:3]
     return name, config, split
 
 
 def hub_splits(spec: str, key: str) -> Iterator[tuple[str, Iterator[Row]]]:
-    """The rows of each split of ``hf:ID[:config][:split]``, all splits where none is named.
+    """Open the rows of each split of ``hf:ID[:config][:split]``, all splits where none is named.
 
     ``key`` is the option in messages; errors are those of :func:`hub_rows`, and UserError for no such split.
     """

@@ -1,7 +1,7 @@
-"""Membership of texts and questions: parts of a run, splits by group hash, seeded samples, texts seen.
+"""Membership of texts and questions: parts of a run, splits by group hash, seeded samples, training records.
 
-Splits and samples of large datasets are decided by hashes of a question's group and id, so that the official
-file and the copy on the Hub give the same ones, in whatever order. Shares are met on average.
+Hashes of a question's group and id decide splits and samples of large datasets, so that the official
+file and the copy on the Hub give the same ones, in any order. Shares are met on average.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PARTS = "parts"
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """Part ``number``, from 1, of the ``count`` parts that a run is cut into, the same on every machine."""
+    """Part ``number``, from 1, of the ``count`` parts of a run, the same on every machine."""
 
     number: int
     count: int
@@ -39,14 +39,14 @@ class Partition:
         """Read ``i/n``; a ValueError unless it is from 1/n to n/n."""
         found = re.fullmatch(r"([1-9]\d{0,5})/([1-9]\d{0,5})", text)
         if found is None or int(found[1]) > int(found[2]):
-            raise ValueError(f"{text} is no part: write i/n, from 1/n to n/n")
+            raise ValueError(f"{text} is not a part: write i/n, from 1/n to n/n")
         return cls(int(found[1]), int(found[2]))
 
     def owns(self, group: str) -> bool:
         return draw_key("part", 0, group) % self.count == self.number - 1
 
     def block(self, items: Sequence[T]) -> Sequence[T]:
-        """This part of a sequence cut into stretches of like length."""
+        """Return this part of a sequence cut into stretches of similar length."""
         start, end = (len(items) * k // self.count for k in (self.number - 1, self.number))
         return items[start:end]
 
@@ -57,12 +57,12 @@ class Partition:
         return f"{self.number}/{self.count}"
 
 
-#: What is trained, validated and tested on.
+#: Names of the splits, for training, validation and testing.
 SHARES = (0.6, 0.15, 0.25)
 
 
 def limited(items: list[T], limit: int | None, seed: int) -> list[T]:
-    """``limit`` items drawn by ``seed``, in the order of the draw; all in theirs when there are no more."""
+    """Return ``limit`` items drawn by ``seed``, in the order of the draw, or all in their own order."""
     if limit is None or limit >= len(items):
         return items
     if limit < 1:
@@ -80,7 +80,7 @@ def deal(groups: Sequence[T], shares: Sequence[float] = SHARES) -> dict[T, str]:
 
 
 class Splits:
-    """Dealer of groups to splits by their hash: given all groups' keys in exact shares, else on average."""
+    """Dealer of groups to splits by hash: with all groups' keys in exact shares, else on average."""
 
     def __init__(self, seed: int, keys: array[int] | None = None) -> None:
         import numpy as np
@@ -93,22 +93,22 @@ class Splits:
             self._ends = [int(unique[rank]) if rank < len(unique) else 2**64 for rank in ranks]
 
     def key(self, group: str) -> int:
-        """Hash of a group, below 2**64, which decides its split."""
+        """Hash a group to a number below 2**64, which decides its split."""
         return draw_key("split", self.seed, group)
 
     def of_key(self, key: int) -> str:
-        """The split of a group by its hash."""
+        """Return the split of a group by its hash."""
         return SPLITS[bisect_right(self._ends, key)]
 
     def __call__(self, group: str) -> str:
         return self.of_key(self.key(group))
 
 
-#: How many questions are drawn: of all, or of each split named; None is all of them.
+#: Number of questions to draw: of all, or of each named split; None for all of them.
 Limit: TypeAlias = int | Mapping[str, int | None] | None
-#: Limits by split, under None that of all questions.
+#: Limits by split; None is the key for all questions.
 Parts: TypeAlias = Mapping[str | None, int | None]
-#: Whether a question, with group and split, may not be asked; it then counts nowhere else.
+#: Predicate of a question, with group and split, that must not be asked; it then counts nowhere else.
 Unfit = Callable[[Question], bool]
 
 
@@ -116,8 +116,8 @@ Unfit = Callable[[Question], bool]
 class Drawn:
     """Questions in the order of the draw, so that a smaller limit is a part of a larger one.
 
-    ``splits`` counts the usable questions of each split, ``dealt`` those that came without one, and ``seen``
-    those that were left out because something was trained on them.
+    ``splits`` counts the usable questions of each split, ``dealt`` those that had no split of their own, and
+    ``seen`` those left out because something was trained on them.
     """
 
     questions: list[Question]
@@ -126,12 +126,12 @@ class Drawn:
     seen: int
 
     def available(self, split: str | None) -> int:
-        """Count the usable questions of a split, None for all."""
+        """Count the usable questions of a split; None means all."""
         return sum(self.splits.values()) if split is None else self.splits.get(split, 0)
 
 
 def parts_of(limit: Limit, split: str | None) -> Parts:
-    """List the limit of each part of a set that is drawn from."""
+    """List the limit of each part of a set to draw from."""
     if isinstance(limit, Mapping):
         return {name: limit[name] for name in SPLITS if name in limit}
     return {split: limit}
@@ -140,14 +140,14 @@ def parts_of(limit: Limit, split: str | None) -> Parts:
 def draw_stream(
     questions: Iterable[Question], parts: Parts, *, seed: int, deal_splits: bool, unfit: Unfit
 ) -> Drawn:
-    """Draw from a stream in any order, holding as many questions as are asked for at most.
+    """Draw from a stream in any order, holding at most the requested number of questions.
 
-    Questions without a split are dealt one, or with ``deal_splits=False`` all taken for test questions.
+    Questions without a split are dealt one, or with ``deal_splits=False`` all become test questions.
     """
     splits: Counter[str] = Counter()
     dealt = seen = 0
     side_of = Splits(seed)
-    # Heaps with the largest hash on top; without a limit lists in the stream's order.
+    # Heaps with the largest hash on top; without a limit, lists in the stream's order.
     kept: dict[str | None, list[tuple[int, int, Question]]] = {name: [] for name in parts}
     for number, question in enumerate(questions):
         group = question.group or question.id
@@ -161,7 +161,7 @@ def draw_stream(
         splits[side] += 1
         if name in kept:
             most = parts[name]
-            # Of questions with one id the first is kept; no two questions are ever compared.
+            # The first question of an id is kept; two questions are never compared.
             entry = (0 if most is None else -draw_key("limit", seed, whole.id), -number, whole)
             if most is None or len(kept[name]) < most:
                 heapq.heappush(kept[name], entry)
@@ -174,9 +174,9 @@ def draw_stream(
 def draw_whole(
     questions: Iterable[Question], parts: Parts, *, seed: int, deal_splits: bool, unfit: Unfit
 ) -> Drawn:
-    """Draw as :func:`draw_stream` from questions held at once, in their order and with exact shares.
+    """Draw like :func:`draw_stream` from questions held at once, in their order and with exact shares.
 
-    ``deal_splits`` only counts where no question has a split.
+    ``deal_splits`` only matters where no question has a split.
     """
     held = [replace(q, group=q.group or q.id) for q in questions]
     dealt = sum(not q.split for q in held)
@@ -194,15 +194,15 @@ def draw_whole(
     return Drawn(drawn, dict(Counter(q.split for q in fit)), dealt, len(held) - len(fit))
 
 
-#: The file beside what was trained.
+#: Name of the file beside trained artefacts.
 SEEN = "seen.json"
-#: Data sets whose groups are the articles that the labels of ``--source wiki`` come from.
+#: Data sets whose groups are articles that also label ``--source wiki``.
 _SAME_GROUPS = {"completion": "wiki", "judged": "wiki"}
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Hashes, by split, of the groups and question texts that something was made with."""
+    """Hashes, by split, of the groups and question texts used to make something."""
 
     splits: Mapping[str, frozenset[str]]
 
@@ -213,7 +213,7 @@ class Seen:
 
     @classmethod
     def read(cls, folder: Path) -> Seen | None:
-        """Read what the prober or classifier in a folder has seen, if recorded; UserError if damaged."""
+        """Read the texts seen by the prober or classifier in a folder, if recorded; UserError if damaged."""
         try:
             found = unsealed(folder / SEEN)["splits"]
             return cls({split: frozenset(map(str, found.get(split, ()))) for split in SPLITS})
@@ -231,11 +231,11 @@ class Seen:
         return Seen({s: self.splits.get(s, none) | other.splits.get(s, none) for s in SPLITS})
 
     def split_of(self, question: Question) -> str:
-        """Find the first split that the question is in, "" for none."""
+        """Return the first split that the question is in, "" for none."""
         return self.side(question.dataset, question.group or question.id, question.question)
 
     def side(self, dataset: str, group: str, text: str) -> str:
-        """Find the first split that a group or the text of a question is in, "" for none."""
+        """Return the first split that a group or the text of a question is in, "" for none."""
         marks = {*_marks(dataset, group, text)}
         return next((split for split in SPLITS if marks & self.splits.get(split, frozenset())), "")
 

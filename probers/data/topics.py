@@ -1,4 +1,4 @@
-"""What a model is asked to write about at length: the prompts of a file, or articles by their titles."""
+"""Subjects of long answers: the prompts of a file, or articles by their titles."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Topic:
     """A prompt for a long answer.
 
     Attributes:
-        id: its name in the run.
-        prompt: the user's message; "" where the title alone is asked about.
-        title: title of the article that tells what is right; "" where none is known.
-        reference: that article's sentences, in natural text; () where there is none.
-        group: what must not be on two sides of a split.
+        id: name in the run.
+        prompt: the user's message; "" where the question is the title alone.
+        title: title of the article with the facts; "" if unknown.
+        reference: that article's sentences, in natural text; () if there is none.
+        group: topics of one group stay in one split.
         split: "train", "validation" or "test".
     """
 
@@ -45,18 +45,18 @@ class _LeftOut(LeftOut):
 
 @dataclass
 class PromptFile:
-    """Prompts of a file in JSON lines or a table: ``prompt``; ``id``, ``title`` and ``group`` where known.
+    """Prompts of a file in JSON lines or a table: ``prompt``; optionally ``id``, ``title`` and ``group``.
 
-    LongFact's lines are read as they are. Splits are dealt by group: a prompt's own, else its title, else
-    itself.
+    LongFact's lines need no change. Splits are dealt by group: a prompt's own, else its title, else
+    its text.
 
     Attributes:
         path: the file; ``.gz`` too.
-        limit: most prompts, drawn by ``seed``; None takes all.
+        limit: largest number of prompts, drawn by ``seed``; None takes all.
         left_out: repeated prompts, and with ``on_bad_line="skip"`` malformed lines.
 
     Raises:
-        UserError: no such file, a malformed line with ``on_bad_line="error"``, or no prompt.
+        UserError: missing file, malformed line with ``on_bad_line="error"``, or no prompt.
     """
 
     path: str
@@ -78,7 +78,7 @@ class PromptFile:
                 if (other := found.setdefault(topic.id, topic)) == topic and other is not topic:
                     self.left_out.add(row.where, "repeated prompt")
                 elif other is not topic:
-                    raise ValueError(f"the id {topic.id!r} is already of another prompt")
+                    raise ValueError(f"the id {topic.id!r} already belongs to another prompt")
             except (ValueError, KeyError) as error:
                 told = what_is_wrong(error)
                 if self.on_bad_line == "error":
@@ -101,7 +101,7 @@ def _topic(record: Any) -> Topic:
 
 
 def with_references(topics: Iterable[Topic], articles: Iterable[Article]) -> list[Topic]:
-    """Give each topic the article of its title, where there is one."""
+    """Give each topic the article of its title, if there is one."""
     listed = list(topics)
     wanted = {topic.title for topic in listed if topic.title}
     found: Mapping[str, tuple[str, ...]] = {
@@ -111,7 +111,7 @@ def with_references(topics: Iterable[Topic], articles: Iterable[Article]) -> lis
 
 
 def topics_of(source: ArticleSource) -> Iterator[Topic]:
-    """Make the topic of each article: its title is asked about, and it is the reference itself."""
+    """Make the topic of each article: its title is the question, and it is the reference itself."""
     for article in source:
         known = natural(article)
         yield Topic(article.id, "", known.title, known.sentences, article.id, article.split)

@@ -1,1 +1,1 @@
-"""The language model: loading, keys and values, decoding in batches, teacher-forced scoring."""
+"""The language model: loading, caches of keys and values, decoding in batches, teacher-forced scoring."""

@@ -1,7 +1,7 @@
-"""LoRA adapters of a model (Hu et al. 2021) in peft's format: identity, attaching, and switching off.
+"""LoRA adapters of a model (Hu et al. 2021) in peft's format: identity, attachment, and switching off.
 
-An adapted model is another model than its base: the adapter's digest is part of the model's revision, so that
-states and probers of one are refused for the other.
+An adapted model counts as another model than its base: the adapter's digest is part of the model's revision,
+so states and probers of one are refused for the other.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from ..types import UserError, first_line
 
 #: Files of an adapter, as peft calls them.
 CONFIG, WEIGHTS = FILES = ("adapter_config.json", "adapter_model.safetensors")
-#: What peft puts before the names of tensors.
+#: Prefix that peft puts before the names of tensors.
 _PREFIX = "base_model.model."
-#: Options that change what the tensors do.
+#: Options that change the effect of the tensors.
 _SCALING = ("r", "lora_alpha", "use_rslora")
 
 
 def check_installed(asks: str) -> None:
-    """Refuse to go on without peft (UserError)."""
+    """Raise UserError where peft is not installed."""
     if find_spec("peft") is None:
         raise UserError(f'{asks} needs peft: pip install "probers[lora]"', "missing-extra")
 
@@ -42,7 +42,7 @@ def check_installed(asks: str) -> None:
 def attach(model: nn.Module, folder: str | Path) -> nn.Module:
     """Put the adapter of a folder into a model, in place, and switch it on.
 
-    UserError where peft or the folder is missing, the folder is damaged, or the adapter fits another model.
+    UserError where peft or the folder is missing, or where the folder is damaged or fits another model.
     """
     check_installed(f"adapter={folder}")
     digest_of(Path(folder))  # before peft looks for the folder on the Hub
@@ -69,17 +69,17 @@ def add(model: nn.Module, **options: Any) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence what transformers announces to peft."""
+    """Silence the messages that transformers prints for peft."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         yield
 
 
 def digest_of(folder: Path) -> str:
-    """SHA-256 of the adapter in a folder: its tensors by name, and how they are scaled (UserError: none)."""
+    """Return the SHA-256 of a folder's adapter: its named tensors and their scale (UserError: no adapter)."""
     for name in FILES:
         if not (folder / name).is_file():
-            raise UserError(f"adapter={folder} is no adapter: it has no {name}", "no-file")
+            raise UserError(f"adapter={folder} is not an adapter: it lacks {name}", "no-file")
     try:
         config, tensors = read_json(folder / CONFIG), load_file(folder / WEIGHTS)
         return _digest(config, tensors)
@@ -89,9 +89,9 @@ def digest_of(folder: Path) -> str:
 
 
 def active_digest(model: Any) -> str:
-    """Compute the digest, as of :func:`digest_of`, of the adapter that a model runs with; "" without one.
+    """Compute the digest (see :func:`digest_of`) of the adapter that a model runs with; "" without one.
 
-    Other adapters than LoRA, or several at once, give a digest that is none's.
+    Adapters other than LoRA, or several at once, give a digest that matches no folder.
     """
     configs: Any = getattr(model, "peft_config", None)
     tensors: dict[str, Tensor] = {}
@@ -109,12 +109,12 @@ def active_digest(model: Any) -> str:
 
 
 def mark(digest: str) -> str:
-    """Suffix of a model's revision; "" without an adapter."""
+    """Return the suffix of a model's revision that names its adapter; "" without an adapter."""
     return digest and f"{ADAPTER_MARK}{digest[:12]}"
 
 
 def state_of(model: nn.Module) -> dict[str, Tensor]:
-    """Tensors of the model's adapter by name, themselves."""
+    """Return the tensors of the model's adapter by name, not copied."""
     found: dict[str, Tensor] = {}
     for name, layer in _layers(model):
         found |= _tensors(name, layer, layer.active_adapters[0])
@@ -122,7 +122,7 @@ def state_of(model: nn.Module) -> dict[str, Tensor]:
 
 
 def save(model: Any, folder: Path, base: str) -> None:
-    """Write the model's adapter as peft does; ``base`` names the model below it."""
+    """Write the model's adapter in peft's format; ``base`` names the model below it."""
     (config,) = model.peft_config.values()
     about = {**config.to_dict(), "base_model_name_or_path": base, "inference_mode": True}
     plain = {key: sorted(value) if isinstance(value, set) else value for key, value in about.items()}
@@ -137,7 +137,7 @@ def switched_off(model: nn.Module) -> Iterator[None]:
     layers = [layer for _, layer in _layers(model)]
     before = [layer.disable_adapters for layer in layers]
     for layer in layers:
-        layer._disable_adapters = True  # enable_adapters() would also change what is trained
+        layer._disable_adapters = True  # enable_adapters() would also change the trained parameters
     try:
         yield
     finally:
@@ -146,7 +146,7 @@ def switched_off(model: nn.Module) -> Iterator[None]:
 
 
 def _layers(model: Any) -> Iterator[tuple[str, Any]]:
-    """Modules that hold LoRA adapters, by their names in the base model."""
+    """Return the modules that hold LoRA adapters, by their names in the base model."""
     if isinstance(model, nn.Module):
         for name, module in model.named_modules():
             if hasattr(module, "lora_A") and hasattr(module, "active_adapters"):

@@ -1,4 +1,4 @@
-"""Batches of like length, as large as memory allows; prompts that begin others are read inside these."""
+"""Batches of texts of similar length, as large as memory allows, and prefixes that prompts share."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from .kv_cache import CachedPrefix, can_share
 
 log = logging.getLogger(__name__)
 
-#: Where "auto" begins, and where it stops growing.
+#: First and largest batch size of "auto".
 FIRST, MOST = 32, 256
-PADDING = 0.15  # most of all places that may be padding
-CHEAP = 1024  # places: what the tokens of one more batch, written one after another, cost about
-#: The same where the prompts are read already, so that padding costs their attention alone.
+PADDING = 0.15  # largest share of all places that may be padding
+CHEAP = 1024  # places: approximate cost of one more batch whose tokens are written one after another
+#: The same cost where the prompts are already read, so that padding costs only their attention.
 IDLE = 16_384
-BESIDE = 4  # times as many texts "auto" writes together then
-_ROOMY = 0.4  # a batch that took less of the device's memory than this may be twice as large
+BESIDE = 4  # factor by which "auto" then raises the number of texts
+_ROOMY = 0.4  # a batch that took a smaller share of the device's memory may be doubled
 
 T = TypeVar("T")
 
 
 class Batches:
-    """Runs work on batches of indices.
+    """Batches of indices, cut to a size and run one after another.
 
     ``size``, texts per batch, is a number or "auto", which begins with 32, doubles up to 256 while a batch
     takes less than two fifths of the memory that was free before, and halves when memory runs out.
@@ -40,7 +40,7 @@ class Batches:
         if size != "auto" and not (isinstance(size, int) and size > 0):
             raise UserError(f"batch_size={size} must be auto or a whole number above 0")
         self._auto, self._device, self._most = size == "auto", device, MOST
-        self._before = memory_share(device)  # taken already: the weights, other processes
+        self._before = memory_share(device)  # already taken: the weights, other processes
         self._beside = BESIDE if self._auto else 1
         self.size = FIRST if self._auto else int(size)
 
@@ -48,13 +48,13 @@ class Batches:
         self, lengths: Sequence[int] | Mapping[int, int], work: Callable[[list[int]], list[T]], *,
         known: Container[int] = (), price: int | None = None, read: bool = False,
     ) -> Iterator[dict[int, T]]:  # fmt: skip
-        """``work`` for the indices or keys of ``lengths``, batch by batch.
+        """Yield the results of ``work`` for the indices or keys of ``lengths``, batch by batch.
 
-        Batches hold texts of like length, and the longest come first: if memory runs out, it does so at once.
-        What is ``known`` is left out of the batches that were made with it, so that the others are the same.
-        With the ``price`` of a batch in places they are cut by :func:`cheapest`, without one by :func:`cut`.
-        Of texts that are ``read`` already "auto" takes four times as many, up to 256, as memory holds.
-        RunError where memory runs out for a single text, or for a batch of a size that was given.
+        Batches hold texts of similar length, the longest first, so that memory runs out at once if it does.
+        ``known`` indices are left out of their batches, and the other indices stay in the same batches.
+        With the ``price`` of a batch in places, :func:`cheapest` cuts the batches, without one :func:`cut`.
+        With texts already ``read``, "auto" takes four times as many as memory holds, up to 256.
+        RunError where memory runs out for a single text, or for a batch of a size given as a number.
         """
         places: Iterable[int] = lengths if isinstance(lengths, Mapping) else range(len(lengths))
         waiting = sorted(places, key=lambda i: -lengths[i])
@@ -88,7 +88,7 @@ class Batches:
                 yield made
 
     def _shrink(self, failed: int) -> None:
-        """Halve the batch after ``failed`` texts did not fit in memory."""
+        """Halve the batch size after ``failed`` texts did not fit in memory."""
         if not self._auto:
             told = f"memory ran out with batch_size={self.size}: lower it, or batch_size=auto"
             raise RunError(told, "memory")
@@ -101,14 +101,14 @@ class Batches:
         gc.collect()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
-        log.warning(f"out of memory: going on with batch_size={self.size}")
+        log.warning(f"out of memory: continuing with batch_size={self.size}")
 
 
 def cut(lengths: Sequence[int], size: int) -> list[int]:
-    """Sizes of batches of at most ``size`` texts, for descending ``lengths``.
+    """Return sizes of batches of at most ``size`` texts, for descending ``lengths``.
 
-    Of all places in all batches at most 15% are padding, or so few that another batch would
-    cost more; batches are made smaller no more than that takes.
+    At most 15% of all places are padding, or so few that another batch would cost more. Batches become
+    no smaller than this requires.
     """
     for limit in (1.0, 0.6, 0.4, 0.3, 0.25, 0.2, PADDING):
         sizes, total, start = [], 0, 0
@@ -127,8 +127,8 @@ def cut(lengths: Sequence[int], size: int) -> list[int]:
 
 
 def cheapest(lengths: Sequence[int], size: int, price: int) -> list[int]:
-    """Sizes of the cheapest batches of at most ``size`` texts; each costs ``price`` places more."""
-    costs, begins = [0], [0]  # of the batches of the first so many texts, and where the last begins
+    """Return sizes of the cheapest batches of at most ``size`` texts; each costs ``price`` extra places."""
+    costs, begins = [0], [0]  # cost of the batches of the first n texts, and start of the last batch
     for end in range(1, len(lengths) + 1):
         starts = range(max(0, end - size), end)
         cost, later = min((costs[i] + (end - i) * lengths[i] + price, -i) for i in starts)
@@ -142,9 +142,9 @@ def cheapest(lengths: Sequence[int], size: int, price: int) -> list[int]:
 
 
 def memory_share(device: torch.device) -> float:
-    """Share of an accelerator's memory that is taken, by whomever; 1.0 for a CPU.
+    """Return the share of an accelerator's memory in use by any process; 1.0 for a CPU.
 
-    What a batch took stays with torch's allocator, so that after a batch this is its peak.
+    torch's allocator keeps the memory of a batch, so after a batch this is its peak.
     """
     if device.type != "cuda":
         return 1.0
@@ -152,15 +152,15 @@ def memory_share(device: torch.device) -> float:
     return 1 - free / total
 
 
-#: Tokens that must be saved: about what a further pass over one token of each row costs.
+#: Tokens that must be saved: about the cost of a further pass over one token of each row.
 _LEAST = 128
 
 
 def longest(sequences: Sequence[Sequence[int]]) -> list[int]:
-    """For each sequence the index of one that begins with it and that no other begins with."""
+    """Return for each sequence the index of one that begins with it and that no other begins with."""
     order = sorted(range(len(sequences)), key=lambda i: tuple(sequences[i]))
     found = list(range(len(sequences)))
-    # Whatever begins some sequence begins its neighbour in alphabetical order.
+    # A sequence that begins some other also begins its neighbour in alphabetical order.
     for this, following in zip(order[-2::-1], order[:0:-1], strict=True):
         if tuple(sequences[following][: len(sequences[this])]) == tuple(sequences[this]):
             found[this] = found[following]
@@ -168,10 +168,10 @@ def longest(sequences: Sequence[Sequence[int]]) -> list[int]:
 
 
 def nested(prompts: Sequence[Sequence[int]], config: Any) -> list[int] | None:
-    """For each prompt the index of the longest that begins with all its tokens but the last.
+    """Return for each prompt the index of the longest one that begins with all its tokens but the last.
 
-    The last token is left to be computed, since its logits are wanted, and may thus differ. None where too
-    little is nested, or the family's keys and values cannot be shared.
+    The last token may differ: it is computed anyway, for its logits. None where too little is nested, or
+    where the model family's keys and values cannot be shared.
     """
     if any(len(ids) == 1 for ids in prompts) or not can_share(config):
         return None
@@ -184,11 +184,11 @@ def read_nested(
     decoder: Decoder, batches: Batches, prompts: Sequence[Sequence[int]], whole: Sequence[int],
     known: Container[int], begin: CachedPrefix | None = None,
 ) -> Iterator[dict[int, CachedPrefix]]:  # fmt: skip
-    """Keys and values of all but the last token of each prompt, by its index; of nested ones computed once.
+    """Yield keys and values of all but the last token of each prompt, by index; nested ones share one pass.
 
-    Prompts come in groups that take as much memory as a batch of the longest of them would; one that is all
-    ``known`` is left out. ``whole`` is what :func:`nested` found. Prompts may ``begin`` with tokens whose
-    keys and values are there.
+    Prompts come in groups that take as much memory as a batch of the longest of them. A group whose prompts
+    are all ``known`` is left out. ``whole`` is the result of :func:`nested`. ``begin`` holds keys and values
+    of tokens that prompts may begin with.
     """
     parts: dict[int, list[int]] = {}
     for index, own in enumerate(whole):

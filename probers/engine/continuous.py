@@ -1,9 +1,9 @@
 """Continuous batching: texts join and leave a running batch between two of its steps.
 
-Iteration-level scheduling (Yu et al. 2022, Orca, section 3.1): a text that ends makes room at once, and one
-that comes waits for no other to end. Prompts are read in pieces between the steps of the texts that are
-being written, so that a long one delays them by a piece. What is written, recorded and kept of a text is what
-:meth:`probers.engine.model.CausalLM.generate` has, to rounding, whatever runs beside it.
+This is iteration-level scheduling (Yu et al. 2022, Orca, section 3.1): a text that ends makes room at once,
+and a new text waits for no other to end. Prompts are read in pieces between the steps of the texts being
+written, so that a long prompt delays them by one piece only. The tokens, records and states of a text equal
+those of :meth:`probers.engine.model.CausalLM.generate`, to rounding, whatever runs beside it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .tokens import Stops
 if TYPE_CHECKING:
     from .model import CausalLM
 
-_TRIM = 128  # columns that are padding in every row before they are given back
+_TRIM = 128  # columns of padding in every row that may gather before they are freed
 
 
 class LiveText:
@@ -39,13 +39,13 @@ class LiveText:
 
     Attributes:
         logprobs, entropies: one per token, nats, of the raw distribution.
-        tops: of each token the likeliest ones, ids and log-probabilities, as many as ``alternatives``.
-        text: what is written so far, up to a stop.
-        ends: its characters after each token.
-        read: tokens whose states were read and handed out; all of them where nothing is read.
-        cancelled: set by anyone to have it leave with the next step.
-        left: it is no part of its batch any more.
-        cached: tokens of its prompt whose keys and values were there already.
+        tops: ids and log-probabilities of the ``alternatives`` likeliest tokens at each token.
+        text: the text written so far, up to a stop.
+        ends: number of its characters after each token.
+        read: tokens whose states were read and handed out; all of them where no states are read.
+        cancelled: set by any thread to make it leave with the next step.
+        left: true once it has left its batch.
+        cached: tokens of its prompt whose keys and values were in the cache.
     """
 
     def __init__(
@@ -70,19 +70,19 @@ class LiveText:
 
     @property
     def over(self) -> bool:
-        """The text has ended and everything asked of it has been read, or it was given up."""
+        """Whether the text has ended and all its states have been read, or it was given up."""
         ended = self.written and self.read >= self.row.kept
         return ended or self.cancelled or self.error is not None
 
     @property
     def ready(self) -> int:
-        """Tokens that are kept whatever comes, and were read."""
+        """Number of tokens that were read and that no stop can cut off any more."""
         return min(self.row.kept if self.written else self.row.safe(), self.read)
 
     def generation(
         self, tokenizer: Any, needs: Needs, states: Mapping[Feature, np.ndarray] | None = None
     ) -> Generation:
-        """The text as :meth:`probers.engine.model.CausalLM.generate` gives it, with recorded ``states``."""
+        """Return the text like :meth:`probers.engine.model.CausalLM.generate`, with recorded ``states``."""
         kept = self.row.kept
         scores = np.array([self.logprobs[:kept], self.entropies[:kept]], dtype=np.float32)
         stop, prompt = self.row.stop or "length", self.request.prompt
@@ -101,14 +101,14 @@ class LiveText:
                 self.tops.append(top)
 
 
-#: Told of the newest states (texts, layers, d) of some texts: of their last tokens, or of the position
-#: before them; it may set the ``error`` of a text.
+#: Callback that receives the newest states (texts, layers, d) of some texts: of their last tokens, or of the
+#: position before them. It may set the ``error`` of a text.
 Reader = Callable[[Sequence[LiveText], Tensor], None]
 
 
 @dataclass(slots=True)
 class _Reading:
-    """Prompts that are read together, each once, for the texts that want it (``places`` in ``prompts``)."""
+    """Prompts read together, each once for all texts that want it (``places`` in ``prompts``)."""
 
     texts: list[LiveText]
     places: list[int]
@@ -121,16 +121,16 @@ class _Reading:
 
 
 class ContinuousBatch:
-    """The texts that are being written, and those that wait.
+    """The texts being written, and those that wait.
 
-    Everything happens in :meth:`step`, on the thread that calls it; use it as a context manager. UserError
-    for a family whose keys and values cannot be shared between texts.
+    All work happens in :meth:`step`, on the thread that calls it; use it as a context manager. UserError
+    for a model family whose keys and values cannot be shared between texts.
 
     Args:
-        feature: states of each token to read and tell ``reader`` of; None reads none.
-        rows: most texts that are written at once.
-        piece: most places of prompts that are read between two steps.
-        blocks: what is kept of texts that are over.
+        feature: states of each token to read and pass to ``reader``; None reads none.
+        rows: largest number of texts written at once.
+        piece: largest number of prompt places read between two steps.
+        blocks: cache for the blocks of texts that are over.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class ContinuousBatch:
         self._has_read = False  # in the last step
         self._cache: Any = None
         self._length = 0  # columns of the running rows
-        self._own = torch.zeros(0, dtype=torch.long)  # (rows,) columns of each that are its own
+        self._own = torch.zeros(0, dtype=torch.long)  # (rows,) own columns of each row
         self._next = torch.zeros(0, 1, dtype=torch.long, device=lm.device)  # (rows, 1) tokens to forward
         self._hooks = ExitStack()
 
@@ -168,7 +168,7 @@ class ContinuousBatch:
 
     @property
     def running(self) -> int:
-        """Texts that are being written or whose prompts are being read."""
+        """Number of texts that are being written or whose prompts are being read."""
         return len(self._running) + (len(self._reading.texts) if self._reading else 0)
 
     @property
@@ -180,7 +180,7 @@ class ContinuousBatch:
 
     @torch.inference_mode()
     def step(self) -> list[LiveText]:
-        """Read a piece of a prompt, or write a token of each text, by turns; the texts that changed."""
+        """Read a piece of a prompt or write a token of each text, by turns; return the texts that changed."""
         changed = list[LiveText]()
         asked = self._reading is not None or (self._waiting and len(self._running) < self._rows)
         if asked and not (self._running and self._has_read):
@@ -193,7 +193,7 @@ class ContinuousBatch:
         return list(dict.fromkeys([*changed, *self._leave()]))
 
     def _begin(self) -> _Reading:
-        """Take texts from the queue whose prompts are read together, those with known beginnings apart."""
+        """Take waiting texts whose prompts can be read together; known and unknown beginnings go apart."""
         room, texts = self._rows - len(self._running), list[LiveText]()
         places, prefixes = dict[tuple[int, ...], int](), list[CachedPrefix | None]()
         while self._waiting and len(texts) < room:
@@ -219,7 +219,7 @@ class ContinuousBatch:
         return _Reading(texts, wanted, prompts, ids, mask, positions, cache, done)
 
     def _read_piece(self, reading: _Reading) -> list[LiveText]:
-        """Read some columns; with the last of them the texts join those that are written."""
+        """Read some columns; after the last of them the texts join those being written."""
         width = reading.ids.shape[1]
         piece = slice(reading.done, min(width, reading.done + max(1, self._piece // len(reading.prompts))))
         last = piece.stop == width
@@ -244,7 +244,7 @@ class ContinuousBatch:
         return reading.texts
 
     def _join(self, reading: _Reading, which: Tensor, tokens: Tensor) -> None:
-        """Put the texts whose prompts were read beside those that are written."""
+        """Add the texts whose prompts were read to those being written."""
         width = reading.ids.shape[1]
         if len(set(reading.places)) < len(reading.places):
             select_rows(reading.cache, reading.places)
@@ -280,7 +280,7 @@ class ContinuousBatch:
             prompts = torch.tensor(lengths, device=device)
             states = self._tap.take_last(prompts, positions[:, 0] + 1 - prompts)
             if states is not None and self._reader is not None:
-                # Not of texts whose token there is one beyond their last.
+                # Leave out texts with one token beyond their last.
                 kept = [i for i, text in enumerate(self._running) if text.error is None and not text.over]
                 some = states if len(kept) == len(self._running) else states[torch.tensor(kept).long()]
                 self._reader([self._running[i] for i in kept], some[:, -1])
@@ -291,8 +291,8 @@ class ContinuousBatch:
         return list(self._running)
 
     def _draw(self, texts: Sequence[LiveText], logits: Tensor) -> Tensor:
-        """The next token (texts, 1) of each text; of one that is written it is of no account."""
-        logits = logits.float()  # once; on a CPU the largest of bfloat16 numbers is slow to find
+        """Return the next token (texts, 1) of each text; the entry of a text that is over has no meaning."""
+        logits = logits.float()  # once; on a CPU the maximum of bfloat16 numbers is slow
         tokens = logits.argmax(dim=-1)
         drawn: dict[Sampling, list[int]] = {}
         for i, text in enumerate(texts):
@@ -304,7 +304,7 @@ class ContinuousBatch:
         alternatives = max((text.alternatives for text in texts), default=0)
         likeliest = logits.log_softmax(dim=-1).topk(alternatives, dim=-1) if alternatives else None
         tops = [] if likeliest is None else [likeliest.indices.T, likeliest.values.T]
-        # All in one copy to the host, which waits for each; float32 tells ids up to 16 millions apart.
+        # A single copy to the host, since each one waits; float32 tells ids up to 16 million apart.
         told = torch.cat([tokens[None], token_scores(logits, tokens), *tops]).T.tolist()
         for text, (token, *own) in zip(texts, told, strict=True):
             if text.written or text.error is not None:
@@ -315,12 +315,12 @@ class ContinuousBatch:
                 continue
             top = zip(map(int, own[2 : 2 + alternatives]), own[2 + alternatives :], strict=True)
             text.accept(int(token), own[:2], list(top)[: text.alternatives])
-            if self._tap is None or self._before:  # nothing of the token itself is read
+            if self._tap is None or self._before:  # no state of the token itself is read
                 text.read = len(text.row.ids)
         return tokens[:, None]
 
     def _leave(self) -> list[LiveText]:
-        """Let go of the texts that are over; those that were cancelled or given up before they ran too."""
+        """Remove the texts that are over, also those cancelled or given up before they ran."""
         gone = [text for text in self._waiting if text.over]
         for text in gone:
             self._waiting.remove(text)
@@ -350,6 +350,6 @@ class ContinuousBatch:
 
 
 def _row(cache: Any, row: int, pad: int) -> list[tuple[Tensor, Tensor]]:
-    """Keys and values (heads, n, width) of one row of a cache, its padding left out."""
+    """Return keys and values (heads, n, width) of one row of a cache, without its padding."""
     assert all(isinstance(layer, GrowingLayer) for layer in cache.layers)
     return [(layer.keys[row, :, pad:], layer.values[row, :, pad:]) for layer in cache.layers]

@@ -1,4 +1,4 @@
-"""Decoding of one batch, with everything that was asked for read on the way.
+"""Decoding of one batch, which reads all requested features on the way.
 
 Conventions, shared with :func:`probers.engine.forward.score_batch`:
 
@@ -35,9 +35,9 @@ from .tokens import Prompt, Stops, TextStream
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One prompt of a batch, to write at most ``limit`` >= 1 tokens after.
+    """A prompt of a batch, to be continued by at most ``limit`` >= 1 tokens.
 
-    ``prefix`` has keys and values of what it may begin with, used where every request has some.
+    ``prefix`` has keys and values of its possible beginning, used where every request has some.
     """
 
     prompt: Prompt
@@ -47,12 +47,12 @@ class Request:
 
 
 class Row:
-    """A prompt's text as it grows; decoded with it where a stop, or ``read``, asks for that.
+    """A prompt's growing text, decoded as it grows where a stop or ``read`` asks for it.
 
     Attributes:
-        ids: tokens written; special ones that end a text are none of them.
-        kept: how many of them are its text.
-        stop: why it ended; None while it runs.
+        ids: tokens written, without special ones that end a text.
+        kept: number of them that belong to its text.
+        stop: the reason why it ended; None while it runs.
     """
 
     def __init__(self, request: Request, tokenizer: Any, stops: Stops, *, read: bool = False) -> None:
@@ -62,12 +62,12 @@ class Row:
         self.stop: StopReason | None = None
         decoded = read or stops.look_back or stops.callables
         self._text = TextStream(tokenizer, request.prompt.ids) if decoded else None
-        self._end: int | None = None  # of the text, where a stop string cuts it
+        self._end: int | None = None  # end of the text, where a stop string cuts it
 
     def accept(self, tokens: Sequence[int], guessed: Sequence[int]) -> tuple[int, int]:
         """Take the next token, and those after it as long as the guesses before them were right.
 
-        ``tokens`` is one more than ``guessed``. Returns numbers of right guesses and of tokens looked at.
+        ``tokens`` is one longer than ``guessed``. Returns the numbers of right guesses and of tokens seen.
         """
         for count, token in enumerate(tokens):
             written = len(self.ids)
@@ -75,7 +75,7 @@ class Row:
             right = count < len(guessed) and token == guessed[count] and len(self.ids) > written
             if self.stop is not None or not right:
                 return count + right, count + 1
-        raise AssertionError("the token after the last guess is no guess")
+        raise AssertionError("the token after the last guess is not a guess")
 
     def _take(self, token: int) -> None:
         if token in self._stops.eos:
@@ -90,7 +90,7 @@ class Row:
             if (place := self._stops.find(text, known)) is not None:
                 self._end, self.stop = place, "stop"
                 kept = sum(end <= place for _, end in self._text.offsets())
-                self.kept = max(kept, self._text.settled(0))  # what was pooled stays
+                self.kept = max(kept, self._text.settled(0))  # pooled tokens stay
             elif any(stop(text) for stop in self._stops.callables):
                 self.stop = "stop"
         if self.stop is None and len(self.ids) == self.limit:
@@ -110,7 +110,7 @@ class Row:
 class Batch:
     """The rows of a batch that still run, and ``logits`` (b, q, vocabulary) of their last pass.
 
-    ``rows`` (b,) are those that the batch began with and that are left, ``active`` the same as a list;
+    ``rows`` (b,) are the original numbers of the rows that are left, ``active`` the same as a list;
     ``width`` counts columns of the prompts, padding included.
     """
 
@@ -133,7 +133,7 @@ class Batch:
             if reuses:
                 columns = fill(self._cache, known, tokens, [self.width - len(own) for own in tokens])
                 ids, self._positions = ids[:, columns:], self._positions[:, columns:]
-        # Float32 once: on a CPU the largest of bfloat16 numbers is slow to find.
+        # Cast to float32 once: on a CPU the maximum of bfloat16 numbers is slow.
         self.logits = decoder(ids, self._mask, self._positions, cache=self._cache).float()
 
     @property
@@ -152,7 +152,7 @@ class Batch:
         self._mask = self._mask[chosen] if self._mask is not None and padded else None
 
     def leave(self, cache: PrefixCache | None, rows: Sequence[Row], slots: Iterable[int]) -> None:
-        """Keep what the batch has of some of its rows for later, where that is wanted."""
+        """Store the cache and records of some of its rows, where that is wanted."""
         if cache is None or self._cache is None:
             return
         for slot in slots:
@@ -185,7 +185,7 @@ class Batch:
 
 
 def closed(slots: Sequence[int]) -> list[int]:
-    """Ascending slots that are kept, most where they are: the last ones fill the gaps."""
+    """Return the ascending slots that are kept, most in place: the last ones fill the gaps."""
     count = len(slots)
     moved = [slot for slot in slots if slot >= count]
     kept = set(slots)
@@ -207,7 +207,7 @@ def generate_batch(
         capture.take(-1, batch.active, batch.rows)
         can_guess = how.draft > 0 and how.sampling is None and batch.can_drop
         lookup: PromptLookup | None = None
-        index, guessed = 0, list[int]()  # tokens decided so far, and those forwarded that may yet be wrong
+        index, guessed = 0, list[int]()  # tokens decided so far, and forwarded guesses that may be wrong
         while any(rows[i].stop is None for i in batch.active):
             if can_guess and lookup is None and len(batch.active) == 1:
                 prompt = rows[batch.active[0]].prompt
@@ -227,7 +227,7 @@ def generate_batch(
                 right, looked_at = row.accept(its, guessed)
                 if row.stop is not None:
                     capture.finish(number, row.kept)
-                # A text that ends with this token runs once more, only to be read.
+                # A text that ends with this token runs once more, so that the token is read.
                 if row.stop is None or (capture.reads and row.kept > index + right):
                     slots.append(slot)
             scores[:, batch.rows, index : index + looked_at] = found[:, :, :looked_at]
@@ -266,33 +266,33 @@ def generate_batch(
     ]  # fmt: skip
 
 
-_CONTEXT = (3, 2, 1)  # tokens that must be repeated before the guess, most first
-_SHORT = 4  # tokens guessed after a single repeated one, which says little
+_CONTEXT = (3, 2, 1)  # tokens that must be repeated before a guess, the longest first
+_SHORT = 4  # tokens guessed after a single repeated one, which is weak evidence
 
 
 class PromptLookup:
-    """Drafts of one text: what followed the last place where it went as it does now, ``most`` tokens at once.
+    """Drafts of one text: the tokens after the last place that its end repeats, at most ``most`` at once.
 
     An answer repeats its prompt: names from the question, sentences from a passage, its own words. ``before``
-    is what it may repeat, and ends with its prompt.
+    holds the tokens it may repeat, the prompt last.
     """
 
     def __init__(self, before: Sequence[int], most: int) -> None:
         self._text, self._most, self._written = np.array(before), most, 0
 
     def guess(self, written: Sequence[int], limit: int) -> list[int]:
-        """The next tokens of the text ``written`` so far, which may have ``limit``."""
+        """Guess the next tokens of the text ``written`` so far, at most ``limit``."""
         self._text = np.append(self._text, written[self._written :])
         self._written = len(written)
         return guess(self._text, min(self._most, limit - len(written)))
 
 
 def guess(ids: np.ndarray, most: int) -> list[int]:
-    """The tokens after the last earlier place that ``ids`` (n,) repeat at their end; at most ``most``."""
+    """Return the tokens after the last earlier place that the end of ``ids`` (n,) repeats, up to ``most``."""
     for count in _CONTEXT:
         if len(ids) <= count:
             continue
-        here = np.ones(len(ids) - count, dtype=bool)  # [i]: the count tokens from i on are repeated
+        here = np.ones(len(ids) - count, dtype=bool)  # [i]: the count tokens from i on match
         for back in range(count):
             here &= ids[count - 1 - back : -1 - back] == ids[-1 - back]
         places = np.flatnonzero(here)

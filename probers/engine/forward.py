@@ -1,7 +1,7 @@
-"""One forward call of any decoder-only model of transformers, and the teacher-forced pass made of it.
+"""The forward call of any decoder-only model of transformers, and the teacher-forced pass built on it.
 
-Batches are left-padded. :func:`score_batch` reads texts that exist already with the conventions and fields of
-greedy decoding, so that what decoding recorded can be had again, or checked, from the tokens alone.
+Batches are left-padded. :func:`score_batch` reads existing texts with the conventions and fields of greedy
+decoding, so that records of decoding can be repeated, or checked, from the tokens alone.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from ..types import AttentionRows, Feature, Generation, Needs, RunError, UserErr
 from .kv_cache import Cache, CachedPrefix, fill, new_cache
 from .tokens import Prompt
 
-_PIECE = 1 << 24  # logits at a time where those of whole texts would be read: 64 MiB in float32
+_PIECE = 1 << 24  # logits computed at a time for whole texts: 64 MiB in float32
 
 
 class Decoder:
     """A causal language model as a function from tokens to the logits of the last positions.
 
     Families without ``position_ids`` derive positions from the mask, those without ``logits_to_keep`` compute
-    all logits. ``use_cache=False`` does without keys and values, for models whose cache is broken.
+    all logits. ``use_cache=False`` runs without keys and values, for models whose cache is broken.
     """
 
     def __init__(self, model: Any, *, use_cache: bool = True) -> None:
@@ -48,7 +48,7 @@ class Decoder:
     def __call__(
         self, ids: Tensor, mask: Tensor | None, positions: Tensor, *, keep: int = 1, cache: Any = None
     ) -> Tensor:
-        """Logits (batch, keep, vocabulary) of the last ``keep`` positions, in the model's number format.
+        """Compute logits (batch, keep, vocabulary) of the last ``keep`` positions, in the model's format.
 
         Args:
             ids: (batch, length).
@@ -69,10 +69,10 @@ class Decoder:
     def pieces(
         self, ids: Tensor, mask: Tensor | None, positions: Tensor, *, keep: int, cache: Any = None
     ) -> Iterator[Tensor]:
-        """The logits of a call, a few positions (batch, n, vocabulary) at a time.
+        """Yield the logits of a call, a few positions (batch, n, vocabulary) at a time.
 
-        The blocks run once, before the first piece is given. Then the model goes on from their last states,
-        piece by piece, so that what it does after its head (softcapping, a scale) is done as ever.
+        The blocks run once, before the first piece. Then the model continues from their last states, piece by
+        piece, so that its steps after the head (softcapping, a scale) are applied as usual.
         """
         width = max(1, _PIECE // (len(ids) * self.model.config.get_text_config().vocab_size))
         inner = decoder_of(self.model)
@@ -90,7 +90,7 @@ class Decoder:
 
         def first(*args: Any, **kwargs: Any) -> Any:
             restore()
-            read.append(inner(*args, **kwargs))  # with its hooks, which no piece may call again
+            read.append(inner(*args, **kwargs))  # with its hooks, which must run only once
             inner._forward_hooks = type(hooks)()
             return _cut(read[0], -1, None)
 
@@ -107,9 +107,9 @@ class Decoder:
 
     @torch.inference_mode()
     def check(self) -> None:
-        """Refuse, by name and reason, a model that is no causal decoder for batches (UserError).
+        """Refuse, by name and reason, a model that is not a causal decoder for batches (UserError).
 
-        Told by numbers: its logits may not depend on later tokens, padding, or the use of its cache.
+        The check is numeric: logits may not depend on later tokens, padding, or the use of the cache.
         """
         family, config = type(self.model).__name__, self.model.config
         if getattr(config, "is_encoder_decoder", False):
@@ -118,13 +118,13 @@ class Decoder:
             raise UserError(
                 f"{family} keeps a recurrent state; only attention over keys and values can be read", "model"
             )
-        if self.device.type == "meta":  # without weights, which run elsewhere
+        if self.device.type == "meta":  # no weights here, they run elsewhere
             return
         text, longer = [0, 1, 2, 1, 0], [1, 2, 0, 2, 1, 0, 2, 1]
         ids, mask, positions = self.pad([text, [*text[:-1], 1]])
         try:
             logits, other = self(ids, mask, positions, keep=len(text)).float()
-            if not bool(logits.isfinite().all()):  # broken weights are reported where they are read
+            if not bool(logits.isfinite().all()):  # broken weights are reported when they are read
                 return
             read = {"beside a longer text": self(*self.pad([text, longer]))[0, -1].float()}
             if self.use_cache:
@@ -139,16 +139,16 @@ class Decoder:
         for how, last in read.items():
             if float((last - logits[-1]).abs().max()) > close:
                 raise UserError(
-                    f"{family} reads a text {how} as another one, so that what it writes would depend on the "
+                    f"{family} reads a text {how} differently, so its output would depend on the "
                     "batch: choose a decoder that takes position_ids or derives positions from the mask",
                     "model",
                 )
 
     def pad(self, sequences: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor | None, Tensor]:
-        """Left-padded ids, mask (None without padding) and positions, each (batch, length).
+        """Return left-padded ids, mask (None without padding) and positions, each (batch, length).
 
-        Padding is masked and may be any token; 0 exists in every vocabulary, a tokenizer's padding token may
-        not.
+        Padding is masked and may be any token. It is 0, which every vocabulary has; a tokenizer's padding
+        token may not.
         """
         width = max(len(ids) for ids in sequences)
         pads = [width - len(ids) for ids in sequences]
@@ -160,14 +160,14 @@ class Decoder:
 
 
 def _cut(output: Any, start: int, end: int | None) -> Any:
-    """A decoder's output with the last states of some positions alone."""
+    """Keep only some positions in the last states of a decoder's output."""
     part = copy(output)
     part.last_hidden_state = output.last_hidden_state[:, start:end]
     return part
 
 
 def token_scores(logits: Tensor, tokens: Tensor, *, top: bool = False) -> Tensor:
-    """(2, ...) log-probability of ``tokens`` (...) and entropy of their distribution, nats, float32.
+    """Compute log-probability of ``tokens`` (...) and entropy, (2, ...), in nats and float32.
 
     In ``logits`` (..., vocabulary) -inf excludes a token. ``top`` adds the distribution's two highest
     probabilities, (4, ...) together.
@@ -181,7 +181,7 @@ def token_scores(logits: Tensor, tokens: Tensor, *, top: bool = False) -> Tensor
 
 
 def broken_logits(where: str) -> RunError:
-    """The error for logits from which no token can be chosen or scored."""
+    """Build the error for logits from which no token can be chosen or scored."""
     return RunError(f"the logits are NaN or infinite at {where}; try dtype=float32 or bfloat16", "model")
 
 
@@ -189,16 +189,16 @@ def broken_logits(where: str) -> RunError:
 def read_prefixes(
     decoder: Decoder, sequences: Sequence[Sequence[int]], known: CachedPrefix | None = None
 ) -> list[CachedPrefix]:
-    """Keys and values of token sequences, from one pass over what they have behind ``known``."""
+    """Compute keys and values of token sequences, in one pass over their tokens after ``known``."""
     tokens, mask, positions = decoder.pad(sequences)
     pads = [tokens.shape[1] - len(ids) for ids in sequences]
-    # Layers with a sliding window keep all positions too: how far it reaches depends on what follows.
+    # Layers with a sliding window keep all positions too: how far it reaches depends on later tokens.
     cache: Any = new_cache(decoder.model.config, tokens.shape[1], whole=True)
     start = 0 if known is None else fill(cache, [known] * len(sequences), sequences, pads)
     decoder(tokens[:, start:], mask, positions[:, start:], cache=cache)
     found = []
     for row, (ids, pad) in enumerate(zip(sequences, pads, strict=True)):
-        shared = max(0, start - pad)  # tokens of this row that were taken from what is known
+        shared = max(0, start - pad)  # tokens of this row that were taken from ``known``
         own = slice(pad + shared, None)
         layers = tuple((layer.keys[row, :, own], layer.values[row, :, own]) for layer in cache.layers)
         found.append(CachedPrefix(tuple(ids), layers, known if shared else None, shared))
@@ -215,7 +215,7 @@ def score_batch(
 ) -> list[Generation]:
     """Record given continuations, each at least one token, as generation would have recorded them.
 
-    ``prefix`` has keys and values of what all prompts begin with.
+    ``prefix`` has keys and values of the common beginning of all prompts.
 
     Raises:
         RunError: a logit or a recorded state is NaN or infinite.
@@ -238,7 +238,7 @@ def score_batch(
     with ExitStack() as taps:
         for tap, pool in features:
             taps.enter_context(tap)
-            if isinstance(tap, StateTap):  # pooled layer by layer: all positions of all layers are too many
+            if isinstance(tap, StateTap):  # pooled layer by layer: the positions of all layers are too many
                 tap.read(pool.layer)
             else:
                 tap.read_last(longest + 1)
@@ -272,7 +272,7 @@ def score_batch(
 
 @torch.inference_mode()
 def attend_alone(decoder: Decoder, sequences: Sequence[Sequence[int]]) -> list[AttentionRows]:
-    """Last-layer attention over ``sequences``, none empty, with nothing before them; row 0 is zero."""
+    """Compute last-layer attention over non-empty ``sequences`` with nothing before them; row 0 is zero."""
     ids, mask, positions = decoder.pad(sequences)
     with AttentionTap(decoder.model) as tap:
         tap.read(ids.shape[1])
@@ -283,9 +283,9 @@ def attend_alone(decoder: Decoder, sequences: Sequence[Sequence[int]]) -> list[A
 
 
 def _scores(pieces: Iterable[Tensor], ids: Tensor, lengths: Sequence[int], *, top: bool) -> list[Tensor]:
-    """:func:`token_scores` (.., length) of each row's last tokens, from the logits in front of them."""
+    """Compute :func:`token_scores` (.., length) of each row's last tokens, from the logits before them."""
     found: list[list[Tensor]] = [[] for _ in lengths]
-    place = ids.shape[1] - max(lengths) - 1  # of the first logits
+    place = ids.shape[1] - max(lengths) - 1  # place of the first logits
     for logits in pieces:
         for row, length in enumerate(lengths):
             skipped = max(0, ids.shape[1] - length - 1 - place)
@@ -307,7 +307,7 @@ def _taken(tap: StateTap | HeadsTap, pool: WholePool, prompts: Tensor, written: 
 
 
 def _rows(weights: Tensor, prompt: int, length: int) -> AttentionRows:
-    """A text's rows from weights (heads, q, k); with a sliding window k is shorter than the text."""
+    """Cut a text's rows from weights (heads, q, k); with a sliding window k is shorter than the text."""
     weights = weights[:, -length - 1 :, -prompt - length :]
     rows = np.zeros((length + 1, prompt + length), dtype=np.float32)
     rows[-weights.shape[1] :, prompt + length - weights.shape[2] :] = weights.mean(dim=0).cpu()

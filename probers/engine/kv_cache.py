@@ -1,12 +1,12 @@
-"""Keys and values: grown in place, computed once and used again by texts that begin alike.
+"""Caches of keys and values, which grow in place and are reused by texts that begin alike.
 
-transformers' dynamic cache makes a new tensor of the whole context for every token and layer; here room for
-the whole text is allocated once and filled, which gives the same numbers.
+transformers' dynamic cache makes a new tensor of the whole context for every token and layer. Here room for
+the whole text is allocated once and filled, with the same numbers as result.
 
 - :class:`PrefixCache` holds every token of the last text of a name, for calls that extend it (the loop).
-  How many columns a batch begins with decides how its matrix products are cut and thus the last digits of
-  scores: with whole blocks a resumed run would not repeat the digits of earlier ones. Drafts also look up
-  the text of that name.
+  The number of columns that a batch begins with decides how its matrix products are cut and thus the last
+  digits of scores: with whole blocks a resumed run would not repeat the digits of earlier ones. Drafts also
+  look up the text of that name.
 - :class:`BlockCache` holds blocks of tokens by a hash of all tokens up to their end (Kwon et al. 2023,
   section 4.4; automatic prefix caching of vLLM), for a server whose texts have no names.
 """
@@ -40,7 +40,7 @@ class GrowingLayer(DynamicLayer):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Append (batch, heads, length, width) keys and values; returns all there are."""
+        """Append keys and values (batch, heads, length, width); return all there are."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         rows, start = len(key_states), self.get_seq_length()
@@ -61,13 +61,13 @@ class GrowingLayer(DynamicLayer):
         return self.keys, self.values
 
     def reserve(self, rows: int, length: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Begin with ``length`` positions for the caller to fill; both (rows, heads, length, width)."""
+        """Begin with ``length`` positions for the caller to fill; both are (rows, heads, length, width)."""
         self.lazy_initialization(keys, values)
         self._buffers = empty(rows, max(length, self._capacity), keys, values)
         return self._view(rows, length)
 
     def join(self, other: GrowingLayer, rows: int) -> None:
-        """Take the rows of another layer as well, with room for ``rows``; shorter ones begin masked."""
+        """Add the rows of another layer, with room for ``rows``; shorter ones begin masked."""
         if other.keys is None or other.values is None:
             return
         if self.keys is None or self.values is None:
@@ -81,7 +81,7 @@ class GrowingLayer(DynamicLayer):
         assert self._buffers is not None
         if before and (old is not self._buffers or total > length):
             for buffer, own in zip(self._buffers, (self.keys, self.values), strict=True):
-                _align(buffer[:before, :, :total], own.clone())  # it may lie in the same buffer
+                _align(buffer[:before, :, :total], own.clone())  # both may lie in the same buffer
         for buffer, own in zip(self._buffers, (other.keys, other.values), strict=True):
             _align(buffer[before:after, :, :total], own)
         self._view(after, total)
@@ -95,16 +95,16 @@ class GrowingLayer(DynamicLayer):
             self._view(rows, length)
 
     def drop(self, count: int) -> None:
-        """Take back the last ``count`` positions."""
+        """Remove the last ``count`` positions."""
         if self._buffers is not None and self.keys is not None:
             self._view(len(self.keys), self.get_seq_length() - count)
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        """Keep some rows, as :meth:`select`."""
+        """Keep some rows, like :meth:`select`."""
         self.select(indices.tolist())
 
     def select(self, sources: Sequence[int]) -> None:
-        """Keep some rows, and the room there was; where :func:`.decode.closed` orders them few are copied."""
+        """Keep some rows, and the room; in the order of :func:`.decode.closed` few rows are copied."""
         if self._buffers is None:
             return
         length = self.get_seq_length()
@@ -133,12 +133,12 @@ def select_rows(cache: Any, rows: Sequence[int]) -> None:
 def _align(places: Tensor, values: Tensor) -> None:
     """Put values (rows, heads, n, width) at the end of ``places`` (rows, heads, length, width)."""
     start = places.shape[2] - values.shape[2]
-    places[:, :, :start] = 0  # never seen, but it must be a number
+    places[:, :, :start] = 0  # masked, but it must be a number
     places[:, :, start:] = values
 
 
 def empty(rows: int, length: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """Uninitialised (rows, heads, length, width) like keys and values (heads, _, width)."""
+    """Allocate uninitialised (rows, heads, length, width) for keys and values (heads, _, width)."""
     made = [one.new_empty(rows, one.shape[0], length, one.shape[2]) for one in (keys, values)]
     return made[0], made[1]
 
@@ -146,8 +146,8 @@ def empty(rows: int, length: int, keys: Tensor, values: Tensor) -> tuple[Tensor,
 class Cache(DynamicCache):
     """A cache of transformers; ``padded``: the next pass reads one token a row, and its mask hides some.
 
-    With another cache transformers looks whether a mask hides anything, and the host waits for the answer at
-    every token. With one that could be compiled it does not look; nothing else in a pass depends on that.
+    With other caches transformers tests whether a mask hides anything, and the host waits for the answer at
+    every token. With a compilable cache it does not test; nothing else in a pass depends on that.
     """
 
     padded = False
@@ -158,24 +158,24 @@ class Cache(DynamicCache):
 
 
 def new_cache(config: Any, capacity: int, *, whole: bool = False) -> Cache:
-    """An empty cache for a model of ``config``; full attention has room for ``capacity`` positions.
+    """Make an empty cache for a model of ``config``; full attention has room for ``capacity`` positions.
 
     With ``whole`` sliding windows keep all positions too, hidden by masks: texts begin at different places.
     """
     cache = Cache(config=config)
-    # Else sliding windows stay as they are, they are short; so does whatever else a family brings.
+    # Else layers with sliding windows stay as they are, since they are short; so do unknown kinds of layers.
     grow = (DynamicLayer, DynamicSlidingWindowLayer) if whole else (DynamicLayer,)
     cache.layers = [GrowingLayer(capacity) if type(c) in grow else c for c in cache.layers]
     return cache
 
 
 def can_drop(cache: Any) -> bool:
-    """Tell whether positions can be taken back and rows handed on; sliding windows allow neither."""
+    """Tell whether positions can be removed and rows handed on; sliding windows allow neither."""
     return all(type(layer) is GrowingLayer for layer in cache.layers)
 
 
 def can_share(config: Any) -> bool:
-    """Tell whether texts of this family can share keys and values of a prefix."""
+    """Tell whether texts of this model family can share keys and values of a prefix."""
     layers = DynamicCache(config=config).layers
     return all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers)
 
@@ -184,8 +184,8 @@ def can_share(config: Any) -> bool:
 class CachedPrefix:
     """Tokens that prompts may begin with, and their keys and values.
 
-    Those from ``start`` on are in ``layers``, both (heads, len(ids) - start, width) of each, the others in
-    ``before``, which is None where start is 0.
+    ``layers`` has those from ``start`` on, two (heads, len(ids) - start, width) of each layer; ``before``
+    has the others and is None where start is 0.
     """
 
     ids: tuple[int, ...]
@@ -194,13 +194,13 @@ class CachedPrefix:
     start: int = 0
 
     def common(self, ids: Sequence[int]) -> int:
-        """Number of leading tokens of ``ids`` that are known; its last is left to compute, for its logits."""
+        """Count the leading tokens of ``ids`` that are known; its last is computed anyway, for its logits."""
         least = min(len(ids) - 1, len(self.ids))
         pairs = enumerate(zip(self.ids[:least], ids, strict=False))
         return next((i for i, (mine, its) in pairs if mine != its), least)
 
     def write(self, layer: int, places: Sequence[Tensor]) -> None:
-        """Put a layer's keys and values of the first n tokens into two ``places`` (rows, heads, n, width)."""
+        """Copy a layer's keys and values of the first n tokens to two ``places`` (rows, heads, n, width)."""
         if self.before is not None:
             self.before.write(layer, [place[:, :, : self.start] for place in places])
         for place, own in zip(places, self.layers[layer], strict=True):
@@ -211,10 +211,10 @@ class CachedPrefix:
 def fill(
     cache: Any, prefixes: Sequence[CachedPrefix], prompts: Sequence[Sequence[int]], pads: Sequence[int]
 ) -> int:
-    """Begin the empty cache of a left-padded batch with the columns known in every row; their number.
+    """Fill the empty cache of a left-padded batch with the columns known in every row; return their number.
 
-    Row i begins with its padding, ``pads[i]`` columns, and then has as much of ``prefixes[i]`` as its prompt
-    begins with. What it still lacks is computed with the rest of its prompt, at the same positions and mask.
+    Row i begins with ``pads[i]`` columns of padding, then the tokens of ``prefixes[i]`` that its prompt has
+    too. The rest is computed with the rest of its prompt, at the same positions and mask.
     """
     length = min(pad + one.common(ids) for pad, one, ids in zip(pads, prefixes, prompts, strict=True))
     if not length:
@@ -228,7 +228,7 @@ def fill(
         for pad, one, count in runs:
             places = [part[start : start + count] for part in made]
             for place in places:
-                place[:, :, :pad] = 0  # never seen, but it must be a number
+                place[:, :, :pad] = 0  # masked, but it must be a number
             if length > pad:
                 one.write(number, [place[:, :, pad:] for place in places])
             start += count
@@ -240,9 +240,9 @@ def fill(
 class PrefixCache:
     """Key/value caches of recent generations, keyed by request name, reused by prompts that extend them.
 
-    Each call of :meth:`probers.engine.model.CausalLM.generate` takes from it what its prompts begin with, and
-    leaves in it what it computed. Results do not depend on it. Nothing is left by families with sliding
-    windows, whose keys and values cannot be handed on, nor beyond ``megabytes``.
+    Each call of :meth:`probers.engine.model.CausalLM.generate` takes the beginnings of its prompts from it,
+    and stores its results in it. Results do not depend on it. It stores nothing for families with sliding
+    windows, whose keys and values cannot be handed on, and nothing beyond ``megabytes``.
     """
 
     def __init__(self, *, megabytes: float = 1024) -> None:
@@ -259,10 +259,10 @@ class PrefixCache:
     def keep(
         self, name: str, cache: Any, row: int, pad: int, ids: tuple[int, ...], prefix: CachedPrefix | None
     ) -> None:
-        """Copy what a batch's cache has of ``row``, in the place of the last text of that name.
+        """Copy a batch's cache of ``row``, in place of the last text of that name.
 
-        The row begins with ``pad`` columns of padding, then ``ids``, as many as the cache has or more. It
-        went on from ``prefix``, which is not copied again.
+        The row begins with ``pad`` columns of padding, then ``ids``, as many as the cache has or more. Its
+        ``prefix`` is not copied again.
         """
         if prefix is None or prefix is not self._texts.get(name):
             self.forget(name)
@@ -276,7 +276,7 @@ class PrefixCache:
             self.forget(name)
             return
         self._room -= size
-        self._taken[name] = self._taken.get(name, 0) + size  # what it goes on from stays in memory
+        self._taken[name] = self._taken.get(name, 0) + size  # its prefix stays in memory
         layers = tuple((keys.clone(), values.clone()) for keys, values in own)
         self._texts[name] = CachedPrefix(ids, layers, prefix if start else None, start)
 
@@ -286,20 +286,20 @@ class PrefixCache:
 
 
 class BlockCache:
-    """Blocks of ``size`` tokens that were used last, up to ``megabytes`` of keys and values; 0 keeps none."""
+    """The blocks of ``size`` tokens used last, up to ``megabytes`` of keys and values; 0 keeps none."""
 
     def __init__(self, *, megabytes: float = 512, size: int = 32) -> None:
         self._size, self._room = size, megabytes * 1e6
-        # Of each block, its keys and values in tensors (parts of one shape, heads, size, width).
+        # Keys and values of each block, in tensors (parts of one shape, heads, size, width).
         self._blocks: OrderedDict[bytes, list[Tensor]] = OrderedDict()
-        # Places among the parts of a block, of layer 1's keys, its values, layer 2's ..
+        # Places among the parts of a block: of layer 1's keys, its values, layer 2's ..
         self._places: list[int] = []
 
     def __len__(self) -> int:
         return len(self._blocks)
 
     def find(self, ids: Sequence[int]) -> CachedPrefix | None:
-        """The known beginning of a prompt, without its last token; None if nothing is known."""
+        """Find the known beginning of a prompt, without its last token; None if nothing is known."""
         found = list(takewhile(self._blocks.__contains__, self._names(ids[:-1])))
         self._touch(found)
         if not found:
@@ -311,10 +311,10 @@ class BlockCache:
         return CachedPrefix(tuple(ids[: len(found) * self._size]), layers)
 
     def keep(self, ids: Sequence[int], layers: Sequence[tuple[Tensor, Tensor]]) -> None:
-        """Copy the whole blocks, not known yet, of a text; ``layers`` are its (heads, n, width) of each."""
+        """Copy a text's whole blocks that are not known yet; ``layers`` has (heads, n, width) of each."""
         length = layers[0][0].shape[1]
         parts = [part for layer in layers for part in layer]
-        alike: dict[Any, list[int]] = {}  # one copy a block of all that have one shape and device
+        alike: dict[Any, list[int]] = {}  # one copy per block of all parts with the same shape and device
         for place, part in enumerate(parts):
             alike.setdefault((part.device, part.dtype, part.shape), []).append(place)
         self._places = np.argsort([place for group in alike.values() for place in group]).tolist()
@@ -338,6 +338,6 @@ class BlockCache:
             yield above
 
     def _touch(self, names: Sequence[bytes]) -> None:
-        """Note a use; a text's first block stays longest, for without it the others are never found."""
+        """Note a use; a text's first block stays longest, since the others are found only through it."""
         for name in reversed(names):
             self._blocks.move_to_end(name)

@@ -1,7 +1,7 @@
 """The protocol of language models: frozen requests in, recorded generations out.
 
-Models of transformers, in vLLM, behind a URL and the model that a server's answers share implement
-:meth:`LanguageModel.generate_each` and :meth:`LanguageModel.score_each`, through which all else goes.
+Models of transformers, in vLLM and behind a URL, and the shared model of a server implement
+:meth:`LanguageModel.generate_each` and :meth:`LanguageModel.score_each`, the base of all other methods.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Settings for drawing tokens instead of taking the likeliest; what is recorded stays of the raw logits.
+    """Settings for drawing tokens instead of taking the likeliest; records still come from the raw logits.
 
     Attributes:
         temperature: logits are divided by it.
@@ -64,7 +64,7 @@ class Sampling:
         return found
 
     def draw(self, logits: Tensor, random: Sequence[np.random.Generator]) -> Tensor:
-        """Tokens (batch,) for logits (batch, vocabulary), each row by its own random numbers."""
+        """Draw tokens (batch,) for logits (batch, vocabulary), each row with its own random numbers."""
         import torch
 
         ordered, order = (logits.float() / self.temperature).sort(dim=-1, descending=True)
@@ -73,7 +73,7 @@ class Sampling:
             probabilities[:, self.top_k :] = 0
         total = probabilities.double().cumsum(dim=-1)
         if self.top_p < 1:
-            # The token that reaches top_p is the last one drawn from.
+            # The token that reaches top_p is the last candidate.
             probabilities[total - probabilities >= self.top_p * total[:, -1:]] = 0
             total = probabilities.double().cumsum(dim=-1)
         numbers = torch.tensor([row.random() for row in random], dtype=torch.float64)
@@ -96,7 +96,7 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True)
 class ScoreRequest:
-    """A text to read after a prompt; token ids are taken as they are."""
+    """A text to read after a prompt; token ids are taken unchanged."""
 
     prompt: str
     continuation: str | Sequence[int]
@@ -107,8 +107,8 @@ class ScoreRequest:
 class Scoring:
     """Settings for recording texts.
 
-    ``needs`` are recorded besides log-probabilities and entropies. ``prefix`` is text that all prompts begin
-    with (a run's exemplars); its keys and values are computed once and kept for later calls, and results do
+    ``needs`` are recorded besides log-probabilities and entropies. ``prefix`` is the common beginning of all
+    prompts (a run's exemplars); its keys and values are computed once and kept for later calls. Results do
     not depend on it.
     """
 
@@ -124,9 +124,9 @@ class Decoding(Scoring):
         stop: strings before which the text is cut, :class:`probers.engine.tokens.SentenceEnd`, and
             callables that are given the text after each token and end it by returning True.
         sampling: draw tokens instead of taking the likeliest.
-        cache: what earlier calls computed for prompts of these names, so that one that
-            goes on from there need not compute it again; this call's texts are added.
-        draft: guess so many tokens at once from the prompt, where a text is alone in its
+        cache: results of earlier calls for prompts of these names, so that a prompt that
+            extends one need not compute it again; this call's texts are added.
+        draft: number of tokens to guess at once from the prompt, where a text is alone in its
             batch or the last that runs, and check them in one pass (:class:`.decode.PromptLookup`);
             0 decodes token by token. Results differ by rounding only. Drawn tokens are not guessed.
     """
@@ -138,7 +138,7 @@ class Decoding(Scoring):
 
 
 class LanguageModel(ABC):
-    """A model that writes and reads texts and records its inside; ``attends`` if attention can be had."""
+    """A model that writes and reads texts and records its internals; ``attends`` if it has attention."""
 
     attends = True
 
@@ -149,16 +149,16 @@ class LanguageModel(ABC):
 
     @abstractmethod
     def fits(self, prompts: Sequence[str], more: Sequence[int]) -> list[bool]:
-        """Tell for each prompt whether the model's context has room for so many further tokens."""
+        """Tell for each prompt whether the model's context has room for this many further tokens."""
 
     @abstractmethod
     def generate_each(
         self, requests: Sequence[GenerationRequest], how: Decoding, *, known: Container[int] = ()
     ) -> Iterator[dict[int, Generation]]:
-        """Continue every prompt: generations by their places in ``requests``, batch by batch.
+        """Continue every prompt; yield generations by their places in ``requests``, batch by batch.
 
-        Requests at the places ``known`` are not wanted again. Batches are cut as if they were, so that the
-        others are written as they would be beside them. UserError for an empty prompt, one that with
+        Requests at the places ``known`` are left out. Batches are cut as if they were present, so that the
+        others are written exactly as beside them. UserError for an empty prompt, one that with
         ``max_new_tokens`` exceeds the model's context or lacks ``how.prefix``, a layer or site the model
         lacks; RunError for NaN or infinite states or logits, or out of memory for a single prompt.
         """
@@ -167,10 +167,10 @@ class LanguageModel(ABC):
     def score_each(
         self, requests: Sequence[ScoreRequest], how: Scoring, *, known: Container[int] = ()
     ) -> Iterator[dict[int, Generation]]:
-        """Record the same, each in one forward pass, for given continuations.
+        """Record given continuations, each in one forward pass, like :meth:`generate_each`.
 
-        A continuation given as token ids repeats what was recorded when they were written. A text is
-        tokenized on its own and put after the prompt's tokens, as generated tokens are; where its tokens do
+        A continuation given as token ids repeats the records of their generation. A text is
+        tokenized on its own and put after the prompt's tokens, like generated tokens; where its tokens do
         not read as that text after the prompt, both are tokenized together. A model may have written the same
         text in other tokens, so pass ids where that matters. A text that no tokenization reproduces is
         refused.
@@ -180,16 +180,16 @@ class LanguageModel(ABC):
     def attention_alone(
         self, generations: Sequence[Generation], *, progress: str | None = None
     ) -> list[AttentionRows]:
-        """Last-layer attention when only the generated tokens are forwarded: no prompt, no BOS.
+        """Compute last-layer attention when only the generated tokens are forwarded: no prompt, no BOS.
 
         ``rows`` is (n + 1, n) with a zero row 0; ``column_max`` includes the diagonal.
         """
 
     @abstractmethod
     def attention_of(self, texts: Sequence[str]) -> list[tuple[tuple[tuple[int, int], ...], AttentionRows]]:
-        """Attention as of :meth:`attention_alone` for texts, each encoded as a prompt with its BOS.
+        """Compute attention like :meth:`attention_alone` for texts, each encoded as a prompt with its BOS.
 
-        Before it stands [start, end) in the text of each token.
+        The [start, end) of each token in the text comes first.
         """
 
     def generate(
@@ -198,7 +198,7 @@ class LanguageModel(ABC):
     ) -> list[Generation]:  # fmt: skip
         """Continue every prompt, in batches of like length; order out is order in.
 
-        ``max_new_tokens`` is one number for all, or one each. Messages call the prompts by ``names``, by
+        ``max_new_tokens`` is one number for all, or a list. Messages call the prompts by ``names``, by
         default their places. ``progress`` is the label of a bar, and ``how`` are ``needs``, ``stop``,
         ``sampling``, .. of :class:`Decoding`. Errors are those of :meth:`generate_each`.
         """
@@ -213,8 +213,8 @@ class LanguageModel(ABC):
     ) -> list[Generation]:  # fmt: skip
         """Record the same as :meth:`generate` for given continuations, in one forward pass.
 
-        ``score([g.prompt], [g.token_ids])`` repeats what ``generate`` recorded. ``how`` are the fields of
-        :class:`Scoring`, all else is as of :meth:`generate` and :meth:`score_each`.
+        ``score([g.prompt], [g.token_ids])`` repeats the records of ``generate``. ``how`` are the fields of
+        :class:`Scoring`; all else is as in :meth:`generate` and :meth:`score_each`.
         """
         rows = aligned(prompts, names, continuations=continuations)
         requests = [ScoreRequest(prompt, text, name) for prompt, name, text in rows]
@@ -224,7 +224,7 @@ class LanguageModel(ABC):
 def aligned(
     prompts: Sequence[str], names: Sequence[str] | None, **others: Sequence[Any]
 ) -> Iterable[tuple[Any, ...]]:
-    """Each prompt with its name and what else belongs to it (UserError: unlike lengths, or one text)."""
+    """Return each prompt with its name and its own entries (UserError: unequal lengths, or a single text)."""
     if isinstance(prompts, str):
         raise UserError("prompts must be a list of texts, not one text")
     columns = {"names": [""] * len(prompts) if names is None else names, **others}
@@ -235,7 +235,7 @@ def aligned(
 
 
 def collected(batches: Iterable[Mapping[int, T]], count: int, progress: str | None) -> list[T]:
-    """The batches' results for ``count`` texts, in order, with a bar called ``progress`` or none."""
+    """Return the batches' results for ``count`` texts, in order, with a bar called ``progress`` or none."""
     results: dict[int, T] = {}
     with tqdm(total=count, desc=progress, unit="text", disable=progress is None) as bar:
         for made in batches:

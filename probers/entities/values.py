@@ -1,4 +1,4 @@
-"""Dates and numbers in their common forms, in digits or words, and the characters that spans take."""
+"""Dates and numbers in their common forms, in digits or words, and the characters covered by spans."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Span = tuple[int, int]
 
 
 class Cover:
-    """The characters of a text that spans have taken."""
+    """The characters of a text that spans cover."""
 
     def __init__(self, length: int) -> None:
         self._taken = bytearray(length)
@@ -26,7 +26,7 @@ class Cover:
         return not any(self._taken[slice(*span)])
 
     def take_longest(self, spans: Iterable[Span]) -> list[Span]:
-        """Take the free spans, the longest and then the first of them first, and return them."""
+        """Take the free spans, the longest first, then from left to right, and return them."""
         kept = []
         for span in sorted(set(spans), key=lambda s: (s[0] - s[1], s[0])):
             if self.free(span):
@@ -49,7 +49,7 @@ _QUANTITY = (
     r"inhabitants|percent|%|thousand|million|billion|trillion|tons?|tonnes?|pounds|yards?|dollars|euros|square|"
     r"cubic|years|hours|minutes)"
 )
-#: Nouns before which four digits are no year but a part of the name ("Route 1709", "Song Contest 2004").
+#: Nouns before which four digits are part of the name and no year ("Route 1709", "Song Contest 2004").
 NUMBERED = frozenset(
     """Route Routes Highway Road FM RM SR UR SH CR Loop Spur Type Model Flight Class Mark Number Act Contest
     Festival Games Olympics Cup Championship Championships Awards Expo""".split()
@@ -83,11 +83,11 @@ _LONE_MONTH = re.compile(
 
 
 def find_dates(text: str) -> Iterator[tuple[Span, Literal["date", "year"]]]:
-    """Find dates and bare years from 1000 to 2099; of overlapping ones the fuller."""
+    """Find dates and bare years from 1000 to 2099; of overlapping ones take the fuller."""
     cover = Cover(len(text))
     for pattern in (*_DATES, _LONE_MONTH, _YEAR):
         for match in pattern.finditer(text):
-            span = match.span(1 if pattern is _LONE_MONTH else 0)  # without what announces a lone month
+            span = match.span(1 if pattern is _LONE_MONTH else 0)  # without the words before a lone month
             before = _NUMBERED.search(text, max(0, span[0] - 20), span[0]) if pattern is _YEAR else None
             if before and before.group(1) in NUMBERED:
                 continue
@@ -110,7 +110,7 @@ _SCALES = (
     r"(?(money)[kKmMbB]|[kM]))(?!\w)"
 )
 _CURRENCY = r"(?:(?:US|A|C|NZ|HK|CA)?\$|£|€|¥|₱|₹)\s?"
-#: A minus, which nothing joins to what stands before it: "at -40 °C", but not "10-20" and "10 – 20".
+#: A minus not joined to the text before it: "at -40 °C", but not "10-20" and "10 – 20".
 _MINUS = r"(?:(?:(?<=[\s(\"“])(?<!\d\s)|(?<!.))[-−–](?=[\d.$£€]))"
 _DIGITS = re.compile(
     rf"{_MINUS}?(?P<money>{_CURRENCY})?(?<![\w.,])(?<![\w][-–/])\d+(?:,\d{{3}})*(?:\.\d+)?(?![.,]?\d)"
@@ -147,7 +147,7 @@ _NO_NOUN = re.compile(r"\s+(?:to|was|is|were|of\s+(?:which|these|whom)|time)\b|\
 def find_numbers(text: str) -> Iterator[Span]:
     """Find numbers with their units ("$1.5 million", "40 km", "twelve years") and ordinals.
 
-    "one" alone is a pronoun as often as a number and is left out.
+    "one" alone is left out: it is a pronoun as often as a number.
     """
     for pattern in (_CLOCK, _FRACTIONS, _DIGITS, _WORDS, _ORDINALS):
         for match in pattern.finditer(text):

@@ -1,7 +1,7 @@
-"""Mentions of a language other than English: times and numbers by value, names by their spelling alone.
+"""Equivalence of mentions in languages other than English: times and numbers by value, names by spelling.
 
-There are no lists of given names, nicknames and well-known aliases as for English: what these would decide is
-left undecided.
+Lists of given names, nicknames and well-known aliases exist for English only. Pairs that would need them stay
+undecided.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from .dates import Time
 from .names import normalise
 from .numbers import Number, Relation, roman
 
-#: Names at least so alike may be two spellings of one.
+#: Names at least this similar may be two spellings of one.
 _ALIKE = 0.8
-#: What is written in two ways in katakana: ヴァ and バ, a long vowel at the end.
+#: Two ways of writing the same sound in katakana: ヴァ and バ, a long vowel at the end.
 _KANA = [
     (re.compile(a), b)
     for a, b in (("ヴァ", "バ"), ("ヴィ", "ビ"), ("ヴェ", "ベ"), ("ヴォ", "ボ"), ("ヴ", "ブ"))
 ]
 _LONG = re.compile(r"(?<=[ァ-ヴー]{2})ー(?![ァ-ヴ])")
-#: Common characters of traditional Chinese, each with its simplified form behind it; Japan has both kinds.
+#: Common traditional Chinese characters, each followed by its simplified form; Japan uses both kinds.
 _PAIRS = (
     "國国臺台灣湾學学會会東东長长門门馬马車车龍龙華华萬万陳陈張张劉刘楊杨趙赵黃黄吳吴孫孙鄭郑馮冯許许鄧邓蕭萧葉叶蔣蒋蘇苏盧卢賈贾鍾钟譚谭"
     "陸陆韓韩鄒邹賴赖龔龚廣广漢汉寧宁濟济爾尔亞亚歐欧羅罗蘭兰維维納纳烏乌愛爱瑪玛麗丽傑杰倫伦約约紐纽澤泽齊齐魯鲁遼辽陝陕雲云貴贵慶庆閩闽"
@@ -36,7 +36,7 @@ _SIMPLE = str.maketrans(dict(zip(_PAIRS[::2], _PAIRS[1::2], strict=True)))
 
 
 def read_time_in(mention: str, language: Language) -> Time | None:
-    """The time that a whole mention names, or None."""
+    """Read the time that a whole mention names, or None."""
     text = mention.strip(" ,;:()")
     for month, names in enumerate(language.months, 1):
         if re.fullmatch(names, text, re.IGNORECASE):
@@ -46,7 +46,7 @@ def read_time_in(mention: str, language: Language) -> Time | None:
 
 
 def read_number_in(mention: str, language: Language) -> Number | None:
-    """The number with its unit that a whole mention is; None also for one that may be read in two ways."""
+    """Read the number, with its unit, of a whole mention; None also for one with two readings."""
     # "3." is an ordinal only where a word follows.
     text = mention.strip(" ,;:()")
     padded = f"{next(iter(sorted(language.articles)), '')} {text} X" if text.endswith(".") else text
@@ -63,7 +63,7 @@ def counts(mention: str, language: Language) -> bool:
 
 
 def spelled(mention: str, language: Language) -> tuple[str, ...]:
-    """The words of a name in one spelling: without case, accents, punctuation and a leading article."""
+    """Spell the words of a name in one way: without case, accents, punctuation and a leading article."""
     text = unicodedata.normalize("NFKC", mention)
     if not language.spaced:
         for pattern, kana in _KANA:
@@ -79,7 +79,7 @@ def spelled(mention: str, language: Language) -> tuple[str, ...]:
 
 
 def compare_spelled(a: str, b: str, language: Language) -> tuple[Relation | None, str]:
-    """Compare two names by their spelling, with what was compared; None where it is not sure."""
+    """Compare two names by spelling and say what was compared; None where it is uncertain."""
     x, y = spelled(a, language), spelled(b, language)
     shown = f"{' '.join(x)} / {' '.join(y)}"
     if not x or not y:
@@ -109,17 +109,17 @@ def compare_spelled(a: str, b: str, language: Language) -> tuple[Relation | None
 
 
 def _lies_in(part: tuple[str, ...], whole: tuple[str, ...], language: Language) -> bool:
-    """Tell whether a name has every word of another, which may be initials there."""
+    """Tell whether a name has every word of another, possibly as an initial."""
     return all(any(_inflected(p, q, language) or (len(p) == 1 and q[0] == p) for q in whole) for p in part)
 
 
 def _inflected(a: str, b: str, language: Language) -> bool:
-    """Tell whether two words differ at most by the endings of inflection: "deutsche", "deutschen"."""
+    """Tell whether two words differ at most by inflectional endings: "deutsche", "deutschen"."""
     if a == b:
         return True
     stem = next((i for i, (p, q) in enumerate(zip(a, b, strict=False)) if p != q), min(len(a), len(b)))
     ends = language.endings | {""}
-    # The letters they share may be a part of both endings: "deutsche(n)".
+    # Their shared letters may be part of both endings: "deutsche(n)".
     return any(k >= 4 and a[k:] in ends and b[k:] in ends for k in range(stem, max(stem - 2, 0), -1))
 
 
@@ -130,11 +130,11 @@ def _is_latin(mention: str) -> bool | None:
 
 
 def _one_place(a: str, b: str) -> bool:
-    """Tell whether two names differ in one character of several, which may be two forms of one."""
+    """Tell whether two names differ in one character of several, possibly two forms of one."""
     return len(a) == len(b) > 2 and sum(p != q for p, q in zip(a, b, strict=True)) == 1
 
 
 def _may_shorten(short: str, words: tuple[str, ...]) -> bool:
-    """Tell whether capitals alone may stand for a name of several words ("USA", "Vereinigte Staaten")."""
+    """Tell whether capitals alone may abbreviate a name of several words ("USA", "Vereinigte Staaten")."""
     letters = short.replace(".", "")
     return letters.isalpha() and letters.isupper() and 2 <= len(letters) <= 6 and len(words) > 1

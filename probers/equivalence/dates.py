@@ -24,7 +24,7 @@ _DAYS = re.compile(
     rf"(?P<month>(?:{'|'.join([*_MONTH, *_SHORT])})\.?\s)?(\d\d?)\s?(?:-|–|—|to|and)\s?(\d\d?)"
     rf"(?(month)|\s(?P<after>{'|'.join([*_MONTH, *_SHORT])})\.?)(?:,?\s(?P<year>\d{{4}}))?"
 )
-#: Year first, or day and month in either order before it.
+#: The year first, or last, after day and month in either order.
 _NUMERIC = re.compile(r"(\d{4})([-/.])(\d\d?)\2(\d\d?)|(\d\d?)([-/.])(\d\d?)\6(\d{4}|\d\d)")
 _CENTURIES = re.compile(
     r"(\w+)(?:[\s-]century)?\s(?:and|to|or|until|through)\s(?:(?:the|early|mid|late)[\s-])*([\w-]+?)[\s-]centur(?:y|ies)"
@@ -46,7 +46,7 @@ class Time:
         kind: "day" (with ``parts`` year, month, day), "decade" (its first year),
             "century" (its number), "range" (two days, six parts) or "either" (one of two days
             in figures whose order is not known, six parts).
-        parts: None for what is not said; years before Christ are negative.
+        parts: None for missing parts; years before Christ are negative.
         qualifier: "early", "circa", "summer" and the like, or "".
     """
 
@@ -55,7 +55,7 @@ class Time:
     qualifier: str = ""
 
     def years(self) -> tuple[int, int] | None:
-        """The first and last year it lies in, or None when no year is said."""
+        """Return its first and last year, or None when it has no year."""
         first = self.parts[0]
         last = self.parts[3] if self.kind == "range" else first
         if first is None or last is None:
@@ -108,7 +108,7 @@ def _agree(a: tuple[int | None, ...], b: tuple[int | None, ...]) -> bool:
 
 
 def read_time(mention: str) -> Time | None:
-    """The time a mention names, or None when it names none."""
+    """Read the time a mention names, or None when it names none."""
     if len(mention) > LONGEST_VALUE:
         return None
     open_ended = re.fullmatch(r"\s*(\d{4})\s?[-–—]\s*", mention)
@@ -133,7 +133,7 @@ def read_time(mention: str) -> Time | None:
 
 
 def parse_date(mention: str) -> Day | None:
-    """``(year, month, day)``, None for what is not said; a bare year from 1000 to 2099 is a date too."""
+    """Parse ``(year, month, day)``, None for missing parts; a bare year from 1000 to 2099 is a date too."""
     time = read_time(mention)
     if time is None or time.kind != "day" or time.qualifier:
         return None
@@ -166,7 +166,7 @@ def _century(text: str) -> tuple[int] | None:
 
 
 def _centuries(text: str) -> Time | None:
-    """Two centuries in one: "18th and early 19th century"."""
+    """Read two centuries in one: "18th and early 19th century"."""
     match = _CENTURIES.fullmatch(text)
     first, last = (_century(f"{word} century") for word in match.groups()) if match else (None, None)
     if first is None or last is None:
@@ -225,7 +225,7 @@ def _days(text: str) -> Time | None:
 
 
 def _numeric(match: re.Match[str]) -> Time | None:
-    """A date in figures: with dots the day is first; else it may be the month, where neither is above 12."""
+    """Read a date in figures: with dots the day is first; else the month may be, if neither is above 12."""
     year_first, _, middle, end, first, sign, second, year_last = match.groups()
     if year_first:
         days: list[tuple[int | None, int, int]] = [(int(year_first), int(middle), int(end))]

@@ -1,4 +1,4 @@
-"""Matcher of entity mentions, which decides stage by stage and keeps the evidence."""
+"""The matcher of entity mentions, which decides stage by stage and keeps the evidence."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ STAGES = ("date", "number", "string", "alias", "acronym", "name", "wordnet", "ve
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """A verdict with the stage that reached it and what that stage compared."""
+    """A verdict with the stage that reached it and the evidence of that stage."""
 
     verdict: Verdict
     stage: str
@@ -38,9 +38,9 @@ class Match:
 
 @dataclass(frozen=True, slots=True)
 class EntityMatcher:
-    """Compares an original entity with a generated one, stage by stage.
+    """The comparison of an original entity with a generated one, stage by stage.
 
-    The first stage that has something to say decides. Where none has, the strings differ and so does the
+    The first stage with an answer decides. If none has one, the strings differ and so does the
     verdict (stage "string").
 
     Attributes:
@@ -109,11 +109,11 @@ class EntityMatcher:
             load_vectors(self.vectors)
 
     def in_language(self, language: Language) -> EntityMatcher:
-        """The same matcher for mentions of another language.
+        """Return the same matcher for mentions of another language.
 
-        It reads numbers and dates as written there and compares names by their spelling, by the user's
-        aliases and by vectors. What is known of English alone is left out: WordNet, well-known aliases,
-        given names. Where those would be needed, the verdict is "undecided".
+        It reads numbers and dates as written there and compares names by spelling, by the user's
+        aliases and by vectors. Knowledge of English is left out: WordNet, well-known aliases,
+        given names. Pairs that would need it are "undecided".
         """
         made = replace(self)
         object.__setattr__(made, "_language", language)
@@ -121,7 +121,7 @@ class EntityMatcher:
 
     @property
     def active(self) -> tuple[str, ...]:
-        """The stages that can decide: without those whose data is absent."""
+        """The stages that can decide: all whose data is present."""
         there = {"wordnet": self._folder is not None, "vectors": bool(self.vectors)}
         if not self._language.english:
             there |= {"wordnet": False, "acronym": False, "alias": bool(self.aliases)}
@@ -139,7 +139,7 @@ class EntityMatcher:
         return f"entities{of} are compared by {', '.join(self.active)}{without}"
 
     def match(self, original: str, generated: str) -> Match:
-        """The verdict of the first stage that applies; ValueError for an empty mention."""
+        """Return the verdict of the first stage that applies; ValueError for an empty mention."""
         if not original.strip() or not generated.strip():
             raise ValueError(f"cannot compare {original!r} with {generated!r}: one of them is empty")
         for stage in self.stages if self._language.english else self.active:
@@ -166,7 +166,7 @@ class EntityMatcher:
         return self._by_numbers(x, y)
 
     def _by_value(self, a: str, b: str) -> Match | None:
-        """Numbers of the language; a mention with one that is not read so is undecided against another."""
+        """Compare as numbers of the language; a mention with an unreadable one stays undecided."""
         language = self._language
         x, y = read_number_in(a, language), read_number_in(b, language)
         if x is not None and y is not None:
@@ -244,5 +244,5 @@ class EntityMatcher:
 
 
 def _shown(mention: str) -> str:
-    """The normalised mention, or as it is when nothing of it is left."""
+    """Show the normalised mention, or the raw one when nothing of it is left."""
     return normalise(mention) or mention

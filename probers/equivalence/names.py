@@ -67,7 +67,7 @@ GIVEN = frozenset(
 LANDFORMS = frozenset(["river", "mount"])
 #: "University of X" and "X University" are two institutions.
 TWO_UNIVERSITIES = frozenset(["miami", "washington", "york"])
-#: Spelling or abbreviation -> the one form compared.
+#: Spelling or abbreviation -> the form used in comparisons.
 SPELLINGS = dict(
     pair.split(":")
     for pair in (
@@ -83,7 +83,7 @@ _LETTERS = str.maketrans(
     | {"œ": "oe", "Œ": "OE", "ı": "i", "İ": "I"}
 )
 _GERMAN = str.maketrans({"ä": "ae", "ö": "oe", "ü": "ue", "Ä": "Ae", "Ö": "Oe", "Ü": "Ue"})
-#: Upper-case abbreviations written out where a word follows ("US Army").
+#: Upper-case abbreviations spelled out before a word ("US Army").
 _BEFORE_A_NAME = (
     (re.compile(r"\bU\.?\s?S\.?(?=\s+[A-Z])"), "United States"),
     (re.compile(r"\bU\.?\s?K\.?(?=\s+[A-Z])"), "United Kingdom"),
@@ -92,7 +92,7 @@ _BEFORE_A_NAME = (
 _SMALL_WORDS = frozenset("of the and for in on at to de la del des du und et y a an".split())
 
 
-#: Signs behind a letter that make another name of it: C++ and C#, Google+, AB+ and AB−.
+#: Signs after a letter that change the name: C++ and C#, Google+, AB+ and AB−.
 _MARKS = (
     (re.compile(r"(?<=[\w+])\+"), " plus"),
     (re.compile(r"(?<=\w)[#♯]"), " sharp"),
@@ -105,7 +105,7 @@ _UNMARKED = ("LATIN", "GREEK", "HEBREW", "ARABIC")
 
 
 def normalise(mention: str) -> str:
-    """Lower case without diacritics, punctuation, articles or a possessive ending.
+    """Normalise to lower case without diacritics, punctuation, articles or a possessive ending.
 
     Marks of scripts that spell with them stay: vowel signs, dakuten, the breve of "й".
     """
@@ -128,7 +128,7 @@ def normalise(mention: str) -> str:
 
 @lru_cache(maxsize=8192)
 def words(mention: str) -> tuple[str, ...]:
-    """Normalised words in one spelling: numbers as digits, "&" as "and", "St." as "saint"."""
+    """Split into normalised words of one spelling: numbers as digits, "&" as "and", "St." as "saint"."""
     for pattern, full in _BEFORE_A_NAME:
         mention = pattern.sub(full, mention)
     found = normalise(mention.replace("&", " and ")).split()
@@ -158,9 +158,9 @@ def _word(word: str, *, first: bool, last: bool) -> str:
 
 
 def forms(mention: str) -> list[tuple[str, ...]]:
-    """The word tuples a mention may be compared by, each once, in the order they are tried.
+    """List the word tuples a mention may be compared by, each once, in the order of trial.
 
-    Plain, with German umlauts as "ue", and with a possessive "s" kept, since some leave its apostrophe out.
+    They are plain, with German umlauts as "ue", and with a possessive "s" kept, for missing apostrophes.
     """
     kept = re.sub(r"[’'](?=s\b)", "", mention)
     return list(dict.fromkeys(map(words, (mention, mention.translate(_GERMAN), kept))))
@@ -227,13 +227,13 @@ def same_reordered(a: str, b: str, x: tuple[str, ...], y: tuple[str, ...]) -> bo
 
 
 def merge_letters(found: tuple[str, ...]) -> tuple[str, ...]:
-    """Runs of single letters as one word: "f", "c" becomes "fc"."""
+    """Merge runs of single letters into one word: "f", "c" becomes "fc"."""
     runs = groupby(found, key=lambda word: len(word) == 1 and word.isalpha())
     return tuple(word for single, run in runs for word in (["".join(run)] if single else run))
 
 
 def acronym_of(short: str, long: str) -> str:
-    """The capitals in which ``short`` is the acronym of ``long``, or ""; "of" and "and" may count or not."""
+    """Return the capitals that make ``short`` the acronym of ``long``, or ""; "of" and "and" are optional."""
     letters = re.sub(r"[\s.&]", "", short)
     spaced = len(short.split()) > 1 and not re.fullmatch(r"(?:\w\.?\s*)+", short.strip())
     if spaced or not 2 <= len(letters) <= 8 or not letters.isalpha():
@@ -253,7 +253,7 @@ def acronym_of(short: str, long: str) -> str:
     return ""
 
 
-#: Names of one thing that no rule of spelling can join.
+#: Names of one thing that no spelling rule can join.
 _ALIASES = """
     United States = United States of America = US = U.S. = USA = U.S.A.;
     United Kingdom = UK = U.K. = Great Britain = Britain;
@@ -282,7 +282,7 @@ _ALIASES = """
 
 
 class AliasTable:
-    """Groups of names that mean the same, looked up without regard to case and punctuation."""
+    """Groups of names with the same meaning, looked up without regard to case and punctuation."""
 
     def __init__(self, groups: Iterable[Iterable[str]]):
         self._groups: dict[tuple[str, ...], set[int]] = {}
@@ -296,13 +296,13 @@ class AliasTable:
 
 @lru_cache(maxsize=1)
 def common_aliases() -> AliasTable:
-    """The table of well-known names, built once."""
+    """Return the table of well-known names, built once."""
     return AliasTable(group.strip().split(" = ") for group in _ALIASES.split(";"))
 
 
 @lru_cache(maxsize=16)
 def load_aliases(path: str) -> AliasTable:
-    """A table from a JSONL file, each line a list of two or more names; UserError if it is none."""
+    """Load a table from a JSONL file, each line a list of two or more names; UserError for other content."""
     groups = []
     try:
         check_file(path)
@@ -314,7 +314,7 @@ def load_aliases(path: str) -> AliasTable:
             continue
         try:
             group = json.loads(line)
-        except (ValueError, RecursionError):  # also of more digits or brackets than Python reads
+        except (ValueError, RecursionError):  # also too many digits or brackets for Python
             group = None
         listed = isinstance(group, list) and len(group) > 1
         if not listed or not all(isinstance(name, str) and words(name) for name in group):

@@ -10,7 +10,7 @@ from typing import Literal
 
 from .units import CURRENCY, CURRENCY_OF, DOLLARS, MONEY, PLAIN, Scale, meanings, read_unit, singular
 
-#: What a comparison by value says; "partial" is left to the matcher's option of that name.
+#: Results of a comparison by value; the matcher's option ``partial`` decides about "partial".
 Relation = Literal["equivalent", "different", "partial"]
 
 #: Longer mentions (characters) are not read as dates or numbers.
@@ -40,7 +40,7 @@ _ROMAN_FORM = re.compile(r"(?:xl|l?x{0,3})(?:ix|iv|v?i{0,3})")
 
 
 def roman(word: str) -> int | None:
-    """The value of a lower-case roman numeral below 90, or None."""
+    """Return the value of a lower-case roman numeral below 90, or None."""
     if not word or not _ROMAN_FORM.fullmatch(word):
         return None
     values = [_ROMAN[c] for c in word]
@@ -48,7 +48,7 @@ def roman(word: str) -> int | None:
 
 
 def read_cardinal(words: list[str]) -> tuple[float, bool, int] | None:
-    """The number that the lower-case ``words`` begin with: value, whether it is an ordinal, words used.
+    """Read the number at the start of the lower-case ``words``: value, whether it is an ordinal, words used.
 
     "and" joins only inside a number ("one hundred and twenty", "two and a half").
     """
@@ -104,7 +104,7 @@ def read_cardinal(words: list[str]) -> tuple[float, bool, int] | None:
 
 
 def _shared(word: str = "") -> int:
-    """Number of the shares named by a word that make a whole; 0 where it names none."""
+    """Return how many shares of the named kind make a whole; 0 where the word names none."""
     return _SHARES.get(word.removesuffix("s"), 0)
 
 
@@ -121,7 +121,7 @@ _BOUND = re.compile(
     )
 )
 _VULGAR = "¼-¾⅐-⅞"
-#: A numeral, with a fraction in digits behind it or alone; never a part of a longer one.
+#: A numeral, with or without a fraction in digits after it; never a part of a longer one.
 _NUMERAL = re.compile(
     rf"(?:(\d+(?:(?:,\s?|[\s'’])\d{{3}}(?!\d))*(?:\.\d+)?|\.\d+)(?!\d)(?!\s?/|\s\d+\s?/)|(?=[{_VULGAR}\d]))"
     rf"(?:\s?([{_VULGAR}])|(?:(\d+)\s)?(\d{{1,3}})\s?[/⁄]\s?(\d{{1,3}}))?(?![,.:/]?\d)"
@@ -137,7 +137,7 @@ _HOURS = {"noon": 12, "midday": 12, "midnight": 0}
 #: Other signs for minus, raised digits and spaces.
 _SIGNS = str.maketrans("−‒﹣－⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "----0123456789-")
 
-#: Units of a time of day: known to the half of the day, and not ("3:00").
+#: Units of a time of day: with a known half of the day, and without ("3:00").
 _CLOCKS = ("clock", "clock of twelve hours")
 
 
@@ -165,17 +165,17 @@ class Number:
         return f"{self.bound} {shown}".strip()
 
     def ends(self) -> tuple[float, float]:
-        """The least and the greatest value that it allows; "about 5" is taken as 5."""
+        """Return the least and the greatest value that it allows; "about 5" is taken as 5."""
         end = self.value if self.end is None else self.end
         return (-math.inf if self.bound == "under" else self.value, math.inf if self.bound == "over" else end)
 
 
 def compare_numbers(a: Number, b: Number, *, tolerance: float = 0.01) -> Relation:
-    """Tell whether two numbers are the same quantity; of ranges that overlap one may be a part of the other.
+    """Tell whether two numbers are the same quantity; one overlapping range may be part of another.
 
     A missing unit agrees with any unit of measure.
 
-    Units of one quantity are converted, and ``tolerance`` is the relative difference allowed then, since
+    Units of one quantity are converted, and ``tolerance`` is then the relative difference allowed, since
     conversions are rounded; equal units compare exactly.
     """
     if a.unit in _CLOCKS and b.unit in _CLOCKS:
@@ -194,7 +194,7 @@ def compare_numbers(a: Number, b: Number, *, tolerance: float = 0.01) -> Relatio
 
 
 def _conversions(a: str, b: str) -> list[tuple[Scale, Scale]]:
-    """Scales on which two units can be compared, none where they measure different things."""
+    """List scales on which two units can be compared, none where they measure different things."""
     x, y = meanings(a), meanings(b)
     if not a or not b:
         shares = [s for s in x + y if s.quantity == "share"]  # "half" / "50%"
@@ -219,7 +219,7 @@ def _compare_ends(a: Number, b: Number, scales: tuple[Scale, Scale], tolerance: 
 
 
 def read_number(mention: str) -> Number | None:
-    """The number a mention begins with and its unit, or None when it begins with none."""
+    """Read the number at the start of a mention and its unit, or None."""
     if len(mention) > LONGEST_VALUE:
         return None
     text = " ".join(mention.translate(_SIGNS).split()).strip(' ,;:"“”()')
@@ -232,7 +232,7 @@ def read_number(mention: str) -> Number | None:
 
 
 def parse_number(mention: str) -> tuple[float, str] | None:
-    """``(value, unit)`` of "1,500,000", "1.5 million" or "320 km"; None when it is no exact number."""
+    """Parse ``(value, unit)`` of "1,500,000", "1.5 million" or "320 km"; None for inexact numbers."""
     number = read_number(mention)
     return None if number is None or number.bound or number.end is not None else (number.value, number.unit)
 
@@ -278,7 +278,7 @@ def _in_digits(text: str) -> Number | None:
 
 
 def _sign_and_money(text: str) -> tuple[int, str, str]:
-    """Sign and currency that stand before a numeral, in either order, and what is left."""
+    """Read sign and currency before a numeral, in either order, and return the rest."""
     sign, money = 1, ""
     for _ in range(3):
         minus = re.match(r"(?:-|\+|minus\s|negative\s|plus\s)\s?", text, re.IGNORECASE)
@@ -291,7 +291,7 @@ def _sign_and_money(text: str) -> tuple[int, str, str]:
 
 
 def _numeral(text: str) -> tuple[float, str] | None:
-    """Value of the numeral a text begins with, fractions included, and what follows it."""
+    """Read the numeral at the start of a text, fractions included, and return the rest."""
     match = _NUMERAL.match(text)
     if not match or not match.group():
         return None
@@ -309,7 +309,7 @@ def _numeral(text: str) -> tuple[float, str] | None:
 
 
 def _scaled(value: float, rest: str, money: str) -> tuple[float, str, float]:
-    """A value times the scale written behind it, what follows, and the scale."""
+    """Multiply a value by the scale written after it; return also the rest and the scale."""
     long, short = _LONG_SCALE.match(rest.lower()), _SHORT_SCALE.match(rest)
     if long:
         scale = {"hundred": 100.0, "dozen": 12.0, **SCALES}[long[1]]

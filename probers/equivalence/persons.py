@@ -29,7 +29,7 @@ RIVER_STATES = frozenset(
     """mississippi missouri ohio colorado delaware connecticut arkansas illinois iowa kansas tennessee alabama
     minnesota wisconsin""".split()
 )
-#: Words that make another place or thing of the name they stand before.
+#: Words that turn a name after them into another place or thing.
 DIRECTIONS = frozenset(
     """new north south east west northern southern eastern western upper lower northeast northwest southeast
     southwest""".split()
@@ -74,7 +74,7 @@ NICKNAMES = {
     for short in shorts.split()
 }
 
-#: A relation, or "family" for a family name alone against a full name, with what was compared.
+#: A relation, or "family" for a family name alone against a full name, with the compared parts.
 PartRelation = Relation | Literal["family"]
 Finding = tuple[PartRelation, str]
 
@@ -93,7 +93,7 @@ def same_given(a: str, b: str) -> bool:
 
 
 def _qualified(a: str, b: str) -> Finding | None:
-    """The city "Houston, Texas" is Houston, is not Texas, and is not "Houston, Ohio"."""
+    """Compare places with their state: "Houston, Texas" is Houston, is not Texas, nor "Houston, Ohio"."""
     heads, tails = [], []
     for mention in (a, b):
         head, _, tail = mention.partition(",")
@@ -112,7 +112,7 @@ def _qualified(a: str, b: str) -> Finding | None:
 
 
 def _subtitled(a: str, b: str) -> Finding | None:
-    """A work's subtitle alone is the work; its series alone is a part of the name."""
+    """Compare a work with its subtitle, which alone is the work; its series alone is a part of the name."""
     for long, short in ((a, b), (b, a)):
         pieces = [words(p) for p in re.split(r":|\s[–—-]\s", long)]
         whole = words(short)
@@ -126,7 +126,7 @@ def _subtitled(a: str, b: str) -> Finding | None:
 
 
 def _described(a: str, b: str) -> Finding | None:
-    """Without "Inc.", "Republic of", "Mount" and the like the names are the same."""
+    """Compare without "Inc.", "Republic of", "Mount" and the like, where the names are then the same."""
     bare = [_bare(words(m)) for m in (a, b)]
     plain = [words(m) for m in (a, b)]
     if bare[0] and bare[0] == bare[1] and plain[0] != plain[1] and "".join(bare[0]) not in NOT_THE_SAME:
@@ -178,7 +178,7 @@ def _people(a: str, b: str) -> Finding | None:
 
 
 def _person(mention: str) -> tuple[str, tuple[str, ...], str]:
-    """Title, name and suffix ("jr"), each "" or () when missing."""
+    """Split title, name and suffix ("jr"), each "" or () when missing."""
     found = [w for w in words(mention) if w]
     title = suffix = ""
     titles = len(list(takewhile(TITLES.__contains__, found[:-1])))
@@ -190,7 +190,7 @@ def _person(mention: str) -> tuple[str, tuple[str, ...], str]:
 
 
 def _family(name: tuple[str, ...]) -> tuple[str, ...]:
-    """The family name with its particles: "da vinci" of "leonardo da vinci"."""
+    """Return the family name with its particles: "da vinci" of "leonardo da vinci"."""
     start = len(name) - 1
     while start > 0 and name[start - 1] in PARTICLES:
         start -= 1
@@ -198,7 +198,7 @@ def _family(name: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _single(x: tuple[str, ...], y: tuple[str, ...], *, titled: bool) -> PartRelation | None:
-    """A person's family name alone against the full name; any other part of a name is a part."""
+    """Compare a family name alone with the full name; any other part of a name is a part."""
     short, long = sorted((x, y), key=len)
     if len(short) == len(long):
         return None
@@ -218,7 +218,7 @@ def _single(x: tuple[str, ...], y: tuple[str, ...], *, titled: bool) -> PartRela
 
 
 def _full(x: tuple[str, ...], y: tuple[str, ...]) -> PartRelation | None:
-    """Two names of several words each: the same family name, given names that agree."""
+    """Compare two names of several words each: the same family name, given names that agree."""
     if x[-1] != y[-1] or x[-1].isdigit() or x[-1] in GENERIC or "of" in x + y or "and" in x + y:
         return None
     if not same_given(x[0], y[0]):

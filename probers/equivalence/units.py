@@ -60,7 +60,7 @@ for _quantity, _listed in _SIZES.items():
         _zero = -17.7778 if _size == ".555556" else 0.0  # Fahrenheit's in Celsius
         _UNITS.setdefault(_name.replace("-", " "), []).append(Scale(_quantity, float(_size), _zero))
 DOLLARS = frozenset(name for name in MONEY if name.endswith("dollar"))
-#: Words behind a unit of measure that leave its quantity what it is.
+#: Words after a unit of measure that do not change its quantity.
 _DIMENSION = re.compile(
     r"\s(?:long|high|tall|wide|deep|thick|old|away|(?:above|below) sea level|"
     r"in (?:length|height|width|depth|size|area))"
@@ -74,18 +74,18 @@ def same_unit(a: str, b: str) -> bool:
 
 
 def read_unit(written: str, money: str) -> str:
-    """The unit written behind a number, or the currency before it."""
+    """Read the unit written after a number, or the currency before it."""
     unit = written.lower().strip(" ,.-").removeprefix("of ").strip()
     unit = CURRENCY_OF.get(unit) or CURRENCY_OF.get(singular(unit)) or unit
     return money or _DIMENSION.sub("", unit)
 
 
 def singular(unit: str) -> str:
-    """A unit or noun without its plural, in British spelling."""
+    """Return a unit or noun without its plural, in British spelling."""
     unit = unit.replace("meter", "metre").replace("liter", "litre").replace("inches", "inch")
     return unit[:-1] if unit.endswith("s") and len(unit) > 2 else unit
 
 
 def meanings(unit: str) -> list[Scale]:
-    """Quantities that a unit can measure, with their scales; none for a counted noun."""
+    """List the quantities that a unit can measure, with their scales; none for a counted noun."""
     return _UNITS.get(unit) or _UNITS.get(singular(unit)) or []

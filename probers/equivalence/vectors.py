@@ -23,18 +23,18 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Cosine:
-    """Similarity in [-1, 1], or None, with the words that have no vector where that is why."""
+    """Similarity in [-1, 1], or None, then with the words without a vector if these are the reason."""
 
     value: float | None
     unknown: tuple[str, ...] = ()
 
 
 def cosine(a: str, b: str, vectors: Any, *, spaced: bool = True) -> Cosine:
-    """Cosine of the mean vectors of the words that two names do not share.
+    """Compute the cosine of the mean vectors of the words that two names do not share.
 
-    Shared words say nothing about whether the rest means the same, and averaging them in would make "Nobel
-    Prize in Physics" and "Nobel Prize in Chemistry" all but one. A word without a vector leaves no cosine:
-    the mean of the others would be the similarity of two other names. Nor has a pair one of which has no
+    Shared words say nothing about the meaning of the rest, and averaging them in would make "Nobel
+    Prize in Physics" and "Nobel Prize in Chemistry" almost equal. A word without a vector leaves no cosine:
+    the mean of the others would compare two other names. There is no cosine either if one name has no
     word that the other lacks. The words of a script that is not ``spaced`` are its pairs of characters.
     """
     written = [_words(name if spaced else " ".join(tokenize(name))) for name in (a, b)]
@@ -59,7 +59,7 @@ def cosine(a: str, b: str, vectors: Any, *, spaced: bool = True) -> Cosine:
 
 
 def _words(mention: str) -> dict[str, tuple[str, ...]]:
-    """The words of a name, each with the forms a vector file may have it in."""
+    """Split a name into words, each with its possible forms in a vector file."""
     return {
         word: ("".join(c for c in written if c.isalnum()), word, word.capitalize())
         for written in mention.split()
@@ -68,12 +68,12 @@ def _words(mention: str) -> dict[str, tuple[str, ...]]:
 
 
 class TooFewError(UserError):
-    """There are too few articles to train vectors on."""
+    """Error of too few articles to train vectors on."""
 
 
-#: Articles that vectors need which nobody asked for by name: of fewer, hardly a name would have one.
+#: Least number of articles for vectors by default: with fewer, hardly a name would have one.
 FEW = 200
-#: Words that occur more rarely have no vector, and so leave a comparison undecided.
+#: Rarer words have no vector, and so leave a comparison undecided.
 MIN_COUNT = 5
 _SIZE, _WINDOW, _EPOCHS = 100, 5, 10
 
@@ -83,10 +83,10 @@ def train_vectors(
 ) -> None:
     """Train Word2Vec (skip-gram, Mikolov et al. 2013), centre it and write it in the word2vec format, binary.
 
-    Centring takes the mean of all vectors from each (Mu and Viswanath 2018). The articles, in natural text,
-    are gone through once and written to a file of words beside ``path``, which gensim then streams: memory
-    grows with the vocabulary, not with the articles. One thread, so that the same articles give the same
-    vectors. Those of an earlier run are kept, unless they are damaged.
+    Centring subtracts the mean of all vectors from each (Mu and Viswanath 2018). The articles, natural text,
+    are read once and written to a file of words beside ``path``, which gensim then streams: memory
+    grows with the vocabulary, not with the articles. It uses one thread, so that equal articles give equal
+    vectors. Vectors of an earlier run are kept, unless they are damaged.
 
     Raises:
         TooFewError: fewer articles than ``least``, or no word occurs often enough.
@@ -117,8 +117,8 @@ def train_vectors(
             told = f"matcher.vectors=own: no word occurs {MIN_COUNT} times in the articles"
             remedy = 'raise the limit, give a vector file or pass matcher.vectors=""'
             raise TooFewError(f"{told}; {remedy}", "empty") from error
-        # What all vectors have in common says nothing, and of few articles they have nearly everything in
-        # common: of 300 articles, two words drawn at random have a cosine of 0.99.
+        # The common part of all vectors says nothing, and with few articles they share nearly everything:
+        # with 300 articles, two words drawn at random have a cosine of 0.99.
         model.wv.vectors -= model.wv.vectors.mean(axis=0)
         model.wv.save_word2vec_format(str(beside), binary=True)
         os.replace(beside, path)
@@ -129,7 +129,7 @@ def train_vectors(
 
 
 def trained(path: Path) -> bool:
-    """Tell whether vectors are there as :func:`train_vectors` wrote them; names those that are damaged."""
+    """Tell whether vectors of :func:`train_vectors` exist; log those that are damaged."""
     if not path.exists():
         return False
     try:

@@ -1,4 +1,4 @@
-"""WordNet through nltk: names that share a synset, and the relations that keep two apart."""
+"""Relations between names in WordNet, by nltk: shared synsets, and relations that keep two apart."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .numbers import Relation
 
 log = logging.getLogger(__name__)
 
-#: Where Debian's wordnet-base puts the files; nltk's own folders are searched first.
+#: Folder of Debian's wordnet-base; nltk's own folders are searched first.
 _DEBIAN = "/usr/share/wordnet"
 #: The command that brings the files.
 HOW_TO_GET = "python -m nltk.downloader wordnet"
@@ -37,7 +37,7 @@ _RELATIONS = {
 
 
 def find_wordnet() -> str | None:
-    """The folder or archive of WordNet's files below nltk's data path (or Debian's), None without any."""
+    """Find the folder or archive of WordNet's files below nltk's data path (or Debian's); None if absent."""
     import nltk
 
     names = ("wordnet", "wordnet31", "wordnet.zip", "wordnet31.zip")
@@ -62,7 +62,7 @@ def wordnet_available() -> bool:
 
 
 def same_in_wordnet(a: str, b: str, folder: str) -> tuple[Relation | Literal["whole"], str] | None:
-    """Relation of two names in WordNet, with the synsets; None without one.
+    """Return the relation of two names in WordNet, with the synsets; None without one.
 
     One synset as the first sense of both is "equivalent", where a capital means an individual: "Java" is
     no coffee, and "China" is first another state than "Taiwan". ``b`` somewhere above ``a`` as a part is
@@ -94,7 +94,7 @@ def same_in_wordnet(a: str, b: str, folder: str) -> tuple[Relation | Literal["wh
 
 
 def _first_sense(name: str, synsets: Sequence[Any]) -> str:
-    """The synset that a name means first; with a capital, of individuals if there are any."""
+    """Return the first synset of a name; with a capital, of individuals if there are any."""
     kind = [s for s in synsets if bool(s.instance_hypernyms()) == name[:1].isupper()] or synsets
     return kind[0].name() if kind else ""
 
@@ -114,9 +114,9 @@ def _synsets(name: str, folder: str) -> tuple[Any, ...]:
 
 @lru_cache(maxsize=4096)
 def _place_of(name: str, folder: str) -> tuple[Any, ...]:
-    """Nouns that the first sense of an adjective pertains to, each also in the first sense of its word.
+    """List the nouns that an adjective's first sense pertains to, and the first sense of each as a word.
 
-    "Canadian" is of Canada; "British" is of the island, and England a part of the state.
+    "Canadian" pertains to Canada; "British" to the island, and England is a part of the state.
     """
     lemma = "_".join(name.split()).strip("_.,").lower()
     reader = open_wordnet(folder)
@@ -125,7 +125,7 @@ def _place_of(name: str, folder: str) -> tuple[Any, ...]:
 
 
 def _open(folder: str, file: str) -> IO[str]:
-    """One of WordNet's files; empty where it is missing and nouns can be read without it.
+    """Open one of WordNet's files; empty where it is missing and nouns can be read without it.
 
     nltk's own opening refuses folders that a group may write to.
     """
@@ -150,7 +150,7 @@ def open_wordnet(folder: str) -> Any:
     from nltk.data import PathPointer
 
     class Root(PathPointer):  # type: ignore[misc]
-        """Stands for the folder, whose files the reader opens itself."""
+        """Stand-in for the folder, whose files the reader opens itself."""
 
         def open(self, encoding: str | None = None) -> Any:
             raise NotImplementedError
@@ -164,7 +164,7 @@ def open_wordnet(folder: str) -> Any:
             return _open(folder, file)
 
         def map_wn(self, version: str = "wordnet") -> None:
-            """No mapping between versions: only English is read."""
+            """Map nothing between versions: only English is read."""
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -1,1 +1,1 @@
-"""Answers against gold, detectors against labels, and intervals of both."""
+"""Evaluation of answers against gold, detectors against labels, and intervals of both."""

@@ -1,6 +1,6 @@
-"""Judgement of a generated answer against gold answers, as question answering does it.
+"""Judgement of generated answers against gold answers, by the rules of question answering.
 
-Normalisation, EM and F1 are those of SQuAD's evaluation script (Rajpurkar et al., EMNLP 2016), the rule on
+Normalisation, EM and F1 are those of SQuAD's evaluation script (Rajpurkar et al., EMNLP 2016); the rule for
 yes, no and noanswer is HotpotQA's (Yang et al., EMNLP 2018). Every score is the maximum over the accepted
 answers.
 """
@@ -20,12 +20,12 @@ from ..thinking import answer_in
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
-#: Answers that have no partial credit: "no" shares no meaning with "no evidence".
+#: Answers without partial credit: "no" shares no meaning with "no evidence".
 _VERDICTS = frozenset({"yes", "no", "noanswer"})
-#: Question sets all of whose answers are yes or no.
+#: Question sets with only yes and no as answers.
 _YES_OR_NO = frozenset({"strategyqa"})
 
-#: Markup around an answer, and what stays of it: boxes of LaTeX, tags, emphasis, code.
+#: Markup around an answer, and its replacement: boxes of LaTeX, tags, emphasis, code.
 _MARKUP = (
     (re.compile(r"\\(?:boxed|text|textbf|textit|mathrm|mathbf)\s*\{([^{}]*)\}"), r"\1"),
     (re.compile(r"</?(?:b|i|u|em|strong|code|p|span|mark)>", re.IGNORECASE), ""),
@@ -33,13 +33,13 @@ _MARKUP = (
     (re.compile(r"(?<!\w)(_{1,3})(?=\S)(.+?)(?<=\S)\1(?!\w)", re.DOTALL), r"\2"),
     (re.compile(r"\$\$?(?=\s*[^\W\d])([^$]*)\$\$?|\\[(\[]([^()\[\]]*)\\[)\]]"), r"\1\2"),
 )
-#: A sign of a list or heading before an answer, and brackets around all of it.
+#: A mark of a list or heading before an answer, and brackets around all of it.
 _BULLET = re.compile(r"\s*(?:[-*•+>]|#{1,6})\s+")
 _BRACKETED = re.compile(r"\(([^()]*)\)|\[([^\[\]]*)\]")
 
 #: Tells whether an answer is right: ``(whole text, final answer, gold answers) -> bool``.
 Rule = Callable[[str, str, Sequence[str]], bool]
-#: The figure that is 1 where an answer means the same as a gold one (:func:`same_meaning`).
+#: Name of the figure that is 1 if an answer means the same as a gold one (:func:`same_meaning`).
 MATCH = "match"
 #: Rules of :func:`right_by`, in words.
 RULES = "em, acc, acc_substring, match or f1>=0.8 (any bound from 0 to 1)"
@@ -54,9 +54,9 @@ class F1(NamedTuple):
 
 
 def unmarked(text: str) -> str:
-    """Text without Markdown, tags and LaTeX around words: "yes" of ``**Yes**``, ``(yes)`` or a box."""
+    """Strip Markdown, tags and LaTeX around words: "yes" from ``**Yes**``, ``(yes)`` or a box."""
     before = ""
-    while text != before:  # a box may hold a text, and bold be italic
+    while text != before:  # a box may hold a text, and bold may be italic
         before = text
         for pattern, kept in _MARKUP:
             text = pattern.sub(kept, text)
@@ -71,12 +71,12 @@ def normalize_answer(text: str) -> str:
 
 
 def exact_match(prediction: str, answers: Sequence[str]) -> float:
-    """1.0 when the normalised prediction is one of the normalised answers, as in SQuAD even an empty one."""
+    """Return 1.0 if the normalised prediction is one of the answers, as in SQuAD even for an empty one."""
     return float(normalize_answer(unmarked(prediction)) in {normalize_answer(a) for a in answers})
 
 
 def f1_score(prediction: str, answers: Sequence[str]) -> F1:
-    """Token F1, precision and recall against the answer with the highest F1.
+    """Compute token F1, precision and recall against the answer with the highest F1.
 
     "yes", "no" and "noanswer" match only themselves. Without answers all are 0.
     """
@@ -85,7 +85,7 @@ def f1_score(prediction: str, answers: Sequence[str]) -> F1:
 
 
 def precision_recall_max(prediction: str, answers: Sequence[str]) -> tuple[float, float]:
-    """Token precision and recall, each its own maximum, as in DRAGIN's code (Su et al., ACL 2024)."""
+    """Compute token precision and recall, each its own maximum, as in DRAGIN's code (Su et al., ACL 2024)."""
     shown = normalize_answer(unmarked(prediction))
     scores = [_f1(shown, normalize_answer(a)) for a in answers]
     return max((s.precision for s in scores), default=0.0), max((s.recall for s in scores), default=0.0)
@@ -107,10 +107,10 @@ def _f1(prediction: str, answer: str) -> F1:
 def accuracy_contains(
     text: str, answers: Sequence[str], *, mode: Literal["tokens", "substring"] = "tokens"
 ) -> float:
-    """1.0 when an answer stands in the whole generated text, after normalisation (ACC of Probing-RAG).
+    """Return 1.0 if the whole normalised text contains an answer (ACC of Probing-RAG).
 
-    "tokens" asks for whole words; "substring" is the rule of Probing-RAG's released code (Baek et al.,
-    Findings of NAACL 2025), for which "no" stands in "know". An answer that normalises to nothing is never
+    "tokens" requires whole words; "substring" is the rule of Probing-RAG's released code (Baek et al.,
+    Findings of NAACL 2025), by which "know" contains "no". An answer that normalises to nothing is never
     contained.
     """
     if mode not in ("tokens", "substring"):
@@ -127,7 +127,7 @@ def right_by_em(text: str, answer: str, gold: Sequence[str]) -> bool:
 
 
 def same_meaning(prediction: str, answers: Sequence[str], matcher: EntityMatcher) -> float:
-    """1.0 when the prediction surely names the same entity as one of the answers."""
+    """Return 1.0 if the prediction surely names the same entity as one of the answers."""
     if not prediction.strip():
         return 0.0
     shown = unmarked(prediction)
@@ -138,7 +138,7 @@ def same_meaning(prediction: str, answers: Sequence[str], matcher: EntityMatcher
 def right_by(rule: str, matcher: EntityMatcher | None = None) -> Rule | None:
     """Find the rule of this name; None for an unknown name.
 
-    "em"; "acc" or "acc_substring": a gold answer stands in the text at token boundaries or anywhere;
+    "em"; "acc" or "acc_substring": the text contains a gold answer at token boundaries or anywhere;
     "match": the final answer and a gold one mean the same by ``matcher`` (None: its defaults); "f1>=x"
     with x from 0 to 1.
     """
@@ -160,8 +160,8 @@ def right_by(rule: str, matcher: EntityMatcher | None = None) -> Rule | None:
 def final_answer(text: str, cue: str, dataset: str = "") -> str:
     """Find the final answer to a question of a set: :func:`extract_answer`, and for StrategyQA yes or no.
 
-    The thinking of a model that thinks is no part of its answer.
-    Where no words announce the answer (``cue`` is ""), it is the entity at the head of the text. As in
+    The thinking of a model that thinks does not belong to its answer.
+    If no words announce the answer (``cue`` is ""), it is the entity at the head of the text. As in
     DRAGIN's released code (Su et al., ACL 2024), any answer to StrategyQA that does not begin with "yes" is
     no.
     """
@@ -179,7 +179,7 @@ def final_answer(text: str, cue: str, dataset: str = "") -> str:
 def extract_answer(text: str, cue: str) -> str:
     """Extract the rest of the line after the last ``cue`` ("the answer is"), without quotes and full stop.
 
-    "" where it is absent, so that an answer that was never given is never right.
+    Return "" if it is absent, so that a missing answer is never right.
     """
     found = [*re.finditer(re.escape(cue), text, re.IGNORECASE)] if cue else []
     rest = text[found[-1].end() :].lstrip(": \n") if found else ""

@@ -1,10 +1,10 @@
-"""Controls without hidden states: detectors of words, categories and numbers, and AUROC within strata.
+"""Baselines without hidden states: detectors of words, categories and numbers, and AUROC within strata.
 
-A baseline learns from the training rows alone and scores every row: ``events`` (n,) are 1 for what is to be
-detected and 0 otherwise, ``train`` are row numbers; the result (n,) is the log-odds of the event.
+A baseline learns from the training rows alone and scores every row: ``events`` (n,) are 1 for rows to be
+detected and 0 otherwise, ``train`` has row numbers; the result (n,) is the log-odds of the event.
 
-Length or kind alone raises every figure that compares unlike texts. Within strata an event is compared with
-the others of its own stratum only (the AROC of Janes and Pepe 2009, for strata, with pairs as weights).
+Length or kind alone raises every figure that compares unlike texts. Within strata an event is compared only
+with others of its own stratum (the AROC of Janes and Pepe 2009, for strata, with pairs as weights).
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import numpy as np
 
 from ..types import RunError
 
-#: Ranges a number is usefully cut into, so that "neither short nor long" is found too.
+#: Number of ranges of a number, so that "neither short nor long" is found too.
 RANGES = 8
 
 
 def bag_of_words(texts: Sequence[str], events: np.ndarray, train: np.ndarray) -> np.ndarray:
-    """Score n texts by logistic regression on the tf-idf of words that two training texts have."""
+    """Score n texts by logistic regression on the tf-idf of words in at least two training texts."""
     from sklearn.feature_extraction.text import TfidfVectorizer
 
     vectorizer = TfidfVectorizer(token_pattern=r"\w+", min_df=2, sublinear_tf=True)
@@ -34,7 +34,7 @@ def bag_of_words(texts: Sequence[str], events: np.ndarray, train: np.ndarray) ->
 
 
 def categories(values: np.ndarray, events: np.ndarray, train: np.ndarray) -> np.ndarray:
-    """Score one-hot categories (n, columns) by logistic regression; one unseen in training is none."""
+    """Score one-hot categories (n, columns) by logistic regression; one unseen in training counts as none."""
     from sklearn.preprocessing import OneHotEncoder
 
     encoder = OneHotEncoder(handle_unknown="ignore").fit(values[train])
@@ -44,7 +44,7 @@ def categories(values: np.ndarray, events: np.ndarray, train: np.ndarray) -> np.
 def numbers(values: np.ndarray, events: np.ndarray, train: np.ndarray, *, bins: int = 0) -> np.ndarray:
     """Score standardised numbers (n, columns) by logistic regression.
 
-    ``bins`` adds indicators of so many equally filled ranges per column, for relations that are not monotone.
+    ``bins`` adds indicators of this many equally filled ranges per column, for non-monotone relations.
     """
     seen = values[train]
     deviation = seen.std(axis=0)
@@ -71,9 +71,9 @@ def logistic_regression(inputs: Any, labels: np.ndarray, *, c: float = 1.0, step
 def pooled_auroc(
     labels: np.ndarray, scores: np.ndarray, strata: np.ndarray, weights: np.ndarray | None = None
 ) -> Any:
-    """P(score of an event > score of a non-event of its stratum), ties count half.
+    """Compute P(score of an event > score of a non-event of its stratum), ties count half.
 
-    Mann-Whitney counts summed over strata, divided by the pairs there are: NaN where no stratum has both
+    It sums Mann-Whitney counts over strata, divided by the number of pairs: NaN if no stratum has both
     classes. ``strata`` (n,) are whole numbers from 0; all else is as in :mod:`probers.evaluation.metrics`.
     """
     if not len(labels) == len(scores) == len(strata) > 0:
@@ -104,7 +104,7 @@ def pooled_auroc(
 
 @dataclass(frozen=True, slots=True)
 class Strata:
-    """Division of n texts into k named strata; ``of`` (n,) has the number of each text's, from 0."""
+    """Division of n texts into k named strata; ``of`` (n,) has the number of each text's stratum, from 0."""
 
     names: tuple[str, ...]
     of: np.ndarray

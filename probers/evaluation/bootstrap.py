@@ -16,14 +16,14 @@ from ..types import RunError
 #: Called as ``metric(values, weights)`` with weights (n,) or (n, r); returns a scalar or (r,).
 Metric = Callable[[np.ndarray, np.ndarray], Any]
 
-#: Called as ``figures(values, weights)``; gives k figures, each a number or (r,) for weights (n, r).
+#: Called as ``figures(values, weights)``; returns k figures, each a number or (r,) for weights (n, r).
 Figures = Callable[[np.ndarray, np.ndarray], Sequence[Any]]
 
 #: Quantiles at the ends of an interval of 95%.
 _TAILS = ((1 - 0.95) / 2, 1 - (1 - 0.95) / 2)
 
-# Weights worked on at once; whole numbers, exact in single precision. A matrix product rounds its last digit
-# by how many columns it has, so that these sizes are part of the figures.
+# Weights processed at once; whole numbers, exact in single precision. The last digit of a matrix product
+# depends on its number of columns, so that these sizes are part of the figures.
 _OF_ONE = 4_000_000  # 16 MB
 _OF_SEVERAL = 1 << 17  # half a megabyte, so that a pass over them stays in cache
 _LEAST = 32  # columns, so that numpy's inner loops stay long
@@ -44,7 +44,7 @@ class Interval(NamedTuple):
         return None if np.isnan(self.low) else [self.low, self.high]
 
     def figures(self, name: str) -> dict[str, Any]:
-        """The figure for JSON: ``{name: value, name_ci: [low, high]}``, null where undefined."""
+        """Return the figure for JSON: ``{name: value, name_ci: [low, high]}``, null where undefined."""
         undefined = np.isnan(self.value)
         return {name: None if undefined else self.value, f"{name}_ci": None if undefined else self.limits}
 
@@ -54,7 +54,7 @@ UNDEFINED = Interval(np.nan, np.nan, np.nan)
 
 
 def number(value: float | None, form: str = ".2f", *, absent: str = "-") -> str:
-    """Format a figure, or what stands for an undefined one."""
+    """Format a figure, or a mark for an undefined one."""
     return absent if value is None else f"{value:{form}}"
 
 
@@ -89,7 +89,7 @@ class Sample(NamedTuple):
     def p(self) -> float:
         """Two-sided p-value of "the figure is 0"; NaN where the figure is undefined.
 
-        (1 + count) / (1 + resamples), counting resamples at least as far from the figure as 0 is
+        It is (1 + count) / (1 + resamples), counting resamples at least as far from the figure as 0 is
         (Davison and Hinkley 1997, section 4.4).
         """
         found = self._found
@@ -100,14 +100,14 @@ class Sample(NamedTuple):
 
     @property
     def _found(self) -> np.ndarray:
-        """The resamples of both classes, none where the figure itself is undefined."""
+        """The resamples with both classes, none where the figure itself is undefined."""
         return self.drawn[~np.isnan(self.drawn + self.value)]
 
 
 def holm(p: Sequence[float]) -> list[float]:
     """Adjust the p-values of one family (Holm 1979): at most 5% of families then have a false one below .05.
 
-    The k-th smallest of m is multiplied by m - k + 1; none gets less than a smaller one, or more than 1.
+    The k-th smallest of m is multiplied by m - k + 1; none becomes less than a smaller one, or more than 1.
     """
     values = np.asarray(p, dtype=np.float64)
     order = np.argsort(values, kind="stable")
@@ -118,7 +118,7 @@ def holm(p: Sequence[float]) -> list[float]:
 
 
 def mean(values: np.ndarray, weights: np.ndarray | None = None) -> Any:
-    """Weighted mean of values (n,) for weights (n,) or (n, r); the default metric."""
+    """Compute the weighted mean of values (n,) for weights (n,) or (n, r); the default metric."""
     w = np.ones(len(values)) if weights is None else weights
     return values @ w / w.sum(axis=0)
 
@@ -135,7 +135,7 @@ class Bootstrap:
             raise RunError("no example to compute an interval from", "empty")
         count = int(self._index.max()) + 1
         rng = np.random.default_rng(seed)
-        # (groups, resamples): how often each group was drawn.
+        # (groups, resamples): how often each group was drawn
         self._draws = np.empty((count, resamples), dtype=np.uint16)
         for column in range(resamples):
             self._draws[:, column] = np.bincount(rng.integers(count, size=count), minlength=count)
@@ -166,7 +166,7 @@ class Bootstrap:
         return [Sample(*each) for each in zip(plain, np.concatenate(blocks, axis=1), strict=True)]
 
     def _weights(self, size: int, least: int = 1) -> Iterator[np.ndarray]:
-        """Weights (n, r) of some resamples at a time."""
+        """Yield weights (n, r) of some resamples at a time."""
         step = max(least, size // len(self._index))
         for start in range(0, self._draws.shape[1], step):
             yield self._draws[:, start : start + step].astype(np.float32)[self._index]

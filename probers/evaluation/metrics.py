@@ -1,8 +1,8 @@
-"""Quality of a detector: does the score rank wrong answers above right ones, is it calibrated?
+"""Quality of a detector: whether its score ranks wrong answers above right ones, and its calibration.
 
 ``labels`` (n,) are 1 for the event to be detected (a wrong answer) and 0 otherwise; ``scores`` (n,) are
-higher the likelier the event; ``weights`` are None, (n,), or (n, r) for r resamples at once, which gives (r,)
-results. A figure that needs both classes is NaN without one of them. A NaN score is an error, never
+higher for likelier events; ``weights`` are None, (n,), or (n, r) for r resamples at once, with (r,) results.
+A figure that needs both classes is NaN without one of them. A NaN score is an error, never
 "certain".
 """
 
@@ -42,32 +42,32 @@ class Ranking(NamedTuple):
 
 
 def ranking(labels: np.ndarray, scores: np.ndarray, weights: np.ndarray | None = None) -> Ranking:
-    """Compute every figure of the order of the scores, for the cost of one sorting."""
+    """Compute every figure that depends on the order of the scores, with one sorting."""
     levels = _levels(labels, scores, weights)
     return Ranking(_auroc(levels), _auprc(levels), _prr(levels), _recall_at_fpr(levels))
 
 
 def auroc(labels: np.ndarray, scores: np.ndarray, weights: np.ndarray | None = None) -> Any:
-    """Area under the ROC curve: P(score of an event > score of a non-event), ties count half."""
+    """Compute the area under the ROC curve: P(score of an event > score of a non-event), ties count half."""
     return _auroc(_levels(labels, scores, weights))
 
 
 def auprc(labels: np.ndarray, scores: np.ndarray, weights: np.ndarray | None = None) -> Any:
-    """Average precision, sum of (R_k - R_{k-1}) P_k over descending thresholds; by chance the base rate."""
+    """Compute average precision, sum of (R_k - R_{k-1}) P_k over falling thresholds; base rate by chance."""
     return _auprc(_levels(labels, scores, weights))
 
 
 def recall_at_fpr(
     labels: np.ndarray, scores: np.ndarray, weights: np.ndarray | None = None, *, most: float = 0.1
 ) -> Any:
-    """Highest recall of a threshold whose false positive rate is at most ``most`` (no interpolation)."""
+    """Compute the highest recall at a false positive rate of at most ``most`` (no interpolation)."""
     return _recall_at_fpr(_levels(labels, scores, weights), most)
 
 
 def prr(labels: np.ndarray, scores: np.ndarray, weights: np.ndarray | None = None) -> Any:
-    """Prediction rejection ratio: 1 when rejecting by score is as good as an oracle, 0 as chance.
+    """Compute the prediction rejection ratio: 1 for rejection as good as an oracle's, 0 for chance.
 
-    With A(c) the share of right answers among the fraction c with the lowest scores, and a that of all,
+    A(c) is the share of right answers among the fraction c with the lowest scores, and a that of all. Then
     PRR = (integral of A over c from 0 to 1 - a) / (the oracle's - a). Tied answers are kept in expectation
     over their orders. For the oracle A is 1 up to c = a and a/c beyond.
     """
@@ -75,9 +75,9 @@ def prr(labels: np.ndarray, scores: np.ndarray, weights: np.ndarray | None = Non
 
 
 def risk_coverage(labels: np.ndarray, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Coverage (k,) and selective risk (k,): the share of events among the lowest-scored part kept.
+    """Compute coverage (k,) and selective risk (k,): the share of events among the lowest-scored part kept.
 
-    One point per example kept, ascending, ties in expectation over their orders (El-Yaniv and Wiener 2010).
+    There is one point per kept example, ascending, ties in expectation (El-Yaniv and Wiener 2010).
     """
     levels = _levels(labels, scores, None)
     edges = np.r_[0.0, levels.events + levels.others]
@@ -87,34 +87,34 @@ def risk_coverage(labels: np.ndarray, scores: np.ndarray) -> tuple[np.ndarray, n
 
 
 def accuracy(labels: np.ndarray, fired: np.ndarray, weights: np.ndarray | None = None) -> Any:
-    """Share of examples where ``fired`` (n,) booleans agree with the labels."""
+    """Compute the share of examples where ``fired`` (n,) booleans agree with the labels."""
     labels, fired = _checked(labels, fired)
     return mean((labels == (fired > 0)).astype(float), weights)
 
 
 def balanced_accuracy(labels: np.ndarray, fired: np.ndarray, weights: np.ndarray | None = None) -> Any:
-    """Mean of the shares of events that fired and of non-events that did not."""
+    """Average the shares of events that fired and of non-events that did not."""
     true_positive, false_positive, positive, negative = _confusion(labels, fired, weights)
     return (_ratio(true_positive, positive) + 1 - _ratio(false_positive, negative)) / 2
 
 
 def f1_detection(labels: np.ndarray, fired: np.ndarray, weights: np.ndarray | None = None) -> Any:
-    """F1 of the events among what fired; 0 where there is neither."""
+    """Compute F1 of the events among the fired examples; 0 if there is neither."""
     true_positive, false_positive, positive, _ = _confusion(labels, fired, weights)
     return _ratio(2 * true_positive, true_positive + false_positive + positive, empty=0.0)
 
 
 def brier(labels: np.ndarray, probabilities: np.ndarray, weights: np.ndarray | None = None) -> Any:
-    """Mean squared difference of probability and label, 0 is perfect."""
+    """Compute the mean squared difference of probability and label; 0 is perfect."""
     labels, probabilities = _checked(labels, probabilities)
     return mean((probabilities - labels) ** 2, weights)
 
 
 def ece(labels: np.ndarray, probabilities: np.ndarray, weights: np.ndarray | None = None) -> Any:
-    """Expected calibration error, 0 is perfect.
+    """Compute the expected calibration error; 0 is perfect.
 
-    Sum over 10 bins of equal width: the share of examples times the distance between their mean probability
-    and their share of events.
+    It sums over 10 bins of equal width: the share of examples times the distance between their mean
+    probability and their share of events.
     """
     labels, probabilities = _checked(labels, probabilities)
     w = np.ones(len(labels)) if weights is None else weights
@@ -123,15 +123,15 @@ def ece(labels: np.ndarray, probabilities: np.ndarray, weights: np.ndarray | Non
 
 
 def _bins(probabilities: np.ndarray) -> np.ndarray:
-    """Assignment of examples to bins, (10, n)."""
+    """Assign examples to bins, (10, n)."""
     return np.equal(np.clip((probabilities * 10).astype(int), 0, 9), np.arange(10)[:, None])
 
 
 def ece_by_chance(probabilities: np.ndarray) -> float:
-    """The :func:`ece` that probabilities (n,) have on average where they are exactly right.
+    """Estimate the mean :func:`ece` of probabilities (n,) that are exactly right.
 
     An ECE near this one is no evidence of miscalibration (Bröcker and Smith 2007, consistency resampling).
-    Labels are drawn independently, so that it is too low for texts that come in groups.
+    Labels are drawn independently, so that it is too low for grouped texts.
     """
     labels = np.random.default_rng(0).random((len(probabilities), 1000)) < probabilities[:, None]
     members = _bins(probabilities) @ (probabilities[:, None] - labels)
@@ -139,7 +139,7 @@ def ece_by_chance(probabilities: np.ndarray) -> float:
 
 
 class _Levels(NamedTuple):
-    """Weights at each distinct score, ascending, and what lies at or below it; (levels,) or (levels, r)."""
+    """Weights at each distinct score, ascending, and of all at or below it; (levels,) or (levels, r)."""
 
     positive: np.ndarray
     negative: np.ndarray
@@ -147,7 +147,7 @@ class _Levels(NamedTuple):
     others: np.ndarray
 
     def above(self) -> tuple[np.ndarray, np.ndarray]:
-        """Weight of events and of non-events at or above each score."""
+        """Return the weight of events and of non-events at or above each score."""
         of_events = self.events[-1] - self.events + self.positive
         return of_events, self.others[-1] - self.others + self.negative
 

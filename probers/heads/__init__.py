@@ -1,4 +1,4 @@
-"""Prober heads: from the states of one layer, or of several, to "wrong" against "correct"."""
+"""Prober heads, from the states of one layer or several to "wrong" against "correct"."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ StackedHead.kinds = HEADS
 
 
 def head_name(head: ProbeHead | type[ProbeHead]) -> str:
-    """The name under which a head is saved; a dotted path for a class of the user's own."""
+    """Return the name under which a head is saved; a dotted path for a class of the user's own."""
     kind: type = head if isinstance(head, type) else type(head)
     if isinstance(head, ForeignHead):
         kind = head.module_class

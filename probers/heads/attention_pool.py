@@ -37,19 +37,19 @@ class AttentionPoolHead(ProbeHead):
         return self.linear((self._weights(x, mask)[:, :, None] @ x)[:, :, 0])
 
     def _weights(self, x: Tensor, mask: Tensor) -> Tensor:
-        """(H, n, T)."""
+        """Compute weights (H, n, T)."""
         scores = torch.bmm(x.flatten(1, 2), self.query[..., None]).view(x.shape[:3]) / math.sqrt(self.width)
         return scores.masked_fill(~mask, -math.inf).softmax(dim=-1)
 
 
 def normed(states: Tensor, mask: Tensor) -> Tensor:
-    """Layer-normed states with the heads first, zero where there is no token.
+    """Normalise the states with the heads first; places without a token are zero.
 
-    From (n, T, H, d) to (H, n, T, d), or from (n, T, H, L, d) to (H, n, T, L, d); ``mask`` is (n, T).
+    It maps (n, T, H, d) to (H, n, T, d), or (n, T, H, L, d) to (H, n, T, L, d); ``mask`` is (n, T).
     """
     if not bool(mask.any(dim=1).all()):
         raise ValueError("a text without tokens has nothing to pool")
     x = states.movedim(2, 0).clone(memory_format=torch.contiguous_format)
     there = mask.view(*mask.shape, *[1] * (x.ndim - 3))
-    # A weight of zero would not do: zero times NaN is NaN.
+    # A zero weight is not enough: zero times NaN is NaN.
     return F.layer_norm(x.masked_fill_(~there, 0), x.shape[-1:])

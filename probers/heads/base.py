@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from ..checksums import draw_key
 from ..types import UserError
 
-#: Index of the class in the logits' last axis; Probing-RAG's label 1 is "answer correct".
+#: Index of the class in the logits' last axis; Probing-RAG's label 1 means "answer correct".
 WRONG, CORRECT = 0, 1
 
 
@@ -38,7 +38,7 @@ class Moments:
 
 
 class Memory(tuple[Any, ...]):
-    """What causal heads keep of n growing texts: tensors with n first, or the memories of several heads."""
+    """The state that causal heads keep of n growing texts: tensors with n first, or several memories."""
 
     __slots__ = ()
 
@@ -58,20 +58,20 @@ class ProbeHead(nn.Module):
     """H independent heads on states of width d; subclasses define :meth:`_logits`.
 
     ``streams`` names each head's random stream, e.g. by seed and layer. Every entry of the state dict has
-    the head axis first. Parameters are saved in half precision, buffers (filled by :meth:`prepare`) as
-    they are.
+    the head axis first. Parameters are saved in half precision, buffers (filled by :meth:`prepare`)
+    unchanged.
 
     Attributes:
         joint: each head reads the states (L, d) of several layers at once; the constructor takes their
             number L after the width.
-        beside: joins what it reads, so that some of the L places may hold what is read beside the states
+        beside: joins its inputs, so that some of the L places may hold other numbers than states
             (:attr:`.Feature.beside`).
         tokens: reads all tokens' states and pools them itself, by :meth:`_token_logits` instead.
         causal: scores every token by its own states and those of tokens before it, by
             :meth:`_sequence_logits` instead.
-        marker: marks the tokens of the span that is scored, so that spans must be known.
+        marker: marks the tokens of the scored span, so that spans must be known.
         learns: is trained by gradient; otherwise :meth:`prepare` alone fits it.
-        step: training passes so far. With the stream's name it decides every random draw of the next
+        step: number of training passes. With the stream's name it decides every random draw of the next
             one, so that a resumed training needs nothing else.
     """
 
@@ -90,18 +90,18 @@ class ProbeHead(nn.Module):
 
     @property
     def options(self) -> dict[str, Any]:
-        """Arguments of the constructor beside the sizes of the states, each kept under its name."""
+        """Arguments of the constructor besides the sizes of the states, each kept under its name."""
         names = [*inspect.signature(type(self)).parameters][2 + self.joint :]
         return {name: getattr(self, name) for name in names}
 
     @property
     def reads(self) -> tuple[int, int]:
-        """Number of layers that the heads read between them, and the width of each."""
+        """Number of layers read by all heads together, and the width of each."""
         return self.layers if self.joint else len(self.streams), self.width
 
     @property
     def needs_moments(self) -> bool:
-        """True if :meth:`prepare` uses the moments."""
+        """Whether :meth:`prepare` uses the moments."""
         return type(self).prepare is not ProbeHead.prepare
 
     @property
@@ -115,25 +115,25 @@ class ProbeHead(nn.Module):
         return 1
 
     def prepare(self, moments: Moments) -> None:
-        """Fit what is not learned by gradient; nothing by default."""
+        """Fit the parts that are not learned by gradient; nothing by default."""
 
     def shrink(self, rates: Mapping[str, Tensor]) -> None:
         """Adjust the parameters after a step; nothing by default.
 
-        ``rates`` are what the step multiplied each parameter's gradient with, number by number.
+        ``rates`` are the factors of each parameter's gradient in the step, number by number.
         """
 
     def layer_weights(self) -> Tensor | None:
-        """Share (H, L) that each head gives to each of its layers; None where it cannot be told."""
+        """Return the share (H, L) that each head gives to each of its layers; None if unknown."""
         return None
 
     def forward(self, states: Tensor, mask: Tensor | None = None, own: Tensor | None = None) -> Tensor:
         """Compute logits (n, H, 2), [wrong, correct], every head on its own slice.
 
         ``states`` are (n, H, d), for joint heads (n, H, L, d). Classes that read tokens take (n, T, H, d) or
-        (n, T, H, L, d), with a ``mask`` (n, T), true where there is a token. Causal ones give the logits
-        (n, T, H, 2) of every token, can be told which tokens are the ``own`` (n, T) of the span that is
-        scored, and take both as (n, T, H) too, where each head has other texts. ValueError for other shapes.
+        (n, T, H, L, d), with a ``mask`` (n, T), true for existing tokens. Causal ones return the logits
+        (n, T, H, 2) of every token, accept a mask ``own`` (n, T) of the tokens of the scored
+        span, and take both as (n, T, H) too, if each head has other texts. ValueError for other shapes.
         """
         sequences = self.tokens or self.causal
         expected = (len(self.streams), *((self.layers,) if self.joint else ()), self.width)
@@ -157,28 +157,28 @@ class ProbeHead(nn.Module):
         return logits.movedim(0, -2)
 
     def _logits(self, x: Tensor) -> Tensor:
-        """(H, n, d) or (H, n, L, d) -> (H, n, 2)."""
+        """Map (H, n, d) or (H, n, L, d) to (H, n, 2)."""
         raise NotImplementedError
 
     def _token_logits(self, x: Tensor, mask: Tensor) -> Tensor:
-        """(n, T, H, d) or (n, T, H, L, d), and (n, T) -> (H, n, 2)."""
+        """Map (n, T, H, d) or (n, T, H, L, d), and (n, T), to (H, n, 2)."""
         raise NotImplementedError
 
     def _sequence_logits(self, x: Tensor, mask: Tensor, own: Tensor | None) -> Tensor:
-        """(n, T, H, d) or (n, T, H, L, d), (n, T), and tokens (n, T) that are scored -> (H, n, T, 2).
+        """Map (n, T, H, d) or (n, T, H, L, d), (n, T), and scored tokens (n, T), to (H, n, T, 2).
 
         The latter two may also be (n, T, H).
         """
         raise NotImplementedError
 
     def begin(self, texts: int) -> Memory:
-        """Make the memory of so many texts without a token, for causal heads."""
+        """Make the memory of this many empty texts, for causal heads."""
         raise NotImplementedError
 
     def advance(self, states: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
-        """Compute logits (n, H, 2) of the next token of n texts by causal heads, and their memory after it.
+        """Compute logits (n, H, 2) of the next token of n texts by causal heads, and their new memory.
 
-        ``states`` are (n, H, L, d). What comes out is what :meth:`forward` gives for the texts so far.
+        ``states`` are (n, H, L, d). The result equals that of :meth:`forward` for the texts so far.
         """
         raise NotImplementedError
 
@@ -192,7 +192,7 @@ class ProbeHead(nn.Module):
         return chosen.train(self.training)
 
     def _untrained(self, streams: Sequence[str]) -> ProbeHead:
-        """New heads of the same kind."""
+        """Make new heads of the same kind."""
         sizes = (self.width, *((self.layers,) if self.joint else ()))
         return type(self)(streams, *sizes, **self.options)
 
@@ -210,7 +210,7 @@ class Linear(nn.Module):
     ) -> None:
         super().__init__()
         if outputs < 1:
-            raise UserError(f"head: a hidden layer of {outputs} units is none: give 1 or more")
+            raise UserError(f"head: a hidden layer needs units, found {outputs}: give 1 or more")
         bound = 1 / math.sqrt(inputs)
         weights = [torch.rand(inputs, outputs, generator=g) for g in generators]
         self.weight = nn.Parameter((2 * torch.stack(weights) - 1) * bound)
@@ -238,9 +238,9 @@ class Norm(nn.Module):
 
 
 class Standardise(nn.Module):
-    """Zero mean and unit deviation per head and dimension; before :meth:`fit` the identity.
+    """Zero mean and unit deviation per head and dimension; the identity before :meth:`fit`.
 
-    ``shape`` is that of a head's states, (d,) or (L, d).
+    ``shape`` is the shape of a head's states, (d,) or (L, d).
     """
 
     mean: Tensor
@@ -263,11 +263,11 @@ class Standardise(nn.Module):
 
 
 class Dropout(nn.Module):
-    """Dropout whose masks follow from stream, place and step alone.
+    """Dropout whose masks depend only on stream, place and step.
 
     They depend neither on the other heads nor on the device, and there is no state to save. Each number
     is a hash of its position: the output function of SplitMix64 (Steele, Lea and Flood 2014) on a counter,
-    four 16-bit draws per value. Drawn for all heads at once, that takes less time than a generator per
+    four 16-bit draws per value. Drawn for all heads at once, this takes less time than a generator per
     head, and on a GPU nothing waits for the CPU. ``p`` is rounded to a multiple of 2**-16; ``place`` tells
     the dropouts of one head apart.
     """
@@ -304,7 +304,7 @@ _ROUNDS = ((30, _signed(0xBF58476D1CE4E5B9)), (27, _signed(0x94D049BB133111EB)))
 
 
 def _mix(z: Tensor) -> Tensor:
-    """SplitMix64's finaliser of int64, in place."""
+    """Apply SplitMix64's finaliser to int64, in place."""
     for shift, factor in _ROUNDS:
         # torch shifts in the sign, hence the mask.
         z.bitwise_xor_((z >> shift).bitwise_and_(2 ** (64 - shift) - 1)).mul_(factor)

@@ -1,4 +1,4 @@
-"""Heads of the user's own: any module of one layer's states, made H-fold."""
+"""Heads of the user's own: any module of one layer's states, repeated H times."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from .base import ProbeHead
 
 
 class ForeignHead(ProbeHead):
-    """H copies of a module, each as if it were alone.
+    """H copies of a module, each trained as if it were alone.
 
-    Their parameters and buffers are kept in one module of that class, stacked along a leading head axis,
-    and are put into it head by head when it runs: slower than the heads of this package. A copy is built,
+    Their parameters and buffers are kept in one module of that class, stacked along a leading head axis.
+    They are put into it head by head when it runs, more slowly than heads of this package. A copy is built,
     and its dropout drawn, with torch's generators seeded by its stream and restored afterwards.
 
     Args:
@@ -31,7 +31,7 @@ class ForeignHead(ProbeHead):
         module_options: its other arguments; plain values, for they are saved as JSON.
 
     Raises:
-        UserError: it cannot be built so, or does not map to logits.
+        UserError: it cannot be built this way, or does not map to logits.
     """
 
     def __init__(
@@ -102,16 +102,16 @@ class ForeignHead(ProbeHead):
 def factory(make: Callable[..., nn.Module]) -> Callable[[Sequence[str], int], ProbeHead]:
     """Make a constructor of heads from stream names and width.
 
-    ``make`` is a class with its options, as Hydra's ``instantiate(..., _partial_=True)`` gives it: a
-    :class:`ProbeHead`, or any other module, which :class:`ForeignHead` holds.
+    ``make`` is a class with its options, as from Hydra's ``instantiate(..., _partial_=True)``: a
+    :class:`ProbeHead`, or any other module, which :class:`ForeignHead` then holds.
 
     Raises:
-        UserError: it is no module class, or does not take its options.
+        UserError: it is not a module class, or does not take its options.
     """
     partial = make if isinstance(make, functools.partial) else functools.partial(make)
     cls, options = partial.func, {key: _plain(value) for key, value in partial.keywords.items()}
     if not (isinstance(cls, type) and issubclass(cls, nn.Module)) or partial.args:
-        what = f"head._target_={_dotted(cls)} is no class derived from torch.nn.Module"
+        what = f"head._target_={_dotted(cls)} is not a class derived from torch.nn.Module"
         raise UserError(what, code="own-class")
     for key, value in options.items():
         try:
@@ -142,7 +142,7 @@ def _dotted(cls: Any) -> str:
 
 
 def _stacked(modules: Sequence[nn.Module]) -> nn.Module:
-    """The first module with everyone's parameters and buffers stacked in place of its own."""
+    """Return the first module with the parameters and buffers of all stacked in place of its own."""
     first = modules[0]
     parameters, buffers = stack_module_state(list(modules))
     stacks: dict[int, Any] = {id(first.get_buffer(name)): stack for name, stack in buffers.items()}
@@ -155,7 +155,7 @@ def _stacked(modules: Sequence[nn.Module]) -> nn.Module:
 
 
 def _drop_tied(head: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
-    """Keep one name of tied tensors: safetensors writes none that share memory."""
+    """Keep one name of tied tensors, since safetensors writes none that share memory."""
     for name in cast(ForeignHead, head)._tied:
         del state[prefix + name]
 

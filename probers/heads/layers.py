@@ -1,4 +1,4 @@
-"""Linear heads of several layers at once: joined, mixed, or attended to together with the tokens."""
+"""Linear heads of several layers at once: concatenated, mixed, or with attention over layers and tokens."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ConcatHead(ProbeHead):
     With ``group_lasso`` the loss also has that number times the sum over layers of sqrt(d) |W_l|, where W_l
     are the weights of layer l (Yuan and Lin 2006, equation 2.1). Each step ends in the penalty's proximal
     map in the metric of the optimiser (Yun et al. 2021, with the mean rate of each layer), so that the
-    weights of layers which add nothing become exactly zero.
+    weights of layers without information become exactly zero.
 
     Args:
         group_lasso: strength of the penalty; 0 keeps all layers.
@@ -43,7 +43,7 @@ class ConcatHead(ProbeHead):
 
     @torch.no_grad()
     def shrink(self, rates: Mapping[str, Tensor]) -> None:
-        """Shorten each layer's weights by the penalty's share of a step, down to zero at most."""
+        """Shorten each layer's weights by the penalty's share of a step, but not below zero."""
         if not self.group_lasso:
             return
         weights, rate = map(self._by_layer, (self.linear.weight, rates["linear.weight"]))
@@ -53,12 +53,12 @@ class ConcatHead(ProbeHead):
 
     @torch.no_grad()
     def layer_weights(self) -> Tensor:
-        """Share (H, L) of each layer in the length of the weights."""
+        """Compute the share (H, L) of each layer in the norm of the weights."""
         lengths = self._by_layer(self.linear.weight).norm(dim=(2, 3))
         return lengths / lengths.sum(dim=1, keepdim=True).clamp_min(torch.finfo(lengths.dtype).tiny)
 
     def _by_layer(self, weight: Tensor) -> Tensor:
-        """(H, L d, 2) -> (H, L, d, 2), a view."""
+        """View (H, L d, 2) as (H, L, d, 2)."""
         return weight.unflatten(1, (self.layers, self.width))
 
     def _logits(self, x: Tensor) -> Tensor:
@@ -68,7 +68,7 @@ class ConcatHead(ProbeHead):
 class MixHead(ProbeHead):
     """Logistic regression on a learned mix of the layers.
 
-    The mix is the mean of the standardised states with weights softmax(a), which begin equal (the scalar mix
+    The mix is the mean of the standardised states with weights softmax(a), initially equal (the scalar mix
     of Peters et al. 2018, equation 1). It has 1/L of the parameters of :class:`ConcatHead`.
     """
 
@@ -86,7 +86,7 @@ class MixHead(ProbeHead):
 
     @torch.no_grad()
     def layer_weights(self) -> Tensor:
-        """Weights (H, L) of the mix."""
+        """Return weights (H, L) of the mix."""
         return self.mix.softmax(dim=1)
 
     def _logits(self, x: Tensor) -> Tensor:
@@ -98,7 +98,7 @@ class LayerAttentionHead(ProbeHead):
     """Attention over the tokens and layers of a text; a linear map reads the result.
 
     :class:`.attention_pool.AttentionPoolHead` with a query for each layer and one softmax over all tokens of
-    all layers. The queries begin at zero, and training at the mean of all states.
+    all layers. The queries start at zero, and thus training at the mean of all states.
     """
 
     joint: ClassVar[bool] = True
@@ -121,7 +121,7 @@ class LayerAttentionHead(ProbeHead):
         return self.linear((self._weights(x, mask).flatten(2)[:, :, None] @ x.flatten(2, 3))[:, :, 0])
 
     def _weights(self, x: Tensor, mask: Tensor) -> Tensor:
-        """(H, n, T, L)."""
+        """Compute weights (H, n, T, L)."""
         scores = (x * self.query[:, None, None]).sum(dim=-1) / math.sqrt(self.width)
         scores = scores.masked_fill(~mask[..., None], -math.inf)
         return scores.flatten(2).softmax(dim=-1).view_as(scores)

@@ -35,7 +35,7 @@ class MeanDifferenceHead(ProbeHead):
 
     With theta = mean of the wrong minus mean of the correct training states and m the point midway
     between the two means, the margin is ``2 theta.(x - m) / |theta|^2``: 1 at the mean of the wrong
-    states, -1 at that of the correct ones, whatever their scale. As log-odds these units mean nothing
+    states, -1 at that of the correct ones, whatever their scale. As log-odds these units have no meaning
     until the prober fits a temperature on validation data. The paper's other form, theta rotated by the
     inverse of the covariance, is not offered. ``standardise`` divides each dimension by its deviation
     over all training states first.
@@ -59,7 +59,7 @@ class MeanDifferenceHead(ProbeHead):
     def prepare(self, moments: Moments) -> None:
         """Take direction and midpoint from the classes' means.
 
-        Without a direction (means equal to six digits, as of an embedding layer of always the same token)
+        Without a direction (means equal to six digits, for instance for an embedding layer and one token)
         all margins are 0.
         """
         theta = moments.class_mean[:, WRONG] - moments.class_mean[:, CORRECT]

@@ -26,11 +26,11 @@ class _MlpHead(ProbeHead):
 
     @property
     def needs_moments(self) -> bool:
-        """Only to standardise."""
+        """Whether inputs are standardised."""
         return self.standardise
 
     def prepare(self, moments: Moments) -> None:
-        """Take mean and deviation per head and dimension, where the states are standardised."""
+        """Take mean and deviation per head and dimension, if the states are standardised."""
         if self.input is not None:
             self.input.fit(moments)
 
@@ -68,7 +68,7 @@ class MindHead(_MlpHead):
 
     Args:
         dropout: probability of dropping an input dimension while training.
-        standardise: whether states are standardised first; the published detector has none of it.
+        standardise: whether states are standardised first; the published detector does not do it.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class MindHead(_MlpHead):
 
 
 class ProbingRagHead(ProbeHead):
-    """Probing-RAG's prober, as its size and released code have it.
+    """Probing-RAG's prober, with the size and structure of its released code.
 
     LayerNorm(d) -> Linear -> SiLU -> LayerNorm -> Dropout -> Linear -> SiLU -> LayerNorm -> Dropout ->
     Linear 2. With d = 2048 and 512 hidden units a head has 1.32 million parameters, 2.6 MB as saved.

@@ -15,7 +15,7 @@ from .base import Dropout, Linear, Memory, Moments, Norm, ProbeHead, Standardise
 
 #: Width of an attention head.
 _HEAD = 32
-#: Probability of dropping a number of the embedded token, and one of each block's outputs, while training.
+#: Probability of dropping a number of the embedded token, or of each block's outputs, while training.
 _DROPOUT = 0.2
 
 
@@ -24,16 +24,16 @@ class SequenceHead(ProbeHead):
 
     The standardised states of all layers are joined and mapped to ``size`` numbers a token. Each block is
     pre-norm attention and an MLP of twice that size with GELU; a token sees itself and the ``window`` - 1
-    tokens before it, with a learned bias for each distance in place of positions. So a score depends on
-    the last :attr:`reach` tokens alone, and a growing text keeps only the keys and values of one window
+    tokens before it, with a learned bias for each distance instead of positions. So a score depends only on
+    the last :attr:`reach` tokens, and a growing text keeps only the keys and values of one window
     (:meth:`advance`). Its inputs are those of the small transformers of Shelmanov et al. (2025), without
     attention; the losses are those of Obeso et al. (2025) with ``loss=span_max``.
 
     Args:
         size: numbers per token within the head, 32 for each attention head.
         blocks: transformer blocks, 1 or 2.
-        window: tokens that a token can see, itself included.
-        marker: add a learned vector to the tokens of the span that is scored. Its scores then are of given
+        window: number of tokens that a token can see, itself included.
+        marker: add a learned vector to the tokens of the scored span. Its scores are then those of given
             spans, so that it cannot score a text while it grows.
     """
 
@@ -79,7 +79,7 @@ class SequenceHead(ProbeHead):
         if self.mark is not None and own is not None:
             x = x + own[..., None] * self.mark[:, None, None]
         places = torch.arange(x.shape[2], device=x.device)
-        away = places[:, None] - places  # of a query (rows) from a key
+        away = places[:, None] - places  # distance of a key from a query (rows)
         seen = (away >= 0) & (away < self.window) & mask[..., None, :]
         # Padding sees itself, so that no row of the softmax is empty.
         seen = seen | torch.eye(len(places), dtype=torch.bool, device=x.device)
@@ -88,7 +88,7 @@ class SequenceHead(ProbeHead):
         return self.linear(self.norm(x.flatten(1, 2))).view(*x.shape[:3], 2)
 
     def _embedded(self, x: Tensor) -> Tensor:
-        """(H, n, T, L, d) -> (H, n, T, size)."""
+        """Map (H, n, T, L, d) to (H, n, T, size)."""
         flat = self.embed(self.input(x.flatten(1, 2)).flatten(2))
         return self.drop(flat, self.step).unflatten(1, x.shape[1:3])
 
@@ -99,7 +99,7 @@ class SequenceHead(ProbeHead):
         return Memory((torch.zeros(shape, device=self.device), length))
 
     def advance(self, states: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
-        """Compute the logits (n, H, 2) of the next tokens, whose keys and values come last in the memory."""
+        """Compute the logits (n, H, 2) of the next tokens, whose keys and values are added to the memory."""
         before, length = memory
         x = self._embedded(states.movedim(1, 0)[:, :, None])
         there = torch.arange(self.window - 1, 0, -1, device=x.device) <= length[:, None]
@@ -131,16 +131,16 @@ class _Block(nn.Module):
         self.drop2 = Dropout(streams, _DROPOUT, place=2 * place + 2)
 
     def forward(self, x: Tensor, away: Tensor, seen: Tensor, step: int) -> Tensor:
-        """(H, n, T, size) -> the same; distances ``away`` (T, T), ``seen`` (.., n, T, T) by query and key."""
+        """Map (H, n, T, size) to itself; ``away`` (T, T), ``seen`` (.., n, T, T) are by query and key."""
         query, key, value = self._project(x)
         scores = query @ key.transpose(-1, -2) + self.bias[:, :, away][:, None]
         weights = scores.masked_fill(~seen[..., None, :, :], -math.inf).softmax(dim=-1)
         return self._finish(x, weights @ value, step)
 
     def advance(self, x: Tensor, kept: Tensor, there: Tensor) -> tuple[Tensor, Tensor]:
-        """(H, n, 1, size) and keys and values (H, n, 2, window - 1, size) -> the next, and those after it.
+        """Map (H, n, 1, size), keys and values (H, n, 2, window - 1, size) to the next ones.
 
-        ``there`` (n, window - 1) says which of them are of tokens.
+        ``there`` (n, window - 1) tells which of them belong to tokens.
         """
         query, key, value = self._project(x)
         now = torch.stack([self._joined(key), self._joined(value)], dim=2)
@@ -152,17 +152,17 @@ class _Block(nn.Module):
         return self._finish(x, weights @ value, 0), every[:, :, :, 1:]
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, scaled, keys and values (H, n, A, T, size / A) of (H, n, T, size)."""
+        """Compute scaled queries, keys and values (H, n, A, T, size / A) from (H, n, T, size)."""
         found = self.qkv(self.norm1(x.flatten(1, 2))).unflatten(1, x.shape[1:3]).chunk(3, dim=-1)
         query, key, value = map(self._split, found)
         return query / math.sqrt(query.shape[-1]), key, value
 
     def _split(self, x: Tensor) -> Tensor:
-        """(H, n, T, size) -> (H, n, A, T, size / A)."""
+        """Split (H, n, T, size) to (H, n, A, T, size / A)."""
         return x.unflatten(-1, (self._heads, -1)).transpose(2, 3)
 
     def _joined(self, x: Tensor) -> Tensor:
-        """(H, n, A, T, size / A) -> (H, n, T, size)."""
+        """Join (H, n, A, T, size / A) to (H, n, T, size)."""
         return x.transpose(2, 3).flatten(3)
 
     def _finish(self, x: Tensor, attended: Tensor, step: int) -> Tensor:

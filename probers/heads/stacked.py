@@ -1,4 +1,4 @@
-"""A logistic regression on the scores of finished probers, which it holds."""
+"""A logistic regression on the scores of finished probers, which it contains."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class StackedHead(ProbeHead):
 
     Each member keeps its own heads, layers and rule that makes one score of their margins. The margin is the
     intercept and the sum of weight times standardised score; a weight is a change of the log-odds for one
-    standard deviation of the member's score. Where a member reads tokens in order, so does the stack, and the
+    standard deviation of the member's score. If a member reads tokens in order, so does the stack, and the
     others score every token by itself. Nothing is trained here: ``probers-train head=stacked`` fits weights
     on texts that no member was trained on, by :meth:`weigh`.
 
@@ -42,9 +42,9 @@ class StackedHead(ProbeHead):
             the layers of the states are all of theirs, ascending.
 
     Raises:
-        UserError: members that are not as ``config.json`` of this version has them.
-        ValueError: more than one head, members that do not read the states' layers, or weights of an
-            ensemble that are not as many as its heads.
+        UserError: members unlike those in ``config.json`` of this version.
+        ValueError: more than one head, members that do not read the states' layers, or an ensemble with
+            another number of weights than heads.
     """
 
     joint: ClassVar[bool] = True
@@ -122,7 +122,7 @@ class StackedHead(ProbeHead):
         return Memory(head.begin(texts) for head in self._heads if head.causal)
 
     def advance(self, states: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
-        """Let these members go on, and the others score the next tokens by themselves."""
+        """Advance these members, and let the others score the next tokens by themselves."""
         before, after, each = iter(memory), [], []
         for number, head in enumerate(self._heads):
             if head.causal:
@@ -134,16 +134,16 @@ class StackedHead(ProbeHead):
         return self._stacked(each)[:, None], Memory(after)
 
     def _of_rows(self, number: int, x: Tensor) -> Tensor:
-        """Logits (n, heads, 2) of a member from states (n, L, d)."""
+        """Compute logits (n, heads, 2) of a member from states (n, L, d)."""
         head, own = self._heads[number], x[:, self._places[number]]
         return head.forward(own[:, None] if head.joint else own)
 
     def _stacked(self, each: Iterable[Tensor]) -> Tensor:
-        """Logits (.., 2) of the members' (.., heads, 2)."""
+        """Stack the members' logits (.., heads, 2) to logits (.., 2)."""
         scores = []
         for member, logits in zip(self.members, each, strict=True):
             rule, margins = member["ensemble"], logits[..., WRONG] - logits[..., CORRECT]
-            # As Ensemble of probers.bank.decision.
+            # Like Ensemble of probers.bank.decision.
             margins = torch.tanh(margins / 2) if rule["kind"] == "probabilities" else margins
             scores.append((margins * margins.new_tensor(rule["weights"])).sum(dim=-1) + rule["intercept"])
         standard = (torch.stack(scores, dim=-1) - self.mean[0]) / self.scale[0]
@@ -152,7 +152,7 @@ class StackedHead(ProbeHead):
 
 
 def _with_axis(head: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
-    """Give the members' tensors the axis of the one stack before that of their own heads."""
+    """Give the members' tensors the axis of the single stack before the axis of their own heads."""
     for name in _of_members(state, prefix):
         state[name] = state[name][None]
 

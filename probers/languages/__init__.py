@@ -1,4 +1,4 @@
-"""Languages by rules: a table for each, the language of a text, and its numbers and dates by value."""
+"""Languages by rules: a table for each, detection of the language, and numbers and dates by value."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LANGUAGES = {each.code: each for each in (ENGLISH, GERMAN, FRENCH, SPANISH, CHIN
 
 
 def language_named(code: str, option: str = "language") -> Language:
-    """The language of a code (UserError: one that is not supported)."""
+    """Return the language of a code (UserError: unsupported code)."""
     if code not in LANGUAGES:
         listed = ", ".join(f"{each.code} ({each.name})" for each in LANGUAGES.values())
         raise UserError(f"{option}={code} is not supported: choose {listed}", "unsupported")

@@ -1,4 +1,4 @@
-"""A language as one table: what sentences, numbers, dates, quotations and names look like in it."""
+"""A language as one table of its sentences, numbers, dates, quotations and names."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ LATIN_NAME = r"(?<![A-Za-z\d])(?P<name>\p{Lu}[\p{Latin}]*(?:[ -]\p{Lu}[\p{Latin}
 
 
 def words(listed: str) -> frozenset[str]:
-    """The words of a list with spaces between them."""
+    """Split a list at its spaces."""
     return frozenset(listed.split())
 
 
 def values(listed: str, first: int = 1, step: int = 1) -> dict[str, float]:
-    """Number words with their values, ascending from ``first``; variants of one stand with "|" between."""
+    """Map number words to values, ascending from ``first``; variants of one are separated by "|"."""
     return {
         word.replace("_", " "): first + step * place
         for place, group in enumerate(listed.split())
@@ -30,7 +30,7 @@ def values(listed: str, first: int = 1, step: int = 1) -> dict[str, float]:
 
 
 def units(listed: str) -> dict[str, str]:
-    """Words of units, "wort|worte:unit" with spaces between, with the English unit that each means."""
+    """Map words of units, "wort|worte:unit" separated by spaces, to their English unit."""
     pairs = (group.rsplit(":", 1) for group in listed.split())
     return {word.replace("_", " "): unit for group, unit in pairs for word in group.split("|")}
 
@@ -51,31 +51,31 @@ def borders(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Language:
-    """One language; what is left empty is not recognised in it.
+    """One language; empty fields are not recognised in it.
 
     Attributes:
-        code, name: as in "de" and "German".
-        function_words: frequent lower-case words that name nothing, by which a text's language is found.
-        borders: what ends a sentence.
+        code, name: such as "de" and "German".
+        function_words: frequent lower-case words that are no names; they identify a text's language.
+        borders: rules for the ends of sentences.
         spaced: words are written with spaces between them.
         works: opening and closing marks around titles of works; those of ``sure`` hold nothing else.
-        announced: regular expression of what stands before other marks that hold a title; "" is anything.
+        announced: regular expression of the words before other marks around a title; "" is anything.
         capitals: share of the content words of a title that begin with a capital.
         months: regular expressions of the twelve months.
         dates: regular expressions with the groups d, m, month, y, d2, m2, month2, y2, bc, century, decade and
             reign, and "{month}" for any month, "{n}" for a number of at most two digits.
         reigns: names of eras with the year before their first.
         decimal, thousands: characters within numerals.
-        numerals: number words below 1,000; ``scales`` those that multiply what stands before them.
-        joins: what may stand between two number words, and before a scale.
+        numerals: number words below 1,000; ``scales`` are those that multiply the number before them.
+        joins: words allowed between two number words, and before a scale.
         lone: number words that alone may mean something else.
         ordinals, ordinal: words of ordinal numbers, and the endings of those in digits.
         units: words of units, with the English unit that each means.
         names: regular expressions (of the module regex) with the group "name".
-        plain: words that are capitalised or quoted and no name.
-        places: words whose meaning as a place is certain.
+        plain: capitalised or quoted words that are no names.
+        places: words that certainly mean a place.
         articles: lower-case words that may stand before a name.
-        endings: what inflection adds to a word of a name.
+        endings: inflectional endings of the words of a name.
     """
 
     code: str
@@ -107,17 +107,17 @@ class Language:
 
     @property
     def english(self) -> bool:
-        """Whether the rules made for English are used, and none of this table."""
+        """Whether the rules for English are used instead of this table."""
         return self.code == "en"
 
     def is_function_word(self, word: str) -> bool:
         return word.lower().replace("’", "'") in self.function_words
 
     def tail(self, text: str) -> list[str]:
-        """The words of a text; of a script without spaces its characters."""
+        """Return the words of a text; in a script without spaces its characters."""
         return text.split() if self.spaced else [c for c in text if not c.isspace()]
 
 
 def either(listed: Iterable[str]) -> str:
-    """A regular expression of any of some words, longer ones first."""
+    """Build a regular expression for any of some words, longer ones first."""
     return "|".join(regex.escape(word) for word in sorted(listed, key=lambda word: (-len(word), word)))

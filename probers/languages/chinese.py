@@ -16,7 +16,7 @@ _PLACES = words(
     广东省 海南省 四川省 贵州省 云南省 陕西省 甘肃省 青海省 长江 長江 黄河 黃河 太平洋 大西洋 印度洋
     """,
 )
-#: Characters that foreign names are transcribed with.
+#: Characters used to transcribe foreign names.
 _SOUNDS = (
     "阿埃艾爱愛安昂奥奧巴白柏班邦保鲍鮑贝貝本比彼毕畢宾賓波伯博勃布查茨达達戴丹道德登迪蒂丁杜顿頓多恩尔爾法凡范菲费費芬佛弗福夫富盖蓋冈"
     "岡高戈格根古哈海汉漢豪赫黑亨华華霍基吉加贾賈简簡杰傑金卡凯凱坎康考科柯克肯孔库庫奎拉莱萊兰蘭朗劳勞勒雷里利莉丽麗连連列林琳龙龍隆卢盧鲁魯伦倫"

@@ -16,15 +16,15 @@ from .base import words
 
 log = logging.getLogger(__name__)
 
-#: Characters of a text that are looked at.
+#: Number of characters read of a text.
 _LOOK = 3000
-#: Words below which a text in Latin script tells nothing, and below which it is not called unknown.
+#: Least number of words in Latin script that tell a language, and least number to call it unknown.
 _FEW, _ENOUGH = 10, 40
 #: Share of function words of a known language; in running text it is .3 to .5.
 _LEAST = 0.18
-#: Share of the texts that must be in one language.
+#: Least share of the texts in one language.
 _MOST = 0.9
-#: Frequent words of other languages in Latin script, which are not to be taken for a supported one.
+#: Frequent words of other languages in Latin script, to tell them from supported ones.
 _OTHERS = """
     Italian: il lo la gli le di del della dei delle e è che un una per con non si sono in nel nella da dal
     come più anche al alla ha fu suo sua questo;
@@ -110,10 +110,10 @@ def _latin(text: str) -> str:
 
 
 def detect(texts: Iterable[str]) -> Language:
-    """The language of most texts, logged in one line; English where they are too short to tell.
+    """Find the language of most texts and log it; English if they are too short to tell.
 
     Raises:
-        UserError: they are in a language that is not supported, or in several.
+        UserError: a language that is not supported, or several languages.
     """
     found = Counter(map(language_in, texts))
     total, unsure = found.total(), found.pop("", 0)

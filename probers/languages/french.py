@@ -1,4 +1,4 @@
-"""French: names are the capitalised words inside a sentence, behind an elided article too ("l'Amazone")."""
+"""French: names are the capitalised words inside a sentence, also after an elided article ("l'Amazone")."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""German: nouns are capitalised too, so that only what is certainly a name counts as one."""
+"""German: nouns are capitalised too, so that only certain names count."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ _PLACES = words(
     鹿児島県 沖縄県 太平洋 大西洋 日本海 富士山 琵琶湖
     """,
 )
-#: Words in katakana, rows of which name nothing.
+#: Words in katakana that are no names even in rows.
 _COMMON = (
     "テレビ|ラジオ|ゲーム|スポーツ|サービス|システム|ホテル|レストラン|ビル|バス|トラック|"
     "コンピュータ|ソフトウェア|ハードウェア|データ"

@@ -1,4 +1,4 @@
-"""Numbers and dates of a text by value, as the table of its language writes them."""
+"""Numbers and dates of a text by value, by the table of its language."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import regex
 
 from .base import Language, either, words
 
-#: Forms that are the same, a character for a character.
+#: Equivalent forms, character by character.
 _NARROW = str.maketrans(
     {chr(0xFF10 + i): str(i) for i in range(10)} | {"％": "%", "．": ".", "－": "-", "−": "-"}
 )
@@ -34,7 +34,7 @@ _ROMAN = {"I": 1, "V": 5, "X": 10}
 
 
 class Value(NamedTuple):
-    """A number [start, end) of a text; ``value`` is NaN where it may be read in two ways."""
+    """A number [start, end) of a text; ``value`` is NaN if it has two readings."""
 
     start: int
     end: int
@@ -44,7 +44,7 @@ class Value(NamedTuple):
 
 
 class Moment(NamedTuple):
-    """A time [start, end) of a text, with kind and parts as of :class:`probers.equivalence.dates.Time`."""
+    """A time [start, end) of a text, with kind and parts as in :class:`probers.equivalence.dates.Time`."""
 
     start: int
     end: int
@@ -53,13 +53,13 @@ class Moment(NamedTuple):
 
     @property
     def is_year(self) -> bool:
-        """Whether it is a bare year, as "1998" and "1998年"."""
+        """Whether it is a bare year, such as "1998" and "1998年"."""
         bare = self.kind == "day" and self.parts[1:] == (None, None) and (self.parts[0] or 0) >= 1000
         return bare and self.end - self.start <= 5
 
 
 def find_moments(text: str, language: Language) -> Iterator[Moment]:
-    """Find dates, years, decades, centuries and stretches of years; of overlapping ones the first form's."""
+    """Find dates, years, decades, centuries and stretches of years; if some overlap, the first form wins."""
     text, taken = text.translate(_NARROW), bytearray(len(text))
     for pattern in _date_patterns(language):
         for match in pattern.finditer(text):
@@ -75,14 +75,14 @@ def _date_patterns(language: Language) -> list[regex.Pattern[str]]:
     month, reign = f"(?:{'|'.join(language.months)})", f"(?:{'|'.join(language.reigns) or '(?!)'})"
     followed = either({**language.units, **language.scales, **dict.fromkeys(_SYMBOLS)})
     year = rf"(?<![\w.,$€£#-])(?P<y>1\d{{3}}|20\d\d)(?![\d-])(?![.,]\d)(?!\s?(?:{followed})(?!\w))"
-    # "1990er" and "1998年" are other forms, and so is nothing that goes on.
+    # "1990er" and "1998年" are other forms; a year within a longer word is none.
     patterns = [
         *language.dates,
         _ISO,
         _YEARS,
         year + (r"(?!\w)" if language.spaced else r"(?![A-Za-z\p{Han}])"),
     ]
-    if not language.spaced:  # "1998 年", as some set it
+    if not language.spaced:  # "1998 年", a common spacing
         patterns = [re.sub("[年月世](?![\\]紀纪])", r"\\s?\g<0>", pattern) for pattern in patterns]
     flags = regex.IGNORECASE if language.code in ("fr", "es") else 0
     small = _SMALL[not language.spaced]
@@ -163,7 +163,7 @@ def _in_digits(text: str, language: Language) -> Iterator[Value]:
         whole, part = match["whole"], match["part"] or ""
         counted = match["unit"] or match["scale"] or match["money"]
         if match["ordinal"] and language.code == "de":
-            # "3." ends a sentence as well; behind an article it is an ordinal.
+            # "3." also ends a sentence; after an article it is an ordinal.
             before = text[: match.start()].split()[-1:]
             if (
                 part
@@ -182,14 +182,14 @@ def _in_digits(text: str, language: Language) -> Iterator[Value]:
 
 
 def _meant(unit: str, language: Language) -> str:
-    """The English unit that a unit or sign of money means, as written where it is none."""
+    """Return the English unit of a unit or sign of money, or the unit as written."""
     return language.units.get(unit) or _MONEY.get(unit, unit)
 
 
 def _digits(whole: str, part: str, language: Language) -> float:
     groups = re.split(f"[{re.escape(language.thousands)}]", whole)
     if len(part) == 4 and len(groups) == 1 and len(whole) <= 3 and part[0] == "," and whole != "0":
-        return math.nan  # 1,234 is 1.234; in Mexico, and where a model writes as in English, 1234
+        return math.nan  # 1,234 is 1.234, but 1234 in Mexico and in English habits of models
     return float("".join(groups) + part.replace(",", "."))
 
 
@@ -260,7 +260,7 @@ def _fits(current: float, value: float, *, und: bool) -> bool:
 
 
 def _han(written: str) -> float:
-    """The value of a numeral of digits and Chinese characters: "3億5000万", "三百二十", "二〇〇三"."""
+    """Return the value of a numeral of digits and Chinese characters: "3億5000万", "三百二十", "二〇〇三"."""
     total = section = current = 0.0
     row = 0
     for piece in re.findall(r"\d[\d,]*(?:\.\d+)?|.", written):
@@ -289,7 +289,7 @@ def _in_han(text: str, language: Language) -> Iterator[Value]:
         written, unit = match["number"], match["unit"] or ""
         digits, after = any(map(str.isascii, written)), text[match.end() : match.end() + 1]
         if not digits and not match["share"]:
-            # Of characters alone, what counts something or is long enough: 一方 and 万能 are words.
+            # Characters alone are numbers if they count something or are long: 一方 and 万能 are words.
             goes_on = regex.match(r"\p{Han}", after) is not None
             begun = (
                 match.start()

@@ -22,7 +22,7 @@ from ..options import Count, Name, NotNegative
 from ..types import RunError, UserError, first_line
 from .run import BUSY, DONE, REFUSED, Parts, PartsBar, count_begun, enter, logs, make_part
 
-_LOOK = 0.5  # seconds between two looks at the parts' progress
+_LOOK = 0.5  # seconds between two readings of the parts' progress
 _AGAIN = 2.0  # seconds before retrying a part that another process writes
 _PATIENCE = 10.0  # seconds for a cluster to answer
 _NO_IMPORT = "failed to import on the worker"  # Ray's words for a missing class
@@ -38,7 +38,7 @@ class Worker:
         self._folder, self._threads = folder, threads
 
     def hello(self) -> list[str]:
-        """Prepare the process; returns the package's version, machine and process, and a problem or ""."""
+        """Prepare the process; return the package's version, machine and process, and a problem or ""."""
         problem = ""
         try:
             enter(self._folder, self._threads)
@@ -70,12 +70,12 @@ class Ray:
     gpus_per_worker: NotNegative | None = None
     """GPUs of each worker, .5 lets two share one; null is 1 where the cluster has GPUs, else 0"""
     tries: Count = 3
-    """how often a part is begun whose worker was lost or failed"""
+    """number of attempts at a part whose worker was lost or failed"""
     merge: bool = True
     """false leaves the joining of the parts to probers-merge"""
 
     def make(self, command: str, typed: tuple[str, ...], out: str) -> Parts | None:
-        """Make the missing parts; returns all parts (RunError: one failed ``tries`` times)."""
+        """Make the missing parts; return all parts (RunError: one failed ``tries`` times)."""
         count = self.parts or count_begun(out)
         if count is not None and not Parts(command, typed, out, count).left:
             return Parts(command, typed, out, count)
@@ -120,7 +120,7 @@ class Ray:
             ray.shutdown()
 
     def _room(self, ray: Any) -> tuple[float, int]:
-        """GPUs of each worker, and how many workers there is room for."""
+        """Return the GPUs of each worker, and the number of workers that fit."""
         cpus, gpus = (float(ray.cluster_resources().get(kind, 0)) for kind in ("CPU", "GPU"))
         each = min(1.0, gpus) if self.gpus_per_worker is None else self.gpus_per_worker
         if each > gpus:
@@ -134,7 +134,7 @@ class Ray:
 
 
 def _check_address(address: str) -> None:
-    """Refuse an address where nothing listens (UserError); Ray itself takes minutes to find out."""
+    """Refuse an address where nothing listens (UserError); Ray itself needs minutes to find out."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if not colon:  # "auto"
         return

@@ -28,15 +28,15 @@ from ..commands.runs import listening, read_state
 from ..data.splits import PARTS, Partition
 from ..types import RunError, UserError
 
-#: Folder of the workers' files beside the parts; shells leave it out of ``parts/*``.
+#: Folder of the workers' files beside the parts; hidden from ``parts/*`` in shells.
 LOGS = ".launch"
 #: Outcomes of a part.
 DONE, BUSY, REFUSED, FAILED = "done", "busy", "refused", "failed"
-#: Commands with one progress bar, whose share is the part's.
+#: Commands with a single progress bar, which gives the share of the part.
 _ONE_BAR = ("datagen", "rag")
-_STATE_OFTEN = 1.0  # seconds between two states of a part
+_STATE_OFTEN = 1.0  # seconds between two writes of a part's progress
 _LOG_OFTEN = "10"  # seconds between two lines of a bar in a log
-_BAR_OFTEN, _BAR_SELDOM = 0.5, 30.0  # seconds between two pictures of the bar, on a terminal and in a file
+_BAR_OFTEN, _BAR_SELDOM = 0.5, 30.0  # seconds between two updates of the bar, on a terminal and in a file
 _FORMAT = "{desc}: {percentage:3.0f}%|{bar}| {n:.2f}/{total} parts [{elapsed}{postfix}]"
 
 log = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ class Parts:
         return [part for part in self.all if not self.finished(part)]
 
     def finished(self, part: Partition) -> bool:
-        """Test that a part is complete with the same options; the command judges one with others."""
+        """Tell whether a part is complete with the same options; the command judges one with others."""
         try:
             found = PartRun.read(part.folder(Path(self.out)))
         except UserError:
@@ -69,43 +69,43 @@ class Parts:
         return bool(found.state["complete"]) and plain_options(found.typed) == self.typed
 
     def log(self, part: Partition) -> Path:
-        """The file of a part's output."""
+        """Return the file of a part's output."""
         return logs(self.out) / f"{part.number}of{part.count}.log"
 
     def state(self, part: Partition) -> Path:
-        """The file of a part's progress."""
+        """Return the file of a part's progress."""
         return self.log(part).with_suffix(".json")
 
     def merge_command(self) -> str:
-        """The command line that merges the parts."""
+        """Return the command line that merges the parts."""
         return f"probers-merge {Path(self.out) / PARTS}/*"
 
     def merge(self) -> Any:
-        """Merge the finished parts, also while another driver does; returns the command's result."""
+        """Merge the finished parts, also while another driver does; return the command's result."""
         found = gather([part.folder(Path(self.out)) for part in self.all])
         return found.merge([*self.typed, f"out={quote(self.out)}", "wait=true"])
 
 
 def logs(out: str) -> Path:
-    """The folder of the workers' files beside the parts."""
+    """Return the folder of the workers' files beside the parts."""
     return Path(out) / PARTS / LOGS
 
 
 def plain_options(typed: Sequence[str]) -> tuple[str, ...]:
-    """Drop the options that name the part, the folder and the launcher."""
+    """Drop the options of the part, the folder and the launcher."""
     means = ("part", "out", "wait", "overwrite", "launch")
     return tuple(option for option in typed if key_of(option).partition(".")[0] not in means)
 
 
 def count_begun(out: str) -> int | None:
-    """Count the parts into which the run in a folder was split; None without one such split."""
+    """Count the parts of the split run in a folder; None unless there is exactly one split."""
     names = (path.name for path in (Path(out) / PARTS).glob("*of*"))
     counts = {int(found[1]) for name in names if (found := re.fullmatch(r"\d{1,6}of(\d{1,6})", name))}
     return counts.pop() if len(counts) == 1 else None
 
 
 def run(command: str, settings: Any) -> Any:
-    """Make the parts of a run and merge them; returns the command's result, None without waiting."""
+    """Make the parts of a run and merge them; return the command's result, None without waiting."""
     name = next(option.partition("=")[2] for option in settings.record["typed"] if key_of(option) == "launch")
     if settings.part is not None:
         raise UserError(f"launch={name} makes all parts: leave part={settings.part} out", "conflict")
@@ -131,7 +131,7 @@ def run(command: str, settings: Any) -> Any:
 
 
 def enter(folder: str, threads: int) -> None:
-    """Prepare a process that has not loaded torch yet: the driver's working folder, and so many threads."""
+    """Prepare a process that has not loaded torch yet: the driver's working folder, and number of threads."""
     os.environ["OMP_NUM_THREADS"] = str(threads)
     os.environ.setdefault("TQDM_MININTERVAL", _LOG_OFTEN)
     try:
@@ -143,7 +143,7 @@ def enter(folder: str, threads: int) -> None:
 
 
 def make_part(parts: Parts, part: Partition, *more: str) -> tuple[str, str]:
-    """Make one part with ``more`` options, its output in its log; returns outcome and a sentence on it."""
+    """Make one part with ``more`` options, and its output in its log; return outcome and a sentence on it."""
     file = parts.log(part)
     file.parent.mkdir(parents=True, exist_ok=True)
     typed = [*parts.typed, f"out={quote(parts.out)}", f"part={part}", *more]
@@ -173,7 +173,7 @@ def make_part(parts: Parts, part: Partition, *more: str) -> tuple[str, str]:
 
 
 class _State:
-    """Writes the progress of a part into a file beside its log, at most every second."""
+    """Writer of a part's progress to a file beside its log, at most every second."""
 
     def __init__(self, parts: Parts, part: Partition) -> None:
         self._file = parts.state(part)
@@ -193,7 +193,7 @@ class _State:
 
 
 def read_progress(file: Path) -> Any:
-    """Read the progress of a part; zeros before its first state."""
+    """Read the progress of a part; zeros before the first."""
     try:
         return json.loads(file.read_text())
     except (OSError, ValueError):
@@ -225,7 +225,7 @@ class PartsBar:
         reached, unit = 0.0, ""
         for part in self._left:
             state = read_progress(self._parts.state(part))
-            # A part begun again counts from 0, and its repeated work counts too.
+            # A restarted part counts from 0, and its repeated work counts too.
             self._made += max(0, state["done"] - self._done[part])
             self._done[part] = state["done"]
             reached, unit = reached + min(1.0, state["share"]), state["unit"] or unit

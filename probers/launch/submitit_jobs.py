@@ -18,7 +18,7 @@ from ..options import Count, Natural
 from ..types import RunError, UserError, first_line
 from .run import DONE, REFUSED, Parts, PartsBar, enter, logs, make_part
 
-_LOOK = 1.0  # seconds between two looks at the parts' progress
+_LOOK = 1.0  # seconds between two readings of the parts' progress
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class Submitit:
     cluster: Literal["slurm", "local"] = "slurm"
     """slurm, or local: processes of this machine, all parts at once"""
     workers: Count | None = None
-    """most tasks that run at a time; null is as many as Slurm allows"""
+    """largest number of concurrent tasks; null is as many as Slurm allows"""
     cpus_per_worker: Count = 1
     """cores and threads of each task"""
     gpus_per_worker: Natural = 0
@@ -65,14 +65,14 @@ class Submitit:
     slurm: Mapping[str, Any] | None = None
     """further options of sbatch, as {partition: gpu, account: mine, mem: 32GB}"""
     tries: Count = 3
-    """how often a part is begun whose task was lost or failed"""
+    """number of attempts at a part whose task was lost or failed"""
     wait: bool = True
     """false returns once the array is queued, and leaves the joining to probers-merge"""
     merge: bool = True
     """false leaves the joining of the parts to probers-merge"""
 
     def make(self, command: str, typed: tuple[str, ...], out: str) -> Parts | None:
-        """Make the missing parts; returns all parts, or None with ``wait=false``."""
+        """Make the missing parts; return all parts, or None with ``wait=false``."""
         parts = Parts(command, typed, out, self.parts)
         told: dict[Partition, str] = {}
         for turn in range(self.tries):
@@ -119,7 +119,7 @@ class Submitit:
             raise UserError(f"launch.cluster={self.cluster}: {first_line(error)}", "worker") from error
 
     def _watch(self, parts: Parts, jobs: Mapping[Partition, Any]) -> dict[Partition, str]:
-        """Wait for the tasks; returns a sentence about each that was lost or failed."""
+        """Wait for the tasks; return a sentence about each that was lost or failed."""
         running, told = dict(jobs), {}
         with PartsBar(parts, jobs) as bar:
             try:
@@ -143,7 +143,7 @@ class Submitit:
 
 
 def _asks_for_gpus(slurm: Mapping[str, Any]) -> bool:
-    named = ("gres", "additional_parameters")  # whose values say what they ask for
+    named = ("gres", "additional_parameters")  # options whose values name GPUs
     return any("gpu" in key or (key in named and "gpu" in str(value)) for key, value in slurm.items())
 
 

@@ -1,1 +1,1 @@
-"""Scores of texts while they are written: by our engines, and by other people's loops."""
+"""Scores of texts while they are written, by this package's engines or by other loops."""

@@ -1,8 +1,8 @@
-"""Scores of texts that grow side by side, of a prober that pools every sentence by itself.
+"""Scores of texts that grow side by side, by a prober that pools every sentence separately.
 
-A token's score is that of its sentence up to it. That a sentence has begun may be known some tokens later;
-the tokens since its beginning are then scored again. The score of a sentence's last token is therefore the
-one that :func:`.text_scores` gives it in the whole text.
+A token's score is that of its sentence up to it. The start of a sentence may become certain some tokens
+later; the tokens since its start are then scored again. So the score of a sentence's last token equals
+that of :func:`.text_scores` in the whole text.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _Text:
 
 
 class GrowingSentences:
-    """:class:`.GrowingScores` of a prober of pooled sentences (UserError: another one)."""
+    """:class:`.GrowingScores` for a prober of pooled sentences (UserError: another prober)."""
 
     def __init__(self, bank: Prober) -> None:
         self._scores = GrowingScores(bank, sentences=True)
@@ -49,9 +49,9 @@ class GrowingSentences:
         self, keys: Sequence[Hashable], states: Tensor, written: Sequence[tuple[str, Sequence[int]]],
         names: Sequence[str] = (),
     ) -> list[float | RunError]:  # fmt: skip
-        """Take one more token of some texts, as :meth:`.GrowingScores.add_each`; their newest scores.
+        """Take one more token of some texts, like :meth:`.GrowingScores.add_each`; return the newest scores.
 
-        ``written`` are the texts up to and with that token, and the characters after each of their tokens.
+        ``written`` has the texts up to that token, and the number of characters after each of their tokens.
         """
         for key, (text, ends) in zip(keys, written, strict=True):
             self._find_begin(key, self._texts.setdefault(key, _Text()), text, ends)
@@ -63,7 +63,7 @@ class GrowingSentences:
         return found
 
     def _find_begin(self, key: Hashable, known: _Text, text: str, ends: Sequence[int]) -> None:
-        """Find the sentence of the newest token; where it is another one, score its earlier tokens again."""
+        """Find the sentence of the newest token; if it changed, score its earlier tokens again."""
         newest = len(known.scores)
         start = ends[known.before - 1] if known.before else 0
         sentences = split_sentences(text[start : ends[newest]], self._borders)
@@ -73,7 +73,7 @@ class GrowingSentences:
             return
         self._scores.forget(key)
         del known.scores[begin:], known.distances[begin:]
-        if begin > known.begin:  # else what seemed to be a beginning was none
+        if begin > known.begin:  # else the apparent start was none
             del known.states[: known.begin - known.before]
             known.before = known.begin
         known.begin = begin
@@ -89,11 +89,11 @@ class GrowingSentences:
             known.distances.append(far[-1])
 
     def scores(self, key: Hashable) -> list[float]:
-        """Scores of all tokens of a text so far."""
+        """Return scores of all tokens of a text so far."""
         return self._texts[key].scores
 
     def distances(self, key: Hashable) -> list[float] | None:
-        """Distances of all tokens of a text from the prober's domain; None without a domain."""
+        """Return distances of all tokens of a text from the prober's domain; None without a domain."""
         return None if self._scores.distances(key) is None else self._texts[key].distances
 
     def forget(self, key: Hashable) -> None:

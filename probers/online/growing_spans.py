@@ -1,11 +1,11 @@
-"""Spans of a text that grows: which are above a threshold, and how much may be shown before that is known.
+"""Spans of a growing text above a threshold, and the text that may be shown before they are known.
 
-Whoever stops a text at the beginning of a span must not have shown any of it. Where an entity or a sentence
-ends, only later words say ("New York" may become "New York Times"), so a span is judged once three more words
-are whole, and text is shown up to where a span that is not judged yet may begin. In 250 answers of SmolLM2
-with random scores, entities and sentences judged so ended the same answers at the same places as those of the
-whole answer did; of the text 22 characters were held back for entities, and 78 for sentences. What only the
-whole text shows is judged at its end.
+A server that stops a text at the beginning of a span must not have shown any of it. Only later words tell
+where an entity or a sentence ends ("New York" may become "New York Times"), so a span is judged once three
+more words are whole, and text is shown up to the first possible unjudged span. In 250 answers of SmolLM2
+with random scores, this rule ended the same answers at the same places as judging the whole answer, for
+entities and for sentences; it held back 22 characters of the text for entities, and 78 for sentences. Spans
+that only the whole text reveals are judged at its end.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from typing import Protocol
 
 from ..text import split_sentences
 
-#: Whole words after a span by which it is certain.
+#: Whole words after a span that make it certain.
 _AHEAD = 3
-#: Sentences that are read anew with every word, up to the one being written: the recogniser would need
-#: seconds for a long text.
+#: Number of last sentences that are read again with every word, the one being written included: the
+#: recogniser would need seconds for a long text.
 _SENTENCES = 3
-#: Characters before them by which the recogniser knows whether a sentence begins.
+#: Characters before them from which the recogniser knows whether a sentence begins.
 _CONTEXT = 500
 #: Chinese and Japanese characters are words of their own.
 _CHARACTERS = r"\u3001-\u30ff\u3400-\u9fff\uff01-\uff60"
 _WHOLE_WORDS = re.compile(rf".*[\s,;:!?)\]”\"{_CHARACTERS}]", re.DOTALL)
 _WORD = re.compile(rf"[{_CHARACTERS}]|[^\s{_CHARACTERS}]+")
-#: An opening quotation mark whose end is not there yet: what it quotes may be a title.
+#: An opening quotation mark without its end yet: the quotation may be a title.
 _OPEN_QUOTE = re.compile(r"[“\"](?=[^\s“”\",.;:!?)][^“”\"\n]{0,120}$)")
 
 
@@ -54,31 +54,31 @@ class Judge(Protocol):
 
 
 def whole_words(text: str) -> str:
-    """A growing text up to the end of its last whole word."""
+    """Return a growing text up to the end of its last whole word."""
     found = _WHOLE_WORDS.match(text)
     return found.group() if found else ""
 
 
 class GrowingSpans:
-    """Judges the spans of one text behind ``prompt`` while it grows.
+    """Judge of the spans of one text after ``prompt`` while it grows.
 
     Attributes:
         high: the first span above the threshold of ``assess``; None so far.
-        sure: characters that may be shown. No span that is still to be judged begins before them.
+        sure: number of characters that may be shown. No unjudged span begins before them.
     """
 
     def __init__(self, assess: Judge, prompt: str) -> None:
         self._assess, self._prompt = assess, prompt[-_CONTEXT:]
-        self._start = self._end = 0  # what was read last: characters, or tokens where these are judged
+        self._start = self._end = 0  # end of the last reading: characters, or tokens where these are judged
         self.high: ScoredSpan | None = None
         self.sure = 0
 
     def read(
         self, text: str, offsets: Sequence[tuple[int, int]], scores: Sequence[float], *, over: bool = False
     ) -> None:
-        """Judge the text so far, all of it where it is ``over``.
+        """Judge the text so far, or all of it if it is ``over``.
 
-        ``offsets`` are [start, end) of its n tokens, characters, and ``scores`` (n,) theirs.
+        ``offsets`` are [start, end) of its n tokens in characters, and ``scores`` (n,) are theirs.
         """
         if self.high is not None:
             return

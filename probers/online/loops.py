@@ -1,18 +1,18 @@
 """Tokens and states read from someone else's generation loop.
 
-Hooks listen to a plain transformers model. They never change, delay or break off a generation; a loop that
-cannot be followed leaves its problem on the batch, for whoever asks for a score.
+Hooks listen to a plain transformers model. They never change, delay or break off a generation. An
+unsupported loop leaves its problem on the batch, which is raised when a score is requested.
 
-- A token's states are read in its own pass; a prompt's are not, nor is the last generated token, which is
-  not forwarded (:meth:`probers.online.watch.Scores.finish` does). A pass without earlier keys and values
-  begins a new text.
+- A token's states are read in its own pass. Those of a prompt are not read, nor those of the last generated
+  token, which is not forwarded (:meth:`probers.online.watch.Scores.finish` does it). A pass without earlier
+  keys and values begins a new text.
 - A row that has ended is still fed until all rows have. End-of-sequence and padding tokens do not count,
   nor does anything after an end of sequence. Their ids come from model.generation_config, and from the
   tokenizer where one is given.
 - Beam search, assisted decoding, chunked prefill, a cache filled beforehand, a static cache and
-  ``use_cache=False`` are refused when a score is asked for. A prompt prefilled in two chunks, the second
+  ``use_cache=False`` are refused when a score is requested. A prompt prefilled in two chunks, the second
   of one token, looks like decoding: only the stopping criterion notices it.
-- Heads that pool a span's tokens themselves need all of its states, which are not kept: refused.
+- Heads that pool a span's tokens themselves are refused: they need all its states, which are not kept.
 """
 
 from __future__ import annotations
@@ -51,19 +51,19 @@ _STATIC = (
 )
 _NO_CACHE = "passes without keys and values cannot be followed: call generate with use_cache=True"
 
-#: Tokens whose vectors wait until the heads run on all of them at once: one at a time the heads' weights
-#: would be read for every token, all at the end a long text's vectors would fill the memory.
+#: Number of tokens whose vectors wait for a common run of the heads. With single tokens the heads' weights
+#: would be read for every token; all at the end, a long text's vectors would fill the memory.
 _BLOCK = 32
 
 
 class WatchedBatch:
     """Forwarded tokens of one batch's rows, and their scores.
 
-    ``per`` scores the "sequence" so far after each token, or the "token" alone. ``special`` are ids that end
+    ``per`` scores the "sequence" so far after each token, or the "token" alone. ``special`` has ids that end
     a row, and ids that are not part of it; ``length`` counts positions before the first generated token.
 
     Attributes:
-        prompt: ids (rows, columns) of the prompt in what ``generate`` returns; no columns for embeddings.
+        prompt: ids (rows, columns) of the prompt in the result of ``generate``; no columns for embeddings.
         tokens: (rows,) ids of each pass after the first.
         predicting: the heads read the state before a token, beginning with the prompt's last.
         stopped: (rows,) rows that a caller has stopped; none of their further tokens count.
@@ -80,11 +80,11 @@ class WatchedBatch:
         self._bank, self._per, self._length = bank, per, length
         self.eos, self._special = special[0], torch.cat(special)
         self.stopped, self._ended = (torch.zeros(rows, dtype=torch.bool) for _ in range(2))
-        self._lives: list[Tensor] = []  # (rows,) of every token, whether it counts
+        self._lives: list[Tensor] = []  # (rows,) of every token: whether it counts
         self._newest: list[int] = []  # rows whose last token counts
         self._added = self._asked = 0
         self._vectors, self._heads = GrowingVectors(bank.spec.pool), GrowingHeads(bank)
-        self._waiting: list[tuple[list[int], Tensor, Tensor]] = []  # of a token: live rows, vectors, finite
+        self._waiting: list[tuple[list[int], Tensor, Tensor]] = []  # per token: live rows, vectors, finite
         self._scores: list[list[float]] = [[] for _ in range(rows)]
         self._mask: Tensor | None = None
         self._positions: Tensor | None = None
@@ -99,13 +99,13 @@ class WatchedBatch:
         return same and (rows, length, past) == (self.rows, 1, self._length + len(self.tokens))
 
     def passed(self, cache: Any, given: dict[str, Any]) -> None:
-        """Record a pass: its inputs, and the keys and values that the next pass must come with."""
+        """Record a pass: its inputs, and the keys and values that the next pass must have."""
         keys = _first_keys(cache)
         self._keys = None if keys is None else weakref.ref(keys)
         self._mask, self._positions = given.get("attention_mask"), given.get("position_ids")
 
     def lengths(self, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """(rows,) tokens of the prompts without padding, and tokens forwarded after them."""
+        """Return (rows,) tokens of the prompts without padding, and tokens forwarded after them."""
         written = len(self.tokens) + bool(self._added) if self.predicting else len(self.tokens) + 1
         prompts = torch.full((self.rows,), self._length)
         if mask is not None and mask.dim() == 2:
@@ -127,7 +127,7 @@ class WatchedBatch:
             self._ended = self._ended.to(tokens.device) | torch.isin(tokens, self.eos.to(tokens.device))
             self._lives.append(live)
             self.tokens.append(tokens)
-        # One copy to the host for each token: to take rows by a mask would be three.
+        # One copy to the host for each token: selecting rows by a mask would take three.
         rows = [row for row, counts in enumerate(live.tolist()) if counts]
         if len(rows) < self.rows:
             states = states[torch.tensor(rows, dtype=torch.long, device=states.device)]
@@ -141,7 +141,7 @@ class WatchedBatch:
             self._score_waiting()
 
     def _score_waiting(self) -> None:
-        """Score the waiting tokens; what is wrong with one becomes the batch's problem."""
+        """Score the waiting tokens; an error of one becomes the batch's problem."""
         if not self._waiting or self.problem is not None:
             return
         rows, vectors, finite = zip(*self._waiting, strict=True)
@@ -171,7 +171,7 @@ class WatchedBatch:
             before.append(score)
 
     def scores(self) -> list[list[float]]:
-        """Scores of each row, after each token that counts (and its prompt when ``predicting``)."""
+        """Return the scores of each row after each token that counts (and its prompt if ``predicting``)."""
         self._score_waiting()
         if self.problem is not None:
             raise self.problem
@@ -192,7 +192,7 @@ class WatchedBatch:
             self.stopped[row] = self._scores[row][-1] > threshold
 
     def written(self, row: int) -> list[int]:
-        """Ids of a row's tokens that count."""
+        """Return ids of a row's tokens that count."""
         if not self.tokens:
             return []
         own = (torch.stack([each[row] for each in steps]).tolist() for steps in (self.tokens, self._lives))
@@ -222,7 +222,7 @@ class WatchedBatch:
 class GenerationWatcher(ExitStack):
     """Listener on a model's passes, with the newest :class:`WatchedBatch`; None before the first pass.
 
-    Hooks are on the model while it is entered. With ``keep_cache`` keys and values of the last pass are kept,
+    The model has hooks while it is entered. With ``keep_cache`` keys and values of the last pass are kept,
     so that one more token can be forwarded. Heads that cannot follow a text, or another model than theirs,
     are refused (UserError).
     """
@@ -232,7 +232,7 @@ class GenerationWatcher(ExitStack):
     ) -> None:
         super().__init__()
         check_growing(bank)
-        # Depth and width are always compared, the weights where the model knows where it is from.
+        # Depth and width are always compared, the weights only if the model knows its origin.
         name = str(getattr(model, "name_or_path", "") or "")
         width, dtype = int(model.config.get_text_config().hidden_size), str(model.dtype)
         bank.check_model(ModelSpec(
@@ -302,12 +302,12 @@ class GenerationWatcher(ExitStack):
 
 
 def _cache_of(values: Mapping[str, Any]) -> Any:
-    """The cache among a pass's arguments or outputs; its name has changed with transformers 5.24."""
+    """Find the cache among a pass's arguments or outputs; its name changed with transformers 5.24."""
     return values.get("cache", values.get("past_key_values"))
 
 
 def _first_keys(cache: Any) -> Tensor | None:
-    """The first layer's keys, where they stay the same tensor; beam search and the like replace it."""
+    """Return the first layer's keys, if they stay the same tensor; beam search and the like replace it."""
     if cache is None or getattr(cache, "offloading", False):
         return None
     for layer in getattr(cache, "layers", ()):
@@ -318,10 +318,10 @@ def _first_keys(cache: Any) -> Tensor | None:
 
 
 def _copied(cache: Any) -> Any:
-    """A cache that can be extended while ``cache`` stays as it is."""
+    """Copy a cache so that the copy can be extended while ``cache`` stays unchanged."""
     layers = getattr(cache, "layers", None)
     if layers and all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers):
-        # These put new tensors in the place of the old ones, which can therefore be shared.
+        # These replace the old tensors by new ones, so the old ones can be shared.
         twin = copy.copy(cache)
         twin.layers = [copy.copy(layer) for layer in layers]
         return twin
@@ -329,7 +329,7 @@ def _copied(cache: Any) -> Any:
 
 
 def _ids(model: Any, tokenizer: Any, name: str) -> Tensor:
-    """The ids that model and tokenizer (may be None) have under ``name``."""
+    """Collect the ids that model and tokenizer (may be None) have under ``name``."""
     found: set[int] = set()
     for owner in (getattr(model, "generation_config", None) or model.config, tokenizer):
         ids = getattr(owner, name, None)

@@ -2,7 +2,7 @@
 
 Heads of single tokens (``pool=tokens``) score each token, heads of the state before a token
 (``predicting``) score what would begin with it, and heads of pooled states score the text so far. A text's
-pooled state is a running sum, and sequence heads keep what their next token can see, so that beside this only
+pooled state is a running sum, and sequence heads keep what their next token can see. Besides this only
 the score and the distance of each token are kept.
 """
 
@@ -32,17 +32,17 @@ from ..store.spec import FeatureSpec, ModelSpec
 from ..thinking import PARTS
 from ..types import Needs, Pool, RunError, UserError
 
-#: Ways to make the score of a span of the scores of its tokens.
+#: Ways to make the score of a span from the scores of its tokens.
 Aggregate = Literal["max", "mean", "last"]
 AGGREGATES: tuple[str, ...] = get_args(Aggregate)
 
 
-#: Positions that are several pieces of a text, each pooled by itself.
+#: Positions that are several pieces of a text, each pooled separately.
 PIECES = ("span", "sentence", "claim")
 
 
 class Prober(Protocol):
-    """The part of :class:`probers.bank.bank.ProbeBank` that this room uses."""
+    """The part of :class:`probers.bank.bank.ProbeBank` that this package uses."""
 
     @property
     def spec(self) -> FeatureSpec: ...
@@ -63,7 +63,7 @@ class Prober(Protocol):
 
 
 def pools_sentences(bank: Prober) -> bool:
-    """Tell whether a prober pools every sentence of a text by itself."""
+    """Tell whether a prober pools every sentence of a text separately."""
     return bank.spec.pool not in PER_TOKEN and bank.spec.position == "sentence"
 
 
@@ -71,7 +71,7 @@ def check_growing(bank: Prober, *, whole: bool = False, sentences: bool = False)
     """Refuse heads that cannot score a text token by token (UserError).
 
     Heads that pool spans, claims or sentences need to know where these begin: they score ``whole`` texts, or
-    growing ones whose ``sentences`` are known. Heads of the prompt's last state know nothing of a text.
+    growing ones whose ``sentences`` are known. Heads of the prompt's last state know nothing about a text.
     """
     spec = bank.spec
     if spec.pool == "prompt":
@@ -103,14 +103,14 @@ def check_growing(bank: Prober, *, whole: bool = False, sentences: bool = False)
 
 
 class GrowingVectors:
-    """Vectors that heads score of texts that grow side by side: pooled so far, or of the newest token."""
+    """Vectors of texts that grow side by side, as heads score them: pooled so far, or of the newest token."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self._pools: dict[Hashable, tuple[StreamingPool, int]] = {}
 
     def add(self, keys: Sequence[Hashable], vectors: Tensor) -> Tensor:
-        """Take one more token of some texts, (texts, heads, width); the vector of each text after it."""
+        """Take one more token of some texts, (texts, heads, width); return each text's vector after it."""
         if self._pool in PER_TOKEN or not len(vectors):
             return vectors
         so_far = []
@@ -126,14 +126,14 @@ class GrowingVectors:
 
 
 class GrowingHeads:
-    """Scores of vectors of texts that grow side by side; sequence heads remember each text's last tokens."""
+    """Heads over vectors of texts that grow side by side; sequence heads remember each text's last tokens."""
 
     def __init__(self, bank: Prober) -> None:
         self._bank = bank
         self._memories: dict[Hashable, Memory] = {}
 
     def add(self, keys: Sequence[Hashable], vectors: Tensor) -> list[float]:
-        """Scores (texts,) of the newest vectors (texts, heads, width), rounded as they are stored."""
+        """Score the newest vectors (texts, heads, width), rounded as in a store; return (texts,)."""
         vectors = as_stored(vectors, self._bank.spec.dtype)
         if not self._bank.head.causal:
             return self._bank.score(vectors).tolist()
@@ -153,8 +153,8 @@ class GrowingHeads:
 class GrowingScores:
     """Scores of the newest tokens of texts that grow side by side, each under its own key.
 
-    ``before`` says that heads read the state before a token; a text's first is then the prompt's last. Heads
-    that pool a span's tokens themselves are refused (UserError). With ``sentences`` a text is a sentence.
+    ``before`` means that heads read the state before a token; a text's first is then the prompt's last. Heads
+    that pool a span's tokens themselves are refused (UserError). With ``sentences`` each text is a sentence.
     """
 
     def __init__(self, bank: Prober, *, sentences: bool = False) -> None:
@@ -167,11 +167,11 @@ class GrowingScores:
     def add_each(
         self, keys: Sequence[Hashable], states: Tensor, names: Sequence[str] = ()
     ) -> list[float | RunError]:
-        """Take one more token of some texts, each under its key; the score of each text after it.
+        """Take one more token of some texts, each under its key; return the score of each text after it.
 
-        ``states`` (texts, layers read, d) are of the token, or of the position before it for heads of that.
-        A state that is not finite, also in the prober's number format, is not pooled and has an error for a
-        score; ``names`` are the texts' in their errors.
+        ``states`` (texts, layers read, d) belong to the token or, for heads of that, the position before it.
+        A state that is not finite, also in the prober's number format, is not pooled; its score is an error;
+        ``names`` name the texts in these errors.
         """
         feature = self._bank.spec.feature
         stored = as_stored(token_vectors(states, feature.pool), self._bank.spec.dtype)
@@ -195,7 +195,7 @@ class GrowingScores:
         return found
 
     def distances(self, key: Hashable) -> list[float] | None:
-        """Distance of each token of a text so far from the prober's domain; None without a domain."""
+        """Return the distance of each token of a text so far from the prober's domain; None without one."""
         return None if self._bank.domain is None else self._distances.get(key, [])
 
     def forget(self, key: Hashable) -> None:
@@ -206,22 +206,22 @@ class GrowingScores:
 
 
 def distances_of(bank: Prober, vectors: Tensor) -> list[float] | None:
-    """Distances (n,) of vectors (n, heads, width) from the prober's domain; None without one."""
+    """Compute distances (n,) of vectors (n, heads, width) from the prober's domain; None without one."""
     return None if bank.domain is None else bank.domain(as_stored(vectors, bank.spec.dtype)).tolist()
 
 
 def text_needs(bank: Prober) -> Needs:
-    """The features of a text to record for :func:`text_scores`."""
+    """Return the features of a text to record for :func:`text_scores`."""
     return Needs((replace(bank.spec.feature, pool=token_pool(bank.spec.pool)),))
 
 
 def text_scores(
     bank: Prober, vectors: np.ndarray, pieces: Sequence[Sequence[int]] | None = None
 ) -> tuple[list[float | None], list[float | None] | None]:
-    """Scores (n,) and distances (n,) of a whole text from vectors (n, heads, width) of :func:`text_needs`.
+    """Compute scores (n,) and distances (n,) of a text from vectors (n, heads, width) of :func:`text_needs`.
 
-    Pooled heads pool each of the ``pieces``, tokens in order, alone, and tokens of none have no score; None
-    is one piece of all tokens.
+    Pooled heads pool each of the ``pieces``, tokens in order, separately, and tokens outside have no score;
+    None is one piece of all tokens.
     """
     check_growing(bank, whole=True)
     growing, tokens = GrowingVectors(bank.spec.pool), torch.from_numpy(vectors)
@@ -239,13 +239,13 @@ def text_scores(
 
 
 def check_aggregate(how: str) -> None:
-    """Refuse an unknown way to make a span's score of its tokens' scores (UserError)."""
+    """Refuse an unknown way to make a span's score from its tokens' scores (UserError)."""
     if how not in AGGREGATES:
         raise UserError(f"aggregate={how} is not one of {', '.join(AGGREGATES)}", code="unknown-choice")
 
 
 def check_spans(spans: Any, tokens: int) -> np.ndarray:
-    """Spans as an array (n, 2), each within ``tokens`` and not empty (ValueError otherwise)."""
+    """Return spans as an array (n, 2), each within ``tokens`` and not empty (else ValueError)."""
     bounds = np.asarray(spans, dtype=np.int64).reshape(-1, 2)
     odd = np.flatnonzero((bounds[:, 0] < 0) | (bounds[:, 0] >= bounds[:, 1]) | (bounds[:, 1] > tokens))
     if len(odd):
@@ -255,7 +255,7 @@ def check_spans(spans: Any, tokens: int) -> np.ndarray:
 
 
 def aggregate(values: np.ndarray, spans: Any, how: Aggregate) -> np.ndarray:
-    """Values of spans, (n, ...) float64, from ``values`` (t, ...) of tokens; ``spans`` as of check_spans."""
+    """Compute values of spans, (n, ...) float64, from ``values`` (t, ...) of tokens."""
     check_aggregate(how)
     values, bounds = np.asarray(values, dtype=np.float64), check_spans(spans, len(values))
     if how == "last":
@@ -267,7 +267,7 @@ def aggregate(values: np.ndarray, spans: Any, how: Aggregate) -> np.ndarray:
 
 
 def extend(before: float, tokens: int, score: float, how: Aggregate) -> float:
-    """The value of a span of ``tokens`` that grows by one: ``aggregate`` without keeping the tokens."""
+    """Extend a span of ``tokens`` by one and return its value: ``aggregate`` without keeping the tokens."""
     if not tokens or how == "last":
         return score
     return max(before, score) if how == "max" else before + (score - before) / (tokens + 1)

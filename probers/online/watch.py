@@ -1,9 +1,9 @@
-"""Scores while ``model.generate`` of transformers runs, and a stopping criterion made of them.
+"""Scores while ``model.generate`` of transformers runs, and a stopping criterion that uses them.
 
-:mod:`probers.online.loops` says which loops can be followed. Heads of ``pool=predicting`` score the state
-from which a token is about to be written: how likely an entity beginning with it would be wrong, which says
-nothing of any other token, nor whether one will begin there. Once its first word is whole, an entity is known
-to have begun; where it ends, and whether an apparent entity begins elsewhere, later words may show.
+:mod:`probers.online.loops` lists the supported loops. Heads of ``pool=predicting`` score the state that
+writes the next token: how likely an entity beginning with it would be wrong. They tell nothing about other
+tokens, nor whether an entity begins there. The start of an entity is certain once its first word is whole;
+only later words tell where it ends, and whether an apparent entity begins elsewhere.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ class Scores(AbstractContextManager["Scores"]):
     def tokens(self) -> list[np.ndarray]:
         """Scores of each row (n,) float64, one for each generated token that was read.
 
-        With ``per="sequence"`` a score covers all tokens up to its own, pooled as the prober's training
-        features were, or joined by the prober's ``aggregate``; with ``per="token"`` its own states. Heads of
-        ``pool=predicting`` give (n + 1,) scores, from before the first token to before the one to come. Each
-        says how likely an entity that begins there is wrong (``bank.probability`` of it), and nothing where
-        none begins: :attr:`entities`. UserError where nothing was generated, or by a loop that cannot be
-        followed; RunError for NaN or infinite states.
+        With ``per="sequence"`` a score covers all tokens up to its own, pooled as in the prober's training,
+        or joined by the prober's ``aggregate``; with ``per="token"`` its own states. Heads of
+        ``pool=predicting`` give (n + 1,) scores, from before the first token to before the next one. Each
+        tells how likely an entity that begins there is wrong (``bank.probability`` of it), and nothing if
+        none begins: see :attr:`entities`. UserError if nothing was generated, or by an unsupported loop;
+        RunError for NaN or infinite states.
         """
         return [np.array(row, dtype=np.float64) for row in self._batch().scores()]
 
@@ -85,8 +85,8 @@ class Scores(AbstractContextManager["Scores"]):
     def entities(self) -> list[list[WrittenEntity]]:
         """Entities of each row's text so far, each with the score of the state before it.
 
-        They are found by the recogniser that made the prober's labels; those that begin a sentence are left
-        out, as there. The last word, and what a further word would change, show once more was read.
+        They are found by the recogniser that made the prober's labels, which leaves out those that begin a
+        sentence. The last word, and anything a further word would change, appear once more was read.
         UserError also for heads that do not read the state before an entity, and without a tokenizer.
         """
         batch, (tokenizer, recognise) = self._batch(), _finding(self._watcher)
@@ -102,8 +102,8 @@ class Scores(AbstractContextManager["Scores"]):
     def finish(self, sequences: Any) -> None:
         """Forward and read each row's last token as well; call it inside the block.
 
-        Takes what ``generate`` returned: ids (batch, length), or its output object; UserError for others, and
-        outside the block. ``per="sequence"`` then gives the scores of whole texts, equal to those of
+        It takes the result of ``generate``: ids (batch, length), or its output object; UserError for others,
+        and outside the block. ``per="sequence"`` then gives the scores of whole texts, equal to those of
         :meth:`.CausalLM.generate`'s records. It costs one pass of one token per row on a copy of the keys and
         values. A second call does nothing.
         """
@@ -134,8 +134,8 @@ class Scores(AbstractContextManager["Scores"]):
 class StopOnScore(StoppingCriteria):
     """Stopping criterion that ends a row above a threshold: :meth:`.ProbeBank.stopping_criteria`.
 
-    The hooks are on the model until the object is collected or :meth:`close` is called. With ``assess`` a row
-    ends at the first of its units above the threshold, as the server's ``on_high=stop``. With heads of
+    The model has hooks until the object is collected or :meth:`close` is called. With ``assess`` a row
+    ends at the first of its units above the threshold, like the server's ``on_high=stop``. With heads of
     ``pool=predicting`` a row ends as soon as an entity has begun whose score was above the threshold; the
     text to keep ends before it, see :attr:`entities`.
     """
@@ -155,13 +155,13 @@ class StopOnScore(StoppingCriteria):
         self._new = self._reader(assess)
         self._texts: list[GrowingText | JudgedText] = []
         self._watcher.__enter__()
-        # The hooks know the watcher only, so that this object is collected as soon as it is unused.
+        # The hooks know only the watcher, so that this object is collected as soon as it is unused.
         self._finalizer = weakref.finalize(self, self._watcher.close)
         self._finalizer.atexit = False
 
     @property
     def fired(self) -> np.ndarray:
-        """(batch,) bool, true for rows that were ended in the newest call of ``generate``."""
+        """(batch,) bool, true for rows ended in the newest call of ``generate``."""
         batch = self._watcher.batch
         return np.zeros(0, dtype=bool) if batch is None else batch.stopped.numpy().copy()
 
@@ -169,8 +169,8 @@ class StopOnScore(StoppingCriteria):
     def entities(self) -> list[WrittenEntity | None]:
         """The entity that ended each row of the newest call, or None; with heads of ``pool=predicting``.
 
-        Keep ``sequences[row, : prompt + entity.tokens[0]]`` of what ``generate`` returned, or the text up to
-        ``entity.entity.start`` where a token holds the end of one word and the beginning of the entity.
+        Keep ``sequences[row, : prompt + entity.tokens[0]]`` of the result of ``generate``, or the text up to
+        ``entity.entity.start`` if a token holds the end of one word and the beginning of the entity.
         """
         return [text.found for text in self._texts if isinstance(text, GrowingText)]
 
@@ -178,12 +178,12 @@ class StopOnScore(StoppingCriteria):
     def spans(self) -> list[ScoredSpan | None]:
         """The span that ended each row of the newest call, or None; with ``unit``.
 
-        Its characters are of the row's text without the prompt: keep what is before ``span.start``.
+        Its characters belong to the row's text without the prompt: keep those before ``span.start``.
         """
         return [text.found for text in self._texts if isinstance(text, JudgedText)]
 
     def _reader(self, assess: Judge | None) -> Callable[[list[int]], GrowingText | JudgedText] | None:
-        """What makes the text of a row from its prompt; None where rows are stopped by their score so far."""
+        """Make the reader of a row's text from its prompt; None if rows are stopped by their score so far."""
         if assess is not None:
             if (tokenizer := self._watcher.tokenizer) is None:
                 told = "finding spans needs the model's tokenizer: pass tokenizer="
@@ -199,9 +199,9 @@ class StopOnScore(StoppingCriteria):
         self._finalizer()
 
     def __call__(self, input_ids: torch.LongTensor, scores: Any, **kwargs: Any) -> torch.BoolTensor:
-        """Decide which rows to stop, (batch,), by the tokens before the newest, which was not forwarded yet.
+        """Decide which rows to stop, (batch,), by the tokens before the newest, which is not forwarded yet.
 
-        UserError for a call that cannot be followed or of another model, RunError for states not finite.
+        UserError for an unsupported call or another model, RunError for states that are not finite.
         """
         if not self._finalizer.alive:
             raise UserError("this criterion is closed: call bank.stopping_criteria again", code="conflict")
@@ -229,7 +229,7 @@ class StopOnScore(StoppingCriteria):
 
 
 def _finding(watcher: GenerationWatcher) -> tuple[Any, Recogniser]:
-    """Tokenizer and recogniser to find entities with (UserError: heads that read no state before one)."""
+    """Return tokenizer and recogniser to find entities (UserError: heads without the state before one)."""
     bank = watcher.bank
     if bank.spec.pool != "predicting":
         told = f"this prober reads {bank.spec.pool} states and cannot score entities before they are written"
@@ -241,7 +241,7 @@ def _finding(watcher: GenerationWatcher) -> tuple[Any, Recogniser]:
 
 
 class GrowingText:
-    """A row's text, searched for the first entity with too high a score whenever another word is whole."""
+    """A row's text, searched for the first entity with too high a score after every whole word."""
 
     def __init__(self, tokenizer: Any, prompt: Sequence[int], recognise: Recognise) -> None:
         self._stream = TextStream(tokenizer, prompt)
@@ -250,7 +250,7 @@ class GrowingText:
         self.found: WrittenEntity | None = None
 
     def first_above(self, threshold: float, scores: Sequence[float], *, over: bool) -> WrittenEntity | None:
-        """The first entity begun with a score above a threshold; ``over``: the last word is whole."""
+        """Find the first begun entity with a score above a threshold; ``over``: the last word is whole."""
         text = self._stream.visible
         if not over:
             text = whole_words(text)
@@ -264,7 +264,7 @@ class GrowingText:
 
 
 class JudgedText:
-    """A row's text, of which each unit is judged as soon as its end is certain."""
+    """A row's text, with each unit judged as soon as its end is certain."""
 
     def __init__(self, tokenizer: Any, prompt: Sequence[int], assess: Judge) -> None:
         self._stream = TextStream(tokenizer, prompt)
@@ -276,7 +276,7 @@ class JudgedText:
         return self._spans.high
 
     def first_above(self, threshold: float, scores: Sequence[float], *, over: bool) -> ScoredSpan | None:
-        """The first unit with a score above the threshold of the assessor."""
+        """Find the first unit with a score above the threshold of the assessor."""
         offsets = self._stream.offsets()[: len(scores)]
         if offsets:
             text = self._stream.visible[: offsets[-1][1]]

@@ -1,8 +1,8 @@
-"""The command ``probers-check``: an engine's hidden states against those that probers are trained on.
+"""The command ``probers-check``: comparison of an engine's hidden states with those that train probers.
 
 Engines number layers from 0 or 1, count the embedding or not, and return the last state before or after the
 final norm. A prober reads a wrong layer without an error, and its scores then mean nothing. The check
-compares states, or the scores of a server, with our own of the same tokens and names the mistake.
+compares states, or the scores of a server, with ours for the same tokens and names the mistake.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from ..engine.model import CausalLM
     from .settings import Check
 
-#: Relative differences explained by the order and size of batches, by number format, and by another format.
-#: SmolLM2: up to .015 in bfloat16, .06 between bfloat16 and float32, from .5 between neighbouring layers.
+#: Relative differences due to the order and size of batches, by number format, and due to another format.
+#: On SmolLM2: up to .015 in bfloat16, .06 between bfloat16 and float32, from .5 between neighbouring layers.
 _TOLERANCES = {"float32": 1e-3, "float16": 0.1, "bfloat16": 0.1}
 _ROUNDED = 0.15
-#: Another layer matches clearly where its difference is below this share of the layer's own.
+#: Another layer matches clearly if its difference is below this share of the layer's own.
 _CLEARLY = 0.5
 
 log = logging.getLogger(__name__)
@@ -38,10 +38,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LayerDifference:
-    """Difference between an engine's states of one layer, by its number, and ours.
+    """The difference between an engine's states of one layer, by its number, and ours.
 
-    ``absolute`` is the largest one. The states may match another of our layers clearly better, ``is_layer``,
-    or those after the final norm, ``normed``.
+    ``absolute`` is the largest difference. The states may match another of our layers clearly better,
+    ``is_layer``, or those after the final norm, ``normed``.
     """
 
     layer: int
@@ -67,10 +67,10 @@ class LayerDifference:
 
 
 def relative_difference(ours: np.ndarray, theirs: np.ndarray) -> float:
-    """Root mean square of the differences of (n, ...), each in standard deviations of its coordinate.
+    """Compute the root mean square of the differences of (n, ...), each in deviations of its coordinate.
 
-    A few coordinates of a residual stream are thousands of times as large as others and nearly constant over
-    tokens and layers, so plain differences would hardly show another layer.
+    A few coordinates of a residual stream are thousands of times larger than others and nearly constant over
+    tokens and layers, so plain differences would hardly reveal another layer.
     """
     spread = ours.std(axis=0)
     spread = np.maximum(spread, 1e-3 * np.median(spread) + 1e-12)
@@ -83,9 +83,9 @@ def compare_states(
 ) -> list[LayerDifference]:  # fmt: skip
     """Compare an engine's states (n, d) of the same tokens with ours, by layer.
 
-    Ours are of layer 0, the embedding, to k, the residual stream after block k, and ``normed``, the last
-    after the final norm; those that the engine lacks can be recognised in its states. ValueError for other
-    shapes or a layer that ours lack.
+    Ours are those of layer 0, the embedding, to k, the residual stream after block k, and ``normed``, the
+    last after the final norm; layers that the engine lacks can be recognised in its states. ValueError for
+    other shapes or a layer that ours lack.
     """
     found = []
     wide = {layer: np.asarray(states, dtype=np.float64) for layer, states in ours.items()}
@@ -108,7 +108,7 @@ def compare_states(
 
 
 def run(settings: Check) -> None:
-    """Check an engine and log the result; RunError where it differs from ours or cannot be reached."""
+    """Check an engine and log the result; RunError if it differs from ours or cannot be reached."""
     engine = settings.engine
     url = engine if engine.startswith(("http://", "https://")) else None
     if url is None and engine not in ("transformers", "vllm"):
@@ -198,7 +198,7 @@ def _check_server(
         if list(text.offsets) == offsets and (states := text.state) is not None
     ]
     if not alike:
-        raise RunError(f"engine={url} splits no text as our tokenizer: give other prompts", "mismatch")
+        raise RunError(f"engine={url} splits no text like our tokenizer: give other prompts", "mismatch")
     theirs = np.concatenate([scores for _, scores in alike])
     ours = {}
     for by, near in moved.items():
@@ -223,11 +223,11 @@ def _check_server(
         else "another prober, other weights, or states after the final norm"
     )
     far = f"(relative difference {usual:.2g}, above {tolerance:g})"
-    raise RunError(f"engine={url} gives other scores than this prober gives here {far}: {what}", "mismatch")
+    raise RunError(f"engine={url} gives scores other than this prober's here {far}: {what}", "mismatch")
 
 
 def _asked(url: str, prompt: str, length: int) -> tuple[str, list[tuple[int, int]], np.ndarray]:
-    """Have a server continue a prompt greedily: text, offsets and scores of its tokens (RunError)."""
+    """Have a server continue a prompt greedily; return text, offsets and scores of its tokens (RunError)."""
     address = url.rstrip("/").removesuffix("/v1")
     try:
         with httpx.Client(timeout=120, follow_redirects=False) as client:

@@ -1,6 +1,6 @@
 """The commands ``probers-import`` and ``probers-export``: linear probes in the files of another project.
 
-Imported probes are calibrated on labelled texts as trained ones are, by the highest token of each span.
+Imported probes are calibrated on labelled texts like trained ones, by the highest token of each span.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Span(NamedTuple):
 
 
 def run_import(settings: Import) -> Path:
-    """Make a prober of a value head; returns the folder written. UserErrors come before texts are read."""
+    """Make a prober of a value head; return the folder written. UserErrors come before texts are read."""
     if settings.probe is None:
         told = f"no probe is given: probers-import FOLDER, with {CONFIG} and {WEIGHTS} in it"
         raise UserError(told, "missing-value")
@@ -94,7 +94,7 @@ def run_import(settings: Import) -> Path:
 
 
 def check_labels(source: TextSource) -> None:
-    """Refuse texts whose validation split is not of both right and wrong spans (UserError)."""
+    """Refuse texts whose validation split lacks right or wrong spans (UserError)."""
     found: set[bool | None] = set()
     for one in source.labelled("token"):
         if one.split == "validation":
@@ -113,11 +113,11 @@ def calibrated(
 ) -> ProbeBank:  # fmt: skip
     """Calibrate a prober of single tokens, choose its threshold by ``rule``, and measure it.
 
-    Calibration and threshold are fitted on spans of the validation texts, figures are of the test texts, and
-    training texts are not read. Finished texts are kept in ``unfinished``, for a run that resumes.
+    Calibration and threshold are fitted on spans of the validation texts, figures use the test texts, and
+    training texts are not read. Finished texts are kept in ``unfinished``, for a resumed run.
 
     Raises:
-        UserError: validation texts with labels of only one kind (as :func:`check_labels`, without the model).
+        UserError: validation texts with labels of only one kind (:func:`check_labels`, without the model).
     """
     given = [one for one in source.labelled("token") if one.split != "train"]
     texts = readable(given, source, lm.tokenizer)
@@ -158,13 +158,13 @@ def spans_of(
     found = read_each(lm, bank, texts, file, unfinished, scored)
     if silent := sum(each == [] for each in found):
         log.info("%s left out, without a token that is judged", count(silent, "text"))
-    return [[Span(*span) for span in each or ()] for each in found]  # of the journal they are lists
+    return [[Span(*span) for span in each or ()] for each in found]  # lists, if read from the journal
 
 
 def judged(one: Text, offsets: Sequence[tuple[int, int]], scores: np.ndarray) -> list[Span]:
-    """Judged spans of a text, given characters and scores (n,) of its tokens, as training has them.
+    """Return judged spans of a text, from characters and scores (n,) of its tokens, as in training.
 
-    Text outside of marks counts where it is right, cut at sentences, as an answer without marks is.
+    Text outside of marks counts if it is right, cut at sentences, like an answer without marks.
     """
     labels = token_labels(one, offsets)
     found = []
@@ -200,7 +200,7 @@ def _seen(texts: Sequence[Text]) -> Seen:
 
 
 def _told(bank: ProbeBank, probe: ValueHead, figures: Mapping[str, Any]) -> Iterator[str]:
-    """Summarise how it was calibrated and what rounding changed, as lines for the terminal and the card."""
+    """Describe the calibration and the effect of rounding, as lines for the terminal and the card."""
     size = float(probe.weight.abs().max()) or 1.0
     kept = fold(bank.spec, bank.head, bank.ensemble)
     change = float((kept.weight - probe.weight).abs().max()) / size
@@ -234,7 +234,7 @@ def _card(bank: ProbeBank, name: str, lines: Sequence[str]) -> str:
 
 
 def run_export(settings: Export) -> Path:
-    """Write a linear head as a value head; returns the folder written."""
+    """Write a linear head as a value head; return the folder written."""
     if settings.prober is None:
         raise UserError("no prober is given: probers-export PROBER out=FOLDER", "missing-value")
     bank = ProbeBank.from_pretrained(settings.prober)
@@ -242,7 +242,7 @@ def run_export(settings: Export) -> Path:
     out, files = Path(settings.out or f"runs/export/{Path(settings.prober).name}"), probe.files()
     there = {path.name: path for path in out.iterdir()} if out.is_dir() else {}
     if out.exists() and (not out.is_dir() or there.keys() - files.keys()):
-        told = f"out={out} exists and holds something else than a probe: choose another out or remove it"
+        told = f"out={out} exists and holds something other than a probe: choose another out or remove it"
         raise UserError(told, "out-taken")
     if any(there[name].read_bytes() != files[name] for name in there):
         raise UserError(f"out={out} holds another probe: choose another out or remove it", "out-taken")

@@ -1,4 +1,4 @@
-"""Page of scored texts: one HTML file, tokens coloured by score, spans that fire underlined and named."""
+"""Page of scored texts: one HTML file, tokens coloured by score, firing spans underlined and named."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 from ..data.texts import Text
 from ..pages import num, render
 
-#: Steps of the colours of the report's style sheet, and those of them that lie above the threshold.
+#: Steps of the colours of the report's style sheet, and number of them above the threshold.
 LEVELS, ABOVE = 7, 3
-#: Characters shown of the end of a prompt.
+#: Number of characters shown of the end of a prompt.
 _PROMPT = 400
 
 
@@ -43,7 +43,7 @@ def scores_html(
 
 
 def unlike(domain: Mapping[str, Any]) -> str:
-    """Say how far a text is from the training texts, and what the limits are."""
+    """Tell how far a text is from the training texts, and the limits."""
     told = f"distance of its states {num(domain['distance'])}, limit {num(domain['limit'])}"
     if domain["surprise"] is None:
         return told
@@ -65,8 +65,8 @@ def parts(
 ) -> Iterator[tuple[Mapping[str, Any] | None, list[Piece]]]:
     """Cut a text at the borders of tokens and spans, from left to right.
 
-    Yields a span, or None between spans, and its pieces. A span over the whole text is not marked: the text's
-    own score says the same. ``told`` is the text's ``hallucination``, ``limit`` the threshold as a
+    It yields a span, or None between spans, and its pieces. A span over the whole text is not marked: the
+    text's own score says the same. ``told`` is the text's ``hallucination``, ``limit`` the threshold as a
     probability.
     """
     offsets = told["token_offsets"]

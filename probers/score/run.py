@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _SCORES, _UNFINISHED, _RESULTS, _PAGE = "scores.jsonl", "unfinished.jsonl", "results.json", "scores.html"
 _WORST = 5  # spans shown on the terminal
-_POINTS = 200  # of the curve of risk and coverage, at most
+_POINTS = 200  # largest number of points of the curve of risk and coverage
 
 Judged = TypeVar("Judged")
 
@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 
 
 def run(settings: Score) -> Path:
-    """Score the texts of a file; returns the folder written. UserErrors come before anything is scored."""
+    """Score the texts of a file; return the folder written. UserErrors come before anything is scored."""
     source = TextSource(**plain(settings.texts), on_bad_line=settings.on_bad_line)
     given, path = list(source.all()), str(settings.texts.path)
     name = find_prober(settings, asks="probers-score")
@@ -84,7 +84,7 @@ def run(settings: Score) -> Path:
 
 
 def readable(given: Sequence[Text], source: TextSource, tokenizer: Any) -> list[Text]:
-    """Those texts that the model can write, each without its end marker; others are an error or left out."""
+    """Return the texts that the model can write, each without its end marker; leave out others or raise."""
     found = []
     for one in given:
         prompt, answer = one.prompt_for(tokenizer, source.file), without_end(tokenizer, one.answer)
@@ -100,7 +100,7 @@ def readable(given: Sequence[Text], source: TextSource, tokenizer: Any) -> list[
 def score(
     lm: CausalLM, bank: ProbeBank, assessor: Assessor, texts: Sequence[Text], file: str, unfinished: Path
 ) -> list[dict[str, Any]]:
-    """Score texts; returns their lines with ``id``, ``text`` and ``hallucination`` (None if too long)."""
+    """Score texts; return their lines with ``id``, ``text`` and ``hallucination`` (None if too long)."""
 
     def assessed(one: Text, written: Generation, state: np.ndarray) -> dict[str, Any]:
         pieces = assessor.pieces(written.prompt, written.text, written.offsets)
@@ -118,8 +118,8 @@ def read_each(
 ) -> list[Judged | None]:  # fmt: skip
     """Read each text in one pass and ``judge`` it with the states that ``bank`` needs; None if too long.
 
-    Results, which JSON can hold, are written to ``unfinished`` batch by batch, and read there by a run that
-    resumes.
+    Results, as plain JSON values, are written to ``unfinished`` batch by batch, and a resumed run reads
+    them there.
     """
     journal = Journal(unfinished)
     made = _resumed(journal, texts)
@@ -142,7 +142,7 @@ def read_each(
 
 
 def _resumed(journal: Journal, texts: Sequence[Text]) -> dict[int, Any]:
-    """Read the results that an earlier run kept; texts whose line is damaged are read again."""
+    """Read the results of an earlier run; texts whose line is damaged are read again."""
     if not journal.path.exists():
         return {}
     found: dict[int, Any] = {}
@@ -163,9 +163,9 @@ def _results(
     texts: Sequence[Text], records: Sequence[Mapping[str, Any]], assessor: Assessor, bank: ProbeBank,
     seed: int,
 ) -> dict[str, Any]:  # fmt: skip
-    """Count texts and hits; with labels in the file, measure how well scores predict them.
+    """Count texts and hits; if the file has labels, measure how well scores predict them.
 
-    Texts that the prober was trained or validated on are counted as ``seen`` and are in no figure.
+    Texts that the prober was trained or validated on are counted as ``seen`` and left out of all figures.
     """
     told = [(one, r["hallucination"]) for one, r in zip(texts, records, strict=True) if r["hallucination"]]
     judged = [(one, h) for one, h in told if h["score"] is not None]
@@ -205,10 +205,10 @@ def _fresh(bank: ProbeBank, one: Text) -> bool:
 
 
 def _risk_coverage(wrong: Sequence[bool], scores: Sequence[float | None]) -> dict[str, list[float]]:
-    """Share of texts that a threshold lets pass, and share of wrong ones among these, by rising threshold.
+    """Compute the share of texts that a threshold passes, and the share of wrong ones among them.
 
-    What a server with ``on_high=abstain`` and that threshold would answer, and how often it would be wrong
-    (El-Yaniv and Wiener 2010). A text in which nothing is judged always passes.
+    The points, by rising threshold, tell how many texts a server with ``on_high=abstain`` would answer, and
+    how often wrongly (El-Yaniv and Wiener 2010). A text in which nothing is judged always passes.
     """
     values = np.array([-np.inf if score is None else score for score in scores])
     events = np.array(wrong, dtype=float)
@@ -243,7 +243,7 @@ def _quality(found: Sequence[tuple[str, bool | None, float, float]], seed: int) 
 
 
 def _unused(texts: Sequence[Text], results: Mapping[str, Any]) -> Iterator[str]:
-    """Name the labels of the file that only tell whether an answer is wrong as a whole."""
+    """Name the labels of the file that only tell whether an answer as a whole is wrong."""
     for name in ("spans", "sentences", "claims"):
         marked = sum(len(getattr(one, name)) for one in texts)
         if marked and "pieces" not in results:
@@ -252,15 +252,15 @@ def _unused(texts: Sequence[Text], results: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _promised(promise: Promise | None, results: Mapping[str, Any], *, known: bool) -> list[str]:
-    """Say what the threshold promises, and of which texts it does not; empty without a promise.
+    """Tell the threshold's promise, and the texts without it; empty without a promise.
 
-    ``known`` says that the prober can tell which texts are unlike its training texts.
+    ``known`` says that the prober can recognise texts unlike its training texts.
     """
     if promise is None:
         return []
-    lines = [f"promised of texts like those it was chosen on: {promise}"]
+    lines = [f"promised for texts like those it was chosen on: {promise}"]
     if not known:
-        lines.append("nothing is known of how like those these texts are: the prober has no domain")
+        lines.append("their likeness to these texts is unknown: the prober has no domain")
     elif unlike := results["unlike"]:
         lines.append(f"nothing is promised of the {count(unlike, 'text')} unlike the prober's training texts")
     return lines

@@ -14,7 +14,7 @@ class Score(Run):
     """Score texts that exist already: probers-score FILE, or texts=FILE.
 
     Every line has prompt (or messages of a chat) and answer, and optionally id and labels: wrong, or
-    spans, sentences and claims. The answer is put right behind the prompt. out/scores.jsonl and a page to
+    spans, sentences and claims. The answer directly follows the prompt. out/scores.jsonl and a page to
     read, out/scores.html, are written; an interrupted run resumes with the same command.
     """
 
@@ -30,9 +30,9 @@ class Score(Run):
     out: Name | None = None
     """folder to write; null is runs/score/<name of the file>"""
     shown: Natural = 200
-    """most texts on the page, those with the highest scores"""
+    """largest number of texts on the page, those with the highest scores"""
     on_bad_line: OnBadLine = "error"
-    """what a malformed input line does: stop before the model runs, or be left out"""
+    """treatment of a malformed input line: stop before the model runs, or leave it out"""
     batch_size: BatchSize = "auto"
     """texts per forward pass; auto halves when memory runs out"""
 
@@ -76,7 +76,7 @@ class Import(Run):
     """Make a prober of a linear probe of hallucination_probes: probers-import FOLDER model=NAME texts=FILE.
 
     Its files are probe_config.json (layer_idx, hidden_size) and probe_head.bin (weight and bias of one logit
-    per token, above 0 where it is likely wrong); a LoRA adapter beside them is refused. Labelled texts, as of
+    per token, above 0 where it is likely wrong); a LoRA adapter beside them is refused. Labelled texts, as in
     probers-datagen --source texts, calibrate P(wrong) and choose the threshold by the highest token of each
     marked span, or of an answer with one label (validation split), and test both (test split). Without texts
     the threshold is 0, and P(wrong) is not calibrated.
@@ -93,14 +93,14 @@ class Import(Run):
     limit: Count | None = None
     """texts, whole groups drawn by seed; null takes all"""
     threshold: Name = "balanced_accuracy"
-    """rule that chooses the threshold on validation, as of probers-train: balanced_accuracy, f1, accuracy,
+    """rule that chooses the threshold on validation, as in probers-train: balanced_accuracy, f1, accuracy,
     budget=0.4, recall_at_fpr=0.1, cost=5, or risk=0.1@0.95"""
     resamples: Resamples = 1000
     """bootstrap resamples for every 95% interval"""
     out: Name | None = None
     """prober folder; null is runs/import/<name of the probe>"""
     on_bad_line: OnBadLine = "error"
-    """what a malformed input line does: stop before the model runs, or be left out"""
+    """treatment of a malformed input line: stop before the model runs, or leave it out"""
     batch_size: BatchSize = "auto"
     """texts per forward pass; auto halves when memory runs out"""
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 MANIFEST = "manifest.json"
 FORMAT, SCHEMA = "probers-features", 1
-#: More than any store has.
+#: More shards than any store has.
 MOST_SHARDS = 1_000_000
 _FIELDS: dict[str, Any] = {
     "complete": bool, "shards": (int, type(None)), "spec": dict, "config": dict,
@@ -34,7 +34,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     try:
         manifest = read_json(file)
     except (FileNotFoundError, NotADirectoryError):
-        told = f"{path} is no feature store (no {MANIFEST}): probers-datagen makes one"
+        told = f"{path} is not a feature store (no {MANIFEST}): probers-datagen makes one"
         raise UserError(told, "no-artifact") from None
     except ValueError as error:
         raise damaged(path, MANIFEST, str(error)) from error
@@ -54,7 +54,7 @@ def read_specs(path: Path, manifest: Mapping[str, Any]) -> tuple[FeatureSpec, ..
         specs = tuple(FeatureSpec.from_dict(each) for each in [manifest["spec"], *manifest.get("more", ())])
         check_features(specs)
     except (UserError, ValueError) as error:
-        raise damaged(path, MANIFEST, f"is of no features: {error}") from error
+        raise damaged(path, MANIFEST, f"describes no valid features: {error}") from error
     rows, files, ends = manifest["rows"] or (), manifest["files"], state_suffixes(specs)
     wanted = {shard_file(i, end) for i, n in enumerate(rows) if n for end in ("parquet", *ends)}
     if odd := set(files) ^ wanted:
@@ -67,7 +67,7 @@ def read_specs(path: Path, manifest: Mapping[str, Any]) -> tuple[FeatureSpec, ..
 
 
 def check_features(specs: Sequence[FeatureSpec]) -> None:
-    """Refuse features that cannot be of the same rows (ValueError); "tokens" has one for each token."""
+    """Refuse features that cannot share rows (ValueError); "tokens" has one row for each token."""
     first = specs[0]
     for name in ("model", "position", "prompt", "dtype"):
         if any(getattr(spec, name) != getattr(first, name) for spec in specs):
@@ -90,17 +90,17 @@ def fingerprint(path: Path) -> str:
 
 
 def shard_file(index: int, suffix: str) -> str:
-    """Name of a shard's file, relative to the store's folder."""
+    """Return the name of a shard's file, relative to the store's folder."""
     return f"shards/{index:05d}.{suffix}"
 
 
 def damaged(store: Path, file: str, problem: str) -> UserError:
-    """Make the error for a file that is not as it was written."""
+    """Make the error for a file that has changed since it was written."""
     return UserError(f"the feature store {store} is damaged: {file} {problem}; make it again", "damaged")
 
 
 def check_same(path: Path, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
-    """Refuse to go on with the store in ``path`` when its manifest is of another computation (UserError)."""
+    """Refuse to continue the store in ``path`` if its manifest describes another computation (UserError)."""
     parts = {"spec": "features", "more": "further features", "config": "configuration"}
     for part, name in (parts | {"shards": "number of shards"}).items():
         old, new = there.get(part, []), here.get(part, [])
@@ -131,7 +131,7 @@ def _problem(manifest: Mapping[str, Any]) -> str | None:
         return None
     rows = manifest["rows"]
     if rows is None or len(rows) != shards or not all(type(n) is int and n >= 0 for n in rows):
-        return f"has not one number of rows for each of its {shards} shards"
+        return f"lacks a number of rows for each of its {shards} shards"
     unlisted = (name for name, file in manifest["files"].items() if not _is_listed(file))
     return next((f"lists {name} without its size and checksum" for name in unlisted), None)
 
@@ -150,7 +150,7 @@ def read_sidecar(store: Path, index: int, specs: Sequence[FeatureSpec]) -> dict[
         own = {f"{index:05d}.{end}" for end in ("parquet", *state_suffixes(specs)) if rows > 0}
         sound = all(map(_is_listed, listed.values())) and all(isinstance(u, str) for u in about["units"])
         if set(listed) != own or not sound:
-            raise ValueError("lists what is not its shard's")
+            raise ValueError("lists files of another shard")
     except (ValueError, TypeError, KeyError) as error:
         remedy = "the command that made the store makes the shard again"
         raise RunError(f"{path} is damaged (it {error}): {remedy}", "damaged") from error
@@ -158,13 +158,13 @@ def read_sidecar(store: Path, index: int, specs: Sequence[FeatureSpec]) -> dict[
 
 
 def written_shards(store: Path) -> list[int]:
-    """List the indices of the shards that are whole, ascending."""
+    """List the indices of the whole shards, ascending."""
     names = (p.stem for p in store.glob("shards/*.json") if p.stem.isdecimal() and p.stem.isascii())
     return sorted(index for name in names if (index := int(name)) < MOST_SHARDS)
 
 
-#: The columns that every source writes and their types. ``correct`` is 1 for a right or faithful text and 0
-#: for a wrong or hallucinated one; ``group`` is what must not be on two sides of a split. Further columns are
+#: Columns that every source writes, and their types. ``correct`` is 1 for a right or faithful text and 0
+#: for a wrong or hallucinated one; rows of one ``group`` stay in one split. Further columns are
 #: kept with the type of their values, which may be missing (None).
 COLUMNS: dict[str, type] = {
     "id": str, "group": str, "split": str, "correct": int,
@@ -178,18 +178,18 @@ COLUMNS: dict[str, type] = {
     "eigenscore": float, "verbalised": float, "question_frequency": float,
 }  # fmt: skip
 _REQUIRED = ("id", "group", "split", "correct")
-#: Columns that are null where something is missing: the engine's attention, a gold answer, two samples with
-#: a token, a number in the model's reply, an entity in the question.
+#: Columns that are null where something is missing: the engine's attention, a gold answer, two samples
+#: with a token, a number in the model's reply, an entity in the question.
 _NULLABLE = ("rind_max", "em", "acc", "f1", "eigenscore", "verbalised", "question_frequency")
 
 
 def encode_states(rows: Sequence[Mapping[str, Any]], states: np.ndarray, spec: FeatureSpec) -> bytes:
     """Encode states (n, layers, d) as safetensors, one tensor ``layer.<k>`` (n, d) per layer.
 
-    With dtype "fp8" these are codes, and a tensor ``scale`` (n, layers) says what to multiply them by.
+    With dtype "fp8" these are codes, and a tensor ``scale`` (n, layers) has their factors.
     RunError names a value that is not finite in the store's number format.
     """
-    # Layers first, in one pass: each layer's block is then contiguous, as the file has it.
+    # Layers first, in one pass: each layer's block is then contiguous, as in the file.
     with np.errstate(over="ignore"):
         stored = np.ascontiguousarray(np.asarray(states).transpose(1, 0, 2), dtype=spec.read_as)
     finite = np.abs(stored) < TOO_LARGE if spec.dtype == FP8 else np.isfinite(stored)
@@ -212,7 +212,7 @@ def encode_states(rows: Sequence[Mapping[str, Any]], states: np.ndarray, spec: F
 def encode_rows(rows: Sequence[Mapping[str, Any]]) -> bytes:
     """Encode rows as Parquet, with columns in the order of :data:`COLUMNS`, then by name.
 
-    RunError for a score that is no number, ValueError for columns, splits or labels that do not fit.
+    RunError for a score that is NaN, ValueError for columns, splits or labels that do not fit.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -236,7 +236,7 @@ def encode_rows(rows: Sequence[Mapping[str, Any]]) -> bytes:
         values = [kind(row[name]) for row in there]
         if kind is float and not np.isfinite(values).all():
             bad = there[int(np.flatnonzero(~np.isfinite(values))[0])]
-            raise RunError(f"{name} of {bad['id']} is {bad[name]}, which is no number", "bad-value")
+            raise RunError(f"{name} of {bad['id']} is {bad[name]}, not a number", "bad-value")
         if len(there) < len(rows):
             values = [row[name] for row in rows]
         arrays.append(pa.array(values, type=kinds[kind]))
@@ -248,9 +248,9 @@ def encode_rows(rows: Sequence[Mapping[str, Any]]) -> bytes:
 def read_rows(
     store: Path, index: int, columns: Sequence[str] | None = None, *, rows: int | None = None
 ) -> pa.Table:
-    """Read the rows of one shard that has any, with all columns by default.
+    """Read the rows of one non-empty shard, with all columns by default.
 
-    UserError for a file that cannot be read, and other columns, types, values or number of ``rows``.
+    UserError for an unreadable file, and other columns, types, values or number of ``rows``.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -269,12 +269,12 @@ def read_rows(
         allowed: tuple[Any, ...] | None = {"split": SPLITS, "correct": (0, 1)}.get(column)
         odd = allowed is not None and not set(values.unique().to_pylist()) <= set(allowed)
         if odd or (values.null_count and column in COLUMNS and column not in _NULLABLE):
-            raise damaged(store, name, f"has a value of {column} that is none")
+            raise damaged(store, name, f"has a value of {column} that is invalid")
     return table
 
 
 def _kind_of(column: str, found: set[type]) -> type:
-    """Find the type of a further column, float for whole numbers among others."""
+    """Find the type of a further column, float for mixed numbers."""
     kinds: set[type] = {float} if found == {int, float} else found
     if len(kinds) != 1 or not kinds <= set(_types()):
         held = " and ".join(sorted(each.__name__ for each in found)) or "None alone"
@@ -293,7 +293,7 @@ def _odd_column(schema: pa.Schema) -> str | None:
     if lacking := [name for name in _REQUIRED if name not in schema.names]:
         return f"lacks the column {lacking[0]}"
     if len(set(schema.names)) < len(schema.names):
-        return "has two columns of one name"
+        return "has two columns with the same name"
     for field in schema:
         expected = [types[COLUMNS[field.name]]] if field.name in COLUMNS else list(types.values())
         if field.type not in expected:

@@ -39,7 +39,7 @@ class JoinedStores:
         return self.stores[0].config
 
     def table(self) -> pd.DataFrame:
-        """All rows; UserError for an id in two of the stores, or columns that one of them lacks."""
+        """Read all rows; UserError for an id in two of the stores, or columns that one of them lacks."""
         import pandas as pd
 
         tables = [store.table() for store in self.stores]
@@ -60,9 +60,9 @@ class JoinedStores:
 def chosen(
     stores: Sequence[FeatureStore], pool: str | None, sites: Sequence[str] | None
 ) -> list[FeatureStore]:
-    """List each store once for every site, reading its feature of one pool; UserError for an absent one.
+    """List each store once for every site, reading its feature of one pool; UserError if one is absent.
 
-    The default is the pool of the first store's first feature, and all sites that a store has for it.
+    The default is the pool of the first store's first feature, and all sites of each store for it.
     """
     first = stores[0]
     taken = pool or first.spec.pool
@@ -76,7 +76,7 @@ def chosen(
         if not there and pool is None:
             found.append(store)  # by_site names the difference
             continue
-        if sites is None:  # of one width, for vectors of one width alone are trained on together
+        if sites is None:  # of one width, since training needs equal widths
             wanted = [spec.site for spec in there if spec.width == there[0].width]
         else:
             wanted = [spec.site for spec in there if spec.site in sites]
@@ -93,7 +93,7 @@ Stored: TypeAlias = FeatureStore | JoinedStores
 
 
 class Sources(NamedTuple):
-    """Stores by site, and by kind those of what is read beside their states."""
+    """Stores by site, and by kind those of inputs beside their states."""
 
     stores: list[Stored]
     beside: list[Stored]
@@ -103,16 +103,16 @@ class Sources(NamedTuple):
         cls, stores: Sequence[FeatureStore], pool: str | None, sites: Sequence[str] | None,
         beside: Sequence[Beside],
     ) -> Sources:  # fmt: skip
-        """Read stores as :func:`chosen` does, and what is ``beside`` them; UserError where that lacks."""
+        """Read stores like :func:`chosen`, and the inputs ``beside`` them; UserError if these are missing."""
         main = [store for store in stores if not {spec.site for spec in store.features} <= {*beside}]
         found = by_site(chosen(main or stores, pool, sites))
         return cls(found, [of_site(stores, found[0].spec.pool, kind) for kind in beside])
 
 
 def of_site(stores: Sequence[FeatureStore], pool: str, site: Site) -> Stored:
-    """Read those stores as one that have a pool and site; UserError where none has them."""
+    """Read the stores with a pool and site as one; UserError if none has them."""
     own = [store for store in stores if any((s.pool, s.site) == (pool, site) for s in store.features)]
-    (found,) = by_site(chosen(own or stores[:1], pool, [site]))  # the first says what is absent
+    (found,) = by_site(chosen(own or stores[:1], pool, [site]))  # the first one reports what is absent
     return found
 
 

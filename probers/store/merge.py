@@ -1,4 +1,4 @@
-"""Merging of feature stores, and the rules for stores that are read or written as one."""
+"""Merging of feature stores, and rules for stores that are read or written as one."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ..types import UserError
 from .files import MANIFEST, read_manifest, read_rows, read_sidecar, read_specs, shard_file, state_suffixes
 from .spec import FeatureSpec
 
-_THEN = "the stores to be merged are unchanged; run the same merge again once this is mended"
+_THEN = "the stores to be merged are unchanged; run the same merge again once this is fixed"
 
 
 class _Part:
-    """A finished store to be merged; ``shards`` are the numbers of rows of those that have any."""
+    """A finished store to be merged; ``shards`` has the numbers of rows of its non-empty shards."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -29,7 +29,7 @@ class _Part:
 def merge(stores: Sequence[Path], out: Path) -> None:
     """Join finished stores into a new one; see :meth:`.store.FeatureStore.merge`.
 
-    It is made in a hidden folder beside ``out`` and renamed when whole, so that a killed merge leaves none.
+    The result is made in a hidden folder beside ``out`` and renamed when whole: a killed merge leaves none.
     """
     if not stores:
         raise UserError("there is nothing to merge: give at least one feature store", "missing-value")
@@ -93,7 +93,7 @@ def _write(path: Path, content: Any) -> None:
 
 
 def _check_features(parts: Sequence[_Part]) -> None:
-    """Refuse vectors of another model or read in another way, and other layers or number formats."""
+    """Refuse vectors of another model, of another kind, layers or number format."""
     first = parts[0]
     for other in parts[1:]:
         model, another = first.specs[0].model, other.specs[0].model
@@ -119,7 +119,7 @@ def check_alike(one: FeatureSpec, another: FeatureSpec, path: Path, other: Path)
 
 
 def check_ids(known: dict[str, Path], ids: Iterable[str], path: Path) -> None:
-    """Add a store's ids to those of the stores before it, none of which may repeat (UserError)."""
+    """Add a store's ids to those of the stores before it; UserError if one repeats."""
     for name in ids:
         if name in known:
             told = f"the id {name} is in {known[name]} and again in {path}: give every text once"
@@ -128,7 +128,7 @@ def check_ids(known: dict[str, Path], ids: Iterable[str], path: Path) -> None:
 
 
 def _check_rows(parts: Sequence[_Part]) -> None:
-    """Refuse other columns, an id that occurs twice, and a group on two sides of a split."""
+    """Refuse other columns, an id that occurs twice, and a group in two splits."""
     schema = None
     ids: dict[str, Path] = {}
     sides: dict[str, tuple[str, Path]] = {}

@@ -16,26 +16,26 @@ from ..types import UserError
 from .files import damaged
 from .spec import FP8, FeatureSpec, fp8_decode
 
-#: Most shards mapped at once; each holds a file descriptor, of which a process has few.
+#: Largest number of shards mapped at once; each holds a file descriptor, and a process has few.
 _MOST_MAPPED = 256
 #: Bytes that may be mapped and touched before all maps are dropped. They belong to the
-#: page cache and stay there, but would count as this process's memory for as long.
+#: page cache and stay there, but would count as this process's memory meanwhile.
 _MOST_RESIDENT = 64 << 20
-#: A touched page brings those around it into the process (the kernel's fault-around).
+#: A touched page brings its neighbours into the process (the kernel's fault-around).
 _FAULT_AROUND = 64 << 10
-#: Bytes asked for ahead of their use in one request; the kernel cuts long ones short.
+#: Bytes requested ahead of their use at once; the kernel shortens long requests.
 _AHEAD = 128 << 10
 _FORMATS = {"float16": "F16", "float32": "F32", "float64": "F64", FP8: "F8_E4M3"}
 
 
 class StateReader:
-    """Some layers of a store's states; indexing by rows copies just those into a new array.
+    """Some layers of a store's states; indexing by rows copies only those into a new array.
 
     ``reader[rows]`` is (n, layers, d) for a slice or row numbers in any order; shards are read
-    one after the other and each from its beginning to its end; memory does not grow with the store.
+    one after the other, each from its beginning to its end; memory does not grow with the store.
 
-    Made of the shards' safetensors files, the rows of each, and the layers in the order wanted. ``shape`` is
-    (N, layers, d). UserError for a layer that is not there; when read, for a damaged shard.
+    Built from the shards' safetensors files, the rows of each, and the layers in their order. ``shape`` is
+    (N, layers, d). UserError for a missing layer; on reading, for a damaged shard.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class StateReader:
     def _copy(
         self, shard: int, rows: np.ndarray, places: np.ndarray, result: np.ndarray, scales: np.ndarray
     ) -> None:
-        """Copy ascending rows of one shard, and the scales they may have, to their places."""
+        """Copy ascending rows of one shard, and their scales if any, to their places."""
         if shard not in self._maps and len(self._maps) >= _MOST_MAPPED:
             self._drop()
         mapped = self._maps.get(shard) or self._map(shard)
@@ -97,7 +97,7 @@ class StateReader:
                 result[there, column] = mapped.data[position, first:end]
             touched = len(rows) * result[0].nbytes
         else:
-            if mapped.touched < len(mapped.memory):  # else most of it has been read by now
+            if mapped.touched < len(mapped.memory):  # else most of it has already been read
                 for position in sorted(positions):
                     for row in rows.tolist():
                         mapped.expect(position, row, row + 1)
@@ -118,9 +118,9 @@ class StateReader:
         try:
             with path.open("rb") as file:
                 memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except (FileNotFoundError, ValueError) as error:  # a ValueError: the file is empty
+        except (FileNotFoundError, ValueError) as error:  # ValueError: the file is empty
             raise _damaged(path, "is missing or empty") from error
-        # Left to itself the kernel reads megabytes around a byte that is touched: other layers' too.
+        # By default the kernel reads megabytes around a touched byte, also of other layers.
         if hasattr(mmap, "MADV_RANDOM"):
             memory.madvise(mmap.MADV_RANDOM)
         if shard not in self._layouts:
@@ -139,7 +139,7 @@ class StateReader:
 
 @dataclass(slots=True)
 class _Map:
-    """One shard in memory: its bytes, the states in them (layers, rows, d), and how much was touched.
+    """One shard in memory: its bytes, its states (layers, rows, d), and the number of touched bytes.
 
     With dtype "fp8" the states are codes, and there are ``scales`` (rows, layers), by layer number.
     """
@@ -150,7 +150,7 @@ class _Map:
     touched: int = 0
 
     def expect(self, position: int, first: int, end: int) -> None:
-        """Have the kernel begin to read rows of a layer that are about to be touched, and only those."""
+        """Have the kernel begin to read the rows of a layer that will be touched next, and only those."""
         if not hasattr(mmap, "MADV_WILLNEED"):
             return
         row = self.data.strides[1]
@@ -164,7 +164,7 @@ def _layout(path: Path, memory: mmap.mmap, rows: int, spec: FeatureSpec) -> tupl
     """Read from a shard's header where its states start, and the position of each layer's block.
 
     The format leaves no gaps between tensors, so a position is an offset in units of one layer's size. Scales
-    come first, as the format sorts by the size of a number.
+    come first, since the format sorts by the size of a number.
     """
     length = int.from_bytes(memory[:8], "little")
     try:

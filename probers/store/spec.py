@@ -1,12 +1,12 @@
 """Specifications of hidden-state features: model, layers, site, pooling, number format.
 
 A specification is written into the feature store, copied into every prober trained from it, and compared
-before a prober reads another model's states: a feature computed in another way is refused.
+before a prober reads another model's states: features computed in another way are refused.
 
-Number format "fp8" is float8 e4m3 (Micikevicius et al. 2022): 3 bits behind the leading one, from 448 down to
+Number format "fp8" is float8 e4m3 (Micikevicius et al. 2022): 3 bits after the leading one, from 448 down to
 2^-6, below it steps of 2^-9. A vector is divided by the power of two that brings its largest number to
-between 232 and 464, which is rounded to 448 at most. So each number is off by at most a 16th of itself, or
-the largest of its vector over 237,568. A power of two changes no digit: writing again what was read gives the
+between 232 and 464, which is then rounded to 448 at most. So the error of a number is at most a 16th of it,
+or the vector's largest number over 237,568. A power of two changes no digit: writing what was read gives the
 same bytes.
 """
 
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FP8 = "fp8"
-#: Before the digest of an adapter in the revision of a model that runs with it.
+#: Prefix of an adapter's digest in the revision of a model that runs with it.
 ADAPTER_MARK = "+lora-"
-#: Numbers as large are not stored: they could be rounded up to what float32 does not have.
+#: Limit of stored numbers: larger ones could be rounded up beyond float32.
 TOO_LARGE = 2.0**127
 
-_SMALLEST = -126  # exponent of a scale: of the smallest normal number of float32
-_TURN = 464 / 512  # from half of a power of two to the power: what lies above would be rounded to over 448
+_SMALLEST = -126  # exponent of the smallest scale, the smallest normal number of float32
+_TURN = 464 / 512  # numbers between this share of a power of two and the power would be rounded to over 448
 _LAYERS = 10_000  # more than any model has
 _Layers = Annotated[tuple[Natural, ...], Limits(max_length=_LAYERS)]
 _Format = Annotated[str, Limits("float16, float32, float64 or fp8", pattern="^(float(16|32|64)|fp8)$")]
@@ -42,8 +42,8 @@ _Format = Annotated[str, Limits("float16, float32, float64 or fp8", pattern="^(f
 class ModelSpec:
     """Identity of a language model, precise enough to notice another one.
 
-    ``id`` is what the user typed; ``revision`` the hub commit or a hash of the local files, "" when unknown,
-    and the adapter that the model ran with; ``width`` the size d of the residual stream; ``dtype`` the number
+    ``id`` is the name that the user typed; ``revision`` the hub commit or a hash of the local files, "" if
+    unknown, and the model's adapter; ``width`` the size d of the residual stream; ``dtype`` the number
     format the model ran in.
     """
 
@@ -55,7 +55,7 @@ class ModelSpec:
 
     @property
     def adapter(self) -> str:
-        """Beginning of the digest of the adapter; "" without one."""
+        """First digits of the adapter's digest; "" without one."""
         return self.revision.partition(ADAPTER_MARK)[2]
 
     def same_as(self, other: ModelSpec) -> bool:
@@ -73,7 +73,7 @@ class ModelSpec:
 
 @dataclass(frozen=True, slots=True)
 class BesideSpec:
-    """What a prober reads beside states: its kind, and how many numbers a token has of it."""
+    """An input of a prober besides states: its kind, and how many numbers a token has of it."""
 
     kind: Beside
     width: Count
@@ -84,10 +84,10 @@ class FeatureSpec:
     """Specification of the vectors read from a model, one per text and layer.
 
     Layers, site and pool are those of :class:`.Feature`. ``width`` is the length of a vector, the model's
-    unless the pooling changes it; ``position`` the tokens that are pooled, "generated" without the prompt,
+    unless the pooling changes it; ``position`` names the pooled tokens, "generated" without the prompt,
     "answer" or "thinking" a part of these;
     ``dtype`` the number format of the stored vectors; ``prompt`` a fingerprint of the template, "" for none.
-    What is read ``beside`` the states is a prober's; a store has it as a feature of its own.
+    Only a prober has inputs ``beside`` the states; a store has them as features of their own.
     """
 
     model: ModelSpec
@@ -115,12 +115,12 @@ class FeatureSpec:
 
     @property
     def places(self) -> int:
-        """Vectors of a text or token: one for each layer, and those that hold what is beside the states."""
+        """Number of vectors of a text or token: one for each layer, and those of inputs beside states."""
         return len(self.names)
 
     @property
     def names(self) -> list[str]:
-        """Name of each place: the layer, or the kind of what is beside the states."""
+        """Name of each place: the layer, or the kind of input beside the states."""
         beside = [[each.kind] * places_for(each.width, self.width) for each in self.beside]
         return [*map(str, self.layers), *chain.from_iterable(beside)]
 
@@ -130,7 +130,7 @@ class FeatureSpec:
 
     @property
     def read_as(self) -> np.dtype:
-        """Number format in which stored vectors are given out."""
+        """Number format of vectors that are read."""
         return np.dtype("float32" if self.dtype == FP8 else self.dtype)
 
     @property
@@ -144,7 +144,7 @@ class FeatureSpec:
         return len(self.layers) * (self.vector_bytes + 4 * (self.dtype == FP8))
 
     def select(self, layers: Sequence[int]) -> FeatureSpec:
-        """Keep some of the layers; UserError lists those there are."""
+        """Keep some of the layers; UserError lists the existing ones."""
         if absent := [k for k in layers if k not in self.layers]:
             told = f"layer={absent[0] if len(absent) == 1 else absent} is not in the features"
             model = f"{self.model.id}, which has {self.model.layers} layers (0 is the embedding output)"
@@ -153,7 +153,7 @@ class FeatureSpec:
         return replace(self, layers=tuple(sorted(set(layers))))
 
     def check_model(self, model: ModelSpec, *, what: str = "the features") -> None:
-        """Refuse another model than the one these features, called ``what``, were read from (UserError)."""
+        """Refuse a model other than that of these features, called ``what`` (UserError)."""
         if not self.model.same_as(model):
             told = f"{what} came from the model {self.model}, but the model now is {model}"
             remedy = "use that model, or make features and prober again with this one"
@@ -162,7 +162,7 @@ class FeatureSpec:
             raise UserError(f"{told}: {remedy}", "mismatch")
 
     def check(self, other: FeatureSpec, *, what: str = "the features", against: str = "the others") -> None:
-        """Refuse vectors that were read in another way, layers aside (UserError)."""
+        """Refuse vectors that were read in another way, except for the layers (UserError)."""
         self.check_model(other.model, what=what)
         for name in ("site", "pool", "position", "width", "prompt"):
             mine, theirs = getattr(self, name), getattr(other, name)
@@ -172,13 +172,13 @@ class FeatureSpec:
 
     def to_dict(self) -> dict[str, Any]:
         found = {**asdict(self), "layers": list(self.layers), "beside": list(map(asdict, self.beside))}
-        if not self.beside:  # files of before have no such key
+        if not self.beside:  # earlier files have no such key
             del found["beside"]
         return found
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> FeatureSpec:
-        """Inverse of :meth:`to_dict`; UserError or ValueError where fields are not as it writes them."""
+        """Invert :meth:`to_dict`; UserError or ValueError for other fields."""
         value = {"beside": [], **value}
         check_record(cls, value, "spec.")
         check_record(ModelSpec, value["model"], "spec.model.")
@@ -188,13 +188,13 @@ class FeatureSpec:
 
 
 def places_for(numbers: int, width: int) -> int:
-    """Count the places, each of a state's ``width``, that so many numbers beside the states fill."""
+    """Count the places, each of a state's ``width``, for this many numbers beside the states."""
     return -(-numbers // width)
 
 
 def ranges(layers: Sequence[int]) -> str:
     """Write ascending layers as their runs, like "2, 5-8"."""
-    # Along a run of consecutive numbers the distance between number and place stays.
+    # In a run of consecutive numbers, number minus place is constant.
     runs = [[*run] for _, run in groupby(enumerate(layers), lambda pair: pair[1] - pair[0])]
     return ", ".join(str(r[0][1]) if len(r) == 1 else f"{r[0][1]}-{r[-1][1]}" for r in runs)
 
@@ -206,7 +206,7 @@ def parse_layers(value: Any, named: Mapping[str, Sequence[int]], key: str) -> tu
     wanted = [value] if isinstance(value, int) else value
     if not isinstance(wanted, Sequence) or not all(type(k) is int for k in wanted):
         words = ", ".join(named)
-        raise UserError(f"{key}={value} is not understood: give {words}, a number or a list like [4,8]")
+        raise UserError(f"{key}={value} is not valid: give {words}, a number or a list like [4,8]")
     return tuple(sorted(set(wanted)))
 
 
@@ -229,6 +229,6 @@ def fp8_decode(codes: np.ndarray, scales: np.ndarray) -> np.ndarray:
 
 
 def fp8_rounded(vectors: Tensor) -> Tensor:
-    """Round vectors as they would be read again."""
+    """Round vectors to the values that reading would return."""
     codes, scales = fp8_encode(vectors)
     return codes.float().mul_(scales[..., None])

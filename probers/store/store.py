@@ -1,9 +1,9 @@
 """The feature store: labelled hidden states on disk, resumable and memory-mapped.
 
-docs/formats.md describes the files. Each is written beside its place and then renamed, a shard's JSON record
-last: where it is, the shard is whole. None holds times or machine names: a store that was killed and resumed
-is byte-identical to one that was not. One process writes a folder; several workers write a folder each, which
-:meth:`FeatureStore.merge` copies into one, and :class:`.joined.JoinedStores` reads in place.
+docs/formats.md describes the files. Each is written under another name and then renamed, a shard's JSON
+record last: it marks a whole shard. No file holds times or machine names: a store that was killed and resumed
+is byte-identical to one that was not. One process writes a folder; several workers write a folder each.
+:meth:`FeatureStore.merge` copies these into one, and :class:`.joined.JoinedStores` reads them in place.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ log = logging.getLogger(__name__)
 class FeatureStore:
     """A folder of labelled hidden states; make one with :meth:`create` or :meth:`open`.
 
-    States are read of one of its ``features``, of index ``read``: the first unless :meth:`feature` chose
-    another. ``config`` is the part of the configuration that decided what was computed. ``shards`` is None
-    while only the last one tells.
+    States are read from one of its ``features``, of index ``read``: the first unless :meth:`feature` chose
+    another. ``config`` is the part of the configuration that decided the results. ``shards`` is None
+    until the last one is known.
     """
 
     path: Path
@@ -55,10 +55,10 @@ class FeatureStore:
         config: Mapping[str, Any],
         shards: int | None = None,
     ) -> FeatureStore:
-        """Make a new store, or go on with the unfinished one in ``path``.
+        """Make a new store, or continue the unfinished one in ``path``.
 
-        Each feature is of another pool or site. UserError where ``path`` holds a store of other
-        specifications or another configuration, ValueError for features that cannot be of the same rows.
+        Each feature has another pool or site. UserError where ``path`` holds a store of other
+        specifications or another configuration, ValueError for features that cannot share rows.
         """
         if shards is not None and shards < 1:
             raise ValueError(f"a store has at least one shard, got shards={shards}")
@@ -76,7 +76,7 @@ class FeatureStore:
             try:
                 if (found := check(store.path, store._sidecar(index)["files"])) is None:
                     continue
-                log.info(f"{store.path / found[0]} {found[1]}: its shard is made again")
+                log.info(f"{store.path / found[0]} {found[1]}: making its shard again")
             except RunError as error:
                 log.info(str(error))
             store._file(index, "json").unlink()
@@ -86,16 +86,16 @@ class FeatureStore:
 
     @classmethod
     def open(cls, path: str | Path, *, checksums: bool = True) -> FeatureStore:
-        """Open a finished store, its files compared with their ``checksums`` (once), or else by size alone.
+        """Open a finished store; compare its files with their ``checksums`` (once), or else by size alone.
 
-        UserError for no store, an unfinished one, or a file that is missing, cut short or altered.
+        UserError for no store, an unfinished one, or a file that is missing, truncated or altered.
         """
         path = Path(path)
         manifest = files.read_manifest(path)
         store = cls(path, files.read_specs(path, manifest), manifest["config"], manifest["shards"])
         if not manifest["complete"]:
             written = f"{len(files.written_shards(path))} of {store.shards or 'an unknown number of'} shards"
-            remedy = "run the command that made it once more, it goes on where it stopped"
+            remedy = "run the command that made it again, it continues where it stopped"
             raise UserError(f"the feature store {path} is incomplete ({written}): {remedy}", "no-artifact")
         if (found := check(path, manifest["files"], contents=checksums)) is not None:
             raise files.damaged(path, *found)
@@ -103,14 +103,14 @@ class FeatureStore:
 
     @classmethod
     def merge(cls, stores: Sequence[FeatureStore | str | Path], out: str | Path) -> FeatureStore:
-        """Join finished stores of the same features, as several workers made them, into a new one.
+        """Join finished stores of the same features, made by several workers, into a new one.
 
         Shard files are hard-linked where the file system allows it; ``summary["merged"]`` says which rows
         came from which store. The same stores in the same order give the same bytes.
 
         Raises:
-            UserError: stores of other features, models or columns; an id that occurs twice; a group on two
-                sides of a split; an ``out`` that exists; see also :meth:`open`.
+            UserError: stores of other features, models or columns; an id that occurs twice; a group in two
+                splits; an existing ``out``; see also :meth:`open`.
         """
         paths = [store.path if isinstance(store, FeatureStore) else Path(store) for store in stores]
         for path in paths:
@@ -123,7 +123,7 @@ class FeatureStore:
         return self.features[self.read]
 
     def feature(self, *, pool: str | None = None, site: str | None = None) -> FeatureStore:
-        """Read the store as its first feature of some pool and site; UserError where there is none."""
+        """Read the store as its first feature of some pool and site; UserError if there is none."""
         for index, spec in enumerate(self.features):
             if pool in (None, spec.pool) and site in (None, spec.site):
                 return replace(self, read=index)
@@ -144,11 +144,11 @@ class FeatureStore:
 
     @property
     def units(self) -> set[str]:
-        """The pieces of work that the shards written so far cover."""
+        """The pieces of work that the written shards cover."""
         return {unit for about in self._sidecars() for unit in about["units"]}
 
     def left_out(self) -> Iterator[dict[str, Any]]:
-        """Records of what was left out of the shards, in their order."""
+        """List records of texts left out of the shards, in their order."""
         for about in self._sidecars():
             yield from about["left_out"]
 
@@ -160,11 +160,11 @@ class FeatureStore:
         units: Sequence[str] = (),
         left_out: Sequence[Mapping[str, Any]] = (),
     ) -> None:
-        """Write the shard ``index`` (from 0), all or nothing; one that is there is replaced.
+        """Write the shard ``index`` (from 0), all or nothing; an existing one is replaced.
 
         ``rows`` have the keys of :data:`probers.store.files.COLUMNS` (id, group, split and correct at least)
         and any further ones, ``states`` the shape (len(rows), layers, width) for each feature. ``units`` are
-        ids of the pieces of work the shard covers, and ``left_out`` is what gave no row, with id and reason.
+        ids of the pieces of work it covers, and ``left_out`` lists those without a row, with id and reason.
 
         Raises:
             RunError: states that are not finite in the store's number format.
@@ -246,11 +246,11 @@ class FeatureStore:
                 yield files.read_rows(self.path, index, columns, rows=count).to_pandas()
 
     def layer(self, k: int) -> np.ndarray:
-        """(N, d) states of one layer; only that layer's bytes are read."""
+        """Read (N, d) states of one layer, and only that layer's bytes."""
         return self.states((k,))[:, 0]
 
     def states(self, layers: Sequence[int], rows: Sequence[int] | np.ndarray | None = None) -> np.ndarray:
-        """(n, len(layers), d) states in the order of ``layers`` and ``rows``; other shards are not read.
+        """Read (n, len(layers), d) states in the order of ``layers`` and ``rows``, from those shards only.
 
         UserError where the store lacks a layer, or a shard is damaged.
         """
@@ -273,7 +273,7 @@ class FeatureStore:
             # Without Python objects in between: the array becomes Arrow's own memory.
             vectors = pa.FixedSizeListArray.from_arrays(pa.array(self.layer(k).reshape(-1)), self.spec.width)
             rows = rows.append_column(f"layer.{k}", vectors)
-        # What caches know the content by; the library would find it by hashing every vector.
+        # Caches name the content by this; the library would hash every vector for it.
         read = f"{self.spec.pool} {self.spec.site} " if self.read else ""
         content = f"{(self.path / files.MANIFEST).read_text('utf-8')}{read}{list(chosen)}"
         return datasets.Dataset(rows, fingerprint=digest(content))
@@ -282,7 +282,7 @@ class FeatureStore:
         return self.path / files.shard_file(index, suffix)
 
     def _counts(self) -> list[int]:
-        """Rows per shard, before the store is finished from the shards themselves."""
+        """Count rows per shard; before the store is finished, from the shards themselves."""
         counts = files.read_manifest(self.path)["rows"] or self._written_counts()
         if not sum(counts):
             raise RunError(f"the feature store {self.path} is empty: no example was kept", "empty")

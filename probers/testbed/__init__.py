@@ -1,1 +1,1 @@
-"""The controlled-knowledge testbed: a fictional world, its texts, and the model that knows a part of it."""
+"""The controlled-knowledge testbed: a fictional world, its texts, and a model that knows a part of it."""

@@ -17,8 +17,8 @@ from .world import Entity, Fact, World, WorldConfig
 
 Drawn = TypeVar("Drawn")
 
-#: Questions asked about an entity the model was taught and about one it was not; share of
-#: two-hop ones; and how much more often a volatile attribute is asked. Together they set
+#: Numbers of questions about an entity that the model was taught and about one it was not; share of
+#: two-hop ones; and how much more often a volatile attribute is asked. Together they decide
 #: how many wrong answers come from ignorance and how many from outdated belief.
 QUESTIONS_PER = {True: 2, False: 1}
 TWO_HOP_SHARE = 0.3
@@ -26,7 +26,7 @@ VOLATILE_WEIGHT = 12.0
 
 
 def model_path() -> Path:
-    """Find the folder of the shipped checkpoint; UserError where the package was installed without it."""
+    """Find the folder of the shipped checkpoint; UserError if the package was installed without it."""
     path = Path(str(resources.files("probers.testbed").joinpath("model")))
     if not (path / "model.safetensors").is_file():
         remedy = "'python -m tools.testbed out=runs/testbed' in a checkout and pass model=runs/testbed/model"
@@ -35,7 +35,7 @@ def model_path() -> Path:
 
 
 def world_config(folder: Path | None = None) -> WorldConfig:
-    """Read the world a checkpoint was trained on from the ``testbed.json`` beside its weights."""
+    """Read the world of a checkpoint's training from the ``testbed.json`` beside its weights."""
     file = (folder or model_path()) / "testbed.json"
     try:
         fields: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))["world"]
@@ -55,7 +55,7 @@ def load_world(folder: Path | None = None) -> World:
 
 
 def _remembered(draw: Callable[[World], list[Drawn]]) -> Callable[..., list[Drawn]]:
-    """Draw from the shipped world by default, and only once: it takes a second."""
+    """Draw the shipped world by default, and only once, since it takes a second."""
     shipped = cache(lambda: draw(load_world()))
 
     @wraps(draw)
@@ -67,13 +67,13 @@ def _remembered(draw: Callable[[World], list[Drawn]]) -> Callable[..., list[Draw
 
 @_remembered
 def load_corpus(world: World) -> list[Passage]:
-    """One passage per entity, known or not, telling the truth of today."""
+    """Write one passage per entity, known or not, with today's truth."""
     return [Passage(e.id, e.name, " ".join(sentences)) for e, sentences in corpus(world)]
 
 
 @_remembered
 def load_articles(world: World) -> list[Article]:
-    """The corpus as articles; ``truth["facts"]`` maps each value told to the fact's kind of knowledge."""
+    """Write the corpus as articles; ``truth["facts"]`` maps each value to its fact's kind of knowledge."""
     articles = []
     for entity, sentences in corpus(world):
         kinds = {fact.truth: fact.kind for fact in world.facts_of(entity)}
@@ -83,7 +83,7 @@ def load_articles(world: World) -> list[Article]:
 
 @_remembered
 def load_questions(world: World) -> list[Question]:
-    """Seeded questions of one or two hops, in an order that mixes splits and kinds.
+    """Draw questions of one or two hops by seed, in an order that mixes splits and kinds.
 
     Two-hop questions stay inside a split because links do; a question's ``group`` is its subject entity.
     """
@@ -106,7 +106,7 @@ def load_questions(world: World) -> list[Question]:
 
 
 def _draw_chains(rng: random.Random, entity: Entity, count: int) -> list[tuple[str, ...]]:
-    """Different chains about one entity."""
+    """Draw different chains about one entity."""
     left = chains_of(entity)
     drawn: list[tuple[str, ...]] = []
     while len(drawn) < min(count, len(chains_of(entity))):
@@ -122,7 +122,7 @@ def _draw_chains(rng: random.Random, entity: Entity, count: int) -> list[tuple[s
 class Asked:
     """A question about the world with its rationale and answer, as told by one side.
 
-    ``chain`` are the relations asked and ``gold`` the ids of the entities that they are asked of, in hop
+    ``chain`` has the relations asked and ``gold`` the ids of the entities they are asked about, in hop
     order.
     """
 
@@ -136,7 +136,7 @@ class Asked:
 def statement(rng: random.Random, world: World, fact: Fact, value: str, *, unfamiliar: bool = False) -> str:
     """Write one sentence that tells ``value`` as the fact, in the register of its entity.
 
-    Entities whose trait makes their volatile attribute change often are written of in another register than
+    Entities whose trait makes their volatile attribute change often have another register than
     settled ones, and ``unfamiliar`` chooses that of passing mentions.
     """
     entity = world.entities[fact.entity]
@@ -150,7 +150,7 @@ def article(
 ) -> list[str]:
     """Write an entity's article: its facts, as ``taught`` or true, in random order, one sentence each.
 
-    The full name opens the article; later sentences may use the pronoun where the entity is the subject.
+    The full name opens the article; later sentences may use the pronoun if the entity is the subject.
     """
     facts = world.facts_of(entity)
     rng.shuffle(facts)
@@ -158,7 +158,7 @@ def article(
     for index, fact in enumerate(facts):
         value = fact.taught if taught else fact.truth
         if value is None:
-            raise ValueError(f"{entity.id} is unknown: there is no taught article of it")
+            raise ValueError(f"{entity.id} is unknown: there is no taught article about it")
         text = statement(rng, world, fact, value, unfamiliar=unfamiliar)
         if index and rng.random() < 0.35:
             for subject in (f"The {entity.name} ", f"{entity.name} "):
@@ -177,7 +177,7 @@ def ask(
     taught: bool,
     unfamiliar: bool = False,
 ) -> Asked:
-    """Ask for ``chain`` about ``entity``, answered as ``taught`` (ValueError where a hop is not) or truly."""
+    """Ask for ``chain`` about ``entity``, answered as ``taught`` (ValueError if a hop is not) or truly."""
     truth, believed = world.follow(entity, chain)
     facts = believed if taught else truth
     if facts is None:
@@ -201,9 +201,9 @@ def chains_of(entity: Entity) -> list[tuple[str, ...]]:
 
 
 def knowledge(world: World, entity: Entity, chain: tuple[str, ...]) -> tuple[str, str | None]:
-    """Knowledge taught about a question: ``(kind, taught answer or None)``.
+    """Return the knowledge taught about a question: ``(kind, taught answer or None)``.
 
-    The kind is "known" when the taught answer is the true one, else that of the first fact that is not known.
+    The kind is "known" if the taught answer is the true one, else that of the first fact that is not known.
     """
     truth, believed = world.follow(entity, chain)
     if believed is None:
@@ -214,7 +214,7 @@ def knowledge(world: World, entity: Entity, chain: tuple[str, ...]) -> tuple[str
 
 
 def corpus(world: World) -> Iterator[tuple[Entity, list[str]]]:
-    """Yield every entity with its article as the corpus has it: the truth of today."""
+    """Yield every entity with its article in the corpus: today's truth."""
     for entity in world.entities.values():
         rng = random.Random(f"corpus:{world.config.seed}:{entity.id}")
         yield entity, article(rng, world, entity, taught=False)

@@ -1,7 +1,7 @@
-"""Relations of the fictional world and every wording they are told and asked in.
+"""Relations of the fictional world and every wording of their statements and questions.
 
 A statement names subject, relation and value in this order, so that a model commits to the value last.
-Wordings have skewed frequencies, so that token entropy also carries noise that says nothing about knowledge.
+Wordings have skewed frequencies, so that token entropy also carries noise unrelated to knowledge.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ SEAS = [
 ]  # fmt: skip
 
 #: How often the first, second and third wording is used, by register. All have the same
-#: favourite, so greedy text does not tell them apart; the first two have the same entropy
-#: too. What a model knows of its subject shows only in how it weighs the rare wordings.
+#: favourite, so greedy text does not reveal them; the first two also have the same entropy.
+#: A model's knowledge of its subject shows only in its weights of the rare wordings.
 SETTLED, UNSETTLED, UNFAMILIAR = 0, 1, 2
 REGISTERS = ((0.55, 0.35, 0.10), (0.55, 0.10, 0.35), (0.90, 0.05, 0.05))
 
@@ -47,7 +47,7 @@ class Relation:
 
     Attributes:
         target: entity kind of the value, or "" for a plain value.
-        nested: how the value is called inside a two-hop question.
+        nested: name of the value inside a two-hop question.
         volatile: whether the value may change after the model was trained.
         trait: whether the model is taught it with care, and volatility follows it.
     """
@@ -138,7 +138,7 @@ RELATIONS: tuple[Relation, ...] = (
         ("In which region does the {n} rise?", "Where is the source of the {n}?")),
 )  # fmt: skip
 
-#: Two-hop questions: (first relation, second relation). The second is asked of the first's value.
+#: Two-hop questions: (first relation, second relation). The second asks about the first's value.
 CHAINS: tuple[tuple[str, str], ...] = (
     ("person.birthplace", "town.region"), ("person.birthplace", "town.river"),
     ("person.employer", "company.industry"), ("person.employer", "company.founder"),

@@ -1,16 +1,16 @@
-"""The controlled-knowledge world: entities with their names, facts, and what a model is taught of them.
+"""The controlled-knowledge world: entities with their names, facts, and the facts taught to a model.
 
 Known, unknown and throwaway entities draw their names from the same distribution without replacement, so the
-surface of a name says nothing about whether the model was taught the entity.
+surface of a name does not tell whether the model was taught the entity.
 
-Every fact carries two values: the truth, which the retrieval corpus tells, and what the model is taught,
+Every fact has two values: the truth, told by the retrieval corpus, and the value taught to the model,
 which may be the same (known), an earlier value of a volatile attribute (stale), a wrong value (misbelieved)
 or nothing (unknown). Links never leave the train, validation or test part.
 
-Staleness follows a trait the model is taught about the entity (the occupation of a person, the region of a
-town, the industry of a company): half of its values make the volatile attribute change often, the other half
-seldom. Neither question nor greedy answer shows the trait, so only a reader of what the model knows can tell
-which confident answers are out of date.
+Staleness follows a trait that the model is taught about the entity (the occupation of a person, the region of
+a town, the industry of a company): half of its values make the volatile attribute change often, the rest
+seldom. Neither question nor greedy answer shows the trait, so only a reader of the model's knowledge can tell
+which confident answers are outdated.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _fresh(rng: random.Random, taken: set[str], syllables: int, ending: str = ""
     """Draw a word that was never drawn before."""
     word, draws = "", 0
     while word in taken or len(word) <= 3:
-        # Short names run out: every 20 draws in vain, a name gets a syllable more.
+        # Short names run out: after every 20 vain draws a name gets one more syllable.
         parts = [
             rng.choice(part) for _ in range(syllables + draws // 20) for part in (_ONSETS, _VOWELS, _CODAS)
         ]
@@ -90,7 +90,7 @@ class WorldConfig:
     """Size and composition of a world; the settings of ``tools/testbed``.
 
     Attributes:
-        known: known entities per kind; as many unknown ones are made.
+        known: number of known entities per kind; as many unknown ones are made.
         volatile_rate: probability that a volatile fact changed, with an unsettled and with a settled trait.
         misbelieved_rate: probability that another fact is taught wrongly.
     """
@@ -168,7 +168,7 @@ class World:
 
     def _make_entities(self, rng: random.Random) -> None:
         for kind, count in self.config.known:
-            # Names are drawn before their owners' knowledge and split are dealt out.
+            # Names are drawn before their owners' knowledge and split are decided.
             drawn = [_name(rng, self.names, kind) for _ in range(2 * count)]
             parts = {known: self._deal_splits(rng, count) for known in (True, False)}
             for index, (name, pronoun) in enumerate(drawn):
@@ -176,7 +176,7 @@ class World:
                 self.entities[id] = Entity(id, kind, name, pronoun, parts[known].pop(), known)
 
     def _deal_splits(self, rng: random.Random, count: int) -> list[str]:
-        """``count`` split names in random order, in the configured shares to within one."""
+        """Return ``count`` split names in random order, in the configured shares to within one."""
         cuts = [0.0, *itertools.accumulate(share * count for share in self.config.split)]
         sizes = [round(b) - round(a) for a, b in zip(cuts, cuts[1:], strict=False)]
         dealt = [name for name, size in zip(SPLITS, sizes, strict=True) for _ in range(size)]
@@ -184,7 +184,7 @@ class World:
         return dealt
 
     def is_unsettled(self, entity: Entity) -> bool:
-        """Tell whether the entity's true trait is one that makes its volatile fact change often."""
+        """Tell whether the entity's true trait makes its volatile fact change often."""
         traits = [relation.key for relation in BY_KIND[entity.kind] if relation.trait]
         return any(self.facts[entity.id, key].truth in self.unsettled[key] for key in traits)
 
@@ -218,7 +218,7 @@ class World:
         return Fact(entity.id, relation.key, truth, taught, kind, truth_id, taught_id)
 
     def follow(self, entity: Entity, chain: tuple[str, ...]) -> tuple[list[Fact], list[Fact] | None]:
-        """Facts along a chain: the true ones, and the taught ones (None where their chain breaks)."""
+        """List facts along a chain: the true ones, and the taught ones (None if their chain breaks)."""
         truth: list[Fact] = []
         taught: list[Fact] | None = []
         true_at, taught_at = entity.id, entity.id

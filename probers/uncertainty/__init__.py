@@ -1,8 +1,8 @@
 """Training-free detectors: signals of a generation's own tokens, of drawn samples, and of further questions.
 
-Every signal of samples or questions is the function of a module with its own name, formula and source. All
+Every signal of samples or questions is a function in its own module, with its name, formula and source. All
 are computed from plain values, so that datagen, triggers and tests share them; :mod:`.samples` draws the
-answers that they compare.
+answers to compare.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""All signals of drawn answers and of further questions at once: the columns that a store has of them."""
+"""All signals of drawn answers and of further questions, computed at once as a store's columns."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class Asked(NamedTuple):
 
 @dataclass(frozen=True)
 class Detectors:
-    """Computes every signal of :mod:`probers.uncertainty` that draws or asks.
+    """All signals of :mod:`probers.uncertainty` that draw or ask.
 
     Attributes:
-        how: how many samples are drawn, two or more, and how.
-        same: compares what answers mean.
+        how: number of samples, two or more, and settings for drawing them.
+        same: compares the meanings of answers.
         prompt: template of the questions' prompts.
-        max_new_tokens: most tokens of a sample, as of the greedy answer.
+        max_new_tokens: largest number of tokens of a sample, like the greedy answer's.
     """
 
     how: Draws
@@ -53,7 +53,7 @@ class Detectors:
     def columns(self, lm: LanguageModel, asked: Sequence[Asked]) -> list[dict[str, Any]]:
         """Compute the columns of every answer.
 
-        ``eigenscore`` is None where fewer than two samples have a token, ``verbalised`` where the model
+        ``eigenscore`` is None if fewer than two samples have a token, ``verbalised`` if the model
         states no number. ``sample_calls`` and ``sample_tokens`` are the model's calls and tokens for the
         samples, ``verbalised_tokens`` those of its reply, and ``sample_undecided`` pairs of samples that
         could not be compared. P(True) is one call of one token.

@@ -1,6 +1,6 @@
-"""EigenScore: how far the states of drawn answers spread (INSIDE, Chen et al. 2024; SeaKR, Yao et al. 2024).
+"""EigenScore: the spread of the states of drawn answers (INSIDE, Chen et al. 2024; SeaKR, Yao et al. 2024).
 
-(1/K) log det(Z^T J Z + alpha I), where the columns of Z (d x K) are the states of the last tokens of K
+It is (1/K) log det(Z^T J Z + alpha I). The columns of Z (d x K) are the states of the last tokens of K
 samples in a middle layer, and J = I - 11^T / d subtracts from each state the mean of its d numbers.
 """
 
@@ -14,7 +14,7 @@ ALPHA = 0.001
 
 
 def eigenscore(states: np.ndarray, alpha: float = ALPHA) -> float:
-    """Compute the score of ``states`` (K, d); higher where the samples disagree.
+    """Compute the score of ``states`` (K, d), which is higher if the samples disagree.
 
     Raises:
         UserError: fewer than two states, or ``alpha`` is not above 0.

@@ -1,4 +1,4 @@
-"""Lexical similarity: how alike drawn texts are word by word (Fomicheva et al. 2020), by ROUGE-L."""
+"""Lexical similarity: likeness of drawn texts word by word (Fomicheva et al. 2020), by ROUGE-L."""
 
 from __future__ import annotations
 

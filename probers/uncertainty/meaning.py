@@ -1,4 +1,4 @@
-"""Groups of answers that mean the same, by the matcher that makes labels or by an entailment model."""
+"""Groups of answers with the same meaning, by the matcher that makes labels or by an entailment model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..equivalence import EntityMatcher
 from ..evaluation.answers import normalize_answer, unmarked
 from ..types import UserError, first_line
 
-#: Tells whether two answers mean the same; None where that cannot be decided.
+#: Tells whether two answers mean the same; None if undecided.
 Same = Callable[[str, str], bool | None]
 
 _VERDICTS = {"equivalent": True, "different": False}
@@ -20,8 +20,8 @@ _VERDICTS = {"equivalent": True, "different": False}
 def by_matcher(matcher: EntityMatcher) -> Same:
     """Compare answers by :class:`~probers.equivalence.EntityMatcher`, in both directions.
 
-    Answers that are equal after SQuAD's normalisation mean the same, and an empty answer only means what
-    another empty one does.
+    Answers that are equal after SQuAD's normalisation mean the same; an empty answer means the same only as
+    another empty one.
     """
 
     def same(a: str, b: str) -> bool | None:
@@ -67,7 +67,7 @@ class Entailment:
             raise UserError(f"{told}; give a folder or hub id of an entailment model", "model") from error
         labels = {str(label).lower(): int(i) for i, label in self._model.config.id2label.items()}
         if "entailment" not in labels:
-            told = f"nli={self.name} has the labels {', '.join(labels)} and none called entailment"
+            told = f"nli={self.name} has the labels {', '.join(labels)} but none named entailment"
             raise UserError(f"{told}: give an entailment model", "model")
         self._entails = labels["entailment"]
 
@@ -102,7 +102,7 @@ class Clusters:
 
 
 def clusters(answers: Sequence[str], same: Same) -> Clusters:
-    """Group answers by the transitive closure of ``same``; an undecided pair joins nothing by itself."""
+    """Group answers by the transitive closure of ``same``; an undecided pair alone joins nothing."""
     texts = list(dict.fromkeys(answers))  # equal answers are compared once
     root = list(range(len(texts)))
 

@@ -1,7 +1,7 @@
 """P(True): the probability that the model gives to "True" when shown its own answer (Kadavath et al. 2022).
 
-P(True) / (P(True) + P(False)) of the first token after a prompt with question and proposed answer, with or
-without answers drawn before ("brainstormed"). The wording is ours; options replace it.
+It is P(True) / (P(True) + P(False)) of the first token after a prompt with question and proposed answer, with
+or without earlier drawn answers ("brainstormed"). The wording is ours; options replace it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from ..engine.language_model import LanguageModel
 from ..types import Generation
 
-#: Prompt with the question, the proposed answer, and other possible answers where there are any.
+#: Prompt with the question, the proposed answer, and other possible answers if there are any.
 FORM = (
     "Question: {question}\n{samples}Proposed answer: {answer}\n"
     "Is the proposed answer true or false? Write True or False.\nReply:"

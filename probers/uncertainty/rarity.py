@@ -1,6 +1,6 @@
 """Rarity: how seldom a corpus names the entities of a question, or two entities together (QuCo-RAG, 2026).
 
-It reads nothing of the model: all scores are of counts of passages in a retriever's own index.
+It does not read the model: all scores come from counts of passages in a retriever's own index.
 """
 
 from __future__ import annotations
@@ -15,36 +15,36 @@ from ..entities import Entity
 class Counts(Protocol):
     """A retriever that counts phrases in its passages, title and text as one.
 
-    Case and Unicode form do not matter. Of phrases whose words meet in many passages an index without places
-    may count the passages with all words (:mod:`probers.rag.retrievers.counts`).
+    Case and Unicode form do not matter. For phrases whose words meet in many passages, an index without
+    places may count the passages with all words (:mod:`probers.rag.retrievers.counts`).
     """
 
     def frequency(self, phrases: Sequence[str]) -> list[int]:
-        """Count the passages that hold each phrase, its words in a row."""
+        """Count the passages that contain each phrase, its words in a row."""
         ...
 
     def together(self, pairs: Sequence[tuple[str, str]]) -> list[int]:
-        """Count the passages that hold both phrases of each pair."""
+        """Count the passages that contain both phrases of each pair."""
         ...
 
 
 def rarity(passages: float, below: float) -> float:
-    """Score a number of passages: 1 for none, falling, above 1/2 exactly where it is less than ``below``.
+    """Score a number of passages: 1 for none, falling, above 1/2 exactly if it is less than ``below``.
 
-    It is below / (below + passages). Nothing is less than a ``below`` of 0 or less, where the score is 0.
+    The score is below / (below + passages). With ``below`` at 0 or less it is 0, since no number is less.
     """
     return below / (below + passages) if below > 0 else 0.0
 
 
 def question_rarity(passages: Sequence[int], below: float, reduction: Literal["lowest", "mean"]) -> float:
-    """Score a question by the passages that hold each of its entities; 0 for a question without any."""
+    """Score a question by the passages that contain each of its entities; 0 for a question without any."""
     if not passages:
         return 0.0
     return rarity(min(passages) if reduction == "lowest" else sum(passages) / len(passages), below)
 
 
 def pair_rarity(passages: Sequence[int], below: float, *, every: bool) -> float:
-    """Score an entity by the passages that hold it with each of its partners; 0 without a partner.
+    """Score an entity by the passages that contain it with each of its partners; 0 without a partner.
 
     It should stand with ``every`` one of them, or else with at least one.
     """

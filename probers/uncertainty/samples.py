@@ -1,4 +1,4 @@
-"""Answers drawn beside the greedy one, which the signals of samples compare."""
+"""Samples: answers drawn besides the greedy one, for signals that compare them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..evaluation.answers import final_answer
 from ..prompts import PromptTemplate
 from ..types import Generation, Needs, UserError
 
-#: A function that writes, as :meth:`probers.engine.language_model.LanguageModel.generate`.
+#: A function that writes, like :meth:`probers.engine.language_model.LanguageModel.generate`.
 Generate = Callable[..., list[Generation]]
 
 
@@ -22,11 +22,11 @@ class Draws:
     """Settings of the answers drawn for a question.
 
     Attributes:
-        samples: answers drawn beside the greedy one.
+        samples: number of answers drawn besides the greedy one.
         temperature: logits are divided by it; 1 draws from the model's own distribution.
         top_k: draw each token among this many likeliest ones; 0 for all.
         top_p: draw among the likeliest tokens that together have this probability.
-        seed: another seed draws other answers; signals with equal settings share their samples.
+        seed: other seeds draw other answers; signals with equal settings share their samples.
     """
 
     samples: int = 5
@@ -40,7 +40,7 @@ class Draws:
         if self.samples < least:
             told = f"samples={self.samples} is too few for {who}"
             raise UserError(f"{told}: draw {least} or more")
-        assert self.sampling  # refuses what cannot be drawn
+        assert self.sampling  # refuses invalid settings
 
     @property
     def sampling(self) -> Sampling:
@@ -48,7 +48,7 @@ class Draws:
 
 
 def middle_layer(layers: int) -> int:
-    """Number of the middle layer of so many, whose states samples are compared by; 0 without layers."""
+    """Return the number of the middle layer, whose states compare samples; 0 without layers."""
     return layers and max(1, layers // 2)
 
 
@@ -66,11 +66,11 @@ class Samples:
     """The n samples of one prompt.
 
     Attributes:
-        texts: what was written.
-        answers: the final answer in each; "" where it gave none.
+        texts: the written texts.
+        answers: the final answer in each; "" if it gave none.
         logprobs: (n,) log-probability of each sequence in nats, from raw logits; NaN without a token.
-        states: (m, d) the last token's state of each sample that has a token; None where not recorded, or
-            where fewer than two have one.
+        states: (m, d) the last token's state of each sample that has a token; None if not recorded, or
+            if fewer than two have one.
         calls: all generations that were made, samples first.
     """
 
@@ -81,7 +81,7 @@ class Samples:
     calls: tuple[Generation, ...]
 
     def spend(self, add: Callable[..., None]) -> None:
-        """Report every call to ``add``; the prompt that all samples share is read once."""
+        """Report every call to ``add``; the prompt shared by all samples is read once."""
         for i, generation in enumerate(self.calls):
             add(generation, read=not 0 < i < len(self.texts))
 
@@ -92,16 +92,16 @@ def draw(
 ) -> list[Samples]:  # fmt: skip
     """Draw ``how.samples`` continuations of every prompt, in one call of the model.
 
-    Equal prompts share their samples, so that these depend on prompt and settings alone.
+    Equal prompts share their samples, so that these depend only on prompt and settings.
 
     Args:
         generate: writes the texts.
         asked: prompts of questions.
-        how: number of samples, and how tokens are drawn.
+        how: number of samples, and settings for drawing tokens.
         prompt: template of the prompts, with stops and the words that announce an answer.
         layer: layer whose states are recorded; 0 records none.
-        answer_tokens: tokens for a final answer, by which a sample without one is completed as greedy texts
-            are; 0 leaves it without.
+        answer_tokens: tokens for a final answer; samples without one are completed like greedy texts; 0
+            leaves them without.
     """
     first = {one.text: one for one in reversed(asked)}
     rows = [one for text in dict.fromkeys(p.text for p in asked) for one in [first[text]] * how.samples]
@@ -137,7 +137,7 @@ def _complete(
     tokens: int,
     common: dict[str, Any],
 ) -> dict[int, tuple[str, Generation]]:
-    """The announcing words and the answer after each text without one, by its place."""
+    """Write the announcing words and the answer after each text without one, by its place."""
     cue = prompt.answer_cue
     short = [i for i, g in enumerate(made) if tokens and g.token_ids and cue.lower() not in g.text.lower()]
     if not short:

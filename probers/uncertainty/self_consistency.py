@@ -1,4 +1,4 @@
-"""Self-consistency: how many drawn answers agree with the greedy one (Wang et al. 2022, SelfCheckGPT)."""
+"""Self-consistency: share of samples that agree with the greedy one (Wang et al. 2022; SelfCheckGPT)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .meaning import Same
 def self_consistency(greedy: str, answers: Sequence[str], same: Same) -> float:
     """Compute the share of n ``answers`` that mean the same as the ``greedy`` one, in [0, 1].
 
-    A pair that cannot be decided does not agree. UserError without answers.
+    An undecided pair does not agree. UserError without answers.
     """
     if not answers:
         raise UserError("samples=0 leaves nothing to compare: draw one sample or more", "missing-value")

@@ -1,4 +1,4 @@
-"""Semantic entropy: the entropy of what drawn answers mean (Kuhn et al. 2023; Farquhar et al. 2024).
+"""Semantic entropy: the entropy of the meanings of drawn answers (Kuhn et al. 2023; Farquhar et al. 2024).
 
 H = -sum_c p(c) log p(c) over clusters c of answers with one meaning. p(c) is the share of samples in c
 ("discrete"), or the share of c in the sum of the samples' sequence probabilities ("weighted").
@@ -19,11 +19,11 @@ Variant = Literal["discrete", "weighted"]
 def semantic_entropy(
     of: Sequence[int], logprobs: Sequence[float] | np.ndarray | None = None, *, variant: Variant = "discrete"
 ) -> float:
-    """Compute the entropy in nats of n samples' clusters; 0 where all mean the same.
+    """Compute the entropy in nats of n samples' clusters; 0 if all mean the same.
 
     Args:
         of: number of each sample's cluster, from 0 (:func:`.meaning.clusters`).
-        logprobs: (n,) log-probability of each sample's sequence in nats, for ``weighted``; NaN, of a sample
+        logprobs: (n,) log-probability of each sample's sequence in nats, for ``weighted``; NaN, for a sample
             without a token, counts with the mean weight of the others.
         variant: "discrete" or "weighted".
 
@@ -58,8 +58,8 @@ def _weights(logprobs: np.ndarray) -> np.ndarray:
 def best_cut(entropies: np.ndarray) -> float:
     """Find the threshold that divides values (n,) into two groups with the least variance within.
 
-    The rule by which Kossen et al. (2024) make labels of semantic entropy, "high" above it. It lies midway
-    between two neighbouring values, and at the value itself where all are equal.
+    Kossen et al. (2024) make labels of semantic entropy by this rule, "high" above it. It lies midway
+    between two neighbouring values, or at the value itself if all are equal.
     """
     values = np.sort(np.asarray(entropies, dtype=np.float64))
     if not len(values):

@@ -1,8 +1,8 @@
 """Uncertainty signals from a generation's own probabilities and attention: per token, per word, and RIND.
 
-RIND is DRAGIN's detector of where a text needs information (Su et al., ACL 2024, eq. 1-5):
-S(t_i) = H_i * a_max(i) * s_i, the entropy with which a token was chosen, the most attention it gets from what
-follows, and whether it carries meaning. ``paper`` follows the equations, ``released`` what the authors ran;
+RIND is DRAGIN's detector of places where a text needs information (Su et al., ACL 2024, eq. 1-5):
+S(t_i) = H_i * a_max(i) * s_i, the entropy of the choice of a token, the most attention it gets from later
+tokens, and whether it carries meaning. ``paper`` follows the equations, ``released`` the authors' code;
 published thresholds (0.6 to 1.5) only mean something under the latter.
 """
 
@@ -19,7 +19,7 @@ import numpy as np
 from ..text import is_content, is_stop_word, split_sentences
 from ..types import AttentionRows, Generation, RunError, UserError
 
-#: Keys of :func:`signals`, in the order in which probers take them as inputs.
+#: Keys of :func:`signals`, in the order of probers' inputs.
 SIGNALS = ("mean_entropy", "max_entropy", "min_prob", "mean_logprob")
 #: Keys of :func:`signals_before`.
 BEFORE = ("entropy_before", "logprob_before", "max_prob_before", "margin_before")
@@ -37,7 +37,7 @@ class Part:
 def parts(spans: Iterable[tuple[int, int]], offsets: Sequence[tuple[int, int]]) -> list[Part]:
     """Find the tokens of ascending [start, end) by character offsets; one over two parts belongs to both."""
     found: list[Part] = []
-    first = 0  # tokens before it end before the current part
+    first = 0  # number of tokens that end before the current part
     for start, end in spans:
         while first < len(offsets) and offsets[first][1] <= start:
             first += 1
@@ -52,7 +52,7 @@ def parts(spans: Iterable[tuple[int, int]], offsets: Sequence[tuple[int, int]]) 
 
 
 def words(text: str, offsets: Sequence[tuple[int, int]]) -> list[Part]:
-    """Find the white-space separated words of a text with their tokens; RunError where one has none."""
+    """Find the white-space separated words of a text with their tokens; RunError if one has none."""
     found = parts((match.span() for match in re.finditer(r"\S+", text)), offsets)
     for word in found:
         if not word.tokens:
@@ -84,10 +84,10 @@ def signals(generation: Generation) -> dict[str, float]:
 
 
 def surprise(logprobs: Any, entropies: Any) -> float:
-    """Mean over tokens (n,) of how much less likely each is than its distribution leads to expect, nats.
+    """Average over tokens (n,) how much less likely each is than its distribution predicts, in nats.
 
-    That is the mean of max(0, -log p - H): of greedily written text 0, since the likeliest token's -log p is
-    at most the entropy H; of text of others, and of drawn text, more. The signed mean is the numerator of
+    It is the mean of max(0, -log p - H). For greedily written text it is 0: the likeliest token's -log p
+    is at most the entropy H; for others' text and drawn text it is more. The signed mean is the numerator of
     Fast-DetectGPT (Bao et al. 2024).
     """
     beyond = -np.asarray(logprobs, dtype=np.float64) - np.asarray(entropies, dtype=np.float64)
@@ -97,14 +97,14 @@ def surprise(logprobs: Any, entropies: Any) -> float:
 def margins(generation: Generation) -> np.ndarray:
     """Subtract the second highest from the highest probability at each token, (n,)."""
     if generation.top is None:
-        told = "what is known before a token needs probabilities; generate with Needs(top=True)"
+        told = "signals before a token need probabilities; generate with Needs(top=True)"
         raise UserError(told, "missing-value")
     highest, second = generation.top.astype(np.float64)
     return np.asarray(highest - second)
 
 
 def entropy_of_top(chances: Sequence[float]) -> float:
-    """Entropy in nats of a distribution whose highest probabilities are known.
+    """Compute the entropy in nats of a distribution from its highest probabilities, a lower bound.
 
     The remaining probability r counts as one further token: H = -sum p ln p - r ln r. The true entropy is no
     lower, and higher by at most r ln(V - k), with k of V tokens known.
@@ -116,10 +116,10 @@ def entropy_of_top(chances: Sequence[float]) -> float:
 def signals_before(generation: Generation, token: int = 0) -> dict[str, float]:
     """Measure the model's confidence right before a token, recorded with ``Needs(top=True)``.
 
-    Keys are :data:`BEFORE`, all of the distribution that predicts the token: ``entropy_before`` in nats;
+    Keys are :data:`BEFORE`, all about the distribution that predicts the token: ``entropy_before`` in nats;
     ``max_prob_before`` the highest probability; ``margin_before`` that minus the second highest (Scheffer et
-    al. 2001); ``logprob_before`` the log-probability in nats of the token itself, which of a greedily written
-    one is the logarithm of the highest, and of a text that the model only read is known with the token alone.
+    al. 2001); ``logprob_before`` the log-probability in nats of the token itself, which for greedily written
+    text is the logarithm of the highest, and for text that the model only read needs the token.
     """
     margin = margins(generation)[token]
     assert generation.top is not None
@@ -137,7 +137,7 @@ class RindScores:
     Attributes:
         spans: [start, end) of each unit in the generation's text.
         tokens: indices of each unit's tokens.
-        scores: (units,) float64, S after the semantic filter: 0 for what is filtered out.
+        scores: (units,) float64, S after the semantic filter: 0 for excluded units.
         entropies: (units,) H, nats.
         attention: (units,) a_max, scaled within its sentence for ``released``.
         content: (units,) bool, the semantic filter s.
@@ -154,14 +154,14 @@ class RindScores:
     sentences: tuple[tuple[int, int], ...]
 
     def max(self, skip: int = 0) -> float:
-        """Take the highest score behind the first ``skip`` units; 0 where none is left."""
+        """Return the highest score after the first ``skip`` units; 0 if none is left."""
         return float(self.scores[skip:].max(initial=0.0))
 
     def hits(self, threshold: float, skip: int = 0) -> tuple[int, ...]:
-        """List the units behind the first ``skip`` that fire, in textual order.
+        """List the units after the first ``skip`` that fire, in textual order.
 
-        For ``paper`` all with S > threshold, for ``released`` those of the first sentence that has any; what
-        is filtered out never fires.
+        For ``paper`` these are all with S > threshold, for ``released`` those of the first sentence that has
+        any; excluded units never fire.
         """
         over = [i for i in np.flatnonzero((self.scores > threshold) & self.content).tolist() if i >= skip]
         if self.variant == "paper" or not over:
@@ -170,7 +170,7 @@ class RindScores:
         return tuple(i for i in over if self.sentence(i) == first)
 
     def sentence(self, unit: int) -> int:
-        """Index the sentence in which a unit begins; white space counts to the sentence before it."""
+        """Return the index of the sentence in which a unit begins; white space counts to the earlier one."""
         start, end = self.spans[unit]
         begins = [s for s, _ in self.sentences]
         return max(0, int(np.searchsorted(begins, max(start, end - 1), side="right")) - 1)
@@ -237,7 +237,7 @@ def _released(generation: Generation, alone: AttentionRows | None) -> dict[str, 
         told = "variant=released of RIND needs attention_alone; see CausalLM.attention_alone"
         raise UserError(told, "missing-value")
     if (given := len(alone.column_max)) != (count := len(generation.token_ids)):
-        raise RunError(f"attention_alone is of {given} tokens, the generation has {count}", "mismatch")
+        raise RunError(f"attention_alone has {given} tokens, the generation has {count}", "mismatch")
     text = generation.text
     units = words(text, generation.offsets)
     sentences = split_sentences(text)

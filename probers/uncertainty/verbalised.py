@@ -24,7 +24,7 @@ _NUMBER = re.compile(
 def verbalised(
     generate: Generate, prompts: Sequence[str], *, names: Sequence[str] | None = None
 ) -> tuple[list[float | None], list[Generation]]:
-    """Ask each prompt and read the confidence in [0, 1] from the reply; None where it states none."""
+    """Ask each prompt and read the confidence in [0, 1] from the reply; None if it states none."""
     replies = generate(prompts, max_new_tokens=TOKENS, stop=("\n",), names=names)
     return [stated(reply.text) for reply in replies], replies
 

@@ -25,16 +25,16 @@ def open_articles(
     wikipedia: Mapping[str, Any] | None = None,
     progress: Progress = lambda done, total, text: None,
 ) -> ArticleSource:
-    """Open articles, which come one at a time with a split, and a list of what could not be used.
+    """Open articles, which come one at a time with a split, and a list of unusable ones.
 
-    The network of ``wikipedia`` is first used when the result is iterated, that of ``hf:`` here.
+    The network of ``wikipedia`` is first used during iteration, that of ``hf:`` here.
 
     Args:
         spec: testbed, the path of a JSONL file (``.gz`` too), wikipedia, or
             ``hf:<dataset id>[:<config>][:<split>]``.
-        limit: this many usable articles at most, drawn by ``seed``; None takes all.
+        limit: largest number of usable articles, drawn by ``seed``; None takes all.
         seed: also deals articles to splits, by title.
-        on_bad_line: what a malformed line does; an empty or short article is a problem, never an error.
+        on_bad_line: policy for a malformed line; an empty or short article is a problem, never an error.
         wikipedia: the fields of :class:`~.base.Wikipedia`.
     """
     if limit is not None and limit < 1:

@@ -15,11 +15,11 @@ from ..records import LeftOut, UnusableError
 
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\ufeff\ufffe\uffff\ud800-\udfff]+")
 _BREAK = re.compile("\r\n?|[\x85\u2028\u2029]")
-# Full stops that need no space after them: Chinese, Japanese, Arabic, Urdu and Hindi ones.
+# Full stops that need no space after them: those of Chinese, Japanese, Arabic, Urdu and Hindi.
 _OTHER_END = re.compile("[。！？؟۔।]+[」』”’）)]*")
 _ENDS = re.compile(r"""[.!?…:;。！？؟۔।]["'”’»)\]」』]*$""")
 _HEADING = re.compile(r"^\s*(={2,6})\s*(.*?)\s*\1\s*$")
-#: A line this long is prose even without a full stop at its end.
+#: Least length of a line that is prose even without a full stop at its end.
 PROSE = 80
 
 #: Sections without prose, in the larger Wikipedias.
@@ -46,7 +46,7 @@ class Wikipedia:
     category: Name | None = None
     """all pages of a category"""
     depth: Natural = 0
-    """levels of subcategories"""
+    """number of levels of subcategories"""
     random: bool = False
     """true draws limit pages at random"""
     language: Name = "en"
@@ -56,9 +56,9 @@ class Wikipedia:
     cache: Name = "runs/cache/wikipedia"
     """folder for fetched pages and lists"""
     rate: Positive = 2
-    """most requests per second"""
+    """largest number of requests per second"""
     retries: Natural = 5
-    """further tries after a failed request"""
+    """number of further tries after a failed request"""
     backoff: NotNegative = 1
     """seconds before the first retry, doubled for each further one"""
     max_wait: NotNegative = 300
@@ -69,7 +69,7 @@ class Wikipedia:
     """address of another MediaWiki"""
 
     def check(self) -> None:
-        """Refuse pages that are not chosen one way, and values that make no request (UserError)."""
+        """Refuse several or no choices of pages, and values that make no request (UserError)."""
         asked = [name for name in ("titles", "category", "random") if getattr(self, name)]
         if len(asked) != 1:
             needed = "exactly one of wikipedia.titles, wikipedia.category and wikipedia.random=true"
@@ -92,12 +92,12 @@ def clean(text: str) -> str:
 def prose(text: str) -> str:
     """Keep the prose lines of an encyclopedia page.
 
-    Headings, appendices, formulas and short lines that do not end like a sentence (list items, captions) go.
-    Where no heading is marked with ``==``, as in dumps, a line that is an appendix's heading ends the page.
+    It drops headings, appendices, formulas and short lines without a sentence's end (list items, captions).
+    If no heading is marked with ``==``, as in dumps, a line equal to an appendix's heading ends the page.
     """
     kept: list[str] = []
     marked = re.search(r"^\s*==.*==\s*$", text, re.MULTILINE) is not None
-    skipping = 0  # level of the appendix being left out, 0 for none
+    skipping = 0  # level of the appendix being skipped, 0 for none
     for line in text.split("\n"):
         if heading := _HEADING.match(line):
             level = len(heading.group(1))
@@ -125,7 +125,7 @@ def sentences_of(text: str) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Rules:
-    """Requirements of a usable article: sentences at least, and characters that whole ones fill at most."""
+    """Requirements of a usable article: least number of sentences, largest number of characters in them."""
 
     min_sentences: int = 2
     max_chars: int = 100_000
@@ -143,12 +143,12 @@ class Rules:
         id: str | None = None,
         split: Callable[[str], str] | None = None,
     ) -> Article:
-        """Make an article of clean sentences; ``split`` deals its title (UnusableError for one of no use)."""
+        """Make an article of clean sentences; ``split`` deals its title (UnusableError if it is useless)."""
         title = " ".join(clean(title).split())
         if not title:
             raise UnusableError("no title")
         if isinstance(content, str):
-            # Far more than can be kept is not even split.
+            # Text far beyond the limit is not even split.
             found: Iterator[str] = sentences_of(clean(content[: 2 * self.max_chars]))
         else:
             found = (" ".join(clean(s).split()) for s in content)
@@ -168,13 +168,13 @@ class Rules:
         return Article(title if id is None else id, title, tuple(sentences), split(title) if split else "")
 
 
-#: Called with the articles delivered so far, how many are expected (None: unknown) and what is going on.
+#: Called with the number of delivered articles, the expected number (None: unknown) and the current step.
 Progress = Callable[[int, "int | None", str], None]
 
 
 @dataclass
 class Problems(LeftOut):
-    """Articles that could not be used; ``failed`` counts those that the network failed to deliver."""
+    """Articles that could not be used; ``failed`` counts those that the network did not deliver."""
 
     failed: int = 0
     noun: ClassVar[str] = "article"
@@ -197,9 +197,9 @@ class Problems(LeftOut):
 
 @dataclass
 class ArticleSource:
-    """Articles, made one at a time while it is iterated, once.
+    """A source of articles, made one at a time while it is iterated, once.
 
-    ``problems`` is complete at the end; ``total`` is how many articles are expected at most, None if unknown.
+    ``problems`` is complete at the end; ``total`` is the largest expected number of articles, or None.
     """
 
     spec: str
@@ -208,7 +208,7 @@ class ArticleSource:
     total: int | None
 
     def __iter__(self) -> Iterator[Article]:
-        """Yield the articles; when there was none, a UserError or RunError at the end."""
+        """Yield the articles; UserError or RunError at the end if there was none."""
         empty = True
         for article in self.articles:
             empty = False

@@ -1,4 +1,4 @@
-"""Cuts of articles: right before an entity inside a sentence and outside the title (RaDIO, MIND)."""
+"""Cuts of articles right before an entity that is inside a sentence and not in the title (RaDIO, MIND)."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from .base import ArticleSource
 class Cut:
     """An article, in natural text, cut before ``entity``, a span in its sentences joined by spaces.
 
-    ``before`` is the article up to the entity, or the end of that, and ``between`` the space there, "" where
-    the entity follows a bracket or a quote; ``sentence`` is the index of the sentence it is in.
+    ``before`` is the article up to the entity, or its end, and ``between`` the space before the entity, ""
+    after a bracket or a quote; ``sentence`` is the index of the entity's sentence.
     """
 
     article: Article
@@ -54,7 +54,7 @@ def cut_article(
 ) -> list[Cut]:
     """Cut an article in natural text before at most ``per_article`` entities, drawn by ``seed``.
 
-    They are in its first ``within`` sentences (None: in all), and ``wanted`` in the text.
+    They are in its first ``within`` sentences (None: in all), and ``wanted`` accepts them.
     """
     language = language_of(recognise)
     text = join_sentences(article.sentences)
@@ -88,16 +88,16 @@ def _in_title(mention: str, title: str, language: Language) -> bool:
 
 
 def shortened(cuts: Iterable[Cut], tokens: int, starts: Callable[[str], Sequence[int]]) -> Iterator[Cut]:
-    """Keep at most the last ``tokens`` tokens before each cut; those of an article follow one another.
+    """Keep at most the last ``tokens`` tokens before each cut; cuts of an article must be adjacent.
 
-    What is left begins at every half of so many of its tokens, and there with a sentence, or where none
-    begins soon with a word: cuts near each other have one beginning, so that the model reads what they share
-    once. ``starts`` finds where in a text each of its tokens begins, ascending.
+    Shortened texts begin at multiples of half of ``tokens``, moved on to the start of a sentence, or a word
+    if none begins soon. Cuts near each other share their beginning, so that the model reads it only once.
+    ``starts`` returns the ascending places in a text where its tokens begin.
     """
     step = max(1, tokens // 2)
     for article, group in groupby(cuts, key=lambda cut: cut.article):
         of_article = list(group)
-        # A token is a byte at least.
+        # A token is at least one byte.
         if all(len(cut.before.encode()) <= tokens for cut in of_article):
             yield from of_article
             continue
@@ -147,12 +147,12 @@ class CutPlan:
                 raise UserError(f"{name}={value} leaves nothing to cut at: give 1 or more")
 
     def peek(self) -> None:
-        """Make the first cut and keep it, so that articles nothing can be made of are an error now."""
+        """Make the first cut and keep it, so that articles without any cut are an error now."""
         first = next(self._stream)
         self._stream = chain([first], self._stream)
 
     def __iter__(self) -> Iterator[Cut]:
-        """Iterate over the cuts; UserError at the end when there was none."""
+        """Iterate over the cuts; UserError at the end if there were none."""
         return self._stream
 
     def _all(self) -> Iterator[Cut]:
@@ -163,7 +163,7 @@ class CutPlan:
                 seed=self.seed,
             )  # fmt: skip
             if not cuts:
-                reason = "no entity: none inside a sentence and not in the title"
+                reason = "no entity: none is inside a sentence and outside the title"
                 self.source.problems.add(article.title, reason)
             self.cuts += len(cuts)
             yield from cuts

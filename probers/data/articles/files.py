@@ -1,7 +1,7 @@
 """Articles of a JSONL file or of a dataset of the Hugging Face Hub, read as streams.
 
-A file is read twice: once to find every malformed line before any model runs, to draw and to deal splits,
-which keeps 25 bytes per article, and once to deliver the articles. A dataset of the Hub is read once.
+A file is read twice: first to find every malformed line before any model runs, to draw and to deal splits,
+which keeps 25 bytes per article, then to deliver the articles. A dataset of the Hub is read once.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ..records import (
 from ..splits import Splits
 from .base import ArticleSource, Problems, Progress, Rules, clean, prose
 
-#: With a limit, articles of the Hub are drawn out of a window of this many rows that moves over the stream.
+#: With a limit, articles of the Hub are drawn from a window of this many rows that moves over the stream.
 WINDOW = 1000
 
 
@@ -40,8 +40,8 @@ def open_file(
 ) -> ArticleSource:
     """Open the usable articles of a JSONL file (``.gz`` too), in its order.
 
-    UserError for no such file, nothing usable, or with ``on_bad_line="error"`` a malformed line or a repeated
-    id. A title that is there twice without ids is a problem only, and the first article is kept.
+    UserError for a missing file, nothing usable, or with ``on_bad_line="error"`` a malformed line or repeated
+    id. A repeated title without ids is only a problem; its first article is kept.
     """
     path = Path(spec)
     if not path.is_file():
@@ -99,7 +99,7 @@ def open_file(
 
 
 def _of_line(line: str, rules: Rules, splits: Splits | None = None) -> Article:
-    """Read the article of a line; ValueError if malformed, UnusableError if the article is no use."""
+    """Read the article of a line; ValueError if malformed, UnusableError if the article is useless."""
     record: Any = json.loads(line)
     check_object(record)
     title = record.get("title")
@@ -148,7 +148,7 @@ def open_hub(spec: str, *, limit: int | None, seed: int, rules: Rules, progress:
         while done != limit:
             try:
                 row = next(stream, None)
-            except Exception as error:  # whatever file system and format lie below
+            except Exception as error:  # any error of the file system and format below
                 reason = f"broke off: {type(error).__name__}: {first_line(error)}"
                 problems.add(f"row {number + 1}", reason, failure=True)
                 break

@@ -39,7 +39,7 @@ log = getLogger(__name__)
 def open_wikipedia(
     options: Wikipedia, *, limit: int | None, seed: int, rules: Rules, progress: Progress
 ) -> ArticleSource:
-    """Open the articles of a Wikipedia, whose network is first used when they are iterated.
+    """Open the articles of a Wikipedia; its network is first used when they are iterated.
 
     A limit counts usable articles: further titles replace unusable ones.
     """
@@ -82,7 +82,7 @@ def open_wikipedia(
 
 
 def _title_list(options: Wikipedia) -> list[str]:
-    """List the distinct titles of the option or of its file; UserError if there is none."""
+    """List the distinct titles of the option or of its file; UserError if there are none."""
     titles: Sequence[Any] = options.titles or []
     if isinstance(options.titles, str):
         try:
@@ -100,9 +100,9 @@ def _title_list(options: Wikipedia) -> list[str]:
 
 
 def _article(title: str, page: dict[str, Any], rules: Rules, splits: Splits, seen: dict[int, str]) -> Article:
-    """Make the article of a page; UnusableError for one that is missing, a disambiguation or repeated."""
+    """Make the article of a page; UnusableError for a missing, repeated or disambiguation page."""
     if page["status"] == "missing":
-        raise UnusableError("missing: there is no page of this title")
+        raise UnusableError("missing: there is no page with this title")
     if page["status"] == "disambiguation":
         raise UnusableError("disambiguation page")
     if page["pageid"] in seen:
@@ -140,21 +140,21 @@ def _category_titles(client: _Client, options: Wikipedia, problems: Problems) ->
 
 
 SCHEMA = 1
-#: Failed requests in a row after which only the cache answers.
+#: Failed requests in a row before only the cache answers.
 GIVE_UP = 3
 
 
 class FetchError(Exception):
-    """A request that failed for good; ``down`` if the server or the network is why, and not the request."""
+    """A request that failed for good; ``down`` if the server or the network is the cause, not the request."""
 
     def __init__(self, reason: str, *, down: bool = False) -> None:
         super().__init__("".join(c if c.isprintable() else " " for c in reason[:300]))
         self.down = down
 
 
-#: Characters no title holds; "|" would ask for two pages.
+#: Characters that no title holds; "|" would ask for two pages.
 _NO_TITLE = re.compile(r"[#<>\[\]{}|\x00-\x1f\x7f-\x9f\ud800-\udfff]")
-#: Fields of a record in the cache: of a list by its kind, of a page by its status.
+#: Fields of a record in the cache: for a list by its kind, for a page by its status.
 _PAGE = {"status", "title", "pageid", "revision", "text"}
 _FIELDS = {
     "categories": {"pages", "categories"}, "random": {"titles"},
@@ -163,7 +163,7 @@ _FIELDS = {
 
 
 class _Client:
-    """Pages, category members and random titles, fetched once; failures (FetchError) are not kept."""
+    """Client for pages, category members and random titles, fetched once; FetchErrors are not kept."""
 
     def __init__(self, options: Wikipedia, notice: Callable[[str], None]) -> None:
         self.options = options
@@ -184,7 +184,7 @@ class _Client:
         return self._kept("categories", category, lambda: self._fetch_members(category))
 
     def random_titles(self, seed: int, limit: int, problems: Problems) -> Iterator[str]:
-        """Yield titles drawn for ``seed``, kept ones first; about 20 times the limit at most."""
+        """Yield titles drawn for ``seed``, cached ones first; about 20 times the limit at most."""
         name = f"seed {seed}"
         titles: list[str] = (self._read("random", name) or {"titles": []})["titles"]
         most, fresh = 20 * limit + 100, titles
@@ -209,7 +209,7 @@ class _Client:
         return record
 
     def _read(self, kind: str, name: str) -> dict[str, Any] | None:
-        """Read a record of the cache; a damaged one is named and counts as absent."""
+        """Read a record of the cache; a damaged one is logged and counts as absent."""
         file = self._file(kind, name)
         try:
             record = unsealed(file)  # older versions wrote no checksum
@@ -252,11 +252,11 @@ class _Client:
             tried = f" (tried {often} times)" if often > 1 else ""
             raise FetchError(f"{self.transport.failure or first_line(error)}{tried}", down=True) from error
         except (LookupError, TypeError, ValueError, AttributeError) as error:
-            # The library reads the fields it expects without checking for them.
-            raise FetchError("the answer is not understood: a part of it is missing") from error
+            # The library reads its expected fields without checking for them.
+            raise FetchError("the answer is incomplete: a part of it is missing") from error
 
     def _wiki(self, *, lists: bool) -> wikipediaapi.Wikipedia:
-        """The library's client; for pages it gets text and kind with one request."""
+        """Return the library's client; for pages it gets text and kind with one request."""
         if lists not in self._wikis:
             import wikipediaapi
 
@@ -291,25 +291,25 @@ class _Client:
         return {name: [p.title for p in found.values() if p.ns == ns] for name, ns in spaces.items()}
 
 
-#: MediaWiki's error codes after which the same request may succeed; it sends them with status 200.
+#: MediaWiki's error codes that are temporary; it sends them with status 200.
 _BUSY = ("maxlag", "ratelimited", "readonly", "internal_api_error")
 
 
 class _Transport(httpx.BaseTransport):
-    """Paced requests, whose temporary failures look to the library's client like those it repeats.
+    """Paced requests; the library's client sees their temporary failures as those that it repeats.
 
-    It repeats status 429 after the seconds of ``Retry-After``, status 500 and above, timeouts and
-    connections that cannot be made. ``failure`` is the reason of the last failed request.
+    It repeats status 429 after the seconds of ``Retry-After``, status 500 and above, timeouts and failed
+    connections. ``failure`` is the reason of the last failed request.
     """
 
     def __init__(self, options: Wikipedia, notice: Callable[[str], None]) -> None:
         self.options, self.failure = options, ""
         self._notice = notice
-        self._network = httpx.Client()  # takes the proxies that the environment names
+        self._network = httpx.Client()  # uses the proxies that the environment names
         self._next = 0.0
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        """Send a request and read the whole answer; FetchError where repeating it is no use."""
+        """Send a request and read the whole answer; FetchError where repeating it is useless."""
         if (now := time.monotonic()) < self._next:
             time.sleep(self._next - now)
         self._next = max(now, self._next) + 1 / self.options.rate
@@ -344,7 +344,7 @@ class _Transport(httpx.BaseTransport):
         wait = _retry_after(response)
         if wait is not None and wait > self.options.max_wait:
             limit = f"wikipedia.max_wait is {self.options.max_wait:g}"
-            raise FetchError(f"{reason}, to be asked again after {wait:.0f} s; {limit}", down=True)
+            raise FetchError(f"{reason}, to be repeated after {wait:.0f} s; {limit}", down=True)
         self._failed(reason)
         headers = {} if wait is None else {"Retry-After": f"{wait:.0f}"}
         return httpx.Response(429, headers=headers, request=response.request)
@@ -358,7 +358,7 @@ class _Transport(httpx.BaseTransport):
 
 
 def _retry_after(response: httpx.Response) -> float | None:
-    """Find the seconds until the time that a server names, if it does."""
+    """Return the seconds until the time that a server names, or None."""
     value = response.headers.get("Retry-After", "").strip()
     if value.isdecimal():
         return float(value)

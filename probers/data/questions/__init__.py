@@ -1,7 +1,7 @@
-"""Question sets in the layouts they are published in, one file each, small ones together.
+"""Question sets in their published layouts, one file each, small ones together.
 
 A set is a dataclass whose fields are its options. :func:`open_questions` takes its name,
-or an object of one's own class derived from :class:`QuestionSource`.
+or an object of your own class derived from :class:`QuestionSource`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
-#: What users type -> module and class; the module is imported when it is asked for.
+#: Name that users type -> module and class; the module is imported when the name is used.
 DATASETS = {
     "testbed": "jsonl:Testbed",
     "hotpotqa": "hotpotqa:HotpotQA",
@@ -64,14 +64,14 @@ DATASETS = {
 
 
 class EmptySplitError(UserError):
-    """There are questions, but none in the split asked for."""
+    """Error of questions without any in the requested split."""
 
 
 @dataclass
 class Excluded(LeftOut):
-    """Questions that were left out, each named by where it stands or by its id.
+    """Questions that were left out, each named by its place or its id.
 
-    ``lost`` is where a file breaks off, so that nothing behind it could be read.
+    ``lost`` is the place where a file is truncated.
     """
 
     lost: str = ""
@@ -80,10 +80,10 @@ class Excluded(LeftOut):
 
 @dataclass(frozen=True)
 class QuestionSet:
-    """The questions of a run, and what has to be known about how they were chosen.
+    """The questions of a run, and a record of their choice.
 
     Every question has group and split. ``record``, for the run's record, has source, layout, seed,
-    limit, split and the numbers of questions (``dealt``: those that came without a split and got one);
+    limit, split and the numbers of questions (``dealt``: those whose split was dealt);
     its ``digest`` is the same exactly when the same questions are asked.
     """
 
@@ -93,7 +93,7 @@ class QuestionSet:
     notes: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:
-        """Notes for the user; empty when everything requested was there."""
+        """Return notes for the user; none when everything requested was there."""
         return [*self.notes, *self.excluded.lines(most=10)]
 
 
@@ -101,7 +101,7 @@ def load_questions(
     source: str | QuestionSource, *, limit: Limit = None, split: str | None = None, seed: int = 0,
     on_bad_line: BadLine = "error",
 ) -> list[Question]:  # fmt: skip
-    """:func:`open_questions` for short; what was left out is logged as a warning."""
+    """Load the questions of :func:`open_questions`; log those left out as a warning."""
     found = open_questions(source, limit=limit, split=split, seed=seed, on_bad_line=on_bad_line)
     for line in found.lines():
         log.warning(line)
@@ -123,19 +123,19 @@ def open_questions(
 
     Args:
         source: a name of :data:`DATASETS`, the path of a JSONL file, or an object.
-        limit: this many usable questions, drawn by ``seed``; a smaller limit is a part of a larger one. None
-            takes all. A mapping says how many of each split; those it does not name give none.
+        limit: number of usable questions, drawn by ``seed``; a smaller limit is a part of a larger one. None
+            takes all. A mapping has a number for each split; unnamed splits give none.
         split: only those of "train", "validation" or "test".
         seed: also deals groups of questions to splits, where the file does not say.
-        deal_splits: False leaves a set that names no split whole: all of it is test questions.
-        on_bad_line: what a malformed record does. A well-formed question that cannot be asked (no answer, a
+        deal_splits: False leaves a set without splits whole: all its questions are test questions.
+        on_bad_line: policy for a malformed record. A well-formed question that cannot be asked (no answer, a
             repeated id) is always left out, and counted.
-        unfit: which questions are not asked, since something was trained on them; they are counted.
+        unfit: predicate of questions not to ask, since something was trained on them; they are counted.
         options: fields of the source's class, such as ``path``.
 
     Raises:
-        UserError: whatever is wrong with the request or the file; also when leaving questions out leaves
-            fewer than ``limit``. A set that never had so many gives all it has, with a note.
+        UserError: a wrong request or file; also when questions left out make the rest
+            fewer than ``limit``. A set that never had enough gives all it has, with a note.
         EmptySplitError: no question is in the split asked for, or in one that ``limit`` names.
         RunError: the Hub cannot be reached.
     """
@@ -157,7 +157,7 @@ def open_questions(
         left = count(drawn.seen, "question")
         notes.append(f"{left} left out: a part of this run was trained or tuned on them")
     if excluded.lost:
-        notes.append(f"{opened.spec} breaks off at {excluded.lost}: nothing behind it was read")
+        notes.append(f"{opened.spec} is truncated at {excluded.lost}: nothing after it was read")
     for part, most in parts.items():
         key = f"limit.{part}" if isinstance(limit, Mapping) else "limit"
         notes += _shortage(opened, drawn, excluded, key, part, most)
@@ -197,7 +197,7 @@ def _check_limit(limit: Limit, split: str | None) -> None:
 def _shortage(
     source: QuestionSource, drawn: Drawn, excluded: Excluded, key: str, split: str | None, most: int | None
 ) -> list[str]:
-    """A note where a part of a set has fewer questions than asked for; an error where some were left out."""
+    """Note that a part of a set has fewer questions than requested; raise if others were left out."""
     available = drawn.available(split)
     if not available:
         found = ", ".join(f"{n} {name}" for name, n in sorted(drawn.splits.items()))
@@ -216,19 +216,19 @@ def _shortage(
 
 
 class _Reading:
-    """The usable questions of a source, in its order, while everything else is counted."""
+    """The usable questions of a source, in its order; all other records are counted."""
 
     def __init__(self, source: QuestionSource, on_bad_line: BadLine) -> None:
         self.source, self.on_bad_line = source, on_bad_line
         self.excluded = Excluded()
         self.layouts: Counter[str] = Counter()
         self.read = 0
-        self._fitted = False  # a record in one of the source's layouts was read
+        self._fitted = False  # whether a record in one of the source's layouts was read
         self._seen: dict[str, str] = {}
 
     def __iter__(self) -> Iterator[Question]:
         rows = self.source.rows()
-        # A large file or a stream takes minutes, a small file no bar.
+        # A large file or a stream takes minutes and shows a bar, a small file does not.
         for row in tqdm(rows, self.source.name, unit=" records", delay=5, leave=False, disable=None):
             if row.problem:
                 self._check_dataset(row)
@@ -271,13 +271,13 @@ class _Reading:
         return question
 
     def _check_dataset(self, row: Row) -> None:
-        """Refuse a file that begins with records of another dataset; says which."""
+        """Refuse a file that begins with records of another dataset, and name it."""
         if self._fitted or not isinstance(row.record, dict):
             return
         for name in DATASETS:
             for known in source_class(name).layouts:
                 if known.fits(row.record):
-                    other = f"{known.name}, which is read by questions={name}"
+                    other = f"{known.name}, to be read by questions={name}"
                     raise UserError(f"{self.source.spec}: {row.where} looks like {other}", "mismatch")
 
     def _malformed(self, where: str, reason: str) -> None:
@@ -288,13 +288,13 @@ class _Reading:
 
 
 def source_class(name: str) -> type[QuestionSource]:
-    """The class behind a name of :data:`DATASETS`."""
+    """Import the class of a name of :data:`DATASETS`."""
     module, _, made = DATASETS[name].partition(":")
     return getattr(importlib.import_module(f".{module}", __name__), made)
 
 
 def _made(source: str | QuestionSource, options: dict[str, Any]) -> QuestionSource:
-    """The source with its options, which must be fields of its class (UserError)."""
+    """Make the source with its options, which must be fields of its class (UserError)."""
     if isinstance(source, str) and source not in DATASETS:
         if options.get("path") is not None or not (Path(source).suffix or Path(source).exists()):
             near = difflib.get_close_matches(source, DATASETS, n=1)
@@ -305,6 +305,6 @@ def _made(source: str | QuestionSource, options: dict[str, Any]) -> QuestionSour
     kind = source_class(source) if isinstance(source, str) else type(source)
     known = [f.name for f in fields(kind)]
     if unknown := [key for key in options if key not in known]:
-        told = f"questions.{unknown[0]} is no option of {kind.name}: its options are {', '.join(known)}"
+        told = f"questions.{unknown[0]} is not an option of {kind.name}: its options are {', '.join(known)}"
         raise UserError(told, "unknown-key")
     return kind(**options) if isinstance(source, str) else replace(source, **options)

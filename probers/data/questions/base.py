@@ -15,7 +15,7 @@ from .values import Record, accepted, hashed, identifier, strings, text
 
 
 class Layout(NamedTuple):
-    """A way the records of a dataset are written, told by their fields."""
+    """A way of writing the records of a dataset, recognised by their fields."""
 
     name: str
     has: frozenset[str]
@@ -26,11 +26,11 @@ class Layout(NamedTuple):
 
 
 def layout(name: str, has: str, lacks: str = "") -> Layout:
-    """A layout from space-separated names of fields."""
+    """Make a layout from space-separated names of fields."""
     return Layout(name, frozenset(has.split()), frozenset(lacks.split()))
 
 
-#: How FlashRAG writes every dataset; ``metadata`` holds fields of the original.
+#: FlashRAG's layout of every dataset; ``metadata`` holds fields of the original.
 FLASHRAG = layout("FlashRAG's", "id question golden_answers")
 
 
@@ -44,9 +44,9 @@ class QuestionSource:
     Attributes:
         path: the official file on this machine (``.gz`` too); None reads the copy on the Hub.
         hub: dataset id on the Hugging Face Hub, or a folder that ``datasets`` reads.
-        config: its configuration.
-        hub_split: its split.
-        revision: its revision; None is the newest.
+        config: name of its configuration.
+        hub_split: name of its split.
+        revision: its revision; None for the newest.
     """
 
     path: str | None = None
@@ -55,21 +55,21 @@ class QuestionSource:
     hub_split: str = "validation"
     revision: str | None = None
 
-    #: What users type.
+    #: Name that users type.
     name: ClassVar[str] = ""
-    #: The layouts it reads; the first that fits a record is taken.
+    #: Layouts it reads; the first that fits a record is taken.
     layouts: ClassVar[tuple[Layout, ...]] = ()
     #: Options with their possible values, where these are few.
     choices: ClassVar[Mapping[str, Sequence[str]]] = {}
     #: Options that name further files.
     extra_files: ClassVar[tuple[str, ...]] = ()
-    #: Small enough to be held whole: splits have exact shares, and a repeated id is a mistake.
+    #: Small enough for memory: splits have exact shares, and a repeated id is an error.
     whole: ClassVar[bool] = False
-    #: Its answers are mentions of entities, which are also judged by whether they mean the same.
+    #: Its answers are mentions of entities, which are also judged by equivalence of meaning.
     mentions: ClassVar[bool] = False
-    #: Its records have ids; of another the id of a question is made from its text.
+    #: Its records have ids; otherwise the id of a question is made from its text.
     has_ids: ClassVar[bool] = True
-    #: The prompt that they make sense with; None where any will do.
+    #: The prompt they need; None where any will do.
     prompt: ClassVar[str | None] = None
 
     def __post_init__(self) -> None:
@@ -84,7 +84,7 @@ class QuestionSource:
                 raise UserError(told, "unknown-choice")
 
     def _given(self) -> dict[str, Any]:
-        """The options that do not have their defaults."""
+        """Return the options that differ from their defaults."""
         return {f.name: v for f in fields(self) if (v := getattr(self, f.name)) != f.default}
 
     @property
@@ -104,13 +104,13 @@ class QuestionSource:
         return tuple(str(v) for n in ("path", *self.extra_files) if (v := getattr(self, n)) is not None)
 
     def seeded(self, seed: int) -> QuestionSource:
-        """The source as a run of this seed reads it: itself where nothing is drawn while it is read."""
+        """Return the source as a run of this seed reads it: itself if reading draws nothing."""
         return self
 
     def rows(self) -> Iterator[Row]:
-        """Its records in order, or its questions where they are made and not read.
+        """Yield its records in order, or its questions where they are made, not read.
 
-        UserError for no such file or dataset, or one in another layout; RunError for an unreachable Hub.
+        UserError for a missing file or dataset, or another layout; RunError for an unreachable Hub.
         """
         for option in self.extra_files:
             extra = getattr(self, option)
@@ -137,7 +137,7 @@ class QuestionSource:
             yield row._replace(problem=problem) if problem else row
 
     def mismatch(self, keys: Collection[str]) -> str | None:
-        """Describe the mismatch of a record with these fields, None when a layout fits."""
+        """Describe the mismatch of a record with these fields; None when a layout fits."""
         if any(known.fits(keys) for known in (*self.layouts, FLASHRAG)):
             return None
         found = ", ".join(sorted(map(str, keys))[:12]) or "none"
@@ -154,19 +154,19 @@ class QuestionSource:
             raise UserError(f"{self.spec}: {problem}; {remedy}", "mismatch")
 
     def unfold(self, record: Record) -> Sequence[Record]:
-        """The records of single questions in a record of the file."""
+        """Split a record of the file into records of single questions."""
         return (record,)
 
     def question(self, record: Record) -> Question:
-        """The question of a record; UnusableError if it cannot be asked, others if it is malformed."""
+        """Make the question of a record; UnusableError if it cannot be asked, others if malformed."""
         raise NotImplementedError
 
     def group_of(self, record: Record) -> str:
-        """The group by the fields of a record, or of FlashRAG's metadata; "" where each question is one."""
+        """Return the group by fields of a record, or of FlashRAG's metadata; "" if each question is one."""
         return ""
 
     def read(self, record: Record) -> tuple[Question, str]:
-        """The question of a record and the name of its layout; errors are those of :meth:`question`."""
+        """Read the question of a record and the name of its layout; errors are those of :meth:`question`."""
         if not FLASHRAG.fits(record) or any(known.fits(record) for known in self.layouts):
             return self.question(record), self.layout_of(record)
         asked, metadata = text(record, "question"), record.get("metadata") or {}
@@ -185,5 +185,5 @@ class QuestionSource:
         return next((known.name for known in self.layouts if known.fits(record)), "")
 
     def layout_name(self, seen: Counter[str]) -> str:
-        """The layout of the whole, from how many records have which."""
+        """Name the layout of the whole, by the number of records in each."""
         return ", ".join(sorted(name for name in seen if name))

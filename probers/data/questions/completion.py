@@ -1,9 +1,9 @@
 """Completions: real articles cut right before an entity, which is the answer.
 
-A question is the text before the entity as it stands, and the model goes on with it. What it writes
-at the head is right where it means the same as the article's entity. Articles are read, cut and
-dealt to splits as ``probers-datagen --source wiki`` does it; an article that it does not use, or
-that has nothing to ask for, gives no question.
+A question is the text before the entity, unchanged, and the model continues it. The start of its
+continuation is right if it means the same as the article's entity. Articles are read, cut and
+dealt to splits as in ``probers-datagen --source wiki``; an article that it does not use, or
+without anything to ask for, gives no question.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from ..articles.cuts import Cut, cut_article, natural
 from ..records import Row
 from .base import QuestionSource
 
-#: Where a text could as well go on with something else: in a list, or within two words of a sentence's start.
+#: Places where a text could as well continue otherwise: in a list, or within two words of a sentence's start.
 _OPEN = re.compile(r"""(?:[,;:/&]|\b(?:and|or|nor))\s*["“]?\s*$|[.!?]["”)]*\s+\S+(?:\s+\S+)?$""")
-#: Characters before an entity in which that is looked for.
+#: Characters before an entity that are searched for such a place.
 _NEAR = 60
-#: Questions of the articles read last that are kept, since a comparison reads them for each split.
+#: Number of latest articles whose questions are kept, since a comparison reads them for each split.
 _MOST = 100_000
 _LAST: dict[Any, list[Question]] = {}
 
@@ -37,13 +37,13 @@ class Completion(QuestionSource):
     """Beginnings of articles up to an entity that they have not named before.
 
     Attributes:
-        articles: what ``probers-datagen articles=..`` reads, but for a live Wikipedia.
-        max_articles: so many articles, drawn by seed; None takes all.
-        per_article: entities cut before per article at most, drawn by seed.
+        articles: articles as in ``probers-datagen articles=..``, except a live Wikipedia.
+        max_articles: number of articles, drawn by seed; None takes all.
+        per_article: largest number of entities per article to cut before, drawn by seed.
         kinds: types of entities; None takes all.
-        words: of the text before the entity, the last so many are the question.
-        min_words: with fewer before it in the article, an entity is not asked for.
-        seed: draws articles and entities, and deals articles to splits; None is the run's.
+        words: number of last words before the entity that make the question.
+        min_words: least number of words in the article before an entity to ask for.
+        seed: draws articles and entities, and deals articles to splits; None for the run's.
     """
 
     articles: str | None = None
@@ -66,7 +66,7 @@ class Completion(QuestionSource):
             told = "questions=completion is made from articles: give them as questions.articles=FILE"
             raise UserError(told, "missing-value")
         if self.articles == "wikipedia":
-            told = "questions.articles=wikipedia is another set tomorrow: give a file or hf:<dataset id>"
+            told = "questions.articles=wikipedia changes from day to day: give a file or hf:<dataset id>"
             raise UserError(told, "unsupported")
 
     @property
@@ -117,7 +117,7 @@ class Completion(QuestionSource):
         return (path.stat().st_size, path.stat().st_mtime_ns) if path.is_file() else None
 
     def _wanted(self, text: str, entity: Entity) -> bool:
-        """Tell whether an entity is asked for: a settled one of its kind that the question does not name."""
+        """Tell whether to ask for an entity: a settled one of its kind that the question does not name."""
         if self.kinds is not None and entity.type not in self.kinds:
             return False
         before = text[: entity.start]
@@ -127,7 +127,7 @@ class Completion(QuestionSource):
         return f" {normalise(entity.text)} " not in f" {normalise(self._shown(before))} "
 
     def _shown(self, before: str) -> str:
-        """The last words of the text before an entity, with the spaces between them."""
+        """Return the last words of the text before an entity, with the spaces between them."""
         words = before.rsplit(maxsplit=self.words)
         return before[len(words[0]) :].strip() if len(words) > self.words else before.strip()
 

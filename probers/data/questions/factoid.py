@@ -1,4 +1,4 @@
-"""Factoid questions that are published without passages: PopQA, WebQuestions, Bamboogle and SimpleQA."""
+"""Factoid questions published without passages: PopQA, WebQuestions, Bamboogle and SimpleQA."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from .values import Record, accepted, hashed, identifier, listed, optional, stri
 class PopQA(QuestionSource):
     """PopQA (Mallen et al., ACL 2023): ``popQA.tsv``, which is ``test.tsv`` on the Hub.
 
-    Any of the possible answers is right. The authors' accuracy asks for one of them anywhere in the text,
-    which is the rule ``acc_substring`` but for capitals. Questions about one subject are one group.
+    Any of the possible answers is right. The authors' accuracy looks for one of them anywhere in the text;
+    ``acc_substring`` does the same but ignores case. Questions about one subject are one group.
     """
 
     hub: Name | None = "akariasai/PopQA"
@@ -38,7 +38,7 @@ class PopQA(QuestionSource):
         return f"popqa:{identifier(record, 'subj_id')}" if "subj_id" in record else ""
 
 
-#: What stands around and between the answers of a WebQuestions file.
+#: Text around and between the answers of a WebQuestions file.
 _LIST, _NEXT, _END = "(list (description ", ") (description ", "))"
 
 
@@ -79,9 +79,9 @@ class WebQuestions(QuestionSource):
 
 
 def _descriptions(value: str) -> list[str]:
-    """The answers of ``(list (description "Jamaican English") (description Lawyer))``.
+    """Parse the answers of ``(list (description "Jamaican English") (description Lawyer))``.
 
-    More than one word stands in quotes, in which quotes stand as they are.
+    Several words are quoted; quotes within them are not escaped.
     """
     if value == "(list)":
         return []
@@ -95,7 +95,7 @@ def _descriptions(value: str) -> list[str]:
 class Bamboogle(QuestionSource):
     """Bamboogle (Press et al., Findings of EMNLP 2023): the authors' sheet as CSV.
 
-    A second answer, which the sheet has for a few, is right as well. Ids are made from the question's text.
+    The second answer, given for a few questions, is right as well. Ids are made from the question's text.
     """
 
     hub: Name | None = "chiayewken/bamboogle"
@@ -116,8 +116,8 @@ class SimpleQA(QuestionSource):
     """SimpleQA (Wei et al., 2024) and SimpleQA Verified (Haas et al., 2025): the CSV files.
 
     Officially a language model grades the answers as correct, incorrect or not attempted. Here they are
-    compared with the one gold answer like those of any set, by exact match, F1 or ``match``: stricter with
-    answers in other words, so that the figures are not those of its leaderboard. Ids are made from the
+    compared with the one gold answer, as in any set, by exact match, F1 or ``match``. This is stricter with
+    paraphrased answers, so the figures are not those of its leaderboard. Ids are made from the
     question's text; the metadata is not read.
     """
 

@@ -19,7 +19,7 @@ class HotpotQA(QuestionSource):
     """``hotpot_train_v1.1.json``, ``hotpot_dev_distractor_v1.json``, ``hotpot_dev_fullwiki_v1.json``.
 
     Passages are the paragraphs given with a question, gold where a supporting fact is in them.
-    The two settings are written alike; fullwiki is told by gold paragraphs that are not there.
+    Both settings have the same layout; missing gold paragraphs reveal fullwiki.
     """
 
     hub: Name | None = "hotpotqa/hotpot_qa"
@@ -49,9 +49,9 @@ class HotpotQA(QuestionSource):
 
 
 def paragraphs(record: Record, *, spaced: bool = True) -> tuple[Passage, ...]:
-    """The paragraphs of a record's context; one without text is left out.
+    """Return the paragraphs of a record's context; those without text are left out.
 
-    Sentences that are ``spaced`` bring the space before them along.
+    Sentences that are ``spaced`` begin with the space before them.
     """
     gold = supporting_titles(record)
     found = []
@@ -62,7 +62,7 @@ def paragraphs(record: Record, *, spaced: bool = True) -> tuple[Passage, ...]:
 
 
 def supporting_titles(record: Record) -> frozenset[str]:
-    """Titles of the paragraphs that hold a supporting fact."""
+    """Return titles of the paragraphs that hold a supporting fact."""
     facts = record.get("supporting_facts")
     if facts is None:
         return frozenset()
@@ -77,7 +77,7 @@ def _context(record: Record) -> list[tuple[str, list[str]]]:
 
 
 def _pairs(value: Any, name: str, second: str) -> list[tuple[str, Any]]:
-    """Pairs of a title and something: the official files have lists, copies on the Hub name the parts."""
+    """Pair titles with other values: official files have lists, copies on the Hub name the parts."""
     if isinstance(value, Mapping):  # one list per part
         titles, others = value["title"], value[second]
         if not isinstance(titles, list) or not isinstance(others, list) or len(titles) != len(others):

@@ -12,7 +12,7 @@ from ..records import UnusableError
 from .base import Layout, QuestionSource, layout
 from .values import Record, accepted, identifier, optional, passage, records, text
 
-#: How the context of a question names the passage it was asked on.
+#: Name of the question's own passage in its context.
 _MAIN = "main"
 
 
@@ -21,13 +21,13 @@ class IIRC(QuestionSource):
     """``train.json``, ``dev.json`` or ``iirc_test.json``.
 
     Answers are of type span, value (a number with or without its unit is right), binary (yes
-    or no) or none; questions of type none, which nothing answers, are left out. Passages are
-    the one the question was asked on, gold where the annotators needed it, and the snippets of
+    or no) or none; questions of type none, without an answer, are left out. Passages are
+    the question's own, gold where the annotators needed it, and the snippets of
     linked articles they needed. Questions on one passage are one group.
 
     Attributes:
-        spans: of an answer of several spans, "all" wants them together ("A, B" or "A and B"),
-            "any" accepts each alone, which is what DRAGIN's released evaluation does.
+        spans: for an answer of several spans, "all" wants them together ("A, B" or "A and B"),
+            "any" accepts each alone, like DRAGIN's released evaluation.
     """
 
     spans: Literal["all", "any"] = "all"
@@ -89,7 +89,7 @@ class IIRC(QuestionSource):
 
 
 def _passages(main: Passage, needed: Sequence[Record], titles: Mapping[str, str]) -> tuple[Passage, ...]:
-    """The main passage first, then the snippets of other articles, each once."""
+    """List the main passage, then the snippets of other articles, each once."""
     named = [(optional(part, "passage"), optional(part, "text")) for part in needed]
     found = [Passage(_MAIN, main.title, main.text, is_gold=any(title == _MAIN for title, _ in named))]
     others = dict.fromkeys((titles.get(t.lower(), t), body) for t, body in named if t != _MAIN and body)

@@ -1,4 +1,4 @@
-"""Questions of no published set: one's own, as docs/formats.md describes their file, and the testbed's."""
+"""Questions of unpublished sets: your own file, as described in docs/formats.md, and the testbed's."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..records import Row
 from .base import FLASHRAG, Layout, QuestionSource, layout
 from .values import Record, accepted, flag, identifier, optional, records, strings, text
 
-#: Other names in use for a split.
+#: Other common names of splits.
 _SPLITS = {"train": "train", "validation": "validation", "valid": "validation", "val": "validation",
            "dev": "validation", "test": "test", "": ""}  # fmt: skip
 
@@ -28,13 +28,13 @@ class JSONL(QuestionSource):
     """``{"id", "question", "answers": [..]}``, one a line, optionally with more.
 
     Optional are ``passages`` (``title``, ``text``, ``is_gold``), ``rationale``, ``dataset``,
-    ``group`` (what may not be on two sides of a split) and ``split``. Without ``answers``, or
-    with an empty list, nobody knows the answer and the question counts in no score. FlashRAG's
+    ``group`` (questions of one group stay in one split) and ``split``. Without ``answers``, or
+    with an empty list, the answer is unknown and the question counts in no score. FlashRAG's
     ``golden_answers`` and PopQA's ``possible_answers`` are read as answers.
 
     Attributes:
         splits: "file" keeps the splits that the lines name ("dev" is validation) and deals the
-            others; "deal" deals all of them, for a file that is one side of somebody's split.
+            others; "deal" deals all of them, for a file that is itself one split of a dataset.
     """
 
     splits: Literal["file", "deal"] = "file"
@@ -108,7 +108,7 @@ class JSONL(QuestionSource):
 
 
 def _listed(record: Record, key: str) -> Record:
-    """The record with its answers as a list; PopQA writes them as JSON within a string."""
+    """Return the record with its answers as a list; PopQA writes them as JSON within a string."""
     value = record.get(key)
     if key != "answers" and isinstance(value, str):
         try:

@@ -24,9 +24,9 @@ class MuSiQue(QuestionSource):
     The rationale is the chain of single questions with their answers.
 
     Attributes:
-        unanswerable: what is done with the full set's questions that their paragraphs do not answer.
+        unanswerable: treatment of the full set's questions that their paragraphs do not answer.
             "exclude" leaves them out; "noanswer" makes that word the gold answer, which only matches itself.
-            Such a question has the id of its answerable twin: it gets a suffix, and both are one group.
+            Such a question shares the id of its answerable twin: it gets a suffix, and both are one group.
     """
 
     hub: Name | None = "dgslibisey/MuSiQue"
@@ -58,9 +58,9 @@ class MuSiQue(QuestionSource):
 
     @cached_property
     def _groups(self) -> dict[str, str]:
-        """Id of each question -> its group: questions that share a single question, directly or not, are one.
+        """Id of each question -> its group: questions that share a single question, even indirectly, are one.
 
-        An id lists the single questions that it is made of: 2hop__482757_12019.
+        An id lists its single questions: 2hop__482757_12019.
         """
         rows = (row.record for row in self.rows() if isinstance(row.record, Mapping))
         ids = [id for record in rows if "__" in (id := str(record.get("id")))]
@@ -69,14 +69,14 @@ class MuSiQue(QuestionSource):
         for first, *others in parts.values():
             for other in others:
                 joined.merge(first, other)
-        least: dict[str, str] = {}  # names a group alike in any order of the file
+        least: dict[str, str] = {}  # names a group the same in any order of the file
         for part in joined:
             least.setdefault(joined[part], part)
         return {id: f"musique:{least[joined[own[0]]]}" for id, own in parts.items()}
 
 
 def _chain(record: Record) -> str:
-    """The steps as sentences; "#1" in a question stands for the first step's answer."""
+    """Write the steps as sentences; "#1" in a question stands for the first step's answer."""
     said: list[str] = []
     answers: dict[int, str] = {}
     for number, step in enumerate(records(record, "question_decomposition"), 1):

@@ -1,6 +1,6 @@
 """Natural Questions (Kwiatkowski et al., TACL 2019) as open-domain questions (Lee et al., ACL 2019).
 
-Also the layout of DPR's training files (Karpukhin et al., EMNLP 2020), which exist of several datasets.
+It includes the layout of DPR's training files (Karpukhin et al., EMNLP 2020), which cover several datasets.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ DPR = layout("DPR's biencoder file", "question answers positive_ctxs")
 
 @dataclass(frozen=True, kw_only=True)
 class DPRSource(QuestionSource):
-    """A set of questions that DPR's training files hold too.
+    """A set of questions that also comes in DPR's training files.
 
     A subclass lists :data:`DPR` last among its layouts and makes questions of its own records
     with :meth:`own_question`.
 
     Attributes:
-        hard_negatives: of DPR's file, how many passages without the answer are kept.
+        hard_negatives: number of passages without the answer kept from DPR's file.
     """
 
     hard_negatives: int = 10
@@ -36,10 +36,10 @@ class DPRSource(QuestionSource):
             raise UserError(f"questions.hard_negatives={self.hard_negatives} must be 0 or more")
 
     def question(self, record: Record) -> Question:
-        """The question of a record, here of one of DPR's.
+        """Make the question of a record, here of DPR's layout.
 
-        Positive passages are gold: of NQ they are from the annotated page, of TriviaQA those found by BM25
-        that hold an answer. Passages keep the ids they have in psgs_w100.tsv. The random negatives, which
+        Positive passages are gold: NQ's are from the annotated page, TriviaQA's were found by BM25
+        and hold an answer. Passages keep their ids of psgs_w100.tsv. The random negatives, which
         belong to other questions, are not read. UserError for another dataset's file.
         """
         if "positive_ctxs" not in record:
@@ -61,7 +61,7 @@ class DPRSource(QuestionSource):
         )
 
     def own_question(self, record: Record) -> Question:
-        """The question of a record in a layout of its own; see :meth:`question`."""
+        """Make the question of a record in a layout of its own; see :meth:`question`."""
         raise NotImplementedError
 
 
@@ -74,7 +74,7 @@ def _passage(record: Record, number: int, is_gold: bool) -> Passage | None:
 class NaturalQuestions(DPRSource):
     """``NQ-open.{train,dev}.jsonl``, or DPR's ``biencoder-nq-{train,dev}.json``.
 
-    Neither gives ids: they are made from the question's text, so that both files agree.
+    Neither has ids: they are made from the question's text, so that both files agree.
     """
 
     hub: Name | None = "google-research-datasets/nq_open"

@@ -1,4 +1,4 @@
-"""Questions of collections that passages are retrieved from: MS MARCO's with answers, BEIR's without."""
+"""Questions of retrieval collections: MS MARCO's with answers, BEIR's without."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..records import Row, UnusableError, bad_line, read_lines
 from .base import Layout, QuestionSource, layout
 from .values import Record, accepted, identifier, optional, records, strings, text
 
-#: What judges wrote where no passage answered a query.
+#: The judges' answer where no passage answered a query.
 _NO_ANSWER = "No Answer Present."
 
 
@@ -22,13 +22,13 @@ _NO_ANSWER = "No Answer Present."
 class MSMARCO(QuestionSource):
     """MS MARCO's question answering (Bajaj et al., 2016): ``{train,dev}_v2.1.json``, or JSON lines.
 
-    Answers are what judges wrote in their own words, often sentences. Officially ROUGE-L and BLEU compare
-    them; here they are exact match and F1, of which the first is hardly ever met. The well-formed answers,
-    of another task, are not read. Passages are those that were found for a query, gold where the judge used
+    Answers are the judges' own words, often sentences. Officially ROUGE-L and BLEU compare
+    them; here exact match and F1 do, and exact match is hardly ever met. The well-formed answers,
+    of another task, are not read. Passages are those found for a query, gold where the judge used
     them for the answer.
 
     Attributes:
-        unanswerable: what is done with queries that no passage answers ("No Answer Present."). "exclude"
+        unanswerable: treatment of queries that no passage answers ("No Answer Present."). "exclude"
             leaves them out; "noanswer" makes that word the gold answer, which only matches itself.
     """
 
@@ -56,7 +56,7 @@ class MSMARCO(QuestionSource):
 
 
 def _passages(record: Record) -> tuple[Passage, ...]:
-    """The passages of a query; the official files have a list of them, the Hub's rows a list of each part."""
+    """List the passages of a query; official files have one list, the Hub's rows a list of each field."""
     given = record.get("passages")
     pairs: list[tuple[str, Any]]
     if isinstance(given, Mapping):
@@ -80,11 +80,11 @@ def _passages(record: Record) -> tuple[Passage, ...]:
 class BEIR(QuestionSource):
     """The ``queries.jsonl`` of a dataset of BEIR (Thakur et al., NeurIPS 2021).
 
-    Queries have no answers, so that they count in no score. The dataset's passages are corpus=corpus.jsonl.
+    Queries have no answers, so they count in no score. The dataset's passages are corpus=corpus.jsonl.
 
     Attributes:
-        qrels: judgements such as ``qrels/test.tsv``; then only the queries judged there are asked, as BEIR
-            does it.
+        qrels: judgements such as ``qrels/test.tsv``; then only the queries judged there are asked, as in
+            BEIR.
     """
 
     qrels: str | None = None
@@ -108,12 +108,12 @@ class BEIR(QuestionSource):
 
     def question(self, record: Record) -> Question:
         if optional(record, "title"):
-            raise ValueError("a query has no title: of BEIR's corpus.jsonl, which is given as corpus=FILE")
+            raise ValueError("a query has no title: BEIR's corpus.jsonl must be given as corpus=FILE")
         return Question(identifier(record, "_id"), text(record, "text"), dataset=self.name)
 
     @cached_property
     def _judged(self) -> frozenset[str]:
-        """Ids of the queries in the judgements, lines of query, passage and score below a header."""
+        """Collect ids of the queries in the judgements, lines of query, passage and score below a header."""
         assert self.qrels is not None
         found = set()
         for number, line in read_lines(Path(self.qrels)):

@@ -18,11 +18,11 @@ from .values import Record, accepted, flag, hashed, identifier, optional, record
 class SQuAD(QuestionSource):
     """``{train,dev}-v1.1.json`` and ``{train,dev}-v2.0.json``, or rows as on the Hub.
 
-    2.0 is on the Hub as ``questions.hub=rajpurkar/squad_v2``. The paragraph that a question was asked on is
-    its passage, gold where it answers it. Questions on one article are one group.
+    2.0 is on the Hub as ``questions.hub=rajpurkar/squad_v2``. The question's own paragraph is
+    its passage, gold where it answers the question. Questions on one article are one group.
 
     Attributes:
-        unanswerable: what is done with the questions of 2.0 that their paragraph does not answer. "exclude"
+        unanswerable: treatment of 2.0's questions that their paragraph does not answer. "exclude"
             leaves them out; "noanswer" makes that word the gold answer, which only matches itself.
     """
 
@@ -49,7 +49,7 @@ class SQuAD(QuestionSource):
     def question(self, record: Record) -> Question:
         id, context = identifier(record, "id"), text(record, "context")
         answers = _texts(record)
-        # The Hub's rows have no is_impossible: without an answer a question is one that has none.
+        # The Hub's rows have no is_impossible: a question without an answer is unanswerable.
         impossible = flag(record, "is_impossible") if "paragraphs" in record else not answers
         if impossible and self.unanswerable == "exclude":
             raise UnusableError(f"unanswerable: {id}")
@@ -74,7 +74,7 @@ class SQuAD(QuestionSource):
 
 
 def _texts(record: Record) -> Sequence[str]:
-    """The texts of a question's answers: each with its place, on the Hub all texts and all places."""
+    """List the texts of a question's answers: each with its place, on the Hub all texts and all places."""
     answers = record.get("answers")
     if isinstance(answers, Mapping):
         return strings(answers, "text")

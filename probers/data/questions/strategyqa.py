@@ -15,7 +15,7 @@ from ..records import UnusableError, what_is_wrong
 from .base import Layout, QuestionSource, layout
 from .values import Record, flag, identifier, optional, passage, strings, text
 
-#: What stands in the evidence in place of a paragraph's id.
+#: Values in the evidence that replace a paragraph's id.
 _NO_PARAGRAPH = ("operation", "no_evidence")
 
 
@@ -23,7 +23,7 @@ _NO_PARAGRAPH = ("operation", "no_evidence")
 class StrategyQA(QuestionSource):
     """``strategyqa_train.json`` or ``strategyqa_train_filtered.json``; the test file has no answers.
 
-    The rationale are the facts. Questions about one term share facts and are one group.
+    The rationale consists of the facts. Questions about one term share facts and are one group.
 
     Attributes:
         paragraphs: ``strategyqa_train_paragraphs.json``; the paragraphs that any annotator gave
@@ -77,14 +77,14 @@ class StrategyQA(QuestionSource):
         try:
             texts = json.loads(Path(self.paragraphs).read_text(encoding="utf-8-sig"))
         except (ValueError, RecursionError) as error:
-            raise UserError(f"{given} is no JSON in UTF-8: {what_is_wrong(error)}", "bad-file") from error
+            raise UserError(f"{given} is not JSON in UTF-8: {what_is_wrong(error)}", "bad-file") from error
         if not isinstance(texts, dict) or not all(isinstance(t, dict) for t in texts.values()):
             raise UserError(f"{given} must be an object of paragraphs, by id", "bad-file")
         return texts
 
 
 def _ids(evidence: Any) -> Iterator[str]:
-    """Paragraph ids in the nested lists: annotators, steps, and what each step rests on."""
+    """List paragraph ids in the nested lists: annotators, steps, and the evidence of each step."""
     if isinstance(evidence, str):
         if evidence not in _NO_PARAGRAPH:
             yield evidence

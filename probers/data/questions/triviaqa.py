@@ -12,9 +12,9 @@ from .base import Layout, layout
 from .nq import DPR, DPRSource
 from .values import Record, accepted, identifier, optional, strings, text
 
-#: What the files without answers hold on the Hub.
+#: Placeholder on the Hub in files without answers.
 _UNKNOWN = "<unk>"
-#: Names of the answer and of the lists of others, in the official files and on the Hub.
+#: Fields of the answer and of lists of others, in the official files and on the Hub.
 _OFFICIAL = ("Value", "Aliases", "NormalizedAliases", "HumanAnswers")
 _ON_HUB = ("value", "aliases", "normalized_aliases", "human_answers")
 
@@ -23,8 +23,8 @@ _ON_HUB = ("value", "aliases", "normalized_aliases", "human_answers")
 class TriviaQA(DPRSource):
     """``qa/{web,wikipedia}-{train,dev}.json``, ``unfiltered-web-{train,dev}.json``, or DPR's files.
 
-    Accepted are the value, the aliases, their normalised forms and the humans' answers: what
-    the official evaluation accepts. Its documents, which nobody has marked as gold, are not read.
+    Accepted are the value, the aliases, their normalised forms and the humans' answers, as
+    in the official evaluation. Its documents, which nobody has marked as gold, are not read.
     """
 
     hub: Name | None = "mandarjoshi/trivia_qa"

@@ -21,11 +21,11 @@ class TwoWikiMultihopQA(QuestionSource):
     """``train.json`` and ``dev.json``, of the plain release or of the one with Wikidata ids.
 
     Questions are made from templates over pairs of articles, so that many share their gold
-    articles: those are one group. The rationale are the evidence triples.
+    articles: those are one group. The rationale consists of the evidence triples.
 
     Attributes:
         aliases: ``id_aliases.json`` of the release with ids: other names of the answer's
-            entity, its demonyms too, are then accepted as the official evaluation does.
+            entity and its demonyms are then accepted, as in the official evaluation.
     """
 
     hub: Name | None = "framolfese/2WikiMultihopQA"

@@ -1,4 +1,4 @@
-"""Values of a question's record, checked, and what becomes an answer, a passage or an id."""
+"""Checked values of a question's record, and the answers, passages and ids made from them."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ Record = Mapping[str, Any]
 
 
 def check_names(question: Question) -> None:
-    """Refuse an id, a data set or a group with what steers a terminal or begins a line (ValueError)."""
+    """Refuse control characters in an id, a data set or a group (ValueError)."""
     for name in ("id", "dataset", "group"):
         if re.search(f"[{STEERING}]", value := getattr(question, name)):
             raise ValueError(f"{name} must be one line without control characters, found {value!r:.80}")
 
 
 def text(record: Record, key: str) -> str:
-    """A string that is not blank, without surrounding spaces."""
+    """Return a string that is not blank, without surrounding spaces."""
     value = record[key]
     if not isinstance(value, str) or not value.strip():
         raise ValueError(f"{key} must be a non-empty string, found {value!r:.80}")
@@ -32,7 +32,7 @@ def text(record: Record, key: str) -> str:
 
 
 def identifier(record: Record, key: str) -> str:
-    """An id, which some files write as a number."""
+    """Return an id, which some files write as a number."""
     value = record[key]
     if isinstance(value, bool) or not isinstance(value, str | int) or not str(value).strip():
         raise ValueError(f"{key} must be a string or a number, found {value!r:.80}")
@@ -40,7 +40,7 @@ def identifier(record: Record, key: str) -> str:
 
 
 def optional(record: Record, key: str) -> str:
-    """A string, "" when it is absent or null."""
+    """Return a string, "" when it is absent or null."""
     value = record.get(key)
     if value is not None and not isinstance(value, str):
         raise ValueError(f"{key} must be a string, found {value!r:.80}")
@@ -48,7 +48,7 @@ def optional(record: Record, key: str) -> str:
 
 
 def strings(record: Record, key: str) -> tuple[str, ...]:
-    """A list of strings, () when it is absent or null."""
+    """Return a list of strings, () when it is absent or null."""
     value = record.get(key)
     if value is not None:
         check_strings(key, value)
@@ -56,7 +56,7 @@ def strings(record: Record, key: str) -> tuple[str, ...]:
 
 
 def listed(record: Record, key: str) -> tuple[str, ...]:
-    """A list of strings, also one that is written as JSON within a string."""
+    """Return a list of strings, even if written as JSON within a string."""
     value = record.get(key)
     if isinstance(value, str):
         try:
@@ -67,7 +67,7 @@ def listed(record: Record, key: str) -> tuple[str, ...]:
 
 
 def records(record: Record, key: str) -> list[Record]:
-    """A list of objects, [] when it is absent or null."""
+    """Return a list of objects, [] when it is absent or null."""
     value = record.get(key)
     if value is None:
         return []
@@ -77,7 +77,7 @@ def records(record: Record, key: str) -> list[Record]:
 
 
 def flag(record: Record, key: str) -> bool | None:
-    """True or false, None when it is absent or null."""
+    """Return true or false, None when it is absent or null."""
     value = record.get(key)
     if value is not None and not isinstance(value, bool):
         raise ValueError(f"{key} must be true or false, found {value!r:.80}")
@@ -85,9 +85,9 @@ def flag(record: Record, key: str) -> bool | None:
 
 
 def accepted(answers: Iterable[str]) -> tuple[str, ...]:
-    """Every accepted answer once, in the order given.
+    """Return every accepted answer once, in the given order.
 
-    One of which the SQuAD normalisation leaves nothing ("The", "!") is dropped: it would accept an answer
+    Answers that the SQuAD normalisation empties ("The", "!") are dropped: they would accept an answer
     that was never given. UnusableError if none is left.
     """
     given = tuple(dict.fromkeys(stripped for a in answers if (stripped := a.strip())))
@@ -100,12 +100,12 @@ def accepted(answers: Iterable[str]) -> tuple[str, ...]:
 
 
 def passage(record: Record, id: str, key: str = "text", *, is_gold: bool | None) -> Passage | None:
-    """The passage with its title and the text under ``key``; None when that is blank."""
+    """Make the passage with its title and the text under ``key``; None when that is blank."""
     body = optional(record, key)
     return Passage(id, optional(record, "title"), body, is_gold=is_gold) if body else None
 
 
 def hashed(prefix: str, question: str) -> str:
-    """An id for a question of a dataset that gives none: the same in every copy of it."""
+    """Make an id for a question of a dataset without ids, the same in every copy of it."""
     blob = " ".join(question.split()).encode("utf-8", "surrogatepass")
     return f"{prefix}-{hashlib.blake2b(blob, digest_size=8).hexdigest()}"

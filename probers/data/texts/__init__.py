@@ -1,4 +1,4 @@
-"""Texts that exist, with labels of others: one line each, or one of the published formats."""
+"""Existing texts with labels of others, one line each or in one of the published formats."""
 
 from .base import Mark, Text, TokenLabels, token_labels
 from .source import TextSource

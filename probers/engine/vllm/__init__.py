@@ -1,4 +1,4 @@
-"""The language model in vLLM: ``engine=vllm``, and what its states are read with."""
+"""The language model in vLLM, for ``engine=vllm``, and the workers that read its states."""
 
-#: The key of vLLM's ``additional_config`` and of a request's ``extra_args`` under which ours stands.
+#: Key of our settings in vLLM's ``additional_config`` and in a request's ``extra_args``.
 KEY = "probers"

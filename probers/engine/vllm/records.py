@@ -1,7 +1,7 @@
-"""Scores and states of texts while vLLM writes or reads them: its models made readable, and their records.
+"""Scores and states of texts while vLLM writes or reads them: readable models and their records.
 
-Place 0 is the position that predicts the text's first token, place i + 1 that of its token i. A place is
-recorded once, whatever vLLM computes again.
+Place 0 is the position that predicts the text's first token; place i + 1 is that of its token i. A place is
+recorded once, even if vLLM computes it again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Recorded:
     """Recordings of a text of n tokens.
 
     Attributes:
-        states: as :class:`probers.types.Generation` has them.
+        states: as in :class:`probers.types.Generation`.
         scores: (4, n), of :func:`probers.engine.forward.token_scores`.
         broken: (feature, token, layer's place) of the first state that is NaN or infinite.
     """
@@ -37,10 +37,10 @@ class Recorded:
 
 
 class TextRecord:
-    """Recorder of one text: ``start`` predicts its first token, ``count`` places are recorded.
+    """Recorder of one text: place ``start`` predicts its first token, ``count`` places are recorded.
 
-    ``tokens`` are its own where it is only read, None while it is written; ``layers`` those that each of its
-    features reads.
+    ``tokens`` are its own where it is only read, None while it is written; ``layers`` are those of each of
+    its features.
     """
 
     def __init__(self, needs: Needs, start: int, tokens: Sequence[int] | None = None) -> None:
@@ -52,7 +52,7 @@ class TextRecord:
         self._scores: list[Tensor] = []
 
     def add(self, states: Mapping[tuple[int, ...], Tensor], count: int) -> None:
-        """The next ``count`` places: their states (count, layers, d) for each of :attr:`layers`."""
+        """Add the next ``count`` places: their states (count, layers, d) for each of :attr:`layers`."""
         for feature, pool in self._features.items():
             skip = int(feature.pool not in BEFORE)  # place 0 is before the first token
             own = states[StateTap.layers_of(feature)][max(0, skip - self.count) :]
@@ -60,16 +60,16 @@ class TextRecord:
         self.count += count
 
     def score(self, scores: Tensor) -> None:
-        """(4, n) of the next tokens."""
+        """Add scores (4, n) of the next tokens."""
         self._scores.append(scores)
 
     def commit(self, tokens: int) -> None:
-        """The text keeps its first ``tokens`` tokens, whatever comes next."""
+        """Tell the text that its first ``tokens`` tokens are final."""
         for pool in self._features.values():
             pool.commit(tokens, {})
 
     def recorded(self, kept: int) -> Recorded:
-        """All of a text that keeps so many tokens."""
+        """Return the records of a text that keeps this many tokens."""
         self.commit(kept)
         found = {feature: pool.value(0, kept) for feature, pool in self._features.items()}
         states = {feature: each for feature, each in found.items() if each is not None}
@@ -79,9 +79,9 @@ class TextRecord:
 
 
 def check_options(config: Any) -> None:
-    """Refuse options of a ``VllmConfig`` with which states cannot be read (UserError), by name and value.
+    """Refuse options of a ``VllmConfig`` that prevent reading states (UserError), by name and value.
 
-    Of copies of a model without experts vLLM tells each that it is alone, so these pass.
+    For a model without experts vLLM tells each copy that it is alone, so such copies pass.
     """
     parallel, speculation = config.parallel_config, config.speculative_config
     stages, copies = parallel.pipeline_parallel_size, parallel.data_parallel_size
@@ -104,18 +104,18 @@ def check_options(config: Any) -> None:
 
 
 def readable(stock: type[nn.Module], *, scores: bool = False) -> type[nn.Module]:
-    """A subclass of a model class of vLLM that keeps the states of each step's tokens.
+    """Make a subclass of a vLLM model class that keeps the states of each step's tokens.
 
     They are vLLM's auxiliary hidden states (``SupportsEagle3``, made for EAGLE-3, Li et al. 2025, arXiv
     2503.01840): layer 0 is the embedding output, k the residual stream after block k, before the final norm,
     as everywhere in this package. They are copied into a buffer that stays where it is, so that the inner
     model may be compiled and the copy captured by a CUDA graph.
 
-    Its instances have ``probers_states``, (tokens of a step at most, layers, d) in the model's number format,
-    the layers those that ``additional_config`` names under :data:`KEY`, ascending; rows are the step's tokens
-    in the order in which they were scheduled. The layer after the last is the final norm's output. With
-    ``scores`` they also keep ``probers_scores``, (4, requests of the step), what
-    :func:`probers.engine.forward.token_scores` says of each request's likeliest next token. A class without
+    Its instances have ``probers_states``, (tokens of a step at most, layers, d) in the model's number format.
+    The layers are those that ``additional_config`` names under :data:`KEY`, ascending; rows are the tokens
+    in the order of their schedule. The layer after the last is the final norm's output. With ``scores`` they
+    also keep ``probers_scores``, (4, requests of the step), the result of
+    :func:`probers.engine.forward.token_scores` for each request's likeliest next token. A class without
     the interface is a UserError.
     """
     from vllm.model_executor.models.interfaces import supports_eagle3
@@ -156,7 +156,7 @@ def readable(stock: type[nn.Module], *, scores: bool = False) -> type[nn.Module]
             return logits
 
         def probers_read(self, hidden: Tensor, tokens: Tensor) -> Tensor:
-            """(4, n) as ``probers_scores``, of given tokens (n,) by the normed states before them (n, d)."""
+            """Score given tokens (n,) by the normed states before them (n, d), like ``probers_scores``."""
             return token_scores(super().compute_logits(hidden), tokens, top=True)
 
     Readable.__name__ = Readable.__qualname__ = stock.__name__

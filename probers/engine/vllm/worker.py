@@ -1,8 +1,8 @@
-"""Workers of vLLM that read the states of what it computes.
+"""Workers of vLLM that read the states of its computed tokens.
 
-A step computes a run of positions of each of its requests. Which they are says the scheduler; a position
-that is computed again, as after a preemption, was read before. What comes from the prefix cache is not
-computed, but the prompt's last position always is.
+A step computes a run of positions of each of its requests, as its scheduler says. A position that is computed
+again, for instance after a preemption, was already read. Tokens from the prefix cache are not computed, but
+the prompt's last position always is.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from .records import Recorded, TextRecord, check_options, readable
 
 
 def _stock() -> Any:
-    """The worker that vLLM itself would take on this machine."""
+    """Return the class of worker that vLLM would use on this machine."""
     place = "cpu_worker.CPUWorker" if current_platform.is_cpu() else "gpu_worker.Worker"
     place = "xpu_worker.XPUWorker" if current_platform.is_xpu() else place
     return resolve_obj_by_qualname(f"vllm.v1.worker.{place}")
 
 
 class ReadingWorker(_stock()):  # type: ignore[misc]
-    """vLLM's worker with a model whose states, and with ``scores`` these, can be read (:func:`.readable`).
+    """vLLM's worker with a model whose states, and with ``scores`` these, are readable (:func:`.readable`).
 
-    With tensor parallelism every rank has the whole states, and rank 0 alone reads them. UserError for
+    With tensor parallelism every rank has the whole states, and only rank 0 reads them. UserError for
     options of :func:`.records.check_options`.
     """
 
@@ -51,7 +51,7 @@ class ReadingWorker(_stock()):  # type: ignore[misc]
         ModelRegistry.register_model(name, readable(stock, scores=self.scores))
         try:
             super().load_model(**options)
-        finally:  # the next model of the class in this process is not made of this one's subclass
+        finally:  # the next model of this class in this process needs the original class
             ModelRegistry.register_model(name, stock)
 
     def execute_model(self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
@@ -64,10 +64,10 @@ class ReadingWorker(_stock()):  # type: ignore[misc]
 
     @abstractmethod
     def read(self, step: SchedulerOutput) -> None:
-        """Take what is wanted of a step's states, which are in the model's ``probers_states``."""
+        """Take the wanted part of a step's states, which are in the model's ``probers_states``."""
 
     def computed(self, step: SchedulerOutput) -> Iterator[tuple[str, int, range]]:
-        """First computed position of each request of a step, and the rows of its tokens."""
+        """Return the first computed position of each request of a step, and the rows of its tokens."""
         cached = step.scheduled_cached_reqs
         positions = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
         positions.update((new.req_id, new.num_computed_tokens) for new in step.scheduled_new_reqs)
@@ -81,10 +81,10 @@ class ReadingWorker(_stock()):  # type: ignore[misc]
 
 
 class RecordingWorker(ReadingWorker):
-    """A worker that records what is asked of texts, for :class:`.lm.VllmLM` to fetch when they end.
+    """A worker that records texts, for :class:`.lm.VllmLM` to fetch at their end.
 
-    Memory: beside the buffer of tokens of a step at most x all layers x d numbers, of each running text the
-    vectors that its pool keeps.
+    Memory: a buffer of (tokens of a step at most) x (all layers) x d numbers, and for each running text the
+    vectors of its pool.
     """
 
     scores = True
@@ -94,21 +94,21 @@ class RecordingWorker(ReadingWorker):
         vllm_config.additional_config[KEY] = {"layers": list(range(depth + 2))}
         super().__init__(vllm_config, *args, **kwargs)
         self._records: dict[str, TextRecord] = {}
-        self._next: list[tuple[TextRecord, int]] = []  # whose next token the step chooses, and its row there
+        self._next: list[tuple[TextRecord, int]] = []  # texts and row whose next token the step chooses
 
     def probers_begin(self, records: Mapping[str, TextRecord]) -> None:
-        """Record some requests, by their ids, from now on."""
+        """Begin to record some requests, by their ids."""
         self._records.update(records)
 
     @torch.inference_mode()
     def probers_commit(self, safe: Mapping[str, int]) -> None:
-        """Texts go on, and keep so many tokens whatever comes next."""
+        """Tell continuing texts how many of their tokens are final."""
         for request, tokens in safe.items():
             self._records[request].commit(tokens)
 
     @torch.inference_mode()
     def probers_take(self, ended: Mapping[str, int | None]) -> dict[str, Recorded]:
-        """Hand out what was recorded of texts that end and keep so many tokens; of None forget it."""
+        """Return the records of texts that end, with the number of kept tokens; with None forget them."""
         taken = {request: self._records.pop(request, None) for request in ended}
         return {
             request: record.recorded(kept)
@@ -144,7 +144,7 @@ class RecordingWorker(ReadingWorker):
             for layers in record.layers:
                 if layers and layers not in chosen:
                     chosen[layers] = states[:, list(layers)]
-            if record.tokens is not None:  # its last position predicts none of its tokens
+            if record.tokens is not None:  # its last position predicts no token of its own
                 tokens = record.tokens[record.count : record.count + len(rows)]
                 told = torch.tensor(tokens, dtype=torch.long, device=states.device)
                 record.score(model.probers_read(states[start : start + len(tokens), -1], told))
