@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 
 from probers.commands.merge import PartRuns
 from probers.commands.settings import default_values
-from probers.heads import factory, is_joint
+from probers.heads import is_joint
 from probers.store.joined import Stored
 from probers.types import UserError
 
@@ -17,25 +16,26 @@ from .data import Dataset
 from .fit import Fitted, MakeHead, Task, fit, joined, plan_tasks
 from .settings import Train
 
-#: Heads that are made of more than states: adapters below a head, and finished probers.
-_LORA, _STACK = "probers.train.lora.adapted.Lora", "probers.train.stacking.Stack"
-
 
 class Method:
     """Heads trained on the states of stores, each as if alone.
 
     Attributes:
         head: its name, and ``unused`` the options that it has no use for.
-        parts: runs that have trained the heads already.
         inputs: files beside the stores that the heads depend on, and their contents.
         refuse: a prober whose threshold cannot be chosen is a UserError.
+
+    Args:
+        parts: runs that have trained the heads already.
     """
 
     head: str = ""
     unused: Sequence[str] = ()
-    parts: PartRuns | None = None
     inputs: Mapping[str, str] = {}
     refuse = True
+
+    def __init__(self, parts: PartRuns | None = None) -> None:
+        self._parts = parts
 
     def settle(self, settings: Train) -> Train:
         """Settle options that the method decides; UserError for those that contradict it."""
@@ -61,8 +61,8 @@ class Method:
         what: str = "",
     ) -> Fitted:  # fmt: skip
         """Train heads as :func:`.fit.fit`, or join those of the parts."""
-        if self.parts is not None:
-            return joined(self.parts, make_head, tasks, dataset.states.shape[-1], what)
+        if self._parts is not None:
+            return joined(self._parts, make_head, tasks, dataset.states.shape[-1], what)
         return fit(make_head, tasks, dataset, settings, out=out, what=what)
 
     def complete(
@@ -70,23 +70,3 @@ class Method:
     ) -> tuple[Trained, Dataset]:
         """Add to an assembled prober what the method has beside its heads, and return what it reads."""
         return trained, dataset
-
-
-def method_of(settings: Train, parts: PartRuns | None) -> Method:
-    """Choose the method by ``head``."""
-    if settings.head.target == _STACK:
-        from .stacking import Stacking
-
-        return Stacking.load(settings.head.options["probers"])
-    if settings.head.target == _LORA:
-        from .lora.run import Adapting
-
-        return Adapting(settings.head.make())
-    method = Method()
-    method.parts = parts
-    return method
-
-
-def head_maker(settings: Train) -> MakeHead:
-    """Make what makes untrained heads of the settings' kind."""
-    return factory(partial(settings.head.kind, **settings.head.options))

@@ -364,7 +364,7 @@ class ProberModule(LightningModule):
         """Keep the figures and parameters of the heads (H,) that are better."""
         self.accuracy[better], self.loss_value[better] = found.accuracy[better], found.losses[better]
         for i in np.flatnonzero(better):
-            self.auroc[i] = found.auroc(i)
+            self.auroc[i] = found.auroc(int(i))
         chosen = torch.from_numpy(np.flatnonzero(better))
         for name, value in self.head.state_dict().items():
             self.best[name][chosen] = value[chosen.to(value.device)].to(self.best[name].device)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
     from .settings import Stores, Train
 
 log = logging.getLogger(__name__)
+
+#: Heads that are made of more than states: adapters below a head, and finished probers.
+_LORA, _STACK = "probers.train.lora.adapted.Lora", "probers.train.stacking.Stack"
 
 
 class Chosen(NamedTuple):
@@ -55,11 +59,10 @@ def run(settings: Train, parts: PartRuns | None = None, search: Chosen | None = 
 
     from .assemble import assemble
     from .fit import of_tasks, own_tasks
-    from .method import method_of
     from .report import compare_runs, table
     from .sweeps.subsets import fit_part, of_layers, of_sizes
 
-    method = method_of(settings, parts)
+    method = _method(settings, parts)
     settings = method.settle(settings)
     data = _read(settings)
     if data.alone and (part is not None or parts is not None):
@@ -121,6 +124,21 @@ def run(settings: Train, parts: PartRuns | None = None, search: Chosen | None = 
     return out
 
 
+def _method(settings: Train, parts: PartRuns | None) -> Method:
+    """Choose how the heads are made, by ``head``."""
+    if settings.head.target == _STACK:
+        from .stacking import Stacking
+
+        return Stacking.load(settings.head.options["probers"])
+    if settings.head.target == _LORA:
+        from .lora.run import Adapting
+
+        return Adapting(settings.head.make())
+    from .method import Method
+
+    return Method(parts)
+
+
 class _Plan(NamedTuple):
     """Heads to train on a data set, sets of layers, and examples of fewer texts by their number."""
 
@@ -134,12 +152,11 @@ class _Plan(NamedTuple):
 
 def _plan(settings: Train, method: Method, sources: Sources) -> _Plan:
     """Plan a training; UserError for what cannot be trained, before anything is written."""
-    from probers.heads import is_joint
+    from probers.heads import factory, is_joint
 
     from .data import Dataset
     from .examples import SplitRequest
     from .fit import build
-    from .method import head_maker
     from .sweeps.subsets import sets_of, sizes_of
 
     settings.hardware()
@@ -152,7 +169,8 @@ def _plan(settings: Train, method: Method, sources: Sources) -> _Plan:
         why = "this head reads all layers at once: give layer=[..] and run once for each set"
         raise UserError(f"layer_sets={settings.layer_sets}: {why}", code="conflict")
     sets = sets_of(settings.layer_sets, sorted({task.layer for task in tasks if task.is_probe}))
-    make_head, fewer = head_maker(settings), sizes_of(settings, dataset.examples)
+    fewer = sizes_of(settings, dataset.examples)
+    make_head = factory(partial(settings.head.kind, **settings.head.options))
     dataset.inputs(build(make_head, tasks[:1], stores[0].spec.width), settings.loss)
     return _Plan(dataset, tasks, notes, make_head, sets, fewer)
 

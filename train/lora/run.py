@@ -68,6 +68,7 @@ class Adapting(Method):
     refuse = False
 
     def __init__(self, options: Lora) -> None:
+        super().__init__()
         self._options = options
         self._source: Source | None = None
         self._notes: list[str] = []
