@@ -27,17 +27,17 @@ from probers.train.assemble import fit_domain, surprise_of
 from probers.train.data import Dataset
 from probers.types import SPLITS
 
-#: Texts of each split that are needed.
+#: Fewest texts of each split.
 _LEAST = 20
 
 
 def side_of(bank: ProbeBank, dataset: str, group: str) -> str:
-    """The split in which the prober has seen a group, "" for none."""
+    """Find the split in which the prober has seen a group, "" for none."""
     return "" if bank.seen is None else bank.seen.side(dataset, group, "")
 
 
 def write_seen(articles: str, bank: ProbeBank, out: Path) -> int:
-    """Write the lines of articles that the prober has seen; returns their number."""
+    """Write the lines of articles that the prober has seen; return their number."""
     rules = Rules(2, 100_000)
     found = open_articles(articles, limit=None, seed=0, on_bad_line="error", rules=rules, wikipedia={})
     sides = {one.id: side_of(bank, "wiki", one.id) for one in found}
@@ -46,9 +46,9 @@ def write_seen(articles: str, bank: ProbeBank, out: Path) -> int:
 
 
 def refitted(bank: ProbeBank, store: FeatureStore, rate: float) -> tuple[ProbeBank, Mapping[str, Any]]:
-    """The prober with a domain of the store's training texts, and the share of its test texts beyond it.
+    """Refit the prober's domain to the store's training texts; return the share of test texts outside, too.
 
-    Texts are in the splits that the prober had them in; ValueError for a store that has hardly any of them.
+    Texts keep the splits that the prober had them in; ValueError for a store that has hardly any of them.
     """
     bank.check_model(store.spec.model)
     dataset = Dataset.load([store], list(bank.layers))
