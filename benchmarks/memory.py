@@ -76,7 +76,7 @@ def memory_of(
     model: str, way: str, batch: int, prompt_tokens: int, new_tokens: int, device: torch.device,
     dtype: str | None = None,
 ) -> int:  # fmt: skip
-    """:func:`growth` of one way in a process of its own.
+    """Measure :func:`growth` of one way in its own process.
 
     Raises:
         RunError: the process failed; its last line is in the message.

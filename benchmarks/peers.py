@@ -66,7 +66,7 @@ def peers(lm: CausalLM, prompts: Sequence[str], new_tokens: int) -> PeerFeatures
     """Generate with every hidden state kept, pool from the tuples, then run again for the attention.
 
     In the peers' favour: batches, greedy decoding on the fast kernel, and the states are
-    dropped before the second pass. That one is a plain call of the model, logits and all.
+    dropped before the second pass. The second pass is a plain call of the model, logits included.
     """
     output, mask, states = _with_states(lm, prompts, new_tokens, output_scores=True)
     written = output.sequences[:, mask.shape[1] :]

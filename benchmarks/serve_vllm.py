@@ -93,7 +93,7 @@ def folder(model: str) -> str:
 
 
 def prompts_of(turn: int, streams: int = STREAMS) -> list[str]:
-    """Make the prompts of a round, none of which the prefix cache has seen."""
+    """Make the prompts of a round, all new to the prefix cache."""
     text = f"Round {turn} of {streams}, article"
     return [f"{text} {i}: The history of the town begins in" for i in range(streams)]
 

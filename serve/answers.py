@@ -160,7 +160,7 @@ class Choice:
         return len(self.text.row.ids)
 
     def billed(self) -> tuple[int, int]:
-        """Number of tokens returned, and how many of them are reasoning."""
+        """Count the tokens returned, and those of them that are reasoning."""
         if not self.returned:
             return 0, 0
         thought, said = self._split(self.text.text, True)

@@ -1,9 +1,9 @@
-"""Fit the domain of a prober that has been trained already; its heads and other figures stay as they are.
+"""Refitting of a trained prober's domain; its heads and other figures stay as they are.
 
     python tools/refit_domain.py PROBER STORE            # of its training and validation texts
     python tools/refit_domain.py PROBER FILE --articles articles.jsonl    # write those that it has seen
 
-The store is of the same model, layers and pool as the prober. That of SmolLM2's is made of its articles by
+The store has the prober's model, layers and pool. SmolLM2's prober has one that is made of its articles by
 ``probers-datagen source=wiki articles=FILE limit=null model=smollm2 model.dtype=bfloat16 pool=tokens
 prompt=mind layers=[17,19,21] per_article=4 within=null max_new_tokens=24 seed=1 out=STORE``.
 """

@@ -55,7 +55,7 @@ def unread(spans: Sequence[str], problem: str) -> Reading:
 
 
 def read_reply(text: str, spans: Sequence[str]) -> Reading:
-    """Read the entries of a reply on the requested spans, each of which is named once."""
+    """Read the entries of a reply on the requested spans; it must name each span once."""
     try:
         entries = _Verdicts.model_validate(_object(text)).verdicts
     except (ValidationError, _RepeatedKeyError):

@@ -269,7 +269,7 @@ class CotBuilder(LabelBuilder):
         return dict(zip(written, self._detectors.columns(self.lm, asked), strict=True))
 
     def conclude(self, store: FeatureStore) -> list[str]:
-        """With ``label=semantic_entropy``, label answers by the best cut of the training texts' entropies."""
+        """Label answers by the best cut of the training texts' entropies if ``label=semantic_entropy``."""
         if self.label != BY_ENTROPY:
             return []
         tables = list(store.tables(["split", BY_ENTROPY]))

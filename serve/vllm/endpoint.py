@@ -100,12 +100,12 @@ class _Assessing:
 
 
 async def completions(request: CompletionRequest, raw_request: Request) -> Any:
-    """``POST /v1/completions``."""
+    """Answer ``POST /v1/completions``."""
     return await _answered(request, raw_request, create_completion)
 
 
 async def chat_completions(request: ChatCompletionRequest, raw_request: Request) -> Any:
-    """``POST /v1/chat/completions``."""
+    """Answer ``POST /v1/chat/completions``."""
     return await _answered(request, raw_request, create_chat_completion)
 
 

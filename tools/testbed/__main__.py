@@ -1,4 +1,4 @@
-"""Train the testbed's language model from scratch and measure what it knows.
+"""Training of the testbed's language model from scratch, and measurement of its knowledge.
 
     python -m tools.testbed [key=value ..]
 
