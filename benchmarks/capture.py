@@ -47,7 +47,7 @@ NOT_HERE = "not measured: needs an accelerator"
 
 
 def measure(name: str, lm: CausalLM, options: Options, results: Results) -> None:
-    """All sections asked for, on one model."""
+    """Measure all requested sections on one model."""
     parts = {"capture": speed, "peers": against_peers, "prefix": prefix, "batching": batching}
     for section in sections(options):
         print(f"{name}: {section}", file=sys.stderr)
@@ -55,20 +55,20 @@ def measure(name: str, lm: CausalLM, options: Options, results: Results) -> None
 
 
 def sections(options: Options) -> list[str]:
-    """Tables asked for; capture, attention and states share one."""
+    """List the requested tables; capture, attention and states share one."""
     shared = {"attention", "states"} & set(options.only)
     return [s for s in TITLES if s in options.only or (s == "capture" and shared)]
 
 
 def surroundings(device: torch.device, load: Sequence[float]) -> str:
-    """What the figures depend on besides the machine."""
+    """Describe the influences on the figures besides the machine."""
     place = device_name(device)
     loads = f"{load[0]:.1f} before and {os.getloadavg()[0]:.1f} after"
     return f"On {place}, float32 unless stated otherwise, {torch.get_num_threads()} threads, load {loads}."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; 1 when the ways compared did not give the same."""
+    """Run the command; return 1 if the compared ways did not give the same."""
     argv = list(sys.argv[1:] if arguments is None else arguments)
     args = _parse(argv)
     device = pick_device(args.device)

@@ -12,18 +12,18 @@ from timing import now
 from probers.train import fit
 from probers.train.module import ProberModule, StoreData
 
-#: What a step consists of; what is left of it is the trainer's: hooks, progress bar, schedule, logging.
+#: Parts of a step; the rest is the trainer's: hooks, progress bar, schedule, logging.
 PARTS = ("data", "forward", "backward", "adamw")
-#: Steps that are not counted, at the beginning of every stretch between two validations.
+#: Steps left out at the beginning of every stretch between two validations.
 COLD = 1
 
 
 class Clock:
-    """Where a training's time goes; looked at from the trainer's hooks, between which the parts lie.
+    """Times of the parts of a training, taken in the trainer's hooks, between which the parts lie.
 
     Attributes:
         validating: seconds in validations.
-        threads: of the processor, that the training took.
+        threads: number of processor threads that the training used.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class Clock:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """What is in the block is a part of the step under way."""
+        """Count the block as a part of the present step."""
         start = now(None)
         yield
         self.spent(name, now(None) - start)
@@ -61,7 +61,7 @@ class Clock:
         self._last, self._now = moment, {}
 
     def validation(self, begins: bool) -> None:
-        """A validation begins or ends; neither it nor what is read for it belongs to a step."""
+        """Begin or end a validation; it belongs to no step, nor do the batches read for it."""
         moment = now(None)
         if begins:
             self._validation = moment
@@ -72,7 +72,7 @@ class Clock:
         self._cold, self._now = 0, {}
 
     def means(self) -> tuple[dict[str, float], float]:
-        """Mean seconds of each part of a step, and of a step."""
+        """Compute mean seconds of each part of a step, and of a step."""
         if not self._steps:
             raise SystemExit("no step was timed: give more --steps, or a larger store")
         names = (*PARTS, "step")

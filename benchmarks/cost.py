@@ -42,17 +42,17 @@ def check(
 
 
 def least(name: str) -> int:
-    """Rounds per comparison, unless told otherwise."""
+    """Return the rounds per comparison, unless told otherwise."""
     return 3 if name == "testbed" else 2
 
 
 def _warm(lm: CausalLM, batch: Sequence[str], tokens: int) -> tuple[Sequence[str], int]:
-    """Arguments of a warm-up: on an accelerator the real shapes, whose kernels are chosen on first use."""
+    """Choose arguments of a warm-up: an accelerator needs the real shapes to choose kernels on first use."""
     return (batch, tokens) if lm.device.type != "cpu" else ([text[:40] for text in batch[:2]], 3)
 
 
 def speed(name: str, lm: CausalLM, options: Options, results: Results) -> None:
-    """Plain generation, and the engine with nothing asked for, against ours with different needs."""
+    """Compare plain generation, and the engine without needs, with ours with different needs."""
     nothing = "entropies, log-probs"
     wanted: dict[str, tuple[Needs, float | None]] = {nothing: (Needs(), None)}
     if "capture" in options.only:
@@ -100,7 +100,7 @@ def speed(name: str, lm: CausalLM, options: Options, results: Results) -> None:
 
 
 def against_peers(name: str, lm: CausalLM, options: Options, results: Results) -> None:
-    """All layers and the last attention: ours in one pass, theirs in two."""
+    """Record all layers and the last attention: ours in one pass, theirs in two."""
     for batch in [b for b in options.batches if b <= 8]:
         prompts = long_prompts(lm.tokenizer, batch, options.prompt_tokens)
         calls = {way: call for way, call in ways(lm).items() if way != "plain"}
@@ -132,7 +132,7 @@ def against_peers(name: str, lm: CausalLM, options: Options, results: Results) -
 
 
 def _parity(where: str, lm: CausalLM, prompts: Sequence[str], new_tokens: int, results: Results) -> None:
-    """Note how far apart what both ways record is."""
+    """Note the difference of the values that both ways record."""
     off = parity(lm, prompts, new_tokens)
     if off is None:
         results.note("peers", f"{where}: states not compared, for the texts part at ties within rounding.")
@@ -146,7 +146,7 @@ def _parity(where: str, lm: CausalLM, prompts: Sequence[str], new_tokens: int, r
 
 
 def peak(name: str, way: str, lm: CausalLM, prompts: Sequence[str], options: Options) -> int:
-    """Bytes by which a way needs more memory, at its peak, than the model alone."""
+    """Measure the bytes by which a way exceeds the memory of the model alone, at its peak."""
     if lm.device.type != "cpu":
         return growth(partial(ways(lm)[way], prompts, options.new_tokens), lm.device)
     sizes = len(prompts), options.prompt_tokens, options.new_tokens
@@ -156,7 +156,7 @@ def peak(name: str, way: str, lm: CausalLM, prompts: Sequence[str], options: Opt
 def _memory(
     name: str, lm: CausalLM, batch: int, prompts: Sequence[str], options: Options, results: Results
 ) -> None:
-    """Peak memory over that of plain generation."""
+    """Compare peak memory with that of plain generation."""
     peaks: dict[str, list[int]] = {}
     for _ in range(max(2, options.repeats or least(name))):  # noise shows only in repeats
         for way in ways(lm):
@@ -164,7 +164,7 @@ def _memory(
     middle = {way: statistics.median(found) / 1e6 for way, found in peaks.items()}
     floor = max(max(found) - min(found) for way, found in peaks.items() if way != "peers") / 1e6
     theirs, mine = middle["peers"] - middle["plain"], middle["ours"] - middle["plain"]
-    # A difference below the floor says only that it is not larger than the floor.
+    # A difference below the floor only shows that it is not larger than the floor.
     share = max(mine, floor, 0.0) / max(theirs, 1e-9)
     word = verdict(share <= 1 / 20)
     if share > 1 / 20 and mine <= floor:

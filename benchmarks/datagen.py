@@ -44,7 +44,7 @@ _BEFORE, _DEFAULT = "float32, every cut in full", "+ `context=256` (default)"
 
 
 def labels_of(builder: WikiBuilder, cuts: list[Cut], *, shares: bool) -> tuple[Examples, float]:
-    """What comes of the cuts, and the processor's seconds."""
+    """Label the cuts; return the examples and the processor's seconds."""
     before = resource.getrusage(resource.RUSAGE_SELF)
     found = Examples()
 

@@ -35,13 +35,13 @@ POOLS: tuple[Pool, ...] = ("mean", "predicting")
 
 
 def used() -> float:
-    """Seconds that this process has computed."""
+    """Return the seconds of processor time of this process."""
     own = resource.getrusage(resource.RUSAGE_SELF)
     return own.ru_utime + own.ru_stime
 
 
 def labelled(builder: WikiBuilder, cuts: list[Cut]) -> tuple[Examples, float, float]:
-    """What comes of the cuts, seconds by the clock, and by the processor."""
+    """Label the cuts; return the examples, and seconds by the clock and by the processor."""
     begun, before, found = time.perf_counter(), used(), Examples()
     for examples in builder.build(cuts, {}):
         found.extend(examples)
@@ -80,7 +80,7 @@ def main(argv: list[str] | None = None) -> None:
         ours = times[OURS]
         for name in models:
             rate = [len(made[name].rows) / clock for clock, _ in times[name]]
-            # Labels, not texts: an engine that makes fewer of the same cuts is no faster.
+            # Compare labels, not texts: an engine that makes fewer of the same cuts is not faster.
             share = len(made[OURS].rows) / len(made[name].rows)
             faster, cheaper = (
                 ratios([each[k] for each in ours], [each[k] * share for each in times[name]]) for k in (0, 1)
@@ -112,7 +112,7 @@ def main(argv: list[str] | None = None) -> None:
 def _by_turns(
     models: dict[str, CausalLM], plan: CutPlan, cuts: list[Cut], pool: Pool, options: Any
 ) -> tuple[dict[str, Examples], dict[str, list[tuple[float, float]]]]:
-    """What each engine made first, and its seconds by clock and processor in every round."""
+    """Return each engine's first examples, and its seconds by clock and processor in every round."""
     made: dict[str, Examples] = {}
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in models}
     for turn in range(options.rounds + 1):

@@ -2,10 +2,10 @@
 
     python benchmarks/domain.py --articles articles.jsonl --texts truthfulqa.jsonl ragtruth.jsonl
 
-Own texts continue articles that the prober has not seen: written as it was trained (greedily), read again
-from their characters as probers-score reads them, drawn at two temperatures, and what the article itself
-goes on with. Of files, in any layout of probers-score, some texts are drawn. Only texts in which the prober
-judges something count.
+Own texts continue articles that the prober has not seen: written as in its training (greedily), read again
+from their characters as by probers-score, drawn at two temperatures, and the article's own continuation.
+Other texts are drawn from files in any layout of probers-score. Only texts in which the prober judges
+something count.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from probers.types import Generation
 
 SECTION = "Texts unlike a prober's training texts"
 _BATCH = 16
-#: Words of an article that are shown, drawn between these, and words that the article goes on with.
+#: Number of words of an article that are shown, drawn from this range, and of its own continuation.
 _SHOWN, _FOLLOWING = (25, 100), 50
 
 
 class Reader:
-    """A model and a prober that texts are put to."""
+    """Model and prober that read texts."""
 
     def __init__(self, model: str, prober: str, dtype: str) -> None:
         self.lm = CausalLM.from_pretrained(model, dtype=dtype)
@@ -47,12 +47,12 @@ class Reader:
         self._assess, self._needs = Assessor(self.bank), text_needs(self.bank)
 
     def write(self, prompts: Sequence[str], tokens: int, temperature: float = 0.0) -> list[Generation]:
-        """Continue prompts by ``tokens``; greedily where the temperature is 0."""
+        """Continue prompts by ``tokens``, greedily at temperature 0."""
         sampling = Sampling(temperature=temperature) if temperature else None
         return self.lm.generate(prompts, max_new_tokens=tokens, needs=self._needs, sampling=sampling)
 
     def read(self, prompts: Sequence[str], answers: Sequence[str]) -> list[Generation]:
-        """Read answers behind their prompts."""
+        """Read answers after their prompts."""
         found: list[Generation] = []
         for start in range(0, len(prompts), _BATCH):
             part = slice(start, start + _BATCH)
@@ -60,7 +60,7 @@ class Reader:
         return found
 
     def domains(self, texts: Sequence[Generation]) -> Iterator[DomainDistance]:
-        """Say of each text in which something is judged whether it is unlike the training texts."""
+        """Tell for each text with a judged part whether it is unlike the training texts."""
         for one in texts:
             if not one.token_ids or one.state is None:
                 continue
@@ -72,7 +72,7 @@ class Reader:
 
 
 def beginnings(file: str, bank: ProbeBank, n: int) -> list[tuple[str, str]]:
-    """Beginnings of articles of the test split that the prober has not seen, and how each goes on."""
+    """List beginnings of unseen articles of the test split, with their continuations."""
     source = open_articles(
         file, limit=None, seed=0, on_bad_line="error", rules=Rules(2, 100_000), wikipedia={}
     )  # fmt: skip
@@ -88,7 +88,7 @@ def beginnings(file: str, bank: ProbeBank, n: int) -> list[tuple[str, str]]:
 
 
 def row_of(name: str, found: Sequence[DomainDistance]) -> tuple[object, ...]:
-    """Number of texts, shares that are unlike by both, by the states and by surprise, and medians."""
+    """Format number of texts, shares that are unlike by both, by the states and by surprise, and medians."""
     if not found:
         return name, 0, *"–" * 5
     unlike, far, distance = (

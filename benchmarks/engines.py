@@ -28,13 +28,13 @@ NAMES = {
     "dense": "dense (all-MiniLM-L6-v2, bfloat16)",
     "fts5": "SQLite FTS5",
 }
-#: Processor time of the thread that does all the work: what else runs on the machine is not in it.
+#: Processor time of the thread that does all the work; other work on the machine does not count.
 clock = time.thread_time
-SECONDS = 30.0  # after so long no more queries are asked, but for the first 20
+SECONDS = 30.0  # time after which only the first 20 queries are still asked
 
 
 def stored(corpus: Path, folder: Path) -> Sequence[Passage]:
-    """The corpus on the disk, whatever its size."""
+    """Store the corpus on the disk, whatever its size."""
     return load_corpus(corpus, cache=folder / "corpus", in_memory=0)
 
 
@@ -45,9 +45,9 @@ def key(text: str) -> str:
 def made_and_used(
     folder: Path, engine: str, corpus: Path, asked: Path, *, every: bool = False
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Figures of the process that makes the index, and of one that opens it and searches."""
+    """Measure the process that makes the index, and one that opens it and searches."""
     made = measure(folder, engine, corpus, asked, "made", every=every)
-    # rank_bm25 keeps nothing: whoever uses it makes it.
+    # rank_bm25 keeps nothing: each process makes its index.
     return made, made if engine == "rank_bm25" else measure(
         folder, engine, corpus, asked, "used", every=every
     )
@@ -56,7 +56,7 @@ def made_and_used(
 def measure(
     folder: Path, engine: str, corpus: Path, asked: Path, phase: str, *, every: bool = False
 ) -> dict[str, Any]:
-    """Run a worker, or read what it said in an earlier run."""
+    """Run a worker, or read its figures from an earlier run."""
     kept = folder / f"{engine}-{corpus.name}-{phase}{'-every' if every else ''}.json"
     if not kept.exists():
         print(f"{NAMES.get(engine, engine)}, {corpus.name}, {phase} ...", file=sys.stderr)
@@ -67,7 +67,7 @@ def measure(
 
 
 def as_worker(folder: str, engine: str, corpus: str, asked: str, every: str, out: str) -> None:
-    """Make or open an index, ask it, and write the figures; runs in a process of its own."""
+    """Make or open an index, search it, and write the figures; runs in its own process."""
     queries = json.loads(Path(asked).read_text(encoding="utf-8"))
     with Peaks() as peaks:
         start = clock()
@@ -77,7 +77,7 @@ def as_worker(folder: str, engine: str, corpus: str, asked: str, every: str, out
             search = ENGINES[engine](passages, Path(folder))
         figures: dict[str, Any] = {"seconds": clock() - start}
         figures["disk"] = disk(Path(folder), engine, passages)
-        # The process that uses the index is another one; rank_bm25's is both.
+        # Another process uses the index; with rank_bm25 it is the same one.
         if engine != "store" and not (
             engine != "rank_bm25" and out.endswith(("made.json", "made-every.json"))
         ):
@@ -86,7 +86,7 @@ def as_worker(folder: str, engine: str, corpus: str, asked: str, every: str, out
 
 
 def timed(search: Callable[[list[str], int], Any], queries: list[str], every: bool) -> dict[str, Any]:
-    """Milliseconds per query one by one and in batches of 32; the texts found when ``every`` counts."""
+    """Time queries in milliseconds, one by one and in batches of 32; list the texts found if ``every``."""
     start = clock()
     search(queries[:1], 10)
     first = clock() - start
@@ -129,7 +129,7 @@ def _dense(passages: Sequence[Passage], folder: Path) -> Callable[[list[str], in
 
 
 def _fts5(passages: Sequence[Passage], folder: Path) -> Callable[[list[str], int], Any]:
-    """SQLite's full-text index, with the words of :func:`tokenize` joined by OR."""
+    """Index in SQLite's full-text engine, with the words of :func:`tokenize` joined by OR."""
     import sqlite3
 
     path = folder / f"{len(passages)}.sqlite"
@@ -162,7 +162,7 @@ ENGINES = {"bm25": _bm25, "rank_bm25": _rank_bm25, "dense": _dense, "fts5": _fts
 
 
 def disk(folder: Path, engine: str, passages: Sequence[Passage]) -> int:
-    """Bytes that an engine has on the disk for a corpus; none for what lives in memory."""
+    """Count the bytes of an engine's index on the disk; none for an index in memory."""
     if engine == "fts5":
         return (folder / f"{len(passages)}.sqlite").stat().st_size
     if engine == "rank_bm25":
@@ -173,7 +173,7 @@ def disk(folder: Path, engine: str, passages: Sequence[Passage]) -> int:
 
 
 class Peaks:
-    """The most memory of this process while it is entered, in bytes, looked at every 20 ms."""
+    """Peak memory of this process within the block, in bytes, sampled every 20 ms."""
 
     def __init__(self) -> None:
         self.most = {"anonymous": 0, "resident": 0}

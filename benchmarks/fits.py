@@ -27,12 +27,12 @@ from probers.train.examples import Examples, load_examples
 from probers.train.module import head_losses
 from probers.train.settings import Fitting
 
-#: How often a step reads or writes all parameters or as many numbers, see :func:`as_plain`.
+#: Number of times that a step reads or writes all parameters, or as many numbers, see :func:`as_plain`.
 _MATRIX_PASSES, _ADAMW_PASSES = 3, 7
 
 
 def measure(way: str, **job: Any) -> dict[str, Any]:
-    """The figures of a worker that runs in a process of its own."""
+    """Run a worker in its own process and return its figures."""
     command = [sys.executable, __file__, json.dumps({"way": way, **job})]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])
@@ -43,14 +43,14 @@ def as_fit(store: str, layers: Sequence[int], steps: int, device: str = "auto") 
 
     Args:
         store: folder of a finished store.
-        layers: which heads there are.
-        steps: optimiser steps to take, of those that a training has; 0 takes them all.
-        device: where heads are trained.
+        layers: layers with a head.
+        steps: optimiser steps to take of those of a training; 0 takes them all.
+        device: device for training the heads.
 
     Returns:
-        ``seconds`` of the training, those of the steps left out added at the mean of the steps
-        taken; ``taken`` and ``of`` steps; ``step`` seconds, its ``parts``, and ``validation``
-        seconds altogether; ``threads``; ``parameters`` of all heads.
+        ``seconds`` of the training, with the steps left out added at the mean of the steps taken;
+        ``taken`` and ``of`` steps; ``step`` seconds, its ``parts``, and ``validation`` seconds
+        altogether; ``threads``; ``parameters`` of all heads.
     """
     opened, settings = FeatureStore.open(store), Fitting(device=device)
     examples = load_examples([opened])
@@ -68,7 +68,7 @@ def as_fit(store: str, layers: Sequence[int], steps: int, device: str = "auto") 
 
 
 def as_memory(store: str, layers: Sequence[int], steps: int) -> dict[str, Any]:
-    """Most anonymous and file-backed memory, in bytes above that after the imports, of a training."""
+    """Measure a training's peak of anonymous and file-backed memory, in bytes above that after imports."""
     opened, settings = FeatureStore.open(store), Fitting()
     with peaks() as grown:
         _fit(opened, layers, shortened(load_examples([opened]), steps, settings), settings)
@@ -76,12 +76,12 @@ def as_memory(store: str, layers: Sequence[int], steps: int) -> dict[str, Any]:
 
 
 def as_plain(heads: int, width: int, steps: int, threads: int) -> dict[str, Any]:
-    """The same heads in a bare loop over one batch in memory: no store, no trainer, no validation.
+    """Train the same heads in a bare loop over a batch in memory: no store, no trainer, no validation.
 
     Returns:
-        ``step`` seconds and its ``parts``; ``arithmetic`` and ``traffic``: seconds that the
-        matrix products, and the parameters' ways to and from memory, take at the least, at the
-        speeds measured here, ``flops`` and ``bandwidth`` (of this number of threads).
+        ``step`` seconds and its ``parts``; ``arithmetic`` and ``traffic``: least seconds of the matrix
+        products, and of moving the parameters to and from memory, at the speeds measured here,
+        ``flops`` and ``bandwidth`` (with this number of threads).
     """
     torch.set_num_threads(threads)
     settings = Fitting()
@@ -116,7 +116,7 @@ def as_plain(heads: int, width: int, steps: int, threads: int) -> dict[str, Any]
 
 
 def shortened(examples: Examples, steps: int, settings: Fitting) -> Examples:
-    """The same examples with as few training texts, evenly spread, as give so many steps; 0 leaves all."""
+    """Take as few training texts, evenly spread, as give so many steps; 0 takes all."""
     train = examples.rows["train"]
     wanted = steps // settings.epochs * settings.batch_size
     if not steps or wanted >= len(train):
@@ -133,13 +133,13 @@ def _fit(store: FeatureStore, layers: Sequence[int], examples: Examples, setting
 
 
 def speed_of_products(size: int = 1536) -> float:
-    """Floating-point operations a second of a large float32 matrix product, at best."""
+    """Measure the best rate of a large float32 matrix product, in floating-point operations a second."""
     a = torch.randn(size, size)
     return 2 * size**3 / _fastest(lambda: a @ a)
 
 
 def speed_of_memory(numbers: int = 1 << 26) -> float:
-    """Bytes a second, to and from memory, of a sum of two arrays far larger than the caches, at best."""
+    """Measure the best rate of summing arrays far larger than the caches, in bytes a second."""
     a, b, c = (torch.ones(numbers) for _ in range(3))
     return 12 * numbers / _fastest(lambda: torch.add(a, b, out=c))
 

@@ -33,7 +33,7 @@ HEADS = {
 
 
 def runs(data: Path, scale: int) -> dict[str, list[str]]:
-    """The options of each run; ``scale`` divides how many questions and articles it takes."""
+    """List the options of each run; ``scale`` divides the numbers of questions and articles."""
     of = lambda limit: f"limit={max(1, limit // scale)}"  # noqa: E731
     return {
         "testbed, questions": ["source=cot", of(600)],
@@ -51,7 +51,7 @@ def runs(data: Path, scale: int) -> dict[str, list[str]]:
 
 
 def converted(store: FeatureStore, out: Path, dtype: str) -> FeatureStore:
-    """The same rows with their states in another number format."""
+    """Copy the rows with their states in another number format."""
     features = [replace(spec, dtype=dtype) for spec in store.features]
     made = FeatureStore.create(out, features, config=store.config, shards=store.shards)
     for index in made.missing:
@@ -63,7 +63,7 @@ def converted(store: FeatureStore, out: Path, dtype: str) -> FeatureStore:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a prober reaches on the test texts of its store: with all layers, and with one on average."""
+    """Results of a prober on the test texts of its store: with all layers, and with one on average."""
 
     ensemble: Sample
     one: Sample
@@ -73,7 +73,7 @@ class Measured:
 
 
 def trained(store: FeatureStore, out: Path, seed: int) -> Measured:
-    """Train a prober as the command does, and measure it with the states of the same store."""
+    """Train a prober like the command, and measure it with the states of the same store."""
     cli.run("train", [f"data={store.path}", f"out={out}", f"seed={seed}", "learning_curve=false"])
     bank = ProbeBank.from_pretrained(out)
     table = store.table()
@@ -93,7 +93,7 @@ def shown(sample: Sample) -> str:
 
 
 def rounding(half: FeatureStore, eight: FeatureStore) -> tuple[float, float]:
-    """Of the states after a run's first layer: rounding error over their spread, median and most by layer."""
+    """Compute rounding error over spread of states after a run's first layer: median and largest by layer."""
     found = []
     for layer in half.spec.layers[1:]:
         exact = half.layer(layer).astype(np.float32)
@@ -108,7 +108,7 @@ def state_bytes(store: FeatureStore) -> int:
 
 
 def measure(folder: Path, name: str, options: Sequence[str], results: Results) -> None:
-    """One run: made where it is not there yet, trained on in both formats, and its rows of the table."""
+    """Make one run unless it exists, train on it in both formats, and add its rows to the table."""
     path = folder / name.replace(", ", "-")
     cli.run("datagen", [*options, f"out={path}"])
     half = FeatureStore.open(path)

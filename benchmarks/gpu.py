@@ -57,7 +57,7 @@ HEADS = {
     "serve": serve.HEADS["serve"],
     "vllm": serve_vllm.HEADS["served"],
 }
-#: Ways of ``peers.ways``.
+#: Names in ``peers.ways``.
 WAYS = {
     "plain": "plain `generate`",
     "ours": "capture of all layers and of the last layer's attention",
@@ -75,7 +75,7 @@ NOTES = {
     "machine. The prober is untrained: what it costs does not depend on what it says.",
     "vllm": f"Two servers of vLLM that take turns; {NEW} new tokens in every stream.",
 }
-#: Of vLLM's time between two tokens, with scores against without.
+#: Limit of vLLM's time between two tokens, with scores relative to without.
 SLOWER = 1.01
 
 
@@ -84,7 +84,7 @@ OPTIONS = Options(only=("capture", "states"), repeats=5, target=0.95)
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How much is measured; ``vllm_share`` is that of the accelerator's memory for each of two engines."""
+    """Sizes of the measurements; ``vllm_share`` is the share of the accelerator's memory of each engine."""
 
     options: Options = OPTIONS
     articles: int = 1000
@@ -94,7 +94,7 @@ class Sizes:
     vllm_share: float | None = 0.4
 
 
-#: On a CPU.
+#: Sizes on a CPU.
 SMALL = Sizes(
     options=replace(OPTIONS, repeats=2, batches=(1, 4), prompt_tokens=64, new_tokens=24),
     articles=60, examples=480, rounds=2, vllm_share=None,
@@ -103,11 +103,11 @@ SMALL = Sizes(
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What is measured, in one number format; what is found goes into ``results``.
+    """Measurement in one number format; its findings go into ``results``.
 
     Attributes:
-        prober: folder of the prober that servers have; it is made here.
-        articles: as ``open_articles`` takes them.
+        prober: folder of the servers' prober; it is made here.
+        articles: articles in a form that ``open_articles`` takes.
     """
 
     model: str
@@ -120,7 +120,7 @@ class Job:
 
     @property
     def title(self) -> str:
-        """The model in tables."""
+        """Name of the model in tables."""
         return f"{self.model}, {self.dtype}"
 
     @property
@@ -129,7 +129,7 @@ class Job:
 
 
 def dtypes_of(device: torch.device) -> list[str]:
-    """Number formats that a device multiplies matrices in, without emulation."""
+    """List the number formats in which a device multiplies matrices without emulation."""
     if device.type == "cpu":
         return ["float32", *(["bfloat16"] if native_bfloat16() else [])]
     kinds = ["bfloat16", "float16", "float32"]
@@ -147,12 +147,12 @@ def _multiplies(device: torch.device, dtype: str) -> bool:
 
 
 def measure_capture(job: Job, lm: CausalLM) -> None:
-    """Capture against plain ``generate`` and against ``output_hidden_states=True``."""
+    """Compare capture with plain ``generate`` and with ``output_hidden_states=True``."""
     capture.measure(job.model, lm, job.options, job.results)
 
 
 def measure_memory(job: Job, lm: CausalLM) -> None:
-    """The most memory that the largest batch needs: plain, with capture, and as the peers do it."""
+    """Measure peak memory of the largest batch: plain, with capture, and in the peers' way."""
     weights = sum(each.nbytes for each in lm.model.parameters()) / 1e6
     batch = max(job.options.batches)
     prompts = long_prompts(lm.tokenizer, batch, job.options.prompt_tokens)
@@ -163,7 +163,7 @@ def measure_memory(job: Job, lm: CausalLM) -> None:
 
 
 def measure_labels(job: Job) -> None:
-    """What ``probers-datagen source=wiki`` does, from reading the articles to the finished store."""
+    """Measure ``probers-datagen source=wiki``, from reading the articles to the finished store."""
     lm = CausalLM.from_pretrained(job.model, device=str(job.device), dtype=job.dtype, batch_size=32)
     labels.ours(lm, job.articles, min(20, job.sizes.articles))  # warm-up
     begun = now(job.device)
@@ -175,7 +175,7 @@ def measure_labels(job: Job) -> None:
 
 
 def measure_training(job: Job, layers: int, width: int) -> None:
-    """The default heads of all layers in one pass, over a store of the model's shape."""
+    """Train the default heads of all layers in one pass, over a store of the model's shape."""
     if job.device.type == "xpu":
         job.results.row("train", layers, width, "skipped: heads are not trained on xpu")
         return
@@ -187,7 +187,7 @@ def measure_training(job: Job, layers: int, width: int) -> None:
 
 
 def measure_server(job: Job) -> None:
-    """Our server without scores and with them."""
+    """Measure our server without scores and with them."""
     how = {"dtype": job.dtype, "device": str(job.device)}
     rows = max(job.sizes.streams)
     with (
@@ -203,7 +203,7 @@ def measure_server(job: Job) -> None:
 
 
 def measure_vllm(job: Job) -> None:
-    """The same of vLLM; skipped where it does not run."""
+    """Measure the same for vLLM; skip it if vLLM does not run."""
     if why := serve_vllm.absent(job.device.type):
         job.results.row("vllm", job.title, "", f"skipped: {why}")
         return
@@ -216,7 +216,7 @@ def measure_vllm(job: Job) -> None:
 
 
 def untrained(lm: CausalLM, folder: Path) -> None:
-    """A prober of the shape of the one that comes with the package; what it says means nothing."""
+    """Save a prober of the shape of the shipped one; its scores mean nothing."""
     layers = sorted({max(1, round(lm.num_layers * share)) for share in (0.55, 0.65, 0.7)})
     spec = FeatureSpec(lm.spec, tuple(layers), lm.width, pool="tokens")
     head = KINDS["radio"]([f"0/layer{k}" for k in layers], lm.width)
@@ -235,7 +235,7 @@ def going_on(section: str, missed: list[str]) -> Iterator[None]:
 
 
 def run(job: Job, only: Sequence[str], missed: list[str], *, training: bool) -> None:
-    """All sections in one number format; the training of heads, which has its own, only if asked for."""
+    """Run all sections in one number format; train heads, which have their own format, only if asked to."""
     lm = build(job.model, job.device, job.dtype)
     untrained(lm, job.prober)
     shape = lm.num_layers, lm.width
@@ -245,7 +245,7 @@ def run(job: Job, only: Sequence[str], missed: list[str], *, training: bool) -> 
     }
     every_section(job, sections, only, missed)
     sections.clear()
-    del lm  # what follows needs its memory
+    del lm  # the next sections need its memory
     sections = {
         "labels": partial(measure_labels, job),
         "train": partial(measure_training, job, *shape),
@@ -258,7 +258,7 @@ def run(job: Job, only: Sequence[str], missed: list[str], *, training: bool) -> 
 def every_section(
     job: Job, sections: dict[str, Callable[[], Any]], only: Sequence[str], missed: list[str]
 ) -> None:
-    """Run the sections asked for; each begins with the memory of those before it freed."""
+    """Run the requested sections; free the memory of earlier ones before each."""
     for section in [name for name in sections if name in only]:
         with going_on(f"{TITLES[section]}, {job.title}", missed):
             gc.collect()
@@ -268,7 +268,7 @@ def every_section(
 
 
 def judge(results: Results, device: torch.device) -> list[str]:
-    """The targets that were missed, by table and row; on a CPU no verdict stays in the tables."""
+    """List the targets that were missed, by table and row; on a CPU remove the verdicts from the tables."""
     missed = []
     for section, rows in results.rows.items():
         for place, row in enumerate(rows):
@@ -283,7 +283,7 @@ def judge(results: Results, device: torch.device) -> list[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; 1 if a target was missed or a section failed."""
+    """Run the command; return 1 if a target was missed or a section failed."""
     typed = list(sys.argv[1:] if argv is None else argv)
     args, begun = parse(typed), time.monotonic()
     device, results, failed = pick_device(args.device), Results(HEADS), list[str]()

@@ -2,9 +2,9 @@
 
 ``python benchmarks/heads.py`` writes a table for each part (``--only``):
 
-- scoring: milliseconds that a token of ``--batch`` texts takes which the model writes together, by plain
-  transformers' ``generate``, and those that each kind of head adds to it, fed token by token as the server
-  feeds them. The states are recorded beforehand, so that both are timed alone, by turns.
+- scoring: milliseconds per token of ``--batch`` texts that the model writes together, by plain transformers'
+  ``generate``, and the milliseconds that each kind of head adds, fed token by token as by the server. The
+  states are recorded beforehand, so that both are timed alone, by turns.
 
 - training: minutes of ``probers-train`` on 10,000 spans of four tokens, two passes, by kind of head, one
   after the other on the same store of random states.
@@ -33,10 +33,10 @@ from probers.train.data import Column, Dataset
 from probers.train.fit import fit, probe_tasks
 from probers.train.settings import Fitting
 
-MOST = 0.05  # of a token, that a sequence head may add
+MOST = 0.05  # largest share of a token's time that a sequence head may add
 MINUTES = 5.0
 SPANS = 10_000
-#: Tokens of a text in the training part: spans of four, each after six that are not judged.
+#: Tokens of a text in the training part: spans of four, each after six unjudged tokens.
 _SPAN, _BETWEEN, _TEXT = 4, 6, 8
 _TEXTS = (
     "The lighthouse of Alexandria was", "In 1871 the chemist", "The river Danube rises in",
@@ -82,7 +82,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 
 def make(name: str, layers: int, width: int) -> Any:
-    """Untrained heads of a kind: one for each layer, or one of all."""
+    """Make untrained heads of a kind: one for each layer, or one of all."""
     kind = KINDS[name]
     return kind(["all"], width, layers) if kind.joint else kind(list(map(str, range(layers))), width)
 
@@ -148,7 +148,7 @@ def training(args: argparse.Namespace, folder: Path, results: Results) -> None:
 
 
 def made(folder: Path, spans: int, layers: int, width: int) -> Path:
-    """A store of so many training spans with random states; a tenth as many are for validation and test."""
+    """Make a store of so many training spans with random states; a tenth is for validation and test each."""
     path = folder / f"tokens-{spans}x{layers}x{width}"
     texts = -(-spans * 12 // (10 * _TEXT))
     model, every = ModelSpec("benchmark", "0", layers, width, "float32"), tuple(range(1, layers + 1))
@@ -166,7 +166,7 @@ def made(folder: Path, spans: int, layers: int, width: int) -> Path:
 
 
 def rows_of(text: int, wrong: np.ndarray) -> list[dict[str, Any]]:
-    """A text's tokens: spans of the given labels, each behind tokens that nobody judged."""
+    """Make the rows of a text: spans of the given labels, each after unjudged tokens."""
     split = (*["train"] * 10, "validation", "test")[text % 12]
     rows = []
     for token in range(_TEXT * (_SPAN + _BETWEEN)):

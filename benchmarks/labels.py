@@ -36,12 +36,12 @@ from probers.prompts import TESTBED_PROMPT
 from probers.store.spec import FeatureSpec
 from probers.types import Needs
 
-#: MIND goes on for the entity's tokens and this many more.
+#: Number of tokens that MIND continues beyond the entity's.
 _MORE = 16
 
 
 class Timed:
-    """Calls a function and adds up how long that takes."""
+    """Wrapper of a function that adds up its time."""
 
     def __init__(self, function: Any) -> None:
         self.function, self.seconds = function, 0.0
@@ -55,26 +55,26 @@ class Timed:
 
 
 class TimedMatcher(Timed):
-    """The matcher, timed; in the place of one."""
+    """Timed matcher, in place of the matcher."""
 
     def match(self, original: str, generated: str) -> Any:
         return self(original, generated)
 
 
 class TimedRecogniser(Timed):
-    """The recogniser, timed; in the place of one."""
+    """Timed recogniser, in place of the recogniser."""
 
     name = "rules"
 
 
 def plan(given: str, articles: int, recognise: Any) -> CutPlan:
-    """The cuts that are made by default, of a file of articles or of the testbed's."""
+    """Plan the default cuts of a file of articles or of the testbed's."""
     source = open_articles(given, limit=articles, seed=0, on_bad_line="skip")
     return CutPlan(source, recognise, 2, 10, 0)
 
 
 def ours(lm: CausalLM, given: str, articles: int) -> dict[str, float]:
-    """Articles in, a finished store out; counts, and seconds of some parts."""
+    """Label articles into a finished store; return counts, and seconds of some parts."""
     layers = tuple(range(lm.num_layers + 1))
     recogniser = TimedRecogniser(Recogniser("rules", fine=True, quiet=True))
     matcher = TimedMatcher(EntityMatcher().match)
@@ -95,7 +95,7 @@ def ours(lm: CausalLM, given: str, articles: int) -> dict[str, float]:
 
 @torch.inference_mode()
 def per_token(lm: CausalLM, cuts: Sequence[Cut]) -> None:
-    """Every cut by itself: a generate call per token, then all hidden states of the whole text.
+    """Label every cut by itself: one generate call per token, then all hidden states of the whole text.
 
     It goes on until the token that follows the entity in the article is among the likeliest
     four, or for the entity's tokens and 16 more (MIND). In its favour: it compares no meanings,
@@ -119,7 +119,7 @@ def per_token(lm: CausalLM, cuts: Sequence[Cut]) -> None:
 
 
 def measure(lm: CausalLM, given: str, articles: int, few: int, rounds: int) -> str:
-    """The table."""
+    """Format the table."""
     cuts = list(islice(iter(plan(given, articles, Recogniser("rules", fine=True, quiet=True))), few))
     work = {"ours": partial(ours, lm, given, articles), "per token": partial(per_token, lm, cuts)}
     warm = {"ours": partial(ours, lm, given, 20), "per token": partial(per_token, lm, cuts[:2])}

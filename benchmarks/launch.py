@@ -33,15 +33,15 @@ WAYS = {
     "`launch=ray`, 2 workers of 1 thread": (1, _RAY.format(2)),
 }
 ONE, COST, TWO, GAIN = WAYS
-#: A way -> the way it is held against, the least or most times as fast as that, and how it is written.
+#: Way -> its reference, the least or most times as fast as that, and the form of the line.
 TARGETS = {COST: (ONE, 0.95, ">= 0.95"), GAIN: (TWO, 1.3, ">= 1.3")}
 
 
 def run(out: Path, limit: int, threads: int, options: str) -> tuple[float, int]:
-    """Seconds of a command, and how many labels it made.
+    """Run a command; return its seconds and number of labels.
 
     Raises:
-        SystemExit: it failed; what it said is on standard error.
+        SystemExit: it failed; its message is on standard error.
     """
     code = "from probers.commands.main import datagen; datagen()"
     typed = ["source=cot", f"limit={limit}", f"out={out}", *options.split()]

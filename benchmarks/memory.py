@@ -30,10 +30,10 @@ STRICT_MALLOC = {
 
 
 def growth(work: Callable[[], Any], device: torch.device) -> int:
-    """Bytes by which memory in use peaks above what it was before ``work``.
+    """Measure the bytes by which memory in use peaks above its level before ``work``.
 
-    On an accelerator what torch allocated; else the process's resident memory, whose peak Linux
-    can set back, so that loading the model does not hide what comes after it.
+    On an accelerator it is torch's allocation; else the process's resident memory, whose peak Linux can
+    reset, so that loading the model does not hide the later peak.
     """
     gc.collect()
     if device.type != "cpu":
@@ -50,9 +50,9 @@ def growth(work: Callable[[], Any], device: torch.device) -> int:
 
 
 def _allocated(work: Callable[[], Any], device: torch.device) -> int:
-    """The same on an accelerator."""
+    """Measure the same on an accelerator."""
     module: Any = torch.get_device_module(device)
-    if not hasattr(module, "max_memory_allocated"):  # mps tells no peak, but its allocator keeps what it had
+    if not hasattr(module, "max_memory_allocated"):  # mps tells no peak, but its allocator keeps its memory
         module.empty_cache()
         before = module.driver_allocated_memory()
         work()
@@ -76,7 +76,7 @@ def memory_of(
     model: str, way: str, batch: int, prompt_tokens: int, new_tokens: int, device: torch.device,
     dtype: str | None = None,
 ) -> int:  # fmt: skip
-    """:func:`growth` of one way in a process of its own.
+    """Measure :func:`growth` of one way in its own process.
 
     Raises:
         RunError: the process failed; its last line is in the message.
@@ -106,7 +106,7 @@ def main(
     lm = build(model, torch.device(device), dtype)
     work = ways(lm)[way]
     prompts = long_prompts(lm.tokenizer, int(batch), int(prompt_tokens))
-    work([prompt[:40] for prompt in prompts[:2]], 3)  # code and tables that are loaded on first use
+    work([prompt[:40] for prompt in prompts[:2]], 3)  # loads code and tables of the first use
     print(growth(lambda: work(prompts, int(new_tokens)), lm.device))
 
 

@@ -18,12 +18,12 @@ Tokens = list[tuple[int, ...]]
 
 
 def everything(lm: CausalLM) -> Needs:
-    """All layers mean-pooled and the last layer's attention, with the scores that are always there."""
+    """Need all layers mean-pooled and the last layer's attention, with the scores that are always there."""
     return Needs.of(tuple(range(lm.num_layers + 1)), attention=True)
 
 
 def pad_left(lm: CausalLM, prompts: Sequence[str]) -> tuple[Tensor, Tensor]:
-    """Token ids and mask, each (batch, length)."""
+    """Encode prompts to token ids and mask, each (batch, length)."""
     rows = lm.tokenizer(list(prompts), verbose=False)["input_ids"]
     width = max(map(len, rows))
     ids = torch.tensor([[0] * (width - len(row)) + row for row in rows], device=lm.device)
@@ -32,7 +32,7 @@ def pad_left(lm: CausalLM, prompts: Sequence[str]) -> tuple[Tensor, Tensor]:
 
 
 def plain(lm: CausalLM, prompts: Sequence[str], new_tokens: int) -> Tokens:
-    """Transformers' own greedy generation, from texts to texts."""
+    """Generate greedily with transformers, from texts to texts."""
     ids, mask = pad_left(lm, prompts)
     written = lm.model.generate(ids, attention_mask=mask, max_new_tokens=new_tokens, do_sample=False)
     rows = written[:, ids.shape[1] :].tolist()
@@ -42,7 +42,7 @@ def plain(lm: CausalLM, prompts: Sequence[str], new_tokens: int) -> Tokens:
 
 @dataclass(frozen=True, slots=True)
 class PeerFeatures:
-    """What the peers' way gives for a batch of b texts of n tokens.
+    """Features of the peers' way for a batch of b texts of n tokens.
 
     Attributes:
         states: (b, layers + 1, d) float32, mean over the tokens but the last, which ``generate``
@@ -66,7 +66,7 @@ def peers(lm: CausalLM, prompts: Sequence[str], new_tokens: int) -> PeerFeatures
     """Generate with every hidden state kept, pool from the tuples, then run again for the attention.
 
     In the peers' favour: batches, greedy decoding on the fast kernel, and the states are
-    dropped before the second pass. That one is a plain call of the model, logits and all.
+    dropped before the second pass. The second pass is a plain call of the model, logits included.
     """
     output, mask, states = _with_states(lm, prompts, new_tokens, output_scores=True)
     written = output.sequences[:, mask.shape[1] :]
@@ -87,7 +87,7 @@ def peers(lm: CausalLM, prompts: Sequence[str], new_tokens: int) -> PeerFeatures
 
 @torch.inference_mode()
 def hidden_states(lm: CausalLM, prompts: Sequence[str], new_tokens: int) -> Tokens:
-    """Transformers' greedy generation with all hidden states, which are pooled when the texts are there."""
+    """Generate greedily with transformers and all hidden states; pool them once the texts are there."""
     output, mask, states = _with_states(lm, prompts, new_tokens)
     states.cpu()
     rows = output.sequences[:, mask.shape[1] :].tolist()
@@ -98,7 +98,7 @@ def hidden_states(lm: CausalLM, prompts: Sequence[str], new_tokens: int) -> Toke
 def _with_states(
     lm: CausalLM, prompts: Sequence[str], new_tokens: int, **more: Any
 ) -> tuple[Any, Tensor, Tensor]:
-    """What ``generate`` returns with every hidden state kept; the prompts' mask; the states, pooled."""
+    """Generate with every hidden state kept; return the result, the prompts' mask, and pooled states."""
     ids, mask = pad_left(lm, prompts)
     output = lm.model.generate(
         ids,
@@ -114,7 +114,7 @@ def _with_states(
 
 
 def _last_attention(model: Any, ids: Tensor, mask: Tensor) -> Tensor:
-    """(batch, heads, length, length) of the last layer, from an eager pass that computes every layer's."""
+    """Return (batch, heads, length, length) of the last layer, from an eager pass of every layer."""
     usual = model.config._attn_implementation
     model.set_attn_implementation("eager")
     try:
@@ -132,16 +132,16 @@ def _last_attention(model: Any, ids: Tensor, mask: Tensor) -> Tensor:
 
 
 def ours(lm: CausalLM, prompts: Sequence[str], new_tokens: int, needs: Needs) -> list[Generation]:
-    """The engine."""
+    """Generate with the engine."""
     return lm.generate(prompts, max_new_tokens=new_tokens, needs=needs)
 
 
 @torch.inference_mode()
 def forwards(lm: CausalLM, prompts: Sequence[str], new_tokens: int) -> Tokens:
-    """Nothing but the model's own calls that greedy decoding needs, over a cache made once.
+    """Make only the model's own calls that greedy decoding needs, over a cache made once.
 
-    No way of recording can be faster: what the peers' way takes, divided by this, is the most
-    that any could gain over it.
+    No way of recording can be faster: the time of the peers' way divided by this is the largest possible gain
+    over it.
     """
     ids, mask = pad_left(lm, prompts)
     decoder, written = Decoder(lm.model), torch.empty(len(ids), 0, dtype=torch.long, device=lm.device)
@@ -158,14 +158,14 @@ def forwards(lm: CausalLM, prompts: Sequence[str], new_tokens: int) -> Tokens:
 
 
 def token_ids(result: Any) -> Tokens:
-    """The tokens that any of the ways wrote."""
+    """Return the tokens that any of the ways wrote."""
     if isinstance(result, PeerFeatures):
         return result.tokens
     return [row.token_ids if isinstance(row, Generation) else row for row in result]
 
 
 def differing(lm: CausalLM, prompts: Sequence[str], one: Tokens, other: Tokens) -> tuple[int, int]:
-    """How many texts differ, and how many of them not because two tokens were equally likely.
+    """Count the texts that differ, and those among them not explained by equally likely tokens.
 
     Tokens are equally likely where their logits are closer than rounding: 1e-3 in float32,
     a fiftieth of the logit in half precision.
@@ -191,7 +191,7 @@ def _tied(lm: CausalLM, prompt: str, written: Sequence[int], other: int) -> bool
 
 
 def parity(lm: CausalLM, prompts: Sequence[str], new_tokens: int) -> float | None:
-    """Largest difference between our states, scores and attention and the peers', relative above 1.
+    """Find the largest difference between our states, scores and attention and the peers', relative above 1.
 
     The last layer's states are left out: the peers' are after the final norm. Texts that
     differ (ties) are too; None when all do.
@@ -219,7 +219,7 @@ def parity(lm: CausalLM, prompts: Sequence[str], new_tokens: int) -> float | Non
 
 
 def ways(lm: CausalLM) -> dict[str, Callable[[Sequence[str], int], Any]]:
-    """The ways by name; ours records everything the peers' way gives."""
+    """Map names to ways; ours records everything that the peers' way gives."""
     return {
         "plain": lambda prompts, n: plain(lm, prompts, n),
         "ours": lambda prompts, n: ours(lm, prompts, n, everything(lm)),

@@ -31,19 +31,19 @@ TESTS = Path(__file__).parents[1] / "tests" / "data"
 
 
 def rows(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a JSONL file."""
+    """Yield the objects of a JSONL file."""
     with open(path, encoding="utf-8") as file:
         yield from map(json.loads, file)
 
 
 def f1(hits: int, said: int, true: int) -> tuple[float, float, float]:
-    """Precision, recall and F1."""
+    """Compute precision, recall and F1."""
     precision, recall = hits / max(1, said), hits / max(1, true)
     return precision, recall, 2 * hits / max(1, said + true)
 
 
 def matchers(vectors: str) -> dict[str, EntityMatcher]:
-    """The matcher with more and more of its knowledge."""
+    """Make the matcher with more and more of its knowledge."""
     plain = tuple(stage for stage in STAGES if stage not in ("wordnet", "vectors"))
     found = {"strings only": EntityMatcher(stages=("string",)), "rules": EntityMatcher(stages=plain)}
     full = EntityMatcher()
@@ -55,7 +55,7 @@ def matchers(vectors: str) -> dict[str, EntityMatcher]:
 
 
 def matching(data: Path, vectors: str) -> str:
-    """The matcher on the pair set and on substitutions."""
+    """Measure the matcher on the pair set and on substitutions."""
     pairs = list(rows(TESTS / "entity_pairs.jsonl"))
     substitutions = list(rows(data / "labels" / "entity_substitutions.jsonl"))
     lines = [
@@ -89,7 +89,7 @@ def matching(data: Path, vectors: str) -> str:
 
 
 def entities(data: Path) -> str:
-    """The rules on articles annotated by hand."""
+    """Measure the rules on articles annotated by hand."""
     articles: dict[str, list[list[str]]] = {}
     for row in rows(data / "wiki_articles.jsonl"):
         articles.setdefault(row["title"], []).append(row["sentences"])
@@ -114,7 +114,7 @@ def entities(data: Path) -> str:
 
 
 def testbed(folder: Path, limit: int) -> str:
-    """Labels of the testbed's articles against the names of its world."""
+    """Compare labels of the testbed's articles with the names of its world."""
     cli.run("datagen", ["--source", "wiki", f"out={folder}", f"limit={limit}", "layers=[12]"])
     store = FeatureStore.open(folder)
     table = store.table()

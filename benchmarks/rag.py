@@ -49,17 +49,17 @@ HEADS = {
     "probing": "way | s/question | of plain's time | target | verdict",
     "compare": "questions | methods | minutes | target | verdict",
 }
-#: Words of a query as published for the lengths below (25 to 40); the testbed's answers have fewer.
+#: Published numbers of words of a query (25 to 40) for the lengths below; the testbed's answers have fewer.
 TOP_N = 25
 _AIMS = {1: 4.0, 16: 12.0}
 _SLOWER = 1.05
 _MINUTES = 10.0
-#: A full stop that the released code takes for the end of a sentence and our splitter does not.
+#: Full stop that the released code, but not our splitter, takes for the end of a sentence.
 _ODD_BORDER = re.compile(r"\.\s+[^A-Z\s]")
 
 
 class Recording(CausalLM):
-    """The engine, keeping what it wrote."""
+    """Engine that keeps the texts it wrote."""
 
     seen: list[Generation]
 
@@ -70,7 +70,7 @@ class Recording(CausalLM):
 
 
 def exemplars(count: int) -> PromptTemplate:
-    """The testbed's prompt behind ``count`` answered training questions."""
+    """Make the testbed's prompt after ``count`` answered training questions."""
     shown = [q for q in load_questions() if q.split == "train"][:count]
     answered = [
         f"{TESTBED_PROMPT.question(q.question)} {TESTBED_PROMPT.answer(q.rationale, q.answers[0])}\n\n"
@@ -84,7 +84,7 @@ def engine(batch: int, kind: type[CausalLM] = CausalLM) -> Any:
 
 
 def eager_twin() -> Any:
-    """The testbed's model with attention that can be read."""
+    """Load the testbed's model with attention that can be read."""
     twin = AutoModelForCausalLM.from_pretrained(
         model_path(), attn_implementation="eager", dtype=torch.float32
     )
@@ -94,13 +94,13 @@ def eager_twin() -> Any:
 def released_loop(
     lm: CausalLM, retriever: Retriever, threshold: float, prompt: PromptTemplate, length: int
 ) -> RAG:
-    """The loop with DRAGIN as released."""
+    """Make the loop with DRAGIN as released."""
     trigger, query = Rind(threshold, "released"), QFS("released", top_n=TOP_N)
     return RAG(lm, retriever, trigger, query, prompt=prompt, max_new_tokens=length)
 
 
 def dragin(args: argparse.Namespace, questions: Sequence[Question], results: Results) -> None:
-    """RIND and QFS as released, in the loop and as the released procedure."""
+    """Compare released RIND and QFS in the loop with the released procedure."""
     lms, retriever = {batch: engine(batch) for batch in _AIMS}, BM25(load_corpus())
     one, eager = lms[1], eager_twin()
     for count in args.exemplars:
@@ -171,8 +171,8 @@ def dragin(args: argparse.Namespace, questions: Sequence[Question], results: Res
 def agree(where: str, first: Sequence[Plain], others: dict[str, Sequence[Any]], results: Results) -> None:
     """Note how many questions have the same text, answer and queries in all ways.
 
-    A difference is explained where a text has a full stop before a small letter: the released
-    code ends a sentence there.
+    A difference is explained if a text has a full stop before a small letter: the released code ends a
+    sentence there.
     """
     for way, found in others.items():
         different = [(a, b) for a, b in zip(map(outcome, first), map(outcome, found), strict=True) if a != b]
@@ -194,7 +194,7 @@ def outcome(made: Plain | Answer) -> tuple[str, str, tuple[str, ...]]:
 
 
 def probing(args: argparse.Namespace, questions: Sequence[Question], results: Results, prober: str) -> None:
-    """The loop with a prober at batch 1 against transformers' generation of the same tokens."""
+    """Compare the loop with a prober at batch 1 with transformers' generation of the same tokens."""
     bank, retriever, lm = ProbeBank.from_pretrained(prober), BM25(load_corpus()), engine(1)
     recorder = engine(1, Recording)
     loop, recorded = (RAG(each, retriever, Probing(bank)) for each in (lm, recorder))
@@ -254,7 +254,7 @@ def probing(args: argparse.Namespace, questions: Sequence[Question], results: Re
 
 
 def compare(args: argparse.Namespace, results: Results, prober: str, folder: str) -> None:
-    """The command, with all methods it compares by default."""
+    """Time the command with all methods that it compares by default."""
     begun = time.perf_counter()
     _command(
         "probers-compare", f"limit={args.compare_questions}", f"prober={prober}", f"out={folder}/compare"
@@ -267,7 +267,7 @@ def compare(args: argparse.Namespace, results: Results, prober: str, folder: str
 
 
 def train_prober(folder: str) -> str:
-    """A prober on all layers, from a small store."""
+    """Train a prober on all layers, from a small store."""
     _command("probers-datagen", "source=cot", "limit=300", f"out={folder}/cot")
     few = ("learning_curve=false", "resamples=100")
     _command("probers-train", f"data={folder}/cot", "layer=all", f"out={folder}/prober", *few)
@@ -284,7 +284,7 @@ def _command(name: str, *options: str) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; 1 when the ways compared did not give the same."""
+    """Run the command; return 1 if the compared ways did not give the same."""
     argv = list(sys.argv[1:] if arguments is None else arguments)
     args = _parse(argv)
     questions = [q for q in load_questions() if q.split == "test"][: args.questions]

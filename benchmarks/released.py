@@ -23,12 +23,12 @@ from probers.rag.retrievers.lexical import tokenize
 from probers.text import is_content
 from probers.types import Question, Retriever
 
-_QUERY_TOKENS = 64  # of the retriever's, the last ones
+_QUERY_TOKENS = 64  # last tokens of the retriever that are kept
 
 
 @dataclass(frozen=True, slots=True)
 class Plain:
-    """What came of a question: the accepted text, the final answer, and the queries asked."""
+    """Result of a question: the accepted text, the final answer, and the queries."""
 
     text: str
     answer: str
@@ -37,7 +37,7 @@ class Plain:
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """A white-space separated word and its tokens."""
+    """White-space separated word and its tokens."""
 
     text: str
     tokens: list[int]
@@ -45,15 +45,15 @@ class Word:
 
 @dataclass
 class Released:
-    """The procedure.
+    """Released procedure.
 
     Attributes:
         model: transformers' model on its usual kernel, which generates.
         eager: the same model with eager attention, for the passes that read it.
         ends: stop at the end-of-text token; False writes the full length, as a model that
             goes on with another question after its answer does.
-        threshold, top_n, length, most, more: theta, words of a query, tokens, searches, and
-            tokens of a final answer that has to be asked for.
+        threshold, top_n, length, most, more: theta, words of a query, tokens, searches, and tokens of a final
+            answer that must be asked for.
     """
 
     model: Any
@@ -101,7 +101,7 @@ class Released:
         return self.prompt.question(question.question, list(passages), partial=partial)
 
     def _write(self, prompt: str, budget: int, full: int | None = None) -> tuple[list[int], np.ndarray]:
-        """At most ``budget`` tokens up to the end of the answer, and the entropy each was drawn from."""
+        """Write up to ``budget`` tokens until the answer ends; return them with their entropies."""
         encoded = self.tokenizer(prompt, return_tensors="pt").to(self.model.device)
         eos = self.tokenizer.eos_token_id
         made = self.model.generate(
@@ -124,7 +124,7 @@ class Released:
         return ids[:count], entropies[:count].double().cpu().numpy()
 
     def _attention(self, ids: Sequence[int]) -> torch.Tensor:
-        """(heads, n, n) of the last layer, from a pass that returns every layer's."""
+        """Return (heads, n, n) of the last layer, from a pass that returns every layer's."""
         tokens = torch.tensor([list(ids)], device=self.eager.device)
         return self.eager(tokens, output_attentions=True).attentions[-1][0]
 
@@ -132,7 +132,7 @@ class Released:
         return str(self.tokenizer.decode(ids, skip_special_tokens=True)) if ids else ""
 
     def _words(self, ids: Sequence[int], first: int = 0) -> list[Word]:
-        """Words by the tokenizer's space marker; the first token is at place ``first``."""
+        """Split into words by the tokenizer's space marker; the first token is at place ``first``."""
         found: list[list[int]] = []
         for i, piece in enumerate(self.tokenizer.convert_ids_to_tokens(list(ids))):
             if i == 0 or piece[0] in "ĠĊ":
@@ -141,7 +141,7 @@ class Released:
         return [Word(self._text([ids[i] for i in w]).strip(), [first + i for i in w]) for w in found]
 
     def _sentences(self, written: list[int]) -> list[list[Word]]:
-        """Words by sentences, which end with a full stop."""
+        """Split words into sentences, which end with a full stop."""
         sentences: list[list[Word]] = [[]]
         for word in self._words(written):
             sentences[-1].append(word)
@@ -150,7 +150,7 @@ class Released:
         return [sentence for sentence in sentences if sentence]
 
     def _hits(self, written: list[int], entropies: np.ndarray) -> tuple[int, list[int]] | None:
-        """The first sentence with words that fire, by number, and the numbers of these words in it."""
+        """Find the first sentence with words that fire, by number, and the numbers of these words in it."""
         if not written:
             return None
         most = self._attention(written).amax(dim=1).mean(dim=0).cpu().numpy()
@@ -167,14 +167,14 @@ class Released:
     def _query(
         self, question: str, partial: str, written: list[int], number: int, fired: Sequence[int]
     ) -> str:
-        """The ``top_n`` content words most attended to where the words that fired were predicted."""
+        """Choose the ``top_n`` content words most attended where the words that fired were predicted."""
         sentences = self._sentences(written)
         current = [w.text for w in sentences[number]]
         before = " ".join(w.text for s in sentences[:number] for w in s)
         text = f"{question} {partial.strip()} {before} {' '.join(current)}"
         ids = self.tokenizer(text)["input_ids"]
         rows = self._attention(ids).mean(dim=0).double().cpu().numpy()
-        found = [w for w in self._words(ids) if w.text]  # a space that is one too many is no word
+        found = [w for w in self._words(ids) if w.text]  # a superfluous space is no word
         first = len(found) - len(current)
         weights = np.zeros(len(ids))
         for hit in fired:
@@ -197,5 +197,5 @@ class Released:
 
 
 def _all(sentence: Sequence[Word]) -> list[int]:
-    """The tokens of a sentence's words."""
+    """List the tokens of a sentence's words."""
     return [token for word in sentence for token in word.tokens]

@@ -26,7 +26,7 @@ _PACKAGES = ("torch", "transformers", "numpy", "safetensors", "pyarrow")
 
 
 def machine() -> str:
-    """Processor, cores, memory, accelerator and versions, in a line."""
+    """Describe processor, cores, memory, accelerator and versions in a line."""
     parts = [_processor(), f"{os.cpu_count()} cores", f"{_memory() / 2**30:.0f} GiB RAM", *_accelerators()]
     parts += [
         f"{platform.system()} {platform.release().split('-')[0]}",
@@ -36,19 +36,19 @@ def machine() -> str:
 
 
 def invocation(script: str, argv: Sequence[str]) -> str:
-    """What repeats a measurement, without the folder in which this run kept its files."""
+    """Format the command that repeats a measurement, without the folder where this run kept its files."""
     kept = [a for a, before in zip(argv, ["", *argv], strict=False) if "--folder" not in (a, before)]
     return shlex.join(["python", f"benchmarks/{script}", *kept])
 
 
 def write_section(name: str, command: str, body: str, *, file: Path = RESULTS) -> None:
-    """Write the section ``## name``: replaces the one of that name, or is added at the end.
+    """Write the section ``## name``, in place of one of that name or at the end.
 
     Args:
-        name: the heading.
-        command: what repeats the measurement.
+        name: heading.
+        command: command that repeats the measurement.
         body: Markdown without headings of the first two levels.
-        file: where.
+        file: file to write to.
     """
     text = file.read_text(encoding="utf-8") if file.exists() else _HEAD
     about = f"`{command}`, {datetime.date.today().isoformat()}, on {machine()}."
@@ -64,8 +64,8 @@ def publish(sections: Mapping[str, str], command: str, *, write: bool) -> None:
 
     Args:
         sections: heading -> Markdown.
-        command: what repeats the measurement.
-        write: whether to put them there.
+        command: command that repeats the measurement.
+        write: True to put them there.
     """
     for name, body in sections.items():
         print(f"\n## {name}\n\n{body}")
@@ -94,7 +94,7 @@ def _accelerators() -> list[str]:
 
 
 def device_name(device: torch.device) -> str:
-    """What a device calls itself."""
+    """Return the name of a device."""
     import torch
 
     if device.type == "cpu":

@@ -35,11 +35,11 @@ from probers.rag.retrievers.lexical import tokens_of
 from probers.types import Passage
 
 DATASETS = ("hotpotqa", "2wikimultihopqa", "nq")
-#: rank_bm25 is not run beyond: it visits every passage in Python objects for every word.
+#: Most passages for rank_bm25, which visits every passage in Python objects for every word.
 RANK_BM25_UP_TO = 100_000
-#: Of psgs_w100, the corpus that growth is extrapolated to.
+#: Size of psgs_w100, the corpus of the extrapolation.
 WIKIPEDIA = 21_015_324
-#: Below, one shard holds the corpus and memory grows with it; above, memory grows as it does for Wikipedia.
+#: Below this size one shard holds the corpus and memory grows with it; above, it grows as for Wikipedia.
 STRAIGHT_FROM = 100_000
 
 
@@ -85,7 +85,7 @@ def numbers(text: str) -> list[int]:
 
 
 def recall(data: Path, folder: Path, engines: Sequence[str]) -> str:
-    """The table of what every retriever finds of the gold passages."""
+    """Make the table of the gold passages that every retriever finds."""
     corpus = data / "passages.jsonl.gz"
     there = {key(p.text) for p in stored(corpus, folder)}
     questions: list[dict[str, Any]] = []
@@ -131,7 +131,7 @@ def recall(data: Path, folder: Path, engines: Sequence[str]) -> str:
 def share(
     questions: Sequence[dict[str, Any]], found: Sequence[Sequence[str]], dataset: str, k: int, there: set[str]
 ) -> float:
-    """Mean recall at k of one data set."""
+    """Compute mean recall at k of one data set."""
     shares = []
     for question, texts in zip(questions, found, strict=True):
         gold = set(question["gold"]) & there
@@ -141,7 +141,7 @@ def share(
 
 
 def growth(data: Path, folder: Path, sizes: Sequence[int]) -> str:
-    """The table of what size does, and what follows for Wikipedia."""
+    """Make the table of the effects of size, and extrapolate to Wikipedia."""
     real = list(stored(data / "passages.jsonl.gz", folder))
     asked = folder / "sample.json"
     questions = [
@@ -193,7 +193,7 @@ def growth(data: Path, folder: Path, sizes: Sequence[int]) -> str:
 
 
 def extrapolation(ours: dict[int, Any], stores: dict[int, Any]) -> list[str]:
-    """What the two largest sizes say about Wikipedia, as straight lines through both."""
+    """Extrapolate the two largest sizes to Wikipedia, by straight lines through both."""
     large_enough = sorted(n for n in ours if n >= STRAIGHT_FROM)
     if len(large_enough) < 2:
         return []
@@ -205,7 +205,7 @@ def extrapolation(ours: dict[int, Any], stores: dict[int, Any]) -> list[str]:
     store = at(lambda n: stores[n]["seconds"]), at(lambda n: stores[n]["disk"])
     made = at(lambda n: ours[n][0]["seconds"]), at(lambda n: ours[n][1]["disk"])
     memory = at(lambda n: ours[n][0]["anonymous"])
-    # Not a straight line: numba comes in between. A query has a score and a mark for every passage.
+    # Not a straight line, since numba is used from some size on. A query scores and marks every passage.
     used = ours[large][1]["anonymous"] + 5 * (WIKIPEDIA - large)
     return [
         f"- On paper, {WIKIPEDIA:,} passages (psgs_w100), by straight lines through {small:,} and {large:,}: "
@@ -219,7 +219,7 @@ def extrapolation(ours: dict[int, Any], stores: dict[int, Any]) -> list[str]:
 
 
 def targets(ours: dict[int, Any]) -> list[str]:
-    """What was asked of a million passages, and what came out."""
+    """Compare the figures of a million passages with their targets."""
     if 1_000_000 not in ours:
         return []
     made, used = ours[1_000_000]
@@ -277,7 +277,7 @@ def megabytes(count: float) -> str:
 
 
 def amount(figures: dict[str, Any]) -> str:
-    """Most anonymous memory, and with mapped files."""
+    """Format the most anonymous memory, and with mapped files."""
     return f"{megabytes(figures['anonymous'])} / {megabytes(figures['resident'])}"
 
 

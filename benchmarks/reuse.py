@@ -16,12 +16,12 @@ from probers.types import Generation
 
 
 def prefix(name: str, lm: CausalLM, options: Options, results: Results) -> None:
-    """Questions behind six shared exemplars, with their keys and values computed once or every time."""
+    """Answer questions after six shared exemplars, whose keys and values are computed once or every time."""
     model = about(name, options)
     shared, prompts = few_shot(lm.tokenizer, options.questions, 6, options.exemplar_tokens)
 
     def write(texts: list[str], **shares: str) -> list[Generation]:
-        engine = CausalLM(lm.model, lm.tokenizer, batch_size=32)  # a used one has the prefix already
+        engine = CausalLM(lm.model, lm.tokenizer, batch_size=32)  # a used engine has the prefix already
         return engine.generate(texts, max_new_tokens=options.answer_tokens, **shares)
 
     calls = {"without": write, "with": partial(write, prefix=shared)}
@@ -47,7 +47,7 @@ def prefix(name: str, lm: CausalLM, options: Options, results: Results) -> None:
 
 
 class PaddingCount:
-    """Counts the positions of passes over prompts, and how many of them are padding, while it is entered."""
+    """Counter of the positions of passes over prompts, and of the padding among them, within the block."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -72,19 +72,19 @@ class PaddingCount:
 
     @property
     def waste(self) -> float:
-        """Padding as a share of all positions."""
+        """Compute padding as a share of all positions."""
         return self.padded / max(self.positions, 1)
 
 
 def batching(name: str, lm: CausalLM, options: Options, results: Results) -> None:
-    """Prompts of mixed length in batches against one at a time."""
+    """Compare batches of prompts of mixed length with one prompt at a time."""
     model = about(name, options)
     if name == "random" and lm.device.type == "cpu" and not options.slow:
         results.row("batching", model, "not measured on a CPU without --slow")
         return
     prompts = mixed_prompts(lm.tokenizer, options.mixed, *options.mixed_lengths)
     tokens = max(options.answer_tokens // 2, 1)
-    if lm.device.type == "cuda":  # auto goes by the most that was ever in use
+    if lm.device.type == "cuda":  # auto goes by the largest memory that was ever in use
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(lm.device)
     sizes: dict[str, int | str] = {"one at a time": 1, "batch_size=32": 32, "batch_size=auto": "auto"}
@@ -99,7 +99,7 @@ def batching(name: str, lm: CausalLM, options: Options, results: Results) -> Non
 
     seconds, written = by_turns(
         {way: partial(write, way, tokens) for way in engines},
-        warm={way: partial(write, way, 1) for way in engines},  # all prompts: auto finds its size
+        warm={way: partial(write, way, 1) for way in engines},  # all prompts, so that auto finds its size
         least=least(name),
         exactly=options.repeats,
         device=lm.device,

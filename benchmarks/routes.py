@@ -20,7 +20,7 @@ from typing import Any
 
 
 def modules_called(work: Callable[[], Any]) -> list[str]:
-    """Names of the modules of ``probers`` whose functions ``work`` calls."""
+    """Name the modules of ``probers`` whose functions ``work`` calls."""
     work()
     seen: set[str] = set()
 
@@ -41,14 +41,14 @@ def modules_called(work: Callable[[], Any]) -> list[str]:
 
 
 def question() -> None:
-    """One question, answered with ``trigger=rind query=qfs``."""
+    """Answer one question with ``trigger=rind query=qfs``."""
     from probers.commands.main import run
 
     run("rag", ["question=Who does Lena Zaser work for?", "trigger=rind", "query=qfs"])
 
 
 def article() -> None:
-    """One article, cut, continued and labelled into a store."""
+    """Cut, continue and label one article into a store."""
     from probers.commands.main import run
 
     with tempfile.TemporaryDirectory() as folder:
@@ -56,7 +56,7 @@ def article() -> None:
 
 
 def generation() -> Callable[[], Any]:
-    """One text with mean-pooled states of all layers; loading the model does not count."""
+    """Record one text with mean-pooled states of all layers; loading the model does not count."""
     from probers import CausalLM, Needs
 
     lm = CausalLM.from_pretrained("testbed")
@@ -66,7 +66,7 @@ def generation() -> Callable[[], Any]:
 
 
 def routes() -> Iterator[tuple[str, list[str]]]:
-    """Each route by name, with the modules it passes through."""
+    """Yield each route by name, with the modules it passes through."""
     yield "question", modules_called(question)
     yield "article", modules_called(article)
     yield "generation", modules_called(generation())

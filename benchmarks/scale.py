@@ -49,13 +49,13 @@ TITLES = {
     "rows": "scale: rows, whatever their states",
 }
 CUTS = (1, 2, 4)
-#: Rows of the stores of section rows; of a shard; and characters of a prompt.
+#: Section rows: rows of the stores, rows of a shard, and characters of a prompt.
 ROWS, SHARD, PROMPT = (50_000, 200_000), 256, 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """What a command took: seconds, seconds of processors, and bytes of memory at its peak."""
+    """Costs of a command: seconds, seconds of processors, and bytes of memory at its peak."""
 
     seconds: float
     processor: float
@@ -63,10 +63,10 @@ class Ran:
 
 
 def run(*job: str) -> Ran:
-    """Do a job of :func:`work` in a process of its own.
+    """Do a job of :func:`work` in its own process.
 
     Raises:
-        SystemExit: it failed; what it said is on standard error.
+        SystemExit: it failed; its message is on standard error.
     """
     start = time.perf_counter()
     done = subprocess.run([sys.executable, __file__, "--work", *job], stdout=subprocess.PIPE, text=True)
@@ -77,20 +77,20 @@ def run(*job: str) -> Ran:
 
 
 def work(kind: str, *job: str) -> None:
-    """Run a command of the package, or a step with rows, and print what this process took."""
+    """Run a command of the package, or a step with rows, and print its costs in this process."""
     if kind == "step":
         name, folder, count = job
         STEPS[name](Path(folder), int(count))
     else:
         cli.run(kind, list(job))
     used = resource.getrusage(resource.RUSAGE_SELF)
-    # Not ru_maxrss, which counts what the process was before it became this program.
+    # Not ru_maxrss, which includes the process before it became this program.
     peak = int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) * 1024
     print(json.dumps({"processor": used.ru_utime + used.ru_stime, "memory": peak}))
 
 
 def write_articles(path: Path, count: int) -> Path:
-    """A file of so many articles of the testbed; from its last on under new titles."""
+    """Write so many articles of the testbed; after the last one they repeat under new titles."""
     articles = load_articles()
     with path.open("w", encoding="utf-8") as file:
         for number, article in enumerate(islice(cycle(articles), count)):
@@ -105,13 +105,13 @@ def bytes_of(folder: Path) -> int:
 
 
 def labelling(articles: Path, store: Path) -> list[str]:
-    """Options of datagen; one entity of each article is cut."""
+    """List options of datagen; one entity of each article is cut."""
     given = [f"articles={articles}", f"out={store}"]
     return ["source=wiki", *given, "limit=null", "per_article=1", "max_new_tokens=12"]
 
 
 def growth(folder: Path, sizes: Sequence[int], results: Results) -> None:
-    """A run of datagen and one of train for each number of articles."""
+    """Run datagen and train once for each number of articles."""
     per_label: list[float] = []
     for size in sizes:
         store = folder / f"store-{size}"
@@ -136,7 +136,7 @@ def growth(folder: Path, sizes: Sequence[int], results: Results) -> None:
 
 
 def parts(folder: Path, sizes: Sequence[int], results: Results) -> None:
-    """Runs of datagen in parts, for each number of articles."""
+    """Run datagen in parts, for each number of articles."""
     for size in sizes:
         articles = write_articles(folder / f"articles-{size}.jsonl", size)
         for count in CUTS:
@@ -161,13 +161,13 @@ def parts(folder: Path, sizes: Sequence[int], results: Results) -> None:
 
 
 def begun(path: Path, count: int) -> FeatureStore:
-    """A store of so many rows with a state of eight numbers each, new or to be gone on with."""
+    """Open a store of so many rows with a state of eight numbers each, new or to be resumed."""
     spec = FeatureSpec(ModelSpec("benchmark", "0", 1, 8, "float32"), (1,), 8)
     return FeatureStore.create(path, [spec], config={}, shards=-(-count // SHARD))
 
 
 def write_rows(path: Path, first: int, count: int) -> FeatureStore:
-    """Such a store with all its shards, not finished; rows are as long as those of spans."""
+    """Write such a store with all its shards, unfinished; rows are as long as those of spans."""
     store, rng = begun(path, count), np.random.default_rng(first)
     for index in store.missing:
         numbers = range(first + index * SHARD, first + min(count, (index + 1) * SHARD))
@@ -178,7 +178,7 @@ def write_rows(path: Path, first: int, count: int) -> FeatureStore:
 
 
 def row(number: int, prompt: str) -> dict[str, Any]:
-    """A span's row, with all columns that a store has."""
+    """Make a span's row, with all columns that a store has."""
     values = {str: "", int: 3, float: 0.5}
     split = (*["train"] * 8, "validation", "test")[number // 2 % 10]
     return {name: values[kind] for name, kind in COLUMNS.items()} | {
@@ -188,7 +188,7 @@ def row(number: int, prompt: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-#: What is done with a store, by the name it has in the table.
+#: Steps with a store, by their names in the table.
 STEPS: dict[str, Callable[[Path, int], Any]] = {
     "resumed and finished": lambda where, count: begun(where / "all", count).finish(),
     "opened, sizes compared": lambda where, _: FeatureStore.open(where / "all", checksums=False),
@@ -199,7 +199,7 @@ STEPS: dict[str, Callable[[Path, int], Any]] = {
 
 
 def rows(folder: Path, _: Sequence[int], results: Results) -> None:
-    """Every step with two sizes, and what a million rows more take by the line through both."""
+    """Run every step with two sizes; extrapolate to a million more rows by the line through both."""
     found: dict[str, list[Ran]] = {name: [] for name in STEPS}
     for size in ROWS:
         where = folder / f"rows-{size}"

@@ -34,22 +34,22 @@ from probers.types import Passage
 SECTION = "A search server and the embedded index"
 HEADS = {"server": "what | passages | embedded | server"}
 K = 10
-#: Of the index; made anew for each corpus.
+#: Name of the index, made anew for each corpus.
 INDEX = "probers-benchmark"
-#: Words up to which Lucene keeps a passage's length exactly.
+#: Most words for which Lucene keeps a passage's length exactly.
 EXACT = 40
-#: Scores closer than this are the same: both sides add them up in single precision.
+#: Largest difference of equal scores: both sides add them up in single precision.
 SAME = 1e-5
-#: Share of the first ten that must be the same where lengths are rounded.
+#: Least share of the first ten that must be the same if lengths are rounded.
 SHARED = 0.85
 
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """How far two rankings of every question agree.
+    """Agreement of two rankings of every question.
 
     Attributes:
-        same: share of questions with the same passages in the same order, but for equal scores.
+        same: share of questions with the same passages in the same order, except for equal scores.
         shared: mean share of the first ten that both have.
         first: share of questions with the same first passage.
     """
@@ -60,12 +60,12 @@ class Agreement:
 
 
 def agreement(ours: Sequence[Sequence[Passage]], theirs: Sequence[Sequence[Passage]]) -> Agreement:
-    """Of the embedded index's rankings and a server's."""
+    """Measure the agreement of the embedded index's rankings with a server's."""
     same, shared, first = [], [], []
     for own, other in zip(ours, theirs, strict=True):
         scores = {passage.id: passage.score or 0.0 for passage in own}
         last = min(scores.values(), default=0.0)
-        # A passage that only the server found may stand where the last scores are equal.
+        # A passage that only the server found may stand among equal last scores.
         gaps = [abs(scores.get(b.id, last) - a.score) / a.score for a, b in zip(own, other, strict=False)]
         same.append(len(own) == len(other) and all(gap < SAME for gap in gaps))
         names = {passage.id for passage in own}
@@ -75,7 +75,7 @@ def agreement(ours: Sequence[Sequence[Passage]], theirs: Sequence[Sequence[Passa
 
 
 def timed(search: Elasticsearch | BM25, queries: Sequence[str]) -> tuple[list[list[Passage]], np.ndarray]:
-    """What is found for each query, asked one at a time, and the milliseconds of each."""
+    """Search for one query after the other; return the passages found, and the milliseconds of each."""
     search.search(queries[:1], K)
     found, taken = [], []
     for query in queries:
@@ -89,7 +89,7 @@ def compared(
     name: str, passages: Sequence[Passage], queries: Sequence[str], args: argparse.Namespace, folder: Path,
     results: Results,
 ) -> Agreement:  # fmt: skip
-    """One corpus in both: rows of the table; the index on the server is removed."""
+    """Compare both on one corpus; return rows of the table, and remove the server's index."""
     start = time.perf_counter()
     ours = BM25(passages, cache=folder / "bm25")
     built = time.perf_counter() - start
@@ -113,7 +113,7 @@ def compared(
 
 
 def main(argv: list[str]) -> int:
-    """Measure, print, and write the section if asked to; 1 where the rankings do not agree."""
+    """Measure, print, and write the section if asked to; return 1 if the rankings disagree."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     add = parser.add_argument
     add("url", nargs="+", help="http(s)://HOST:PORT of each node")

@@ -37,17 +37,17 @@ HEADS = {
     "first": "model | idle, s | 15 others being written, s | ratio | target | verdict",
 }
 ENGINE, PLAIN, SCORED = "`CausalLM.generate`, one batch", "server without a prober", "server with scores"
-_WORDS = 40  # of the beginnings that are continued
+_WORDS = 40  # number of words of a beginning
 
 
 def _dtype(model: str) -> str:
-    """The number format it is served in."""
+    """Choose the number format for serving."""
     return "float32" if model == "testbed" else "bfloat16"
 
 
 @contextmanager
 def served(model: str, prober: str, rows: int, dtype: str, device: str) -> Iterator[str]:
-    """A server on a free port; its URL."""
+    """Run a server on a free port; yield its URL."""
     command = [
         str(Path(sys.executable).with_name("probers-serve")), f"model={model}", f"prober={prober}", "port=0",
         f"rows={rows}", "cache_megabytes=0",
@@ -66,12 +66,12 @@ def served(model: str, prober: str, rows: int, dtype: str, device: str) -> Itera
 
 
 def tokens_of(url: str, model: str, prompts: Sequence[str]) -> int:
-    """Tokens of as many streams at once as there are prompts."""
+    """Count the tokens of as many streams at once as there are prompts."""
     return sum(made.tokens for made in together(url, model, prompts))
 
 
 def to_first_token(url: str, model: str, prompts: Sequence[str], new: str, wait: float = 0) -> float:
-    """Seconds to the first token of one more text, asked for ``wait`` seconds after all others have begun."""
+    """Time the first token of another text in seconds, sent ``wait`` seconds after all others began."""
 
     async def run() -> float:
         async with httpx.AsyncClient(timeout=600) as client:
@@ -91,12 +91,12 @@ def to_first_token(url: str, model: str, prompts: Sequence[str], new: str, wait:
 
 
 def offline(lm: CausalLM, prompts: Sequence[str]) -> int:
-    """Tokens of one batch of the engine."""
+    """Count the tokens of one batch of the engine."""
     return sum(len(made.token_ids) for made in lm.generate(prompts, max_new_tokens=NEW))
 
 
 def one_at_a_time(lm: CausalLM, prompts: Sequence[str]) -> int:
-    """What a user does without us: transformers with all hidden states, a request after the other."""
+    """Do the same without this package: transformers with all hidden states, one request after the other."""
     tokens = 0
     for prompt in prompts:
         given = lm.tokenizer(prompt, return_tensors="pt").to(lm.device)
@@ -114,7 +114,7 @@ def one_at_a_time(lm: CausalLM, prompts: Sequence[str]) -> int:
 def measure(
     results: Results, model: str, prober: str, prompts: Sequence[str], options: argparse.Namespace
 ) -> None:
-    """The rows of one model."""
+    """Add the rows of one model."""
     how = {"dtype": options.dtype or _dtype(model), "device": options.device}
     with served(model, "none", 16, **how) as plain, served(model, prober, 16, **how) as scored:
         if "serve" in options.only:
@@ -127,7 +127,7 @@ def measure(
 def throughput(
     results: Results, lm: CausalLM, prober: str, urls: tuple[str, str], prompts: Sequence[str], rounds: int
 ) -> None:
-    """Tokens per second of the servers at two URLs, of the engine, and of a request after the other."""
+    """Compute tokens per second of servers at two URLs, of the engine, and of single requests."""
     model = lm.spec.id
     head = ProbeBank.from_pretrained(prober).head
     of_model, of_heads = (sum(p.numel() for p in each.parameters()) / 1e6 for each in (lm.model, head))
@@ -149,7 +149,7 @@ def throughput(
 def compare(
     results: Results, model: str, streams: int, calls: dict[str, Any], rounds: int, device: torch.device
 ) -> None:
-    """The rows of one number of streams: of the servers, and of what else there is."""
+    """Add the rows of one number of streams: of the servers, and of the alternatives."""
     took, made = by_turns(calls, warm=calls, least=rounds, exactly=rounds, device=device)
     per_token = {name: [s / made[name] for s in took[name]] for name in calls}
     for name in calls:
@@ -168,10 +168,10 @@ def compare(
 
 
 def first_tokens(results: Results, model: str, url: str, prompts: Sequence[str], rounds: int) -> None:
-    """Seconds to the first token at an idle server, and while fifteen other texts are written.
+    """Time the first token, in seconds, at an idle server, and while fifteen other texts are written.
 
-    It is asked for at any moment of a step of the others: right after they have begun would always be at
-    the beginning of one.
+    It is requested at a random moment of a step of the others: right after they began, it would always be at
+    the beginning of a step.
     """
     moments, alone, busy = random.Random(0), list[float](), list[float]()
     to_first_token(url, model, [], prompts[-1])

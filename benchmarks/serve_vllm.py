@@ -46,12 +46,12 @@ STREAMS = 16
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """How the servers run.
+    """Settings of the servers.
 
     Attributes:
-        streams: texts at once; all are measured one after the other.
-        slower: times as long between two tokens with scores as without, at most.
-        share: of the accelerator's memory, for each of two servers; None leaves it to vLLM.
+        streams: numbers of texts at once, measured one after the other.
+        slower: largest ratio of the time between two tokens with scores to that without.
+        share: share of the accelerator's memory for each of two servers; None leaves it to vLLM.
     """
 
     dtype: str = "bfloat16"
@@ -60,13 +60,13 @@ class Setting:
     share: float | None = None
 
     def limits(self) -> dict[str, float]:
-        """Options of vLLM."""
+        """Make the options of vLLM."""
         limits = {"max_model_len": 256, "max_num_seqs": max(self.streams), "max_num_batched_tokens": 512}
         return limits if self.share is None else {**limits, "gpu_memory_utilization": self.share}
 
 
 def absent(device: str) -> str:
-    """Why vLLM cannot be measured on a device here; empty if it can."""
+    """Say why vLLM cannot be measured on a device here; empty if it can."""
     if find_spec("vllm") is None:
         return "vLLM is not installed in this environment"
     found = platform()
@@ -74,18 +74,18 @@ def absent(device: str) -> str:
 
 
 def platform() -> str:
-    """The kind of device that vLLM runs on here."""
+    """Name the kind of device that vLLM runs on here."""
     from vllm.platforms import current_platform
 
     return str(current_platform.device_type)
 
 
-#: A server's URL and processes.
+#: URL and processes of a server.
 Server = tuple[str, list[psutil.Process]]
 
 
 def folder(model: str) -> str:
-    """What vLLM loads: a folder, or an id of the Hub."""
+    """Find the model for vLLM: a folder, or an id of the Hub."""
     file = locate(model, None, None)
     return (
         str(model_path()) if model == "testbed" else model if file is None else str(dequantised(file, CACHE))
@@ -93,13 +93,13 @@ def folder(model: str) -> str:
 
 
 def prompts_of(turn: int, streams: int = STREAMS) -> list[str]:
-    """Of a round, none of which the prefix cache has seen."""
+    """Make the prompts of a round, all new to the prefix cache."""
     text = f"Round {turn} of {streams}, article"
     return [f"{text} {i}: The history of the town begins in" for i in range(streams)]
 
 
 def engine(results: Results, model: str, prober: str, rounds: int, setting: Setting) -> None:
-    """The engine alone."""
+    """Measure the engine alone."""
     from vllm import SamplingParams
 
     options = {"model": folder(model), "served_model_name": model, "dtype": setting.dtype, **setting.limits()}
@@ -138,7 +138,7 @@ def engine(results: Results, model: str, prober: str, rounds: int, setting: Sett
 
 
 def served(results: Results, model: str, prober: str, rounds: int, setting: Setting) -> None:
-    """The servers, over HTTP."""
+    """Measure the servers over HTTP."""
     both = [serving(model, prober, setting, scored=scored) for scored in (False, True)]
     with both[0] as plain, both[1] as ours:
         for streams in setting.streams:
@@ -148,7 +148,7 @@ def served(results: Results, model: str, prober: str, rounds: int, setting: Sett
 def streamed(
     results: Results, model: str, servers: Sequence[Server], streams: int, rounds: int, setting: Setting
 ) -> None:
-    """The rows of one number of streams, of the server without scores and of the one with them."""
+    """Add the rows of one number of streams, of the server without scores and of the one with them."""
     ways = {"vllm serve": False, "with scores": True}
     measured: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
     between: dict[str, list[float]] = {name: [] for name in ways}
@@ -175,18 +175,18 @@ def streamed(
 
 
 def compared(plain: Sequence[tuple[float, float]], ours: Sequence[tuple[float, float]]) -> list[list[float]]:
-    """How many times as fast, by the clock and by processor time, round by round."""
+    """Divide plain times by ours, by the clock and by processor time, round by round."""
     return [ratios([each[k] for each in plain], [each[k] for each in ours]) for k in (0, 1)]
 
 
 def speeds(measured: Sequence[tuple[float, float]], streams: int) -> str:
-    """Tokens per second of rounds."""
+    """Format the tokens per second of rounds."""
     return spread([streams * NEW / seconds for seconds, _ in measured], 0)
 
 
 @contextmanager
 def serving(model: str, prober: str, setting: Setting, *, scored: bool) -> Iterator[Server]:
-    """A server."""
+    """Run a server."""
     from probers.serve.vllm.prober import command
 
     with socket.socket() as free:
@@ -216,7 +216,7 @@ def serving(model: str, prober: str, setting: Setting, *, scored: bool) -> Itera
 
 
 def alive(url: str) -> bool:
-    """Whether a server answers."""
+    """Tell whether a server answers."""
     try:
         return httpx.get(f"{url}/health").status_code == 200
     except httpx.HTTPError:
@@ -224,7 +224,7 @@ def alive(url: str) -> bool:
 
 
 def started(options: dict[str, Any]) -> tuple[Any, list[psutil.Process]]:
-    """An engine, and the processes that it runs in."""
+    """Start an engine; return it and the processes that it runs in."""
     from vllm import LLM
 
     here = psutil.Process()
@@ -234,7 +234,7 @@ def started(options: dict[str, Any]) -> tuple[Any, list[psutil.Process]]:
 
 
 def used(processes: list[psutil.Process]) -> float:
-    """Seconds that processes have computed."""
+    """Add up the seconds of processor time of processes."""
     times = [each.cpu_times() for each in processes]
     return sum(chain.from_iterable((each.user, each.system) for each in times))
 

@@ -36,14 +36,14 @@ HEADS = {
 }
 PROCESSES = (1, 4)
 NONE = "none: Python and its libraries"
-#: Vectors of dense indexes and their width. They are drawn, as what they say is of no interest here.
+#: Number and width of the vectors of dense indexes. They are drawn, as their meaning does not matter here.
 VECTORS, WIDTH = 20_000, 384
 
 
 def opened(engine: str, corpus: Path, folder: Path) -> tuple[Callable[[list[str]], Any], int]:
-    """A search through an index that is made where it is not there yet, and how many passages it has."""
+    """Open a search through an index, made if needed; return it and its number of passages."""
     passages = stored(corpus, folder)
-    if engine == NONE:  # but for an index of next to nothing
+    if engine == NONE:  # a process with nearly no index
         search = ENGINES["bm25"]([Passage("a", "", "a")], folder)
     elif engine == "bm25":
         search = ENGINES["bm25"](passages, folder)
@@ -53,7 +53,7 @@ def opened(engine: str, corpus: Path, folder: Path) -> tuple[Callable[[list[str]
 
 
 def _vectors(method: str, folder: Path) -> Callable[[list[str]], Any]:
-    """A search through drawn vectors by drawn queries."""
+    """Open a search through drawn vectors by drawn queries."""
     from probers.rag.retrievers.dense import Neighbours, build
 
     file, where = folder / "vectors.f32", folder / f"vectors-{method}"
@@ -69,7 +69,7 @@ def _vectors(method: str, folder: Path) -> Callable[[list[str]], Any]:
 
 
 def as_process(engine: str, corpus: str, asked: str, folder: str) -> None:
-    """Open an index, ask all questions, say how long they took, and stay until standard input ends."""
+    """Open an index, ask all questions, print their time, and stay until standard input ends."""
     queries = json.loads(Path(asked).read_text(encoding="utf-8"))
     search, count = opened(engine, Path(corpus), Path(folder))
     search(queries[:1])
@@ -84,7 +84,7 @@ def as_process(engine: str, corpus: str, asked: str, folder: str) -> None:
 
 @contextmanager
 def processes(count: int, *job: str) -> Iterator[list[tuple[int, dict[str, Any]]]]:
-    """So many processes that have the index open, with what they said."""
+    """Run so many processes with the index open; yield them with their output."""
     command = [sys.executable, __file__, "--as-process", *job]
     with ExitStack() as stack:
         running = [
@@ -107,7 +107,7 @@ def processes(count: int, *job: str) -> Iterator[list[tuple[int, dict[str, Any]]
 
 
 def held(pid: int, folder: Path) -> dict[str, int]:
-    """Bytes that a process holds: resident and proportional, and proportional of the folder's files."""
+    """Count the bytes of a process: resident, proportional, and proportional of the folder's files."""
     rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
     kilobytes = {name: int(value) for name, value in re.findall(r"^(\w+): +(\d+) kB", rollup, re.MULTILINE)}
     files, inside = 0, False
@@ -123,8 +123,8 @@ def held(pid: int, folder: Path) -> dict[str, int]:
 
 
 def measure(folder: Path, engine: str, corpus: Path, asked: Path, results: Results) -> None:
-    """The rows of one index."""
-    opened(engine, corpus, folder)  # made once, before anyone shares it
+    """Add the rows of one index."""
+    opened(engine, corpus, folder)  # made once, before processes share it
     for count in PROCESSES:
         with processes(count, engine, str(corpus), str(asked), str(folder)) as running:
             each = [held(pid, folder.resolve()) for pid, _ in running]

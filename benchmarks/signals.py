@@ -37,10 +37,10 @@ from probers.rag.retrievers.lexical import tokenize, tokens_of
 from probers.rag.triggers import Rarity
 from probers.types import Generation, Question
 
-#: Processor time: what else runs on the machine is not in it.
+#: Clock of processor time, in which other work on the machine does not count.
 clock = time.process_time
 TARGET = 2.0  # milliseconds per sentence
-SCANNED = 20_000  # passages that the plain scan reads, from which all are extrapolated
+SCANNED = 20_000  # passages that the plain scan reads; the rest is extrapolated
 _NONE = np.zeros(0, dtype=np.float32)
 
 
@@ -81,12 +81,12 @@ def parse(argv: list[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-#: Samples, their tokens, and exemplars before the question; the ratio to reach.
+#: Number of samples, their tokens, exemplars before the question, and the ratio to reach.
 SAMPLES, TOKENS, EXEMPLARS, FASTER = 5, 64, 6, 4.0
 
 
 def samples(model: str, data: Path, count: int, rounds: int) -> str:
-    """The table of ways to draw, by wall time per written token."""
+    """Make the table of ways to draw, by wall time per written token."""
     import torch
 
     from probers import CausalLM
@@ -100,7 +100,7 @@ def samples(model: str, data: Path, count: int, rounds: int) -> str:
     encoded = [lm.tokenizer(prompt, return_tensors="pt").to(lm.device) for prompt in prompts]
 
     def ours() -> int:
-        lm.forget()  # the exemplars are read in every round
+        lm.forget()  # so that the exemplars are read in every round
         repeated = [prompt for prompt in prompts for _ in range(SAMPLES)]
         made = lm.generate(repeated, max_new_tokens=TOKENS, sampling=Sampling(), prefix=shown)
         return sum(len(generation.token_ids) for generation in made)
@@ -143,14 +143,14 @@ def samples(model: str, data: Path, count: int, rounds: int) -> str:
 
 
 def _per_token(draw: Callable[[], int]) -> float:
-    """Seconds of wall time per written token."""
+    """Compute seconds of wall time per written token."""
     start = time.perf_counter()
     written = draw()
     return (time.perf_counter() - start) / written
 
 
 def rarity(data: Path, folder: Path, passages: int, articles: int) -> str:
-    """The table of what a sentence costs."""
+    """Make the table of a sentence's costs."""
     corpus = folder / f"recombined-{passages}.jsonl"
     if not corpus.exists():
         recombine(list(stored(data / "passages.jsonl.gz", folder)), passages, corpus)
@@ -192,7 +192,7 @@ def rarity(data: Path, folder: Path, passages: int, articles: int) -> str:
 
 
 class Watched:
-    """A retriever whose counts are timed."""
+    """Retriever whose counts are timed."""
 
     def __init__(self, retriever: Any) -> None:
         self._retriever, self.seconds = retriever, 0.0
@@ -217,7 +217,7 @@ Draft = tuple[Generation, State, int]
 
 
 def drafts(path: Path, count: int, retriever: Any) -> list[Draft]:
-    """Articles as answers, with their number of sentences."""
+    """Read articles as answers, with their number of sentences."""
     found: list[Draft] = []
     with path.open(encoding="utf-8") as file:
         for line in file:
@@ -237,7 +237,7 @@ def drafts(path: Path, count: int, retriever: Any) -> list[Draft]:
 
 
 def retriever_pairs(generation: Generation, state: State, _: int) -> list[tuple[str, str]]:
-    """The pairs that the trigger asks about."""
+    """List the pairs that the trigger asks about."""
     asked: list[tuple[str, str]] = []
 
     class Asked(Watched):
@@ -250,7 +250,7 @@ def retriever_pairs(generation: Generation, state: State, _: int) -> list[tuple[
 
 
 def scanned(retriever: BM25, asked: Sequence[Draft]) -> float:
-    """Milliseconds per sentence of the median article, of a scan of tokenized passages."""
+    """Time a scan of tokenized passages in milliseconds per sentence of the median article."""
     some = [f" {' '.join(tokens_of(p))} " for p in retriever._passages[:SCANNED]]
     seconds = []
     for draft in asked[:10]:

@@ -46,7 +46,7 @@ BATCH = 12
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How large a store is."""
+    """Size of a store."""
 
     examples: int
     layers: int
@@ -69,7 +69,7 @@ class Size:
 
     @property
     def counts(self) -> list[int]:
-        """Rows per shard."""
+        """Numbers of rows per shard."""
         return [min(self.shard, self.examples - i) for i in range(0, self.examples, self.shard)]
 
 
@@ -114,7 +114,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 
 def measure(folder: Path, size: Size, *, repeats: int, steps: int) -> list[list[str]]:
-    """The rows of the table."""
+    """Make the rows of the table."""
     path = folder / "store"
     ours, raw, written = write(path, size, folder / "raw")
     rows = [
@@ -166,10 +166,10 @@ def row(what: str, ours: str, other: str = "", ratio: float | None = None) -> li
 
 
 def write(path: Path, size: Size, raw: Path) -> tuple[float, float, int]:
-    """Make a store; seconds for its shards, for the same bytes as they are, and how many bytes."""
+    """Make a store; return seconds for its shards and for the same plain bytes, and the number of bytes."""
     store = FeatureStore.create(path, [size.spec], config={}, shards=len(size.counts))
     rng = np.random.default_rng(0)
-    # The libraries are loaded before the clock runs.
+    # Load the libraries before the clock runs.
     store.write_shard(0, [example(0)], np.zeros((1, size.layers, size.width), np.float32))
     base = rng.standard_normal((size.shard, size.layers, size.width), dtype=np.float32)
     ours = plain = 0.0
@@ -187,7 +187,7 @@ def write(path: Path, size: Size, raw: Path) -> tuple[float, float, int]:
 
 
 def example(number: int) -> dict[str, Any]:
-    """A row with as much text as an answer of 48 tokens has."""
+    """Make a row with as much text as an answer of 48 tokens has."""
     split = ("train", "train", "train", "validation", "test")[number // 2 % 5]
     return {
         "id": f"q{number}", "group": f"g{number // 2}", "split": split, "correct": number // 3 % 2,
@@ -205,7 +205,7 @@ def write_raw(path: Path, blob: bytes) -> None:
 
 
 def read_one_layer(store: FeatureStore, raw: Path, size: Size, repeats: int) -> tuple[float, float]:
-    """Median seconds for one layer of the store, and for a file of as many bytes; in turn."""
+    """Time one layer of the store and a file of as many bytes by turns, in median seconds."""
     k = store.spec.layers[len(store.spec.layers) // 2]
     raw.write_bytes(bytes(size.layer_bytes))
     layer, whole = [], []
@@ -217,13 +217,13 @@ def read_one_layer(store: FeatureStore, raw: Path, size: Size, repeats: int) -> 
 
 
 def bytes_touched(store: FeatureStore) -> tuple[int, int]:
-    """Bytes that one layer of a store that is not in memory brings there, and asks of the disk."""
+    """Count the bytes that one layer of a store outside memory brings there, and reads from the disk."""
     files = sorted(store.path.glob("shards/*.safetensors"))
     for file in files:
         with file.open("rb") as handle:
             os.posix_fadvise(handle.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     if sum(map(resident, files)):
-        return 0, 0  # a file system that keeps its pages: nothing can be seen
+        return 0, 0  # a file system that keeps its pages shows nothing
     before = read_from_disk()
     store.layer(store.spec.layers[len(store.spec.layers) // 2])
     requested = read_from_disk() - before
@@ -231,7 +231,7 @@ def bytes_touched(store: FeatureStore) -> tuple[int, int]:
 
 
 def resident(path: Path) -> int:
-    """Bytes of a file that are in the page cache."""
+    """Count the bytes of a file that are in the page cache."""
     with path.open("rb") as handle:
         memory = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ)
     pages = np.zeros(-(-len(memory) // mmap.PAGESIZE), np.uint8)
@@ -245,12 +245,12 @@ def resident(path: Path) -> int:
 
 
 def read_from_disk() -> int:
-    """Bytes this process has had read from disks so far."""
+    """Count the bytes that this process has read from disks so far."""
     return int(Path("/proc/self/io").read_text().split("read_bytes: ")[1].split()[0])
 
 
 def training_memory(path: Path, steps: int) -> tuple[int, int]:
-    """Most anonymous and file-backed memory, in bytes above the start, that training's reading takes."""
+    """Measure peaks of anonymous and file-backed memory while training reads, in bytes above the start."""
     command = [sys.executable, __file__, "--as-trainer", str(path), str(steps)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     figures = json.loads(done.stdout.splitlines()[-1])
@@ -258,7 +258,7 @@ def training_memory(path: Path, steps: int) -> tuple[int, int]:
 
 
 def as_trainer(path: str, steps: str) -> None:
-    """Read a store as ``probers-train`` does, and print how the memory grew; runs in a process of its own."""
+    """Read a store like ``probers-train``, and print how the memory grew; runs in its own process."""
     import torch
 
     from probers.train.data import CHUNK, Column, StoreStates
@@ -282,7 +282,7 @@ def as_trainer(path: str, steps: str) -> None:
         for start in range(0, min(most, len(states)), CHUNK):
             states[start : start + CHUNK].float().sum()
 
-    train(1, BATCH)  # what the libraries take once is not the store's
+    train(1, BATCH)  # memory that libraries take once is not the store's
     with peaks() as grown:
         train(int(steps), len(splits))
     print(json.dumps(grown))
@@ -290,7 +290,7 @@ def as_trainer(path: str, steps: str) -> None:
 
 @contextmanager
 def peaks() -> Iterator[dict[str, int]]:
-    """The most memory, looked at every two milliseconds, above that at the start."""
+    """Record the peak of memory above the start, sampled every two milliseconds."""
     start, grown, over = memory(), {"anonymous": 0, "mapped": 0}, threading.Event()
 
     def watch() -> None:
@@ -308,7 +308,7 @@ def peaks() -> Iterator[dict[str, int]]:
 
 
 def memory() -> dict[str, int]:
-    """This process's memory in bytes: its own, and files' that it has mapped."""
+    """Measure this process's memory in bytes: its own, and of files that it has mapped."""
     status = Path("/proc/self/status").read_text()
     kilobytes = {name: int(status.split(f"{name}:")[1].split()[0]) for name in ("RssAnon", "RssFile")}
     return {"anonymous": kilobytes["RssAnon"] * 1024, "mapped": kilobytes["RssFile"] * 1024}

@@ -11,13 +11,13 @@ from typing import Any
 
 import httpx
 
-#: Tokens of a text at most.
+#: Most tokens of a text.
 NEW = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Streamed:
-    """One text: how many tokens it has, and the seconds from the request to the first and the last chunk."""
+    """Text with its number of tokens, and the seconds from the request to the first and the last chunk."""
 
     tokens: int
     first: float
@@ -25,7 +25,7 @@ class Streamed:
 
     @property
     def between(self) -> float:
-        """Mean seconds between two tokens."""
+        """Compute mean seconds between two tokens."""
         return (self.last - self.first) / max(self.tokens - 1, 1)
 
 
@@ -33,10 +33,10 @@ async def stream(
     client: httpx.AsyncClient, url: str, model: str, prompt: str, *,
     begun: asyncio.Event | None = None, more: Mapping[str, Any] | None = None,
 ) -> Streamed:  # fmt: skip
-    """One greedy text.
+    """Stream one greedy text.
 
     Args:
-        begun: set at its first chunk.
+        begun: event set at its first chunk.
         more: further fields of the request.
     """
     body = {
@@ -60,7 +60,7 @@ async def stream(
 
 
 def together(url: str, model: str, prompts: Sequence[str], **more: Any) -> list[Streamed]:
-    """As many streams at once as there are prompts."""
+    """Run as many streams at once as there are prompts."""
 
     async def run() -> list[Streamed]:
         async with httpx.AsyncClient(timeout=600) as client:

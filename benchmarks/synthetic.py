@@ -10,12 +10,12 @@ import numpy as np
 from probers import FeatureStore
 from probers.store.spec import FeatureSpec, ModelSpec
 
-#: Rows of a shard.
+#: Number of rows of a shard.
 SHARD = 512
 
 
 def synthetic(folder: Path, examples: int, layers: int, width: int) -> Path:
-    """A store with a signal that grows towards the middle layer; made where it is not there yet."""
+    """Make a store with a signal that grows towards the middle layer, unless it exists."""
     path = folder / f"{examples}x{layers}x{width}"
     model = ModelSpec("benchmark", "0", layers, width, "float32")
     spec = FeatureSpec(model, tuple(range(1, layers + 1)), width)
@@ -37,7 +37,7 @@ def synthetic(folder: Path, examples: int, layers: int, width: int) -> Path:
 
 
 def example(number: int, correct: int) -> dict[str, Any]:
-    """A row; two make a group, and of ten groups eight are trained on."""
+    """Make a row; two rows make a group, and eight of ten groups are for training."""
     split = (*["train"] * 8, "validation", "test")[number // 2 % 10]
     return {"id": f"q{number}", "group": f"g{number // 2}", "split": split, "correct": correct}
 

@@ -49,21 +49,21 @@ WAYS = {
     "ours": "`--source texts pool=tokens`, six layers stored",
 }
 HEADS = {"texts": "way | texts/s | times as fast | peak memory, MB | of plain | target | verdict"}
-#: At least so many times as fast as plain, and at most this share of its memory.
+#: Lowest factor of speed over plain, and largest share of its memory.
 FASTER, SMALLER = 1.3, 1 / 3
-#: Cosine of a state with the other way's, below which they are not the same (sums round in other orders).
+#: Lowest cosine of equal states by both ways (sums round in other orders).
 _SAME = 0.99
 
 
 def layers_of(lm: CausalLM) -> tuple[int, ...]:
-    """Six layers, evenly spaced from the embeddings to the last."""
+    """Choose six layers, evenly spaced from the embeddings to the last."""
     return tuple(sorted({round(k) for k in np.linspace(0, lm.num_layers, LAYERS)}))
 
 
 def plain(
     lm: CausalLM, source: TextSource, batch: int, folder: Path, *, by_length: bool = False
 ) -> np.ndarray:
-    """Keep all states (layers, tokens, width) of all answers; returns those of six layers of the first."""
+    """Keep all states (layers, tokens, width) of all answers; return six layers of the first text."""
     encoded = {text.id: _tokens(lm, source, text) for text in source.labelled("token")}
     kept: dict[str, np.ndarray] = {}
     names = list(encoded)
@@ -92,7 +92,7 @@ def _tokens(lm: CausalLM, source: TextSource, text: Text) -> tuple[Sequence[int]
 
 
 def ours(lm: CausalLM, source: TextSource, batch: int, folder: Path) -> np.ndarray:
-    """Write the store of all tokens; returns the states (layers, tokens, width) of the first text."""
+    """Write the store of all tokens; return the states (layers, tokens, width) of the first text."""
     layers = layers_of(lm)
     builder = TextsBuilder(lm, source, TESTBED_PROMPT, Needs.of(layers, pool="tokens"), "token")
     spec = FeatureSpec(
@@ -107,14 +107,14 @@ def ours(lm: CausalLM, source: TextSource, batch: int, folder: Path) -> np.ndarr
 
 
 def measured(way: str, options: argparse.Namespace, folder: Path) -> None:
-    """Run one way in this process; prints seconds, bytes and counts, and saves the first text's states."""
+    """Run one way in this process; print seconds, bytes and counts, and save the first text's states."""
     lm = CausalLM.from_pretrained(options.model, batch_size=options.batch)
     ways: dict[str, Callable[..., np.ndarray]] = {
         "plain": plain, "sorted": partial(plain, by_length=True), "ours": ours,
     }  # fmt: skip
     work = ways[way]
     texts = partial(TextSource, options.texts, outside=options.outside)
-    work(lm, texts(limit=2), options.batch, folder / "warm")  # what is loaded on first use
+    work(lm, texts(limit=2), options.batch, folder / "warm")  # loads code of the first use
     source = texts(limit=options.count)
     answers = [_tokens(lm, source, text)[1] for text in source.labelled("token")]
     spent, first = [], []
@@ -131,15 +131,15 @@ def measured(way: str, options: argparse.Namespace, folder: Path) -> None:
 
 
 def alone(way: str, given: Sequence[str], *, strict: bool) -> tuple[dict[str, float | str], np.ndarray]:
-    """Figures of one way, and the states of its first text, from a process of its own.
+    """Run one way in its own process; return its figures, and the states of its first text.
 
     Args:
         way: a key of :data:`WAYS`.
         given: the options of this run.
-        strict: whether memory that was freed is given back at once, which is slower.
+        strict: True if freed memory is given back at once, which is slower.
 
     Raises:
-        SystemExit: it failed; what it said is on standard error.
+        SystemExit: it failed; its message is on standard error.
     """
     with tempfile.TemporaryDirectory(prefix="probers-texts-") as folder:
         command = [sys.executable, __file__, *given, "--way", way, "--folder", folder]
@@ -151,9 +151,9 @@ def alone(way: str, given: Sequence[str], *, strict: bool) -> tuple[dict[str, fl
 
 
 def alike(one: np.ndarray, other: np.ndarray) -> float:
-    """Lowest cosine of states (layers, tokens, width) of the same tokens; -1 for other tokens.
+    """Find the lowest cosine of states (layers, tokens, width) of the same tokens; -1 for other tokens.
 
-    The last layer is left out: transformers returns it behind the model's final norm.
+    The last layer is left out, as transformers returns it after the model's final norm.
     """
     if one.shape != other.shape:
         return -1.0
@@ -162,7 +162,7 @@ def alike(one: np.ndarray, other: np.ndarray) -> float:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, print, and write the section if asked to; 1 where the ways read different states."""
+    """Measure, print, and write the section if asked to; return 1 if the ways read different states."""
     argv = list(sys.argv[1:] if argv is None else argv)
     options = _parse(argv)
     if options.way:
@@ -186,7 +186,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     results.note("texts", _about(options, figures, lowest))
     where = "cpu" if figures["device"] == "cpu" else "cuda"
     body = results.body("texts")
-    # The file's folder is of this machine.
+    # The file's folder differs by machine.
     shown = [Path(word).name if word == options.texts else word for word in argv]
     publish(
         {f"Reading labelled texts ({where})": body}, invocation("texts.py", shown),

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-_CELL_S = 25.0  # a comparison that takes less than this is repeated more often
+_CELL_S = 25.0  # a shorter comparison is repeated more often
 _MOST = 9
 
 
@@ -35,13 +35,13 @@ class Results:
         self.rows.setdefault(section, []).append(" | ".join(map(str, cells)))
 
     def note(self, section: str, text: str) -> None:
-        """Add a remark unless it is there."""
+        """Add a remark unless it is already there."""
         notes = self.notes.setdefault(section, [])
         if text not in notes:
             notes.append(text)
 
     def body(self, section: str) -> str:
-        """The section as Markdown."""
+        """Format the section as Markdown."""
         head = self.heads[section]
         rule = " | ".join("---" for _ in head.split(" | "))
         table = "\n".join(f"| {line} |" for line in (head, rule, *self.rows.get(section, [])))
@@ -56,20 +56,20 @@ def by_turns(
     exactly: int | None,
     device: torch.device,
 ) -> tuple[dict[str, list[float]], dict[str, Any]]:
-    """Seconds of every way in every round, and what each returned first.
+    """Return seconds of every way in every round, and each way's first result.
 
-    Each round begins with another way, so that none is always the one after the slowest.
+    Each round begins with another way, so that no way always follows the slowest.
 
     Args:
         work: the ways.
         warm: run once before, untimed.
-        least: rounds at least; more where they are short.
-        exactly: rounds, whatever they take; None leaves it to ``least``.
+        least: fewest rounds; more if they are short.
+        exactly: number of rounds, whatever they take; None leaves it to ``least``.
     """
     for warm_up in warm.values():
         warm_up()
     gc.collect()
-    gc.freeze()  # what is there now is never garbage: collecting between the ways costs nothing
+    gc.freeze()  # present objects are never garbage, so collecting between the ways is free
     names = list(work)
     seconds: dict[str, list[float]] = {name: [] for name in names}
     results: dict[str, Any] = {}
@@ -94,23 +94,23 @@ def by_turns(
 
 
 def now(device: torch.device | None) -> float:
-    """The time once the accelerator has done all that it was given; None is the one there is, if any."""
+    """Return the time once the accelerator has finished its work; None stands for the present one, if any."""
     if device.type != "cpu" if device else torch.accelerator.is_available():
         torch.accelerator.synchronize(device)
     return time.perf_counter()
 
 
 def spread(values: Sequence[float], digits: int = 2) -> str:
-    """Median with lowest and highest."""
+    """Format median with lowest and highest."""
     middle, low, high = statistics.median(values), min(values), max(values)
     return f"{middle:.{digits}f} ({low:.{digits}f}-{high:.{digits}f})"
 
 
 def ratios(above: Sequence[float], below: Sequence[float]) -> list[float]:
-    """How many times as fast as what took ``above`` is what took ``below``, round by round."""
+    """Divide the times ``above`` by the times ``below``, round by round."""
     return [a / b for a, b in zip(above, below, strict=True)]
 
 
 def verdict(reached: bool) -> str:
-    """Whether a target was reached, as the table says it."""
+    """Say in the table's words whether a target was reached."""
     return "met" if reached else "**not met**"

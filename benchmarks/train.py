@@ -36,7 +36,7 @@ from synthetic import SHARD, synthetic, warm
 
 from probers import FeatureStore
 
-#: Aims: one pass against all layers one by one, one pass against one layer, share of time waiting for data.
+#: Targets: one pass against all layers one by one, one pass against one layer, share of waiting for data.
 FASTER, SLOWER, WAITING = 4.0, 4.0, 0.10
 COLUMNS = ("store", "what", "measured", "compared with", "ratio", "aim", "verdict")
 
@@ -88,7 +88,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def big(title: str, stores: Sequence[Path], layers: Sequence[int], args: argparse.Namespace) -> Found:
-    """Rows and notes of the synthetic store: of the trainings alone, without starting Python."""
+    """Make rows and notes of the synthetic store, from the trainings alone, without starting Python."""
     chosen = [layers[i] for i in np.linspace(0, len(layers) - 1, args.alone).round().astype(int)]
     every, alone = [], []
     for turn in range(max(args.rounds, len(chosen))):
@@ -128,7 +128,7 @@ def big(title: str, stores: Sequence[Path], layers: Sequence[int], args: argpars
 
 
 def bounds(name: str, loop: dict[str, Any], run: dict[str, Any]) -> str:
-    """The least time of a step."""
+    """Describe the least time of a step."""
     return (
         f"{name}, {run['parameters'] / 1e6:.1f} million parameters, {run['threads']} thread(s): the least "
         f"time of a step is {_ms(loop['arithmetic'])} of arithmetic at {loop['flops'] / 1e9:.0f} GFLOP/s, "
@@ -138,13 +138,13 @@ def bounds(name: str, loop: dict[str, Any], run: dict[str, Any]) -> str:
 
 
 def real(data: Path) -> Found:
-    """Rows and notes of a real store: of whole commands, from start to pictures, and of their trainings."""
+    """Make rows and notes of a real store, from whole commands, start to pictures, and their trainings."""
     store = FeatureStore.open(data)
     layers = [k for k in store.spec.layers if k > 0]
     title = f"{data.name}, {len(store.table()):,} x {len(layers)} x {store.spec.width}"
     alone = []
     for place, k in enumerate(layers):
-        if place == len(layers) // 2:  # in the midst of the others
+        if place == len(layers) // 2:  # in the middle of the others
             whole = command(data, "all")
         alone.append(command(data, str(k)))
     rows = []
@@ -169,13 +169,13 @@ def real(data: Path) -> Found:
 
 
 def trained_on(store: Path, layers: Sequence[int], steps: int, device: str = "auto") -> dict[str, Any]:
-    """Figures of one training."""
+    """Measure one training."""
     _say(f"{store.name}: layer {layers[0]} alone" if len(layers) == 1 else f"{store.name}: one pass")
     return measure("fit", store=str(store), layers=list(layers), steps=steps, device=device)
 
 
 def command(data: Path, layer: str) -> tuple[float, float]:
-    """Seconds of a whole command and of the training in it."""
+    """Time a whole command, and the training in it, in seconds."""
     _say(f"probers-train layer={layer}")
     program = str(Path(sys.executable).with_name("probers-train"))
     with tempfile.TemporaryDirectory(prefix="probers-train-") as out:
@@ -187,7 +187,7 @@ def command(data: Path, layer: str) -> tuple[float, float]:
 
 
 def trained(said: str) -> float:
-    """Seconds of the training, as the command says them."""
+    """Read the seconds of the training from the command's output."""
     found = re.search(r"\(trained in (\d+(?:\.\d+)?) s\)", said)
     if found is None:
         raise SystemExit(f"the command did not say how long it trained:\n{said}")
@@ -197,7 +197,7 @@ def trained(said: str) -> float:
 def ratios(
     title: str, layers: int, one_pass: float, single: float, total: float, sums: str, what: str = "training"
 ) -> list[list[str]]:
-    """One pass against all layers one by one, and against one alone."""
+    """Compare one pass with all layers one by one, and with one layer alone."""
     first = [title, f"{what}, {layers} layers in one pass", f"{one_pass:.1f} s"]
     return [
         [*first, f"{total:.1f} s, {sums}", *verdict(total / one_pass, FASTER, at_least=True)],
@@ -206,7 +206,7 @@ def ratios(
 
 
 def parts(title: str, name: str, runs: Sequence[dict[str, Any]]) -> list[list[str]]:
-    """What a step consists of, the share of it that waits for data, and the validations."""
+    """List the parts of a step, the share of it that waits for data, and the validations."""
     step, validation, whole = (mean(runs, n) for n in ("step", "validation", "seconds"))
     shares = {p: statistics.mean(run["parts"][p] for run in runs) for p in (*PARTS, "trainer")}
     waiting = verdict(shares["data"] / step, WAITING, at_least=False)
@@ -226,7 +226,7 @@ def parts(title: str, name: str, runs: Sequence[dict[str, Any]]) -> list[list[st
 
 
 def memory(title: str, stores: Sequence[Path], layers: Sequence[int]) -> list[list[str]]:
-    """Peak memory of one pass over each store; of a second, smaller store the ratio to the first one's."""
+    """Measure peak memory of one pass over each store; for the smaller store show the ratio to the first."""
     rows: list[list[str]] = []
     first = 0
     for store in stores:
@@ -247,7 +247,7 @@ def memory(title: str, stores: Sequence[Path], layers: Sequence[int]) -> list[li
 
 
 def passes(examples: int, epochs: int = 2, layers: int = 6) -> list[str]:
-    """The released procedure runs the language model for every text, epoch and layer; here it never runs."""
+    """Note that the released procedure runs the model for every text, epoch and layer; here it never runs."""
     what = f"{examples:,} texts, {epochs} epochs, {layers} layers"
     counted = f"{examples * epochs * layers:,} in the released Probing-RAG code"
     return [what, "forward passes of the language model, counted", "0", counted, "", "", ""]

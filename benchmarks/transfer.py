@@ -26,10 +26,10 @@ SECTION = "Probers on other texts"
 
 
 def spans_of(store: FeatureStore, bank: ProbeBank) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Of the test split's spans (n,) the labels, scores, negated log-probabilities, and groups.
+    """Read labels, scores, negated log-probabilities and groups of the test split's spans, (n,) each.
 
     Raises:
-        ValueError: a store that is not of pool=tokens.
+        ValueError: a store without pool=tokens.
     """
     if store.spec.pool != "tokens":
         raise ValueError(f"{store.path} is of pool={store.spec.pool}: make one with pool=tokens")
@@ -47,7 +47,7 @@ def spans_of(store: FeatureStore, bank: ProbeBank) -> tuple[np.ndarray, np.ndarr
         states = reader[span["row"].to_numpy()]
         labels.append(1 - int(span["correct"].iloc[0]))
         scores.append(float(bank.score_spans(states, [(0, len(states))])[0]))
-        surprise.append(-float(span["mean_logprob"].sum()))  # the signals of a row are those of its token
+        surprise.append(-float(span["mean_logprob"].sum()))  # a row has the signals of its token
         groups.append(group)
     return np.array(labels), np.array(scores), np.array(surprise), np.array(groups)
 

@@ -22,13 +22,13 @@ SECTIONS = ("capture", "attention", "states", "peers", "prefix", "batching")
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the command line asked for.
+    """Options of the command line.
 
     Attributes:
-        repeats: rounds per cell; None chooses by how long one takes, at least 3 for the
-            testbed and 2 for other models.
-        answer_tokens: new tokens where prefix reuse is measured; batching uses half.
-        dtype: number format of models; None leaves each the one that it usually has here.
+        repeats: rounds per cell; None chooses by the time of a round, at least 3 for the testbed and 2 for
+            other models.
+        answer_tokens: new tokens in the measurement of prefix reuse; batching uses half.
+        dtype: number format of models; None leaves each its usual one.
         target: share of plain generation's speed that capture must reach; None goes by the model.
     """
 
@@ -49,11 +49,11 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A Llama with random weights and untied embeddings.
+    """Shape of a Llama with random weights and untied embeddings.
 
     Attributes:
         spread: standard deviation of the weights.
-        cuda_only: too large for a CPU, and in bfloat16.
+        cuda_only: True if too large for a CPU; it is then in bfloat16.
     """
 
     about: str
@@ -78,7 +78,7 @@ ABOUT = _GIVEN | {name: shape.about for name, shape in SHAPES.items()}
 
 
 def build(name: str, device: torch.device, dtype: str | None = None) -> CausalLM:
-    """The model called ``name``, which never ends a text by itself: all are as long as asked.
+    """Load the model called ``name``, which never ends a text by itself: all are as long as asked.
 
     Names other than those in ``ABOUT`` are folders and ids of the Hub.
     """
@@ -97,7 +97,7 @@ def build(name: str, device: torch.device, dtype: str | None = None) -> CausalLM
 
 
 def about(name: str, options: Options) -> str:
-    """What tables call a model."""
+    """Name a model as in tables."""
     return f"{name}, {options.dtype}" if options.dtype else ABOUT.get(name, name)
 
 
@@ -115,13 +115,13 @@ def _random(shape: Shape, device: torch.device, dtype: torch.dtype) -> Any:
         eos_token_id=None,
     )
     torch.manual_seed(0)
-    with torch.device(device):  # made where it runs: 7B parameters are slow to draw and to move
+    with torch.device(device):  # made on its device: 7B parameters are slow to draw and to move
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     return model.eval()
 
 
 def byte_tokenizer(size: int) -> PreTrainedTokenizerFast:
-    """One token per byte; the ids above, which only a model writes, are words of their own."""
+    """Make a tokenizer with one token per byte; ids above, which only a model writes, are other words."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     pieces = alphabet + [f"Ġ{number:x}" for number in range(size - len(alphabet))]
     bpe = Tokenizer(models.BPE(vocab={piece: i for i, piece in enumerate(pieces)}, merges=[]))
@@ -136,7 +136,7 @@ def _sentences() -> tuple[str, ...]:
 
 
 def cut(tokenizer: Any, text: str, tokens: int) -> str:
-    """The beginning of ``text`` with ``tokens`` tokens, or a few fewer where that cuts a word badly."""
+    """Cut the first ``tokens`` tokens of ``text``, or a few fewer if that cuts a word badly."""
     spans = tokenizer(text, return_offsets_mapping=True, verbose=False)["offset_mapping"]
     for _, end in reversed(spans[:tokens]):
         if 0 < len(tokenizer(text[:end], verbose=False)["input_ids"]) <= tokens:
@@ -145,7 +145,7 @@ def cut(tokenizer: Any, text: str, tokens: int) -> str:
 
 
 def texts(tokenizer: Any, lengths: Sequence[int], seed: int = 0) -> list[str]:
-    """One text of encyclopedia articles per length in tokens; no two begin alike."""
+    """Make one text of encyclopedia articles per length in tokens; no two begin alike."""
     rng = random.Random(seed)
     found = []
     for length in lengths:
@@ -157,13 +157,13 @@ def texts(tokenizer: Any, lengths: Sequence[int], seed: int = 0) -> list[str]:
 
 
 def long_prompts(tokenizer: Any, batch: int, tokens: int) -> list[str]:
-    """``batch`` prompts of ``tokens`` tokens; all but the first up to a sixteenth shorter, for padding."""
+    """Make ``batch`` prompts of ``tokens`` tokens, all but the first up to 1/16 shorter, for padding."""
     rng = random.Random(batch)
     return texts(tokenizer, [tokens, *(tokens - rng.randint(0, tokens // 16) for _ in range(batch - 1))])
 
 
 def mixed_prompts(tokenizer: Any, count: int, shortest: int, longest: int) -> list[str]:
-    """``count`` prompts of log-normal length within the limits, in random order."""
+    """Make ``count`` prompts of log-normal length within the limits, in random order."""
     rng = random.Random(count)
     middle = (shortest * longest) ** 0.5
     lengths = [min(longest, max(shortest, round(rng.lognormvariate(0, 0.7) * middle))) for _ in range(count)]
@@ -171,7 +171,7 @@ def mixed_prompts(tokenizer: Any, count: int, shortest: int, longest: int) -> li
 
 
 def few_shot(tokenizer: Any, count: int, exemplars: int, tokens: int) -> tuple[str, list[str]]:
-    """``exemplars`` answered questions of ``tokens`` tokens each as one text, and prompts behind it."""
+    """Make one text of ``exemplars`` answered questions of ``tokens`` tokens each, and prompts after it."""
     asked = load_questions()
     shown = []
     for question in asked[:exemplars]:

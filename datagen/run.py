@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Sources by name; one of the user's own is a dotted path.
+#: Sources by name; a source of the user's own is a dotted path.
 SOURCES = {
     "cot": "probers.datagen.labels.cot.CotBuilder",
     "wiki": "probers.datagen.labels.wiki.WikiBuilder",
@@ -40,7 +40,7 @@ SOURCES = {
 
 
 def source_of(settings: Datagen) -> type[LabelBuilder]:
-    """Import the class of ``settings.source`` (UserError: none, or none of labels)."""
+    """Import the class of ``settings.source`` (UserError: no class, or not derived from LabelBuilder)."""
     from .labels.base import LabelBuilder
 
     kind = Component.read("source", {"_target_": SOURCES.get(settings.source, settings.source)}).kind
@@ -53,7 +53,7 @@ def source_of(settings: Datagen) -> type[LabelBuilder]:
 def features_to_read(settings: Datagen, depth: int) -> list[Feature]:
     """List the features to read: one for each pool and site, and MIND's vector, which has no site, once.
 
-    Features that are one vector of all layers ignore ``layers`` when there are others.
+    Features that are one vector of all layers ignore ``layers`` if there are others.
     """
     pools, sites = _listed(settings.pool), _listed(settings.site)
     found = []
@@ -93,7 +93,7 @@ def layers_to_read(
 
     "stride" is every second layer after the first third of the depth (Probing-RAG's choice), and the
     embedding output as a control. Sites inside a block have no layer 0. The single vector of pool "mind", or
-    of what is beside the states, belongs to the last layer.
+    of a site beside the states, belongs to the last layer.
     """
     joint = "pool=mind" if pool == "mind" else f"site={site}" if site in BESIDE else ""
     if joint:
@@ -114,7 +114,7 @@ def layers_to_read(
 def run(settings: Datagen, parts: PartRuns | None = None) -> Path:
     """Generate, label, audit and store; return the folder of the finished store.
 
-    Examples of finished ``parts`` are joined in place of generating them.
+    Examples of finished ``parts`` are joined instead of being generated.
     """
     from .labels.base import JOURNAL, VECTORS, Quotas
 
@@ -157,7 +157,7 @@ def run(settings: Datagen, parts: PartRuns | None = None) -> Path:
     )
     if builder.lm is not None and (rows := builder.rows()) is not None:
         log.info(f"{rows:,} rows, about {_size(rows, store.features)} on disk")
-    # A part does not know how many examples the others have.
+    # A part does not know the number of examples of the others.
     limits = quotas if part is None else None
     fill(store, builder, shard_size=settings.units_per_shard, quotas=limits, part=part, made=made)
     if part is not None:
@@ -211,7 +211,7 @@ def _with_model(
 
 
 def _size(rows: int, features: Sequence[FeatureSpec]) -> str:
-    """Size of so many rows of all features, in words."""
+    """Format the size of so many rows of all features."""
     size = rows * sum(len(spec.layers) * spec.vector_bytes for spec in features)
     unit, name = (1e9, "GB") if size >= 1e9 else (1e6, "MB")
     return f"{size / unit:.1f} {name}"

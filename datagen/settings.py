@@ -44,15 +44,15 @@ class Datagen(Reading):
     articles: Name = "testbed"
     """wiki, judged: testbed, FILE.jsonl[.gz], wikipedia, or hf:ID[:config][:split]"""
     limit: Count | PerSplit | None = 2000
-    """questions (cot), articles (wiki, judged), texts or prompts, drawn by seed; null takes
-    all. cot also takes one for each split, null for all of it: {train: 5000, validation: null}"""
+    """questions (cot), articles (wiki, judged), texts or prompts, drawn by seed; null takes all. cot also
+    takes one number for each split, null for all of it: {train: 5000, validation: null}"""
     layers: Literal["all", "stride"] | Natural | list[Natural] = "all"
-    """layers to store: all, a list as [4,8,12], or stride: every second layer after a third of the depth"""
+    """layers to store: all, a list as [4,8,12], or stride (every second layer after a third of the depth)"""
     site: Site | Several[Site] = "resid_post"
-    """place in the block: after it (resid_post), before its MLP (resid_mid), or what attention and MLP
-    add (attn_out, mlp_out). Beside the states: how much each attention head looks at the prompt
-    (lookback) and at the three tokens before (attention), and log-probability, entropy and highest
-    probabilities of the token (probabilities). A list takes several: [resid_post,lookback]"""
+    """place in the block: after it (resid_post), before its MLP (resid_mid), or the outputs of attention and
+    MLP (attn_out, mlp_out). Beside the states: how much each attention head looks at the prompt (lookback)
+    and at the three tokens before (attention), and log-probability, entropy and highest probabilities of the
+    token (probabilities). A list takes several: [resid_post,lookback]"""
     pool: ReadPool | Several[ReadPool] = "mean"
     """pooling over the tokens of the answer or entity. cot also has prompt (the state at the prompt's
     last token, before the answer); wiki also has tokens (a row for each) and predicting (the state before
@@ -61,15 +61,15 @@ class Datagen(Reading):
     dtype: Literal["float16", "float32", "fp8"] = "float16"
     """number format of stored states; fp8 has 8 bits and a scale for each vector"""
     label: Name = "em"
-    """cot: what makes an answer right: em (exact match), acc (gold answer in the text), match (the same
-    meaning, see matcher) or f1>=0.8; or semantic_entropy, which needs samples and no gold answers: answers to
+    """cot: rule for right answers: em (exact match), acc (gold answer in the text), match (the same meaning,
+    see matcher) or f1>=0.8; or semantic_entropy, which needs samples and no gold answers: answers to
     questions whose samples agree count as right (Kossen et al. 2024)"""
     acc: Literal["tokens", "substring"] = "tokens"
     """cot: label=acc finds the gold answer as whole words, or as a substring (Probing-RAG's code)"""
     samples: Natural = 0
     """cot: answers drawn beside each greedy one, for columns of self-consistency, semantic entropy, lexical
-    similarity, EigenScore, P(True) and stated confidence, which probers-train compares heads with; 0 makes
-    no such columns, 5 writes about six times as much"""
+    similarity, EigenScore, P(True) and stated confidence, with which probers-train compares heads; 0 makes no
+    such columns, 5 writes about six times as much"""
     temperature: Positive = 1.0
     """cot, judged: temperature of the samples, and of drawn answers"""
     per_article: Count = 2
@@ -79,55 +79,54 @@ class Datagen(Reading):
     context: Count | None = 256
     """wiki: most tokens of the article before a cut that the model is shown; null shows all"""
     background: Natural = 0
-    """wiki, with pool=tokens: also store the states of so many tokens before each entity, which a head that
-    reads it in its text needs (head=sequence); they have no label"""
+    """wiki, with pool=tokens: also store the states of so many tokens before each entity, without a label; a
+    head that reads the entity in its text needs them (head=sequence)"""
     recogniser: Name = "auto"
-    """wiki: what finds entities: rules, spacy:NAME (an installed pipeline of the language, as
+    """wiki: finder of entities: rules, spacy:NAME (an installed pipeline of the language, such as
     spacy:en_core_web_sm), or auto (rules)"""
     language: Literal["auto", "en", "de", "fr", "es", "zh", "ja"] = "auto"
-    """wiki, judged: language of the articles and of what is written; auto finds it in the articles (of
+    """wiki, judged: language of the articles and of the written texts; auto finds it in the articles (with
     articles=wikipedia it is wikipedia.language), and refuses others than these six"""
     negatives: Literal["generated", "untouched"] = "generated"
     """wiki: faithful examples are entities that the model wrote, or those of the untouched articles"""
     doubtful: Literal["undecided", "compared"] = "undecided"
-    """wiki: what to do with pairs that comparing cannot judge: entities of different kinds ("the 1930s"
-    for "Great Depression"), at the start of a sentence ("In | 2014"), in swapped order, of different
-    units, or a region for its part. undecided leaves them out, compared labels them all the same, as
-    RaDIO does"""
+    """wiki: treatment of pairs that comparing cannot judge: entities of different kinds ("the 1930s" for
+    "Great Depression"), at the start of a sentence ("In | 2014"), in swapped order, of different units, or a
+    region for its part. undecided leaves them out, compared labels them anyway, as RaDIO does"""
     balance: bool = False
     """true drops examples, drawn by seed, until both labels are equally frequent in every split"""
     balance_to: Quota | None = None
     """balance=true that stops at so many examples per split (wiki: spans): {train: 8000, validation: 400}"""
     reads: Part = "both"
-    """cot, texts, judged: what is read and labelled of texts by a model that thinks: the answer, the
+    """cot, texts, judged: part that is read and labelled of texts by a model that thinks: the answer, the
     thinking, or both. cot labels by the answer in any case; thinking then reads the states before it"""
     shard_size: Count | None = None
     """questions, cuts or texts per shard, which is in memory while it is made; null is 256, or 64 for texts
-    and judged with pool=tokens. An unfinished shard is saved every half minute, so that a kill loses no
-    more than that and one batch"""
+    and judged with pool=tokens. An unfinished shard is saved every half minute, so that a kill loses no more
+    than that and one batch"""
     min_sentences: Count = 2
     """wiki: shorter articles are left out and listed (not the testbed's)"""
     max_chars: Count = 100000
     """wiki: longer articles are cut off between sentences (not the testbed's)"""
     texts: TextFile = field(default_factory=TextFile)
     unit: Unit | None = None
-    """texts, judged: what an example is: span, sentence, claim, answer, or token (every token of the answer,
+    """texts, judged: unit of an example: span, sentence, claim, answer, or token (every token of the answer,
     with pool=tokens); null is answer (judged: span, which is an entity), with pool=tokens token"""
     max_tokens: Count | None = None
-    """texts: most tokens of an answer that are read; units behind them are left out. null reads all"""
+    """texts: most tokens of an answer that are read; units after them are left out. null reads all"""
     prompts: Name | None = None
-    """judged: JSON lines of prompts for long answers, with the title of the article that tells what is right
-    where there is one in articles; null asks about the title of each article (prompt.article)"""
+    """judged: JSON lines of prompts for long answers, each with the title of its reference article if
+    articles have one; null asks about the title of each article (prompt.article)"""
     answers_per_prompt: Count = 1
     """judged: answers to each prompt; the first is greedy, the others are drawn at temperature"""
     judge: Component = choice("article")
     judge_units: Literal["entities", "sentences", "both"] = "entities"
-    """judged: what the judge is asked about; a sentence of judged entities is wrong if one of them is"""
+    """judged: units that the judge gets; a sentence of judged entities is wrong if one of them is"""
     wikipedia: Wikipedia = field(default_factory=Wikipedia)
 
     @property
     def units_per_shard(self) -> int:
-        """``shard_size``, or its default: less where every token of whole texts is stored."""
+        """Return ``shard_size``, or its default: less if every token of whole texts is stored."""
         whole = self.source in ("texts", "judged") and self.pool == "tokens"
         return self.shard_size or (64 if whole else 256)
 
@@ -137,19 +136,20 @@ class Judge(Settings):
     """Compare verdicts on the same texts: probers-judge agreement A B.
 
     A and B are files of labelled texts, one by a judge and one by another judge or by hand; a run's folder
-    means its judged.jsonl. Compared are spans and sentences of the same text (id and answer) and characters:
-    Cohen's kappa, equal verdicts, and how right A is where B decided, each with a 95% interval over groups.
+    means its judged.jsonl. Spans and sentences of the same text (id and answer) and characters are compared
+    by Cohen's kappa, equal verdicts, and how right A is where B decided, each with a 95% interval over
+    groups.
     """
 
     action: Literal["agreement"] = "agreement"
-    """what to do, the first word without a key; agreement compares two files"""
+    """action, the first word without a key; agreement compares two files"""
     files: list[Name] = field(default_factory=lambda: [])
     """A and B, given without a key after the action"""
     resamples: Resamples = 1000
     """bootstrap resamples for every 95% interval"""
     seed: Seed = 0
-    """of the resamples"""
+    """seed of the resamples"""
     out: Name | None = None
     """folder to write agreement.json to; null prints only"""
     on_bad_line: OnBadLine = "error"
-    """what a malformed input line does: stop, or be left out"""
+    """treatment of a malformed input line: stop, or leave it out"""

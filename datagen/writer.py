@@ -1,9 +1,9 @@
 """Writer of a feature store: shard by shard, with the unfinished shard saved in pieces.
 
-A shard's units of work alone decide what it holds and in which batches they go through the model. Time only
-decides when the examples since the last save go into the folder ``unfinished``, a feature store of its own.
-A killed run resumes from it; the whole shard is then written at once, in the order of its work. The bytes
-are those of a run that was never interrupted.
+The units of work of a shard alone decide its content, and the batches in which they go through the model.
+Time only decides when the examples since the last save go into the folder ``unfinished``, a feature store of
+its own. A killed run resumes from it; the whole shard is then written at once, in the order of its work. Its
+bytes are those of a run that was never interrupted.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from .labels.base import Examples, LabelBuilder, Quotas, span_of
 if TYPE_CHECKING:
     from probers.data.splits import Partition
 
-#: Seconds between two saves of the unfinished shard; a kill loses them, and one batch more.
+#: Seconds between two saves of the unfinished shard; a kill loses these, and one batch more.
 PART = 30.0
 _FOLDER = "unfinished"
 #: Characters shown of a prompt's end and of a text.
@@ -47,7 +47,7 @@ Clock = Callable[[], float]
 
 
 class Unfinished:
-    """The shard being made of the spans ``names``, in the order of the store."""
+    """Shard being made of the spans ``names``, in the order of the store."""
 
     def __init__(self, store: FeatureStore, names: Sequence[str], clock: Clock) -> None:
         self._store, self._names, self._clock = store, names, clock
@@ -56,12 +56,12 @@ class Unfinished:
         self._all, self._new = Examples(), Examples()
         if (self._path / MANIFEST).exists():
             self._resume()
-        else:  # the rest of one that was being removed
+        else:  # remains of a store that was being removed
             _remove(store)
         self._begun = clock()
 
     def _resume(self) -> None:
-        """Read the pieces of this shard that an interrupted run saved; remove those of another."""
+        """Read the pieces of this shard that an interrupted run saved; remove those of another shard."""
         try:
             self._parts = self._create()
         except UserError:
@@ -77,7 +77,7 @@ class Unfinished:
 
     @property
     def labels(self) -> dict[str, int | None]:
-        """Labels of the spans so far, None for those left out."""
+        """Map the spans so far to their labels, None for those left out."""
         return self._all.labels()
 
     def add(self, examples: Examples) -> None:
@@ -89,7 +89,7 @@ class Unfinished:
         self._all.extend(examples)
         self._new.extend(examples)
         if self._clock() - self._begun >= PART:
-            if self._parts is None:  # an empty store has no truth value
+            if self._parts is None:  # an empty store is false
                 self._parts = self._create()
             _write(self._parts, self._new, [])
             self._new, self._begun = Examples(), self._clock()
@@ -108,7 +108,7 @@ def _remove(store: FeatureStore) -> None:
 
 
 def _rounded(states: np.ndarray, spec: FeatureSpec) -> np.ndarray:
-    """States in the store's number format; what is too large for it is refused when it is written."""
+    """Convert states to the store's number format; values too large for it are refused on writing."""
     with np.errstate(over="ignore"):
         return np.asarray(states, dtype=spec.read_as)
 
@@ -116,7 +116,7 @@ def _rounded(states: np.ndarray, spec: FeatureSpec) -> np.ndarray:
 def _write(store: FeatureStore, examples: Examples, units: Sequence[str]) -> None:
     states = []
     for number, spec in enumerate(store.features):
-        # Layer by layer, as the file has them: a shard is large, and is not copied again.
+        # Layer by layer, like the file: a shard is large, and must not be copied again.
         layers = np.empty((len(spec.layers), len(examples.rows), spec.width), dtype=spec.read_as)
         for row, of_row in enumerate(examples.states):
             layers[:, row] = of_row[number]
@@ -140,7 +140,7 @@ class LabelledParts:
     def build(
         self, builder: LabelBuilder, units: Sequence[Any], known: Mapping[str, Any]
     ) -> Iterator[Examples]:
-        """Build as :meth:`LabelBuilder.build`; UserError for a part that lacks one of its units."""
+        """Build like :meth:`LabelBuilder.build`; UserError for a part that lacks one of its units."""
         examples = Examples()
         for unit in units:
             shard = self._shard_of(unit)
@@ -160,7 +160,7 @@ class LabelledParts:
         return self._current[path]
 
     def take_vectors(self, names: Sequence[str], folder: Path) -> None:
-        """Copy the word vectors of the parts, where there are any; UserError if they differ."""
+        """Copy the word vectors of the parts, if they have any; UserError if they differ."""
         for name in names:
             paths = {run.path: run.path / name for run in self._parts.runs}
             sums = {run: sha256(path) for run, path in paths.items() if path.exists()}
@@ -172,7 +172,7 @@ class LabelledParts:
                     os.replace(beside, folder / name)
 
     def join(self, name: str, folder: Path) -> None:
-        """Put the lines of a file of the parts one behind the other, where they have it."""
+        """Concatenate the lines of a file of the parts, if they have it."""
         found = [path.read_text("utf-8") for run in self._parts.runs if (path := run.path / name).exists()]
         if found:
             write_text(folder / name, "".join(found))
@@ -180,7 +180,7 @@ class LabelledParts:
 
 @dataclass
 class _Shard:
-    """A part's shard: its units, and rows with their numbers and what was left out by span."""
+    """Shard of a part: its units, and for each span its numbered rows and the work left out."""
 
     units: frozenset[str]
     rows: dict[str, list[tuple[int, dict[str, Any]]]]
@@ -213,7 +213,7 @@ def _read_shards(store: FeatureStore) -> Iterator[_Shard]:
 
 
 class _Progress:
-    """The bar over a builder's items, by the finished share of their shard; rates are of this run alone."""
+    """Bar over a builder's items, by the finished share of their shard; rates are of this run alone."""
 
     def __init__(self, builder: LabelBuilder, bar: tqdm[Any], clock: Clock) -> None:
         self._builder, self._bar, self._clock = builder, bar, clock
@@ -225,7 +225,7 @@ class _Progress:
         """Begin a shard of so many units and known spans, after ``before`` items."""
         self._earlier += self._units
         self._before, self._units, self._made = before, units, known
-        if not self._tokens:  # this run has made nothing yet
+        if not self._tokens:  # nothing made yet in this run
             self._bar.initial = self._bar.n = self._bar.last_print_n = self._reached
             self._bar.refresh()
 
@@ -255,11 +255,11 @@ class _Progress:
 
     @property
     def _reached(self) -> int:
-        """Items made, those of a shard one after the other."""
+        """Number of items made, those of a shard one after the other."""
         return self._before + self._of(self._builder.items - self._before)
 
     def _of(self, count: int) -> int:
-        """Finished share of ``count`` in this shard."""
+        """Scale ``count`` by the finished share of this shard."""
         whole = self._units * self._builder.parts
         return count * min(self._made, whole) // whole
 
@@ -288,7 +288,7 @@ def fill(
 ) -> None:  # fmt: skip
     """Make and write the units that no shard covers yet, one shard of ``shard_size`` units at a time.
 
-    A split whose quota is full gets no further units, which is asked between two shards. With ``part`` only
+    A split with a full quota gets no further units; quotas are checked between two shards. With ``part`` only
     its units are made; with ``made`` their examples are taken from finished parts. A bar shows rates and
     label shares of this run after every batch; the first example is printed.
     """
@@ -305,7 +305,7 @@ def fill(
             shard.finish([unit.id for unit in units])
             progress.end()
         bar.update(builder.items - bar.n)
-    _remove(store)  # what a kill right after the last shard left
+    _remove(store)  # remains of a kill right after the last shard
 
 
 def _shards(
@@ -319,7 +319,7 @@ def _shards(
     own = units_left if part is None else (unit for unit in units_left if part.owns(unit.group))
     waiting = (unit for unit in own if unit.id not in done and not quotas.full(unit.split))
     while True:
-        # The shards before the next one alone: what is made again ends as it was made at first.
+        # Count only the shards before the next one: what is made again then ends as at first.
         while quotas and counted < store.next_shard:
             quotas.count(store.shard_rows(counted))
             counted += 1

@@ -37,7 +37,7 @@ def served(engine: str) -> bool:
 
 
 def remote(settings: Answering, folder: RunFolder | None = None) -> RemoteLM | None:
-    """The model behind ``settings.engine`` if that is a URL; a run resumes with the same server only."""
+    """Return the model behind ``settings.engine`` if it is a URL; a run resumes with the same server only."""
     engine, at_once = settings.engine, settings.batch_size
     if not served(engine):
         return None
@@ -53,7 +53,7 @@ def remote(settings: Answering, folder: RunFolder | None = None) -> RemoteLM | N
 
 
 def unserved(engine: str, trigger: Component, query: Component) -> str | None:
-    """Reason why a trigger and a query cannot be used with an engine, as part of a sentence, or None."""
+    """Say why a trigger and a query cannot be used with an engine, as part of a sentence, or None."""
     if engine == LOCAL:
         return None
     told = f"trigger={name_of(trigger.kind)}"
@@ -61,7 +61,7 @@ def unserved(engine: str, trigger: Component, query: Component) -> str | None:
     if served(engine) and getattr(trigger.kind, "prober", None) and (own or not _is_probing(trigger)):
         told += f" with {own[0]}" if own else ""
         return f"{told} reads hidden states, which {engine} does not hand out"
-    # Triggers with a bank or classifier cannot be made without it, and read states or nothing of the model.
+    # A trigger with a bank or classifier cannot be made without it; it reads states or nothing of the model.
     made = [] if {"bank", "classifier"} & set(trigger.options) else [(told, as_trigger(trigger.make()))]
     asks = query.make()
     for name, part in [*made, (f"query={name_of(asks)}", asks)]:
@@ -81,7 +81,7 @@ def _is_probing(trigger: Component) -> bool:
 
 
 def for_engine(engine: str, trigger: Component) -> Component:
-    """A trigger, or its counterpart that reads a server's scores."""
+    """Return a trigger, or its counterpart that reads a server's scores if the engine is a server."""
     if not served(engine) or not _is_probing(trigger):
         return trigger
     options = {key: trigger.get(key) for key in ("threshold", "theta")}
@@ -89,25 +89,25 @@ def for_engine(engine: str, trigger: Component) -> Component:
 
 
 def with_bank(trigger: Component, **parts: Callable[[], Any]) -> dict[str, Any]:
-    """Arguments ``bank`` or ``classifier``, made on demand, for a trigger that has none."""
+    """Make the arguments ``bank`` or ``classifier`` of a trigger that has none."""
     return {key: make() for key, make in parts.items() if trigger.get(key, "none") is None}
 
 
 def for_other(bank: Any) -> dict[str, Any]:
-    """Argument with the prober of a path, loaded so that it accepts a model with other weights."""
+    """Load a prober given by its path so that it accepts a model with other weights."""
     from probers.bank.bank import ProbeBank
 
     return {"bank": ProbeBank.from_pretrained(bank, allow_other=True)} if isinstance(bank, str) else {}
 
 
 def loop_options(settings: Answering) -> dict[str, Any]:
-    """Prompt and limits of the loop, as :class:`~probers.rag.loop.RAG` takes them."""
+    """Return prompt and limits of the loop as arguments of :class:`~probers.rag.loop.RAG`."""
     names = ("k", "max_new_tokens", "max_retrievals", "answer_tokens", "draft")
     return {"prompt": settings.prompt.make(), **{name: getattr(settings, name) for name in names}}
 
 
 def named_part(group: str, name: str | Mapping[str, Any], options: Mapping[str, Any]) -> Component:
-    """A component by its name, or by a ``_target_`` node of the user's own, with some options changed."""
+    """Build a component from its name, or from a user's ``_target_`` node, with some options changed."""
     if isinstance(name, str):
         return Component.of(group, name, **options)
     return Component.read(group, {**name, **options})
@@ -119,7 +119,7 @@ class Contamination:
 
     Attributes:
         silent: probers and classifiers without a record of their training questions.
-        allowed: ``allow_overlap``: every question is asked, and the report says so.
+        allowed: value of ``allow_overlap``; if true, every question is asked, and the report says so.
     """
 
     seen: Seen
@@ -128,7 +128,7 @@ class Contamination:
 
     @classmethod
     def of(cls, parts: Sequence[str], *, allowed: bool) -> Contamination:
-        """Read the records of probers and classifiers; one without is refused unless ``allowed``."""
+        """Read the records of probers and classifiers; refuse one without a record unless ``allowed``."""
         found = {part: Seen.read(locate(part)) for part in parts}
         silent = [part for part, seen in found.items() if seen is None]
         if silent and not allowed:
@@ -150,7 +150,7 @@ class Contamination:
         return not self.allowed and self.seen.split_of(question) == "train"
 
     def notes(self, questions: Sequence[Question]) -> list[str]:
-        """Notes on allowed overlap, and on probers without a record, for reports."""
+        """List notes on allowed overlap, and on probers without a record, for reports."""
         sides = [self.seen.split_of(question) for question in questions]
         told = []
         if known := sum(side in ("train", "validation") for side in sides):
@@ -164,10 +164,10 @@ class Contamination:
 
 
 def named(given: Sequence[str]) -> dict[str, str]:
-    """Name -> folder or hub id of each prober, none twice (UserError).
+    """Map the name of each prober to its folder or hub id; a prober given twice is a UserError.
 
     A folder of probers stands for all of them, in the order of the numbers in their names. A prober is
-    named after its folder, and after the folders above it where two names would be equal.
+    named after its folder, and also after the folders above it if two names would be equal.
     """
     paths = [found for path in given for found in _below(path)]
     places = [Path(path).resolve() for path in paths]

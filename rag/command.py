@@ -48,15 +48,15 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _TRACES = "traces.jsonl"
-_DISCARDED = 4  # words shown of a text that is discarded
+_DISCARDED = 4  # words shown of a discarded text
 _CODES = {"dim": "2", "bold": "1", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 
 
 class Terminal:
-    """Prints a question's rounds as they happen, in colours on a terminal unless NO_COLOR is set.
+    """Printer of a question's rounds as they happen, in colours on a terminal unless NO_COLOR is set.
 
-    The trigger's score is ``of`` a text, a question, a rule or chance: a rule's says nothing and is not
-    printed, a question's is printed once. A trigger with ``before`` may retrieve before anything is written.
+    ``of`` is the source of the trigger's score: text, question, rule or chance. A rule's score is never
+    printed, a question's only once. A trigger with ``before`` may retrieve before any text is written.
     """
 
     def __init__(
@@ -65,12 +65,12 @@ class Terminal:
         self._trigger, self._of, self._before = trigger, of, before
         self._out = out or sys.stdout
         self._colours = self._out.isatty() and "NO_COLOR" not in os.environ
-        self._shown = ""  # of the running generation
-        self._begun = False  # whether its first line has been started
+        self._shown = ""  # text shown of the running generation
+        self._begun = False  # True once its first line has been started
         self._rounds = 0
-        self._partial = False  # whether the running generation goes on from accepted text
-        self._searched = False  # whether anything was asked for
-        self._judged = False  # whether a score was printed
+        self._partial = False  # True if the running generation continues accepted text
+        self._searched = False  # True once a query was sent
+        self._judged = False  # True once a score was printed
 
     def text(self, question: Question, text: str) -> None:
         """Print the new text of the running generation; line ends wait until more follows."""
@@ -127,14 +127,14 @@ class Terminal:
         return "red", f"▲ {self._trigger} fired {_place(done, decision)}{compared}{end}"
 
     def _compared(self, decision: Decision) -> str:
-        """Score and threshold, unless they say nothing new."""
+        """Format score and threshold; empty if they say nothing new."""
         if self._of == "rule" or (self._of == "question" and self._judged):
             return ""
         self._judged = True
         return f": score {decision.score:.3g}, threshold {decision.threshold:.3g}"
 
     def _start(self, text: str) -> None:
-        """Begin a round's line; three dots stand for the accepted text that it goes on from."""
+        """Begin a round's line; three dots stand for the accepted text before it."""
         if not self._begun:
             self._rounds, self._begun = self._rounds + 1, True
             space = "" if text[:1].isspace() else " "
@@ -152,12 +152,12 @@ class Terminal:
 
 
 def _safe(text: str) -> str:
-    """Text without control characters: models and corpora must not steer the terminal."""
+    """Remove control characters from a text: models and corpora must not steer the terminal."""
     return "".join(c for c in text if c.isprintable() or c in "\n\t")
 
 
 def _fetched(passages: Sequence[Passage], left_out: int) -> str:
-    """Titles of the passages in the prompt, and the number of others found."""
+    """Format the titles of the passages in the prompt, and the number of other passages found."""
     if not passages and left_out:
         return f"fetched: {count(left_out, 'passage')}, left out because none fits the model's context"
     titles = [(p.title or p.id) + ("" if p.score is None else f" ({p.score:.2f})") for p in passages]
@@ -166,7 +166,7 @@ def _fetched(passages: Sequence[Passage], left_out: int) -> str:
 
 
 def _kept(done: Round) -> str:
-    """Kept text of a round, and the beginning of the discarded text."""
+    """Format a round's kept text, and the beginning of its discarded text."""
     kept, gone = done.accepted.strip(), done.text[len(done.accepted) :].split()
     first = " ".join(gone[:_DISCARDED]) + (" …" if len(gone) > _DISCARDED else "")
     discarded = f" | discarded: {first}" if gone else ""
@@ -174,28 +174,28 @@ def _kept(done: Round) -> str:
 
 
 def _place(done: Round, decision: Decision) -> str:
-    """Place in the text where it fired: the words of the tokens that fired, and the first one's position."""
+    """Describe where the trigger fired: the words of the tokens that fired, and the first one's position."""
     if decision.position is None:
         return "on the whole answer"
     spans: list[tuple[int, int]] = []
     for token in decision.tokens:
         start, end = _word(done.text, *done.tokens[token])
-        if done.tokens[token][1] <= decision.position:  # a rule cuts behind a token, be it within a word
+        if done.tokens[token][1] <= decision.position:  # a rule cuts after a token, even within a word
             end = min(end, decision.position)
-        if spans and not done.text[spans[-1][1] : start].strip():  # the same word, or its neighbour
+        if spans and not done.text[spans[-1][1] : start].strip():  # the same or the next word
             spans[-1] = (spans[-1][0], max(end, spans[-1][1]))
         else:
             spans.append((start, end))
     if not spans:
         return f"at character {decision.position}"
     words = " … ".join(done.text[slice(*span)] for span in spans)
-    if decision.position >= spans[-1][1]:  # a rule fires behind what it names
+    if decision.position >= spans[-1][1]:  # a rule fires after the words it names
         return f"after “{words}”, character {spans[-1][1]}"
     return f"at “{words}”, character {spans[0][0]}"
 
 
 def _word(text: str, start: int, end: int) -> tuple[int, int]:
-    """Span of the words that a token belongs to, by white space."""
+    """Find the span of the words that a token belongs to, by white space."""
     while start < end and text[start].isspace():
         start += 1
     while start > 0 and not text[start - 1].isspace():
@@ -206,7 +206,7 @@ def _word(text: str, start: int, end: int) -> tuple[int, int]:
 
 
 def run(settings: Rag, parts: PartRuns | None = None) -> Path | None:
-    """Answer the questions, or join the finished parts of a split run; returns the folder written, if any."""
+    """Answer the questions, or join the finished parts of a split run; return the folder written, if any."""
     if settings.question is not None and not settings.question.strip():
         raise UserError("question is empty: write a question in words", "empty")
     one, part = settings.question is not None, settings.partition
@@ -279,9 +279,9 @@ def run(settings: Rag, parts: PartRuns | None = None) -> Path | None:
 
 
 def _known(settings: Rag, asked: QuestionSource) -> Question:
-    """The typed question; with its gold answers if it is one of ``settings.questions`` on this machine."""
+    """Return the typed question, with gold answers if it is one of ``settings.questions`` on this machine."""
     text = " ".join(str(settings.question).split())
-    if not asked.files and asked.name != "testbed":  # a whole set is not fetched for one question
+    if not asked.files and asked.name != "testbed":  # no download of a whole set for one question
         return Question("question", text)
     known = open_questions(asked, seed=settings.seed, on_bad_line=settings.on_bad_line).questions
     return next((q for q in known if q.question == text), Question("question", text))
@@ -290,8 +290,8 @@ def _known(settings: Rag, asked: QuestionSource) -> Question:
 def _many(
     settings: Rag, asked: QuestionSource, contamination: Contamination
 ) -> tuple[list[Question], dict[str, Any]]:
-    """The questions asked for, and the record of how they were chosen."""
-    # A set without splits is all test questions, except those that a prober was trained or tuned on.
+    """Return the questions to ask, and the record of how they were chosen."""
+    # All questions of a set without splits are test questions, except those a prober was trained or tuned on.
     deal_splits = bool(contamination.silent) or settings.split not in ("test", None)
     found = open_questions(
         asked, limit=settings.limit, split=settings.split, seed=settings.seed,

@@ -1,7 +1,7 @@
-"""Loop of generating, deciding, asking and retrieving, for many questions at once.
+"""Loop of generating, deciding, querying and retrieving, for many questions at once.
 
 Open questions go through each round together, in one batch of the model. Decisions use the signals of the
-very pass that generated.
+same pass that generated.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ if TYPE_CHECKING:
     from .remote import RemoteLM
 
 
-_CHUNK = 64  # questions answered together and then written: what a kill can lose
+_CHUNK = 64  # questions answered together and then written; a kill loses no more
 _NOTHING = Needs()
-#: Told after each round how many questions ended with it.
+#: Called after each round with the number of questions that ended in it.
 Ended = Callable[[int], object]
 _OnAndEnded = tuple[list[OpenQuestion], list[OpenQuestion]]
 
 
 class _Rounds:
-    """The rounds of one call of :meth:`RAG.answer`; a question that goes on reuses its keys and values."""
+    """Rounds of one call of :meth:`RAG.answer`; a question that goes on reuses its keys and values."""
 
     def __init__(self, rag: RAG, listener: Listener | None, ended: Ended | None) -> None:
         self._rag, self._listener, self._ended = rag, listener, ended
@@ -69,7 +69,7 @@ class _Rounds:
         return everyone
 
     def _begin(self, everyone: Sequence[OpenQuestion]) -> None:
-        """Retrieve with the question where the trigger wants that before anything is generated."""
+        """Retrieve with the question if the trigger wants that before anything is generated."""
         trigger, prompt = self._rag.trigger, self._rag.prompt
         states = [self._state(each, each.prompt(prompt, "")) for each in everyone]
         verdicts = decide_before(trigger, states)
@@ -81,7 +81,7 @@ class _Rounds:
             each.begin()
 
     def _round(self, active: Sequence[OpenQuestion]) -> list[OpenQuestion]:
-        """Run one round of every open question; returns those that go on."""
+        """Run one round of every open question; return those that go on."""
         rag = self._rag
         self._write(active)
         passes = [each for each in active if each.written.stop != "skipped"]
@@ -99,7 +99,7 @@ class _Rounds:
         return [*on, *more]
 
     def _take(self, read: Sequence[OpenQuestion]) -> _OnAndEnded:
-        """Accept text that needs no judging; returns who goes on and who ends."""
+        """Accept text that needs no judging; return the questions that go on and those that end."""
         rag = self._rag
         on, ended = [], []
         for each in read:
@@ -114,7 +114,7 @@ class _Rounds:
         return on, ended
 
     def _judge(self, judged: Sequence[OpenQuestion]) -> _OnAndEnded:
-        """Ask the trigger, and retrieve where it fires; returns who goes on and who ends."""
+        """Ask the trigger, and retrieve if it fires; return the questions that go on and those that end."""
         rag = self._rag
         completed, reads = rag.trigger.reads_answer, rag.trigger.takes != "nothing"
         if completed:
@@ -133,7 +133,7 @@ class _Rounds:
         for each in judged:
             if each.query is not None:
                 following = each.prompt(rag.prompt, each.before_hit.text)
-                # After the prompt just answered the model would write the same.
+                # After the same prompt the model would write the same text.
                 again = not reads and not each.cut and following == each.written.prompt
                 each.truncate(reading=reads, again=again)
                 on.append(each)
@@ -147,7 +147,7 @@ class _Rounds:
     def _write(self, active: Sequence[OpenQuestion]) -> None:
         """Generate the continuation of every open question, up to its look-ahead and token limit."""
         trigger, most = self._rag.trigger, self._rag.max_retrievals
-        # By what can end a text early.
+        # Groups of questions whose texts are ended early by the same rule.
         alike: dict[tuple[bool, int | None], list[tuple[OpenQuestion, LookAhead]]] = {}
         for each in active:
             if each.again is not None:
@@ -204,7 +204,7 @@ class _Rounds:
         )  # fmt: skip
 
     def _retrieve(self, asked: Sequence[tuple[OpenQuestion, str]]) -> None:
-        """Search for all at once; each question gets what its query found and its prompt can show."""
+        """Search for all at once; give each question the passages found that its prompt can hold."""
         if not asked:
             return
         rag, cue = self._rag, self._rag.prompt.answer_cue
@@ -215,14 +215,14 @@ class _Rounds:
                 (each.question.question, [p.text for p in passages], f"{each.before_hit.text} {cue}")
                 for (each, _), passages in zip(asked, found, strict=True)
             ],
-            # All that may still be written, an announcement of the answer included.
+            # Everything that may still be written, an announcement of the answer included.
             [rag.max_new_tokens - each.before_hit.tokens + rag.answer_tokens for each, _ in asked],
         )  # fmt: skip
         for (each, query), passages, count in zip(asked, found, shown, strict=True):
             each.retrieve(query, passages, count)
 
     def _state(self, each: OpenQuestion, shown: str, *, completed: bool = False) -> State:
-        """State of a question whose prompt is ``shown``."""
+        """Build the state of a question whose prompt is ``shown``."""
         rag, asked, written = self._rag, each.question, each.accepted.text
         answer = None
         if completed:
@@ -250,19 +250,19 @@ _LEAST = {"k": 1, "max_new_tokens": 1, "max_retrievals": 0, "answer_tokens": 0, 
 
 @dataclass
 class RAG:
-    """Answers questions with retrieval on demand.
+    """Loop that answers questions with retrieval on demand.
 
-    A question is answered when the trigger does not fire or a limit is reached. Where a retrieval brings what
-    the prompt shows already, the greedy model would write the same: its text is judged and counted again.
+    A question is answered when the trigger does not fire or a limit is reached. If a retrieval brings only
+    what the prompt already shows, the greedy model would write the same text: it is judged and counted again.
 
     Attributes:
         k: passages per retrieval. They replace the earlier ones in the prompt.
         max_new_tokens: tokens of the answer's text, without discarded ones.
         max_retrievals: searches per question; the answer after the last is accepted.
-        answer_tokens: further tokens for a final answer, where the text ended without one and the announcing
-            words had to be appended; 0 leaves it without.
-        draft: tokens guessed at once from prompt and discarded text, while a question is alone
-            in its batch, and checked in one pass (:mod:`probers.engine.decode`); 0 guesses none.
+        answer_tokens: further tokens for a final answer if the text ended without one and the announcing
+            words had to be appended; 0 leaves the text without a final answer.
+        draft: tokens guessed at once from prompt and discarded text and checked in one pass, while a question
+            is alone in its batch (:mod:`probers.engine.decode`); 0 guesses none.
     """
 
     lm: CausalLM | RemoteLM
@@ -292,7 +292,7 @@ class RAG:
 
     @property
     def filter(self) -> str | None:
-        """Name of the content-word filter of trigger or query; None where neither uses one."""
+        """Name of the content-word filter of trigger or query; None if neither uses one."""
         return filter_of(self.trigger, self.query)
 
     def __call__(self, question: str | Question, listener: Listener | None = None) -> Answer:
@@ -308,10 +308,10 @@ class RAG:
     def answer(
         self, questions: Sequence[Question], listener: Listener | None = None, *, ended: Ended | None = None
     ) -> list[Answer]:
-        """Answer questions together, in order; each as it would be alone.
+        """Answer questions together, in order; each gets the same answer as alone.
 
-        ``listener`` is told of every text and round, ``ended`` after each round how many questions ended.
-        UserError where the trigger needs gold answers and a question has none, RunError for a score of NaN.
+        ``listener`` hears of every text and round; ``ended`` hears after each round how many questions ended.
+        UserError if the trigger needs gold answers and a question has none, RunError for a score of NaN.
         """
         self.trigger.check_questions(questions)
         started = time.perf_counter()
@@ -320,7 +320,7 @@ class RAG:
         return [each.answer(self.prompt.answer_cue, seconds, self.filter) for each in everyone]
 
     def run(self, questions: Sequence[Question], path: Path, *, progress: str | None = None) -> list[Answer]:
-        """Answer questions into a trace file, in its order, going on where an earlier run of it stopped."""
+        """Answer questions into a trace file, in its order; resume where an earlier run of it stopped."""
         from tqdm import tqdm
 
         def ended(count: int) -> None:
@@ -333,7 +333,7 @@ class RAG:
         with tqdm(
             total=total, initial=found, desc=progress, unit="question", disable=progress is None
         ) as bar:
-            # In the chunks of a run that was not interrupted: scores follow the batch in their last digits.
+            # Use the chunks of an uninterrupted run: the last digits of scores depend on the batch.
             for start in range(0, total, _CHUNK):
                 chunk = [i for i in range(start, min(start + _CHUNK, total)) if answers[i] is None]
                 if not chunk:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .remote import RemoteLM
 
 
-#: How much of a text: none of it, its first sentence, all of it.
+#: Part of a text: nothing, its first sentence, or all of it.
 Share = Literal["nothing", "sentence", "all"]
 
 
@@ -41,17 +41,17 @@ class State:
     """Progress of one question, as triggers and query formulations see it.
 
     Attributes:
-        generate: as :meth:`RAG.generate <probers.rag.loop.RAG.generate>`.
+        generate: function that generates like :meth:`RAG.generate <probers.rag.loop.RAG.generate>`.
         question_span: [start, end) of the question's own text in ``generation.prompt``.
-        partial: accepted answer text, with which ``generation.prompt`` ends.
-        fresh: the passages were fetched for the very place where this generation begins.
+        partial: accepted answer text at the end of ``generation.prompt``.
+        fresh: True if the passages were fetched for the very place where this generation begins.
         verdict: the trigger's own, from before anything was written; None where it gave none.
-        answer: the final answer if the generation is accepted; only for triggers with ``reads_answer``.
-        asked: generation of ``answer``, where the text ended without one; likewise.
+        answer: final answer, should the generation be accepted; only for triggers with ``reads_answer``.
+        asked: generation of ``answer``, if the text ended without one; likewise.
         budget: tokens that may be written after the prompt.
-        answer_tokens: further tokens for a final answer, where a text ends without one.
-        spend: adds a generation that the trigger asked the model for to the question's counters, with
-            ``read=False`` where its prompt was counted before (:meth:`Counters.add
+        answer_tokens: further tokens for a final answer, if a text ends without one.
+        spend: function that adds a generation requested by the trigger to the question's counters, with
+            ``read=False`` if its prompt was counted before (:meth:`Counters.add
             <probers.rag.traces.Counters.add>`).
         retriever: the loop's, for triggers that count in its index; None where there is no loop.
     """
@@ -74,7 +74,7 @@ class State:
     retriever: Retriever | None = None
 
     def completed(self, generation: Generation) -> str:
-        """The whole text if the generation is accepted, with the final answer that had to be asked for."""
+        """Return the whole text, should the generation be accepted, with a final answer asked for."""
         text, cue = self.partial + generation.text, self.prompt.answer_cue
         if cue.lower() not in text.lower() and self.answer:
             text = f"{text} {cue} {self.answer}"
@@ -83,21 +83,21 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class LookAhead:
-    """Length of text that a trigger needs: it fires once there is more than this; None for no such rule."""
+    """Length of text that a trigger needs: it fires once there is more. None stands for no such limit."""
 
     tokens: int | None = None
     sentences: int | None = None
 
     def limit(self, budget: int, stop: Sequence[str]) -> int:
-        """Tokens to write at most, of ``budget`` that may be.
+        """Return the largest number of tokens to write, at most ``budget``.
 
-        One token more than the look-ahead shows that the text goes on. The length of a stop string comes on
-        top: a text that is cut short must not have been about to end.
+        One token beyond the look-ahead shows that the text goes on. The length of a stop string is added: a
+        text that is cut short must not have been about to end.
         """
         return budget if self.tokens is None else min(budget, self.tokens + 1 + _reach(stop))
 
     def over(self, stop: Sequence[str]) -> Callable[[str], bool] | None:
-        """Build a test for a growing text having more sentences than the look-ahead; None without a limit."""
+        """Build a test of whether a growing text has more sentences than this; None without a limit."""
         if self.sentences is None:
             return None
         end, reach = SentenceEnd(self.sentences), _reach(stop)
@@ -105,12 +105,12 @@ class LookAhead:
 
 
 def _reach(stop: Sequence[str]) -> int:
-    """Characters at the end of a text that may yet prove to belong to a stop string."""
+    """Count the characters at the end of a text that may yet prove to belong to a stop string."""
     return max((len(each) for each in stop), default=1) - 1
 
 
 class Trigger:
-    """Base class of triggers: decides from a generation whether to retrieve, with a score.
+    """Base class of triggers, which decide from a generation whether to retrieve, with a score.
 
     A subclass implements :meth:`__call__` for one generation, or :meth:`decide` for a batch. Its options are
     the fields of a dataclass.
@@ -125,10 +125,10 @@ class Trigger:
         reads_texts: it asks for the probabilities of given texts.
         attends_alone: it asks for ``state.lm.attention_alone``.
         filters: it asks which words carry content, see :func:`probers.text.is_content`.
-        takes: part of a text written from fetched passages that is accepted without judging it: "nothing",
-            where the passages stay until others replace them; its first "sentence", or "all", where what
-            follows is written without passages, and judged.
-        prober: the kind of heads that it reads states with: for whole "answers", single "tokens", "entities"
+        takes: part of a text written from fetched passages that is accepted without judging it: "nothing"
+            (the passages stay until others replace them), its first "sentence", or "all". Text after an
+            accepted part is written without passages, and judged.
+        prober: the kind of heads that read states for it: of whole "answers", single "tokens", "entities"
             or "prompts".
         served: it reads the scores of the server that writes.
         counts: it counts phrases in the retriever's index (:class:`probers.uncertainty.rarity.Counts`).
@@ -188,15 +188,15 @@ class Trigger:
             raise UserError(f"trigger={self.name} needs gold answers, but {told}: {remedy}", "labels")
 
     def notes(self, questions: Sequence[Question]) -> list[str]:
-        """Remarks on the questions asked, for reports."""
+        """List remarks on the questions asked, for reports."""
         return []
 
     def decide_before(self, states: Sequence[State]) -> Sequence[Decision | None]:
-        """For a trigger with ``before``, the verdict on each question; None retrieves without one."""
+        """Decide on each question before anything is written; None retrieves without a verdict."""
         return [None] * len(states)
 
     def look_ahead(self, question: Question) -> LookAhead | None:
-        """Length of text after which the loop stops and asks it; None for the whole text."""
+        """Return the length of text after which the loop asks the trigger; None for the whole text."""
         return None
 
     def __call__(self, generation: Generation, state: State) -> Decision:
@@ -231,7 +231,7 @@ class Trigger:
 
 
 class QueryFormulator(Protocol):
-    """Formulates one query; ``needs`` names the signals to record for it."""
+    """Formulation of one query; ``needs`` names the signals to record for it."""
 
     @property
     def needs(self) -> Needs: ...
@@ -244,8 +244,8 @@ class QueryFormulator(Protocol):
 class PaperOrReleased:
     """Requirements of DRAGIN's trigger and query, by their ``variant``.
 
-    The paper's reads the attention recorded while generating; the released one runs another pass over the
-    written text without passages, and reads only words that carry content.
+    The paper's variant reads the attention recorded while generating. The released one runs another pass over
+    the written text without passages, and reads only words that carry content.
     """
 
     variant: Variant
@@ -262,7 +262,7 @@ class PaperOrReleased:
 
 
 class _Adapted(Trigger):
-    """An object with ``needs`` and ``__call__`` that does not derive from Trigger, with its defaults."""
+    """Adapter of an object with ``needs`` and ``__call__`` that is no Trigger, with Trigger's defaults."""
 
     def __init__(self, own: Trigger) -> None:
         self._own = own
@@ -285,14 +285,14 @@ def as_trigger(part: Any) -> Trigger:
 
 
 def decide(trigger: Trigger, generations: Sequence[Generation], states: Sequence[State]) -> list[Decision]:
-    """Decide on every generation; a NaN, which would pass for "certain", is refused (RunError)."""
+    """Decide on every generation; refuse a NaN, which would pass for "certain" (RunError)."""
     decisions = trigger.decide(generations, states)
     _refuse_nan(trigger, decisions, [state.question for state in states])
     return decisions
 
 
 def decide_before(trigger: Trigger, states: Sequence[State]) -> Sequence[Decision | None]:
-    """Ask a trigger with ``before`` about every question; a NaN is refused as by :func:`decide`."""
+    """Ask a trigger with ``before`` about every question; refuse a NaN like :func:`decide`."""
     verdicts = trigger.decide_before(states)
     _refuse_nan(trigger, verdicts, [state.question for state in states])
     return verdicts
@@ -315,7 +315,7 @@ _ONE_TOKEN = Generation("", (), (), (0,), "", ((0, 0),), _NOTHING, _NOTHING, "le
 
 
 def check_readable(lm: CausalLM | RemoteLM, trigger: Trigger, query: Any) -> None:
-    """Refuse a trigger or query whose signals the model lacks; attention is tried on one token."""
+    """Refuse a trigger or query whose signals the model lacks; try attention on one token."""
     if trigger.served and getattr(lm, "prober", None) is None:
         told = f"trigger={trigger.name} reads a server's scores, but this server has no prober"
         raise UserError(f"{told}: choose another trigger, or a probers-serve with a prober", "unsupported")
@@ -339,9 +339,9 @@ def reads_states(part: Any) -> bool:
 
 
 def uncounted(trigger: Any, retriever: Any) -> str | None:
-    """Reason why a trigger cannot be used with a retriever, as part of a sentence, or None.
+    """Say why a trigger cannot be used with a retriever, as part of a sentence, or None.
 
-    Both are objects or their classes; of a function that makes a retriever nothing is known.
+    Both are objects or their classes. A function that makes a retriever passes, as its class is unknown.
     """
     kind = retriever if isinstance(retriever, type) else type(retriever)
     if (
@@ -368,28 +368,28 @@ def attends(part: Any) -> bool:
 
 
 def filter_of(trigger: Trigger, query: Any) -> str | None:
-    """Name of the content-word filter (:func:`probers.text.content_filter`); None where neither uses one."""
+    """Name the content-word filter (:func:`probers.text.content_filter`); None if neither uses one."""
     return content_filter() if trigger.filters or getattr(query, "filters", False) else None
 
 
 def name_of(part: object) -> str:
-    """Name of a trigger or query, or of a class of them, as configurations write it."""
+    """Name a trigger or query, or a class of them, as configurations write it."""
     name = (part if isinstance(part, type) else type(part)).__name__
-    # Capitals in a row are one word.
+    # A run of capitals is one word.
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.removesuffix("Query") or name).lower()
 
 
-#: Score of an answer without a single token: finite, and above any threshold a method would use.
+#: Score of an answer without tokens: finite, and above any threshold that a method would use.
 UNANSWERED = 1e4
 
 
 def verdict(score: float, threshold: float, **where: Any) -> Decision:
-    """The decision that follows from a score: fires above the threshold."""
+    """Make the decision that follows from a score, which fires above the threshold."""
     return Decision(fire=score > threshold, score=score, threshold=threshold, **where)
 
 
 def ruled(fire: bool, score: float = 1.0, **where: Any) -> Decision:
-    """The decision of a rule that does not look at the text: its score stays, the threshold moves."""
+    """Make the decision of a rule that does not look at the text: its score stays, the threshold moves."""
     return Decision(fire=fire, score=score, threshold=0.0 if fire else max(score, 0.0), **where)
 
 

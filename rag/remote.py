@@ -32,19 +32,19 @@ from probers.store.spec import ModelSpec
 from probers.types import Generation, Needs, RunError, UserError
 from probers.uncertainty import entropy_of_top
 
-#: Likeliest tokens to ask for at each place, tried in this order: most servers tell 20, OpenAI 5.
+#: Numbers of likeliest tokens to ask for, tried in this order: most servers return 20, OpenAI 5.
 _TOPS = (20, 5)
 _RETRIES = 6
-_STOPS = 4  # stop strings that every server takes; the others are looked for here
+_STOPS = 4  # stop strings that every server takes; others are found here
 
 
 @dataclass(frozen=True, slots=True)
 class ServedGeneration(Generation):
-    """A text written by a server: token ids are -1, and the prompt's offsets and all states are missing.
+    """Text written by a server: token ids are -1, and the prompt's offsets and all states are missing.
 
     Attributes:
-        score: of the whole text by the server's prober, which fires above ``threshold``; None without one,
-            or where the text was cut after it was scored.
+        score: score of the whole text by the server's prober, which fires above ``threshold``; None without a
+            prober, or if the text was cut after it was scored.
         token_scores: (n,); () without a prober.
     """
 
@@ -54,7 +54,7 @@ class ServedGeneration(Generation):
 
 
 class ChatToken(BaseModel):
-    """A token in the form of chat responses, which llama.cpp uses for completions too."""
+    """Token in the form of chat responses, which llama.cpp also uses for completions."""
 
     token: str
     logprob: float | None
@@ -62,7 +62,7 @@ class ChatToken(BaseModel):
 
 
 class Logprobs(BaseModel):
-    """``logprobs`` of a choice, nats; null stands for minus infinity."""
+    """``logprobs`` of a choice, in nats; null stands for minus infinity."""
 
     tokens: list[str] = []
     token_logprobs: list[float | None] = []
@@ -71,7 +71,7 @@ class Logprobs(BaseModel):
     content: list[ChatToken] | None = None
 
     def flat(self) -> Logprobs:
-        """The same in the form of completions."""
+        """Convert them to the form of completions."""
         if (content := self.content) is None:
             return self
         return Logprobs(
@@ -92,7 +92,7 @@ class Hallucination(BaseModel):
 
     @property
     def exact(self) -> list[float] | None:
-        """Entropies of the tokens; None where the server does not give all of them."""
+        """Return the entropies of the tokens; None unless the server gives all of them."""
         told = [each for each in self.token_entropies or [] if each is not None]
         return told if len(told) == len(self.token_offsets) else None
 
@@ -107,7 +107,7 @@ class Choice(BaseModel):
 
 
 class Usage(BaseModel):
-    """Numbers of tokens of a response, as the server counts them."""
+    """Numbers of tokens of a response, by the server's count."""
 
     prompt_tokens: int = Field(0, ge=0)
 
@@ -135,7 +135,7 @@ class Models(BaseModel):
 def generation(prompt: str, choice: Choice, needs: Needs, stops: Stops, read: int = 0) -> ServedGeneration:
     """Convert a choice to a generation that ends where ``stops`` say (ValueError: tokens of another text).
 
-    ``read`` is the number of the prompt's tokens, of which nothing else is known.
+    ``read`` is the number of the prompt's tokens; their texts and ids are unknown.
     """
     logprobs = (choice.logprobs or Logprobs()).flat()
     told = choice.hallucination
@@ -164,7 +164,7 @@ def generation(prompt: str, choice: Choice, needs: Needs, stops: Stops, read: in
 
 
 def _spans(text: str, logprobs: Logprobs) -> list[tuple[int, int]]:
-    """[start, end) of each token in the text; some may reach beyond it, where a stop string was cut off."""
+    """Find [start, end) of each token in the text; it may reach beyond the text where a stop was cut off."""
     tokens, starts = logprobs.tokens, logprobs.text_offset
     if starts is None:
         if not "".join(tokens).startswith(text):
@@ -186,7 +186,7 @@ def _spans(text: str, logprobs: Logprobs) -> list[tuple[int, int]]:
 
 
 def _end(text: str, spans: Sequence[tuple[int, int]], stops: Stops) -> tuple[int, bool]:
-    """Number of tokens that stay (:mod:`probers.engine.tokens`), and whether a stop ended the text."""
+    """Count the tokens that stay (:mod:`probers.engine.tokens`), and tell whether a stop ended the text."""
     inside = sum(end <= len(text) for _, end in spans)
     known = 0
     for count, (_, end) in enumerate(spans[:inside], 1):
@@ -200,12 +200,12 @@ def _end(text: str, spans: Sequence[tuple[int, int]], stops: Stops) -> tuple[int
 
 
 class RemoteLM(LanguageModel):
-    """A language model behind a URL, as the loop uses it.
+    """Language model behind a URL, as the loop uses it.
 
-    A server cannot end a text after a sentence or by a function: it writes on, and the text beyond the end
-    is cut off here. A prompt's length is unknown until it is sent. ``url`` ends with ``/v1``, the key comes
-    from the environment's OPENAI_API_KEY. UserError for no such model, a rejected key or no
-    log-probabilities, RunError for no such server.
+    A server cannot end a text after a sentence or by a function: it writes on, and the text beyond the end is
+    cut off here. The length of a prompt is unknown until it is sent. ``url`` ends with ``/v1``; the key comes
+    from the environment's OPENAI_API_KEY. UserError for an unknown model, a rejected key or missing
+    log-probabilities, RunError for an unreachable server.
 
     Attributes:
         prober: the server's description of the prober whose scores come with each text; None without one.
@@ -238,15 +238,15 @@ class RemoteLM(LanguageModel):
         raise UserError(told, "unsupported")
 
     def fits(self, prompts: Sequence[str], more: Sequence[int]) -> list[bool]:
-        return [True] * len(prompts)  # the server refuses what is too long
+        return [True] * len(prompts)  # the server refuses prompts that are too long
 
     def generate_each(
         self, requests: Sequence[GenerationRequest], how: Decoding, *, known: Container[int] = ()
     ) -> Iterator[dict[int, Generation]]:
-        """As :meth:`LanguageModel.generate_each`, several requests at a time, all in one batch.
+        """Generate like :meth:`LanguageModel.generate_each`, several requests at a time, all in one batch.
 
-        Names, prefix, cache and draft are ignored: saving work is the server's affair. UserError also where
-        the server refuses the request, RunError where it cannot be reached, fails, or makes no sense.
+        Names, prefix, cache and draft are ignored: the server saves work by itself. UserError also if the
+        server refuses the request, RunError if it cannot be reached, fails, or sends an invalid response.
         """
         if how.needs.features or how.needs.attention:
             raise UserError(self._lacks("hidden states or attention"), "unsupported")
@@ -287,7 +287,7 @@ class RemoteLM(LanguageModel):
         return f"engine={self.url} does not hand out {what}"
 
     def _listed(self) -> dict[str, Any] | None:
-        """The server's description of the model's prober."""
+        """Return the server's description of the model's prober."""
         client = self._client.with_options(max_retries=0)  # report a missing server at once
         try:
             with self._server.telling():
@@ -302,7 +302,7 @@ class RemoteLM(LanguageModel):
         return one.prober
 
     def _first(self) -> tuple[int, Choice]:
-        """Number of likeliest tokens the server returns, and a text of one token."""
+        """Return the number of likeliest tokens that the server returns, and a text of one token."""
         for top in _TOPS:
             try:
                 choice = self._ask("The", 1, top, {"temperature": 0}).choices[0]
@@ -312,7 +312,7 @@ class RemoteLM(LanguageModel):
                 continue
             if choice.logprobs is not None and choice.logprobs.flat().top_logprobs is not None:
                 return top, choice
-        told = f"engine={self.url} returns no log-probabilities of {self.name}: have it answer logprobs"
+        told = f"engine={self.url} returns no log-probabilities of {self.name}: have it return logprobs"
         raise UserError(told, "unsupported")
 
     def _ask(self, prompt: str, limit: int, top: int, how: dict[str, Any]) -> Completion:

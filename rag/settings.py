@@ -22,8 +22,8 @@ class Rag(Answering):
     question: str | None = None
     """a question in plain words; writes nothing unless out is given"""
     split: Split | None = "test"
-    """split of the questions to ask; null asks all. A set without splits counts as test, except that it
-    is split for triggers with a prober or classifier, which may have been trained on it"""
+    """split of the questions to ask; null asks all. A set without splits counts as test, but is split for
+    triggers with a prober or classifier, which may have been trained on it"""
     out: Name | None = None
     """folder to write; null is runs/rag/<trigger> for several questions, and none for one"""
     trigger: Component = choice("probing")
@@ -41,11 +41,11 @@ class Compare(Answering):
     out: Name = "runs/compare"
     """folder for results.json, outcomes.jsonl, report.html, report_data.json and traces/<method>.jsonl"""
     limit: Count | None = 300
-    """test questions, drawn by seed; null takes all. A set without splits counts as test, except that it
-    is split where thresholds are chosen or a prober or classifier was trained"""
+    """test questions, drawn by seed; null takes all. A set without splits counts as test, but is split if
+    thresholds are chosen or a prober or classifier was trained"""
     split: Literal["test", "all"] = "test"
-    """questions to ask: test (validation for a set without one), or all, for methods without a threshold
-    to choose, as the training data of head=adaptive"""
+    """questions to ask: test (validation for a set without one), or all, for methods without a threshold to
+    choose, such as the training data of head=adaptive"""
     validation: Count | None = 600
     """validation questions to choose thresholds on; for a set without a test split these are training
     questions"""
@@ -60,23 +60,23 @@ class Compare(Answering):
     """names of methods to compare; every trigger is a method by its own name"""
     methods: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: values_of("", "methods"))
     """method -> its trigger and query (names, or _target_ of your own) with trigger_options and
-    query_options, and retriever with retriever_options where it has one of its own. if_given names a
-    key without which the method is left out; tune=true chooses the threshold of a prober as those of
-    the others, otherwise the prober's own is taken"""
+    query_options, and a retriever of its own with retriever_options. if_given names a key without which the
+    method is left out. tune=true chooses the threshold of a prober like those of the others; otherwise the
+    prober's own is taken"""
     queries: list[Name | Mapping[str, Any]] | None = None
-    """ask with these in place of the methods' own: [question] compares when to retrieve and nothing else,
-    several compare what to ask for: triggers=[never,probing] queries=[question,answer,qfs]"""
+    """ask with these queries in place of the methods' own: [question] compares only when to retrieve, several
+    compare what to ask for: triggers=[never,probing] queries=[question,answer,qfs]"""
     vary: Mapping[str, Mapping[str, list[Any]]] | None = None
     """run a method at several values of an option of its trigger or query: {rind: {threshold: [0.6, 0.9]}},
     {probing: {bank: [FOLDER, FOLDER]}}, {radio: {query.top_n: [25, 35]}}"""
     match: Name | None = "probing"
     """method whose mean number of retrievals random gets; null leaves random at its own rate"""
     threshold: Name = "balanced_accuracy"
-    """rule that chooses those thresholds, as of probers-train: balanced_accuracy, f1, accuracy, budget=0.4,
+    """rule that chooses those thresholds, as in probers-train: balanced_accuracy, f1, accuracy, budget=0.4,
     recall_at_fpr=0.1, cost=5, or risk=0.1@0.95 (at most that share of the closed-book answers at which a
-    trigger does not fire is wrong; one of which that cannot be promised always fires)"""
+    trigger does not fire is wrong; a trigger for which that cannot be promised always fires)"""
     wrong: Name = "em"
-    """what makes an answer wrong, for thresholds, AUROC, oracle and consistency: failing em, acc,
+    """rule by which an answer is wrong, for thresholds, AUROC, oracle and consistency: failing em, acc,
     acc_substring, match or f1>=0.8"""
     sweep: Natural = 4
     """further settings at which triggers that fire within an answer are run, for their curves; 0 for none"""
@@ -97,6 +97,6 @@ class Compare(Answering):
     examples: Natural = 10
     """questions shown with their tokens in the report, drawn by seed"""
     resamples: Resamples = 10000
-    """bootstrap resamples for every interval and p-value; with few, no p-value of many pairs is small"""
+    """bootstrap resamples for every interval and p-value; with few, p-values of many pairs cannot be small"""
     memory: Natural = 1024
     """megabytes of generations to keep for methods that meet the same prompt again"""

@@ -1,4 +1,4 @@
-"""A question's way through the loop: while it is open, as an answer with its rounds, as one JSON line."""
+"""Way of a question through the loop: while it is open, as an answer with its rounds, and as a JSON line."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ class Counters:
 
     Attributes:
         empty_retrievals: searches that found nothing; the answer went on without passages.
-        passages_cut: passages that were found and not shown, for want of room in the context.
-        generations: calls of the model, a forced final answer and what a trigger asked it included.
-        alarms: how often the trigger fired for what it read in a text, also where no retrieval was left;
-            rules and chance, which read nothing, raise none (RaDIO's Hc).
-        tokens, sentences: all that was generated, also what was discarded.
+        passages_cut: passages found but not shown, because the context had no room for them.
+        generations: calls of the model, including a forced final answer and what a trigger asked for.
+        alarms: number of times the trigger fired for something it read in a text, also when no retrieval was
+            left; rules and chance read nothing and raise none (RaDIO's Hc).
+        tokens, sentences: everything that was generated, including discarded text.
         read_tokens: tokens of the prompts of all calls, however many of them were cached. 0 in traces from
-            before they were counted, and where a server does not tell them.
-        kept_tokens: tokens that stand in the final text.
-        forced: whether the words that announce the answer had to be put in.
-        seconds: wall time, shared evenly by the questions answered together; a text that is taken again
-            (:attr:`OpenQuestion.again`) is a generation and takes none.
+            before they were counted, and if a server does not tell them.
+        kept_tokens: tokens of the final text.
+        forced: True if the words that announce the answer had to be inserted.
+        seconds: wall time, divided evenly among the questions answered together; a text that is taken again
+            (:attr:`OpenQuestion.again`) is a generation without time of its own.
     """
 
     retrievals: int = 0
@@ -54,14 +54,14 @@ class Counters:
 
     @property
     def read_known(self) -> bool:
-        """Tell whether the tokens of prompts were counted: nothing is written after no prompt."""
+        """Tell whether the tokens of prompts were counted: nothing is written after an empty prompt."""
         return self.read_tokens > 0 or not self.tokens
 
     def add(self, generation: Generation, *, forced: bool = False, read: bool = True) -> None:
         """Count one call of the model, ``forced`` for the final answer or not.
 
-        Without ``read`` the prompt was counted before: of several texts drawn after one prompt, the first
-        alone counts it.
+        Without ``read`` the prompt was counted before: of several texts drawn after one prompt, only the
+        first counts it.
         """
         self.generations += 1
         self.forced |= forced
@@ -76,11 +76,11 @@ class Answer:
     """An answered question.
 
     Attributes:
-        text: the whole accepted text, rationale and all.
-        answer: the final answer in it; "" when the model gave none.
+        text: the whole accepted text, including the rationale.
+        answer: the final answer in it; "" if the model gave none.
         rounds: every pass of the loop, in order.
-        filter: what decided about content words, see :func:`probers.text.content_filter`; None where
-            neither trigger nor query asked.
+        filter: the filter of content words, see :func:`probers.text.content_filter`; None if neither trigger
+            nor query used one.
     """
 
     id: str
@@ -97,12 +97,12 @@ class Answer:
 
     @property
     def trace(self) -> dict[str, Any]:
-        """Plain containers of all fields: one line of traces.jsonl."""
+        """Plain containers of all fields, as in one line of traces.jsonl."""
         return asdict(self)
 
     @classmethod
     def from_trace(cls, trace: dict[str, Any]) -> Answer:
-        """Inverse of :attr:`trace`, from parsed JSON."""
+        """Rebuild an answer from the parsed JSON of :attr:`trace`."""
         rounds = tuple(_round(r) for r in trace["rounds"])
         return cls(**trace | {"rounds": rounds, "counters": Counters(**trace["counters"])})
 
@@ -116,13 +116,13 @@ def _round(record: dict[str, Any]) -> Round:
 
 
 class Listener(Protocol):
-    """Told what happens while questions are answered; the terminal's view of the loop."""
+    """Listener to what happens while questions are answered; the terminal's view of the loop."""
 
     def text(self, question: Question, text: str) -> None:
-        """The text of the running generation has grown to ``text``."""
+        """Take note that the text of the running generation has grown to ``text``."""
 
     def round(self, question: Question, done: Round, passages: Sequence[Passage], left_out: int) -> None:
-        """A round is over; ``passages`` are shown from now on, for ``left_out`` more there is no room."""
+        """Take note of a finished round; ``passages`` are shown from now on, ``left_out`` more are not."""
 
 
 class Accepted(NamedTuple):
@@ -135,19 +135,19 @@ class Accepted(NamedTuple):
 
 @dataclass(slots=True)
 class OpenQuestion:
-    """A question that is being answered, and what has come of the round that is running.
+    """Question that is being answered, with the results so far of the running round.
 
     Attributes:
         written: this round's generation, from :meth:`write` to the round's end.
-        cut: it was ended where the trigger had seen enough, and would have gone on.
+        cut: True if it was ended where the trigger had seen enough, and would have gone on.
         ending: announcing words and final answer that had to be appended, or "".
-        asked: that final answer as the model gave it; None where it was not asked for.
-        before_hit: the answer if the trigger fires; empty where the whole answer is discarded.
-        verdict: the trigger's from before anything was written.
-        again: what the next round writes, where its prompt is the one just answered.
-        reading: what the next round writes comes from fetched passages and is taken unjudged.
-        end: where in this round's text it is cut; None keeps all.
-        left_out: passages found for the query that the prompt has no room for.
+        asked: that final answer as the model gave it; None if it was not asked for.
+        before_hit: the answer if the trigger fires; empty if the whole answer is discarded.
+        verdict: the trigger's verdict from before anything was written.
+        again: text that the next round writes if its prompt is the one just answered.
+        reading: True if the next round writes from fetched passages and is taken unjudged.
+        end: place in this round's text where it is cut; None keeps all.
+        left_out: number of passages found for the query that the prompt has no room for.
     """
 
     question: Question
@@ -171,26 +171,26 @@ class OpenQuestion:
 
     @property
     def text(self) -> str:
-        """The answer if what stays of this round's text is accepted, without ``ending``."""
+        """Answer text if this round's kept text is accepted, without ``ending``."""
         return self.accepted.text + self.stays
 
     @property
     def tokens(self) -> int:
-        """Generated tokens in :attr:`text`."""
+        """Number of generated tokens in :attr:`text`."""
         written = len(self.written.token_ids) if self.end is None else self._tokens(self.end)
         return self.accepted.tokens + written
 
     @property
     def stays(self) -> str:
-        """This round's text, up to where it is cut."""
+        """Text of this round, up to where it is cut."""
         return self.written.text[: self.end]
 
     def prompt(self, template: PromptTemplate, partial: str) -> str:
-        """The prompt with the passages at hand, ending with ``partial`` of the answer."""
+        """Fill the prompt with the present passages; it ends with ``partial`` of the answer."""
         return template.question(self.question.question, [p.text for p in self.passages], partial=partial)
 
     def write(self, generation: Generation, *, cut: bool) -> None:
-        """Begin a round with what the model wrote."""
+        """Begin a round with the text that the model wrote."""
         self.written, self.cut, self.query, self.again = generation, cut, None, None
         self.ending, self.asked = "", None
         self.decision, self.before_hit, self.end = None, Accepted(), None
@@ -203,21 +203,21 @@ class OpenQuestion:
         self.counters.add(generation, forced=True)
 
     def decide(self, decision: Decision, *, alarms: bool) -> None:
-        """Take the trigger's decision; one that comes of the text ``alarms``."""
+        """Take the trigger's decision; ``alarms`` tells whether it was made from the text."""
         self.decision = decision
         self.counters.alarms += alarms and decision.fire
         if decision.position is not None:
-            # A trailing space would keep the next word from being tokenised together with its own.
+            # With a trailing space, the next word could not be tokenised together with its own space.
             kept = self.written.text[: decision.position].rstrip()
             tokens = self.accepted.tokens + self._tokens(len(kept))
             self.before_hit = Accepted(self.accepted.text + kept, tokens, fresh=True)
 
     def take(self, end: int | None) -> None:
-        """Take the text up to ``end`` as it is, and have what follows written without passages."""
+        """Accept the text up to ``end`` unjudged, and have the text after it written without passages."""
         self.end, self.passages, self.reading = end, (), False
 
     def retrieve(self, query: str, found: Sequence[Passage], shown: int) -> None:
-        """Put the first ``shown`` passages found in place of earlier ones, also where that is none."""
+        """Replace earlier passages by the first ``shown`` of those found, even if these are none."""
         self.query, self.passages, self.left_out = query, tuple(found[:shown]), len(found) - shown
         self.counters.retrievals += 1
         self.counters.empty_retrievals += not found
@@ -242,26 +242,26 @@ class OpenQuestion:
     def truncate(self, *, reading: bool = False, again: bool = False) -> None:
         """End the round: the text before the hit stays, and the question goes on from there.
 
-        With ``reading`` what follows is taken unjudged, with ``again`` it is what this round wrote.
+        With ``reading`` the next text is taken unjudged; with ``again`` it is the text of this round.
         """
         self.reading, self.again = reading, self.written if again else None
         self._go_on(self.before_hit.text[len(self.accepted.text) :], self.before_hit)
 
     def answer(self, answer_cue: str, seconds: float, filter: str | None) -> Answer:
-        """Record of the question's way through the loop."""
+        """Make the record of the question's way through the loop."""
         text, asked = self.accepted.text.strip(), self.question
         counters = replace(self.counters, kept_tokens=self.accepted.tokens, seconds=seconds)
         final = final_answer(text, answer_cue, asked.dataset)
         return Answer(asked.id, asked.question, text, final, tuple(self.rounds), counters, filter)
 
     def _tokens(self, characters: int) -> int:
-        """Count the tokens that begin in so many characters of this round's text."""
+        """Count the tokens that begin within so many characters of this round's text."""
         return sum(start < characters for start, _ in self.written.offsets)
 
     def _go_on(self, stays: str, accepted: Accepted) -> None:
         self._record(self.written.text, stays, self.decision, self.written.offsets)
         self.accepted = accepted
-        del self.written  # its states and attention are not needed any more
+        del self.written  # its states and attention are no longer needed
 
     def _record(
         self, text: str, stays: str, decision: Decision | None = None, tokens: Sequence[tuple[int, int]] = ()
@@ -275,16 +275,16 @@ class OpenQuestion:
 
 
 class TraceFile:
-    """Answers as JSON lines with checksums in the order of the questions, from which a run goes on."""
+    """File of answers as checksummed JSON lines in the order of the questions, from which a run resumes."""
 
     def __init__(self, path: Path) -> None:
         self.path, self._journal = path, Journal(path)
 
     def resume(self, questions: Sequence[Question]) -> list[Answer | None]:
-        """Read the answers that are there already, None for each question without one.
+        """Read the answers that exist already, None for each question without one.
 
         Damaged lines are named and removed; a truncated last line is removed. UserError for a file that
-        answers other questions, or is none.
+        answers other questions or is no trace file.
         """
         answers, damaged, cut = self._read(questions)
         if damaged:
@@ -296,7 +296,7 @@ class TraceFile:
         return answers
 
     def answers(self, questions: Sequence[Question]) -> list[Answer]:
-        """Read the answers to all questions; UserError where one is missing or damaged, as :meth:`resume`."""
+        """Read the answers to all questions; UserError if one is missing or damaged, as in :meth:`resume`."""
         found, *_ = self._read(questions)
         answers = [answer for answer in found if answer is not None]
         if len(answers) < len(found):
@@ -305,7 +305,7 @@ class TraceFile:
         return answers
 
     def _read(self, questions: Sequence[Question]) -> tuple[list[Answer | None], list[int], bool]:
-        """The answers, the numbers of damaged lines, and whether a last line was truncated."""
+        """Read the answers, the numbers of damaged lines, and whether a last line was truncated."""
         answers: list[Answer | None] = [None] * len(questions)
         lines, after = self._journal.read(), 0
         damaged, asked = list(lines.damaged), [(question.id, question.question) for question in questions]
@@ -315,7 +315,7 @@ class TraceFile:
             except (ValueError, KeyError, TypeError):
                 damaged.append(number)
                 continue
-            try:  # questions of damaged lines are passed over
+            try:  # questions of damaged lines are skipped
                 place = asked.index((answer.id, answer.question), after)
             except ValueError:
                 told = f"line {number} answers question {answer.id!r}, which this run does not have there"
@@ -325,16 +325,16 @@ class TraceFile:
         return answers, sorted(damaged), lines.cut
 
     def append(self, answers: Iterable[Answer]) -> None:
-        """Add answers and have them on disk before returning (RunError: they cannot be written)."""
+        """Append answers and have them on disk before returning (RunError: they cannot be written)."""
         self._journal.append(answer.trace for answer in answers)
 
     def rewrite(self, answers: Iterable[Answer | None]) -> None:
-        """Replace the file by the answers that there are."""
+        """Replace the file by the existing answers."""
         self._journal.rewrite(answer.trace for answer in answers if answer is not None)
 
 
 def own(questions: Sequence[Question], part: Partition | None) -> list[Question]:
-    """The questions of one part, which has all questions of a group or none; None is the whole."""
+    """Select the questions of one part, which has all questions of a group or none; None is the whole."""
     return [q for q in questions if part is None or part.owns(q.group or q.id)]
 
 

@@ -1,1 +1,1 @@
-"""Scores while serving: the server and its page, texts that exist already, other engines."""
+"""Scores while serving: the server and its page, scoring of existing texts, other engines."""

@@ -32,13 +32,13 @@ def sse(value: Mapping[str, Any] | str) -> bytes:
 
 
 def finish_reason(stop: StopReason | None) -> str:
-    """OpenAI's reason why a text ended."""
+    """Give OpenAI's reason why a text ended."""
     return "length" if stop == "length" else "stop"
 
 
 @dataclass(slots=True)
 class Frame:
-    """The fields around the choices of a response or chunk of a ``kind``, and the form of a choice."""
+    """Fields around the choices of a response or chunk of a ``kind``, and the form of a choice."""
 
     kind: str
     model: str
@@ -62,7 +62,7 @@ class Frame:
         return begun | {"created": self.created, "model": self.model, "choices": list(choices)}
 
     def opening(self, choices: int) -> list[bytes]:
-        """The first chunk of a chat, which names the role; none for a completion."""
+        """Make the first chunk of a chat, which names the role; none for a completion."""
         begun = {"delta": {"role": "assistant", "content": ""}, "finish_reason": None, "logprobs": None}
         return [self.chunk(*({"index": i, **begun} for i in range(choices)))] if self.chat else []
 
@@ -86,7 +86,7 @@ def usage(prompt: int, written: int) -> dict[str, Any]:
 
 
 def usage_of(choices: Sequence[Choice]) -> dict[str, Any]:
-    """Count the tokens of texts; a prompt of several texts counts once, and what was discarded not at all."""
+    """Count the tokens of texts; a prompt of several texts counts once, and discarded tokens do not count."""
     prompts = {choice.text.request.prompt.name: choice.text for choice in choices}
     asked = sum(len(text.request.prompt.ids) for text in prompts.values())
     cached = sum(text.cached for text in prompts.values())
@@ -96,7 +96,7 @@ def usage_of(choices: Sequence[Choice]) -> dict[str, Any]:
 
 
 def as_events(whole: Mapping[str, Any], *, with_usage: bool) -> Iterator[bytes]:
-    """The events of a stream that say what a whole response does, where nothing could be sent before."""
+    """Yield the events of a stream for a whole response, if nothing could be sent before."""
     kind = str(whole["object"])
     begun = {name: value for name, value in whole.items() if name not in ("choices", "usage")}
     begun["object"] = f"{kind}.chunk" if kind.startswith("chat") else kind
@@ -115,9 +115,9 @@ def as_events(whole: Mapping[str, Any], *, with_usage: bool) -> Iterator[bytes]:
 class Choice:
     """One text of a response while it grows; ``finished`` once its last piece was made.
 
-    ``returned`` is unset by whoever puts another text in its place. ``alternatives`` is the number of
-    likeliest tokens per place; None leaves log-probabilities out. ``acting`` decides on its score, None: it
-    is not scored. ``thinking`` has the marks of its reasoning.
+    ``returned`` is false if another text was put in its place. ``alternatives`` is the number of likeliest
+    tokens per place; None leaves log-probabilities out. ``acting`` decides on its score; None means it is not
+    scored. ``thinking`` has the marks of its reasoning.
     """
 
     def __init__(
@@ -130,11 +130,11 @@ class Choice:
         prompt = text.request.prompt.text
         self._begun = thinking is not None and thinking.begun(prompt)
         self._growing = None if acting is None else acting.growing(prompt)
-        self._tokens = 0  # that were sent
+        self._tokens = 0  # number of tokens sent
         self._sent = {"reasoning_content": 0, "content": 0}  # characters of the raw text
 
     def look(self) -> None:
-        """Judge what was read; a text with too high a score is given up."""
+        """Judge the text read so far; give up a text with too high a score."""
         if self._growing is None or self._growing.high is not None:
             return
         over = self.text.over
@@ -147,11 +147,11 @@ class Choice:
         places = [place_in(self.text.ends, said, token) for token in own]
         self._growing.read(self._raw(count, over)[slice(*said)], places, scores, over=over)
         if self._growing.high is not None:
-            self.text.cancelled = True  # no effect where it is over
+            self.text.cancelled = True  # no effect on a finished text
 
     @property
     def high(self) -> ScoredSpan | None:
-        """The span that has ended the text."""
+        """Span that has ended the text."""
         return None if self._growing is None else self._growing.high
 
     @property
@@ -160,7 +160,7 @@ class Choice:
         return len(self.text.row.ids)
 
     def billed(self) -> tuple[int, int]:
-        """Tokens of what is returned, and those of them that are reasoning."""
+        """Count the tokens returned, and those of them that are reasoning."""
         if not self.returned:
             return 0, 0
         thought, said = self._split(self.text.text, True)
@@ -170,7 +170,7 @@ class Choice:
         return count, len(self._among(thought, range(count)))
 
     def news(self) -> dict[str, Any] | None:
-        """The next piece, or None where nothing is certain yet."""
+        """Make the next piece, or None if nothing is certain yet."""
         self.look()
         text, start = self.text, self._tokens
         if text.over or self.high is not None:
@@ -195,7 +195,7 @@ class Choice:
         return self._frame.choice(self._index, **pieces | more)
 
     def whole(self) -> dict[str, Any]:
-        """The whole choice of a text that is over."""
+        """Make the whole choice of a finished text."""
         self.look()
         return self._end(0, whole=True)
 
@@ -242,7 +242,7 @@ class Choice:
         return self.text.text if over else self.text.text[: self.text.ends[tokens - 1] if tokens else 0]
 
     def _pieces(self, thought: Span | None, said: Span | None) -> dict[str, str]:
-        """What is new of the reasoning and of the answer."""
+        """Collect the new characters of the reasoning and of the answer."""
         pieces = dict[str, str]()
         for name, span in (("reasoning_content", thought), ("content", said)):
             start, end = span or (0, 0)
@@ -269,14 +269,14 @@ class Choice:
         text, content = self.text, list[dict[str, Any]]()
         for place in tokens:
             token, tops = text.row.ids[place], text.tops[place] if text.tops else []
-            # A text of SentencePiece begins without the space that its first token is spelled with.
+            # SentencePiece drops the space that the first token of a text is spelled with.
             bare = not place and token_bytes(self._tokenizer, token)[:1] == b" " and text.text[:1] != " "
             entry = self._entry(token, text.logprobs[place], bare)
             content.append(entry | {"top_logprobs": [self._entry(*top, bare) for top in tops]})
         if self._frame.chat:
             return {"logprobs": {"content": content, "refusal": None}}
         told = [
-            # One reading for two tokens stays that of the token written, or else of the likeliest.
+            # One reading for two tokens is that of the token written, or else of the likeliest.
             {each["token"]: each["logprob"] for each in (*entry["top_logprobs"][::-1], entry)}
             for entry in content
         ]
@@ -288,7 +288,7 @@ class Choice:
         }}  # fmt: skip
 
     def _entry(self, token: int, logprob: float, bare: bool) -> dict[str, Any]:
-        """A token with its log-probability; ``bare`` without a space before it."""
+        """Describe a token with its log-probability; ``bare`` leaves out a space before it."""
         spelled = token_bytes(self._tokenizer, token)
         if bare:
             spelled = spelled.removeprefix(b" ")

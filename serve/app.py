@@ -27,12 +27,12 @@ from .endpoint import Endpoint, Served
 from .errors import ApiError
 from .protocol import ChatRequest, CompletionRequest
 
-#: The page loads only its own files and runs no inline script.
+#: Security policy of the page: it loads only its own files and runs no inline script.
 _POLICY = (
     "default-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 
-_BODY = 4_000_000  # bytes of a request
+_BODY = 4_000_000  # most bytes of a request
 _TOO_LARGE = f"the body has more than {_BODY} bytes: send a shorter one"
 
 
@@ -123,7 +123,7 @@ def _tell_errors(app: FastAPI) -> None:
 
 
 class Guard:
-    """Refuses requests without the key and bodies too large or not JSON; drops clients that do not read."""
+    """Guard that refuses requests without key, too large or not JSON, and drops clients that do not read."""
 
     def __init__(self, app: ASGIApp, served: Served) -> None:
         self._app, self._served = app, served
@@ -138,7 +138,7 @@ class Guard:
         # One scope for all pieces of a response: a timeout for each costs as much as the piece.
         reading, read = anyio.CancelScope(), 0
 
-        async def limited() -> Message:  # a body need not name its length
+        async def limited() -> Message:  # requests need not tell the length of their body
             nonlocal read
             event = await receive()
             read += len(event.get("body", b""))
@@ -157,7 +157,7 @@ class Guard:
         if (error := self._refused(path, str(scope["method"]), headers)) is not None:
             await JSONResponse(error.body(), error.status)(scope, receive, sending)
             return
-        with reading:  # the status is sent already, so that it can only hang up
+        with reading:  # the status is already sent; hanging up is all it can do
             await self._app(scope, limited, sending)
 
     def _refused(self, path: str, method: str, headers: Mapping[bytes, bytes]) -> ApiError | None:

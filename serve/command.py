@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from probers.bank.bank import ProbeBank
 
 _EXTRA = ("fastapi", "uvicorn", "prometheus_client")
-#: Options of backend=transformers; vLLM has its own.
+#: Options of backend=transformers only; vLLM has its own.
 _OWN = ("thinking", "rows", "threads", "queue", "max_tokens", "cache_megabytes", "log_requests")
 _LOCAL = ("127.0.0.1", "localhost", "::1")
 
@@ -31,7 +31,7 @@ def run(settings: Serve) -> None:
     if settings.backend == "vllm":
         return _run_vllm(settings)
     if settings.print_command:
-        told = "print_command=true needs backend=vllm, whose command it prints: add that"
+        told = "print_command=true needs backend=vllm, whose command it prints: add backend=vllm"
         raise UserError(told, "conflict")
     if missing := [name for name in _EXTRA if importlib.util.find_spec(name) is None]:
         told = f'probers-serve needs {" and ".join(missing)}: pip install "probers[serve]"'
@@ -42,7 +42,7 @@ def run(settings: Serve) -> None:
 
 
 def _run_vllm(settings: Serve) -> None:
-    """Become ``vllm serve``, or print it."""
+    """Replace this process by ``vllm serve``, or print its command."""
     from .vllm.prober import command
 
     if (prober := _prober(settings)) is None:
@@ -64,7 +64,7 @@ def _run_vllm(settings: Serve) -> None:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """Listen at the address before anything else takes time."""
+    """Listen at the address before slower work begins."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     found = socket.socket(family, socket.SOCK_STREAM)
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -101,7 +101,7 @@ def _serve(settings: Serve, key: str | None, listening: socket.socket) -> None:
         bank.check_model(lm.spec)
         last = decoder_layers(lm.model)[bank.spec.layers[-1] - 1]
         bank.to(next(last.parameters()).device)
-    # With torch on every core, requests would be read and answered only while its threads are idle.
+    # If torch used every core, requests would be read and answered only while its threads are idle.
     torch.set_num_threads(settings.threads or max(1, torch.get_num_threads() - 1))
     size: dict[str, Any] = {"rows": settings.rows, "most_waiting": settings.queue}
     scheduler = Scheduler(lm, bank, **size, cache_megabytes=settings.cache_megabytes)
@@ -131,10 +131,10 @@ def _serve(settings: Serve, key: str | None, listening: socket.socket) -> None:
 
 
 def _prober(settings: Serve) -> str | None:
-    """Find the prober that is to score, if any."""
+    """Find the prober that scores, if any."""
     if settings.prober == "none":
         return None
-    # Standard output is for the command that print_command=true prints.
+    # Standard output is reserved for the command that print_command=true prints.
     return find_prober(settings, "tokens", "answers", "entities", asks="probers-serve", level=logging.WARNING)
 
 

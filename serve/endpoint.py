@@ -1,4 +1,4 @@
-"""Endpoint for both kinds of requests: texts written by the scheduler, as a whole response or a stream."""
+"""Endpoint for both kinds of requests, whose texts the scheduler writes: a whole response or a stream."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ from .settings import Serve
 if TYPE_CHECKING:
     from .retrieval import Retrieving
 
-_POLL = 0.5  # seconds between checks that a waiting client is still there
-_MOST_TEXTS = 64  # texts of one request
+_POLL = 0.5  # seconds between checks of whether a waiting client is still there
+_MOST_TEXTS = 64  # most texts of one request
 _FRESH = {"Cache-Control": "no-store"}
 _GONE = ApiError(499, "the client is gone")
 
@@ -44,15 +44,15 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Served:
-    """The parts and options of a server.
+    """Parts and options of a server.
 
     Attributes:
         name: name of the model in requests.
         prober: entry of the prober in the list of models.
-        thinking: marks around the model's thinking; None where it does not think.
-        abstention: the sentence of ``on_high=abstain``, unless the request has its own.
-        max_tokens: tokens per text; a request without its own limit gets 16 for a completion, as OpenAI's,
-            and all of them for a chat.
+        thinking: marks around the model's thinking; None for a model that does not think.
+        abstention: sentence of ``on_high=abstain``, unless the request has its own.
+        max_tokens: most tokens per text. Without a limit of its own, a completion gets 16, as with OpenAI,
+            and a chat gets all of them.
         patience: seconds that a client may take to read a piece before it is dropped.
     """
 
@@ -69,14 +69,14 @@ class Served:
     patience: float = 60
 
     def check_name(self, model: str) -> None:
-        """Refuse another model (ApiError)."""
+        """Refuse a request for another model (ApiError)."""
         if model != self.name:
             told = f"the model {model!r} does not exist here: ask for {self.name!r}"
             raise ApiError(404, told, "model", "model_not_found")
 
 
 class _Wakes:
-    """Sets events of a loop from another thread, with one call (a system call) to the loop per step."""
+    """Setter of a loop's events from another thread, with one call (a system call) to the loop per step."""
 
     def __init__(self) -> None:
         self._waiting: deque[asyncio.Event] = deque()
@@ -92,7 +92,7 @@ class _Wakes:
 
 
 class Endpoint:
-    """Answers requests for text."""
+    """Endpoint of requests for text."""
 
     def __init__(self, served: Served) -> None:
         self._served, self._lm, self._wakes = served, served.scheduler.lm, _Wakes()
@@ -125,7 +125,7 @@ class Endpoint:
         return Response(as_json(whole), media_type="application/json", headers=told)
 
     def _acting(self, request: Request) -> OnHigh | None:
-        """What is done with the scores; None on a server without a prober."""
+        """Return the action on the scores; None on a server without a prober."""
         asked, bank = request.hallucination, self._served.scheduler.bank
         acts = asked is not None and asked.on_high != "warn"
         if bank is None:
@@ -158,7 +158,7 @@ class Endpoint:
             if at_once or all(text.over for text in texts):
                 self._wakes(loop, changed)
 
-        # The tokenizer takes a while for long prompts.
+        # The tokenizer is slow for long prompts.
         texts = await asyncio.to_thread(self._texts, request, tell, draw)
         places = range(len(texts)) if only is None else only
         texts = [texts[place] for place in places]
@@ -169,7 +169,7 @@ class Endpoint:
         return [Choice(frame, index, text, *more) for index, text in each], changed
 
     async def _written(self, choices: Sequence[Choice], changed: asyncio.Event, http: HttpRequest) -> None:
-        """Wait until texts are over (RunError: one failed; ApiError: the client is gone)."""
+        """Wait until texts are finished (RunError: one failed; ApiError: the client is gone)."""
         texts = [choice.text for choice in choices]
         try:
             while not all(text.over for text in texts):
@@ -183,7 +183,7 @@ class Endpoint:
                     raise _GONE
         finally:
             for text in texts:
-                text.cancelled = True  # no effect on texts that are over
+                text.cancelled = True  # no effect on finished texts
         for text in texts:
             if text.error is not None:
                 raise text.error
@@ -246,7 +246,7 @@ class Endpoint:
     def _texts(self, request: Request, changed: Callable[[], None], draw: int = 0) -> list[ScoredText]:
         """Make the texts of a request (ApiError: they do not fit the model or the server's limits).
 
-        Every ``draw`` has random numbers of its own.
+        Every ``draw`` has its own random numbers.
         """
         limit, sampling = self._limit(request), _sampling(request, draw)
         prompts = [self._fitting(prompt, limit, request.most) for prompt in self._prompts(request)]
@@ -271,7 +271,7 @@ class Endpoint:
         return asked or (most if isinstance(request, ChatRequest) else 16)
 
     def _fitting(self, prompt: Prompt, limit: int, asked: int | None) -> tuple[Prompt, int]:
-        """Check that the tokens asked for fit the context; by default take what the context leaves."""
+        """Check that the requested tokens fit the context; by default take all that the context leaves."""
         context = self._lm.context
         room = limit if context is None else context - len(prompt.ids)
         if room < 1 or (asked is not None and room < limit):
@@ -315,7 +315,7 @@ def _sampling(request: Request, draw: int = 0) -> Sampling | None:
 
 
 def _abstained(acting: OnHigh, told: dict[str, Any], choice: Choice) -> dict[str, Any]:
-    """A choice, or the sentence of ``abstain`` in its place."""
+    """Return the choice, or the sentence of ``abstain`` in its place."""
     if (found := acting.abstained(told, choice.high, choice.written)) is None:
         return told
     choice.returned = False
@@ -323,7 +323,7 @@ def _abstained(acting: OnHigh, told: dict[str, Any], choice: Choice) -> dict[str
 
 
 def _best(acting: OnHigh, draws: Sequence[tuple[dict[str, Any], Choice]]) -> tuple[dict[str, Any], Choice]:
-    """The draw that ``retry`` returns, and what was done to get it."""
+    """Choose the draw that ``retry`` returns, and report how it was found."""
     fields = [told["hallucination"] for told, _ in draws]
     place, acted = acting.chosen(fields, [choice.written for _, choice in draws])
     told, choice = draws[place]

@@ -11,7 +11,7 @@ from probers.types import ProbersError, UserError
 
 @dataclass(eq=False)
 class ApiError(Exception):
-    """An error in OpenAI's form, with HTTP's ``status`` and the wrong field as ``param``.
+    """Error in OpenAI's form, with HTTP's ``status`` and the wrong field as ``param``.
 
     A refused client may retry after ``retry`` seconds.
     """
@@ -24,7 +24,7 @@ class ApiError(Exception):
 
     @classmethod
     def of(cls, error: ProbersError) -> ApiError:
-        """Make the error of one of our own."""
+        """Convert one of this package's errors."""
         return cls(400 if isinstance(error, UserError) else 500, str(error))
 
     @classmethod
@@ -38,11 +38,11 @@ class ApiError(Exception):
         param = "".join(named).removeprefix(".") or None
         if first["type"] == "extra_forbidden":
             return cls(400, f"Unrecognized request argument supplied: {param}", param)
-        # With several forms the place names a form of ours after the user's field.
+        # If several forms are allowed, the place names a form of this module after the user's field.
         return cls(400, f"{place[0] if place else 'the body'}: {first['msg']}", param)
 
     def body(self) -> dict[str, Any]:
-        """The body of the response."""
+        """Make the body of the response."""
         kinds = {401: "authentication_error", 429: "rate_limit_error"}
         kind = kinds.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
         error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}

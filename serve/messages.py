@@ -1,4 +1,4 @@
-"""Messages of a chat as OpenAI's API has them, and as a model's chat template reads them."""
+"""Messages of a chat in the form of OpenAI's API, and in the form that a chat template reads."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from .errors import ApiError
 
-#: Fields of a message that answers carry, and that ask for nothing where they are empty.
+#: Fields of a message that answers carry; empty ones ask for nothing.
 _OF_ANSWERS = ("refusal", "annotations", "audio", "function_call")
 
 Id = Annotated[str, Field(min_length=1, max_length=200)]
 
 
 class Strict(BaseModel):
-    """Part of a request: no unknown field, and no value of another type."""
+    """Part of a request without unknown fields and without values of another type."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
 class Part(Strict):
-    """A part of a message's content."""
+    """Part of a message's content."""
 
     type: Literal["text"]
     text: str
 
 
 class Function(Strict):
-    """The function that a message has called, with JSON as ``arguments``."""
+    """Function that a message has called, with JSON as ``arguments``."""
 
     name: Id
     arguments: str = "{}"
 
 
 class ToolCall(Strict):
-    """A call of a tool in an answer that is sent back."""
+    """Call of a tool in an answer that is sent back."""
 
     id: Id
     type: Literal["function"] = "function"
@@ -45,7 +45,7 @@ class ToolCall(Strict):
 
 
 class Declared(Strict):
-    """A function that the model may call; ``parameters`` are a JSON schema."""
+    """Function that the model may call; ``parameters`` are a JSON schema."""
 
     name: Id
     description: str | None = None
@@ -54,14 +54,14 @@ class Declared(Strict):
 
 
 class Tool(Strict):
-    """A tool of a request."""
+    """Tool of a request."""
 
     type: Literal["function"]
     function: Declared
 
 
 class Message(Strict):
-    """A message of a chat."""
+    """Message of a chat."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Annotated[list[Part], Field(min_length=1)] | None = None
@@ -77,7 +77,7 @@ class Message(Strict):
 
 
 def read_message(given: Any, at: str) -> Any:
-    """A message without the empty fields of answers; refuses what this server cannot read, by its place."""
+    """Remove the empty fields of answers from a message; refuse unsupported fields by their place."""
     if not isinstance(given, Mapping):
         return given
     for name in _OF_ANSWERS:
@@ -88,10 +88,10 @@ def read_message(given: Any, at: str) -> Any:
         kind = part.get("type") if isinstance(part, Mapping) else None
         if kind != "text":
             where = f"{at}.content[{place}]"
-            told = f"{where}: a part of type {kind} is not read: send parts of type text"
+            told = f"{where}: parts of type {kind} are not supported: send parts of type text"
             raise ApiError(400, told, where)
     kept = {name: value for name, value in given.items() if name not in _OF_ANSWERS}
-    reasoning = kept.pop("reasoning", None)  # as vLLM calls it
+    reasoning = kept.pop("reasoning", None)  # vLLM's name of it
     if reasoning and not kept.get("reasoning_content"):
         kept["reasoning_content"] = reasoning
     if not kept.get("tool_calls"):
@@ -113,7 +113,7 @@ def check_tools(messages: Sequence[Message]) -> None:
             _arguments(call, at)
             called.add(call.id)
         if message.role == "tool" and message.tool_call_id not in called:
-            told = f"{where}: tool_call_id={message.tool_call_id} is of no earlier call: give the id of one"
+            told = f"{where}: tool_call_id={message.tool_call_id} is no earlier call's: give the id of one"
             raise ApiError(400, told, f"{where}.tool_call_id")
         if message.role != "tool" and message.tool_call_id is not None:
             told = f"{where}: only a message of role tool has a tool_call_id"
@@ -132,15 +132,15 @@ def _arguments(call: ToolCall, at: str) -> dict[str, Any]:
 
 
 def _call(call: ToolCall, at: str) -> dict[str, Any]:
-    """A call as templates read it, with its arguments as a mapping."""
+    """Convert a call to the form that templates read, with its arguments as a mapping."""
     function = {"name": call.function.name, "arguments": _arguments(call, at)}
     return {"id": call.id, "type": call.type, "function": function}
 
 
 def for_template(messages: Sequence[Message], template: str) -> list[dict[str, Any]]:
-    """Messages as a chat template reads them.
+    """Convert messages to the form that a chat template reads.
 
-    A template that does not know the developer's role gets it as the system's (ApiError: it knows no tools).
+    The developer's role becomes the system's if the template does not know it (ApiError: it knows no tools).
     """
     found = list[dict[str, Any]]()
     for place, message in enumerate(messages):

@@ -1,12 +1,12 @@
-"""What is done where a score is above the threshold: ``on_high`` of a request, the same on both backends.
+"""Actions on a score above the threshold: ``on_high`` of a request, the same on both backends.
 
-- ``warn`` says so in the answer's ``hallucination`` and changes nothing.
+- ``warn`` reports it in the answer's ``hallucination`` and changes nothing.
 - ``stop`` ends the text at the beginning of the first such span.
-- ``abstain`` puts a sentence in the place of the text.
+- ``abstain`` replaces the text by a sentence.
 - ``retry`` draws again, at most ``draws`` times in all, and returns the text with the lowest score.
 
-Selective generation: what is answered, and how often that is wrong, is the risk-coverage curve of
-``probers-score`` (El-Yaniv and Wiener 2010).
+Selective generation: ``probers-score`` draws the risk-coverage curve of how much is answered, and how often
+that is wrong (El-Yaniv and Wiener 2010).
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from .protocol import Hallucination
 if TYPE_CHECKING:
     from probers.bank.bank import ProbeBank
 
-#: The reason why a text of ours ended, or was replaced, where that was its score.
+#: Reason given for a text that its score ended or replaced.
 FINISH = "hallucination"
 
 
 @dataclass(frozen=True, slots=True)
 class OnHigh:
-    """A request's ``on_high`` with the assessor that decides.
+    """Setting ``on_high`` of a request, with the assessor that decides.
 
     Attributes:
         action: warn, stop, abstain or retry.
-        draws: most texts drawn for an answer by retry.
+        draws: most texts that retry draws for an answer.
         abstention: the sentence of abstain.
     """
 
@@ -46,7 +46,7 @@ class OnHigh:
 
     @classmethod
     def of(cls, asked: Hallucination | None, bank: ProbeBank, abstention: str, *, greedy: bool) -> OnHigh:
-        """Read a request, which is ``greedy`` where every draw is the same (ApiError: it cannot be done)."""
+        """Read a request, which is ``greedy`` if every draw is the same (ApiError: it cannot be done)."""
         asked = asked or Hallucination()
         try:
             assess = Assessor(bank, asked.threshold, asked.unit)
@@ -64,26 +64,26 @@ class OnHigh:
 
     @property
     def holds(self) -> bool:
-        """Nothing may be sent before everything is decided."""
+        """Tell whether nothing may be sent before everything is decided."""
         return self.action in ("abstain", "retry")
 
     def growing(self, prompt: str) -> GrowingSpans | None:
-        """Judge of a text while it grows, where that can end it."""
+        """Make a judge of a text while it grows, if that can end the text."""
         return GrowingSpans(self.assess, prompt) if self.action in ("stop", "abstain") else None
 
     def acted(
         self, span: ScoredSpan | None = None, *, discarded: int = 0, scores: Sequence[float | None] = ()
     ) -> dict[str, Any]:
-        """Make the field ``acted``: the span that was too high, and tokens that are not returned."""
+        """Make the field ``acted``: the span that scored too high, and the tokens that are not returned."""
         told = None if span is None else asdict(span)
         return {"action": self.action, "span": told, "discarded_tokens": discarded, "scores": list(scores)}
 
     def abstained(
         self, choice: Mapping[str, Any], high: ScoredSpan | None, tokens: int
     ) -> dict[str, Any] | None:
-        """The whole choice with the sentence in the place of its text of so many ``tokens``.
+        """Make the whole choice with the sentence in place of its text of so many ``tokens``.
 
-        None where its score is low enough; ``high`` is the span that has ended it before, if any.
+        It is None if the score is low enough; ``high`` is the span that has ended the text before, if any.
         """
         span = high or self._worst(choice["hallucination"])
         if span is None and not choice["hallucination"]["fires"]:
@@ -98,11 +98,11 @@ class OnHigh:
     def chosen(
         self, fields: Sequence[Mapping[str, Any] | None], tokens: Sequence[int]
     ) -> tuple[int, dict[str, Any] | None]:
-        """Place of the draw of ``retry`` that is returned, and the field ``acted``.
+        """Choose the draw of ``retry`` that is returned, by its place, and make the field ``acted``.
 
-        ``fields`` are those of all draws, None for one that is not scored, and ``tokens`` how many each has.
-        The first draw stays, and nothing was done, where there is no other or it was low enough. A draw in
-        which nothing is judged is as good as can be.
+        ``fields`` are those of all draws, None for a draw that is not scored, and ``tokens`` their numbers of
+        tokens. The first draw is returned, with None as ``acted``, if it is the only one or its score is low
+        enough. A draw without anything to judge is the best possible.
         """
         first = fields[0]
         if len(fields) == 1 or first is None or not first["fires"]:
@@ -114,13 +114,13 @@ class OnHigh:
         return place, self.acted(self._worst(first), discarded=discarded, scores=scores)
 
     def _worst(self, told: Mapping[str, Any]) -> ScoredSpan | None:
-        """The worst span of an answer's ``hallucination``, where it is above the threshold."""
+        """Find the worst span of an answer's ``hallucination``, if it is above the threshold."""
         above = [ScoredSpan(**span) for span in told["spans"] if span["score"] > self.assess.threshold]
         return max(above, key=lambda span: span.score, default=None)
 
 
 def headers(choices: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Summary of a whole answer for its headers: of the choice with the highest score, and what was done."""
+    """Summarise a whole answer for its headers: the choice with the highest score, and the action taken."""
     fields = [field for choice in choices if (field := choice.get("hallucination"))]
     if not fields:
         return {}

@@ -13,7 +13,7 @@ from pydantic import Field, field_validator, model_validator
 from .errors import ApiError
 from .messages import Message, Strict, Tool, check_tools, for_template, read_message
 
-#: OpenAI's fields that are not offered, and their values without effect.
+#: OpenAI's fields that are not supported, and their values without effect.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "presence_penalty": (0,), "frequency_penalty": (0,), "logit_bias": ({},), "best_of": (1,),
     "echo": (False,), "suffix": ("",), "functions": ([],),
@@ -44,8 +44,8 @@ class Hallucination(Strict):
 
     Attributes:
         threshold: a score in place of the prober's threshold.
-        unit: what is judged by itself; None is the prober's own.
-        on_high: what is done with a score above the threshold (:mod:`probers.serve.on_high`).
+        unit: unit that is judged by itself; None is the prober's own.
+        on_high: action on a score above the threshold (:mod:`probers.serve.on_high`).
         draws: most texts that ``retry`` draws for an answer.
         abstention: the sentence of ``abstain``; None is the server's.
     """
@@ -58,7 +58,7 @@ class Hallucination(Strict):
 
 
 class Retrieval(Strict):
-    """``retrieval`` of a request, in names of ``probers-rag``; missing fields are the server's."""
+    """``retrieval`` of a request, named as in ``probers-rag``; missing fields are the server's."""
 
     trigger: PartName
     query: PartName | None = None
@@ -68,7 +68,7 @@ class Retrieval(Strict):
 
 
 class _Asking(Strict):
-    """The fields of both requests."""
+    """Fields of both requests."""
 
     model: str
     max_tokens: Limit | None = None
@@ -85,7 +85,7 @@ class _Asking(Strict):
     @model_validator(mode="before")
     @classmethod
     def _without_neutral(cls, values: Any) -> Any:
-        """Drop fields without effect; refuse fields that are not offered, by name."""
+        """Drop fields without effect; refuse unsupported fields by name."""
         if not isinstance(values, Mapping):
             return values
         stops = values.get("stop")
@@ -99,12 +99,12 @@ class _Asking(Strict):
 
     @property
     def most(self) -> int | None:
-        """The most tokens asked for; None leaves it to the server."""
+        """Return the most tokens asked for; None leaves it to the server."""
         return self.max_tokens
 
     @property
     def stops(self) -> list[str]:
-        """Strings that end the text."""
+        """List the strings that end the text."""
         return [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
 
     @property
@@ -127,13 +127,13 @@ class CompletionRequest(_Asking):
 
     @property
     def prompts(self) -> list[str | list[int]]:
-        """The prompts, each as text or ids."""
+        """List the prompts, each as text or ids."""
         given: Any = self.prompt
         return [given] if isinstance(given, str) or isinstance(given[0], int) else list(given)
 
     @property
     def alternatives(self) -> int | None:
-        """Number of likeliest tokens per place; None leaves log-probabilities out."""
+        """Return the number of likeliest tokens per place; None leaves log-probabilities out."""
         return self.logprobs
 
 
@@ -167,7 +167,7 @@ class ChatRequest(_Asking):
         return self
 
     def turns(self, template: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-        """Messages and variables for a chat template (ApiError: it does not read one of them)."""
+        """Convert to messages and variables for a chat template (ApiError: it does not read one of them)."""
         more: dict[str, Any] = {**(self.chat_template_kwargs or {})}
         if self.tools and self.tool_choice != "none":
             more["tools"] = [tool.model_dump(exclude_none=True) for tool in self.tools]
@@ -188,7 +188,7 @@ class ChatRequest(_Asking):
 
     @property
     def alternatives(self) -> int | None:
-        """Alternatives per token, as for completions."""
+        """Return the number of alternatives per token, as for completions."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
 

@@ -24,7 +24,7 @@ from .scheduler import Cancelled, Scheduler, SharedLM
 
 @dataclass(frozen=True)
 class Retrieving:
-    """Answers requests by the loop.
+    """Endpoint of requests that the loop answers.
 
     ``options`` are defaults of ``k``, ``max_new_tokens``, ``max_retrievals`` and ``answer_tokens``, ``query``
     is the default formulation.
@@ -38,7 +38,7 @@ class Retrieving:
 
     @property
     def triggers(self) -> list[str]:
-        """Names of the triggers that this server can run."""
+        """List the triggers that this server can run."""
         found = []
         for name in choices("trigger"):
             try:
@@ -81,7 +81,7 @@ class Retrieving:
 
 
 def _refuse(request: Request) -> None:
-    """Refuse what the loop, which writes one greedy answer, would not do."""
+    """Refuse options that the loop cannot follow, as it writes one greedy answer."""
     chances = request.logprobs is not None and request.logprobs is not False
     asked = {
         "n": request.choices > 1, "stop": bool(request.stops), "logprobs": chances,
@@ -104,7 +104,7 @@ def _question(request: Request) -> str:
 
 
 class Answering:
-    """The answer to one question: the loop runs on a thread of its own, and its steps become events."""
+    """Answer to one question: the loop runs on its own thread, and its steps become events."""
 
     def __init__(
         self, rag: RAG, lm: SharedLM, question: Question, frame: Frame, gone: Callable[[], Awaitable[bool]]
@@ -146,7 +146,7 @@ class Answering:
                 more["retrieval"] = {**each["retrieval"], "events": events}
                 choice = self._frame.choice(0, text, each["finish"], whole=True, **more)
                 return self._frame.whole([choice], each["usage"])
-            elif each["type"] != "draft" or "scores" in each:  # not every word of a draft
+            elif each["type"] != "draft" or "scores" in each:  # not for every word of a draft
                 events.append(each)
         raise ApiError(500, "the loop ended without an answer")
 
@@ -177,7 +177,7 @@ class Answering:
 
     def _run(self) -> None:
         answer = self._rag(self._question, self)
-        self._accept(answer.text)  # with words that were inserted
+        self._accept(answer.text)  # includes inserted words
         prompt = self._rag.prompt.question(answer.question, [p.text for p in self._passages])
         asked, written = len(self._lm.tokenizer(prompt)["input_ids"]), answer.counters.tokens
         self._tell({
@@ -194,7 +194,7 @@ class Answering:
             return None
         try:
             (made,) = self._lm.score([prompt], [text], needs=text_needs(bank))
-        except UserError:  # the text was joined from several, and no tokens of the model read as it
+        except UserError:  # no tokens of the model read as this text, joined from several
             return None
         assert made.state is not None
         return Assessor(bank).of_generation(made, *text_scores(bank, made.state))
@@ -216,7 +216,7 @@ class Answering:
                 "token_scores": list(decision.token_scores),
             })  # fmt: skip
         if done.accepted:
-            self._accept((self._accepted + done.accepted).lstrip())  # as the answer's text begins
+            self._accept((self._accepted + done.accepted).lstrip())  # the answer's text begins without space
         if done.query is not None:
             if len(done.text) > len(done.accepted):
                 self._tell({"type": "discarded", "text": done.text[len(done.accepted) :]})

@@ -1,9 +1,9 @@
-"""The generating thread: all passes of the model and all scores run on it.
+"""Thread of generation, on which all passes of the model and all scores run.
 
-Other threads submit :class:`ScoredText`; all are written together in one
-:class:`probers.engine.continuous.ContinuousBatch` and read by their makers while they grow: lists are only
-appended to, and ``changed`` is called when there is more. :class:`SharedLM` is the same model as the loop of
-retrieval uses it.
+Other threads submit :class:`ScoredText`. All are written together in one
+:class:`probers.engine.continuous.ContinuousBatch` and are read by their makers while they grow: lists are
+only appended to, and ``changed`` is called when there is more. :class:`SharedLM` is the same model for the
+loop of retrieval.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ log = logging.getLogger(__name__)
 
 
 class Cancelled(Exception):
-    """The client is gone."""
+    """Error of a call whose client is gone."""
 
 
 class Metrics:
@@ -83,7 +83,7 @@ class Metrics:
         self.latency = histogram("request_seconds", "From request to its end", _SECONDS, "path")
 
     def ended(self, text: LiveText) -> None:
-        """Count a text that is over."""
+        """Count a finished text."""
         how = "error" if text.error else "cancelled" if text.cancelled else text.row.stop
         self.texts.labels(how).inc()
         self.tokens.inc(len(text.row.ids))
@@ -92,14 +92,14 @@ class Metrics:
 
 
 class ScoredText(LiveText):
-    """A growing text with the prober's scores of its tokens.
+    """Growing text with the prober's scores of its tokens.
 
     Attributes:
-        scores: one per token read.
-        distances: of each token read from the prober's domain; None without a domain.
-        vectors: with ``keep``, the states (heads, width) of each token read.
-        shown: tokens that are kept whatever comes and were read; for other threads, as of the last step.
-        changed: called on the scheduler's thread when the text has grown or is over.
+        scores: one score per token read.
+        distances: distance of each token read from the prober's domain; None without a domain.
+        vectors: states (heads, width) of each token read, if ``keep``.
+        shown: number of tokens read that stay in any case; for other threads, as of the last step.
+        changed: called on the scheduler's thread when the text has grown or is finished.
     """
 
     def __init__(
@@ -124,10 +124,10 @@ class ScoredText(LiveText):
 
 
 class Scheduler:
-    """Writes at most ``rows`` texts together, and runs other work with the model between two steps.
+    """Writer of at most ``rows`` texts together, which runs other work with the model between two steps.
 
     Nothing else may run ``lm``. ``bank`` scores every token, and ``cache_megabytes`` hold keys and values of
-    earlier texts. ``error`` is why the thread died and nothing can be written any more.
+    earlier texts. ``error`` is the reason why the thread died and nothing more can be written.
     """
 
     def __init__(
@@ -149,12 +149,12 @@ class Scheduler:
 
     @property
     def asked(self) -> int:
-        """Number of texts submitted and not over."""
+        """Number of submitted texts that are not finished."""
         return len(self._open)
 
     @property
     def feature(self) -> Feature | None:
-        """The states read of every token; None without a prober."""
+        """States read of every token; None without a prober."""
         return None if self.bank is None else self.bank.spec.feature
 
     def start(self) -> None:
@@ -162,18 +162,18 @@ class Scheduler:
         self._thread.start()
 
     def stop(self) -> None:
-        """Finish the texts that were begun, then end the thread."""
+        """Finish the texts that have begun, then end the thread."""
         self._ending = True
         self._inbox.put(None)
         self._thread.join()
 
     def submit(self, texts: Sequence[ScoredText]) -> None:
-        """Submit texts, all or none (ApiError: too many wait already; RunError: the thread is dead)."""
+        """Submit texts, all or none (ApiError: too many are waiting; RunError: the thread is dead)."""
         with self._lock:
             if self.error is not None:
                 raise self.error
             if self._ending or len(self._open) + len(texts) > self._most:
-                told = "too many texts wait already: try again later"
+                told = "too many texts are waiting: try again later"
                 raise ApiError(429, told, code="rate_limit_exceeded", retry=2)
             self._open.update(texts)
         self._inbox.put(lambda batch: batch.add(texts))
@@ -231,7 +231,7 @@ class Scheduler:
                     continue
                 try:
                     changed = batch.step()
-                except Exception as error:  # of the model or the machine, such as memory, not of one text
+                except Exception as error:  # of the model or machine, such as memory, not of a text
                     changed = batch.texts
                     for text in changed:
                         text.error, text.left = RunError(first_line(error)), True
@@ -256,7 +256,7 @@ class Scheduler:
             text.changed()
 
     def _score(self, texts: Sequence[LiveText], states: Tensor) -> None:
-        """Score the newest token of some texts; one whose state is not finite ends in an error alone."""
+        """Score the newest token of some texts; a state that is not finite ends only its text in an error."""
         assert self.bank is not None and self._running is not None
         names, running = [text.request.prompt.name for text in texts], self._running
         if isinstance(running, GrowingSentences):
@@ -268,30 +268,30 @@ class Scheduler:
             if isinstance(score, RunError):
                 text.error = score
                 continue
-            if isinstance(running, GrowingSentences):  # earlier tokens may be of a sentence that has begun
+            if isinstance(running, GrowingSentences):  # earlier tokens may belong to the present sentence
                 text.scores[:] = running.scores(text)
             else:
                 text.scores.append(score)
             text.distances = running.distances(text)
             if text.vectors is not None:
-                # Left on the device until the text is over; cloned, for it is a part of all texts' states.
+                # On the device until the text is finished; cloned, as it is a part of all texts' states.
                 text.vectors.append(token_vectors(own, self.bank.spec.pool).clone())
 
 
 class SharedLM(CausalLM):
-    """The scheduler's model for one question of the retrieval loop.
+    """Model of the scheduler for one question of the retrieval loop.
 
-    Texts join the running batch where its prober reads all states they need. Passes with attention or other
-    states run between its steps, while the other texts wait. A call is an ApiError when too many texts wait.
+    Texts join the running batch if its prober reads all states they need. Passes with attention or other
+    states run between its steps, while the other texts wait. A call is an ApiError if too many texts wait.
 
     Attributes:
-        last: the last text written; None where it was not written in the running batch.
-        stop: why the last text ended.
-        gone: event that has the next call end in :class:`Cancelled`.
+        last: the last text written; None if it was not written in the running batch.
+        stop: reason why the last text ended.
+        gone: event that ends the next call in :class:`Cancelled`.
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
-        # Made again, it would run the model to check it, here and through the hooks of the running batch.
+        # Not made again, as that would run the model to check it, through the hooks of the running batch too.
         vars(self).update(vars(scheduler.lm))
         self.on_too_long = "error"  # the client needs an answer
         self.last: ScoredText | None = None
@@ -302,7 +302,7 @@ class SharedLM(CausalLM):
     def generate_each(
         self, requests: Sequence[GenerationRequest], how: Decoding, *, known: Container[int] = ()
     ) -> Iterator[dict[int, Generation]]:
-        """Generate as :meth:`LanguageModel.generate_each`, with the server's own cache of prefixes."""
+        """Generate like :meth:`LanguageModel.generate_each`, with the server's own cache of prefixes."""
         self.last = None
         needs, read = how.needs, self.scheduler.feature
         if needs.attention or needs.top or needs.features not in ((), (read,)):

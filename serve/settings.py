@@ -35,13 +35,13 @@ class Serve(Settings):
     """key that requests must send as Authorization: Bearer KEY; PROBERS_API_KEY in the environment sets
     it too"""
     prober: Name | None = None
-    """prober folder or hub id; null is the newest of this model, or the one that comes with the package;
-    none scores nothing"""
+    """prober folder or hub id; null is the newest of this model, or the one that comes with the package; none
+    scores nothing"""
     abstention: Name = "I am not sure enough to answer this."
-    """what a request with on_high=abstain gets in place of an answer with too high a score"""
+    """sentence that a request with on_high=abstain gets in place of an answer with too high a score"""
     thinking: Name = "auto"
-    """marks around the thinking of the model, which chats return apart as reasoning_content: auto takes
-    known ones that the tokenizer has, none looks for none, or both with a comma between them"""
+    """marks around the thinking of the model, which chats return apart as reasoning_content: auto takes known
+    ones that the tokenizer has, none looks for none, or both with a comma between them"""
     corpus: Name | None = None
     """passages for requests with retrieval: testbed, FILE.jsonl[.gz] or FILE.tsv[.gz]; null offers none"""
     passage_words: Count | None = None
@@ -55,12 +55,12 @@ class Serve(Settings):
     max_retrievals: Natural = 3
     """most retrievals per question, unless the request says otherwise"""
     answer_tokens: Natural = 16
-    """further tokens for the final answer where the text ended without one"""
+    """further tokens for the final answer if the text ended without one"""
     rows: Count = 16
     """texts written at the same time"""
     threads: Count | None = None
-    """torch threads on the CPU; null is one fewer than torch would take, so that requests are not kept
-    waiting"""
+    """torch threads on the CPU; null is one fewer than torch would take, so that requests need not wait for a
+    free core"""
     queue: Natural = 64
     """texts that may wait; further requests get 429"""
     max_tokens: Count = 1024

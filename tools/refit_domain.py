@@ -1,9 +1,9 @@
-"""Fit the domain of a prober that has been trained already; its heads and other figures stay as they are.
+"""Refitting of a trained prober's domain; its heads and other figures stay as they are.
 
     python tools/refit_domain.py PROBER STORE            # of its training and validation texts
     python tools/refit_domain.py PROBER FILE --articles articles.jsonl    # write those that it has seen
 
-The store is of the same model, layers and pool as the prober. That of SmolLM2's is made of its articles by
+The store has the prober's model, layers and pool. SmolLM2's prober has one that is made of its articles by
 ``probers-datagen source=wiki articles=FILE limit=null model=smollm2 model.dtype=bfloat16 pool=tokens
 prompt=mind layers=[17,19,21] per_article=4 within=null max_new_tokens=24 seed=1 out=STORE``.
 """
@@ -27,17 +27,17 @@ from probers.train.assemble import fit_domain, surprise_of
 from probers.train.data import Dataset
 from probers.types import SPLITS
 
-#: Texts of each split that are needed.
+#: Fewest texts of each split.
 _LEAST = 20
 
 
 def side_of(bank: ProbeBank, dataset: str, group: str) -> str:
-    """The split in which the prober has seen a group, "" for none."""
+    """Find the split in which the prober has seen a group, "" for none."""
     return "" if bank.seen is None else bank.seen.side(dataset, group, "")
 
 
 def write_seen(articles: str, bank: ProbeBank, out: Path) -> int:
-    """Write the lines of articles that the prober has seen; returns their number."""
+    """Write the lines of articles that the prober has seen; return their number."""
     rules = Rules(2, 100_000)
     found = open_articles(articles, limit=None, seed=0, on_bad_line="error", rules=rules, wikipedia={})
     sides = {one.id: side_of(bank, "wiki", one.id) for one in found}
@@ -46,9 +46,9 @@ def write_seen(articles: str, bank: ProbeBank, out: Path) -> int:
 
 
 def refitted(bank: ProbeBank, store: FeatureStore, rate: float) -> tuple[ProbeBank, Mapping[str, Any]]:
-    """The prober with a domain of the store's training texts, and the share of its test texts beyond it.
+    """Refit the prober's domain to the store's training texts; return the share of test texts outside, too.
 
-    Texts are in the splits that the prober had them in; ValueError for a store that has hardly any of them.
+    Texts keep the splits that the prober had them in; ValueError for a store that has hardly any of them.
     """
     bank.check_model(store.spec.model)
     dataset = Dataset.load([store], list(bank.layers))

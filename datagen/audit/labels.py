@@ -1,8 +1,8 @@
-"""Composition of labelled data, and how well its labels are predicted without the model.
+"""Composition of labelled data, and how well a text-only detector predicts the labels.
 
-A head that finds hallucinations proves something only where the text alone does not give
-them away. So the labels of held-out articles are predicted from words, length, position and
-entity type, and the result is held against a linear probe on the hidden states.
+A head that finds hallucinations proves something only if the text alone does not give
+them away. Labels of held-out articles are therefore predicted from words, length, position
+and entity type, and the result is compared with a linear probe on the hidden states.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from probers.store.store import FeatureStore
 from .leaks import BASELINES, PROBE, Leaks, measure_leaks
 from .sampling import UNDECIDED, Drawn, Tally, draw_rows, read_drawn
 
-#: Text-only AUROC that is a leak whatever a probe reaches, where its interval is above chance.
+#: Text-only AUROC that counts as a leak whatever a probe reaches, if its interval is above chance.
 FAR = 0.65
-#: Characters read of a prompt (its end), of a continuation and of an answer (their beginnings).
+#: Characters read of a prompt (its end), and of a continuation and an answer (their beginnings).
 _READ = 4000
-#: How far from a half the share of wrong texts may be before balancing is worth a word.
+#: Largest distance of the share of wrong texts from a half that needs no advice to balance.
 _UNEVEN = 0.05
-#: Values of a column that are printed, the most frequent ones.
+#: Number of values of a column that are printed, the most frequent ones.
 _LISTED = 20
-#: Cases without a label that are shown.
+#: Number of cases without a label that are shown.
 MOST_UNDECIDED = 15
-#: Characters shown of the text before the cut, of a continuation, and of anything shorter.
+#: Characters shown of the text before the cut, of a continuation, and of any shorter text.
 _BEFORE, _AFTER, _SHORT = 300, 600, 240
-#: Labels in words with a sign, so that colour is not all that tells them apart.
+#: Labels in words with a sign, so that colour is not the only difference.
 _LABELS = {1: ("faithful", "✓"), 0: ("hallucinated", "✗")}
 
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """Figures of :func:`audit` for JSON, and the same as lines to print.
+    """Figures of :func:`audit` for JSON, and the same figures as lines to print.
 
-    ``labels`` are by column and value, ``undecided`` of compared entities only, ``differences`` the AUROC of
-    the probe minus a baseline's.
+    ``labels`` are counted by column and value, ``undecided`` for compared entities only. ``differences`` are
+    the AUROC of the probe minus that of a baseline.
     """
 
     figures: dict[str, Any]
@@ -50,11 +50,11 @@ class Audit:
 
 
 def audit(store: FeatureStore, *, seed: int, most: int = 20_000) -> Audit:
-    """Count labels, and measure what predicts those of held-out articles.
+    """Count labels, and measure what predicts the labels of held-out articles.
 
     Everything is fitted on training groups (articles) and measured on test groups, with 95% bootstrap
-    intervals clustered by group. The predictions are made of ``most`` spans at most, the counts of all. Of
-    long prompts the end is read, of long texts the beginning.
+    intervals clustered by group. Predictions use at most ``most`` spans, counts use all. Long prompts are
+    read at their end, long texts at their beginning.
     """
     drawn = draw_rows(store, seed=seed, most=most, tally=("correct", "question_type", "match_stage"))
     columns = ["group", "split", "correct", *(c for b in BASELINES for c in b.columns)]
@@ -110,7 +110,7 @@ def _counts(drawn: Drawn, wrong: float, labels: Mapping[str, Tally], word: str) 
             "span, its last token"
         )
     if len(drawn.rows) < drawn.spans:
-        lines.append(f"  the predictions below are made of {len(drawn.rows):,} examples drawn by seed")
+        lines.append(f"  the predictions below use {len(drawn.rows):,} examples drawn by seed")
     for name, tally in labels.items():
         found = sorted(tally.counts.items(), key=lambda item: (-item[1][0], item[0]))
         shown = [f"{value or '(none)'} {n:,} ({events / n:.0%} {word})" for value, (n, events) in found]
@@ -142,7 +142,7 @@ def _warnings(leaks: Leaks, two_sided: list[str], config: Mapping[str, Any], dra
     found = []
     if two_sided:
         where = f"{len(two_sided)} groups are on two sides of the split (such as {two_sided[0]!r})"
-        found.append(f"warning: {where}: nothing measured on it is held out")
+        found.append(f"warning: {where}: no figure on it is held out")
     if leaks.probe is None:
         return found
     probe = leaks.detectors[PROBE].auroc
@@ -167,7 +167,7 @@ def _warnings(leaks: Leaks, two_sided: list[str], config: Mapping[str, Any], dra
 
 
 def _advice(leaks: Leaks, config: Mapping[str, Any], drawn: Drawn) -> str:
-    """Options that may help and are not set already; labels of single tokens cannot be balanced."""
+    """List options that may help and are not set yet; labels of single tokens cannot be balanced."""
     options = []
     uneven = any(abs((size["wrong"] or 0.5) - 0.5) > _UNEVEN for size in leaks.splits.values())
     balanced = config.get("balance", True) or config.get("balance_to") or "mark" in drawn.columns
@@ -180,7 +180,7 @@ def _advice(leaks: Leaks, config: Mapping[str, Any], drawn: Drawn) -> str:
 
 
 def _figures(name: str, interval: Interval | None) -> dict[str, Any]:
-    """Value and limits rounded, null where undefined."""
+    """Round value and limits; undefined ones become null."""
     if interval is None or np.isnan(interval.value):
         return {name: None, f"{name}_ci95": None}
     limits = None if np.isnan(interval.low) else [round(interval.low, 4), round(interval.high, 4)]
@@ -200,9 +200,9 @@ def sample_html(
 ) -> str:  # fmt: skip
     """Render labelled cases as one self-contained HTML page without scripts, to be read before use.
 
-    ``rows`` and ``undecided`` are as of :func:`~probers.datagen.audit.draw` and
-    :func:`~probers.datagen.audit.draw_undecided`, of which the first :data:`MOST_UNDECIDED` are shown; what
-    one lacks is left out. ``about`` are facts for the head.
+    ``rows`` and ``undecided`` come from :func:`~probers.datagen.audit.draw` and
+    :func:`~probers.datagen.audit.draw_undecided`; at most :data:`MOST_UNDECIDED` undecided ones are shown.
+    Fields that a row lacks are left out. ``about`` are facts for the head.
     """
     return render(
         "probers.datagen.audit/sample.html.j2",
@@ -212,7 +212,7 @@ def sample_html(
 
 
 def _tables(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[str, list[int]]]]:
-    """Numbers of cases by label and in all, by entity type and by match stage."""
+    """Count cases by label and in all, by entity type and by match stage."""
     found = {}
     for column, head in (("question_type", "Entity type"), ("match_stage", "Match stage")):
         if not any(column in row for row in rows):
@@ -236,7 +236,7 @@ def _before(prompt: str) -> str:
 
 
 def _continuation(row: Mapping[str, Any]) -> tuple[str, str, str]:
-    """Text before the entity, the entity, and text after it; without a known span, the entity alone."""
+    """Split into text before the entity, the entity, and text after it; without a span, the entity alone."""
     text = str(row.get("text", ""))
     start, end = row.get("entity_start"), row.get("entity_end")
     if start is None or end is None or not 0 <= start < end <= len(text):
@@ -246,7 +246,7 @@ def _continuation(row: Mapping[str, Any]) -> tuple[str, str, str]:
 
 
 def _short(value: Any) -> str:
-    """A piece of text that should be short, cut where it is not; empty for None."""
+    """Shorten a piece of text that is too long; empty for None."""
     return "" if value is None else _cut(str(value), _SHORT)
 
 

@@ -1,4 +1,4 @@
-"""Predictors of labels: detectors that see the text alone, and a plain linear probe on a stored layer."""
+"""Predictors of labels: detectors that read the text alone, and a linear probe on a stored layer."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from probers.evaluation.bootstrap import Bootstrap, Interval
 from probers.store.store import FeatureStore
 from probers.types import SPLITS
 
-#: Inverse penalties tried; on standardised states the usual 1.0 fits noise where examples are few.
+#: Inverse penalties tried; on standardised states the usual 1.0 fits noise if examples are few.
 _STRENGTHS = (1e-3, 1e-2, 1e-1)
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Scores (n,) of the test rows, log-odds of "hallucinated", by a probe on a layer of those tried.
+    """Scores (n,) of the test rows, log-odds of "hallucinated", by a probe on the best layer of those tried.
 
-    ``validation`` is the AUROC that chose layer and penalty; None where validation has not both labels, and
-    the middle ones were taken.
+    ``validation`` is the AUROC that chose layer and penalty; None if validation lacks one of the labels, so
+    that the middle layer and penalty were taken.
     """
 
     layer: int
@@ -47,8 +47,8 @@ def linear_probe(
 ) -> Probe:
     """Fit logistic regressions to standardised states; one layer and one split are in memory at a time.
 
-    ``rows`` (n,) are row numbers in the store, ``wrong`` (n,) 1 where the text is hallucinated, and
-    ``splits`` places in ``rows`` of "train" (both labels), "validation" and "test".
+    ``rows`` (n,) are row numbers in the store; ``wrong`` (n,) is 1 for a hallucinated text; ``splits`` are
+    places in ``rows`` of "train" (both labels), "validation" and "test".
     """
     tried, strengths = depths(store.spec.layers), _STRENGTHS
     told = wrong[splits["validation"]]
@@ -81,7 +81,7 @@ def _logistic(inputs: np.ndarray, wrong: np.ndarray, strengths: Sequence[float])
     from sklearn.exceptions import ConvergenceWarning
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # a probe that stopped early still is one
+        warnings.simplefilter("ignore", ConvergenceWarning)  # a probe that stopped early is still usable
         return [logistic_regression(inputs, wrong, c=c, steps=300) for c in strengths]
 
 
@@ -91,20 +91,20 @@ def _log_odds(model: Any, inputs: np.ndarray) -> np.ndarray:
 
 
 MAJORITY, PROBE = "majority", "linear probe"
-#: Held-out spans and groups below which intervals would be too wide to tell anything.
+#: Fewest held-out spans and groups; with fewer, intervals are too wide to tell anything.
 LEAST_SPANS, LEAST_GROUPS = 20, 5
 
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """A detector that never sees a state; it reads those of its columns that the store has."""
+    """Detector that never sees a state; it reads those of its columns that the store has."""
 
     name: str
     kind: Literal["words", "numbers", "category"]
     columns: tuple[str, ...]
 
 
-#: "characters" are those of the answer.
+#: Baselines; "characters" are those of the answer.
 BASELINES = (
     Baseline("bag of words, answer", "words", ("answer",)),
     Baseline("bag of words, text", "words", ("text",)),
@@ -118,7 +118,7 @@ BASELINES = (
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Figures on held-out groups with 95% intervals; no AUROC for a constant, which ranks nothing."""
+    """Figures on held-out groups with 95% intervals; a constant ranks nothing and has no AUROC."""
 
     accuracy: Interval
     auroc: Interval | None
@@ -126,7 +126,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Leaks:
-    """Figures of detectors, :data:`MAJORITY` first and :data:`PROBE` last; none where the splits allow none.
+    """Figures of detectors, :data:`MAJORITY` first and :data:`PROBE` last; empty if the splits allow none.
 
     ``splits`` have spans, groups and share of wrong texts; ``differences`` are the AUROC of the probe minus
     that of each baseline, paired.
@@ -142,8 +142,8 @@ class Leaks:
 def measure_leaks(store: FeatureStore, rows: np.ndarray, table: pd.DataFrame, *, seed: int) -> Leaks:
     """Fit every detector on the training groups and measure it on the test groups.
 
-    ``rows`` (n,) are row numbers in the store, ``table`` has group, split, correct and the baselines' columns
-    of these rows, as far as there are any.
+    ``rows`` (n,) are row numbers in the store. ``table`` has group, split, correct and the baselines' columns
+    of these rows, if the store has them.
     """
     wrong = 1 - table["correct"].to_numpy()
     places = {split: np.flatnonzero(table["split"] == split) for split in SPLITS}
@@ -166,7 +166,7 @@ def measure_leaks(store: FeatureStore, rows: np.ndarray, table: pd.DataFrame, *,
     usual = np.full(len(test), 1.0 if wrong[train].mean() > 0.5 else -1.0)
     probe = linear_probe(store, rows, wrong, places)
     if probe.validation is None:
-        notes.append("validation has not both labels: the probe's layer and penalty are the middle ones")
+        notes.append("validation lacks one of the labels: the probe's layer and penalty are the middle ones")
     detectors = {name: measured(s) for name, s in {MAJORITY: usual, **found, PROBE: probe.scores}.items()}
     differences = {name: bootstrap.difference(probe.scores, s, auroc) for name, s in found.items()}
     return Leaks(splits, detectors, differences, probe, notes)
@@ -195,7 +195,7 @@ def _problem(splits: Mapping[str, Mapping[str, Any]]) -> str | None:
 def _scores(
     table: pd.DataFrame, wrong: np.ndarray, train: np.ndarray, notes: list[str]
 ) -> dict[str, np.ndarray]:
-    """(n,) scores of every baseline that has something to read; notes say which have not."""
+    """Score every baseline (n,) that has something to read; note the others."""
     found, constant = {}, []
     for baseline in BASELINES:
         there = [c for c in baseline.columns if c in table]
@@ -203,7 +203,7 @@ def _scores(
         if not there:
             notes.append(f"{baseline.name} left out: the store has no column {' or '.join(baseline.columns)}")
         elif not columns:
-            constant += [baseline.name] if baseline.name != "condition" else []  # one is the usual case
+            constant += [baseline.name] if baseline.name != "condition" else []  # usually there is one
         elif baseline.kind == "words":
             found[baseline.name] = bag_of_words(table[columns[0]].tolist(), wrong, train)
         elif baseline.kind == "category":

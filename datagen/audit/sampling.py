@@ -1,8 +1,8 @@
-"""Rows of a feature store, drawn by seed in one pass: the same ones however the rows lie in shards.
+"""Rows of a feature store drawn by seed in one pass, independent of how the rows lie in shards.
 
-A row is drawn by a hash of its span, so that the draw does not change when rows are added elsewhere. Where
-every token of a span has a row (pool=tokens), the span counts once, with its last token. Where the tokens
-have labels of their own (unit=token), the marks and the text between them are the spans.
+A row is drawn by a hash of its span, so the draw does not change when rows are added elsewhere. If every
+token of a span has a row (pool=tokens), the span counts once, with its last token. If the tokens have labels
+of their own (unit=token), the marks and the text between them are the spans.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from probers.store.store import FeatureStore
 
 
 def stored_columns(store: FeatureStore) -> list[str]:
-    """Names of the columns of the store's rows; UserError for a shard that cannot be read, or no row."""
+    """List the columns of the store's rows; UserError for a shard that cannot be read, or no row."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -35,12 +35,12 @@ def stored_columns(store: FeatureStore) -> list[str]:
         raise damaged(store.path, f"shards/{file.name}", f"cannot be read ({error})") from error
 
 
-#: Columns by which labelled tokens belong to spans.
+#: Columns that assign labelled tokens to spans.
 _MARKED = ("span", "mark", "token_wrong", "inside")
 
 
 def by_mark(rows: pd.DataFrame) -> pd.DataFrame:
-    """Judged tokens as rows of their mark, or of the stretch between marks; rows of other stores as given."""
+    """Assign judged tokens to their mark, or to the stretch between marks; leave other rows as given."""
     if not {*_MARKED} <= {*map(str, rows)}:
         return rows
     judged = rows[(rows["token_wrong"] >= 0) & (rows["inside"] >= 0)]
@@ -49,9 +49,9 @@ def by_mark(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def one_per_span(rows: pd.DataFrame, seed: int) -> pd.DataFrame:
-    """The last token's row of each span, with the span's place in the seeded order in a column ``key``.
+    """Keep the last token's row of each span, with the span's place in the seeded order as column ``key``.
 
-    Rows without a column ``span`` are spans of their own. The index tells where each row stood.
+    Rows without a column ``span`` are their own spans. The index tells where each row stood.
     """
     rows = by_mark(rows)
     names = rows["id"] if "span" not in rows else rows["group"] + "\x1f" + rows["span"].astype(str)
@@ -63,30 +63,30 @@ def one_per_span(rows: pd.DataFrame, seed: int) -> pd.DataFrame:
 
 @dataclass(slots=True)
 class Tally:
-    """Count the values of a column over all spans, and the wrong ones among them."""
+    """Counter of the values of a column over all spans, and of the wrong spans among them."""
 
     counts: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def add(self, values: pd.Series, wrong: pd.Series) -> None:
-        """Count the spans of one shard; ``wrong`` is 1 where the text is."""
+        """Count the spans of one shard; ``wrong`` is 1 for a wrong text."""
         for value, part in wrong.groupby(values.astype(str)):
             n, events = self.counts.get(str(value), (0, 0))
             self.counts[str(value)] = (n + len(part), events + int(part.sum()))
 
     @property
     def wrong(self) -> int:
-        """The number of wrong ones."""
+        """Number of wrong spans."""
         return sum(events for _, events in self.counts.values())
 
     def figures(self) -> dict[str, Any]:
-        """Number and share of wrong ones by value."""
+        """Compute number and share of wrong spans by value."""
         found = sorted(self.counts.items())
         return {value: {"n": n, "wrong": round(events / n, 4)} for value, (n, events) in found}
 
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """Row numbers of drawn spans, ascending, and the numbers of rows ``stored`` and of ``spans``.
+    """Row numbers of drawn spans, ascending, with the numbers of rows ``stored`` and of ``spans``.
 
     ``tallies`` count the labels of all spans by column; ``columns`` are those of the store.
     """
@@ -126,9 +126,9 @@ def _first(keys: np.ndarray, rows: np.ndarray, most: int) -> tuple[np.ndarray, n
 def read_drawn(
     store: FeatureStore, drawn: Drawn, columns: Sequence[str], cuts: dict[str, slice]
 ) -> pd.DataFrame:
-    """Read those of some columns that there are, in the order of ``drawn.rows``, one shard at a time.
+    """Read the existing ones of some columns in the order of ``drawn.rows``, one shard at a time.
 
-    ``cuts`` says which characters of a text column to keep.
+    ``cuts`` tells which characters of a text column to keep.
     """
     parts, start = [], 0
     for table in store.tables([c for c in dict.fromkeys([*columns, *_MARKED]) if c in drawn.columns]):
@@ -142,7 +142,7 @@ def read_drawn(
     return pd.concat(parts, ignore_index=True)
 
 
-#: The reason of a case whose two entities were compared without a verdict.
+#: Reason of a case whose two entities were compared without a verdict.
 UNDECIDED = "undecided"
 
 
@@ -151,9 +151,9 @@ def draw(
 ) -> list[dict[str, Any]]:
     """Draw rows so that both labels and every match stage appear, in a seeded order.
 
-    Each label has half of them, as far as there are any; within a label every match stage has one, and the
-    others are dealt by how often the stages occur; the rarest are missing where ``count`` is too small. The
-    rows may come in parts, with the columns of :data:`probers.store.files.COLUMNS`.
+    Each label gets half of the rows, as far as there are any. Within a label every match stage gets one, and
+    the others are dealt by the frequency of the stages; the rarest stages are missing if ``count`` is too
+    small. The rows may come in parts, with the columns of :data:`probers.store.files.COLUMNS`.
     """
     strata: dict[tuple[int, str], pd.DataFrame] = {}
     sizes: Counter[tuple[int, str]] = Counter()
@@ -194,11 +194,11 @@ def _shares(sizes: Mapping[tuple[int, str], int], count: int) -> dict[tuple[int,
 
 
 def _deal(sizes: Mapping[Any, int], count: int, weights: Mapping[Any, int]) -> dict[Any, int]:
-    """Deal seats by weight (Webster's method), no part more than its size, each one as far as they go."""
+    """Deal seats by weight (Webster's method): no part above its size, and one for each while they last."""
     dealt = dict.fromkeys(sizes, 0)
     for _ in range(min(count, sum(sizes.values()))):
         open_ = [key for key in sizes if dealt[key] < sizes[key]]
-        # An empty part comes before every part that has a seat; the largest of them first.
+        # Parts without a seat come before parts with one; among them the largest comes first.
         best = max(open_, key=lambda key: (dealt[key] == 0, weights[key] / (2 * dealt[key] + 1), str(key)))
         dealt[best] += 1
     return dealt

@@ -1,1 +1,1 @@
-"""Judges of what a model says: is a unit of its answer supported, contradicted, or neither."""
+"""Judges of a model's statements: they call a unit of an answer supported, contradicted, or neither."""

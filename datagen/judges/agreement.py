@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: File of the figures.
+#: Name of the file of figures.
 FILE = "agreement.json"
-#: Lists of judged parts in a labelled text, and what one of them is called.
+#: Lists of judged parts in a labelled text, and the name of one part.
 KINDS = {"spans": "span", "sentences": "sentence"}
 VERDICTS = tuple(WRONG)
-#: Code of a verdict by the ``wrong`` of a labelled text: its place in :data:`VERDICTS`.
+#: Code of a verdict (its place in :data:`VERDICTS`) by the ``wrong`` of a labelled text.
 _CODES = {wrong: code for code, wrong in enumerate(WRONG.values())}
-#: Shares of pairs: name -> what it says, and the cells of the table that it counts (+) among those (. and +)
-#: that it is a share of. Rows are A's verdicts, columns B's, both in the order of VERDICTS.
+#: Shares of pairs: name -> description and cells of the table, the share being that of cells marked + among
+#: those marked . or +. Rows are A's verdicts, columns B's, both in the order of VERDICTS.
 _SHARES = {
     "equal": ("equal verdicts", "+.. .+. ..+"),
     "coverage": ("A decided", "+++ +++ ..."),
@@ -47,7 +47,7 @@ _KAPPAS = {"kappa": "Cohen's kappa, three verdicts", "kappa_decided": "Cohen's k
 
 
 class Part(NamedTuple):
-    """A judged part of an answer: "spans" or "sentences", and its characters."""
+    """Judged part of an answer: "spans" or "sentences", and its characters."""
 
     kind: str
     ranges: tuple[tuple[int, int], ...]
@@ -64,7 +64,7 @@ class Judged:
 
 
 class Pair(NamedTuple):
-    """A part that both files judge; ``a`` and ``b`` are places in :data:`VERDICTS`."""
+    """Part that both files judge; ``a`` and ``b`` are places in :data:`VERDICTS`."""
 
     text: str
     part: Part
@@ -107,9 +107,7 @@ def pairs(a: Mapping[str, Judged], b: Mapping[str, Judged], names: Sequence[str]
         if (other := b.get(id_)) is None:
             continue
         if one.answer != other.answer:
-            told = (
-                f"{names[1]} {other.where}: the answer of {shown(id_)} is another in {names[0]} {one.where}"
-            )
+            told = f"{names[1]} {other.where}: {shown(id_)} has another answer in {names[0]} {one.where}"
             raise UserError(f"{told}: give verdicts on the same answers", "mismatch")
         found += [
             Pair(id_, part, one.group, code, other.verdicts[part])
@@ -122,12 +120,12 @@ def pairs(a: Mapping[str, Judged], b: Mapping[str, Judged], names: Sequence[str]
 def cohen_kappa(table: np.ndarray) -> Any:
     """Measure agreement of two raters beyond chance, (po - pe) / (1 - pe) (Cohen 1960).
 
-    For counts (k, k), or (k, k, r) of r resamples; NaN where both use one class only, and the same.
+    For counts (k, k), or (k, k, r) of r resamples; NaN if both use only one class, and the same one.
     """
     total = table.sum(axis=(0, 1))
     same = sum(table[k, k] for k in range(len(table)))
     chance = (table.sum(axis=0) * table.sum(axis=1)).sum(axis=0)
-    # All terms times total**2: whole numbers, so that the denominator is 0 and not about 0.
+    # All terms are multiplied by total**2: in whole numbers, a denominator of 0 is exact.
     return _ratio(total * same - chance, total * total - chance)
 
 
@@ -137,7 +135,7 @@ def _ratio(part: Any, whole: Any) -> Any:
 
 
 def _cells(name: str, signs: str) -> np.ndarray:
-    """Cells (3, 3) of a share whose sign is one of some."""
+    """Mark the cells (3, 3) of a share by their signs."""
     rows = _SHARES[name][1].split(" ")
     return np.array([[sign in signs for sign in row] for row in rows])
 
@@ -150,7 +148,7 @@ def _tables(cells: np.ndarray, weights: np.ndarray) -> np.ndarray:
 
 
 def _values(table: np.ndarray) -> list[Any]:
-    """All figures of a table of counts (3, 3) or (3, 3, r), in their order."""
+    """Compute all figures of a table of counts (3, 3) or (3, 3, r), in their order."""
     shares = [_ratio(table[_cells(s, "+")].sum(axis=0), table[_cells(s, "+.")].sum(axis=0)) for s in _SHARES]
     return [cohen_kappa(table), cohen_kappa(table[:2, :2]), *shares]
 
@@ -158,7 +156,7 @@ def _values(table: np.ndarray) -> list[Any]:
 def measure(found: Sequence[Pair], *, resamples: int = 1000, seed: int = 0) -> dict[str, Interval]:
     """Compute kappas and shares of pairs, with 95% intervals over groups.
 
-    NaN are a share of nothing, a kappa of one class, and the limits of pairs of a single group.
+    NaN stands for a share of nothing, a kappa of one class, and the limits of pairs of a single group.
     """
     cells = np.array([len(VERDICTS) * pair.a + pair.b for pair in found], float)
     groups = [pair.group for pair in found]
@@ -214,7 +212,7 @@ def _by_kind(parts: Iterator[Part]) -> dict[str, int]:
 
 
 def _side(name: str, texts: Mapping[str, Judged], both: set[tuple[str, Part]]) -> dict[str, Any]:
-    """What a file has: verdicts of all its parts, and the parts and texts without a pair."""
+    """Describe a file: verdicts of all its parts, and its parts and texts without a pair."""
     parts = [(id_, part, code) for id_, one in texts.items() for part, code in one.verdicts.items()]
     verdicts = Counter(code for _, _, code in parts)
     paired = {id_ for id_, _ in both}
@@ -230,7 +228,7 @@ def _side(name: str, texts: Mapping[str, Judged], both: set[tuple[str, Part]]) -
 
 
 def lines(figures: Mapping[str, Any]) -> Iterator[str]:
-    """Format what :func:`agreement` returns for the terminal."""
+    """Format the result of :func:`agreement` for the terminal."""
     yield f"A is {figures['a']['file']}, B is {figures['b']['file']}"
     yield (
         f"{_counted(figures['pairs'])} in both, of {count(figures['texts'], 'text')} in "
@@ -263,9 +261,9 @@ def _counted(numbers: Mapping[str, int]) -> str:
 
 
 def run(settings: Judge) -> Path | None:
-    """Compare two files; returns the folder that agreement.json was written to, if any."""
+    """Compare two files; return the folder that agreement.json was written to, if any."""
     if len(settings.files) != 2:
-        told = f"probers-judge agreement takes two files, A and B, and has {len(settings.files)}"
+        told = f"probers-judge agreement takes two files, A and B, not {len(settings.files)}"
         raise UserError(f"{told}: give labelled texts or runs' folders", "missing-value")
     files = [judged_file(name) for name in settings.files]
     sources = [TextSource(file, on_bad_line=settings.on_bad_line) for file in files]
@@ -295,6 +293,6 @@ def _check_free(out: Path, files: Sequence[str]) -> None:
         there = read_json(path)
         same = [there[side]["file"] for side in "ab"] == list(files)
     except (ValueError, OSError, KeyError, TypeError) as error:
-        raise UserError(f"{path} is no file of figures: {told}", "out-taken") from error
+        raise UserError(f"{path} is not a file of figures: {told}", "out-taken") from error
     if not same:
-        raise UserError(f"{path} has the figures of other files: {told}", "out-taken")
+        raise UserError(f"{path} holds the figures of other files: {told}", "out-taken")

@@ -1,15 +1,15 @@
-"""Verdicts by the reference article of what was asked about: no model is needed, and most stay unknown.
+"""Verdicts by the reference article of a question: no model is needed, and most stay unknown.
 
 Four rules, in this order; an entity that none of them decides is unknown:
 
 1. *same fact*: the answer and the article state one relation of the subject (born, released, directed by, of
-   a country ..) and the entity means what the article has there: supported.
-2. *other fact*: every value that the article has there is another: contradicted.
+   a country ..) and the entity means the same as the article's value: supported.
+2. *other fact*: every value that the article has for the relation is another: contradicted.
 3. *same sentence*: a sentence of the article, or of a passage, has the entity and two of the content words
-   that stand around it in the answer (the one, if only one does): supported.
-4. *another subject*: the answer says that the subject is a kind of thing which the article knows nothing of
-   ("a mathematician" of a judge), and the entity is nowhere in the article: contradicted. In such an answer
-   nothing is supported: what is right of it is so by chance.
+   that stand around it in the answer (one is enough if there is only one): supported.
+4. *another subject*: the answer calls the subject a kind of thing that the article does not know
+   ("a mathematician" of a judge), and the entity is nowhere in the article: contradicted. Nothing in such an
+   answer is supported: its right parts are right by chance.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from .base import Answer, Grounds, Judge, Ruling
 from .kinds import another_kind
 from .relations import IN_COUNTRY, IN_PLACE, Fact, country_of, facts
 
-#: Words on each side of an entity that say what is told of it.
+#: Number of words on each side of an entity that show what is told of it.
 _AROUND = 8
-#: Content words that a sentence of the article must share with those.
+#: Number of these content words that a sentence of the article must share.
 _SHARED = 2
 _YEAR = re.compile(r"\d{3,4}")
 #: A number of three digits, or one with a unit.
 _TELLING = re.compile(r"\d{3}|\d\D*[A-Za-z%°]")
 _WORD = re.compile(r"[^\W_]+(?:['’-][^\W_]+)*")
-#: United Kingdom and its parts: one may be told for the other.
+#: United Kingdom and its parts: a text may name one for the other.
 _KINGDOM = frozenset(("United Kingdom", "England", "Scotland", "Wales", "Northern Ireland"))
 
 
 class ArticleJudge(Judge):
-    """Compare an answer with the article about its subject, and with passages if asked to.
+    """Judge that compares an answer with the article about its subject, and with passages if asked to.
 
     Attributes:
-        passages: passages of the corpus to look at beside the article, for each sentence.
+        passages: number of passages of the corpus to read beside the article, for each sentence.
     """
 
     def __init__(self, grounds: Grounds, *, passages: int = 0) -> None:
@@ -69,7 +69,7 @@ class ArticleJudge(Judge):
 
 @dataclass(frozen=True)
 class _Reference:
-    """An article with its facts."""
+    """Article with its facts."""
 
     text: str
     sentences: tuple[str, ...]
@@ -84,7 +84,7 @@ class _Reference:
 
 @dataclass
 class _Compared:
-    """An answer beside its reference."""
+    """Answer beside its reference."""
 
     grounds: Grounds
     answer: Answer
@@ -93,11 +93,11 @@ class _Compared:
 
     @cached_property
     def borders(self) -> list[tuple[int, int]]:
-        """The sentences of the answer."""
+        """Places of the answer's sentences."""
         return split_sentences(self.answer.text)
 
     def _entities_of(self, sentence: str) -> list[Entity]:
-        """Entities of a sentence of the article or of a passage, which several units look at."""
+        """Find the entities of a sentence of the article or of a passage, which several units read."""
         if sentence not in self._found:
             self._found[sentence] = self.grounds.recognise(sentence)
         return self._found[sentence]
@@ -115,7 +115,7 @@ class _Compared:
         return another_kind(self.answer.text, self.reference.text, self.answer.subject)
 
     def sentence(self, unit: Mark, passages: Sequence[str]) -> Ruling:
-        """A sentence by its entities: contradicted with a contradicted one, supported if all are."""
+        """Judge a sentence by its entities: contradicted if one is contradicted, supported if all are."""
         inside = [e for e in self._entities if unit.start <= e.start and e.end <= unit.end]
         rulings = [self.entity(Mark(((e.start, e.end),), None, e.type), passages) for e in inside]
         for ruling in rulings:
@@ -148,7 +148,7 @@ class _Compared:
         return None
 
     def _same(self, fact: Fact, other: Fact) -> bool | None:
-        """Whether two values of one relation mean the same; None where that is not sure."""
+        """Tell whether two values of one relation mean the same; None if that is not sure."""
         if fact.relation == "country" or fact.relation.endswith(IN_COUNTRY):
             if fact.value == other.value:
                 return True
@@ -157,10 +157,10 @@ class _Compared:
         if not same_kind(fact.entity.type, other.entity.type) and fact.entity.type not in ("date", "year"):
             return None
         if fact.relation.endswith(IN_PLACE) and self._named(fact.value):
-            return None  # one may lie in the other
+            return None  # one place may lie in the other
         timed = fact.entity.type in ("date", "year")
         if timed and not (_YEAR.search(fact.value) and _YEAR.search(other.value)):
-            return None  # a day alone
+            return None  # a day without its year
         verdict = self.grounds.matcher.match(other.value, fact.value).verdict
         return {"equivalent": True, "different": False}.get(verdict)
 
@@ -179,7 +179,7 @@ class _Compared:
         return next((a, b) for a, b in self.borders if a <= unit.start < b)
 
     def _around(self, unit: Mark) -> frozenset[str]:
-        """Stems of the content words around a unit in its sentence, without its own and the subject's."""
+        """Collect stems of the content words around a unit in its sentence, not its own or the subject's."""
         text, (start, end) = self.answer.text, self._sentence_of(unit)
         before = [m.group() for m in _WORD.finditer(text, start, unit.start)][-_AROUND:]
         after = [m.group() for m in _WORD.finditer(text, unit.end, end)][:_AROUND]
@@ -203,7 +203,7 @@ class _Compared:
         return Ruling("contradicted", f"{self._another}: {self.reference.sentences[0]}", "another subject")
 
     def _opens(self, unit: Mark) -> bool:
-        """Tell whether a unit begins its sentence, which then speaks of it and not of the subject."""
+        """Tell whether a unit begins its sentence, which is then about the unit and not about the subject."""
         start, _ = self._sentence_of(unit)
         return self.answer.text[start : unit.start].strip(' "“(') in ("", "The")
 

@@ -1,4 +1,4 @@
-"""Budget of a judge: calls and tokens that are spent, and those of requests in flight."""
+"""Budget of a judge: calls and tokens spent, and those of requests in flight."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from probers.types import RunError
 
 
 class Stopped(Exception):
-    """Another request has failed: nothing more is sent."""
+    """Error after another request has failed: no more requests are sent."""
 
 
 class Budget:
-    """Calls and tokens of a judge, counted by several threads; none is begun beyond the limits.
+    """Calls and tokens of a judge, counted by several threads; no call begins beyond the limits.
 
-    A call counts once it is answered, or may have been; tokens count as the server tells them. Before the
-    answer each request in flight stands for what it is estimated to cost, and for no less than the dearest
-    call so far; with a limit of tokens the first call goes alone. So ``max_tokens`` is passed only by a call
-    that is dearer than its estimate and than all before it.
+    A call counts once it is answered, or may have been; its tokens count as the server reports them. Until
+    then a request in flight counts with its estimated tokens, or with those of the dearest call so far if
+    these are more; with a limit of tokens the first call goes alone. So ``max_tokens`` is exceeded only by a
+    call that is dearer than its estimate and than all calls before it.
 
     Attributes:
-        calls: calls that count.
-        tokens: their tokens.
+        calls: number of calls that count.
+        tokens: number of their tokens.
     """
 
     def __init__(self, max_calls: int | None, max_tokens: int | None, where: str) -> None:
@@ -39,7 +39,7 @@ class Budget:
         self._dearest = max(self._dearest, tokens)
 
     def take(self, estimate: int) -> None:
-        """Begin a call of so many tokens; waits while requests in flight leave no room.
+        """Begin a call of so many tokens; wait while requests in flight leave no room.
 
         Raises:
             RunError: the limits leave no room for it.
@@ -56,7 +56,7 @@ class Budget:
             self._reserved += estimate
 
     def settle(self, reserved: int, spent: int | None) -> None:
-        """End a call that :meth:`take` began: its tokens, or None where the server refused it."""
+        """End a call that :meth:`take` began, with its tokens or None if the server refused it."""
         with self._changed:
             self._flying -= 1
             self._reserved -= reserved
@@ -65,7 +65,7 @@ class Budget:
             self._changed.notify_all()
 
     def start(self) -> None:
-        """Let calls begin, after :meth:`stop` too."""
+        """Let calls begin, also after :meth:`stop`."""
         self._stopped = False
 
     def stop(self) -> None:
@@ -81,7 +81,7 @@ class Budget:
                 raise Stopped
 
     def _full(self, estimate: int) -> str | None:
-        """The option whose limit another call may pass, or has to wait for the first call to be known."""
+        """Name the option that forbids another call, or delays it until the first call's tokens are known."""
         most_calls, most_tokens = self._limits["max_calls"], self._limits["max_tokens"]
         if most_calls is not None and self.calls + self._flying >= most_calls:
             return "max_calls"

@@ -1,4 +1,4 @@
-"""Calls of a judge: sent once, on disk before they are used, and never beyond the budget."""
+"""Calls of a judge: each is sent once, on disk before it is used, and within the budget."""
 
 from __future__ import annotations
 
@@ -27,42 +27,42 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Characters of a token, and tokens of a short reply, where only an estimate is possible.
+#: Characters per token, and tokens of a short reply, for estimates.
 _CHARACTERS, _REPLY = 4, 100
 #: Statuses below 500 after which the same request may succeed.
 _AGAIN = (408, 409, 429)
-#: Seconds before another attempt: the first, the longest, and the longest that a server may ask for.
+#: Seconds before another attempt: the first, the longest, and the longest that a server may request.
 _PAUSE, _LONGEST_PAUSE, _LONGEST_ASKED = 0.5, 8.0, 120.0
 
 
 class Message(BaseModel):
-    """What a chat model wrote."""
+    """Message that a chat model wrote."""
 
     content: str | None = None
     refusal: str | None = None
 
 
 class Choice(BaseModel):
-    """One reply of a response."""
+    """Reply in a response."""
 
     message: Message
 
 
 class Usage(BaseModel):
-    """Tokens of a request and its reply, as the server counts them."""
+    """Tokens of a request and its reply, by the server's count."""
 
     total_tokens: int | None = Field(None, ge=0)
 
 
 class Completion(BaseModel):
-    """A response of ``/v1/chat/completions``."""
+    """Response of ``/v1/chat/completions``."""
 
     choices: list[Choice] = Field(min_length=1)
     usage: Usage | None = None
 
 
 class Reply(NamedTuple):
-    """What came back; ``refused`` where the server's model declined to answer."""
+    """Reply of the server; ``refused`` if the server's model declined to answer."""
 
     text: str
     refused: bool
@@ -73,21 +73,21 @@ class Calls:
     """Chat requests of one system message, each sent once and kept in a file before its reply is used.
 
     A kill loses no reply that had come back, and the same request costs nothing from then on. Timeouts and
-    failures are not kept. Only requests that the server does not refuse count: an attempt without an answer
-    does, since the server may have worked on it.
+    failures are not kept. Requests that the server refuses do not count; an attempt without an answer counts,
+    since the server may have worked on it.
 
     Attributes:
-        server: where to send them.
-        model: the server's name of the model.
-        system: the system message.
+        server: server to send them to.
+        model: name of the model on the server.
+        system: system message.
         path: file of the replies, which several judges may share.
-        budget: what may be spent, earlier runs in the same folder included.
+        budget: limits of calls and tokens, including earlier runs in the same folder.
         parallel: requests at a time.
         timeout: seconds without an answer before an attempt counts as failed.
         retries: further attempts after a timeout or a failure that may pass.
-        sent: calls of this run that count.
-        kept: requests of this run whose replies were there already.
-        estimated: replies of this run whose tokens the server did not tell.
+        sent: number of calls of this run that count.
+        kept: number of requests of this run with replies from earlier.
+        estimated: number of replies of this run whose tokens the server did not report.
     """
 
     server: Server
@@ -104,7 +104,7 @@ class Calls:
 
     def __post_init__(self) -> None:
         self._client = self.server.client(max_retries=0, timeout=self.timeout)
-        # Parameters that servers may refuse; they are then left out for the rest of the run.
+        # Parameters that servers may refuse; these are then left out for the rest of the run.
         self._optional: dict[str, Any] = {"temperature": 0, "response_format": {"type": "json_object"}}
         self._asker = digest(json.dumps([self.model, self.system]))
         self._lock = threading.Lock()
@@ -112,11 +112,11 @@ class Calls:
 
     @cached_property
     def _known(self) -> dict[str, Reply]:
-        """Replies by the hash of their request; those of the file, which are counted, at first."""
+        """Map the hash of each request to its reply; at first read and count the replies of the file."""
         journal = Journal(self.path)
         lines = journal.read()
         if lines.cut or lines.damaged:
-            # A line without its end would spoil the next one.
+            # A line without a line end would spoil the next one.
             journal.rewrite(lines.records.values())
         if lines.damaged:
             log.warning("%s is damaged in %s: asking again", self.path, count(len(lines.damaged), "line"))
@@ -126,7 +126,7 @@ class Calls:
         return {record["request"]: Reply(record["reply"], record["refused"]) for record in own}
 
     def all(self, contents: Sequence[str]) -> list[Reply | None]:
-        """Ask with each of the user messages; None where all attempts timed out.
+        """Ask with each of the user messages; None if all attempts timed out.
 
         Raises:
             UserError: the server refuses the request, the key or the model.
@@ -142,7 +142,7 @@ class Calls:
         return [found[self._key(content)] for content in contents]
 
     def new(self, contents: Sequence[str]) -> int:
-        """Count the requests whose replies are not there yet."""
+        """Count the requests without a reply yet."""
         return len({self._key(content) for content in contents} - self._known.keys())
 
     def _together(self, asked: Mapping[str, str]) -> dict[str, Reply | None]:
@@ -155,7 +155,7 @@ class Calls:
             self.budget.stop()
             raise
         finally:
-            pool.shutdown(cancel_futures=True)  # what is in flight is paid for and kept
+            pool.shutdown(cancel_futures=True)  # requests in flight are paid for and kept
         for future in futures:
             error = None if future.cancelled() else future.exception()
             if error is not None and not isinstance(error, Stopped):
@@ -177,7 +177,7 @@ class Calls:
             raise
 
     def _attempt(self, key: str, content: str) -> Reply | None:
-        """Send a request until it is answered; None where it times out for good."""
+        """Send a request until it is answered; None if every attempt times out."""
         import openai
 
         attempt = 0
@@ -211,7 +211,7 @@ class Calls:
             create: Any = self._client.chat.completions.create
             answer = self.server.read(Completion, create(model=self.model, messages=messages, **optional))
             said = answer.choices[0].message
-            # A file in UTF-8 takes no half of a surrogate pair.
+            # A file in UTF-8 cannot hold half of a surrogate pair.
             text = (said.content or "").encode("utf-8", "replace").decode()
             told = answer.usage.total_tokens if answer.usage else None
             spent = told or (size + len(text)) // _CHARACTERS + 1
@@ -235,7 +235,7 @@ class Calls:
             self.budget.settle(reserved, spent)
 
     def _passes(self, error: openai.APIError) -> bool:
-        """Tell whether another attempt may succeed; at first a server that is not there is none."""
+        """Tell whether another attempt may succeed; a server that is not there at first stays away."""
         import openai
 
         if isinstance(error, openai.APIStatusError):
@@ -249,14 +249,14 @@ def _unreached(error: openai.APIError) -> bool:
 
 
 def _refused(error: openai.APIError, optional: Mapping[str, Any]) -> list[str]:
-    """Parameters that the server does not take."""
+    """List the parameters that the server does not accept."""
     if getattr(error, "status_code", 0) not in (400, 422):
         return []
     return [name for name in optional if name in f"{error.message} {error.body}"]
 
 
 def _pause(error: openai.APIError, attempt: int) -> float:
-    """Seconds to wait: what the server asks for, else twice as long each time."""
+    """Choose the seconds to wait: as the server asks, else twice as long each time."""
     headers: Mapping[str, str] = getattr(getattr(error, "response", None), "headers", {})
     for name, unit in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
         with suppress(KeyError, ValueError):

@@ -15,13 +15,13 @@ from .base import VERDICT_OF, Answer, Grounds, Judge, Ruling
 
 
 class HandJudge(Judge):
-    """Verdicts of people, read from a file of labelled texts.
+    """Judge that reads verdicts of people from a file of labelled texts.
 
-    A unit has the verdict of the span with its characters in the text of the same id; a unit that is a
-    sentence, that of the sentence. All others are "unknown".
+    A unit gets the verdict of the span with its characters in the text of the same id; a sentence gets that
+    of the sentence. All others are "unknown".
 
     Args:
-        grounds: not read.
+        grounds: not used.
         file: labelled texts (docs/formats.md): id, answer, and spans or sentences with start, end and wrong.
 
     Raises:
@@ -58,7 +58,7 @@ class HandJudge(Judge):
     def _text_of(self, answer: Answer) -> Text | None:
         text = self._texts.get(answer.id)
         if text is not None and text.answer != answer.text:
-            told = f"judge.file={self._file} {text.where} has another answer of {answer.id!r} than this run"
+            told = f"judge.file={self._file} {text.where} has another answer for {answer.id!r} than this run"
             raise UserError(f"{told}: judge this run's answer, or remove the line", "mismatch")
         return text
 

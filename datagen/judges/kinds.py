@@ -1,4 +1,4 @@
-"""What a text says its subject is ("an American football coach"), and whether that can be the same thing."""
+"""Kinds of things that texts call their subject ("an American football coach"), and which may be the same."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from probers.equivalence.wordnet import find_wordnet, open_wordnet
 from probers.text import is_stop_word, split_sentences
 
 _COPULA = re.compile(r"\b(?:is|was|are|were)\s(?:an?|the|one\sof\sthe|one\sof)\s|\s[–—-]\san?\s")
-#: Where the noun phrase behind "is a" ends.
+#: End of the noun phrase after "is a".
 _END = re.compile(
     r"[.;:,()\"]|\b(?:who|that|which|where|when|by|for|from|with|about|in|at|on|of|to|as|between|during|"
     r"whose|known|called|named|used|set|run|located|based)\b"
 )
-#: Nouns that say nothing of the kind; what follows "of" does.
+#: Nouns that tell no kind; the noun after "of" does.
 _VAGUE = frozenset(
     "form type kind part member one name series set group example piece term variety style work person "
     "figure individual place way collection combination concept former list case classic masterpiece staple "
     "tale treasure icon matter drama comedy thriller franchise conglomerate story narrative stretch "
     "reference area region artist".split()
 )
-#: WordNet's classes of things; other nouns ("aspect", "journey") do not tell one thing from another.
+#: WordNet's classes of things; other nouns ("aspect", "journey") do not distinguish things.
 _THINGS = frozenset(
     "noun.person noun.artifact noun.animal noun.plant noun.food noun.location noun.group noun.communication "
     "noun.object noun.substance".split()
 )
-#: Classes of places, one of which may be told for another: a bay and a region, a country and a continent.
+#: Classes of places that a text may exchange: a bay and a region, a country and a continent.
 _PLACES = frozenset(("noun.location", "noun.object"))
-#: Similarity (Wu and Palmer 1994) from which two nouns may be said of one thing.
+#: Similarity (Wu and Palmer 1994) from which two nouns may name one thing.
 _ALIKE = 0.65
 _SENSES = 3
 _SENTENCES = 2
@@ -39,16 +39,16 @@ _STEM = 5
 
 
 def another_kind(answer: str, article: str, subject: str) -> str:
-    """Tell two kinds apart that cannot be one thing, as "coach / cosmologist"; "" where they may be.
+    """Tell two kinds apart that cannot be one thing, as "coach / cosmologist"; "" if they may be one.
 
-    The answer's kind is neither named in the article nor like any noun by which the article says what its
-    subject is. Without WordNet's files nothing is known of kinds.
+    The answer's kind is neither named in the article nor like any noun that the article uses for the kind of
+    its subject. Without WordNet's files no kinds are known.
     """
     folder = find_wordnet()
     if folder is None:
         return ""
     said = _nouns(answer, subject, folder)
-    # "Tangled Lives (1910 film)"
+    # The kind in "Tangled Lives (1910 film)".
     named = [w for w in _words(subject.partition("(")[2]) if _senses(w, folder)]
     own = [*_nouns(article, subject, folder), *named]
     if not said or not own or not any(s.lexname() in _THINGS for s in _senses(said[0], folder)[:1]):
@@ -60,7 +60,7 @@ def another_kind(answer: str, article: str, subject: str) -> str:
 
 
 def _nouns(text: str, subject: str, folder: str) -> list[str]:
-    """Nouns of the first phrase "the subject is a ..", the head first; [] where none says a kind."""
+    """List the nouns of the first phrase "the subject is a ..", the head first; [] if none tells a kind."""
     own = {word for word in map(str.lower, _words(subject)) if not is_stop_word(word)}
     for start, end in split_sentences(text)[:_SENTENCES]:
         copula = _COPULA.search(text, start, end)
@@ -76,7 +76,7 @@ def _nouns(text: str, subject: str, folder: str) -> list[str]:
 
 
 def _phrases(text: str, place: int, end: int) -> Iterator[str]:
-    """The noun phrase that begins at ``place``, and those behind each "of" that follows."""
+    """Yield the noun phrase that begins at ``place``, and those after each "of" that follows."""
     while place < end:
         stop = _END.search(text, place, end)
         yield text[place : stop.start() if stop else end]

@@ -1,4 +1,4 @@
-"""The verdict that most of several judges give."""
+"""Verdict of the majority of several judges."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from .base import Answer, Grounds, Judge, Ruling, Verdict
 
 
 class MajorityJudge(Judge):
-    """The verdict that more than half of several judges give, else "unknown".
+    """Judge with the verdict that more than half of several judges give, else "unknown".
 
     Args:
-        grounds: what all of them may look up.
+        grounds: sources that all of them may use.
         judges: two or more names of judges, dotted paths of your own, or mappings of a name and options, as
             {name: openai, url: .., model: ..}.
 
@@ -56,7 +56,7 @@ class MajorityJudge(Judge):
 
 
 def _component(given: str | Mapping[str, Any]) -> tuple[str, Component]:
-    """The name and the class of a judge (UserError)."""
+    """Find the name and the class of a judge (UserError)."""
     options = {} if isinstance(given, str) else dict(given)
     name = given if isinstance(given, str) else options.pop("name", None)
     if not isinstance(name, str):

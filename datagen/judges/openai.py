@@ -1,4 +1,4 @@
-"""A judge behind an OpenAI-compatible URL, asked about one sentence at a time."""
+"""Judge behind an OpenAI-compatible URL, asked about one sentence at a time."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ log = logging.getLogger(__name__)
 
 #: File in the run's folder that keeps every reply.
 REPLIES = "judge.jsonl"
-#: Words of the reference article that a request holds at most, in whole sentences.
+#: Most words of the reference article in a request, in whole sentences.
 _REFERENCE = 600
-_LISTED = 5  # answers that a line names
-#: What a text says to a judge, and hardly ever about the world.
+_LISTED = 5  # most answers that a line names
+#: Pattern of instructions to a judge, which hardly ever occur in statements about the world.
 _INSTRUCTION = re.compile(
     r"\b(ignore|disregard|forget)\b.{0,40}\b(above|previous|prior|earlier|preceding|instructions?|prompts?)\b"
     r"|\b(answer|reply|respond|output|return|label|mark|rate)\b(\W+\w+){0,4}?\W+(supported|contradicted)\b"
@@ -42,7 +42,7 @@ _PLACEHOLDER = re.compile(r"\{\s*(question|passages|sentence|spans|answer)\s*\}"
 
 
 class _Request(NamedTuple):
-    """A sentence with its units, by their place in the answer, and the text of each different one."""
+    """Sentence with its units, by their place in the answer, and the text of each different unit."""
 
     answer: Answer
     sentence: str
@@ -52,27 +52,27 @@ class _Request(NamedTuple):
 
 @dataclass(repr=False, eq=False)
 class OpenAIJudge(Judge):
-    """A model behind any OpenAI-compatible URL (extra "remote"), asked once for each sentence with units.
+    """Judge behind any OpenAI-compatible URL (extra "remote"), asked once for each sentence with units.
 
     A request holds the question, passages, the sentence and its units as one JSON object, so that the text to
-    judge cannot change the format. The passages are the first 600 words of the reference article, where there
-    is one, and those that the corpus has for the sentence. What a reply does not say exactly as it was asked
-    to is counted and becomes "unknown". Every reply is kept in ``judge.jsonl`` in the run's folder, so that
-    it is paid for once. The key is the environment's OPENAI_API_KEY.
+    judge cannot change the format. The passages are the first 600 words of the reference article, if there is
+    one, and those that the corpus has for the sentence. A reply that is not exactly in the requested form is
+    counted and becomes "unknown". Every reply is kept in ``judge.jsonl`` in the run's folder, so that it is
+    paid for once. The key is the environment's OPENAI_API_KEY.
 
     Attributes:
         url: address of the server, which ends with /v1.
         model: the server's name of the model.
         passages: passages of the corpus for each sentence; 0 reads no corpus.
         prompt: file of instructions in place of our own; it becomes the system message as it stands.
-        max_calls: most calls, those of earlier runs in the folder included; null is no limit.
-        max_tokens: most tokens of requests and replies, as the server counts them, or else one for 4
-            characters; likewise.
+        max_calls: most calls, including those of earlier runs in the folder; null is no limit.
+        max_tokens: most tokens of requests and replies, likewise, by the server's count, or else estimated as
+            one for 4 characters.
         parallel: requests at a time.
         timeout: seconds without an answer before an attempt counts as failed.
         retries: further attempts after a timeout or a failure that may pass.
-        problems: how often each way occurred in which a reply is no verdict.
-        instructing: how many sentences of each answer read like an instruction to a judge, by id.
+        problems: number of replies without a verdict, for each reason.
+        instructing: number of sentences of each answer that read like an instruction to a judge, by id.
 
     Raises:
         UserError: no ``url`` or ``model``, an unusable ``prompt``, no openai; the server refuses the key, the
@@ -108,7 +108,7 @@ class OpenAIJudge(Judge):
         )  # fmt: skip
 
     def judge(self, answers: Sequence[Answer]) -> list[list[Ruling]]:
-        """As :meth:`Judge.judge`; the first call logs the number of requests and the limits."""
+        """Judge like :meth:`Judge.judge`; the first call logs the number of requests and the limits."""
         requests = [(place, one) for place, each in enumerate(answers) for one in _requests(each)]
         for _, one in requests:
             if _INSTRUCTION.search(one.sentence):
@@ -126,7 +126,7 @@ class OpenAIJudge(Judge):
         return rulings
 
     def lines(self) -> list[str]:
-        """Calls and tokens, replies that could not be used, and sentences that speak to a judge."""
+        """Report calls and tokens, replies that could not be used, and sentences that speak to a judge."""
         calls, budget = self.calls, self.calls.budget
         by = f", {count(calls.estimated, 'call')} by an estimate" if calls.estimated else ""
         told = [
@@ -144,7 +144,7 @@ class OpenAIJudge(Judge):
         return told
 
     def _instructions(self) -> str:
-        """The system message: our own, or the file's."""
+        """Read the system message: our own, or the file's."""
         if self.prompt is None:
             return (resources.files("probers.datagen.judges") / "openai.txt").read_text("utf-8")
         try:
@@ -190,7 +190,7 @@ def _text(answer: Answer, unit: int) -> str:
 
 
 def _requests(answer: Answer) -> Iterator[_Request]:
-    """The sentences that hold units; one that reaches further takes the sentences up to its end."""
+    """Yield the sentences that hold units; one that reaches further takes the sentences up to its end."""
     borders = split_sentences(answer.text)
     units: dict[tuple[int, int], list[int]] = {}
     for place, unit in enumerate(answer.units):
@@ -203,7 +203,7 @@ def _requests(answer: Answer) -> Iterator[_Request]:
 
 
 def _content(request: _Request, passages: Sequence[Passage]) -> str:
-    """The user's message: one JSON object, whatever the texts in it say."""
+    """Make the user's message: one JSON object, whatever the texts in it say."""
     answer = request.answer
     found = [f"{passage.title}: {passage.text}" if passage.title else passage.text for passage in passages]
     if reference := _beginning(answer.reference):
@@ -215,7 +215,7 @@ def _content(request: _Request, passages: Sequence[Passage]) -> str:
 
 
 def _beginning(sentences: Sequence[str]) -> str:
-    """As many whole sentences as a request may hold."""
+    """Take as many whole sentences as a request may hold."""
     kept: list[str] = []
     words = 0
     for sentence in sentences:

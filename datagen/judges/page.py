@@ -21,14 +21,14 @@ from .base import VERDICT_OF, WRONG, Verdict
 _UNKNOWN = 15
 #: Characters shown of the end of a prompt, and of a sentence before and after the mark.
 _PROMPT, _BEFORE, _AFTER = 300, 600, 400
-#: Each verdict with its sign and key, so that colour is not all that tells them apart.
+#: Sign and key of each verdict, so that colour is not the only difference.
 _SIGNS: dict[Verdict, tuple[str, str]] = {
     "supported": ("✓", "s"), "contradicted": ("✗", "c"), "unknown": ("?", "u"),
 }  # fmt: skip
 
 
 class Drawn(NamedTuple):
-    """A judged part of a text; ``kind`` is the list that it stands in."""
+    """Judged part of a text; ``kind`` is the name of its list."""
 
     text: Text
     kind: str
@@ -40,7 +40,7 @@ class Drawn(NamedTuple):
 
     @property
     def entry(self) -> dict[str, Any]:
-        """The part as a labelled text has it."""
+        """Make the part's entry in a labelled text."""
         ranges = [list(pair) for pair in self.mark.ranges]
         place: dict[str, Any] = {"ranges": ranges}
         if len(ranges) == 1:
@@ -52,7 +52,7 @@ class Drawn(NamedTuple):
 def draw_verdicts(texts: Sequence[Text], count: int = 100, seed: int = 0) -> list[Drawn]:
     """Draw decided parts by seed, half of each verdict as far as there are any, and some unknown ones.
 
-    The same are drawn from the texts in any order. Parts of one text follow each other, in reading order. Of
+    The same are drawn from the texts in any order. Parts of one text follow each other in reading order. Of
     parts that overlap only the first may be drawn, since they could not be given different verdicts.
     """
     found: dict[Verdict, list[tuple[int, Drawn]]] = {verdict: [] for verdict in WRONG}
@@ -78,7 +78,7 @@ def draw_verdicts(texts: Sequence[Text], count: int = 100, seed: int = 0) -> lis
 
 
 def _apart(marks: Sequence[Mark]) -> list[Mark]:
-    """Marks that begin after the end of all earlier ones."""
+    """Keep the marks that begin after the end of all earlier ones."""
     kept: list[Mark] = []
     for mark in marks:
         if not kept or mark.start >= kept[-1].end:
@@ -93,10 +93,10 @@ def reading_page(texts: Sequence[Text], *, about: Mapping[str, str], count: int 
         texts: judged texts, as :class:`~probers.data.texts.TextSource` reads them.
         about: facts for the head.
         count: decided spans and sentences to draw, half of each verdict; up to 15 unknown ones are added.
-        seed: of the draw.
+        seed: seed of the draw.
 
-    The page saves what was read as ``hand.jsonl``, labelled texts with the drawn parts alone, for
-    ``probers-judge agreement``. Choices are kept in the browser under a name made of the page's content.
+    The page saves the verdicts read as ``hand.jsonl``, labelled texts with the drawn parts alone, for
+    ``probers-judge agreement``. Choices are kept in the browser under a name made from the page's content.
     """
     drawn = draw_verdicts(texts, count, seed)
     data = _data(drawn)
@@ -108,7 +108,7 @@ def reading_page(texts: Sequence[Text], *, about: Mapping[str, str], count: int 
 
 
 def _data(drawn: Sequence[Drawn]) -> str:
-    """The lines of hand.jsonl without their parts, and the parts, as JSON that ends no element of HTML."""
+    """Encode the lines of hand.jsonl without parts, and the parts, as JSON that ends no element of HTML."""
     lines: dict[str, dict[str, Any]] = {}
     for each in drawn:
         lines.setdefault(each.text.id, _line(each.text))
@@ -119,7 +119,7 @@ def _data(drawn: Sequence[Drawn]) -> str:
 
 
 def _line(text: Text) -> dict[str, Any]:
-    """A text in our layout, without its parts and without what it does not say."""
+    """Convert a text to our layout, without its parts and without empty fields."""
     asked = {"messages": list(text.messages)} if text.messages else {"prompt": text.prompt}
     rest = {
         "passages": list(text.passages), "group": text.group, "split": text.split, "writer": text.writer,
@@ -130,7 +130,7 @@ def _line(text: Text) -> dict[str, Any]:
 
 
 def _shown(drawn: Drawn) -> dict[str, Any]:
-    """A part as the template shows it: the sentence with the part marked, and the one before it."""
+    """Convert a part for the template: the sentence with the part marked, and the one before it."""
     text, mark = drawn.text.answer, drawn.mark
     start, end = mark.start, mark.end
     spans = split_sentences(text)
@@ -152,7 +152,7 @@ def _shown(drawn: Drawn) -> dict[str, Any]:
 
 
 def _pieces(text: str, start: int, end: int, mark: Mark) -> list[tuple[str, bool]]:
-    """Cut text[start:end] into pieces, and whether each is marked."""
+    """Cut text[start:end] into pieces; tell whether each is marked."""
     pieces = []
     for low, high in mark.ranges:
         pieces += [(text[start:low], False), (text[low:high], True)]

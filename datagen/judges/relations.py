@@ -1,7 +1,7 @@
-"""Facts that a text states of its subject in one of a few forms: born, died, released, made by, of a country.
+"""Facts that a text states of its subject in some fixed forms: born, died, released, made by, of a country.
 
-Only relations with one value each are read, so that another value contradicts: who was born in 1950 was not
-born in 1931, but who played for one club may have played for another.
+Only relations with one value each are read, so that another value contradicts. A person born in 1950 was not
+born in 1931, but a player of one club may have played for another.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import NamedTuple
 from probers.entities import Entity
 from probers.text import is_stop_word, split_sentences
 
-#: Verbs of what happened once, with the relation that they state of a time or place.
+#: Verbs of events that happen once, with the relation that they state of a time or place.
 _ONCE = {
     name: re.compile(rf"\b(?:{verbs})\b")
     for name, verbs in {
@@ -32,7 +32,7 @@ _ONCE = {
         "signed": "signed|ratified",
     }.items()
 }
-#: The relations of those that have one place; a film may open in several.
+#: Relations with one place; a film may open in several.
 _ONE_PLACE = ("born", "died", "happened", "set", "based", "signed")
 #: Verbs of makers: "written and directed by".
 _MAKING = (
@@ -40,29 +40,29 @@ _MAKING = (
     "illustrated|authored|co-written|recorded"
 )
 _BY = re.compile(rf"\b((?:{_MAKING})(?:(?:,\s|,?\sand\s)(?:{_MAKING}))*)\sby\b")
-#: Other words before a row of names, and the relation of the subject to these.
+#: Other words before a row of names, and the relation of the subject to these names.
 _NAMED = {
     "starring": re.compile(r"\b(?:starring|stars)\b"),
     "work by": re.compile(
         r"\b(?:song|single|album|EP|novel|book|painting|poem|play|opera|film|series|composition)\sby\b"
     ),
 }
-#: What may stand between a verb and its time or place, other entities aside.
+#: Words that may stand between a verb and its time or place, other entities aside.
 _LINK = re.compile(
     r"(?:[\s,(]|\b(?:on|in|at|from|near|around|about|circa|c|early|late|the|city|town|village|of|and|as|year|month|"
     r"raised|worldwide)\b)*"
 )
-#: What may stand before the first name of a row, and between names.
+#: Words that may stand before the first name of a row, and between names.
 _BEFORE_ROW = re.compile(r"\s*(?:[a-z-]+\s){0,4}")
 _WITHIN_ROW = re.compile(r"(?:[\s,&]|\band\b)*")
 _COPULA = re.compile(r"\b(?:is|was|are|were)\s(?:an?|the|one of the)\s")
-#: Where the noun phrase behind "is a" ends.
+#: End of the noun phrase after "is a".
 _PHRASE_END = re.compile(
     r"[.;:,(]|\b(?:who|that|which|where|when|by|for|from|with|and|about|based|located|to|of|in|at|on)\b"
 )
 _PLACED = re.compile(r"\b(?:in|located in|situated in|of)\s(?:[a-z-]+\s){0,3}$")
 _LIFE = re.compile(r"\(\s?(?:[^()\d]*?)$")
-#: Words before a verb after which it may be said of something else.
+#: Words before a verb that may give it another subject.
 _OTHERS = re.compile(
     r"\b(?:his|her|their|whose|which|who|that|brother|sister|father|mother|son|daughter|wife|husband|sequel|"
     r"original|adaptation)\b",
@@ -75,7 +75,7 @@ IN_COUNTRY, IN_PLACE = "in the country", "in"
 
 
 class Fact(NamedTuple):
-    """A relation of the text's subject to an entity of the text; countries are told by their own name."""
+    """Relation of the text's subject to an entity of the text; countries have their own name."""
 
     relation: str
     entity: Entity
@@ -125,7 +125,7 @@ def _when_or_where(relation: str, entity: Entity) -> Iterator[Fact]:
 
 
 def _life(text: str, inside: Sequence[Entity]) -> Iterator[Fact]:
-    """Dates of "Name (1815 – 1852)"."""
+    """Find the dates of "Name (1815 – 1852)"."""
     times = [e for e in inside if e.type in _TIMED]
     for first, last in pairwise(times):
         dash = re.fullmatch(r"\s?[–—-]\s?", text[first.end : last.start])
@@ -141,7 +141,7 @@ def _is_of_subject(
 ) -> bool:
     """Tell whether the words before a verb name the subject, by name, pronoun or nothing, and nobody else.
 
-    Of ``makers`` others may stand before: "is a film directed by John Hill and starring ..".
+    With ``makers`` other names may stand before: "is a film directed by John Hill and starring ..".
     """
     lead = text[start:cue]
     if _OTHERS.search(lead):
@@ -176,7 +176,7 @@ def _linked(text: str, cue: int, entity: Entity, inside: Sequence[Entity]) -> bo
 
 
 def _row(text: str, place: int, inside: Sequence[Entity]) -> Iterator[Entity]:
-    """The names in a row from ``place`` on; a nationality and some words may describe the first."""
+    """Yield the names in a row from ``place`` on; a nationality and some words may describe the first."""
     gap = _BEFORE_ROW
     for entity in inside:
         if entity.start < place:
@@ -190,7 +190,7 @@ def _row(text: str, place: int, inside: Sequence[Entity]) -> Iterator[Entity]:
 
 
 def _copula(text: str, place: int, end: int, inside: Sequence[Entity]) -> Iterator[Fact]:
-    """Nationality and year of "is a 1994 American film", and the country of "is a village in Peru"."""
+    """Find nationality and year of "is a 1994 American film", and the country of "is a village in Peru"."""
     phrase = _PHRASE_END.search(text, place, end)
     stop = phrase.start() if phrase else end
     for entity in inside:
@@ -217,5 +217,5 @@ def _countries() -> dict[str, str]:
 
 
 def country_of(name: str) -> str:
-    """The country of its name, short form or adjective ("Welsh" is Wales); "" for anything else."""
+    """Find the country of its name, short form or adjective ("Welsh" is Wales); "" for anything else."""
     return _countries().get(re.sub(r"^the\s", "", name.strip().lower()), "")

@@ -1,4 +1,4 @@
-"""Replies of a judge, read strictly: what is not exactly as it was asked for becomes no verdict."""
+"""Strict reading of a judge's replies: any deviation from the requested form becomes no verdict."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from .base import Verdict
 
-#: What can be wrong with a reply, or with what it says of a span.
+#: Problems of a reply, or of its entry for a span.
 TIMEOUT, REFUSED = "no answer in time", "refused"
 NO_JSON, SHAPE = "reply without JSON", "reply of another shape"
 NOT_ASKED, WORD = "span that was not asked for", "word that is no verdict"
@@ -36,12 +36,12 @@ class _Verdicts(_Strict):
 
 
 class Reading(NamedTuple):
-    """What a reply says of the spans.
+    """Content of a reply about the spans.
 
     Attributes:
         verdicts: those that count.
-        problems: why each other span has none.
-        counts: how often each problem occurs: once for a whole reply, else once for each span.
+        problems: reason why each other span has none.
+        counts: number of times each problem occurs: once for a whole reply, else once for each span.
     """
 
     verdicts: dict[str, Verdict]
@@ -50,12 +50,12 @@ class Reading(NamedTuple):
 
 
 def unread(spans: Sequence[str], problem: str) -> Reading:
-    """Make the reading of a reply that says nothing usable."""
+    """Make the reading of a reply without anything usable."""
     return Reading({}, dict.fromkeys(spans, problem), Counter([problem]))
 
 
 def read_reply(text: str, spans: Sequence[str]) -> Reading:
-    """Read what a reply says of the spans that it was asked for, each of which is named once."""
+    """Read the entries of a reply on the requested spans; it must name each span once."""
     try:
         entries = _Verdicts.model_validate(_object(text)).verdicts
     except (ValidationError, _RepeatedKeyError):
@@ -77,11 +77,11 @@ def read_reply(text: str, spans: Sequence[str]) -> Reading:
 
 
 class _RepeatedKeyError(ValueError):
-    """An object names a key twice, and only one of its values would be read."""
+    """Error for an object that names a key twice, as only one of its values would be read."""
 
 
 def _object(text: str) -> Any:
-    """The JSON of a reply: all of it, its only fenced block, or its outermost braces (ValueError)."""
+    """Parse the JSON of a reply: all of it, its only fenced block, or its outermost braces (ValueError)."""
     text = text.rpartition("</think>")[2].strip()
     fenced = _FENCE.findall(text)
     braces = text[text.find("{") : text.rfind("}") + 1]

@@ -14,7 +14,7 @@ from .base import recorded, span_needs, token_states
 
 
 class WrittenSpan(NamedTuple):
-    """A labelled span: its columns, the generation that wrote it, and its ascending tokens there."""
+    """Labelled span: its columns, the generation that wrote it, and its ascending tokens there."""
 
     columns: Mapping[str, Any]
     generation: Generation
@@ -26,10 +26,10 @@ def read_again(
 ) -> Iterator[tuple[dict[str, Any], list[np.ndarray]]]:
     """Yield a row and its states (layers, d) for each token of spans and of up to ``before`` tokens ahead.
 
-    All spans are read in one call of the model, each from where its row begins to the span's last token. The
-    rows are those of labelled tokens: ``mark`` and ``inside`` are 1 in the span, whose ``token_wrong`` is its
-    label, and tokens before it are undecided (-1). States of the written tokens are those of the generation,
-    whose prompt ends where the article was cut. Tokens of the prompt look back at nothing but the prompt.
+    All spans are read in one call of the model, each from the beginning of its row to the span's last token.
+    The rows are those of labelled tokens: in the span ``mark`` and ``inside`` are 1 and ``token_wrong`` is
+    the span's label; tokens before it are undecided (-1). States of written tokens are those of the
+    generation, whose prompt ends where the article was cut. Tokens of the prompt attend to the prompt only.
     """
     requests = [_request(span, before) for span in spans]
     prompts, texts, added = zip(*requests, strict=True)
@@ -52,9 +52,9 @@ def read_again(
 
 
 def _request(span: WrittenSpan, before: int) -> tuple[str, list[int], int]:
-    """Prompt, token ids to read after it, and how many of these come before the generation's own."""
+    """Return prompt, token ids to read after it, and the number of these before the generation's own."""
     made = span.generation
-    # A prompt of no characters cannot be read from.
+    # An empty prompt cannot be read from.
     first = next((i for i, (start, _) in enumerate(made.prompt_offsets) if start > 0), len(made.prompt_ids))
     start = max(first, len(made.prompt_ids) - max(0, before - span.tokens[0]))
     prompt = made.prompt if start == len(made.prompt_ids) else made.prompt[: made.prompt_offsets[start][0]]

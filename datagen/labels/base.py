@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Examples:
-    """Rows for the store with their states, a (layers, width) array of each feature, and what gave none.
+    """Rows for the store with their states, a (layers, width) array of each feature, and work without rows.
 
-    ``tokens`` counts what the model wrote for them.
+    ``tokens`` counts the tokens that the model wrote for them.
     """
 
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -45,7 +45,7 @@ class Examples:
         self.states.append(states)
 
     def leave_out(self, id: str, reason: str, **evidence: str) -> None:
-        """Note work that gave no row; reasons are counted by their words up to a colon."""
+        """Note work that gave no row; reasons are counted by their words before a colon."""
         self.left_out.append({"id": id, "reason": reason, **evidence})
 
     def extend(self, more: Examples) -> None:
@@ -55,11 +55,11 @@ class Examples:
         self.tokens += more.tokens
 
     def labels(self) -> dict[str, int | None]:
-        """The label of each span, None for what was left out, by id."""
+        """Map the id of each span to its label, None for spans left out."""
         return {span_of(row): row["correct"] for row in self.rows} | {o["id"]: None for o in self.left_out}
 
     def sort(self, names: Sequence[str]) -> None:
-        """Sort by the place in ``names`` of the ids of their spans."""
+        """Sort rows by the place of their spans' ids in ``names``."""
         place = {name: i for i, name in enumerate(names)}
         order = sorted(range(len(self.rows)), key=lambda i: place[span_of(self.rows[i])])
         self.rows = [self.rows[i] for i in order]
@@ -69,16 +69,16 @@ class Examples:
 
 #: Files of word vectors trained on the run's articles, and of their checksum.
 VECTORS = ("vectors.bin", "vectors.json")
-#: Judged answers of ``--source judged`` as they are made, one after the other.
+#: Journal of the judged answers of ``--source judged``, in the order in which they are made.
 JOURNAL = "judged.unfinished.jsonl"
 #: Makes the builder from the model (None for a merge, which has the examples), needs and the run's folder.
 Make = Callable[[CausalLM | None, Needs, Path], "LabelBuilder"]
 
 
 class Prepared(NamedTuple):
-    """A source whose inputs are read: its builder is still to be made.
+    """Source with its inputs read; its builder is still to be made.
 
-    ``files`` are its inputs, which a resumed run must find unchanged, and ``record`` more to find so.
+    ``files`` are its inputs and ``record`` is further data; a resumed run must find both unchanged.
     """
 
     make: Make
@@ -86,29 +86,29 @@ class Prepared(NamedTuple):
     record: Mapping[str, Any] = {}
 
 
-#: Reasons for leaving out a prompt that the model skipped, and a question no passage of which can be shown.
+#: Reasons for leaving out a prompt that the model skipped, and a question without a passage that fits.
 TOO_LONG = "too long: the prompt exceeds the model's context"
 NO_ROOM = "no passage fits: the context is too short for any that was found"
 
 
 def span_of(row: Mapping[str, Any]) -> str:
-    """Unit in which a row is counted: its span, which the rows of pool "tokens" share, or itself."""
+    """Name the unit in which a row is counted: its span, which rows of pool "tokens" share, or itself."""
     return str(row.get("span", row["id"]))
 
 
 class LabelBuilder(ABC):
-    """A source of labelled examples.
+    """Source of labelled examples.
 
     Attributes:
-        item_name, unit_name: what a progress bar counts, and a piece of work: "article", "cut".
-        wrong_name: what a label of 0 is called.
-        pools: poolings that it has states for.
-        speaks: the language of what it reads can be another than English (option ``language``).
-        position: which tokens are read, for the FeatureSpec.
-        balance_by: columns for each of whose values labels are balanced, "split" first.
-        parts: number of values that the others have within a split.
-        lm: None where the examples are made already, and :meth:`build` is not asked.
-        prompt: a chat prompt is bound to the model's own template.
+        item_name, unit_name: names of an item of the progress bar, and of a piece of work: "article", "cut".
+        wrong_name: name of the label 0.
+        pools: poolings for which it has states.
+        speaks: True if its texts may be in another language than English (option ``language``).
+        position: tokens that are read, for the FeatureSpec.
+        balance_by: columns; labels are balanced for each of their values, "split" first.
+        parts: number of values of the other columns within a split.
+        lm: None if the examples exist already and :meth:`build` is not called.
+        prompt: prompt template; a chat prompt is bound to the model's own template.
     """
 
     item_name: ClassVar[str]
@@ -142,34 +142,34 @@ class LabelBuilder(ABC):
         """Largest possible number of items, None if unknown."""
 
     def rows(self) -> int | None:
-        """Estimate the rows of the store; None where that shows only as the model writes."""
+        """Estimate the rows of the store; None if only the model's texts show their number."""
         return None
 
     @abstractmethod
     def units(self) -> Iterator[Any]:
-        """Yield the pieces of work once, in an order that depends on the configuration alone.
+        """Yield the pieces of work once, in an order that depends on the configuration only.
 
-        Each has ``group``, ``split``, and an ``id`` by which it is known to be done.
+        Each has ``group``, ``split``, and an ``id`` by which finished work is known.
         """
 
     @abstractmethod
     def names(self, units: Sequence[Any]) -> list[str]:
-        """Ids of all spans that may come of some units, in the order of the store."""
+        """List the ids of all spans that may come from some units, in the order of the store."""
 
     def unit_of(self, name: str) -> str:
-        """Name the piece of work that a span of :meth:`names` comes of, for the progress bar."""
+        """Name the piece of work that a span of :meth:`names` comes from, for the progress bar."""
         return name
 
     @abstractmethod
     def build(self, units: Sequence[Any], known: Mapping[str, int | None]) -> Iterator[Examples]:
-        """Generate for some units and label the result, batch by batch as the model makes them.
+        """Generate for some units and label the results, batch by batch as the model makes them.
 
-        What ``known`` has the labels of (:meth:`Examples.labels`) is not made again; the rest comes out the
+        Spans with labels in ``known`` (:meth:`Examples.labels`) are not made again; the others come out the
         same.
         """
 
     def conclude(self, store: FeatureStore) -> list[str]:
-        """Set labels that depend on all examples, once these are made; returns notes. Repeating is safe."""
+        """Set labels that depend on all examples, once these are made; return notes. Repeating is safe."""
         return []
 
     def page(self, store: FeatureStore, about: Mapping[str, str], seed: int) -> str:
@@ -179,17 +179,17 @@ class LabelBuilder(ABC):
 
     @abstractmethod
     def summarise(self, store: FeatureStore) -> tuple[dict[str, Any], list[str]]:
-        """Figures for the manifest and lines to print, from all rows and what was left out."""
+        """Make figures for the manifest and lines to print, from all rows and the work left out."""
 
 
 def span_needs(needs: Needs, *, attention: bool = True) -> Needs:
-    """Needs of a generation from which the features of the same needs can be computed for any span."""
+    """Choose needs of a generation from which the features of ``needs`` can be computed for any span."""
     features = tuple(dict.fromkeys(_kept(needs).values()))
     return recorded_needs(replace(needs, features=features), attention=attention)
 
 
 def _kept(needs: Needs) -> dict[Feature, Feature]:
-    """For each feature what is recorded: what is read at the same places is recorded once for all of them."""
+    """Map each feature to the recorded one; features read at the same places are recorded once for all."""
 
     def places(feature: Feature) -> tuple[Any, ...]:
         return feature.layers, feature.site, feature.of_mind
@@ -205,9 +205,9 @@ def span_rows(
 ) -> Iterator[tuple[int, dict[str, Any], list[np.ndarray]]]:
     """Yield one row for ascending ``tokens``, or with pool "tokens" (of all features or none) one for each.
 
-    A row is the token's index in the span (-1 when pooled), its columns with ``n_tokens`` and the signals
-    before it of the whole span, and of each feature states (layers, d), or (1, 2 d) for "mind". The
-    generation was recorded with :func:`span_needs`.
+    A row is the token's index in the span (-1 when pooled), its columns with ``n_tokens`` and the signals of
+    the whole span and of the moment before it, and for each feature states (layers, d), or (1, 2 d) for
+    "mind". The generation was recorded with :func:`span_needs`.
     """
     spans = [
         (feature.pool, span_of_tokens(generation.states[kept], tokens, kept.pool, feature.pool))
@@ -222,7 +222,7 @@ def span_rows(
 
 
 def token_states(generation: Generation, needs: Needs) -> list[np.ndarray]:
-    """States (n, layers, d) of every token, of each feature of pool "tokens"."""
+    """Return states (n, layers, d) of every token, for each feature of pool "tokens"."""
     everything = range(len(generation.token_ids))
     return [
         span_of_tokens(generation.states[kept], everything, kept.pool, feature.pool)
@@ -231,17 +231,17 @@ def token_states(generation: Generation, needs: Needs) -> list[np.ndarray]:
 
 
 def recorded_needs(needs: Needs, *, attention: bool = True) -> Needs:
-    """Needs of what :func:`recorded` describes; without ``attention`` the signals of it are missing."""
+    """Choose the needs of :func:`recorded`; without ``attention`` its signals are missing."""
     return replace(needs, attention=attention, top=True)
 
 
 def recorded(
     generation: Generation, tokens: Sequence[int] | None = None, *, first: int | None = None
 ) -> dict[str, Any]:
-    """The columns that describe a generation itself: its text, length and token signals.
+    """Make the columns that describe a generation itself: its text, length and token signals.
 
-    The signals are of the ascending ``tokens``, by default all, and of the moment before ``first``, by
-    default their first; ``surprise`` is of the whole text. The generation was recorded with
+    The signals are those of the ascending ``tokens``, by default of all, and of the moment before ``first``,
+    by default the first of them. ``surprise`` is of the whole text. The generation was recorded with
     :func:`recorded_needs`.
     """
     part = list(range(len(generation.token_ids)) if tokens is None else tokens)
@@ -264,7 +264,7 @@ def recorded(
 _REASON = "balance: more of its label than of the other"
 _ENOUGH = "balance: its split has enough of its label"
 
-#: The values of the columns that a span is balanced by, and its label.
+#: Values of the columns that a span is balanced by, and its label.
 _Kind = tuple[tuple[str, ...], int]
 
 
@@ -275,8 +275,8 @@ def _kinds(rows: Iterable[Mapping[str, Any]], by: Sequence[str]) -> dict[str, _K
 class Quotas:
     """Wanted and present numbers of examples of each label in every split.
 
-    ``wanted`` has examples by split, of both labels and all parts together; UserError for a number that they
-    cannot share evenly. ``by`` and ``parts`` are as of :class:`LabelBuilder`.
+    ``wanted`` has examples by split, of both labels and all parts together; UserError for a number that
+    cannot be shared evenly. ``by`` and ``parts`` are as in :class:`LabelBuilder`.
     """
 
     def __init__(self, wanted: Mapping[str, int], *, by: Sequence[str], parts: int) -> None:
@@ -294,7 +294,7 @@ class Quotas:
         return bool(self._wanted)
 
     def of(self, split: str) -> int | None:
-        """Examples wanted of each label and part of a split; None without a quota."""
+        """Return the examples wanted of each label and part of a split; None without a quota."""
         return self._wanted.get(split)
 
     def count(self, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -309,17 +309,17 @@ class Quotas:
 
     @property
     def all_full(self) -> bool:
-        """Tell whether nothing more is wanted of any split."""
+        """Tell whether no split wants more examples."""
         return all(map(self.full, SPLITS))
 
 
 def balance(store: FeatureStore, *, by: Sequence[str], seed: int, quotas: Quotas | None = None) -> list[str]:
-    """Drop examples until both labels are equally frequent, and a split with a quota has no more than that.
+    """Drop examples until both labels are equally frequent, and no split exceeds its quota.
 
-    Labels are balanced for each of the values of the columns ``by``. Rows of one span (pool "tokens") stay or
-    go together, and what goes joins what the shards left out. Doing it all again changes nothing: a run that
-    was killed in between ends as one that was not. Of the more frequent label those with the smallest hashes
-    stay; in a split with a quota the first, which are the same however much was made beyond them. Returns
+    Labels are balanced for each value of the columns ``by``. Rows of one span (pool "tokens") stay or go
+    together, and dropped spans join those that the shards left out. Repeating changes nothing, so a killed
+    run ends like an uninterrupted one. Of the more frequent label the spans with the smallest hashes stay. In
+    a split with a quota the first spans stay, which are the same however many were made beyond them. Returns
     notes on labels that could not be balanced, and quotas that were not reached.
     """
     drawn: dict[tuple[str, ...], dict[int, array[int]]] = defaultdict(lambda: {0: array("Q"), 1: array("Q")})
@@ -349,7 +349,7 @@ def balance(store: FeatureStore, *, by: Sequence[str], seed: int, quotas: Quotas
     taken: Counter[_Kind] = Counter()
 
     def reason(span: str, kind: _Kind) -> str:
-        """Reason for dropping a span; asked once for each, in the store's order."""
+        """Give the reason for dropping a span; called once for each, in the store's order."""
         taken[kind] += 1
         if kind in most:
             return _ENOUGH if taken[kind] > most[kind] else ""

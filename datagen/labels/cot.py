@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Acc = Literal["tokens", "substring"]
-#: The label that needs no gold answers.
+#: Label that needs no gold answers.
 BY_ENTROPY = "semantic_entropy"
 
 
@@ -69,20 +69,20 @@ def parse_label(rule: str, acc: Acc = "tokens", matcher: EntityMatcher | None = 
     raise UserError(f"label={rule} is no label rule: choose {choices}", "unknown-choice")
 
 
-#: Columns with the scores of an answer, whatever rule labels it.
+#: Columns with the scores of an answer, whichever rule labels it.
 _SCORES = ("em", "acc", "f1")
-#: Without and with passages.
+#: Conditions: without and with passages.
 _CONDITIONS = ("closed_book", "with_passages")
-#: Right without and with passages: the cells of Probing-RAG's figure 3.
+#: Cells of Probing-RAG's figure 3, by right answers without and with passages.
 _CELLS = {"both": (1, 1), "only_with": (0, 1), "only_without": (1, 0), "neither": (0, 0)}
 
 
 @dataclass
 class CotBuilder(LabelBuilder):
-    """Generates and labels chains of thought for questions, each with a gold answer at least.
+    """Builder of labelled chains of thought for questions with at least one gold answer each.
 
-    ``k`` passages are retrieved in the second condition. With a seed ``shuffle`` questions are asked in an
-    order that it draws, whatever order they come in.
+    ``k`` passages are retrieved in the second condition. A seed ``shuffle`` draws the order of the questions,
+    whatever order they come in.
     """
 
     lm: CausalLM | None
@@ -109,10 +109,10 @@ class CotBuilder(LabelBuilder):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.position = position_of(self.part)
-        # Until all entropies are known, labels by them are exact match.
+        # Labels by entropy are exact match until all entropies are known.
         unlabelled = self.label == BY_ENTROPY
         self._right = parse_label("em" if unlabelled else self.label, self.acc, self.matcher)
-        # A table of heads that learnt without gold answers shows how they rank by these, where all have some.
+        # Heads trained without gold answers are also ranked by gold answers, if all questions have some.
         self._gold = unlabelled and all(question.answers for question in self.asked.questions)
         self._detectors = None
         if self.draws is not None:
@@ -158,7 +158,7 @@ class CotBuilder(LabelBuilder):
 
     @staticmethod
     def _draws(settings: Datagen) -> Draws | None:
-        """Settings of the samples; None where none are drawn (UserError: too few, or no use for them)."""
+        """Return settings of the samples; None without samples (UserError: too few, or no use for them)."""
         if settings.label == BY_ENTROPY:
             if settings.balance_to:
                 told = f"label={BY_ENTROPY} is known only when all examples are made"
@@ -227,7 +227,7 @@ class CotBuilder(LabelBuilder):
                 if opens and found[place] and not passages:
                     examples.leave_out(names[index], NO_ROOM)
                     continue
-                if not generation.token_ids:  # there is no state
+                if not generation.token_ids:  # no state exists
                     skipped = generation.stop == "skipped"
                     examples.leave_out(names[index], TOO_LONG if skipped else "empty answer")
                     continue
@@ -243,7 +243,7 @@ class CotBuilder(LabelBuilder):
             yield examples
 
     def _read_part(self, generation: Generation) -> tuple[dict[str, Any], list[np.ndarray]] | None:
-        """Signals and states of the part of a text that is read; None where it has no token."""
+        """Compute signals and states of the read part of a text; None if it has no token."""
         if self.part == "both":
             return recorded(generation), list(generation.states.values())
         span = part_of(generation.text, self.part)
@@ -256,7 +256,7 @@ class CotBuilder(LabelBuilder):
     def _judged(
         self, units: Sequence[Question], names: Sequence[str], made: Mapping[int, Generation]
     ) -> dict[int, dict[str, Any]]:
-        """Columns of the detectors that draw or ask, of each answer with a token by its place."""
+        """Compute columns of the detectors that draw or ask, by place of each answer with a token."""
         written = [index for index, generation in made.items() if generation.token_ids]
         if self._detectors is None or not written:
             return {}
@@ -269,7 +269,7 @@ class CotBuilder(LabelBuilder):
         return dict(zip(written, self._detectors.columns(self.lm, asked), strict=True))
 
     def conclude(self, store: FeatureStore) -> list[str]:
-        """With ``label=semantic_entropy``, label answers by the best cut of the training texts' entropies."""
+        """Label answers by the best cut of the training texts' entropies if ``label=semantic_entropy``."""
         if self.label != BY_ENTROPY:
             return []
         tables = list(store.tables(["split", BY_ENTROPY]))
@@ -307,7 +307,7 @@ class CotBuilder(LabelBuilder):
         }  # fmt: skip
 
     def summarise(self, store: FeatureStore) -> tuple[dict[str, Any], list[str]]:
-        """Scores per data set and condition, and whom retrieval helps, hurts or leaves."""
+        """Compute scores per data set and condition, and the shares that retrieval helps, hurts or leaves."""
         scores: dict[tuple[str, str], list[tuple[float, ...]]] = {}
         known: dict[tuple[str, str], list[int]] = {}
         both: dict[str, dict[str, int]] = {}

@@ -1,7 +1,7 @@
-"""Labels of what the model really says: it writes long answers, and a judge gives verdicts on their parts.
+"""Labels of long answers that the model writes: a judge gives verdicts on their parts.
 
-The states are those of the pass that wrote the answer. Entities that the prompt or the answer has named
-before are not judged: the model copies them.
+The states are those of the pass that wrote the answer. Entities named before in the prompt or the answer are
+not judged, because the model copies them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 JudgedUnits = Literal["entities", "sentences", "both"]
-#: Why a unit is not judged.
+#: Reasons for not judging a unit.
 _UNJUDGED = _PROMPTED, _BEFORE, _REPEATED, _CUT = (
     "named in the prompt", "named before in the answer", "in a repeated sentence",
     "cut off by max_new_tokens",
@@ -53,7 +53,7 @@ _UNJUDGED = _PROMPTED, _BEFORE, _REPEATED, _CUT = (
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """One answer to a topic: the greedy one is number 0, the others are drawn."""
+    """Answer to a topic: the greedy one is number 0, the others are drawn."""
 
     topic: Topic
     number: int
@@ -73,16 +73,16 @@ class _Asked:
 
 @dataclass
 class JudgedBuilder(LabelBuilder):
-    """Writes answers, has their entities or sentences judged, and pools features over the judged parts.
+    """Builder that writes answers, has entities or sentences judged, and pools features over these parts.
 
     Attributes:
-        topics: what is asked.
-        judge: gives the verdicts; unknown ones give no label.
-        unit: what an example is; "token" stores every token of an answer.
-        units_judged: what the judge is asked about.
+        topics: topics of the prompts.
+        judge: judge of the parts; its unknown verdicts give no label.
+        unit: unit of an example; "token" stores every token of an answer.
+        units_judged: units that the judge is asked about.
         answers: answers to each prompt, the first greedy, the others drawn at ``temperature`` by ``seed``.
-        folder: of the run, for the journal of judged answers.
-        part: of answers with thinking, what is judged.
+        folder: folder of the run, for the journal of judged answers.
+        part: part that is judged of answers with thinking.
     """
 
     lm: CausalLM | None
@@ -167,7 +167,7 @@ class JudgedBuilder(LabelBuilder):
                 yield _Asked(topic, number)
 
     def names(self, units: Sequence[_Asked]) -> list[str]:
-        """Each answer's own name, and one for every part that it may have: a token at least."""
+        """List each answer's own name, and one for every part that it may have, which is at least a token."""
         return [
             name for asked in units
             for name in (asked.id, *(f"{asked.id}/{self.unit}{n}" for n in range(1, self.max_new_tokens + 1)))
@@ -180,7 +180,7 @@ class JudgedBuilder(LabelBuilder):
         lm = self.lm
         assert lm is not None
         journal = Journal(self.folder / JOURNAL)
-        if (read := journal.read()).damaged or read.cut:  # by a kill; those answers are made again
+        if (read := journal.read()).damaged or read.cut:  # after a kill; those answers are made again
             journal.rewrite(read.records.values())
         done = set(map(self.unit_of, known))
         for number in range(self.answers):
@@ -199,11 +199,11 @@ class JudgedBuilder(LabelBuilder):
                 yield examples
 
     def _message(self, topic: Topic) -> str:
-        """The prompt as the user writes it; without an instruction the title begins the text."""
+        """Write the prompt as the user does; without an instruction the title begins the text."""
         return topic.prompt or self.prompt.article.format(title=topic.title) or topic.title
 
     def _judged(self, written: Mapping[_Asked, Generation]) -> tuple[Examples, list[dict[str, Any]]]:
-        """Rows of a batch once its parts are judged, and its answers as lines of labelled texts."""
+        """Make the rows of a batch once its parts are judged, and its answers as lines of labelled texts."""
         lines = []
         examples = Examples(tokens=sum(len(generation.token_ids) for generation in written.values()))
         marks, answers = dict[_Asked, list[Mark]](), dict[_Asked, Answer]()
@@ -229,7 +229,7 @@ class JudgedBuilder(LabelBuilder):
         return examples, lines
 
     def _marks(self, generation: Generation, message: str, topic: Topic) -> list[Mark]:
-        """What may be judged in an answer; the ``rule`` of what is not says why."""
+        """Mark the parts of an answer that may be judged; ``rule`` gives the reason against the others."""
         text = generation.text
         sentences, entities = list[Mark](), list[Mark]()
         told, named = set[str](), set[str]()
@@ -257,7 +257,7 @@ class JudgedBuilder(LabelBuilder):
         return sorted(chosen[self.units_judged], key=lambda mark: mark.ranges)
 
     def _line(self, asked: _Asked, answer: Answer, marks: Sequence[Mark]) -> dict[str, Any]:
-        """The answer as a line of labelled texts."""
+        """Make the line of labelled texts for an answer."""
         message = [{"role": "user", "content": answer.prompt}]
         spans, sentences = (
             [
@@ -296,7 +296,7 @@ class JudgedBuilder(LabelBuilder):
         self._rows.add(text, asked.id, generation, about, examples)
 
     def conclude(self, store: FeatureStore) -> list[str]:
-        """Write the judged answers in the order of the run, each once: a kill may have left two."""
+        """Write the judged answers in the order of the run, each once, as a kill may have left two."""
         journal = self.folder / JOURNAL
         if not journal.exists():  # concluded before
             return []
@@ -308,11 +308,11 @@ class JudgedBuilder(LabelBuilder):
         return []
 
     def page(self, store: FeatureStore, about: Mapping[str, str], seed: int) -> str:
-        """Page on which the verdicts are read and corrected by keyboard."""
+        """Make the page on which the verdicts are read and corrected by keyboard."""
         return reading_page(list(TextSource(str(self.folder / JUDGED)).all()), about=about, seed=seed)
 
     def summarise(self, store: FeatureStore) -> tuple[dict[str, Any], list[str]]:
-        """Figures of the labels, and what the judge cost or could not use."""
+        """Report figures of the labels, the judge's cost, and the replies that it could not use."""
         figures, line = self._rows.summarise(store, len(store.units))
         without = sum(not topic.reference for topic in self.topics)
         figures |= {"without_reference": without, "judge": self.judge.lines()}
@@ -321,14 +321,14 @@ class JudgedBuilder(LabelBuilder):
 
 
 def _ruled(mark: Mark, ruling: Ruling | None) -> Mark:
-    """A mark with its verdict; one that was not judged as it is."""
+    """Add the verdict to a mark; a mark that was not judged stays as it is."""
     if ruling is None:
         return mark
     return replace(mark, wrong=WRONG[ruling.verdict], rule=ruling.rule or "judge", evidence=ruling.evidence)
 
 
 def _unit(settings: Datagen) -> Unit:
-    """The unit of the examples (UserError: one that no judge speaks of, or another pool)."""
+    """Choose the unit of the examples (UserError: one that no judge supports, or another pool)."""
     unit = unit_for(settings, "span")
     if unit == "claim":
         told = "source=judged has no claims: choose unit=span, sentence, answer or token"
@@ -345,7 +345,7 @@ def _unit(settings: Datagen) -> Unit:
 
 
 def _files(value: Any) -> Iterator[str]:
-    """Files among the options of judges: a resumed run must find them unchanged."""
+    """List files among the options of judges; a resumed run must find them unchanged."""
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, (list, tuple)):
@@ -356,7 +356,7 @@ def _files(value: Any) -> Iterator[str]:
 
 
 def _topics(settings: Datagen) -> tuple[list[Topic], list[str]]:
-    """What is asked, and the files that it comes from."""
+    """Read the topics, and list their files."""
     if isinstance(settings.limit, Mapping):
         told = f"limit={shown(settings.limit)} is for source=cot: give one number with source=judged"
         raise UserError(told, "conflict")

@@ -1,4 +1,4 @@
-"""The language of a run: as asked for, that of the Wikipedia, or found in what is read."""
+"""Language of a run: as asked for, that of the Wikipedia, or found in the texts."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from probers.types import UserError
 if TYPE_CHECKING:
     from ..settings import Datagen
 
-#: Articles that are looked at, the first of those drawn.
+#: Number of articles that are looked at, the first of those drawn.
 _LOOK = 200
-#: Prompts that make one text; alone they are too short.
+#: Number of prompts that make one text; alone they are too short.
 _PROMPTS = 10
 
 
 def language_of_articles(settings: Datagen, source: ArticleSource) -> Language:
-    """The language of articles, which ``source`` still has all of (UserError: not supported, or several)."""
+    """Find the language of articles; ``source`` must be unread (UserError: not supported, or several)."""
     if (told := _told(settings)) is not None:
         return told
     first = list(islice(source.articles, _LOOK))
@@ -33,7 +33,7 @@ def language_of_articles(settings: Datagen, source: ArticleSource) -> Language:
 
 
 def language_of_topics(settings: Datagen, topics: Sequence[Topic]) -> Language:
-    """The language of what is asked: of the reference articles, or of the prompts where there are none."""
+    """Find the language of the topics: of the reference articles, or of the prompts without any."""
     if (told := _told(settings)) is not None:
         return told
     texts = [join_sentences(topic.reference) for topic in topics[:_LOOK] if topic.reference]
@@ -42,27 +42,27 @@ def language_of_topics(settings: Datagen, topics: Sequence[Topic]) -> Language:
 
 
 def _told(settings: Datagen) -> Language | None:
-    """The language that is asked for, or that of the Wikipedia to read; None: it is to be found."""
+    """Return the language asked for, or that of the Wikipedia to read; None if it must be found."""
     wikipedia = settings.wikipedia.language if settings.articles == "wikipedia" else None
     read = None if wikipedia is None else "en" if wikipedia == "simple" else wikipedia
     if settings.language == "auto":
         return None if read is None else language_named(read, "wikipedia.language")
     if read not in (None, settings.language):
         told = f"language={settings.language} and wikipedia.language={wikipedia} differ"
-        raise UserError(f"{told}: leave language out, it is that of the Wikipedia", "conflict")
+        raise UserError(f"{told}: leave language out, as it is that of the Wikipedia", "conflict")
     return language_named(settings.language)
 
 
 def recogniser_in(kind: str, language: Language) -> Recogniser:
-    """The recogniser asked for, in a language (UserError: one for another language)."""
+    """Make the requested recogniser in a language (UserError: one for another language)."""
     plain = kind in ("rules", "auto") and not language.english
     recognise = Recogniser(f"{kind}:{language.code}" if plain else kind, fine=True)
     if recognise.language is not language:
-        told = f"recogniser={kind} is for {recognise.language.name}, the language is {language.name}"
+        told = f"recogniser={kind} is for {recognise.language.name}, but the language is {language.name}"
         raise UserError(f"{told}: name a pipeline of that language, or recogniser=rules", "mismatch")
     return recognise
 
 
 def recorded_language(language: Language) -> dict[str, Any]:
-    """What a run's record says of its language; of English nothing, as before there were others."""
+    """Record the language of a run; English is not recorded, as before there were others."""
     return {} if language is ENGLISH else {"language": language.code}

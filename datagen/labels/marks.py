@@ -22,12 +22,12 @@ from .base import Examples, recorded, recorded_needs, span_needs, span_rows, tok
 if TYPE_CHECKING:
     from ..settings import Datagen
 
-#: Reason for leaving out what ``max_tokens`` cut off.
+#: Reason for leaving out units that ``max_tokens`` cut off.
 _BEYOND = "beyond max_tokens"
 
 
 def unit_for(settings: Datagen, default: Unit) -> Unit:
-    """The unit of the examples, ``default`` where none is given (UserError: another pool, or balanced)."""
+    """Choose the unit of the examples, by default ``default`` (UserError: another pool, or balanced)."""
     tokens = "tokens" in ([settings.pool] if isinstance(settings.pool, str) else settings.pool)
     unit: Unit = settings.unit or ("token" if tokens else default)
     if (unit == "token") != tokens:
@@ -41,13 +41,13 @@ def unit_for(settings: Datagen, default: Unit) -> Unit:
 
 @dataclass
 class MarkedRows:
-    """Makes rows of texts that the model has read or written.
+    """Maker of rows from texts that the model has read or written.
 
     Attributes:
-        unit: what an example is; "token" stores every token of an answer.
+        unit: unit of an example; "token" stores every token of an answer.
         needs: features of the store.
-        part: of texts with thinking, what is read.
-        shared: tokens so far that belonged to marks of different label.
+        part: part that is read of texts with thinking.
+        shared: number of tokens so far that belonged to marks of different label.
     """
 
     unit: Unit
@@ -56,19 +56,19 @@ class MarkedRows:
     shared: int = field(default=0, init=False)
 
     def text_of(self, name: str) -> str:
-        """The name of the text that one of the ids of :meth:`marks` belongs to."""
+        """Name the text that one of the ids of :meth:`marks` belongs to."""
         text, _, part = name.rpartition("/")
         return text if part.startswith(self.unit) else name
 
     @property
     def recording(self) -> Needs:
-        """What to record of a text, so that rows can be made of it."""
+        """Needs of a text whose rows are to be made."""
         if self._whole:
             return recorded_needs(self.needs, attention=False)
         return span_needs(self.needs, attention=False)
 
     def marks(self, one: Text, name: str) -> list[tuple[str, Mark]]:
-        """Id and mark of each labelled unit of a text; the whole text stands for its tokens."""
+        """List id and mark of each labelled unit of a text; the whole text stands for its tokens."""
         part = part_of(one.answer, self.part)
         if self.unit in ("answer", "token"):
             return [(name, Mark((part or (0, 0),), one.wrong))]
@@ -78,7 +78,7 @@ class MarkedRows:
 
     @property
     def _whole(self) -> bool:
-        """One example of a whole text, whose states are pooled while it is read."""
+        """Tell whether a whole text is one example, whose states are pooled while it is read."""
         return self.unit == "answer" and self.part == "both"
 
     def add(
@@ -142,7 +142,7 @@ class MarkedRows:
             examples.add(row | signals, [each[token] for each in states])
 
     def summarise(self, store: FeatureStore, texts: int) -> tuple[dict[str, Any], str]:
-        """Figures of the labels of a store of so many texts, and a line of them with what was left out."""
+        """Compute figures of the labels of a store of so many texts; format them, with what is left out."""
         labels: Counter[int] = Counter()
         tokens: Counter[int] = Counter()
         of_tokens = ["token_wrong"] if self.unit == "token" else []

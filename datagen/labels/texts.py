@@ -1,7 +1,7 @@
-"""Labels of others: texts that exist are read by the model, and their judged parts become examples.
+"""Labels of others: the model reads existing texts, and their judged parts become examples.
 
-The unit says what an example is: a marked span, a sentence, a claim or the whole answer, pooled over its
-tokens; with pool "tokens" every token of the answer is stored with its own label.
+The unit of an example is a marked span, a sentence, a claim or the whole answer, pooled over its tokens. With
+pool "tokens" every token of the answer is stored with its own label.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from .marks import MarkedRows, unit_for
 if TYPE_CHECKING:
     from ..settings import Datagen
 
-#: Texts whose characters per token tell how large a store of tokens becomes.
+#: Number of texts whose characters per token tell the size of a store of tokens.
 _MEASURED = 100
 
 
 def _name(one: Text) -> str:
-    """Name a text among those of several files, whose ids may be the same."""
+    """Name a text among those of several files, which may have equal ids."""
     return f"{one.dataset}/{one.id}"
 
 
 @dataclass
 class TextsBuilder(LabelBuilder):
-    """Reads labelled texts in one pass each; features are pooled over the tokens of a unit.
+    """Builder that reads labelled texts in one pass each and pools features over the tokens of a unit.
 
     Attributes:
-        unit: what an example is; "token" stores every token of an answer.
+        unit: unit of an example; "token" stores every token of an answer.
         max_tokens: most tokens of an answer that are read; None reads all.
-        part: of texts with thinking, what is read and labelled.
+        part: part that is read and labelled of texts with thinking.
     """
 
     lm: CausalLM | None
@@ -152,7 +152,7 @@ class TextsBuilder(LabelBuilder):
         self._rows.add(one, _name(one), generation, about, examples, whole=self.max_tokens is None)
 
     def summarise(self, store: FeatureStore) -> tuple[dict[str, Any], list[str]]:
-        """Figures of the labels, how splits were made, and what could not be read."""
+        """Report figures of the labels, how splits were made, and the texts that could not be read."""
         survey = self.source.survey(self.unit)
         figures, line = self._rows.summarise(store, survey.texts)
         figures["lines_left_out"] = dict(self.source.left_out.counts)

@@ -1,7 +1,7 @@
 """Entity hallucination labels from articles (RaDIO; MIND for the plain continuation).
 
-An article is cut right before an entity; the model goes on; the entity at the head of what it wrote is
-compared with the article's. The states are those of the tokens of the entity, from the pass that wrote it.
+An article is cut right before an entity and the model continues it. The entity at the head of its text is
+compared with the article's. The states are those of the entity's tokens, from the pass that wrote them.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ log = logging.getLogger(__name__)
 
 #: Values of ``matcher.vectors`` that train vectors on the run's articles: always, or if there are enough.
 _OWN, _AUTO = "own", "auto"
-#: Whole words after an entity beyond which nothing was seen to make it longer ("Duke of the ..").
+#: Number of whole words after an entity beyond which none was seen to extend it ("Duke of the ..").
 _TAIL = 3
-#: Words that say nothing yet when a sentence begins with them.
+#: Words that tell nothing yet at the beginning of a sentence.
 _OPENING = frozenset(
     """a about after an and around as at before between both but by during early for from if in late mid of
     on over since that the then these this those through throughout to under until when where while
@@ -58,18 +58,18 @@ _OPENING = frozenset(
 )
 _AS_OF = re.compile(r"\b[Aa]s of$")
 _NOUN = re.compile(r"[\s-]([a-z]+)")
-#: The next word, by whether words are written with spaces; else the next character that is no kana.
+#: Next word, by whether words are written with spaces; else the next character that is no kana.
 _ANY_NOUN = {True: re.compile(r"[\s-]([^\W\d_]+)"), False: re.compile(r"([\u4e00-\u9fff])")}
 
 
 def one_sentence(text: str, borders: Borders = ENGLISH_BORDERS) -> bool:
-    """Stop rule: a second sentence has begun."""
+    """Tell whether to stop: a second sentence has begun."""
     return len(split_sentences(text, borders)) > 1
 
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """Stop rule: a second sentence has begun, or more text cannot change the entity at the head."""
+    """Stop rule for when a second sentence has begun, or more text cannot change the entity at the head."""
 
     recognise: Recognise
 
@@ -80,12 +80,12 @@ class Settled:
         if one_sentence(text, language.borders):
             return True
         entity = head_entity(text, self.recognise)
-        # The last word may be a part of one only.
+        # The last word may be incomplete.
         return entity is None or len(language.tail(text[entity.end :])) > _TAIL
 
 
 def stop_rule(recognise: Recognise, *, cheap: bool) -> Callable[[str], bool]:
-    """Choose the rule to stop by; a recogniser that is not ``cheap`` is not asked at every word."""
+    """Choose the stop rule; a recogniser that is not ``cheap`` is not called at every word."""
     if cheap:
         return Settled(recognise)
     language = language_of(recognise)
@@ -104,17 +104,16 @@ def may_go_on(generation: Generation, entity: Entity, recognise: Recognise) -> b
 def abstain(
     cut: Cut, written: Entity, text: str, match: Match, recognise: Recognise, matcher: EntityMatcher
 ) -> Match:
-    """Return the verdict, or "undecided" where a difference may be true or an equality false.
+    """Return the verdict, or "undecided" if a difference may be true or an equality false.
 
-    Stage "type": a name, a time or a number in place of one of the other two ("during the | 1930s"
-    for "Great Depression"). Stage "opening": nothing but a preposition and the like stands before it in
-    its sentence, so that the model is free to say something else ("In | 2014, he ..."). Stage "order":
-    the article has it later in the same sentence ("born in | Dublin" for "Ballinteer, Dublin").
-    Stage "modifier": one word before a noun in place of a name that stands for itself ("by a | Finnish
-    company" for "Acme"). Stage "region": the whole that the article names a part of by a direction
-    ("in | Somerset" for "North Somerset"). Stage "counted": a number of something else, be it the same
-    ("third | album" for "third wife") or another ("over | 100 years" for "30,000"). Stage "both": WordNet
-    equates the two, and the article names both.
+    Stage "type": a name, a time or a number in place of one of the other two ("during the | 1930s" for "Great
+    Depression"). Stage "opening": only a preposition or the like stands before it in its sentence, so that
+    the model is free to say something else ("In | 2014, he ..."). Stage "order": the article has it later in
+    the same sentence ("born in | Dublin" for "Ballinteer, Dublin"). Stage "modifier": one word before a noun
+    in place of a name that stands for itself ("by a | Finnish company" for "Acme"). Stage "region": the whole
+    of a part that the article names by a direction ("in | Somerset" for "North Somerset"). Stage "counted": a
+    number of something else, either the same ("third | album" for "third wife") or another ("over | 100
+    years" for "30,000"). Stage "both": WordNet equates the two, and the article names both.
     """
     language = language_of(recognise)
     article = join_sentences(cut.article.sentences)
@@ -157,7 +156,7 @@ def abstain(
 
 
 def _noun(text: str, end: int, language: Language) -> str:
-    """The lower-case word with content behind what ends at ``end``, or ""; other languages: any such word."""
+    """Find the lower-case content word right after ``end``, or "" if another word follows."""
     if not language.english:
         other = _ANY_NOUN[language.spaced].match(text, end)
         return "" if other is None or language.is_function_word(other[1]) else other[1].lower()
@@ -171,20 +170,20 @@ def _token_starts(lm: CausalLM, text: str) -> list[int]:
 
 
 def _untouched(cut: Cut) -> str:
-    """Id of the span that the article itself has after the cut."""
+    """Name the article's own span after the cut."""
     return f"{cut.id}/untouched"
 
 
 @dataclass
 class WikiBuilder(LabelBuilder):
-    """Continues cut articles and labels the entities written; features are pooled over their tokens.
+    """Builder that continues cut articles and labels the written entities, pooled over their tokens.
 
     Attributes:
-        negatives: "generated": faithful examples are entities the model wrote that mean the same as the
-            article's. "untouched": every hallucinated entity is paired with the article's own, read by the
-            model (MIND).
-        doubtful: "undecided" leaves out what the comparison cannot tell (:func:`abstain`), "compared"
-            labels it all the same (RaDIO).
+        negatives: "generated": faithful examples are entities that the model wrote and that mean the same as
+            the article's. "untouched": every hallucinated entity is paired with the article's own, read by
+            the model (MIND).
+        doubtful: "undecided" leaves out cases that the comparison cannot tell (:func:`abstain`), "compared"
+            labels them anyway (RaDIO).
         context: most tokens of the article before a cut that the model is shown.
         background: tokens before each entity whose states are stored too, with pool "tokens".
     """
@@ -304,7 +303,7 @@ class WikiBuilder(LabelBuilder):
             labels |= examples.labels()
             yield examples
         hallucinated = [cut for cut in units if labels[cut.id] == 0]
-        # They are read, and thus known, all or none.
+        # Either all or none of them are read and thus known.
         if self.negatives == "untouched" and not any(_untouched(cut) in known for cut in hallucinated):
             yield self._read_articles(lm, hallucinated, needs)
 
@@ -312,7 +311,7 @@ class WikiBuilder(LabelBuilder):
         return self.prompt.continuation(cut.article.title, cut.before)
 
     def _label(self, cut: Cut, generation: Generation, examples: Examples) -> None:
-        """Add the example, or why there is none."""
+        """Add the example, or the reason why there is none."""
         if generation.stop == "skipped":
             examples.leave_out(cut.id, TOO_LONG, gold=cut.entity.text)
             return
@@ -342,7 +341,7 @@ class WikiBuilder(LabelBuilder):
         self._add(cut, generation, written, match, "generated", examples)
 
     def _read_articles(self, lm: CausalLM, cuts: Sequence[Cut], needs: Needs) -> Examples:
-        """The entities of the articles themselves, as the model reads them."""
+        """Read the entities of the articles themselves with the model."""
         examples = Examples()
         kept, prompts, texts = [], [], []
         for cut in cuts:
@@ -358,7 +357,7 @@ class WikiBuilder(LabelBuilder):
             texts.append(tokens)
         read = lm.score(prompts, texts, needs=needs, names=[cut.id for cut in kept]) if kept else []
         for cut, generation in zip(kept, read, strict=True):
-            if generation.stop == "skipped":  # the entity is longer than what was asked of the model
+            if generation.stop == "skipped":  # the entity exceeds the tokens asked for
                 examples.leave_out(_untouched(cut), TOO_LONG, gold=cut.entity.text)
                 continue
             start = len(cut.between)
@@ -369,7 +368,7 @@ class WikiBuilder(LabelBuilder):
         return examples
 
     def _read_again(self, lm: CausalLM, examples: Examples) -> None:
-        """Add the spans that wait to be read with what stands before them."""
+        """Read the waiting spans with the tokens before them, and add their rows."""
         if self._written:
             for row, states in read_again(lm, self._written, self.needs, self.background):
                 examples.add(row, states)
@@ -401,7 +400,7 @@ class WikiBuilder(LabelBuilder):
             examples.add({"id": own, "token": index, **row, **columns}, states)
 
     def summarise(self, store: FeatureStore) -> tuple[dict[str, Any], list[str]]:
-        """Label balance, and what gave no label."""
+        """Report label balance, and the cuts without a label."""
         labels: Counter[int] = Counter()
         for table in store.tables(["correct", "token"]):
             labels.update(table["correct"][table["token"] <= 0].tolist())

@@ -1,9 +1,9 @@
-"""Threshold sweeps: replayed where a trigger judges whole answers, run again where it does not.
+"""Threshold sweeps, replayed for triggers that judge whole answers and run again for all others.
 
-A trigger that fires within an answer decides what is written from there on, so that its thresholds cannot be
-read from recorded answers (:mod:`probers.rag.compare.trajectories`); they are run. Each next one goes where
-neighbouring points of the curve lie farthest apart in retrievals per question, to the middle of the scores
-recorded so far that fire at one of the two only. The closed-book answers are one more point of each curve.
+A trigger that fires within an answer changes the text from there on. Its thresholds therefore are run, not
+read from recorded answers (:mod:`probers.rag.compare.trajectories`). The next threshold lies between the two
+neighbouring points of the curve that are farthest apart in retrievals per question: in the middle of the
+recorded scores that fire at only one of the two. The closed-book answers are another point of each curve.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class QueryTrajectory:
     """Recorded answers with one query to the questions with gold answers, and the methods that ask with it.
 
     Names are numbered where two queries differ in their options or retriever only. ``retriever`` is the
-    methods' own; None is that of all.
+    methods' own; None means the common one.
     """
 
     name: str
@@ -54,8 +54,8 @@ def record_all(
 ) -> list[QueryTrajectory]:
     """Record a trajectory for every query that an adaptive method asked with, into the folder ``out``.
 
-    Triggers of whole answers are asked about each of its answers. With ``every``, methods are included that
-    did not retrieve, which they may for other questions. The ``parts``' recorded answers are joined.
+    Triggers of whole answers score each of its answers. ``every`` also includes methods that did not
+    retrieve, because they may for other questions. The ``parts``' recorded answers are joined.
     """
     fired = [run for run in runs if run.method.adaptive and (every or run.cost("retrievals").any())]
     if not rag.max_retrievals or not fired or not len(fired[0].scored):
@@ -74,7 +74,7 @@ def record_all(
     for i, asking in enumerate(asked_alike):
         method, names = asking[0].method, tuple(run.name for run in asking)
         whole = {run.name: run.method.trigger for run in asking if _judges_whole_answers(run, every)}
-        # One pass records what all of these need; the rare one that needs another pass has no curve.
+        # One pass records the needs of all these triggers; a rare one that needs another pass has no curve.
         asked = next(iter(together(whole, method.query.needs)), {})
         others = sum(type(group[0].method.query) is type(method.query) for group in asked_alike[:i])
         name = name_of(method.query) + (f"_{others + 1}" if others else "")
@@ -126,7 +126,7 @@ def _recorded(run: PartRun, name: str) -> dict[str, Any]:
 
 
 def _judges_whole_answers(run: MethodRun, untried: bool) -> bool:
-    """Tell whether a method fires on whole answers only; ``untried`` where it did not fire at all."""
+    """Tell whether a method fires on whole answers only; return ``untried`` if it did not fire at all."""
     trigger = run.method.trigger
     if run.method.untested or trigger.before or any(map(trigger.look_ahead, run.questions)):
         return False
@@ -137,12 +137,12 @@ def _judges_whole_answers(run: MethodRun, untried: bool) -> bool:
 def at_random(
     recorded: Sequence[QueryTrajectory], runs: Mapping[str, MethodRun], comparison: Comparison
 ) -> dict[str, dict[str, Any]]:
-    """Compare every adaptive method with random retrieval with its query at its mean number of retrievals.
+    """Compare every adaptive method with random retrieval by its query at its mean number of retrievals.
 
-    Random retrieval judges whole answers, and a query that was made for the middle of one, such as the last
-    sentence, is poor there. So methods that fire within an answer, or before it, are under ``common`` also
-    set against random retrieval with the query of those that judge whole ones. The reported differences of
-    each figure are one family for Holm's correction.
+    Random retrieval judges whole answers. A query made for the middle of an answer, such as the last
+    sentence, is poor there. Methods that fire within or before an answer are therefore also compared, under
+    ``common``, with random retrieval that has the query of the methods of whole answers. The reported
+    differences of each figure are one family for Holm's correction.
     """
 
     def against(entry: QueryTrajectory, run: Outcomes) -> dict[str, Any]:
@@ -163,19 +163,19 @@ def at_random(
 
 
 def replays(recorded: Sequence[QueryTrajectory]) -> dict[str, dict[str, list[float]]]:
-    """Draw curves over the thresholds by method, and of random retrieval for each query that has any."""
+    """Compute curves over the thresholds by method, and of random retrieval for each query that has any."""
     found: dict[str, dict[str, list[float]]] = {}
     with_curves = [entry for entry in recorded if entry.trajectory.triggers]
     for entry in with_curves:
         name = "random" if len(with_curves) == 1 else f"random {entry.name}"
         found[name] = entry.trajectory.random_curve()
         curves = {trigger: entry.trajectory.sweep(trigger) for trigger in entry.trajectory.triggers}
-        # A trigger that always says the same has no threshold to move.
+        # A constant score has no threshold to move.
         found |= {trigger: curve for trigger, curve in curves.items() if len(curve["threshold"]) > 2}
     return found
 
 
-#: Two points that are no farther apart than this, in retrievals per question, need none between them.
+#: Largest distance of two points, in retrievals per question, that needs no point between them.
 _CLOSE = 0.05
 
 
@@ -184,9 +184,9 @@ class Setting:
     """Option of a method that varies from run to run; ``ends`` are the settings to begin with.
 
     Attributes:
-        option: ``threshold`` of the score; ``n``, tokens from one retrieval to the next, and with it those
-            that a query of as many last tokens has; or, for rules without either, ``max_retrievals``.
-        own: its value in the method's own run, or for ``max_retrievals`` the most that it took.
+        option: ``threshold`` of the score; or ``n``, tokens from one retrieval to the next (and of a query of
+            as many last tokens); or ``max_retrievals``, for rules with neither.
+        own: its value in the method's own run; for ``max_retrievals``, the most retrievals of a question.
         idle: a value at which nothing is retrieved, if there is one.
     """
 
@@ -203,10 +203,10 @@ class Setting:
             n = trigger.options["n"]
             return cls("n", n, None, (max_new_tokens, max(1, n // 2)))
         if trigger.sweep_option is None or not len(scores):
-            # Beyond what any question took, another limit changes nothing.
+            # A limit above the retrievals of every question changes nothing.
             return cls("max_retrievals", int(run.cost("retrievals").max()), 0)
         own = next(chain.from_iterable(run.decisions)).threshold
-        # What may not fire has score 0, so that below 0 a trigger would fire nowhere in particular.
+        # Tokens that may not fire have score 0: below 0, a trigger would fire at arbitrary places.
         return cls("threshold", own, max(own, float(scores.max())), (min(0.0, float(scores.min())),))
 
     def between(self, low: float, high: float, scores: np.ndarray) -> float | None:
@@ -214,16 +214,16 @@ class Setting:
         if self.option != "threshold":
             middle = (low + high) // 2
             return middle if low < middle < high else None
-        scores = np.sort(scores[(scores > low) & (scores <= high)])  # they fire at one of the two only
+        scores = np.sort(scores[(scores > low) & (scores <= high)])  # fire at one of the two only
         levels = np.unique(scores)
         if len(levels) < 2:
             return None
-        # Not a score itself, which rounding in another batch could move across.
+        # Never a score itself: rounding in another batch could move that score across.
         cuts = (levels[1:] + levels[:-1]) / 2
         return float(cuts[np.abs(np.searchsorted(scores, cuts) - len(scores) / 2).argmin()])
 
     def next(self, found: Mapping[float, Outcomes]) -> float | None:
-        """Choose the value to run next; None where there is nothing left to learn."""
+        """Choose the value to run next; None if there is nothing left to learn."""
         if left := [end for end in self.ends if end not in found]:
             return left[0]
         scores = np.concatenate([_scores(run) for run in found.values()])
@@ -252,11 +252,11 @@ def rerun_all(
 ) -> dict[str, dict[str, Any]]:  # fmt: skip
     """Run the curve of every adaptive method that has none from recorded answers.
 
-    Each has at most so many ``points`` besides the method's own run and the closed-book ``reference``. The
-    traces in ``out`` are where a killed comparison goes on. By name of the method, a curve has ``option`` and
-    ``value``, what was set and to what, ordered by ``retrievals`` per question; the figures of recorded
-    answers; ``own``, the setting in the table; and tokens, where they are known: those of the setting itself
-    are ``priced``, but not those of the closed-book answers in the place of a threshold that nothing exceeds.
+    Each has at most ``points`` runs besides the method's own and the closed-book ``reference``. A killed
+    comparison resumes from the traces in ``out``. A curve has, keyed by its method's name, ``option`` and its
+    ``value`` in each run, ordered by ``retrievals`` per question; the figures of recorded answers; ``own``,
+    the setting in the table; and tokens, where they are known. Tokens of the setting itself are ``priced``;
+    those of the closed-book answers, in the place of a threshold that nothing exceeds, are not.
     """
     if not points or not rag.max_retrievals or not len(reference.scored):
         return {}
@@ -285,12 +285,12 @@ def _curve(rag: RAG, run: MethodRun, reference: Outcomes, out: Path, points: int
     curve["retrievals"] = [found[value].mean_retrievals for value in values]
     if all(each.read_known for each in found.values()):
         curve |= {n: [float(found[v].cost(n)[found[v].scored].mean()) for v in values] for n in TOKENS}
-        # A trigger that does not fire may still have had the text written in pieces, or more texts drawn.
+        # A trigger that never fires may still cost tokens: text written in pieces, or more texts drawn.
         curve["priced"] = [found[v] is not reference or setting.option == "max_retrievals" for v in values]
     figures = [name for name in FIGURES if name in run.table]
     return curve | {name: [float(found[value].table[name].mean()) for value in values] for name in figures}
 
 
 def _scores(run: Outcomes) -> np.ndarray:
-    """The score of every decision on the questions with gold answers."""
+    """List the score of every decision on the questions with gold answers."""
     return np.array([decision.score for i in run.scored for decision in run.decisions[i]])

@@ -37,10 +37,10 @@ _ELSEWHERE = " on questions of another split"
 
 @dataclass(frozen=True)
 class Findings:
-    """Runs of a comparison by name of the method, and everything the report needs beside them.
+    """Runs of a comparison by name of the method, and everything else that the report needs.
 
-    ``reference`` is the closed-book run, ``banks`` the probers by folder or hub id. Of ``recorded`` answers
-    thresholds and random retrieval are replayed; ``reruns`` are curves of methods that were run again.
+    ``reference`` is the closed-book run, ``banks`` the probers by folder or hub id. Thresholds and random
+    retrieval are replayed from ``recorded`` answers; ``reruns`` are curves of methods that were run again.
     """
 
     runs: Mapping[str, MethodRun]
@@ -54,7 +54,7 @@ class Findings:
 
 
 def write(folder: RunFolder, settings: Compare, found: Findings) -> None:
-    """Write the files and report the table and the next step."""
+    """Write the files; report the table and the next step."""
     comparison = Comparison(
         found.reference.questions, found.reference,
         wrong=settings.wrong, resamples=settings.resamples, seed=settings.seed,
@@ -99,7 +99,7 @@ def _results(config: Mapping[str, Any], found: Findings, comparison: Comparison)
 
 
 def _prober_figures(found: Findings) -> dict[str, dict[str, Any]]:
-    """Prober, training data, layers and test figures of each method that has a prober."""
+    """Collect prober, training data, layers and test figures of each method that has a prober."""
     figures = {}
     for name, run in found.runs.items():
         options = run.method.trigger.options
@@ -120,7 +120,7 @@ def _picked(entry: Mapping[str, Any], *keys: str) -> dict[str, Any]:
 
 
 def outcomes(runs: Mapping[str, Outcomes], rule: str) -> Iterator[dict[str, Any]]:
-    """The lines of outcomes.jsonl: each question, and which method was right; empty without gold answers."""
+    """Yield the lines of outcomes.jsonl: a question, and which methods were right, if it has gold answers."""
     questions = next(iter(runs.values())).questions
     verdicts = {name: dict(zip(run.scored, run.right(rule), strict=True)) for name, run in runs.items()}
     for i, q in enumerate(questions):
@@ -134,7 +134,7 @@ def outcomes(runs: Mapping[str, Outcomes], rule: str) -> Iterator[dict[str, Any]
 def _page(
     settings: Compare, results: Mapping[str, Any], found: Findings, comparison: Comparison
 ) -> dict[str, Any]:
-    """Data of the report beside results.json: how it was run, curves and examples."""
+    """Collect the report's data beside results.json: how it was run, curves and examples."""
     runs, wrong, headline = found.runs, comparison.wrong, comparison.headline
     shown = dict.fromkeys((headline, "acc"))
     rule = f"best balanced accuracy{_ELSEWHERE}"
@@ -168,7 +168,7 @@ def _page(
 
 
 def _command(settings: Compare) -> str:
-    """The command as typed, with questions, model and corpus."""
+    """Format the command as typed, with questions, model and corpus."""
     named = [("model.name", settings.model.name), ("corpus", settings.corpus)]
     others = [f"{key}={value}" for key, value in named if value != "testbed"]
     limit = "null" if settings.limit is None else settings.limit
@@ -177,7 +177,7 @@ def _command(settings: Compare) -> str:
 
 
 def _flags(runs: Mapping[str, MethodRun]) -> dict[str, str]:
-    """Triggers that never or always fired, so that these questions do not test them."""
+    """Find triggers that never or always fired, so that these questions do not test them."""
     found = {}
     for name, run in runs.items():
         retrieved = run.cost("retrievals") > 0
@@ -219,7 +219,7 @@ def _notes(settings: Compare, found: Findings, wrong: np.ndarray | None) -> list
 
 
 def unlike_random(results: Mapping[str, Any]) -> list[str]:
-    """A note on methods whose tokens differ by more than 10% from those of random retrieval."""
+    """Write a note on methods whose tokens differ by more than 10% from those of random retrieval."""
     told: list[str] = []
     for name, both in results["random_at_budget"].items():
         entry = both.get("common", both)
@@ -235,7 +235,7 @@ def unlike_random(results: Mapping[str, Any]) -> list[str]:
 
 
 def roc(wrong: np.ndarray, scores: np.ndarray) -> dict[str, Any]:
-    """The ROC curve of scores for "wrong" as ``{"fpr", "tpr", "auroc"}``, thinned for display."""
+    """Compute the ROC curve of scores for "wrong" as ``{"fpr", "tpr", "auroc"}``, thinned for display."""
     levels = np.unique(scores)[::-1]
     fpr = [0.0, *(float((scores[wrong == 0] >= t).mean()) for t in levels)]
     tpr = [0.0, *(float((scores[wrong == 1] >= t).mean()) for t in levels)]
@@ -244,7 +244,7 @@ def roc(wrong: np.ndarray, scores: np.ndarray) -> dict[str, Any]:
 
 
 def by_knowledge(run: Outcomes, figure: str) -> dict[str, dict[str, Any]]:
-    """A figure by kind of knowledge, ``{kind: {figure, "n"}}``; empty where kinds are unknown."""
+    """Compute a figure by kind of knowledge, ``{kind: {figure, "n"}}``; empty if kinds are unknown."""
     kinds = [str(run.questions[i].truth.get("kind", "")) for i in run.scored]
     order = ("known", "stale", "misbelieved", "unknown")
     found: dict[str, dict[str, Any]] = {}
@@ -255,10 +255,10 @@ def by_knowledge(run: Outcomes, figure: str) -> dict[str, dict[str, Any]]:
 
 
 def layer_figures(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """The prober's own test figures by layer, with its controls, as it was trained."""
+    """Return the prober's own test figures by layer, with its controls, as measured in training."""
     keys = ("accuracy", "auroc", "auroc_ci")
     found: dict[str, Any] = {}
-    # Of several sites in the blocks, the one of the best layer: one curve.
+    # With several sites in the blocks, show one curve: that of the best layer's site.
     site = metrics.get("best_site")
     layers = [e for e in metrics.get("layers") or [] if site is None or e.get("site", site) == site]
     if layers:
@@ -273,7 +273,7 @@ def layer_figures(metrics: Mapping[str, Any]) -> dict[str, Any]:
 def _examples(
     runs: Mapping[str, Outcomes], corpus: Sequence[Passage], *, count: int, seed: int, by: str
 ) -> list[dict[str, Any]]:
-    """Seeded example questions with everything every method did on them, right ``by`` a figure or not."""
+    """Choose example questions by seed, with all that every method did on them; ``by`` judges them right."""
     questions = next(iter(runs.values())).questions
     right = {name: dict(zip(run.scored, run.table[by], strict=True)) for name, run in runs.items()}
     draw = random.Random(f"examples:{seed}").sample
@@ -303,7 +303,7 @@ def _examples(
 
 def _told_round(done: Round, passages: Mapping[str, Passage]) -> dict[str, Any]:
     decision = done.decision
-    # An offset leaves out what a token shares with its neighbour, so pieces run up to the next start.
+    # Offsets leave out characters shared with the neighbouring token, so pieces run up to the next start.
     edges = [*(a for a, _ in done.tokens), len(done.text)]
     pieces = [done.text[a:b] for a, b in pairwise(edges)] or [done.text] * bool(done.text)
     scores = decision.token_scores if decision is not None else ()

@@ -36,7 +36,7 @@ TRAINED = {
     "classifier": "make a classifier of questions with 'probers-datagen --source cot' and 'probers-train "
     "head=adaptive'",
 }
-#: Pool and kind of those that are probers.
+#: Pool and kind of the trained parts that are probers.
 _PROBERS: dict[str, tuple[Pool, ProberKind]] = {
     "token_prober": ("tokens", "tokens"),
     "entity_prober": ("predicting", "entities"),
@@ -47,14 +47,14 @@ _MAY_HAVE = ("trigger_options", "query_options", "retriever", "retriever_options
 
 @dataclass(frozen=True)
 class Method:
-    """One method.
+    """Method of a comparison.
 
     Attributes:
-        tunable: its threshold is to be chosen on validation questions: the trigger has one, or brings one and
-            ``tune`` says otherwise, and none was given (also not in a paper's form, theta).
-        matched: its budget is to be matched to another method's.
-        searches: its own retriever, not yet made; None where it asks the common one.
-        retriever: made from it by :func:`with_retrievers`.
+        tunable: its threshold is to be chosen on validation questions. No threshold (nor a paper's form,
+            theta) was given, and the trigger has one, or brings one and ``tune`` says otherwise.
+        matched: its budget is to be matched to that of another method.
+        searches: its own retriever, not yet made; None for the common one.
+        retriever: made from ``searches`` by :func:`with_retrievers`.
     """
 
     name: str
@@ -118,9 +118,9 @@ def build_methods(
 ) -> list[Method]:
     """Build the methods named by ``settings.triggers``, in this order.
 
-    ``bank`` gives the prober, and is asked only if a method needs it; of several ``probers`` in its place
-    every method that needs one becomes as many. With one of ``settings.queries`` all methods ask alike, with
-    several each becomes as many; those that ask nothing after the text began stay. UserError for an unknown
+    ``bank`` loads the prober when a method needs it. With several ``probers`` instead, a method that needs
+    one is built once with each. A single one of ``settings.queries`` is used by all methods; with several, a
+    method is built once with each, unless it asks nothing after the text began. UserError for an unknown
     method, trigger, query or option.
     """
     names, known = settings.triggers, ", ".join(settings.methods)
@@ -157,17 +157,17 @@ def build_methods(
 
 
 def _part(group: str, entry: Mapping[str, Any]) -> Component:
-    """The trigger, query or retriever of a method."""
+    """Read the trigger, query or retriever of a method."""
     return named_part(group, entry[group], entry.get(f"{group}_options") or {})
 
 
 def _retriever(settings: Compare, entry: Mapping[str, Any]) -> Component:
-    """The retriever of a method: its own, or that of all."""
+    """Read the retriever of a method: its own, or the common one."""
     return settings.retriever if entry.get("retriever") is None else _part("retriever", entry)
 
 
 def _build(name: str, settings: Compare, banks: Mapping[str, Callable[[], Any]]) -> list[Method]:
-    """A method, or one with each of the probers if it reads one and they have names (``""`` is none)."""
+    """Build a method, once with each of the probers if it reads one and they have names (``""`` is none)."""
     entry = settings.methods[name]
     if not {"trigger", "query"} <= set(entry) <= {"trigger", "query", *_MAY_HAVE}:
         told = f"methods.{name} must have trigger and query, and may have {', '.join(_MAY_HAVE)}"
@@ -175,7 +175,7 @@ def _build(name: str, settings: Compare, banks: Mapping[str, Callable[[], Any]])
     searches = None if entry.get("retriever") is None else _part("retriever", entry)
     if searches is None and entry.get("retriever_options"):
         told = f"methods.{name} has retriever_options but no retriever"
-        raise UserError(f"{told}: name the one they are for", "missing-value")
+        raise UserError(f"{told}: name the retriever that they are for", "missing-value")
     options = entry.get("trigger_options") or {}
     asked = for_engine(settings.engine, _part("trigger", entry))
     query = _part("query", entry).make()
@@ -198,7 +198,7 @@ def _build(name: str, settings: Compare, banks: Mapping[str, Callable[[], Any]])
 
 
 def with_retrievers(methods: Sequence[Method], corpus: Sequence[Passage]) -> list[Method]:
-    """Make the methods' own retrievers, those of the same configuration once."""
+    """Make the methods' own retrievers; make those of equal configuration once."""
     found: list[Method] = []
     for method in methods:
         if method.searches is not None:
@@ -212,8 +212,8 @@ def vary(settings: Compare) -> Compare:
     """Replace every method in ``settings.vary`` by one for each of its values, or combination of values.
 
     ``vary={dragin: {threshold: [0.6, 0.9]}}`` makes the methods ``dragin_threshold=0.6`` and
-    ``dragin_threshold=0.9``; ``query.top_n`` is an option of the query. UserError for a method that is not
-    there, or an option without values.
+    ``dragin_threshold=0.9``; ``query.top_n`` is an option of the query. UserError for an unknown method or an
+    option without values.
     """
     asked, given = settings.triggers, settings.vary or {}
     for name, options in given.items():
@@ -247,7 +247,7 @@ def vary(settings: Compare) -> Compare:
 
 
 def _told(value: Any) -> str:
-    """Short form of a value for the name of a method and its files."""
+    """Shorten a value for the name of a method and its files."""
     if isinstance(value, list):
         return "+".join(map(_told, value))
     return Path(value).name if isinstance(value, str) else str(value)
@@ -256,9 +256,9 @@ def _told(value: Any) -> str:
 def complete(settings: Compare) -> tuple[Compare, list[str]]:
     """Fill in the available parts of :data:`TRAINED`, and leave out the methods without theirs.
 
-    Methods that read signals which ``settings.engine`` does not hand out, or counts that the retriever has
-    not, are left out first. Returns the settings and notes on the methods left out; that none is left is a
-    UserError.
+    Methods are left out first if they read signals that ``settings.engine`` does not hand out, or counts that
+    the retriever does not have. Returns the settings and notes on the methods left out; UserError if none is
+    left.
     """
     names, notes = _of_engine(settings)
     keys = {name: settings.methods[name].get("if_given") for name in names if name in settings.methods}
@@ -281,14 +281,14 @@ def complete(settings: Compare) -> tuple[Compare, list[str]]:
 
 
 def _given(entry: Mapping[str, Any], found: Mapping[str, str | None]) -> Mapping[str, Any]:
-    """A method with the part that its ``if_given`` names, where its trigger has none."""
+    """Add the part that a method's ``if_given`` names, if its trigger has none."""
     options, part = entry.get("trigger_options") or {}, found.get(str(entry.get("if_given")))
     lacking = [name for name in ("bank", "classifier") if name in options and options[name] is None]
     return {**entry, "trigger_options": {**options, **dict.fromkeys(lacking, part)}} if lacking else entry
 
 
 def _of_engine(settings: Compare) -> tuple[list[str], list[str]]:
-    """The methods that engine and retriever support, and a note on each of the others."""
+    """List the methods that engine and retriever support, and a note on each of the others."""
     left, notes = list(settings.triggers), []
     for name in settings.triggers:
         entry = settings.methods.get(name, {})
@@ -309,7 +309,7 @@ def _of_engine(settings: Compare) -> tuple[list[str], list[str]]:
 
 
 def grouped(values: Mapping[str, str]) -> dict[str, list[str]]:
-    """The names of each value, in order."""
+    """Group names by their value, in order."""
     names: dict[str, list[str]] = {}
     for name, value in values.items():
         names.setdefault(value, []).append(name)
@@ -326,7 +326,7 @@ def parts_of(settings: Compare) -> list[str]:
 
 
 def _available(settings: Compare, key: str) -> str | None:
-    """The part for a key of :data:`TRAINED`: ``prober`` if it is one, else the newest of this model."""
+    """Find the part for a key of :data:`TRAINED`: ``prober`` if it is one, else the newest of this model."""
     from probers.bank.bank import ProbeBank
 
     model = settings.model.name

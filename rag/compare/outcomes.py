@@ -26,24 +26,24 @@ from probers.types import Decision, Question
 
 from ..traces import Answer
 
-#: Figures of an answer that need a gold answer. Of several gold answers ``precision`` and ``recall`` are
-#: those of the one with the highest F1; ``precision_max`` and ``recall_max`` are each the highest of any,
-#: as DRAGIN's released code counts them. ``acc`` asks for whole words, ``acc_substring`` for characters,
-#: as the released code of Probing-RAG does.
+#: Figures of an answer that need a gold answer. With several gold answers, ``precision`` and ``recall``
+#: belong to the one with the highest F1; ``precision_max`` and ``recall_max`` are each the highest of any, as
+#: in DRAGIN's released code. ``acc`` compares whole words, ``acc_substring`` characters, as in the released
+#: code of Probing-RAG.
 OUTCOMES = ("em", "f1", "precision", "recall", "precision_max", "recall_max", "acc", "acc_substring")
-#: Those of which two methods' difference is taken.
+#: Figures by which two methods are compared.
 _COMPARED = ("em", "f1", "acc", "acc_substring", MATCH)
-#: The figure methods are ranked by, where that is not the exact match: the one that decides what is wrong.
+#: The figure that ranks methods for a rule of wrong answers, where that is not the exact match.
 _HEADLINES = {"acc": "acc", "acc_substring": "acc", MATCH: MATCH}
 #: Counters averaged over all questions. ``alarms`` are RaDIO's Hc, ``kept_tokens`` those of the final text.
 COSTS = (
     "retrievals", "generations", "alarms", "tokens", "read_tokens", "kept_tokens", "sentences", "seconds",
 )  # fmt: skip
-#: Those that make up all tokens, the written ones and those of prompts.
+#: Costs that add up to all tokens: written tokens and those of prompts.
 TOKENS = ("tokens", "read_tokens")
-#: Figures against the closed-book answers. ``consistency``: of the questions right there the share
-#: still right; ``agreement``: of all the share right on both sides or wrong on both, which is how
-#: the released code of Probing-RAG counts consistency.
+#: Figures against the closed-book answers. ``consistency``: share still right of the questions right there;
+#: ``agreement``: share of all questions that are right on both sides or wrong on both, called consistency in
+#: the released code of Probing-RAG.
 _AGAINST = ("consistency", "agreement")
 _TRIGGER = ("auroc", "auprc", "base_rate", "ece", "prr", "recall_at_fpr")
 
@@ -52,7 +52,7 @@ Judged = tuple[str, str, Sequence[str]]
 
 
 def figures_of(answers: Iterable[Judged], matcher: EntityMatcher | None) -> dict[str, np.ndarray]:
-    """Each of :data:`OUTCOMES` (n,); with a matcher also whether answer and gold mean the same."""
+    """Compute each of :data:`OUTCOMES` (n,); with a matcher also whether answer and gold mean the same."""
     rows = [
         (
             exact_match(answer, gold),
@@ -72,8 +72,8 @@ def figures_of(answers: Iterable[Judged], matcher: EntityMatcher | None) -> dict
 class Outcomes:
     """Answers of one method to the questions, with their figures.
 
-    ``calibration`` maps the trigger's scores (n,) to P(wrong). ``matcher`` judges the figure ``match``, which
-    None leaves out.
+    ``calibration`` maps the trigger's scores (n,) to P(wrong). ``matcher`` judges the figure ``match``;
+    without one the figure is left out.
     """
 
     questions: Sequence[Question]
@@ -99,11 +99,11 @@ class Outcomes:
     def right(self, rule: str) -> np.ndarray:
         """Judge the answers to the questions with gold answers by a rule, 1 for right and 0 for wrong."""
         right = right_by(rule, self.matcher)
-        assert right is not None, rule  # which the command refuses
+        assert right is not None, rule  # the command refuses other rules
         return np.array([right(*each) for each in self._judged], dtype=float)
 
     def cost(self, name: str) -> np.ndarray:
-        """One of :data:`COSTS` for every question."""
+        """Look up one of :data:`COSTS` for every question."""
         return np.array([float(getattr(a.counters, name)) for a in self.answers])
 
     @cached_property
@@ -154,7 +154,7 @@ class Comparison:
         self.headline = _HEADLINES.get(wrong, "em")
 
     def figures(self, run: Outcomes) -> dict[str, Any]:
-        """One method's entry in results.json; figures that do not apply are null."""
+        """Compute one method's entry in results.json; figures that do not apply are null."""
         known = [name for name in COSTS if name != "read_tokens" or run.read_known]
         found = {name: self._all.interval(run.cost(name)) for name in known}
         if self._scored is not None:
@@ -180,7 +180,7 @@ class Comparison:
         return entry
 
     def pairs(self, runs: Mapping[str, Outcomes]) -> dict[str, dict[str, Any]]:
-        """Each method minus each earlier one, paired; a figure's are one family for Holm's correction."""
+        """Compare each method with each earlier one, paired; Holm's correction is over a figure's pairs."""
         samples = {name: self._samples(run) for name, run in runs.items()}
         found: dict[str, dict[str, Any]] = {}
         for i, (later, ones) in enumerate(samples.items()):
@@ -193,7 +193,7 @@ class Comparison:
         return found
 
     def _samples(self, run: Outcomes) -> dict[str, Sample]:
-        """The figures that methods are compared in, with their resamples."""
+        """Compute the figures that methods are compared in, with their resamples."""
         found = {"retrievals": self._all.sample(run.cost("retrievals"))}
         if self._scored is not None:
             compared = [name for name in _COMPARED if name in run.table]
@@ -204,11 +204,11 @@ class Comparison:
         return found
 
     def against_random(self, run: Outcomes, expected: Mapping[str, np.ndarray]) -> dict[str, Any]:
-        """A method minus random retrieval at its budget, paired, for results.json.
+        """Compare a method with random retrieval at its budget, paired, for results.json.
 
         ``expected`` are costs and figures of random retrieval, (n,) each, for the questions with gold
-        answers (:meth:`.trajectories.RetrievalTrajectory.at_random`). ``times_tokens`` is the quotient of all
-        tokens, the method's by those of random retrieval, where both are known.
+        answers (:meth:`.trajectories.RetrievalTrajectory.at_random`). ``times_tokens`` is the method's number
+        of all tokens divided by that of random retrieval, where both are known.
         """
         assert self._scored is not None
         found: dict[str, Any] = {n: float(values.mean()) for n, values in expected.items() if n in COSTS}
@@ -223,7 +223,7 @@ class Comparison:
 
 
 def _share_of(members: np.ndarray, values: np.ndarray, weights: np.ndarray) -> Any:
-    """Weighted mean of the values of some members; NaN without any."""
+    """Compute the weighted mean of the values of some members; NaN without any."""
     chosen = (weights.T * members).T
     with np.errstate(invalid="ignore", divide="ignore"):
         return mean(values, chosen)
@@ -249,8 +249,8 @@ def table_lines(
     methods: Mapping[str, Mapping[str, Any]], at_random: Mapping[str, Mapping[str, Any]] | None = None,
     headline: str = "em",
 ) -> list[str]:  # fmt: skip
-    """Lines of a text table of results.json, also of ``random_at_budget`` in it."""
-    beside = {"acc_substring": "acc", "kept_tokens": "tokens"}  # shown where they are not the same
+    """Format results.json, with ``random_at_budget`` if it has that, as lines of a text table."""
+    beside = {"acc_substring": "acc", "kept_tokens": "tokens"}  # shown if they differ
     columns = [
         ("EM", "em", 3), ("F1", "f1", 3), ("match", MATCH, 3), ("ACC", "acc", 3),
         ("ACC chars", "acc_substring", 3),

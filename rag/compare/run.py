@@ -118,7 +118,7 @@ def run(settings: Compare, parts: PartRuns | None = None) -> Path:
     if model is not None and model != str(rag.lm.spec):
         told = f"the parts were run with the model {model}, but it is {rag.lm.spec} here"
         raise UserError(f"{told}: give the same one", "mismatch")
-    for method in methods:  # a trigger that refuses the model does so before anything runs
+    for method in methods:  # a model is refused before anything runs
         method.loop(rag)
     if split == "all":
         notes.append("These are the questions of all splits.")
@@ -131,20 +131,20 @@ def run(settings: Compare, parts: PartRuns | None = None) -> Path:
     )  # fmt: skip
     tune = partial(tune_once, folder.path / _THRESHOLDS, right=right, rule=rule)
     tuned = _tune(tuning, tune, rag, methods, notes, split=others)
-    # The closed-book pass records what all methods need, as much as one pass can: states of tokens, which are
-    # large, come last.
+    # The closed-book pass records as much as one pass can of what all methods need; states of tokens are
+    # large and come last.
     needs = [part.needs for method in methods for part in (method.trigger, method.query)]
     needs.sort(key=lambda each: any(feature.pool != "mean" for feature in each.features))
     recorded = reduce(joined, needs, Needs())
     mine = own(questions, part)
     reference = _closed_book(replace(rag, also=recorded), methods, mine, folder.path, notes, matcher)
-    # Attention is large and read in the middle of answers, which methods hardly ever share.
+    # Attention is large, and read in the middle of answers, which methods hardly ever share.
     rag = replace(rag, also=replace(recorded, attention=False, attention_layer=None))
     if part is not None and any(method.name == settings.match for method in methods):
-        methods = [method for method in methods if not method.matched]  # they come with the whole
+        methods = [method for method in methods if not method.matched]  # run when the parts are joined
     runs = _run_all(settings, rag, methods, tuned, reference, folder.path, notes)
     replay = folder.path / REPLAY
-    if part is not None:  # figures come with the whole
+    if part is not None:  # figures are computed when the parts are joined
         index(record_all(rag, runs.values(), replay, every=True), replay)
         folder.finish({"n": len(mine), "part": settings.part})
         told = f"{len(mine)} questions, part {settings.part}, to {folder.path}/traces"
@@ -175,8 +175,8 @@ def _open(
     settings: Compare, asked: QuestionSource, contamination: Contamination, methods: Sequence[Method],
     deal_splits: bool,
 ) -> tuple[QuestionSet, str, str]:  # fmt: skip
-    """The questions, their split, and the split that thresholds are chosen on."""
-    # Many question sets do not publish their test answers: then their validation questions are asked, and
+    """Open the questions; return them, their split, and the split that thresholds are chosen on."""
+    # Many question sets do not publish their test answers. Their validation questions are then asked, and
     # thresholds come from their training questions.
     find = partial(
         open_questions, asked, limit=settings.limit, unfit=contamination.not_asked, seed=settings.seed,
@@ -184,7 +184,7 @@ def _open(
     )  # fmt: skip
     if settings.split == "all":
         if chosen := [method.name for method in methods if method.tunable or method.calibrated]:
-            told = f"split=all also asks what thresholds of {', '.join(chosen)} would be chosen on"
+            told = f"split=all also asks questions on which thresholds of {', '.join(chosen)} are chosen"
             raise UserError(f"{told}: leave them out of triggers, or give split=test", "conflict")
         return find(deal_splits=True), "all", "validation"
     try:
@@ -200,14 +200,14 @@ def _tune(
     asked: Callable[[], QuestionSet], tune: Callable[..., dict[str, Tuned]], rag: SharedRAG,
     methods: Sequence[Method], notes: list[str], *, split: str,
 ) -> dict[str, Tuned]:  # fmt: skip
-    """Thresholds and calibration from questions of another split, for the triggers that bring none."""
+    """Choose thresholds and calibration on questions of another split, for the triggers that bring none."""
     triggers = {m.name: m.trigger for m in methods if m.tunable or m.calibrated}
     tunable = [m.name for m in methods if m.tunable]
     if not triggers:
         return {}
     try:
         questions = asked().questions
-    except EmptySplitError:  # a file that says of every question that it is of the test split
+    except EmptySplitError:  # a file that marks every question as test
         questions = []
     tuned = tune(rag=rag, triggers=triggers, questions=questions)
     if tuned and tunable:
@@ -238,10 +238,10 @@ def _run_all(
     settings: Compare, rag: SharedRAG, methods: Sequence[Method], tuned: Mapping[str, Tuned],
     reference: MethodRun, out: Path, notes: list[str],
 ) -> dict[str, MethodRun]:  # fmt: skip
-    """Answer the questions with every method, each into its trace file; in the order of the methods."""
+    """Answer the questions with every method, each into its trace file; keep the order of the methods."""
     done = {reference.name: reference}
     match = settings.match if any(method.name == settings.match for method in methods) else None
-    # A method whose budget is matched comes after the one that it is matched to.
+    # A method with a matched budget runs after the method that it is matched to.
     for method in sorted(methods, key=lambda m: m.matched and match is not None):
         if method is reference.method:
             continue

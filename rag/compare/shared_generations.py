@@ -19,17 +19,17 @@ from ..loop import RAG, Ended
 from ..traces import Answer, Listener
 
 _NOTHING = Needs()
-#: Prompt, token limit, stops, and for a drawn text the settings and how many were drawn before it:
-#: everything that a text depends on.
+#: Everything that a text depends on: prompt, token limit, stops, and for a drawn text the settings and how
+#: many were drawn before it.
 Key = tuple[str, int, tuple[str | SentenceEnd, ...], Sampling | None, int]
 Timed = tuple[Generation, float]
 
 
 class GenerationCache:
-    """Generations of one model in memory, by everything that they depend on.
+    """Generations of one model in memory, keyed by everything that they depend on.
 
-    The first generations stay until memory is full, and nothing is thrown out for later ones: the methods
-    of a comparison go through the questions in one order, and the oldest are due again next.
+    The first generations stay until memory is full, and none is evicted for later ones: all methods of a
+    comparison go through the questions in one order and need the oldest again next.
 
     A resumed comparison begins with an empty cache. Since batch composition shows in the last digits of
     scores, its scores may differ there from those of an uninterrupted run.
@@ -59,22 +59,22 @@ def _covers(has: Needs, needs: Needs) -> bool:
 
 
 def _bytes(generation: Generation) -> int:
-    """Approximate memory of a generation."""
+    """Estimate the memory of a generation, in bytes."""
     arrays = [generation.logprobs, generation.entropies, generation.top, *generation.states.values()]
     if generation.attention is not None:
         arrays += [generation.attention.rows, generation.attention.column_max]
     tokens = len(generation.prompt_ids) + len(generation.token_ids)
     texts = sys.getsizeof(generation.prompt) + sys.getsizeof(generation.text)
-    # A tuple of two numbers and its place for the offsets, a number and its place for the id.
+    # For each token: a tuple of two numbers and its place for the offsets, a number and its place for the id.
     return texts + 150 * tokens + sum(a.nbytes for a in arrays if a is not None)
 
 
 @dataclass
 class SharedRAG(RAG):
-    """A loop that reuses what another loop over the same model and cache has generated before.
+    """Loop that reuses the generations of other loops over the same model and cache.
 
-    The seconds of its answers are those they would take without the cache. ``also`` is recorded besides the
-    needs of trigger and query, for later loops.
+    The seconds of its answers are those without the cache. ``also`` is recorded besides the needs of trigger
+    and query, for later loops.
     """
 
     cache: GenerationCache = field(default_factory=GenerationCache)
@@ -86,9 +86,9 @@ class SharedRAG(RAG):
         stop: Sequence[Stop] = (), names: Sequence[str] | None = None, sampling: Sampling | None = None,
         **more: Any,
     ) -> list[Generation]:  # fmt: skip
-        """As :meth:`RAG.generate`. Stops that are functions cannot be compared, and share nothing.
+        """Generate like :meth:`RAG.generate`; stops that are functions cannot be compared, and share nothing.
 
-        Of a prompt whose texts are drawn all are drawn again where one is missing.
+        If one of the texts drawn for a prompt is missing, all of them are drawn again.
         """
         ends = tuple(s for s in stop if isinstance(s, (str, SentenceEnd)))
         if len(ends) < len(stop):
@@ -127,7 +127,7 @@ class SharedRAG(RAG):
     def answer(
         self, questions: Sequence[Question], listener: Listener | None = None, *, ended: Ended | None = None
     ) -> list[Answer]:
-        """As :meth:`RAG.answer`."""
+        """Answer like :meth:`RAG.answer`, with the seconds that it takes without the cache."""
         before = self._saved
         answers = super().answer(questions, listener, ended=ended)
         for answer in answers:
@@ -145,7 +145,7 @@ def narrowed(generation: Generation, needs: Needs) -> Generation:
 
 
 def _narrowed(generation: Generation, feature: Feature) -> np.ndarray:
-    """The states of a feature, taken from one with the same site and pool and at least its layers."""
+    """Select the states of a feature from one with the same site and pool and at least its layers."""
     if feature in generation.states:
         return generation.states[feature]
     alike = [each for each in generation.states if each.kind == feature.kind]
@@ -154,7 +154,7 @@ def _narrowed(generation: Generation, feature: Feature) -> np.ndarray:
 
 
 def joined(needs: Needs, also: Needs) -> Needs:
-    """Both needs if one pass can record them, else ``needs`` alone."""
+    """Join both needs if one pass can record them; else return ``needs`` alone."""
     try:
         return needs.union(also)
     except ValueError:

@@ -1,13 +1,13 @@
 """Answers after every number of retrievals, recorded once per query, and the results read from them.
 
-A trigger that judges whole answers decides when to retrieve, and the query decides what comes of it. So one
-run that retrieves after every answer covers all such triggers with that query: one that stops earlier has the
-answer of that step. Every threshold of such a trigger and the expected result of random retrieval at any
+Triggers that judge whole answers decide when to retrieve, and the query decides what is found. So one run
+that retrieves after every answer covers all such triggers with that query: a trigger that stops earlier has
+the answer of that step. Every threshold of such a trigger and the expected result of random retrieval at any
 budget follow without generating again.
 
-Thresholds and calibration of triggers that bring none come from the same recordings on validation questions,
-by a rule that also chooses a prober's threshold in training, by default the highest balanced accuracy against
-"the closed-book answer is wrong".
+Thresholds and calibration of triggers that bring none come from the same recordings on validation questions.
+The rule is one of those that choose a prober's threshold in training, by default the highest balanced
+accuracy for "the closed-book answer is wrong".
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ from ..protocol import UNANSWERED, State, Trigger, decide, decide_before, verdic
 from ..traces import Counters
 from .outcomes import TOKENS, figures_of
 
-#: Figures of an answer that are replayed; :data:`MATCH` only where a matcher judges that.
+#: Figures of an answer that are replayed, :data:`MATCH` only with a matcher.
 FIGURES = ("em", "f1", "acc", MATCH)
 _CHUNK = 64  # questions answered together
-_POINTS = 60  # of a curve at most
+_POINTS = 60  # at most, of a curve
 
 
 @dataclass(frozen=True)
 class Step:
-    """One answer to a question, whole text and final answer, and the score of each trigger that was asked.
+    """One answer to a question (whole text and final answer), and the score of each trigger that was asked.
 
     Attributes:
-        tokens, read_tokens: all that a run writes and reads which ends with this answer, as
-            :class:`~probers.rag.traces.Counters` count them; None in files from before they were recorded.
-        spent: both of what a trigger asked the model for up to here, or had asked for to read answers that
-            were then discarded; triggers that ask nothing are left out.
+        tokens, read_tokens: all tokens written and read by a run that ends with this answer, counted as in
+            :class:`~probers.rag.traces.Counters`; None in files from before they were recorded.
+        spent: both counts of the texts that a trigger asked the model for up to here, or that were asked for
+            to read answers that were then discarded; triggers that ask for nothing are left out.
     """
 
     text: str
@@ -61,10 +61,10 @@ class Step:
 
 @dataclass(frozen=True)
 class RetrievalTrajectory:
-    """Every answer of a run that always retrieves: of each question one step more than it took retrievals.
+    """Every answer of a run that always retrieves: for each question one step more than retrievals.
 
-    All questions have gold answers. Without a matcher, whether answers mean the same is left out; so are
-    tokens where they are not known of every answer.
+    All questions have gold answers. The figure ``match`` is left out without a matcher, and tokens unless
+    they are known of every answer.
     """
 
     questions: Sequence[Question]
@@ -72,16 +72,16 @@ class RetrievalTrajectory:
     matcher: EntityMatcher | None = None
 
     def granted(self, retrievals: int | np.ndarray) -> dict[str, np.ndarray]:
-        """Look up retrievals made, tokens and each figure, (n,) each, with at most so many retrievals."""
+        """Look up retrievals made, tokens and each figure, (n,) each, with at most ``retrievals`` of them."""
         made = np.minimum(retrievals, np.array([len(steps) - 1 for steps in self.steps], dtype=int))
         rows = np.arange(len(self.steps))
         return {"retrievals": made.astype(float)} | {n: t[rows, made] for n, t in self._tables.items()}
 
     def at_random(self, budget: float) -> dict[str, np.ndarray]:
-        """Compute the expected results, as of :meth:`granted`, of random retrieval at a mean of ``budget``.
+        """Compute the expected results of random retrieval at a mean of ``budget``, as of :meth:`granted`.
 
-        Every question is granted the same number of retrievals or one more, each with the same chance, as by
-        :class:`~probers.rag.triggers.Random`; beyond what the questions take at most, the budget is that.
+        Every question is granted the same number of retrievals or, with the same chance for all, one more, as
+        by :class:`~probers.rag.triggers.Random`. A budget above the most that questions take counts as that.
         """
         means = [float(self.granted(j)["retrievals"].mean()) for j in range(self._most + 1)]
         low = max(0, min(int(np.searchsorted(means, budget, side="right")) - 1, self._most - 1))
@@ -90,9 +90,9 @@ class RetrievalTrajectory:
         return {name: (1 - share) * less[name] + share * more[name] for name in less}
 
     def replay(self, trigger: str, threshold: float) -> dict[str, np.ndarray]:
-        """Look up the results of a trigger at a threshold, as if it had run; as :meth:`granted`."""
+        """Look up the results of a trigger at a threshold, as if it had run, keyed as by :meth:`granted`."""
         fires = np.pad(self.scores(trigger) > threshold, ((0, 0), (0, 1)))
-        found = self.granted(fires.argmin(axis=1))  # the first step where it does not
+        found = self.granted(fires.argmin(axis=1))  # the first step at which it does not fire
         made = found["retrievals"].astype(int)
         spent = [steps[j].spent.get(trigger, (0, 0)) for steps, j in zip(self.steps, made, strict=True)]
         for name, more in zip(TOKENS, np.transpose(spent), strict=False):
@@ -101,7 +101,7 @@ class RetrievalTrajectory:
         return found
 
     def sweep(self, trigger: str) -> dict[str, list[float]]:
-        """Mean retrievals and figures of a trigger from the lowest threshold to the highest, thinned."""
+        """Compute mean retrievals and figures of a trigger, thinned, from the lowest threshold up."""
         scores = self.scores(trigger)
         levels = np.unique(scores[np.isfinite(scores)])
         every = [float(levels[0] - 1.0), *map(float, levels)]
@@ -109,7 +109,7 @@ class RetrievalTrajectory:
         return {"threshold": thresholds} | _means([self.replay(trigger, each) for each in thresholds])
 
     def random_curve(self, *, steps: int = 12) -> dict[str, list[float]]:
-        """Expected means of random retrieval from no retrieval to as many as there can be."""
+        """Compute expected means of random retrieval, from no retrieval to the most possible."""
         top = float(self.granted(self._most)["retrievals"].mean())
         count = steps * max(1, self._most)
         return _means([self.at_random(top * i / count) for i in range(count + 1)])
@@ -119,7 +119,7 @@ class RetrievalTrajectory:
         return list(self.steps[0][0].scores) if self.steps else []
 
     def scores(self, trigger: str) -> np.ndarray:
-        """(n, steps at most), -inf where there is no further answer."""
+        """Collect a trigger's scores (n, steps at most), -inf where there is no further answer."""
         table = np.full((len(self.steps), self._most + 1), -np.inf)
         for row, steps in zip(table, self.steps, strict=True):
             row[: len(steps)] = [step.scores[trigger] for step in steps]
@@ -127,7 +127,7 @@ class RetrievalTrajectory:
 
     @property
     def _most(self) -> int:
-        """Retrievals of the question that took most."""
+        """Retrievals of the question with the most."""
         return max(map(len, self.steps), default=1) - 1
 
     @cached_property
@@ -138,7 +138,7 @@ class RetrievalTrajectory:
         judged = [(step.text, step.answer, q.answers) for q, steps in each for step in steps]
         found = {n: values for n, values in figures_of(judged, self.matcher).items() if n in FIGURES}
         every = [step for steps in self.steps for step in steps]
-        # Nothing is written after no prompt: a server may not tell what it read.
+        # An empty text counts no prompt. For other texts, a server may not tell how many tokens it read.
         if all(step.tokens == 0 or step.read_tokens for step in every):
             found |= {name: np.array([getattr(step, name) for step in every], dtype=float) for name in TOKENS}
         tables = {name: np.zeros(there.shape) for name in found}
@@ -154,7 +154,7 @@ def _means(points: Sequence[Mapping[str, np.ndarray]]) -> dict[str, list[float]]
 def record(
     rag: RAG, triggers: Mapping[str, Trigger], questions: Sequence[Question], *, progress: str | None = None
 ) -> RetrievalTrajectory:
-    """Retrieve after every answer, whatever the loop's own trigger, and record the triggers' scores of each.
+    """Retrieve after every answer, whatever the loop's own trigger decides, and record the triggers' scores.
 
     All triggers judge whole answers, and one pass can record their needs. All questions have gold answers.
     """
@@ -184,14 +184,14 @@ def record_once(
 
 @dataclass
 class _Recorder(Trigger):
-    """Records the triggers' scores of every answer, and retrieves anyway.
+    """Recorder of the triggers' scores of every answer, which retrieves anyway.
 
-    A trigger that decides before anything is written, and never after, has its verdict's score.
+    A trigger that decides only before anything is written has its verdict's score.
     """
 
     triggers: Mapping[str, Trigger]
     seen: dict[str, list[Step]] = field(default_factory=dict)  # by question
-    # By question and trigger what it asked the model for, and under None the texts of the loop.
+    # Costs by question and trigger of the texts it asked the model for; under None those of the loop's texts.
     _spent: dict[tuple[str, str | None], Counters] = field(
         default_factory=lambda: defaultdict(Counters), init=False
     )
@@ -212,7 +212,7 @@ class _Recorder(Trigger):
             texts = self._spent[state.question.id, None]
             texts.add(generation)
             whole = replace(texts)
-            if state.asked is not None:  # a run asks for it only where it ends
+            if state.asked is not None:  # a run asks for it only at its end
                 whole.add(state.asked, forced=True)
             spent = {name: self._spent[state.question.id, name] for name in scores}
             step = Step(
@@ -221,7 +221,7 @@ class _Recorder(Trigger):
             )  # fmt: skip
             self.seen.setdefault(state.question.id, []).append(step)
             for name, trigger in self.triggers.items():
-                if trigger.reads_answer and state.asked is not None:  # it has it asked for in every round
+                if trigger.reads_answer and state.asked is not None:  # asked for in every round
                     spent[name].add(state.asked, forced=True)
         return [verdict(1.0, 0.5)] * len(generations)
 
@@ -251,7 +251,7 @@ def together(triggers: Mapping[str, Trigger], needs: Needs | None = None) -> lis
 
 
 def thinned(count: int) -> list[int]:
-    """Indices of at most 60 of ``count`` points, both ends among them."""
+    """List the indices of at most 60 of ``count`` points, both ends included."""
     if count <= _POINTS:
         return list(range(count))
     return sorted({round(i * (count - 1) / (_POINTS - 1)) for i in range(_POINTS)})
@@ -261,7 +261,7 @@ def thinned(count: int) -> list[int]:
 class Tuned(Platt):
     """Calibration and threshold of one trigger, from validation questions.
 
-    ``told`` is what the threshold promises, or why it always fires; empty where the rule promises nothing.
+    ``told`` is the rule's promise for the threshold, or why it always fires; empty if nothing is promised.
     """
 
     threshold: float
@@ -286,7 +286,7 @@ def tune(
 ) -> dict[str, Tuned]:  # fmt: skip
     """Choose threshold and calibration of every trigger from the closed-book answers to validation questions.
 
-    A trigger of which the ``rule`` can promise nothing gets a threshold at which it always fires.
+    A trigger for which the ``rule`` can promise nothing gets a threshold at which it always fires.
     The result is empty unless there are both right and wrong answers to questions with gold answers.
     """
     answered = [q for q in questions if q.answers]
@@ -302,7 +302,7 @@ def tune(
             return {}
         for name in group:
             scores = found.scores(name)[:, 0]
-            # The score of an answer without a token is on no scale, and would bend the calibration's.
+            # The score of an answer without a token is on no scale and would distort the calibration.
             written = scores < UNANSWERED
             if len(set(wrong[written])) < 2:
                 written[:] = True

@@ -1,4 +1,4 @@
-"""Query formulations: what to ask the retriever once a trigger has fired. Each works with every trigger."""
+"""Query formulations: the query for the retriever once a trigger has fired. Each works with every trigger."""
 
 from __future__ import annotations
 

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ContextWord:
-    """A word of question or answer.
+    """Word of the question or the answer.
 
     Attributes:
         text: without the punctuation around it.
         columns: its tokens, as columns of the attention rows (prompt tokens first).
-        asked: it is the question's, not the answer's.
+        asked: True for a word of the question, False for one of the answer.
     """
 
     text: str
@@ -37,7 +37,7 @@ class ContextWord:
 
 
 class AttentionQuery(LimitedQuery):
-    """Base of queries made of words from question and answer so far that attention points to.
+    """Base of queries of the words from question and answer so far that attention points to.
 
     Words of exemplars and passages in the prompt are left out.
 
@@ -56,12 +56,12 @@ class AttentionQuery(LimitedQuery):
         return Needs(attention=True)
 
     def best(self, words: Sequence[str], scores: Sequence[float] | np.ndarray) -> str:
-        """The ``top_n`` words of the highest scores; of equal ones the first."""
+        """Select the ``top_n`` words of the highest scores; of equal ones the first."""
         ranked = sorted(range(len(words)), key=lambda i: (-scores[i], i))
         return " ".join(words[i] for i in sorted(ranked[: self.top_n]))
 
     def rows(self, generation: Generation) -> np.ndarray:
-        """The recorded attention (n + 1, p + n), see :class:`~probers.types.AttentionRows`."""
+        """Return the recorded attention (n + 1, p + n), see :class:`~probers.types.AttentionRows`."""
         if generation.attention is None:
             told = f"query={name_of(self)} needs attention, but the generation has none recorded"
             raise RunError(told, "mismatch")
@@ -75,11 +75,10 @@ class QFS(PaperOrReleased, AttentionQuery):
     If no word qualifies, the question is asked.
 
     Attributes:
-        variant: "paper": the ``top_n`` most attended tokens before the one that fired, by its own
-            attention row, and the words that they belong to. "released": the ``top_n`` most
-            attended words, by another pass over question and answer alone, without exemplars and
-            passages, up to the sentence that fired: only content words qualify, with the
-            punctuation around them, and the words that fired do not.
+        variant: "paper": the words of the ``top_n`` tokens before the one that fired that its own attention
+            row weighs most. "released": the ``top_n`` most attended words up to the sentence that fired, by
+            another pass over question and answer alone, without exemplars and passages. There only content
+            words qualify, with the punctuation around them; the words that fired do not.
         top_n: number of tokens or words.
     """
 
@@ -103,14 +102,14 @@ class QFS(PaperOrReleased, AttentionQuery):
     def _released(
         self, question: Question, generation: Generation, hits: tuple[int, ...], state: State
     ) -> str:
-        # The sentence that the token ends in.
+        # The sentence in which the token ends.
         place = max(generation.offsets[hits[0]][1] - 1, 0) if generation.offsets else 0
         start, end = sentence_at(generation.text, place)
         written = words(generation.text, generation.offsets)
         current = [w for w in written if start <= w.start < end]
         if not current:
             return question.question
-        # Joined as the released code joins them: an empty part leaves a space more, which has a token.
+        # Joined as in the released code: an empty part adds a space, and the space has a token.
         text = " ".join([
             question.question,
             state.partial.strip(),
@@ -133,7 +132,7 @@ class QFS(PaperOrReleased, AttentionQuery):
 
 
 def _seen_by(word: Part, rows: np.ndarray) -> np.ndarray:
-    """(n,) mean attention at the positions that predicted a word's tokens, of ``rows`` (n + 1, n)."""
+    """Average the attention (n,) at the positions that predicted a word's tokens, of ``rows`` (n + 1, n)."""
     first = word.tokens[0]
     weights = np.zeros(rows.shape[1])
     for row in rows[list(word.tokens), :first].astype(np.float64):
@@ -143,9 +142,9 @@ def _seen_by(word: Part, rows: np.ndarray) -> np.ndarray:
 
 
 def context_words(generation: Generation, state: State) -> list[ContextWord]:
-    """Words of the question, the accepted text and the generation, in this order.
+    """List the words of the question, the accepted text and the generation, in this order.
 
-    Leaves out exemplars and passages, what was truncated, words without a letter or digit, and punctuation.
+    Exemplars, passages, truncated text, punctuation and words without a letter or digit are left out.
     """
     text, offsets = whole_text(generation)
     # A prompt that was truncated on the left has no tokens of its beginning.
@@ -169,18 +168,18 @@ def context_words(generation: Generation, state: State) -> list[ContextWord]:
 def words_before(
     context: Sequence[ContextWord], rows: np.ndarray, hit: int, generation: Generation
 ) -> tuple[list[ContextWord], np.ndarray]:
-    """The words that end before a generated token, and the token's own row (p + n,) or the last known."""
+    """List the words that end before a generated token, with its own row (p + n,) or the last known one."""
     column = len(generation.prompt_ids) + hit
     return [w for w in context if w.columns[-1] < column], rows[min(hit + 1, len(rows) - 1)]
 
 
 def bare(word: str) -> str:
-    """A word without the punctuation around it."""
+    """Remove the punctuation around a word."""
     return re.sub(r"^[\W_]+|[\W_]+$", "", word)
 
 
 def hit_tokens(generation: Generation, decision: Decision) -> tuple[int, ...]:
-    """The tokens that fired; of a trigger that names none, the first after its position, or else the last."""
+    """List the tokens that fired; if the trigger names none, the first after its position, else the last."""
     if decision.tokens:
         return decision.tokens
     last = max(len(generation.token_ids) - 1, 0)
@@ -192,7 +191,7 @@ def hit_tokens(generation: Generation, decision: Decision) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class CIOQF(AttentionQuery):
-    """The ``top_n`` best words of question and answer before the hit, in the order of the text.
+    """The ``top_n`` best words of question and answer before the token that fired, in the order of the text.
 
     Equation 5 of RaDIO (Zhu et al. 2025), for word i of N:
     Tok_i = norm(Att_i) + norm(TFIDF_i) + norm(Cos_i) + pos(i) / N.
@@ -200,13 +199,13 @@ class CIOQF(AttentionQuery):
     Att_i is the attention (last layer, mean over heads) of the token that fired, summed over the word's
     tokens. TFIDF_i is the word's share of the N words times 1 + ln((1 + D) / (1 + df)) over the D documents
     of the context itself: the question, each sentence of the answer so far, each passage shown. The corpus's
-    frequencies are not taken: only one of the retrievers has any, and a query must not depend on it. Cos_i is
+    frequencies are not used: only one of the retrievers has any, and a query must not depend on it. Cos_i is
     the cosine of the word's vector with the mean vector of the question's words; a word without a vector has
     0. pos(i) counts from 1.
 
     Attributes:
-        norm: over the N words, "minmax" to [0, 1] or "zscore" to mean 0 and deviation 1;
-            equal values are 0 in both.
+        norm: scaling over the N words, "minmax" to [0, 1] or "zscore" to mean 0 and deviation 1; equal values
+            become 0 in both.
         top_n: words to keep.
         vectors: file in the word2vec format; None takes the model's input embeddings,
             averaged over a word's tokens.
@@ -234,7 +233,7 @@ class CIOQF(AttentionQuery):
     def rate(
         self, rows: np.ndarray, hits: Sequence[int], generation: Generation, state: State
     ) -> tuple[list[ContextWord], np.ndarray]:
-        """The words before the first token that fired, and Tok of each; ``rows`` is (n + 1, p + n)."""
+        """List the words before the first token that fired, and Tok of each; ``rows`` is (n + 1, p + n)."""
         context = context_words(generation, state)
         words, row = words_before(context, rows, hits[0], generation)
         if not words:
@@ -259,7 +258,7 @@ class CIOQF(AttentionQuery):
     def _cosines(
         self, words: list[ContextWord], asked: list[ContextWord], generation: Generation, state: State
     ) -> np.ndarray:
-        """(N,) cosine of each word's vector with the mean vector of the question's words."""
+        """Compute the cosine (N,) of each word's vector with the mean vector of the question's words."""
         look: list[np.ndarray | None]
         every = [*words, *asked]
         if self.vectors is not None:
@@ -278,7 +277,7 @@ class CIOQF(AttentionQuery):
 
 
 def tf_idf(words: Sequence[str], documents: Sequence[str]) -> np.ndarray:
-    """(N,) of each word: its share of the words, times its inverse document frequency (smoothed)."""
+    """Compute for each word (N,) its share of the words times its inverse document frequency (smoothed)."""
     terms = [w.lower() for w in words]
     held = Counter(t for d in documents for t in {bare(w).lower() for w in d.split()})
     idf = np.array([1 + np.log((1 + len(documents)) / (1 + held[t])) for t in terms])
@@ -290,7 +289,7 @@ def _scaled(values: np.ndarray, norm: str) -> np.ndarray:
     low, spread = (
         (values.min(), values.max() - values.min()) if norm == "minmax" else (values.mean(), values.std())
     )
-    # Equal values differ by rounding alone, and must not be blown up.
+    # Equal values differ by rounding alone; this difference must not be scaled up.
     return (values - low) / spread if spread > 1e-12 * np.abs(values).max() else np.zeros(len(values))
 
 
@@ -300,7 +299,7 @@ def _cosine(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def _embeddings(lm: CausalLM, ids: np.ndarray) -> np.ndarray:
-    """(tokens, d) rows of the model's input embedding."""
+    """Return the rows (tokens, d) of the model's input embedding."""
     import torch
 
     unique, places = np.unique(ids, return_inverse=True)
@@ -311,7 +310,7 @@ def _embeddings(lm: CausalLM, ids: np.ndarray) -> np.ndarray:
 
 
 def _look_up(table: Any, word: str) -> np.ndarray | None:
-    """A word's vector as written, or in lower case, or capitalised; None if there is none."""
+    """Look up a word's vector as written, in lower case or capitalised; None if there is none."""
     for form in (word, word.lower(), word.capitalize()):
         if form in table.key_to_index:
             return np.asarray(table.get_vector(form), dtype=np.float64)

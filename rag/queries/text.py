@@ -15,7 +15,7 @@ from probers.types import Decision, Generation, Needs, Question, UserError
 from ..protocol import State, at_least, one_of
 from ..retrievers.lexical import tokenize
 
-#: Tokens of the retriever that a query keeps at most, the last ones (DRAGIN).
+#: Number of the last tokens for the retriever that a query keeps (DRAGIN).
 QUERY_TOKENS = 64
 
 
@@ -86,7 +86,7 @@ class LimitedQuery(ABC):
 
     @abstractmethod
     def text(self, question: Question, generation: Generation, decision: Decision, state: State) -> str:
-        """The query before it is cut."""
+        """Return the query before it is cut."""
 
     def __call__(self, question: Question, generation: Generation, decision: Decision, state: State) -> str:
         words = self.text(question, generation, decision, state).split()
@@ -106,7 +106,7 @@ class FullContextQuery(LimitedQuery):
 
 @dataclass(frozen=True)
 class LastSentenceQuery(LimitedQuery):
-    """The last sentence of the answer so far, or the question while nothing is accepted (IRCoT)."""
+    """The last sentence of the answer so far, or the question if nothing is accepted yet (IRCoT)."""
 
     def text(self, question: Question, generation: Generation, decision: Decision, state: State) -> str:
         text = text_so_far(generation, decision, state)
@@ -116,9 +116,9 @@ class LastSentenceQuery(LimitedQuery):
 
 @dataclass(frozen=True)
 class LastTokensQuery(LimitedQuery):
-    """The last ``n`` tokens of the answer so far, or the question while nothing is accepted (RETRO, IC-RALM).
+    """The last ``n`` tokens of the answer so far, or the question if nothing is accepted (RETRO, IC-RALM).
 
-    The query may begin within a word, as a token may.
+    The query may begin within a word, because a token may.
 
     Attributes:
         n: number of last tokens of the model.
@@ -135,20 +135,20 @@ class LastTokensQuery(LimitedQuery):
         begin = shift - len(state.partial)
         text, offsets = whole_text(generation)
         end = len(text) if decision.position is None else shift + decision.position
-        # Of a token that the cut goes through, what is within counts.
+        # The part of a token after the cut counts.
         starts = [max(a, begin) for a, b in offsets if max(a, begin) < min(b, end)]
         return text[starts[-self.n :][0] : end] if starts else ""
 
 
 @dataclass(frozen=True)
 class FlareQuery(LimitedQuery):
-    """The sentence that fired without the tokens of probability below ``beta`` (FLARE, Jiang et al. 2023).
+    """The sentence that fired, without the tokens of probability below ``beta`` (FLARE, Jiang et al. 2023).
 
     This is the paper's implicit query; with ``masks="fired"`` the tokens that fired are left out instead. The
-    sentence is that of the first token that fired; for a trigger that names no token, the one at its
-    position; for a verdict on the whole answer, all of it. Text of the sentence that was accepted earlier
-    stays whatever its probability. The spaces before omitted tokens stay, so that no two words become one.
-    When nothing is left, the question is asked.
+    sentence is the one of the first token that fired. For a trigger that names no token it is the one at the
+    trigger's position; for a verdict on the whole answer it is all of the answer. Text of the sentence that
+    was accepted earlier stays whatever its probability. Spaces before omitted tokens stay, so that no two
+    words become one. The question is asked if nothing is left.
 
     Attributes:
         beta: tokens of smaller probability are left out; 0 leaves none out.
@@ -168,7 +168,7 @@ class FlareQuery(LimitedQuery):
         text, shift = state.partial + generation.text, len(state.partial)
         start, end = 0, len(text)
         if decision.tokens:
-            # The token's last character: its first may be the space before the sentence.
+            # Compare the token's last character: its first may be the space before the sentence.
             start, end = sentence_at(text, shift + max(generation.offsets[decision.tokens[0]][1] - 1, 0))
         elif decision.position is not None:
             start, end = sentence_at(text, shift + decision.position)
@@ -182,18 +182,18 @@ class FlareQuery(LimitedQuery):
 
 
 def sentence_at(text: str, place: int) -> tuple[int, int]:
-    """[start, end) of the sentence around a character or behind it; else the last, (0, 0) without any."""
+    """Find [start, end) of the sentence around a character or after it; else the last, (0, 0) without any."""
     spans = split_sentences(text)
     return next((span for span in spans if span[1] > place), spans[-1] if spans else (0, 0))
 
 
 def text_so_far(generation: Generation, decision: Decision, state: State) -> str:
-    """The answer up to where the trigger fired; all of it for a verdict on the whole answer."""
+    """Return the answer up to where the trigger fired; all of it for a verdict on the whole answer."""
     return state.partial + generation.text[: decision.position]
 
 
 def whole_text(generation: Generation) -> tuple[str, list[tuple[int, int]]]:
-    """Prompt and generation as one text, and [start, end) in it of every token of both."""
+    """Join prompt and generation to one text; return it with [start, end) in it of every token of both."""
     shift = len(generation.prompt)
     behind = ((a + shift, b + shift) for a, b in generation.offsets)
     return generation.prompt + generation.text, [*generation.prompt_offsets, *behind]

@@ -14,7 +14,7 @@ from .svg import WIDTH, Axis, Box, Plot, Point, clipped, place, spread, text_wid
 
 
 def layers_chart(found: Findings) -> Markup:
-    """AUROC with its interval band and accuracy by layer; controls as labelled level lines."""
+    """Draw AUROC with its interval band and accuracy by layer, with controls as labelled level lines."""
     rows = [row for row in found.data.get("layers", ()) if "auroc" in row]
     if not rows:
         return Markup()
@@ -24,7 +24,7 @@ def layers_chart(found: Findings) -> Markup:
     levels = [(name, entry["auroc"], strong) for name, entry, strong in _detectors(found)]
     first, last = auroc[0][0], auroc[-1][0]
     step = next((nice for nice in (1, 2, 5, 10, 20) if (last - first) / nice <= 8), 50)
-    start = int(-(-first // step) * step)  # a round layer number, not wherever the range happens to begin
+    start = int(-(-first // step) * step)  # a round layer number
     ticks = tuple((float(layer), str(layer)) for layer in range(start, int(last) + 1, step))
     margin = 0.5 if first == last else 0.02 * (last - first)
     axis = Axis("layer (residual stream after this block)", first - margin, last + margin, ticks)
@@ -54,7 +54,7 @@ def layers_chart(found: Findings) -> Markup:
     for points, shape, css, dash in ((accuracy, "square", "m0", "6 4"), (auroc, "circle", "m1", "")):
         if points:
             plot.line(points, f"line {css}", dash=dash)
-        for point in points if len(points) <= 24 else ():  # more would cut the line to pieces
+        for point in points if len(points) <= 24 else ():  # more would hide the line
             plot.marker(shape, point, f"mark {css}", size=3.2)
     _, top, right, bottom = plot.box
     ends = [plot.at(point) for point, _, _ in labels]
@@ -69,14 +69,14 @@ def layers_chart(found: Findings) -> Markup:
 
 
 def _detectors(found: Findings) -> list[tuple[str, Json, bool]]:
-    """Every control that has an AUROC, and all layers together, which stand out."""
+    """List every control that has an AUROC, and all layers together, which stand out."""
     entries = [(name, entry, False) for name, entry in found.data.get("controls", {}).items()]
     entries.append(("all layers", found.data.get("ensemble", {}), True))
     return [entry for entry in entries if "auroc" in entry[1]]
 
 
 def controls_chart(found: Findings) -> Markup:
-    """AUROC with 95% interval of the ensemble and of every control, best first."""
+    """Draw AUROC with 95% interval of the ensemble and of every control, best first."""
     rows = [(name, each["auroc"], each.get("auroc_ci"), strong) for name, each, strong in _detectors(found)]
     if not rows:
         return Markup()
@@ -107,11 +107,11 @@ def controls_chart(found: Findings) -> Markup:
     return plot.figure("AUROC of all layers together and of every control, with 95% intervals, best first.")
 
 
-_ROW = 18  # of a legend, in user units
+_ROW = 18  # height of a legend's row, in user units
 
 
 def roc_chart(found: Findings) -> Markup:
-    """ROC curves; a marker where each crosses the falling diagonal ties it to the legend."""
+    """Draw ROC curves; a marker where each crosses the falling diagonal ties it to the legend."""
     curves = [
         (name, list(zip(roc["fpr"], roc["tpr"], strict=True)), roc.get("auroc"))
         for name, roc in found.data.get("roc", {}).items()
@@ -137,7 +137,7 @@ def roc_chart(found: Findings) -> Markup:
         plot.line(points, f"line {found.looks[name].css}", dash=found.looks[name].dash)
     for name, points, _ in reversed(curves):
         x, y = np.transpose(points)
-        # Where the curve from (0, 0) to (1, 1) crosses fpr + tpr = 1.
+        # Crossing of the curve from (0, 0) to (1, 1) with fpr + tpr = 1.
         crossing = float(np.interp(1.0, x + y, x)), float(np.interp(1.0, x + y, y))
         plot.marker(found.looks[name].marker, crossing, found.looks[name].mark)
     for index, (name, _, auroc) in enumerate(curves):
@@ -157,13 +157,13 @@ class Cost(NamedTuple):
     words: str
 
     def of(self, entry: Json) -> np.ndarray:
-        """Sum of the figures of an entry, which is that of a method or of a curve."""
+        """Sum the figures of an entry, which is that of a method or of a curve."""
         return np.sum([entry[key] for key in self.keys], axis=0)
 
 
 _RETRIEVALS = Cost(("retrievals",), "retrievals", "retrievals per question")
 _TOKENS = Cost(("tokens", "read_tokens"), "tokens", "tokens per question, written and read")
-#: Of the chart of the headline.
+#: Captions of the headline's charts.
 _CAPTION = (
     " against retrievals per question. Large markers are the methods of the table, with 95% intervals where"
     " there is room; hollow grey ones bound the others. Lines are the same methods at other settings,"
@@ -179,12 +179,12 @@ _OF_TOKENS = (
     " take more tokens than another: it discards more, writes in shorter pieces, or asks the model to judge."
     " Points that come from the closed-book answers are left out of the lines here."
 )
-_WHISKERS = 10  # methods at most whose intervals are drawn; those of more would hide the markers
+_WHISKERS = 10  # most methods with intervals; more would hide the markers
 _ROOM = 210  # for the legend, in user units
 
 
 def tradeoff_charts(found: Findings) -> Markup:
-    """The headline against retrievals and against tokens, and ACC as well unless that is the headline."""
+    """Draw the headline against retrievals and against tokens, and also ACC if that is not the headline."""
     first = found.headline
     charts = _tradeoff(found, first, _RETRIEVALS, "tradeoff", first.words.capitalize() + _CAPTION)
     charts += _tradeoff(found, first, _TOKENS, "tradeoff-tokens", _OF_TOKENS)
@@ -195,7 +195,7 @@ def tradeoff_charts(found: Findings) -> Markup:
 
 
 def _tradeoff(found: Findings, headline: Headline, cost: Cost, key: str, caption: str) -> Markup:
-    """A figure against a cost per question: methods as markers, curves as lines, with dots where run."""
+    """Draw a figure against a cost per question: methods as markers, curves as lines, with dots where run."""
     figure, short, long = headline
     reruns = found.data.get("reruns", {})
     read, run = _curves(found.data.get("replay", {}), cost, figure), _curves(reruns, cost, figure)
@@ -243,7 +243,7 @@ def _tradeoff(found: Findings, headline: Headline, cost: Cost, key: str, caption
         obstacles.append((x - 1, high, x + 1, low))
     for name, point in measured.items():
         plot.marker(found.looks[name].marker, point, found.looks[name].mark, size=5)
-    # Names stand beside markers that bound the others, and where no line leads to the legend.
+    # Names stand beside markers that bound the others, and beside markers without a line in the legend.
     named = [name for name in measured if found.looks[name].reference or name not in curves]
     anchors = [(plot.at(measured[name]), clipped(name)) for name in named]
     left, top, right, bottom = plot.box
@@ -262,7 +262,7 @@ def _tradeoff(found: Findings, headline: Headline, cost: Cost, key: str, caption
 
 
 def _curves(entries: Json, cost: Cost, figure: str) -> dict[str, list[Point]]:
-    """Places of each method's curve in the order of retrievals, where the cost is known."""
+    """Find the points of each method's curve in the order of retrievals, if the cost is known."""
     curves = {}
     for name, curve in entries.items():
         if all(curve.get(key) for key in (*cost.keys, "retrievals", figure)):

@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 
 Json = Mapping[str, Any]
 
-#: Methods that bound the others, with their markers; drawn hollow and grey.
+#: Methods that bound the others, with their markers, which are hollow and grey.
 _REFERENCES = {"never": "circle", "always": "square", "random": "diamond", "oracle": "triangle"}
 _COLOURS = 6
 _DASHES = ("", "7 3", "2 3", "9 3 2 3", "5 2", "12 3")
 _MARKERS = ("circle", "square", "triangle", "diamond", "down", "cross")
 
-#: P-values below this settle something.
+#: Level of significance: a difference with a smaller p-value is settled.
 LEVEL = 0.05
 #: Figures by which answers are judged, in words.
 _RULES = {
@@ -28,7 +28,7 @@ _RULES = {
 
 
 class Headline(NamedTuple):
-    """The figure that methods are ranked by: its key in results.json, and in a column and a sentence."""
+    """Figure that methods are ranked by: its key in results.json, and its name in a column and a sentence."""
 
     key: str
     short: str
@@ -58,7 +58,7 @@ class Findings:
             for figure, entry in figures.items()
             if "diff" in entry
         ]
-        # That these never or always fired is no news.
+        # It is no news that these never or always fired.
         fixed = ("never", "always")
         flags: Mapping[str, str] = self.data.get("flags", {})
         self.flags = {name: flag for name, flag in flags.items() if stem(name) not in fixed}
@@ -70,24 +70,24 @@ class Findings:
         self.looks = assign(names)
 
     def figure(self, method: str, name: str) -> float | None:
-        """One figure of a method; ``trigger.x`` reaches into its trigger part."""
+        """Look up one figure of a method; ``trigger.x`` reaches into its trigger part."""
         part, _, last = name.rpartition(".")
         figures = self.methods[method]
         return (figures.get(part, {}) if part else figures).get(last)
 
     def interval(self, method: str, name: str) -> Sequence[float] | None:
-        """The 95% interval of a figure."""
+        """Look up the 95% interval of a figure."""
         return self.methods[method].get("ci95", {}).get(name)
 
     def difference(self, first: str, second: str, name: str) -> Difference | None:
-        """The paired difference in a figure, in whichever order it is filed."""
+        """Look up the paired difference in a figure, in whichever order it is filed."""
         for each in self.differences:
             if each.figure == name and {each.first, each.second} == {first, second}:
                 return each if each.first == first else each.turned()
         return None
 
     def telling(self, columns: Sequence[Json]) -> list[Json]:
-        """The columns of a table without those that are for every method as the one they stand ``beside``."""
+        """Leave out the columns of a table that equal, for every method, the column they stand ``beside``."""
         found = []
         for column in columns:
             key, beside = column["key"], column.get("beside")
@@ -105,27 +105,27 @@ class Findings:
         return _RULES.get(rule, rule)
 
     def family(self, figure: str | None = None) -> int:
-        """Number of pairs that p-values of a figure (None: the headline) are corrected for."""
+        """Count the pairs that p-values of a figure (None: the headline) are corrected for."""
         figure = figure or self.headline.key
         return sum(entry.p_holm is not None for entry in self.differences if entry.figure == figure)
 
     def shared(self) -> float | None:
-        """The common headline of all methods, oracle included, if several methods have the same one."""
+        """Return the headline that all methods have in common, oracle included; None if there is none."""
         key = self.headline.key
         known = [figures[key] for figures in self.methods.values() if key in figures]
         return known[0] if len(known) > 1 and len(set(known)) == 1 else None
 
     def ranked(self) -> tuple[dict[str, float], list[str]]:
-        """Headline by method without the oracle, highest first, and the methods with the highest."""
+        """Sort the headline by method without the oracle, highest first; also name the highest methods."""
         key = self.headline.key
         known = {name: entry[key] for name, entry in self._but_oracle() if key in entry}
         best = [name for name, value in known.items() if value == max(known.values())]
         return dict(sorted(known.items(), key=lambda item: -item[1])), best
 
     def leads(self, best: str, others: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
-        """Methods with a paired interval of the best one's lead in the headline.
+        """List the methods with a paired interval of the best one's lead in the headline.
 
-        Then those whose interval holds zero, and those settled by it but not by the corrected p-value.
+        Also lists those whose interval holds zero, and those settled by it but not by the corrected p-value.
         """
         found = [self.difference(best, name, self.headline.key) for name in others]
         lows = {each.second: (each.ci[0], each.corrected) for each in found if each and each.ci}
@@ -134,7 +134,7 @@ class Findings:
         return list(lows), close, undone
 
     def best(self, name: str, digits: int, better: str | None) -> float | None:
-        """The best displayed value of a figure without the oracle; None where none is better."""
+        """Find the best displayed value of a figure without the oracle; None if none is better."""
         values = [self.figure(method, name) for method, _ in self._but_oracle()]
         known = {round(value, digits) for value in values if value is not None}
         if better is None or len(known) < 2:
@@ -145,12 +145,12 @@ class Findings:
         return [(name, entry) for name, entry in self.methods.items() if stem(name) != "oracle"]
 
     def ends(self) -> tuple[float, float]:
-        """Lowest and highest end of all intervals of the headline."""
+        """Find the lowest and the highest end of all intervals of the headline."""
         ends = [end for name in self.methods for end in self.interval(name, self.headline.key) or ()]
         return (min(ends), max(ends)) if ends else (0.0, 1.0)
 
     def kinds(self) -> dict[str, int | None]:
-        """Kinds of knowledge in the headline's breakdown, with their numbers of questions."""
+        """Map the kinds of knowledge in the headline's breakdown to their numbers of questions."""
         sizes: dict[str, int | None] = {}
         for row in self.data.get("knowledge_em", {}).values():
             for kind, entry in row.items():
@@ -158,18 +158,18 @@ class Findings:
         return sizes
 
     def widest(self) -> float:
-        """Largest distance from zero of the paired differences and their intervals."""
+        """Find the largest distance from zero of the paired differences and their intervals."""
         ends = [end for entry in self.differences for end in entry.ci or (entry.value,)]
         return max(map(abs, ends), default=0.0) or 1.0
 
     def pairs(self) -> list[Difference]:
-        """All paired differences, those with a prober first and turned so that the prober comes first."""
+        """List all paired differences, those with a prober first, turned so that it comes first."""
         turned = [e.turned() if stem(e.second) == "probing" != stem(e.first) else e for e in self.differences]
         return sorted(turned, key=lambda e: (0, e.first) if stem(e.first) == "probing" else (1, ""))
 
 
 def _known(value: Any) -> Any:
-    """JSON without null or non-finite entries, and without lists that contain one."""
+    """Remove null and non-finite entries from JSON, and lists that contain one."""
     if isinstance(value, Mapping):
         kept = ((key, _known(item)) for key, item in value.items())
         return {key: item for key, item in kept if item is not None}
@@ -191,7 +191,7 @@ class Difference:
     p_holm: float | None = None
 
     def turned(self) -> Difference:
-        """Second minus first."""
+        """Swap the two methods."""
         ci = self.ci and (-self.ci[1], -self.ci[0])
         return Difference(self.second, self.first, self.figure, -self.value, ci, self.p_holm)
 
@@ -204,12 +204,12 @@ class Difference:
 
 
 def verdict(ci: Sequence[float]) -> str:
-    """Verdict by the interval of a difference."""
+    """Tell what the interval of a difference settles."""
     return "above" if ci[0] > 0 else "below" if ci[1] < 0 else "not settled"
 
 
 def stem(name: str) -> str:
-    """The kind of method in a name: "rind" for "rind_released" or "rind (paper)"."""
+    """Return the kind of method in a name: "rind" for "rind_released" or "rind (paper)"."""
     found = re.match(r"[a-z]+", name.strip().lower())
     return found.group() if found else name
 
@@ -245,24 +245,24 @@ def assign(names: Iterable[str]) -> dict[str, Look]:
     compared = [name for name in kinds if name not in looks]
     compared.sort(key=lambda name: order.index(kinds[name]) if kinds[name] in order else len(order))
     for index, name in enumerate(compared):
-        turn = index + index // _COLOURS  # a colour that comes round again gets another dash and marker
+        turn = index + index // _COLOURS  # a repeated colour gets another dash and marker
         css = f"m{index % _COLOURS + 1}"
         looks[name] = Look(css, _DASHES[turn % len(_DASHES)], _MARKERS[turn % len(_MARKERS)])
     return looks
 
 
-#: Steps of the token colours; the classes s0 .. s6 of the style sheet.
+#: Number of token colours; they are the classes s0 .. s6 of the style sheet.
 LEVELS = 7
 Scale = tuple[float, float]
 
 
 def token_scores(rounds: Iterable[Json]) -> list[float]:
-    """The scores of all tokens that have one."""
+    """List the scores of all tokens that have one."""
     return [token["score"] for entry in rounds for token in entry.get("tokens", ()) if "score" in token]
 
 
 def scales(examples: Iterable[Json]) -> dict[str, Scale]:
-    """Lowest and highest score of each method over all examples, of its tokens or else of its rounds."""
+    """Find each method's lowest and highest score over all examples, of its tokens or else its rounds."""
     rounds: dict[str, list[Json]] = {}
     for example in examples:
         for method in example.get("methods", ()):
@@ -275,14 +275,14 @@ def scales(examples: Iterable[Json]) -> dict[str, Scale]:
 
 
 def level(score: float, scale: Scale) -> int:
-    """The step of a score's colour on its method's scale; the middle one where all scores are equal."""
+    """Find the step of a score's colour on its method's scale; the middle one if all scores are equal."""
     low, high = scale
     share = (score - low) / (high - low) if high > low else 0.5
     return min(LEVELS - 1, int(share * LEVELS))
 
 
 def shown_at_once(example: Json) -> tuple[str, ...]:
-    """Methods to unfold so that readers see the colours: a prober, and one that fired on a token."""
+    """Choose methods to unfold so that readers see the colours: a prober, and one that fired on a token."""
     rounds = {method["method"]: method.get("rounds", ()) for method in example.get("methods", ())}
     probers = [name for name in rounds if stem(name) == "probing"]
     tokens = {n: [t for entry in entries for t in entry.get("tokens", ())] for n, entries in rounds.items()}

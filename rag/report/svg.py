@@ -26,7 +26,7 @@ Box = tuple[float, float, float, float]  # left, top, right, bottom
 
 
 def text_width(text: str) -> float:
-    """Upper estimate of a label's width in user units, for wide system fonts."""
+    """Estimate a label's width from above in user units, for wide system fonts."""
     return 0.61 * FONT * len(text)
 
 
@@ -37,7 +37,7 @@ def clipped(text: str, length: int = 24) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """An axis from ``low`` to ``high`` with its ticks (value, text): linear, or of equal ratios."""
+    """Axis from ``low`` to ``high`` with its ticks (value, text), linear or of equal ratios."""
 
     label: str
     low: float
@@ -76,7 +76,7 @@ class Axis:
         return cls(label, first, last, ticks, ratios=True)
 
     def share(self, value: float) -> float:
-        """Place of a value, 0 at the lower end and 1 at the upper."""
+        """Place a value on the axis, 0 at its lower end and 1 at its upper end."""
         if self.ratios:
             return math.log(value / self.low) / math.log(self.high / self.low)
         return (value - self.low) / (self.high - self.low)
@@ -84,10 +84,10 @@ class Axis:
 
 @dataclass(slots=True)
 class Plot:
-    """One chart. Coordinates given to its methods are data values unless they say otherwise.
+    """Chart. Coordinates given to its methods are data values unless stated otherwise.
 
-    Ids of its parts begin with its name; title and description are for screen readers. ``size`` is width and
-    height in user units, ``margins`` are left of, right of and below the axes.
+    Ids of its parts begin with its name; title and description are for screen readers. ``size`` is (width,
+    height) and ``margins`` are left of, right of and below the axes, in user units.
     """
 
     name: str
@@ -120,7 +120,7 @@ class Plot:
         return left, 26, width - right, height - below
 
     def at(self, point: Point) -> Point:
-        """Position of a data point in user units, with y downwards."""
+        """Convert a data point to user units, with y downwards."""
         left, top, right, bottom = self.box
         across, up = self.x.share(point[0]), self.y.share(point[1])
         return left + across * (right - left), bottom - up * (bottom - top)
@@ -163,7 +163,7 @@ class Plot:
         self.text(x + 34, y, text, css="label")
 
     def figure(self, caption: str) -> Markup:
-        """Finish the chart; one wider than a column takes the page's width, and scrolls on narrow screens."""
+        """Finish the chart; one wider than a column takes the page's width and scrolls on narrow screens."""
         (width, height), ids = self.size, f"{self.name}-title {self.name}-desc"
         opening, closing = '<figure><svg class="chart"', "</svg>"
         if width > WIDTH:
@@ -208,14 +208,14 @@ def _glyph(view: str, shapes: str, css: str = "") -> Markup:
 
 
 def mark_glyph(look: Look) -> Markup:
-    """A method's marker, as the charts draw it."""
+    """Draw a method's marker as in the charts."""
     return _glyph("0 0 14 14", marker(look.marker, (7, 7), look.mark), " key")
 
 
 def interval_glyph(
     value: float, ci: Sequence[float], scale: Sequence[float], *, zero: bool = False
 ) -> Markup:
-    """A dot with its interval on a scale shared by the column; with ``zero`` wider, and zero is marked."""
+    """Draw a dot with its interval on a scale shared by the column; ``zero`` widens it and marks zero."""
     low, high = scale
     width, height = (150, 12) if zero else (90, 8)
     middle = height / 2
@@ -230,7 +230,7 @@ def interval_glyph(
 
 
 def level_glyph(share: float | None) -> str:
-    """A share between 0 and 1 as a number and a bar."""
+    """Show a share between 0 and 1 as a number and a bar."""
     if share is None:
         return DASH
     bar = f'<rect class="bar" width="{70 * share:.1f}" height="6"/>'
@@ -238,7 +238,7 @@ def level_glyph(share: float | None) -> str:
 
 
 def shares_glyph(shares: Json) -> str:
-    """Shares of questions with no, one and several retrievals: percentages over a bar of three tones."""
+    """Show shares of questions with no, one and several retrievals: percentages over a bar of three tones."""
     tones = ("none", "single", "multi")
     if not shares.keys() >= set(tones):
         return DASH
@@ -270,7 +270,7 @@ def spread(wanted: Sequence[float], low: float, high: float, gap: float = FONT +
 
 
 def overlap(box: Box, others: Box | np.ndarray) -> np.ndarray:
-    """Shared area of a box and each of the others (..., 4)."""
+    """Compute the shared area of a box and each of the others (..., 4)."""
     a, b = np.asarray(box), np.asarray(others)
     sides = np.minimum(a[2:], b[..., 2:]) - np.maximum(a[:2], b[..., :2])
     return np.maximum(sides, 0.0).prod(axis=-1)
@@ -278,7 +278,7 @@ def overlap(box: Box, others: Box | np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A label's box, where its text is anchored and how, and whether it needs a leader line."""
+    """Place of a label: its box, where and how its text is anchored, and whether it needs a leader line."""
 
     box: Box
     at: Point
@@ -293,8 +293,8 @@ _ANCHORS = {1: "start", -1: "end", 0: "middle"}
 def place(anchors: Sequence[tuple[Point, str]], bounds: Box, obstacles: Sequence[Box] = ()) -> list[Placed]:
     """Place the label of each (point, text), all in user units.
 
-    Greedy, in the order given: each label takes the nearest place around its point that covers least of the
-    labels already placed, the obstacles and the outside.
+    Labels are placed greedily in the order given: each takes the nearest place around its point that covers
+    least of the labels already placed, the obstacles and the outside.
     """
     half = (FONT + 2) / 2
     taken = [*obstacles, *((x - 5, y - 5, x + 5, y + 5) for (x, y), _ in anchors)]

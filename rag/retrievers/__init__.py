@@ -1,4 +1,4 @@
-"""Retrievers: everything that finds passages behind ``probers.types.Retriever``."""
+"""Retrievers, which find passages behind ``probers.types.Retriever``."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Fast BM25 by the ``bm25s`` package: scores are precomputed while indexing, and a query sums them.
+"""Fast BM25 by the ``bm25s`` package, which computes scores while indexing and sums them for a query.
 
 The formula is that of :mod:`.lexical`.
 
-``bm25s`` keeps the tokens of all passages in Python lists while it indexes. A corpus too large for that is
-counted here in shards, each sorted by token, then by passage, and the shards are merged term by term, block
-after block, into the files that ``bm25s`` reads: memory holds one shard, or one block, and 4 bytes per
-passage. Shards are written whole or not at all, so that counting goes on where a killed process stopped.
+``bm25s`` keeps the tokens of all passages in Python lists while it indexes. A larger corpus is counted here
+in shards, each sorted by token, then by passage. The shards are merged term by term, block after block, into
+the files that ``bm25s`` reads. Memory holds one shard, or one block, and 4 bytes per passage. Shards are
+written whole or not at all, so that counting resumes where a killed process stopped.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from probers.types import Passage, first_line
 from . import lexical
 from .counts import NOWHERE
 
-# Where JAX is installed, importing bm25s starts it, and JAX takes three quarters of a GPU's memory.
+# Importing bm25s starts JAX where that is installed, and JAX takes three quarters of a GPU's memory.
 sys.modules.setdefault("jax", None)  # type: ignore[arg-type]
 try:
     import bm25s
@@ -51,13 +51,13 @@ finally:
 
 log = logging.getLogger(__name__)
 
-#: From as many passages on queries run as code that numba compiles, which takes 3 s at the first of them
-#: and saves 4 ms of each here, more of larger corpora.
+#: Number of passages from which on numba compiles queries. The first query then takes 3 s more, and each
+#: query here 4 ms less; larger corpora save more.
 COMPILED_FROM = 200_000
 
 
 class BM25(lexical.LexicalRetriever):
-    """Fast BM25 by precomputed scores, which a query only sums; ranks as ``rank_bm25`` does.
+    """Fast BM25 by precomputed scores that a query only sums; it ranks as ``rank_bm25`` does.
 
     Passages in a list are indexed in memory. Those of a stored corpus are indexed once on the disk with
     bounded memory, and the index is memory-mapped: a query reads the scores of its own words.
@@ -99,7 +99,7 @@ class BM25(lexical.LexicalRetriever):
         number = self._number(token)
         if number is None:
             return NOWHERE
-        scores = self._index.scores  # its columns are tokens, whose passages are in order
+        scores = self._index.scores  # a column is a token, with its passages in order
         start, end = scores["indptr"][number : number + 2]
         rows: np.ndarray = scores["indices"][start:end]
         return rows
@@ -109,10 +109,10 @@ class BM25(lexical.LexicalRetriever):
             return super()._candidates(scores, k)
         from bm25s.numba.selection import topk
 
-        values, rows = topk(scores, k + 1)  # by a heap, which keeps no order among equal scores
+        values, rows = topk(scores, k + 1)  # a heap keeps no order among equal scores
         if values[k] < values[k - 1]:
             return np.sort(rows[:k])
-        # As many as k share their scores with others, which may come before them in the corpus.
+        # The k best share their lowest score with others, which may come before them in the corpus.
         return np.flatnonzero(scores >= values[k] if values[k] > 0 else scores > 0)
 
 
@@ -120,10 +120,10 @@ _TOKENS, _OFFSETS = "vocabulary.txt", "vocabulary.npy"
 
 
 class Vocabulary:
-    """Tokens that :func:`write_vocabulary` wrote; their numbers are their places in code point order."""
+    """Tokens that :func:`write_vocabulary` wrote, numbered by their places in code point order."""
 
     def __init__(self, folder: Path) -> None:
-        # Single numbers come out of a view several times as fast as out of an array.
+        # A view returns single numbers several times as fast as an array.
         self._offsets = memoryview(np.load(folder / _OFFSETS, mmap_mode="r", allow_pickle=False))
         with (folder / _TOKENS).open("rb") as file:
             self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -132,7 +132,7 @@ class Vocabulary:
         return len(self._offsets) - 1
 
     def get(self, token: str) -> int | None:
-        """The number of a token, None when the corpus does not have it."""
+        """Return the number of a token, None if the corpus does not have it."""
         wanted = token.encode()
         place = bisect_left(range(len(self)), wanted, key=self._at)
         return place if place < len(self) and self._at(place) == wanted else None
@@ -142,7 +142,7 @@ class Vocabulary:
 
 
 def write_vocabulary(folder: Path, tokens: Iterable[str]) -> int:
-    """Write distinct tokens, which come in sorted order; returns their number."""
+    """Write distinct tokens, which come in sorted order; return their number."""
     offsets = array("q", [0])
     with (folder / _TOKENS).open("wb") as file:
         for token in tokens:
@@ -151,13 +151,13 @@ def write_vocabulary(folder: Path, tokens: Iterable[str]) -> int:
     return len(offsets) - 1
 
 
-#: Tokens of a shard, about: what bounds the memory of counting.
+#: Approximate number of tokens of a shard, which bounds the memory of counting.
 SHARD = 8_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """The counts of consecutive passages from row ``first`` of the corpus, in memory-mapped files.
+    """Counts of consecutive passages from row ``first`` of the corpus on, in memory-mapped files.
 
     terms        its T distinct tokens, sorted, one a line
     starts.npy   (T + 1,) int64: where the postings of each token begin
@@ -185,7 +185,7 @@ class Shard:
 def count_shard(
     folder: Path, number: int, first: int, passages: Iterator[Passage], tokens: int = SHARD
 ) -> Shard:
-    """Count the passages that come from row ``first`` on, until the shard has as many tokens."""
+    """Count the passages from row ``first`` on, until the shard has ``tokens`` or more."""
     numbers: defaultdict[str, int] = defaultdict()
     numbers.default_factory = numbers.__len__
     flat, lengths = array("i"), array("i")
@@ -195,17 +195,17 @@ def count_shard(
         lengths.append(len(found))
         if len(flat) >= tokens:
             break
-    numbers.default_factory = None  # it refers to the dictionary, which would outlive this call
+    numbers.default_factory = None  # a reference to the dictionary, which would outlive this call
     shard = Shard(folder, number, first, len(lengths))
     terms = sorted(numbers)
-    # The place of each number's term among them: the inverse of a permutation is the order that sorts it.
+    # Place of each number's term among the sorted ones; sorting a permutation inverts it.
     rank = np.argsort(np.fromiter((numbers[t] for t in terms), np.int32, len(terms))).astype(np.int32)
     with shard.file("terms").open("w", encoding="utf-8", newline="\n") as file:
         file.writelines(f"{t}\n" for t in terms)
     sizes, terms_of = np.frombuffer(lengths, dtype=np.int32), rank[np.frombuffer(flat, dtype=np.int32)]
     rows = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
     each = coo_array((np.ones(len(rows), np.int32), (rows, terms_of)), shape=(len(sizes), len(terms)))
-    counts = each.tocsc()  # adds up what stands at one place
+    counts = each.tocsc()  # adds up equal places
     counts.sort_indices()
     shard.save("starts", counts.indptr.astype(np.int64))
     shard.save("rows", counts.indices.astype(np.int32))
@@ -222,17 +222,17 @@ def count_shard(
     return shard
 
 
-#: Postings that are merged at a time: what bounds the memory of merging.
+#: Number of postings merged at a time, which bounds the memory of merging.
 BLOCK = 4_000_000
 
 _SCHEMA = 1
-# Of benchmarks/retrieval.py on one core. Per byte of passages: seconds, bytes on the disk while building.
-# Bytes of memory: at first, and per byte of passages.
+# Measured by benchmarks/retrieval.py on one core. Per byte of passages: seconds, and bytes on the disk while
+# building. Bytes of memory: at first, and per byte of passages.
 _SECONDS, _DISK, _MEMORY = 1e-7, 2.1, (4.5e8, 0.07)
 
 
 def _open_index(passages: PassageStore, k1: float, b: float, cache: Path) -> tuple[Any, Vocabulary]:
-    """The index of a stored corpus, made on first use: ``bm25s``'s, memory-mapped, and its vocabulary."""
+    """Open the index of a stored corpus, made on first use: that of ``bm25s``, mapped, and its vocabulary."""
     name = f"{passages.fingerprint}-{_SCHEMA}.{lexical.TOKENS_VERSION}-k1={float(k1)}-b={float(b)}"
     total = passages.nbytes
     build_once(
@@ -242,7 +242,7 @@ def _open_index(passages: PassageStore, k1: float, b: float, cache: Path) -> tup
         lambda: Estimate(total * _SECONDS, total * _DISK, _MEMORY[0] + total * _MEMORY[1]),
     )
     index = bm25s.BM25.load(cache / name, mmap=True, load_vocab=False)
-    # As plain arrays, for which numba compiles the same code as for those in memory.
+    # Plain arrays, for which numba compiles the same code as for those in memory.
     index.scores |= {key: np.asarray(index.scores[key]) for key in ("data", "indices", "indptr")}
     return index, Vocabulary(cache / name)
 
@@ -250,7 +250,7 @@ def _open_index(passages: PassageStore, k1: float, b: float, cache: Path) -> tup
 def build_index(
     passages: PassageStore, folder: Path, k1: float, b: float, *, shard: int = SHARD, block: int = BLOCK
 ) -> dict[str, Any]:
-    """Fill a folder with the index of a corpus with a word; shards that an interrupted call left are used."""
+    """Fill a folder with the index of a corpus with a word; reuse the shards of an interrupted call."""
     work = folder / "shards"
     work.mkdir(exist_ok=True)
     shards = _count(passages, work, shard)
@@ -264,7 +264,7 @@ def build_index(
         "backend": "numpy",
     }  # fmt: skip
     write_text(folder / "params.index.json", json.dumps(about))
-    for record in work.glob("*.json"):  # first, so that no shard that is half removed is taken for whole
+    for record in work.glob("*.json"):  # first, so that no half removed shard is taken for whole
         record.unlink()
     shutil.rmtree(work)
     return {"passages": len(passages), "tokens": tokens, "postings": postings}
@@ -272,13 +272,13 @@ def build_index(
 
 def _count(passages: PassageStore, work: Path, tokens: int) -> list[Shard]:
     shards: list[Shard] = []
-    while (record := work / f"{len(shards):05d}.json").exists():  # an earlier process finished it
+    while (record := work / f"{len(shards):05d}.json").exists():  # finished by an earlier process
         try:
             about = unsealed(record, older=False)
             if about["files"] != take(work, about["files"]):
-                raise ValueError("is of files that were altered")
+                raise ValueError("belongs to files that were altered")
         except (OSError, ValueError) as error:
-            log.warning("%s %s: passages from there on are counted again", record, first_line(error))
+            log.warning("%s %s: the passages from there on are counted again", record, first_line(error))
             break
         shards.append(Shard(work, len(shards), about["first"], about["passages"]))
     row = sum(s.passages for s in shards)
@@ -292,7 +292,7 @@ def _count(passages: PassageStore, work: Path, tokens: int) -> list[Shard]:
 
 
 def _number_terms(shards: Sequence[Shard]) -> Iterator[str]:
-    """All distinct tokens in sorted order; when they are through, every shard knows their numbers."""
+    """Yield all distinct tokens in sorted order; afterwards every shard knows the numbers of its tokens."""
     ids = [array("i") for _ in shards]
     with ExitStack() as stack:
         files = [stack.enter_context(s.file("terms").open(encoding="utf-8", newline="\n")) for s in shards]
@@ -306,9 +306,9 @@ def _number_terms(shards: Sequence[Shard]) -> Iterator[str]:
 
 
 def _merge(shards: Sequence[Shard], folder: Path, k1: float, b: float, tokens: int, block: int) -> int:
-    """Write the postings of all shards with their scores, term by term; how many there are."""
+    """Write the postings of all shards with their scores, term by term; return their number."""
     lengths = np.concatenate([s.array("lengths") for s in shards])
-    # Their products are made as bm25s makes them: in double precision by numpy 2, in single by numpy 1.
+    # Multiply as bm25s does: in double precision by numpy 2, in single precision by numpy 1.
     kind = (np.ones(1, np.float32) + np.float64(1)).dtype
     norms = (k1 * (1 - b + b * lengths / lengths.mean())).astype(kind)
     frequencies = np.zeros(tokens, dtype=np.int64)
@@ -343,7 +343,7 @@ def _merge(shards: Sequence[Shard], folder: Path, k1: float, b: float, tokens: i
 def _block(
     shards: Sequence[Shard], pointers: np.ndarray, start: int, end: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Passages and counts of the tokens from ``start`` to ``end``, sorted by token, then by passage."""
+    """Collect passages and counts of the tokens ``start`` to ``end``, sorted by token, then by passage."""
     size = int(pointers[-1] - pointers[0])
     rows, counts = np.empty(size, dtype=np.int32), np.empty(size, dtype=np.int32)
     filled = (pointers[:-1] - pointers[0]).copy()

@@ -1,8 +1,8 @@
 """Counts of phrases in the passages of an index, alone and together, from the postings of their tokens.
 
-Postings name the passages that hold a token, without places. The passages that hold every token of a phrase
-are its candidates. Up to :data:`READ` of them are read, and those count in which the tokens stand in a row; a
-larger number counts as it is, since a phrase whose words meet that often is no rare one either way.
+Postings name the passages that hold a token, without its places. The candidates of a phrase are the passages
+that hold all of its tokens. Up to :data:`READ` candidates are read, and those with the tokens in a row count.
+A larger number counts as it is, since a phrase whose words meet that often is not rare either way.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from functools import lru_cache
 
 import numpy as np
 
-#: Candidates that are read at most for one count.
+#: Most candidates that are read for one count.
 READ = 16
-#: Phrases whose passages, and passages whose tokens, stay in memory.
+#: Numbers kept in memory: phrases with their passages, and passages with their tokens.
 _PHRASES, _TEXTS = 2048, 4096
 
 #: The postings of an unknown token.
@@ -25,7 +25,7 @@ Phrase = tuple[str, ...]
 
 
 class PhraseReader:
-    """Finds phrases in passages; ``tokens`` gives those of the passage at a row of the corpus."""
+    """Finder of phrases in passages; ``tokens`` gives those of the passage at a row of the corpus."""
 
     def __init__(self, tokens: Callable[[int], Sequence[str]]) -> None:
         self._text = lru_cache(_TEXTS)(lambda row: _joined(tokens(row)))
@@ -69,15 +69,15 @@ class PhraseCounts:
         return len(self._reader.holding(rows.tolist(), unread))
 
     def _found(self, text: str) -> tuple[np.ndarray, Phrase]:
-        """A phrase's candidates, and its tokens."""
+        """Find the candidates of a phrase, and its tokens."""
         phrase = tuple(self._tokenize(text))
         return intersection([self._postings(token) for token in dict.fromkeys(phrase)]), phrase
 
 
 def intersection(lists: Sequence[np.ndarray]) -> np.ndarray:
-    """Intersect sorted arrays without repeats; none give an empty one.
+    """Intersect sorted arrays without repeats; no arrays give an empty one.
 
-    Each element of the shortest is looked for in the others by bisection, so that a frequent token costs
+    Each element of the shortest is looked up in the others by bisection, so that a frequent token costs
     little beside a rare one.
     """
     if not lists:

@@ -31,29 +31,29 @@ log = logging.getLogger(__name__)
 
 Method = Literal["flat", "hnsw", "ivfpq"]
 
-#: Corpora up to as many passages are searched exhaustively; up to the second number by a graph.
+#: Most passages that are searched exhaustively, and most that are searched by a graph.
 FLAT_UP_TO, HNSW_UP_TO = 200_000, 2_000_000
 
-#: Passages that are encoded, checked and written at a time: what a killed process loses at most.
+#: Passages encoded, checked and written at a time; a killed process loses at most these.
 PIECE = 2048
 
 _VECTORS, _ABOUT = "vectors.f32", "vectors.json"
-_SAMPLE = 16  # passages that are encoded to estimate the time that all will take
-_ANNOUNCED = 1000  # passages from which on an estimate is made and a bar is shown
+_SAMPLE = 16  # passages encoded to estimate the time of all
+_ANNOUNCED = 1000  # number of passages from which on an estimate and a bar are shown
 _MEMORY = 1.5e9  # bytes, measured with a model of 22 million parameters on a CPU
 _LINKS, _EF_BUILD = 32, 128  # HNSW: links per vector, candidates while building
 _CODE = 64  # bytes of a compressed vector, at most
-_FEWEST = 1000  # vectors without which cells and codes cannot be learnt
-_PER_CELL = 50  # vectors that are sampled per cell for training
+_FEWEST = 1000  # fewest vectors from which cells and codes can be learnt
+_PER_CELL = 50  # vectors sampled per cell for training
 _READ = 1 << 20  # bytes at a time
-_BLOCK = 65_536  # vectors that are added at a time
-# Measured on one core at 20,000 and 30,000 vectors of width 384, per vector; at many times as many it is
-# up to three times as much, since graphs get deeper and cells more.
+_BLOCK = 65_536  # vectors added at a time
+# Measured on one core per vector, at 20,000 and 30,000 vectors of width 384. At many times as many vectors it
+# is up to three times as much, since graphs get deeper and cells more numerous.
 _HNSW_SECONDS, _IVFPQ_SECONDS = 4e-4, 3e-4
 
 
 def choose(method: str, count: int) -> Method:
-    """Choose the method for a corpus of ``count`` passages; one that cannot be used is a UserError."""
+    """Choose the method for a corpus of ``count`` passages; a method that cannot be used is a UserError."""
     if method == "auto":
         return "flat" if count <= FLAT_UP_TO else "hnsw" if count <= HNSW_UP_TO else "ivfpq"
     one_of("retriever.index", method, "auto", *get_args(Method))
@@ -63,7 +63,7 @@ def choose(method: str, count: int) -> Method:
 
 
 def estimate(method: Method, count: int, width: int) -> Estimate:
-    """Time and memory to build the index of (count, width) vectors; searching takes the same memory."""
+    """Estimate time and memory to index (count, width) vectors; a search takes the same memory."""
     size, seconds = count * (4.0 * width + 8 * _LINKS + 16), _HNSW_SECONDS
     if method == "ivfpq":
         size, seconds = count * (_code_size(width) + 8.0) + 4.0 * _cells(count) * width, _IVFPQ_SECONDS
@@ -71,7 +71,7 @@ def estimate(method: Method, count: int, width: int) -> Estimate:
 
 
 def build(method: Method, vectors: np.ndarray, folder: Path) -> dict[str, Any]:
-    """Write the "hnsw" or "ivfpq" index of (N, d) vectors into a folder; returns a description."""
+    """Write the "hnsw" or "ivfpq" index of (N, d) vectors into a folder; return a description."""
     import faiss
 
     (count, width), metric = vectors.shape, faiss.METRIC_INNER_PRODUCT
@@ -94,11 +94,11 @@ def build(method: Method, vectors: np.ndarray, folder: Path) -> dict[str, Any]:
 
 
 class Neighbours:
-    """A search among (N, d) float32 vectors for those with the largest inner products.
+    """Search among (N, d) float32 vectors for those with the largest inner products.
 
     "flat" is exact. "hnsw" compares with the vectors themselves on its way through a graph (Malkov and
-    Yashunin 2016). "ivfpq" (Jegou et al. 2011) ranks compressed vectors of the nearest cells, and then
-    the best of them anew by the vectors themselves, so that its scores are exact too.
+    Yashunin 2016). "ivfpq" (Jegou et al. 2011) ranks compressed vectors of the nearest cells and then ranks
+    the best again by the vectors themselves, so that its scores are exact too.
     """
 
     def __init__(self, method: Method, vectors: np.ndarray, folder: Path) -> None:
@@ -113,7 +113,7 @@ class Neighbours:
             self._index.nprobe = max(16, self._index.nlist // 50)
 
     def search(self, queries: np.ndarray, k: int) -> list[list[tuple[int, float]]]:
-        """Rows and inner products of up to ``k`` vectors for each of (n, d) queries, best first."""
+        """Find rows and inner products of up to ``k`` vectors for each of (n, d) queries, best first."""
         import faiss
 
         k = min(k, len(self._vectors))
@@ -138,31 +138,31 @@ class Neighbours:
 
 
 def _cells(count: int) -> int:
-    """About 4 sqrt(N), as FAISS advises, and few enough to be learnt."""
+    """Choose about 4 sqrt(N) cells, as FAISS advises, and few enough to be learnt."""
     return max(1, min(int(4 * math.sqrt(count)), count // 39))
 
 
 def _code_size(width: int) -> int:
-    """The most bytes into which a vector can be cut in equal parts, up to :data:`_CODE`."""
+    """Choose the most bytes, up to :data:`_CODE`, into which a vector can be cut in equal parts."""
     return next(m for m in range(min(_CODE, width), 0, -1) if width % m == 0)
 
 
 def passage_text(passage: Passage) -> str:
-    """The text of a passage that is encoded."""
+    """Join title and text of a passage for the encoder."""
     return f"{passage.title} {passage.text}".strip()
 
 
 def encode_corpus(
     passages: Sequence[Passage], encoder: Encoder, folder: Path, *, piece: int = PIECE
 ) -> dict[str, Any]:
-    """Write the vectors of all passages, resuming after those that an interrupted call wrote."""
+    """Write the vectors of all passages, resuming after those of an interrupted call."""
     done, width, content = _written(folder)
     total, rest = len(passages), passages_from(passages, done)
     with (
         (folder / _VECTORS).open("r+b" if done else "wb") as file,
         tqdm(total=total, initial=done, desc="encode", unit="passage", disable=total < _ANNOUNCED) as bar,
     ):
-        # Bytes beyond what is noted are a piece that was cut off.
+        # Bytes beyond the recorded number are a truncated piece.
         file.seek(done * width * 4)
         file.truncate()
         while batch := list(islice(rest, piece)):
@@ -188,7 +188,7 @@ def check_finite(vectors: np.ndarray, encoder: Encoder, names: Sequence[str]) ->
 
 
 def _written(folder: Path) -> tuple[int, int, hashlib._Hash]:
-    """Rows, width and checksum of the vectors written so far; damage is reported."""
+    """Read rows, width and checksum of the vectors written so far; damage is reported."""
     content = hashlib.sha256()
     try:
         about = unsealed(folder / _ABOUT, older=False)
@@ -198,7 +198,7 @@ def _written(folder: Path) -> tuple[int, int, hashlib._Hash]:
                 content.update(block)
                 left -= len(block)
         if content.hexdigest() != about["content"]:
-            raise ValueError("is of vectors that were altered")
+            raise ValueError("belongs to vectors that were altered")
         return about["rows"], about["width"], content
     except FileNotFoundError:
         pass
@@ -212,7 +212,7 @@ class Dense(Encoder):
     """Similarity of vectors by any sentence-transformers model, searched with FAISS (extra "dense").
 
     The vectors are made once and kept under ``cache`` by corpus, model and options; a killed run
-    resumes with the pieces it had written.
+    resumes with the pieces that it had written.
 
     Args:
         passages: the corpus.
@@ -222,7 +222,7 @@ class Dense(Encoder):
     The other options are those of :class:`probers.rag.retrievers.encoder.Encoder`.
 
     Raises:
-        UserError: the extra "dense" is not installed, a model that cannot be loaded, options that do not fit.
+        UserError: a missing extra "dense", a model that cannot be loaded, options that do not fit.
         RunError: a vector that is not finite, no memory, no room on the disk.
     """
 

@@ -23,15 +23,15 @@ from .counts import READ, PhraseReader
 
 log = logging.getLogger(__name__)
 
-_QUERY_WORDS = 1000  # the last words of a query are searched: servers refuse more than 1,024
+_QUERY_WORDS = 1000  # last words of a query that are searched: servers refuse over 1,024
 _SEARCHES = 200  # counts per request
-_MOST_REFUSED = 10  # passages after which loading stops
-#: Passages and bytes per request while loading, and retries for passages that the server puts off.
+_MOST_REFUSED = 10  # refused passages after which loading stops
+#: Passages and bytes per request while loading, and retries for passages that the server postpones.
 BULK = {"chunk_size": 1000, "max_chunk_bytes": 8_000_000, "max_retries": 5}
 
 _AGAIN = (408, 429, 500, 502, 503, 504)  # statuses after which the same request may succeed
 _ADDRESS = r"https?://(\[[\da-fA-F:.]+\]|[\w.-]+):\d+(/[\w./~-]*)?"
-#: Finds the words of :func:`probers.rag.retrievers.lexical.tokenize`.
+#: Pattern of the words of :func:`probers.rag.retrievers.lexical.tokenize`.
 _WORD = {
     # Letters and numbers of any script; Java's own \w has only ASCII.
     "tokenizer": {"words": {"type": "pattern", "pattern": r"[\p{L}\p{N}_]+", "group": 0}},
@@ -40,7 +40,7 @@ _WORD = {
     "analyzer": {"word": {"type": "custom", "tokenizer": "words", "filter": ["lowercase", "cut"]}},
 }
 _OTHER = "this is neither Elasticsearch 7 to 9 nor OpenSearch: check retriever.url"
-#: What the user can do, by how a failure's reason begins.
+#: Remedies by the beginning of a failure's reason.
 _REMEDIES = {
     "HTTP 400": "check retriever.index, retriever.analyzer and retriever.shards, or raise max_clause_count",
     "HTTP 401": "set or correct ES_API_KEY, or ES_USERNAME and ES_PASSWORD",
@@ -54,10 +54,10 @@ _REMEDIES = {
 class Elasticsearch:
     """Elasticsearch 7 to 9 or OpenSearch, through the official clients (extra "search").
 
-    Passages are loaded on first use. The index remembers corpus and settings. It is used unchanged when
-    these and the count match, filled up when passages are missing, and rebuilt when they have changed; an
-    index not made here is left alone. ES_API_KEY, or ES_USERNAME and ES_PASSWORD, are sent when set; no
-    option holds a secret.
+    Passages are loaded on first use. The index remembers corpus and settings. It is used unchanged if these
+    and the count match, filled up if passages are missing, and rebuilt if corpus or settings have changed. An
+    index made by others is left alone. ES_API_KEY, or ES_USERNAME and ES_PASSWORD, are sent if set; no option
+    holds a secret.
 
     With ``analyzer="word"`` and ``fields="joined"`` the scoring function is that of :mod:`.lexical`, times
     ``k1 + 1`` on Elasticsearch and on OpenSearch before 3. Lucene keeps a passage's length in one byte,
@@ -66,14 +66,14 @@ class Elasticsearch:
     ``fields="separate"`` are DRAGIN's (Su et al. 2024) index and query, which are BEIR's.
 
     Args:
-        passages: the corpus; results are taken from here, by position.
+        passages: the corpus; results are taken from it, by position.
         url: http(s)://HOST:PORT, or several of one cluster; None is ES_URL, where spaces separate them.
         index: name of the index; None derives one from the corpus and the settings.
         k1: how soon repeated words stop adding to a passage's score; larger is later.
         b: how much long passages are held back, 0 (not) to 1 (fully).
         analyzer: how text becomes tokens: "word" as BM25 here, "english" (stems, no stop words; DRAGIN's),
             or any other of the server's.
-        fields: "joined" (title and text as one) or "separate" (the better, plus half the other).
+        fields: "joined" (title and text as one) or "separate" (the better score, plus half the other).
         shards: shards of a new index. Their number changes no score.
         timeout: seconds without an answer before a request counts as failed.
         retries: further attempts after a temporary failure, at the next address if there is one.
@@ -132,8 +132,8 @@ class Elasticsearch:
     def frequency(self, phrases: Sequence[str]) -> list[int]:
         """Count the passages that hold each phrase, as :class:`~probers.uncertainty.rarity.Counts`.
 
-        The index keeps no places of words, so that up to :data:`~.counts.READ` passages with all words of a
-        phrase, by the index's analyzer, are read here for those words in a row; more count as they are.
+        The index keeps no places of words. Up to :data:`~.counts.READ` passages with all words of a phrase,
+        by its analyzer, are therefore read here for those words in a row; a larger number counts as it is.
         """
         return self._count([(phrase,) for phrase in phrases])
 
@@ -156,7 +156,7 @@ class Elasticsearch:
             "query": {"multi_match": match}, "sort": [{"_score": "desc"}, {"n": "asc"}],
             "size": size, "track_total_hits": False, "_source": False,
         }  # fmt: skip
-        # With the statistics of all shards, so that their number changes no score.
+        # Use the statistics of all shards, so that their number changes no score.
         options = {"index": self._name, "search_type": "dfs_query_then_fetch"}
         answer = self._ask(self._client.search, body=body, **options)
         found = [(*hit["sort"], hit["_id"]) for hit in answer["hits"]["hits"]]
@@ -188,7 +188,7 @@ class Elasticsearch:
         return counts
 
     def _holding(self, phrases: Sequence[str]) -> dict[str, Any]:
-        """The search for passages that hold all words of some phrases."""
+        """Build the search for passages that hold all words of some phrases."""
         fields = {"fields": self._searched, "type": "cross_fields", "operator": "and"}
         each = [{"multi_match": {"query": _utf8(phrase)} | fields} for phrase in phrases]
         query = {"bool": {"filter": each}}
@@ -237,7 +237,7 @@ class Elasticsearch:
             options |= {"request_timeout": self.timeout, "basic_auth": login}
             self._client = elasticsearch.Elasticsearch(hosts, **options)
             self._streaming_bulk = elasticsearch.helpers.streaming_bulk
-            self._ask(self._client.info)  # it refuses anything but Elasticsearch
+            self._ask(self._client.info)  # the client refuses anything but Elasticsearch
 
     def _speaks_opensearch(self) -> bool:
         greeting = self._client.info()
@@ -249,7 +249,7 @@ class Elasticsearch:
         """Complete the index: leave it if it is complete, fill it up, or make it anew."""
         indices, name, total = self._client.indices, self._name, len(self.passages)
         if self._ask(indices.exists, index=name):
-            # For an alias the answer has the names behind it.
+            # The answer about an alias has the names behind it.
             mapping = self._ask(indices.get_mapping, index=name).get(name, {}).get("mappings", {})
             made_of = mapping.get("_meta", {}).get("probers")
             if not made_of:
@@ -291,14 +291,14 @@ class Elasticsearch:
                 raise
 
     def _load(self) -> None:
-        """Send all passages; none is replaced, as a deleted version would still be counted by the idf."""
+        """Send all passages; replace none, as the idf would still count a deleted version."""
         options = {"index": self._name, "raise_on_error": False, **BULK}
         sent = self._streaming_bulk(self._client, self._documents(), **options)
         total, refused = len(self.passages), list[str]()
         answered = iter(lambda: self._ask(next, sent, None), None)
         for taken, item in tqdm(answered, "index", total, disable=total <= 20_000):
             result = item["create"]
-            if not taken and result["status"] != 409:  # 409: it is there already
+            if not taken and result["status"] != 409:  # 409: already there
                 refused.append(f"{self.passages[int(result['_id'])].id!r} ({self._said(result['error'])})")
             if len(refused) == _MOST_REFUSED:
                 break
@@ -312,7 +312,7 @@ class Elasticsearch:
             yield {"_op_type": "create", "_id": str(n), "n": n, **searched}
 
     def _ask(self, call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        """Call a client and return the answer's body; failures become one sentence."""
+        """Call a client and return the answer's body; turn failures into one sentence."""
         try:
             answer = call(*arguments, **options)
             return getattr(answer, "body", answer)
@@ -322,7 +322,7 @@ class Elasticsearch:
                 reason = self._said(error.info or error.error)
                 raise self._error(f"HTTP {status} {reason}", "server") from None
             inner: BaseException = error
-            while cause := inner.__cause__ or inner.__context__:  # the innermost says why
+            while cause := inner.__cause__ or inner.__context__:  # the innermost tells the reason
                 inner = cause
             raise self._error(self._said(f"{type(inner).__name__}: {inner}"), "network") from None
         except (LookupError, TypeError, ValueError, AttributeError) as error:
@@ -331,7 +331,7 @@ class Elasticsearch:
             raise UserError(f"{self._server}: {reason}; {_OTHER}", "server") from None
 
     def _error(self, reason: str, code: Code) -> ProbersError:
-        """The error for a failure, with what the user can do about it."""
+        """Make the error for a failure, with what the user can do about it."""
         said = f"{self._server}: {reason}"
         if "cluster_block_exception" in reason:
             remedy = 'free its disk, then PUT INDEX/_settings {"index.blocks.read_only_allow_delete": null}'
@@ -342,7 +342,7 @@ class Elasticsearch:
         return RunError(f"{said}; once this is fixed, the same command goes on", code)
 
     def _said(self, error: Any) -> str:
-        """The first cause in an error of a server, in one short line without secrets."""
+        """Find the first cause in an error of a server, as one short line without secrets."""
         if isinstance(error, dict):
             error = error.get("error", error)
         if isinstance(error, dict):
@@ -356,5 +356,5 @@ class Elasticsearch:
 
 
 def _utf8(text: str) -> str:
-    """Text that servers accept: lone surrogates become question marks."""
+    """Make a text that servers accept: lone surrogates become question marks."""
     return text.encode("utf-8", "replace").decode()

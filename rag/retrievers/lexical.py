@@ -6,7 +6,7 @@ Both BM25 engines score Lucene's BM25, which is Elasticsearch's::
     idf(t) = ln(1 + (N - df + 0.5) / (df + 0.5)),
 
 whose idf is never negative, so that a score above 0 means "shares a token". Both break ties by the order of
-the corpus: they rank alike and can be exchanged without changing a result.
+the corpus. They rank alike and can be exchanged without changing a result.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from .counts import NOWHERE, PhraseCounts, inverted
 
 log = logging.getLogger(__name__)
 
-#: Lucene's and Elasticsearch's defaults.
+#: Defaults of Lucene and Elasticsearch.
 K1, B = 1.2, 0.75
 
-#: Counts changes of :func:`tokenize` and :func:`tokens_of`: an index made before one is made again.
+#: Version of :func:`tokenize` and :func:`tokens_of`; an index of an earlier version is made again.
 TOKENS_VERSION = 2
 
 
@@ -53,7 +53,7 @@ def document_tokens(passages: Sequence[Passage]) -> list[list[str]]:
 
 
 def no_word(passages: int) -> UserError:
-    """The error for a corpus without a token."""
+    """Make the error for a corpus without a token."""
     return UserError(f"none of the {passages} passages of the corpus contains a word", "empty")
 
 
@@ -71,7 +71,7 @@ class LexicalRetriever:
         return [self._best(self._scores(tokenize(query)), k) for query in queries]
 
     def frequency(self, phrases: Sequence[str]) -> list[int]:
-        """Count the passages that hold each phrase, as :class:`~probers.uncertainty.rarity.Counts`."""
+        """Count the passages that hold each phrase, like :class:`~probers.uncertainty.rarity.Counts`."""
         return self._counts.count([(phrase,) for phrase in phrases])
 
     def together(self, pairs: Sequence[tuple[str, str]]) -> list[int]:
@@ -83,15 +83,15 @@ class LexicalRetriever:
         return PhraseCounts(tokenize, self._rows, lambda row: tokens_of(self._passages[row]))
 
     def _scores(self, tokens: list[str]) -> np.ndarray | None:
-        """(len(passages),) of any float type; None when the corpus knows none of the tokens."""
+        """Compute scores (len(passages),) of any float type; None if the corpus knows none of the tokens."""
         raise NotImplementedError
 
     def _rows(self, token: str) -> np.ndarray:
-        """Rows of the passages that hold a token, in order."""
+        """List the rows of the passages that hold a token, in order."""
         raise NotImplementedError
 
     def _candidates(self, scores: np.ndarray, k: int) -> np.ndarray:
-        """Rows, in order, of the scores above 0 that reach the ``k``-th largest of more than ``k`` scores."""
+        """List, in order, the rows of scores above 0 that reach the ``k``-th largest of all."""
         floor = np.partition(scores, -k)[-k]
         return np.flatnonzero(scores >= floor if floor > 0 else scores > 0)
 
@@ -103,10 +103,10 @@ class LexicalRetriever:
         return [replace(self._passages[int(i)], score=float(scores[i])) for i in order]
 
 
-#: Corpora of more passages get a warning with ``rank_bm25``.
+#: Most passages without a warning for ``rank_bm25``.
 SMALL = 20_000
-# Measured by benchmarks/retrieval.py on Wikipedia passages of 100 words, on one core: memory per passage
-# in bytes, seconds per passage to index, seconds per passage for one query of ten words.
+# Measured by benchmarks/retrieval.py on Wikipedia passages of 100 words, on one core: bytes of memory per
+# passage, seconds per passage to index, seconds per passage for one query of ten words.
 _MEMORY, _INDEXING, _QUERY = 10_000, 7.5e-5, 5e-6
 
 
@@ -138,7 +138,7 @@ class RankBM25(LexicalRetriever):
                 count * _QUERY,
             )  # fmt: skip
         self._index: Any = BM25Okapi(document_tokens(passages), k1=k1, b=b)
-        # Its own idf is negative for tokens in more than half of the documents.
+        # The package's own idf is negative for tokens in more than half of the documents.
         holding = Counter(chain.from_iterable(self._index.doc_freqs))
         self._index.idf = {t: math.log1p((count - n + 0.5) / (n + 0.5)) for t, n in holding.items()}
 
@@ -155,7 +155,7 @@ class RankBM25(LexicalRetriever):
 
 
 def check_corpus(passages: Sequence[Passage]) -> None:
-    """Refuse a corpus without a passage."""
+    """Refuse an empty corpus."""
     if not len(passages):
         raise UserError("the corpus is empty: give corpus=testbed or a file with passages", "empty")
 
@@ -168,7 +168,7 @@ def check_options(k1: float, b: float) -> None:
 
 
 def check_extra(retriever: str, extra: str, packages: Mapping[str, str]) -> None:
-    """Refuse to go on without the packages of an extra, given by their modules."""
+    """Refuse missing packages of an extra, given by their modules."""
     missing = [package for module, package in packages.items() if importlib.util.find_spec(module) is None]
     if missing:
         told = f"retriever={retriever} needs {' and '.join(missing)}"

@@ -1,6 +1,6 @@
-"""Triggers: deciding when to retrieve. A trigger of one's own derives from :class:`Trigger`.
+"""Triggers, which decide when to retrieve. A trigger of your own derives from :class:`Trigger`.
 
-Any other class with ``needs`` and ``__call__`` works too, with the defaults of everything else.
+Any other class with ``needs`` and ``__call__`` also works, with the defaults for everything else.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Triggers before an entity is written: by trained heads, or by the model's own uncertainty."""
+"""Triggers before an entity is written, by trained heads or by the model's own uncertainty."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 
 class _AtEntities(Trigger):
-    """Fires before the first entity of a draft whose score is above the threshold.
+    """Trigger that fires before the first entity of a draft whose score is above the threshold.
 
     An entity's score is that of the position that predicted its first token, so that it contains nothing of
     the entity itself. The text before the entity that fired is kept, and the model goes on from there with
-    the fetched passages; an entity right at the beginning is then accepted, or the same place could fire for
+    the fetched passages. An entity at the very beginning is then accepted, or the same place could fire for
     ever. A text's score is that of its highest entity, 0 without any. Like the training labels, it leaves out
     entities that begin a sentence (unless ``openings``) or that the question names (unless ``asked``).
     """
@@ -40,7 +40,7 @@ class _AtEntities(Trigger):
 
     @abstractmethod
     def scores(self, generations: Sequence[Generation]) -> list[np.ndarray]:
-        """(n,) scores of each generation, of the position before each of its n tokens; 0 or more."""
+        """Score the position before each of a generation's n tokens: (n,) for each, 0 or more."""
 
     def decide(self, generations: Sequence[Generation], states: Sequence[State]) -> list[Decision]:
         each = zip(self.scores(generations), generations, states, strict=True)
@@ -57,7 +57,7 @@ class _AtEntities(Trigger):
         if state.fresh and entities and entities[0].start <= HEAD:
             entities = entities[1:]
         found = with_scores(entities, generation.offsets, scores)
-        # max() would pass over a NaN.
+        # max() would overlook a NaN.
         top = float(np.max([each.score for each in found], initial=0.0))
         hit = next((each for each in found if each.score > self._threshold), None)
         place = {} if hit is None else {"position": hit.entity.start, "tokens": hit.tokens}
@@ -66,13 +66,13 @@ class _AtEntities(Trigger):
 
 @dataclass
 class BeforeEntity(_AtEntities, ReadsBank):
-    """Fires where trained heads (``pool=predicting``) expect a wrong entity.
+    """Trigger that fires where trained heads (``pool=predicting``) expect a wrong entity.
 
     Attributes:
-        bank: heads of the state before an entity, or folder or hub id of a prober; in commands, null is the
-            one of prober=.
-        threshold: fires where P(wrong) is above it, by the bank's calibration if that is increasing, else the
-            sigmoid of the score; None takes the one that the bank chose on its validation articles.
+        bank: heads of the state before an entity, or folder or hub id of a prober; null in commands is the
+            prober of prober=.
+        threshold: fires where P(wrong) is above it, by the bank's calibration if that is increasing, else by
+            the sigmoid of the score; None takes the one that the bank chose on its validation articles.
         recogniser: "rules" or "spacy:PIPELINE"; None takes the one that the bank's labels were made with.
         openings: also judge entities that begin a sentence, which the heads never saw in training.
         asked: also judge entities that the question names.
@@ -111,7 +111,7 @@ class BeforeEntity(_AtEntities, ReadsBank):
         return self.by_token(generations, lambda states: self._chances(self._bank.score(states)))
 
     def _chances(self, score: np.ndarray) -> np.ndarray:
-        """P(wrong) of scores (n,), increasing, so that the bank's threshold keeps its meaning."""
+        """Convert scores (n,) to P(wrong), increasing, so that the bank's threshold keeps its meaning."""
         how = self._bank.calibration
         rises = isinstance(how, Temperature) or (isinstance(how, Platt) and how.slope > 0)
         return how(score) if rises else sigmoid(score)
@@ -119,12 +119,12 @@ class BeforeEntity(_AtEntities, ReadsBank):
 
 @dataclass
 class EntitySignal(_AtEntities):
-    """Fires where the model itself is uncertain about the beginning of an entity; needs no heads.
+    """Trigger that fires where the model itself is uncertain about how an entity begins; needs no heads.
 
     Attributes:
-        signal: at the position that predicts the entity's first token: the "entropy" of its distribution
-            in nats, 1 minus the "probability" of that token, or 1 minus the "margin" between the two
-            highest probabilities (Scheffer et al. 2001).
+        signal: signal at the position that predicts the entity's first token: the "entropy" of its
+            distribution in nats, 1 minus the "probability" of that token, or 1 minus the "margin" between the
+            two highest probabilities (Scheffer et al. 2001).
         threshold: fires where the signal is above it; probers-compare chooses it on validation questions.
         recogniser: "rules" or "spacy:PIPELINE".
         openings: also judge entities that begin a sentence.

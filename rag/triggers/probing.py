@@ -43,7 +43,7 @@ class ReadsBank(Trigger):
         return self._bank.adapter
 
     def load(self) -> ProbeBank:
-        """The prober in ``bank``, loaded if that is a folder (UserError: there is none)."""
+        """Return the prober in ``bank``, loaded if that is a folder (UserError: there is none)."""
         from probers.bank.bank import ProbeBank
 
         if self.bank is None:
@@ -51,15 +51,15 @@ class ReadsBank(Trigger):
         return self.bank if isinstance(self.bank, ProbeBank) else ProbeBank.from_pretrained(self.bank)
 
     def unfit(self, scores: str, reads: str) -> UserError:
-        """The error for a prober that reads something else than the trigger scores."""
+        """Make the error for a prober that reads something else than the trigger scores."""
         named = f" {self.bank}" if isinstance(self.bank, str) else ""
         told = f"trigger={self.name} scores {scores}, but the prober{named} reads {reads}"
         return UserError(f"{told}: {self.make}", "mismatch")
 
     def states(self, generation: Generation) -> np.ndarray:
-        """The states that the bank reads, rounded as its training features were.
+        """Return the states that the bank reads, rounded as its training features were.
 
-        (layers of the bank, d) float32, or (n, layers, d) where every token's states are kept.
+        The shape is (layers of the bank, d) float32, or (n, layers, d) if every token's states are kept.
         """
         from probers.capture.pooling import as_stored  # loads torch
 
@@ -73,7 +73,7 @@ class ReadsBank(Trigger):
         self._bank.check_model(model)
 
     def check_prompt(self, prompt: PromptTemplate) -> None:
-        """Refuse another prompt than that of the prober's training answers (UserError)."""
+        """Refuse a prompt other than that of the prober's training answers (UserError)."""
         trained = self._bank.spec.prompt
         if trained and trained != prompt.fingerprint:
             told = f"the prober was trained on answers to the prompt {trained}"
@@ -83,7 +83,7 @@ class ReadsBank(Trigger):
     def by_token(
         self, generations: Sequence[Generation], chances: Callable[[np.ndarray], np.ndarray]
     ) -> list[np.ndarray]:
-        """``chances`` (n,) of the states of each generation's n tokens.
+        """Compute ``chances`` (n,) of the states of each generation's n tokens.
 
         The heads run once for all, unless they read on from token to token.
         """
@@ -96,7 +96,7 @@ class ReadsBank(Trigger):
 
 
 def _threshold(threshold: float | None, theta: float | None) -> float | None:
-    """The threshold in either form, if one was given."""
+    """Return the threshold in either form, if one was given."""
     if theta is None:
         return None if threshold is None else float(threshold)
     if threshold is not None:
@@ -106,19 +106,19 @@ def _threshold(threshold: float | None, theta: float | None) -> float | None:
 
 @dataclass
 class Probing(ReadsBank):
-    """Fires on the whole answer, and on the new answer after every retrieval (algorithm 1).
+    """Trigger that fires on the whole answer, and on the new answer after every retrieval (algorithm 1).
 
-    In the paper's terms it retrieves when sum of logit[wrong] + theta > sum of logit[correct] over the bank's
-    layers, which is score > -theta.
+    In the paper's terms it retrieves if sum of logit[wrong] + theta > sum of logit[correct] over the bank's
+    layers, which means score > -theta.
 
     Attributes:
-        bank: trained heads, or folder or hub id of a prober; in commands, null is the one of prober=.
+        bank: trained heads, or folder or hub id of a prober; null in commands is the prober of prober=.
         threshold: fires when the score is above it; None takes the one that the bank chose on its validation
             questions.
         theta: the paper's form of the threshold, with the opposite sign; higher retrieves more. Not together
             with ``threshold``.
         combine: sum "logits" (paper) or "probabilities" (released code) over layers; None is as the bank was
-            fitted. Any other value has a scale of its own: the threshold is then 0 unless one is given.
+            fitted. Any other value has its own scale: the threshold is then 0 unless one is given.
         with_entropy: score by the bank's logistic model over heads and entropies.
 
     A prober of entity tokens (``pool=tokens``) scores an answer by the worst entity
@@ -183,7 +183,7 @@ class Probing(ReadsBank):
 
     @property
     def probability(self) -> Callable[[np.ndarray], np.ndarray] | None:
-        """The prober's; None with another ``combine``, whose scores it was not fitted to."""
+        """Calibration of the prober; None with another ``combine``, as it was not fitted to these scores."""
         return None if self._recombined else partial(self._bank.probability, with_entropy=self.with_entropy)
 
     @property
@@ -203,7 +203,7 @@ class Probing(ReadsBank):
         return [verdict(float(score), self._threshold) for score in scores]
 
     def _of_part(self, generation: Generation) -> float:
-        """The score of the part that the prober was trained on; of a text without it as of an empty one."""
+        """Score the part that the prober was trained on; a text without it is scored like an empty one."""
         from probers.online.scores import text_scores  # loads torch
 
         span = part_of(generation.text, self._part)
@@ -214,14 +214,14 @@ class Probing(ReadsBank):
         return float(scores[tokens[-1]] or 0.0)
 
     def _signals(self, texts: Sequence[Generation]) -> dict[str, np.ndarray] | None:
-        """Entropy signals (n,) of texts, if they are part of the score."""
+        """Compute entropy signals (n,) of texts, if they are part of the score."""
         if not self.with_entropy:
             return None
         each = [signals(text) for text in texts]
         return {name: np.array([s[name] for s in each]) for name in each[0]}
 
     def _worst(self, generation: Generation, state: State, recognise: Recogniser) -> float:
-        """The highest score of an entity in a text, or that of all its tokens."""
+        """Find the highest score of an entity in a text, or score all its tokens if it has none."""
         found = written_entities(
             generation.text, recognise, prompt=generation.prompt, accepted=state.partial, openings=True
         )
@@ -232,23 +232,22 @@ class Probing(ReadsBank):
 
 
 def _part(generation: Generation, start: int, end: int) -> Generation:
-    """Tokens [start, end) of a generation, with the fields its signals need."""
+    """Cut out tokens [start, end) of a generation, with the fields its signals need."""
     names = ("token_ids", "entropies", "logprobs")
     return replace(generation, **{name: getattr(generation, name)[start:end] for name in names})
 
 
 @dataclass
 class ProbingBefore(ReadsBank):
-    """Retrieves once, with the question, where heads expect a wrong answer before anything is written.
+    """Trigger that retrieves once, with the question, if heads expect a wrong answer before it is written.
 
-    They read the state at the prompt's last token, without passages, as the value head of P(IK) does
-    (Kadavath et al. 2022, "Language Models (Mostly) Know What They Know", section 5). Where it fires no draft
-    is written; where it does not, the answer is written without retrieval, and nothing is judged after that.
-    Reading the states is one call of the model for all questions, for one token each, which counts as a
-    generation.
+    The heads read the state at the prompt's last token, without passages, like the value head of P(IK)
+    (Kadavath et al. 2022, "Language Models (Mostly) Know What They Know", section 5). If it fires, no draft
+    is written. Otherwise the answer is written without retrieval, and nothing is judged after that. One call
+    of the model reads the states for all questions, for one token each, and counts as a generation.
 
     Attributes:
-        bank: heads of ``pool=prompt``, or folder or hub id of a prober; in commands, null is the one of
+        bank: heads of ``pool=prompt``, or folder or hub id of a prober; null in commands is the prober of
             prober=.
         threshold: fires when the score is above it; None takes the one that the bank chose on its validation
             questions.
@@ -277,7 +276,7 @@ class ProbingBefore(ReadsBank):
 
     @property
     def needs(self) -> Needs:
-        """Nothing of what the loop generates."""
+        """Record nothing of what the loop generates."""
         return Needs()
 
     @property
@@ -293,7 +292,7 @@ class ProbingBefore(ReadsBank):
         self.check_prompt(prompt)
 
     def decide_before(self, states: Sequence[State]) -> list[Decision]:
-        """Verdicts on the questions' states; a prompt that the model skips has none, and does not fire."""
+        """Judge the states of the questions; a prompt that the model skips has none, and does not fire."""
         if not states:
             return []
         prompts = [state.prompt.question(state.question.question) for state in states]
@@ -313,19 +312,19 @@ class ProbingBefore(ReadsBank):
 
     def __call__(self, generation: Generation, state: State) -> Decision:
         score = self._threshold if state.verdict is None else state.verdict.score
-        return Decision(False, score, max(score, self._threshold))  # one that fired does not fire again
+        return Decision(False, score, max(score, self._threshold))  # a trigger that fired does not fire again
 
 
 @dataclass
 class ServedProbing(Trigger):
-    """Fires when the score by a ``probers-serve`` server's prober is above the threshold.
+    """Trigger that fires when the score by a ``probers-serve`` server's prober is above the threshold.
 
-    Like :class:`Probing`, with heads that read the states on the server: the worst entity of an answer
+    It is :class:`Probing` with heads that read the states on the server: the worst entity of an answer
     decides, or the score of the whole for heads of pooled states.
 
     Attributes:
         threshold: fires when the score is above it; None takes the server's.
-        theta: as for :class:`Probing`.
+        theta: as in :class:`Probing`.
     """
 
     threshold: float | None = None
@@ -344,26 +343,26 @@ class ServedProbing(Trigger):
         threshold = generation.threshold if self.threshold is None else self.threshold
         if not generation.token_ids:
             return verdict(UNANSWERED, threshold)
-        if generation.score is None:  # heads of entities, of which there is none
+        if generation.score is None:  # heads of entities, and a text without one
             return Decision(False, -UNANSWERED, threshold, token_scores=generation.token_scores)
         return verdict(generation.score, threshold, token_scores=generation.token_scores)
 
 
 @dataclass
 class Radio(ReadsBank):
-    """Fires at the first token whose P(hallucination) is above 0.5 and above the text's mean (RaDIO).
+    """Trigger that fires at the first token with P(hallucination) above 0.5 and the text's mean (RaDIO).
 
     With s_i = P(hallucination at token i), it fires where s_i > mean(s) and s_i > 0.5. (The paper prints
-    "below 0.5" of an output that must then be P(faithful).) s_i is the softmax of the bank's head, averaged
-    over layers where there are several; the bank's calibration is for whole spans and is not used.
+    "below 0.5", for an output that must then be P(faithful).) s_i is the softmax of the bank's head, averaged
+    over layers if there are several. The bank's calibration is for whole spans and is not used.
 
-    The text before the word that fired is kept, and the model goes on from there with the
-    fetched passages. The word it writes right there is accepted without judging, as otherwise the
-    same place could fire for ever.
+    The text before the word that fired is kept, and the model goes on from there with the fetched passages.
+    The word that it writes there is accepted without judging, as otherwise the same place could fire for
+    ever.
 
     Attributes:
-        bank: trained heads of single tokens, or folder or hub id of a prober; in commands, null is the
-            one of prober=.
+        bank: trained heads of single tokens, or folder or hub id of a prober; null in commands is the prober
+            of prober=.
         threshold: fires where s_i is above it.
         above_mean: s_i must exceed the mean over the generated tokens as well.
     """
@@ -392,13 +391,13 @@ class Radio(ReadsBank):
 
     def _decide(self, chances: np.ndarray, generation: Generation, state: State) -> Decision:
         found = words(generation.text, generation.offsets)
-        # A token of white space only belongs to no word, and there is nothing to look up.
+        # A token of white space alone belongs to no word, and gives nothing to look up.
         home = {token: word.start for word in reversed(found) for token in word.tokens}
         taken = found[0].end if state.fresh and found else 0
         may_fire = np.array([home.get(i, -1) >= taken for i in range(len(chances))], dtype=bool)
         if self.above_mean and len(chances):
             may_fire &= chances > chances.mean()
-        # What may not fire has score 0.
+        # Tokens that may not fire have score 0.
         score = float(np.where(may_fire, chances, 0.0).max(initial=0.0))
         shown = tuple(map(float, chances))
         hits = np.flatnonzero(may_fire & (chances > self.threshold))

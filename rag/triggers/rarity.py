@@ -26,7 +26,7 @@ Pair = tuple[str, str]
 
 
 class _New(NamedTuple):
-    """An entity that neither question nor earlier text names: its tokens, and its pairs."""
+    """Entity that neither question nor earlier text names: its tokens, and its pairs."""
 
     tokens: tuple[int, ...]
     pairs: list[Pair]
@@ -35,29 +35,29 @@ class _New(NamedTuple):
 
 @dataclass
 class Rarity(Trigger):
-    """Fires for a question of rare entities, and before a sentence of entities that never occur together.
+    """Trigger on questions of rare entities, and before sentences of entities that never occur together.
 
-    Before anything is written: if the rarest entity of the question stands in fewer than ``frequency``
-    passages, it retrieves with the question. Afterwards: each entity that a sentence is the first to name is
-    paired with the entities that the sentence names before it; where one pair stands together in no more than
-    ``together`` passages, the text before the sentence is kept and the model goes on from there with fetched
-    passages. Where the sentence names nothing before it ("He was born in Oslo."), it should stand with at
-    least one entity of question and text so far. As in FLARE, one pass looks at all sentences, and a sentence
-    written from passages fetched for it is taken as it is.
+    Before anything is written, it retrieves with the question if the question's rarest entity stands in fewer
+    than ``frequency`` passages. Afterwards, each entity that a sentence is the first to name is paired with
+    the entities that the sentence names before it. If one pair stands together in at most ``together``
+    passages, the text before the sentence is kept and the model goes on from there with fetched passages. An
+    entity with none before it in its sentence ("He was born in Oslo.") should stand with at least one entity
+    of question and text so far. As in FLARE, one pass looks at all sentences, and a sentence written from
+    passages fetched for it is accepted as it is.
 
-    Both signals have one scale (:func:`probers.uncertainty.rarity.rarity`), and 0.5 is where the counts say.
-    The score of a text is its highest: that of its entities, or that of the question unless it fired for it.
-    A question without entities never fires, and is counted in the report.
+    Both signals have one scale (:func:`probers.uncertainty.rarity.rarity`), on which 0.5 stands for the two
+    counts. The score of a text is its highest: that of its entities, or that of the question unless it fired
+    for it. A question without entities never fires, and is counted in the report.
 
     Attributes:
-        threshold: fires where a score is above it: 0.5 at the two counts below, another moves both by one
-            factor; probers-compare chooses it on validation questions.
+        threshold: fires where a score is above it. 0.5 stands for the two counts below, another value moves
+            both by one factor; probers-compare chooses it on validation questions.
         frequency: passages from which on a question's entity is not rare; 0 never fires for a question.
-        reduction: of a question's entities the "lowest" number of passages, or their "mean" (QuCo-RAG's).
+        reduction: the "lowest" number of passages of a question's entities, or their "mean" (QuCo-RAG's).
         together: passages up to which a pair counts as never together; -1 never fires for a pair.
-        partners: an entity is paired with those of its own "sentence" as above, which is close to the triples
-            of QuCo-RAG; or every pair with an entity of the question or the "text" so far has to occur,
-            which the end of a chain of two facts seldom does.
+        partners: an entity is paired with those of its own "sentence" as above, close to the triples of
+            QuCo-RAG; or every pair with an entity of the question or the "text" so far has to occur, which
+            the end of a chain of two facts seldom does.
         recogniser: "rules" or "spacy:PIPELINE".
     """
 
@@ -106,7 +106,7 @@ class Rarity(Trigger):
     ) -> Decision:  # fmt: skip
         shown = np.zeros(len(generation.token_ids))
         place: dict[str, Any] = {}
-        if state.verdict is None and before > self.threshold:  # nothing was asked before it was written
+        if state.verdict is None and before > self.threshold:  # not judged before the text was written
             place = {"position": 0}
         elif state.verdict is not None and state.verdict.fire:
             before = 0.0
@@ -123,22 +123,22 @@ class Rarity(Trigger):
         return verdict(top, self.threshold, token_scores=tuple(map(float, shown)), **place)
 
     def _of_questions(self, states: Sequence[State]) -> list[float]:
-        """The score of each question."""
+        """Score each question."""
         named = [self._named(state.question) for state in states]
         phrases = list(dict.fromkeys(each for names in named for each in names))
         known = dict(zip(phrases, _index(states).frequency(phrases), strict=True)) if phrases else {}
         return [question_rarity([known[n] for n in ns], self.frequency, self.reduction) for ns in named]
 
     def _named(self, question: Question) -> list[str]:
-        """The entities of a question."""
+        """List the entities of a question."""
         return list(dict.fromkeys(entity.text for entity in self._recognise(question.question)))
 
     def _sentences(self, generation: Generation, state: State) -> Iterator[tuple[Part, list[_New]]]:
-        """The sentences to judge, with the entities that each of them is the first to name."""
+        """Yield the sentences to judge, with the entities that each of them is the first to name."""
         text, partial, asked = generation.text, state.partial, state.question
         names = [*self._named(asked), *(entity.text for entity in self._recognise(partial))]
         told = " ".join(["", *tokenize(asked.question), "|", *tokenize(partial), ""])
-        at = 0  # what is told of the text ends there
+        at = 0  # end of the text already added to ``told``
         entities = written_entities(
             text, self._recognise, prompt=generation.prompt, accepted=partial, openings=True
         )
@@ -156,13 +156,13 @@ class Rarity(Trigger):
                     news.append(_New(tokens, pairs, every=near or self.partners == "text"))
                 names.append(entity.text)
                 own.append(entity.text)
-            # A sentence written from fresh passages is taken as it is: the same place could fire for ever.
+            # Accept a sentence written from fresh passages as it is: the same place could fire for ever.
             if number or not state.fresh:
                 yield sentence, news
 
 
 def _index(states: Sequence[State]) -> Counts:
-    """The retriever that counts."""
+    """Return the retriever that counts."""
     retriever = states[0].retriever
     if not isinstance(retriever, Counts):
         raise RunError("trigger=rarity was asked without a retriever that counts phrases", "mismatch")

@@ -27,7 +27,7 @@ PROMPT = (
 
 @dataclass(frozen=True)
 class Never(Trigger):
-    """Closed-book answers (wo-RAG); the lower reference of every comparison."""
+    """Trigger of closed-book answers (wo-RAG); the lower reference of every comparison."""
 
     after = False
     decides_by = "rule"
@@ -38,7 +38,7 @@ class Never(Trigger):
 
 @dataclass(frozen=True)
 class Always(Trigger):
-    """One retrieval with the question before anything is generated, whatever query is configured (SR-RAG)."""
+    """Trigger of one retrieval with the question before anything is written, whatever the query (SR-RAG)."""
 
     before = True
     after = False
@@ -50,9 +50,9 @@ class Always(Trigger):
 
 @dataclass(frozen=True)
 class FixedLength(Trigger):
-    """Retrieves with the question first, and then after every ``n`` tokens (FL-RAG, like RETRO and IC-RALM).
+    """Trigger that retrieves with the question, then after every ``n`` tokens (FL-RAG, like RETRO, IC-RALM).
 
-    The written text stays and goes on from there with the new passages; its end is no place to retrieve.
+    The written text stays and continues with the new passages; no retrieval takes place at its end.
 
     Attributes:
         n: tokens between two retrievals; the first is made with the question.
@@ -78,9 +78,9 @@ class FixedLength(Trigger):
 
 @dataclass(frozen=True)
 class FixedSentence(Trigger):
-    """Retrieves with the question first, and then after every sentence (FS-RAG, like IRCoT).
+    """Trigger that retrieves with the question first, then after every sentence (FS-RAG, like IRCoT).
 
-    The written text stays and goes on from there with the new passages; its end is no place to retrieve.
+    The written text stays and continues with the new passages; no retrieval takes place at its end.
     """
 
     before = True
@@ -94,7 +94,7 @@ class FixedSentence(Trigger):
 
 
 def _after_a_sentence(generation: Generation, score: float = 1.0) -> Decision:
-    """The decision to retrieve after the first sentence, if another one follows."""
+    """Decide to retrieve after the first sentence, if another one follows."""
     found = sentences(generation)
     if len(found) < 2:
         return ruled(False, score)
@@ -103,10 +103,10 @@ def _after_a_sentence(generation: Generation, score: float = 1.0) -> Decision:
 
 @dataclass(frozen=True)
 class Random(Trigger):
-    """Fires at random so that questions get ``rate`` retrievals on average.
+    """Trigger that fires at random so that questions get ``rate`` retrievals on average.
 
-    Every question draws one number u in [0, 1) from its id and the seed, whatever batch or order it is in,
-    and is granted as many retrievals as there are whole numbers j >= 0 with j + u < rate.
+    Every question draws one number u in [0, 1) from its id and the seed, whatever its batch or order. It is
+    granted as many retrievals as there are whole numbers j >= 0 with j + u < rate.
 
     Attributes:
         rate: mean retrievals per question: 0.4 grants one to 40% of them, 1.5 one
@@ -129,17 +129,17 @@ class Random(Trigger):
 
 @dataclass(frozen=True)
 class Oracle(Trigger):
-    """Fires exactly when the answer is wrong by the gold answers: the best possible judge of whole answers.
+    """Trigger that fires exactly when the gold answers refute the answer: the best judge of whole answers.
 
-    With ``again`` no trigger that judges whole answers and asks with the same query has
-    more questions right: it stops at the first right answer on the way that they all go.
+    With ``again`` no trigger that judges whole answers and asks with the same query has more questions right:
+    it stops at the first right answer on the way that all of them take.
 
     Attributes:
         again: also fires when the answer after a retrieval is wrong, up to the limit of the
             loop; otherwise at most once, for the closed-book answer.
         wrong: an answer is wrong if it fails em, acc (a gold answer is in the text), acc_substring, match or
             f1>=0.8 (:func:`probers.evaluation.answers.right_by`).
-        matcher: for wrong=match; None is one with its defaults, in commands the command's.
+        matcher: for wrong=match; None is a matcher with its defaults, in commands the command's.
     """
 
     again: bool = False
@@ -164,16 +164,16 @@ class Oracle(Trigger):
 
 @dataclass
 class Adaptive(Trigger):
-    """Retrieves never, once or step by step, as a classifier of the question decides (Jeong et al. 2024).
+    """Trigger of no, one or stepwise retrieval, chosen by a classifier of the question (Jeong et al. 2024).
 
-    "no": never. "single": once, with the question, before anything is generated. "multi": the same, and then
-    after every sentence. Its score is max(P(single), P(multi)) - P(no), above 0 where it retrieves.
+    "no": never. "single": once, with the question, before anything is generated. "multi": like "single", and
+    then after every sentence. The score is max(P(single), P(multi)) - P(no), above 0 if it retrieves.
 
     Attributes:
         classifier: folder of probers-train head=adaptive or adaptive_t5; path or hub id of a model of
             transformers that writes A, B or C (the paper's T5) or has the labels no, single
-            and multi (or A, B and C); or an object with ``probabilities``. In commands, null is the
-            newest classifier trained for this model under runs/.
+            and multi (or A, B and C); or an object with ``probabilities``. null in commands is the newest
+            classifier trained for this model under runs/.
     """
 
     classifier: str | Classifier | None = None
@@ -206,14 +206,14 @@ class Adaptive(Trigger):
         return _after_a_sentence(generation, score) if name == "multi" else ruled(False, score)
 
     def _classified(self, questions: Sequence[Question]) -> list[tuple[str, float]]:
-        """Strategy and score of every question."""
+        """Return strategy and score of every question."""
         from probers.adaptive.classifiers import STRATEGIES
 
         texts = [q.question for q in questions]
         new = [t for t in dict.fromkeys(texts) if t not in self._known]
         if new:
             chances = self._classifier.probabilities(new)
-            # Of equally probable ones the first, which is the cheapest.
+            # The first of equally probable strategies is the cheapest.
             for text, row, best in zip(new, chances, chances.argmax(axis=1), strict=True):
                 self._known[text] = STRATEGIES[best], float(np.max(row[1:]) - row[0])
         return [self._known[text] for text in texts]
@@ -221,10 +221,10 @@ class Adaptive(Trigger):
 
 @dataclass(frozen=True)
 class LlmJudge(Trigger):
-    """Retrieves once, with the question, unless the model says beforehand that it can answer.
+    """Trigger that retrieves once, with the question, unless the model says beforehand that it can answer.
 
-    The first "yes" or "no" of its reply counts. A reply with neither counts as no, so that it always
-    retrieves with a model that follows no instructions. Asking counts as a generation of its own.
+    The first "yes" or "no" of its reply counts. A reply with neither counts as no, so a model that follows no
+    instructions always retrieves. The question to the model counts as a generation of its own.
 
     Attributes:
         prompt: text with ``{question}``, sent without the answer prompt's exemplars.
@@ -244,7 +244,7 @@ class LlmJudge(Trigger):
         at_least("trigger.max_new_tokens", self.max_new_tokens)
 
     def decide_before(self, states: Sequence[State]) -> list[Decision]:
-        """The model's reply about every question; it is asked about all of them at once."""
+        """Read the model's reply about every question; the model is asked about all of them at once."""
         if not states:
             return []
         form = states[0].prompt.bare(states[0].lm)

@@ -29,7 +29,7 @@ from probers.uncertainty.verbalised import verbalised
 
 from ..protocol import UNANSWERED, State, Trigger, one_of, verdict
 
-#: A score, higher where the answer is likelier wrong, and for the trace what it was read from.
+#: A score, higher if the answer is likelier wrong, with the evidence behind it for the trace.
 Scored = tuple[float, dict[str, Any]]
 
 
@@ -74,7 +74,7 @@ class _Sampled(Draws, _OfAnswers):
         return found
 
     def drawn(self, generations: Sequence[Generation], states: Sequence[State]) -> list[Samples]:
-        """Samples of each generation's prompt, counted as the question's costs."""
+        """Draw samples of each generation's prompt, counted as the question's costs."""
         if not states:
             return []
         first, layer = states[0], self.layer_of(states[0].lm.spec)
@@ -89,7 +89,7 @@ class _Sampled(Draws, _OfAnswers):
         return found
 
     def layer_of(self, spec: ModelSpec) -> int:
-        """Layer whose states are recorded for whoever shares the samples; 0 of a server, which has none."""
+        """Choose the layer recorded for all that share the samples; 0 of a server, which has none."""
         return middle_layer(spec.layers)
 
     @abstractmethod
@@ -112,7 +112,7 @@ class _ByMeaning(_Sampled):
     """Base of triggers that compare what answers mean.
 
     Attributes:
-        matcher: compares answers; None is one with its defaults, in commands the command's.
+        matcher: compares answers; None is a matcher with its defaults, in commands the command's.
         nli: compare by this entailment model in place of the matcher; hub id or folder.
     """
 
@@ -121,18 +121,18 @@ class _ByMeaning(_Sampled):
 
     @property
     def same(self) -> Same:
-        """Comparison of two answers, of which yes and no need no matcher."""
+        """Comparison of two answers; yes and no need no matcher."""
         return by_matcher(self.matcher or _matcher()) if self.nli is None else _entailment(self.nli)
 
     def grouped(self, samples: Samples) -> tuple[Clusters, dict[str, Any]]:
-        """Clusters of the samples' answers, and the evidence of them."""
+        """Cluster the samples' answers; return the clusters and the evidence for them."""
         found = clusters(samples.answers, self.same)
         return found, {"clusters": list(found.of), "undecided": found.undecided}
 
 
 @dataclass(frozen=True)
 class SelfConsistency(_ByMeaning):
-    """Fires where few drawn answers mean the same as the greedy one (Wang et al. 2022).
+    """Trigger that fires where few drawn answers mean the same as the greedy one (Wang et al. 2022).
 
     Its score is 1 minus their share.
 
@@ -149,7 +149,7 @@ class SelfConsistency(_ByMeaning):
 
 @dataclass(frozen=True)
 class SemanticEntropy(_ByMeaning):
-    """Fires where the meanings of drawn answers have a high entropy (Kuhn et al. 2023, Farquhar et al. 2024).
+    """Trigger of high entropy of drawn answers' meanings (Kuhn et al. 2023, Farquhar et al. 2024).
 
     Attributes:
         threshold: fires above it, nats; probers-compare chooses it on validation questions.
@@ -171,7 +171,7 @@ class SemanticEntropy(_ByMeaning):
 
 @dataclass(frozen=True)
 class LexicalSimilarity(_Sampled):
-    """Fires where drawn texts have few words in common, by ROUGE-L (Fomicheva et al. 2020).
+    """Trigger that fires where drawn texts have few words in common, by ROUGE-L (Fomicheva et al. 2020).
 
     Its score is 1 minus the mean over pairs.
 
@@ -187,10 +187,10 @@ class LexicalSimilarity(_Sampled):
 
 @dataclass(frozen=True)
 class Eigenscore(_Sampled):
-    """Fires where the states of drawn answers spread widely.
+    """Trigger that fires where the states of drawn answers spread widely.
 
     INSIDE (Chen et al. 2024) judges finished answers by it, SeaKR (Yao et al. 2024) retrieves by it.
-    Fewer than two samples with a token have nothing to compare and fire as an empty answer does.
+    Fewer than two samples with a token have nothing to compare, and fire like an empty answer.
 
     Attributes:
         threshold: fires above it; probers-compare chooses it on validation questions.
@@ -219,9 +219,9 @@ class Eigenscore(_Sampled):
 
 @dataclass(frozen=True)
 class PTrue(_Sampled):
-    """Fires where the model, shown its own answer, calls it false (P(True), Kadavath et al. 2022).
+    """Trigger that fires where the model calls its own answer false (P(True), Kadavath et al. 2022).
 
-    Its score is 1 - P(True). Asking is a call of its own.
+    Its score is 1 - P(True). The question to the model is a call of its own.
 
     Attributes:
         threshold: fires above it, from 0 to 1; probers-compare chooses it on validation questions.
@@ -257,10 +257,10 @@ class PTrue(_Sampled):
 
 @dataclass(frozen=True)
 class Verbalised(_OfAnswers):
-    """Fires where the model states a low number when asked how sure it is (Tian et al. 2023).
+    """Trigger that fires where the model states a low number when asked how sure it is (Tian et al. 2023).
 
-    Its score is 1 minus the stated confidence. Where the reply has no number the score is 0.5, and the trace
-    and the report say so. Asking is a call of its own.
+    Its score is 1 minus the stated confidence. If the reply has no number the score is 0.5, and the trace and
+    the report say so. The question to the model is a call of its own.
 
     Attributes:
         threshold: fires above it, from 0 to 1; probers-compare chooses it on validation questions.
@@ -293,7 +293,7 @@ def _check_form(form: str) -> None:
 
 
 def _asked(form: str, states: Sequence[State], samples: Sequence[Sequence[str]]) -> list[str]:
-    """Prompts that ask about each state's answer."""
+    """Format the prompts that ask about each state's answer."""
     bare = states[0].prompt.bare(states[0].lm)
     return [
         bare.question(question_of(form, state.question.question, state.answer or "", drawn))

@@ -20,13 +20,13 @@ from ..protocol import UNANSWERED, PaperOrReleased, Share, State, Trigger, one_o
 
 @dataclass(frozen=True)
 class Entropy(Trigger):
-    """Fires when the entropy of the tokens of an answer, or of a sentence, is above a threshold.
+    """Trigger that fires when the entropy of the tokens of an answer, or of a sentence, is above a threshold.
 
     Attributes:
         threshold: fires above it, nats; probers-compare chooses it on validation questions.
         reduction: "mean" over the tokens of rationale and answer, or their "max".
-        scope: over the tokens of the whole "answer", which is then written anew; or of each
-            "sentence", and the text before the first that is above the threshold is kept.
+        scope: tokens of the whole "answer", which is then written anew; or of each "sentence", where the text
+            before the first sentence above the threshold is kept.
     """
 
     threshold: float = 0.2
@@ -49,21 +49,21 @@ class Entropy(Trigger):
 
 @dataclass(frozen=True)
 class Flare(Trigger):
-    """Fires at the first sentence with improbable tokens, which is then written anew (Jiang et al. 2023).
+    """Trigger that fires at the first sentence with improbable tokens, then written anew (Jiang et al. 2023).
 
-    With p the probabilities of a sentence's tokens, "paper" fires where some p is below theta, which is
-    max(1 - p) > 1 - theta. The sentence that is written anew with passages is taken as it is, and what
-    follows is written, and judged, without passages. "dragin" is FLARE as DRAGIN's repository has it: it
-    fires where mean(1 - p) > threshold, and takes all that is written with the passages as it is.
+    With p the probabilities of a sentence's tokens, "paper" fires where some p is below theta, which means
+    max(1 - p) > 1 - theta. The sentence that is written anew with passages is accepted as it is, and the text
+    after it is written, and judged, without passages. "dragin" is FLARE as in DRAGIN's repository: it fires
+    where mean(1 - p) > threshold, and accepts all text that is written with the passages.
 
-    One pass looks at all sentences instead of one pass each, which writes the same.
+    One pass looks at all sentences, instead of one pass for each; the text is the same.
 
     Attributes:
-        threshold: fires where 1 - p is above it; probers-compare chooses it on validation questions if
-            theta is None.
-        variant: "paper" (an improbable token fires, one sentence is taken) or "dragin" (the mean of 1 - p
-            over the sentence fires, all that is written from passages is taken).
-        theta: the paper's form in place of threshold: 0.8 fires where p is below 0.8, as threshold 0.2 does.
+        threshold: fires where 1 - p is above it; probers-compare chooses it on validation questions if theta
+            is None.
+        variant: "paper" (an improbable token fires, one sentence is accepted) or "dragin" (the mean of 1 - p
+            over the sentence fires, all text written from passages is accepted).
+        theta: the paper's form in place of threshold: 0.8 fires where p is below 0.8, like threshold 0.2.
     """
 
     threshold: float = 0.2
@@ -73,7 +73,7 @@ class Flare(Trigger):
     def __post_init__(self, theta: float | None) -> None:
         one_of("trigger.variant", self.variant, "paper", "dragin")
         if theta is not None:
-            # 0.2, not 0.19999999999999996, from 0.8.
+            # From 0.8, make 0.2 and not 0.19999999999999996.
             object.__setattr__(self, "threshold", round(1.0 - theta, 12))
 
     @property
@@ -88,18 +88,18 @@ class Flare(Trigger):
 
 @dataclass(frozen=True)
 class Rind(PaperOrReleased, Trigger):
-    """Fires at the first place whose RIND score (DRAGIN) is above the threshold.
+    """Trigger that fires at the first place whose RIND score (DRAGIN) is above the threshold.
 
     The text before that place is kept and the model goes on from there with the passages it fetched.
 
     Attributes:
-        threshold: fires above it; the two variants have scales of their own, and the
-            published 0.6 to 1.5 belong to the released one. probers-compare chooses it.
+        threshold: fires above it. The two variants have different scales, and the published 0.6 to 1.5 belong
+            to the released one. probers-compare chooses it.
         variant: formula (:func:`probers.uncertainty.rind_scores`) and loop.
-            "paper": the text ends before the word that fired; what is written from there with
-            the passages is judged too, except for its first word, which could fire for ever.
-            "released": it ends before the sentence of that word; one sentence is written with
-            the passages and taken as it is, and what follows is written, and judged, without any.
+            "paper": the text ends before the word that fired; the text written from there with the passages
+            is judged too, except for its first word, which could fire for ever.
+            "released": it ends before the sentence of that word; one sentence is written with the passages
+            and accepted as it is, and the text after it is written, and judged, without any.
     """
 
     threshold: float = 1.0
@@ -127,7 +127,7 @@ class Rind(PaperOrReleased, Trigger):
     def _decide(self, rind: RindScores, generation: Generation, state: State) -> Decision:
         shown = tuple(map(float, rind.per_token(len(generation.token_ids))))
         found = words(generation.text, generation.offsets)
-        taken = 0  # leading units that belong to the text's first word and may not fire
+        taken = 0  # units of the text's first word, which may not fire
         if state.fresh and self.variant == "paper" and found:
             taken = sum(start < found[0].end for start, _ in rind.spans)
         score, hits = rind.max(taken), rind.hits(self.threshold, taken)
@@ -145,7 +145,7 @@ class Rind(PaperOrReleased, Trigger):
 
 
 def sentences(generation: Generation) -> list[Part]:
-    """The sentences of a generation's text with their tokens; sentences without a token are left out."""
+    """List the sentences of a generation's text with their tokens; leave out sentences without a token."""
     return [each for each in parts(split_sentences(generation.text), generation.offsets) if each.tokens]
 
 
@@ -157,11 +157,11 @@ def _first_above(
     threshold: float,
 ) -> Decision:
     """Fire before the first sentence whose score, reduced from ``values`` (n,), is above the threshold."""
-    # A sentence written from fresh passages is taken as it is: the same place could fire for ever.
+    # Accept a sentence written from fresh passages as it is: the same place could fire for ever.
     shown = tuple(map(float, values))
     found = sentences(generation)[1 if state.fresh else 0 :]
     scores = [float(reduce(values[list(each.tokens)])) for each in found]
-    # max() would pass over a NaN.
+    # max() would overlook a NaN.
     top = float(np.max(scores)) if scores else 0.0
     for sentence, score in zip(found, scores, strict=True):
         if score > threshold:

@@ -11,20 +11,20 @@ from probers.thinking import place_in, tokens_in
 
 from ..on_high import OnHigh
 
-#: Reason why a forced tool call has no score: its text was chosen by a grammar, not by the model.
+#: Reason why a forced tool call has no score: a grammar chose its text, not the model.
 FORCED = "a tool call that the request forces is not scored"
 
 
 class ForeignChoice:
-    """One text of a response while another engine writes it behind ``prompt``.
+    """One text of a response that another engine writes after ``prompt``.
 
-    Parsers of the engine may have taken the text apart: reasoning and answer are looked for in the text of
-    all tokens, in this order.
+    The engine's parsers may have taken the text apart. Reasoning and answer are therefore looked up in the
+    text of all tokens, in this order.
 
     Attributes:
         entries: log-probabilities of its tokens as the client gets them, by their fields.
-        ids: tokens of the text so far, an end of sequence included.
-        scores: of its tokens so far, which may come later; None for a text that is not scored.
+        ids: tokens of the text so far, including an end of sequence.
+        scores: scores of its tokens so far, which may come later; None for a text that is not scored.
         distances: of the same tokens from the prober's domain; None without a domain.
     """
 
@@ -40,7 +40,7 @@ class ForeignChoice:
         self._stream = TextStream(tokenizer, self.prompt)
         self._before = decode(tokenizer, self.prompt)
         self._growing = acting.growing(self._before)
-        self._raw, self._ends = "", list[int]()  # of the finished text
+        self._raw, self._ends = "", list[int]()  # raw text and ends of tokens once the text is finished
 
     def add(
         self, text: str, ids: Sequence[int], logprobs: Sequence[float | None], reasoning: str = ""
@@ -55,7 +55,7 @@ class ForeignChoice:
 
     @property
     def high(self) -> ScoredSpan | None:
-        """The span that has ended the text."""
+        """Span that has ended the text."""
         return None if self._growing is None else self._growing.high
 
     @property
@@ -64,13 +64,13 @@ class ForeignChoice:
         return self._told
 
     def settled(self) -> int:
-        """Number of tokens whose text was sent completely; those told already where a parser changed it."""
+        """Count the tokens whose text was sent completely, or the told ones if a parser changed the text."""
         if (parts := self._parts(self._stream.full)) is None:
             return self._told
         return max(self._told, self._stream.settled(max(end for _, end in parts)))
 
     def look(self, end: int, *, over: bool = False) -> int:
-        """Judge the answer up to a number of tokens; returns how many of them may be sent."""
+        """Judge the answer up to a number of tokens; return how many of them may be sent."""
         if self._growing is None:
             return end
         ends = self._ends if over else [stop for _, stop in self._stream.offsets()]
@@ -86,13 +86,13 @@ class ForeignChoice:
         return sum(stop <= parts[1][0] + self._growing.sure for stop in ends[:end])
 
     def release(self, *, everything: bool = False) -> str:
-        """What of the answer may be sent and was not yet; ``everything`` where it cannot be judged."""
+        """Return the new part of the answer that may be sent; ``everything`` if it cannot be judged."""
         sure = len(self._answer) if self._growing is None or everything else self._growing.sure
         start, self._sent = self._sent, max(self._sent, sure)
         return self._answer[start : self._sent]
 
     def chunk(self, end: int) -> dict[str, Any]:
-        """The lists of the new tokens up to ``end``."""
+        """Make the lists of the new tokens up to ``end``."""
         tokens, self._told = range(self._told, max(self._told, end)), max(self._told, end)
         ends = [stop for _, stop in self._stream.offsets()]
         thought, said = self._parts(self._stream.full) or ((0, 0), (0, 0))
@@ -102,7 +102,7 @@ class ForeignChoice:
         return told
 
     def kept(self) -> int | None:
-        """Number of tokens of the finished text; None where a parser has changed the text."""
+        """Count the tokens of the finished text; None if a parser has changed the text."""
         self._raw, offsets = token_offsets(self._tokenizer, self.ids, self.prompt)
         self._ends = [stop for _, stop in offsets]
         if (parts := self._parts(self._raw)) is None:
@@ -111,7 +111,7 @@ class ForeignChoice:
         return sum(start < end for start, _ in offsets)
 
     def whole(self, kept: int) -> dict[str, Any]:
-        """The field of the finished text, whose tokens :meth:`kept` has counted."""
+        """Make the field of the finished text, whose tokens :meth:`kept` has counted."""
         parts = self._parts(self._raw)
         assert parts is not None
         (thought, said), high = parts, self.high
@@ -125,19 +125,19 @@ class ForeignChoice:
         return told | {"acted": acted}
 
     def billed(self) -> int:
-        """Tokens of what is returned."""
+        """Count the tokens of the returned text."""
         if self.high is None or (parts := self._parts(self._raw)) is None:
             return len(self.ids)
         return sum(end <= parts[1][0] + self.high.start for end in self._ends)
 
     def not_scored(self, why: str) -> dict[str, Any]:
-        """The field of a text that has no score, and why."""
+        """Make the field of a text that has no score, with the reason."""
         assess = self._acting.assess
         empty = assess.response("", "", assess.token_lists([], [], []))
         return empty | {"acted": None, "not_scored": why}
 
     def _parts(self, raw: str) -> tuple[Span, Span] | None:
-        """Characters of reasoning and answer in the text of all tokens; None where one is not in it."""
+        """Find the characters of reasoning and answer in the text of all tokens; None if one is not in it."""
         thought = raw.find(self._reasoning)
         after = thought + len(self._reasoning)
         said = raw.find(self._answer, after)

@@ -1,10 +1,10 @@
-"""The completions and chat completions of vLLM with ``choices[i].hallucination`` (docs/serving.md).
+"""Completions and chat completions of vLLM with ``choices[i].hallucination`` (docs/serving.md).
 
 A plug-in of vLLM (``vllm.endpoint_plugins``): its routes replace vLLM's own, call them, and add to their
-answers. A chunk of a stream waits until its tokens are scored, that is one step; with ``on_high`` the text
-waits until it is judged. Not scored, with ``hallucination`` null, are texts of other LoRA adapters than the
-prober's and behind pictures, beam search, ``echo``, and texts that a parser has changed beyond taking them
-apart.
+answers. A chunk of a stream waits one step, until its tokens are scored; with ``on_high`` the text waits
+until it is judged. Some texts are not scored, and their ``hallucination`` is null: texts of other LoRA
+adapters than the prober's, texts after pictures, beam search, ``echo``, and texts that a parser has changed
+beyond taking them apart.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _event(chunk: dict[str, Any]) -> str:
 
 
 class Scores:
-    """The plug-in; ``VLLM_PLUGINS`` must name it."""
+    """Plug-in with the scores; ``VLLM_PLUGINS`` must name it."""
 
     name = "probers"
     required_tasks = ("generate",)
@@ -68,7 +68,7 @@ class Scores:
 
 
 class _Assessing:
-    """The server's prober, tokenizer and feed of scores."""
+    """Prober, tokenizer and feed of scores of the server."""
 
     def __init__(self, engine: EngineClient) -> None:
         self._served = ServedProber.of(engine.vllm_config.additional_config)
@@ -84,7 +84,7 @@ class _Assessing:
         self.feed.adapter = next((each for each in adapters if each.lora_path == own), None)
 
     def acting(self, request: _Asked) -> OnHigh:
-        """What the request wants done with its scores (ApiError: it cannot be done)."""
+        """Read the action that the request wants on its scores (ApiError: it cannot be done)."""
         extra = request.model_extra or {}
         if extra.get("retrieval") is not None:
             told = "retrieval is not offered by backend=vllm: leave it out, or use backend=transformers"
@@ -100,12 +100,12 @@ class _Assessing:
 
 
 async def completions(request: CompletionRequest, raw_request: Request) -> Any:
-    """``POST /v1/completions``."""
+    """Answer ``POST /v1/completions``."""
     return await _answered(request, raw_request, create_completion)
 
 
 async def chat_completions(request: ChatCompletionRequest, raw_request: Request) -> Any:
-    """``POST /v1/chat/completions``."""
+    """Answer ``POST /v1/chat/completions``."""
     return await _answered(request, raw_request, create_chat_completion)
 
 
@@ -141,7 +141,7 @@ async def _once(request: _Asked, raw: Request, stock: Callable[..., Awaitable[An
 
 
 async def _held(request: _Asked, raw: Request, stock: Callable[..., Awaitable[Any]], acting: OnHigh) -> Any:
-    """Answer where nothing may be sent before everything is decided; the draws of retry come one by one."""
+    """Answer if nothing may be sent before everything is decided; retry draws one text after the other."""
     stream, options, seed = request.stream, request.stream_options, request.seed
     draws = list[dict[str, Any]]()
     for draw in range(acting.draws if acting.action == "retry" else 1):
@@ -171,7 +171,7 @@ async def _held(request: _Asked, raw: Request, stock: Callable[..., Awaitable[An
 
 
 def _best(acting: OnHigh, draws: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The draw of a choice that ``retry`` returns, and what was done to get it."""
+    """Choose the draw of a choice that ``retry`` returns, and report how it was found."""
     fields = [choice["hallucination"] for choice in draws]
     place, acted = acting.chosen(fields, [len(field["token_scores"]) if field else 0 for field in fields])
     if acted is None:
@@ -180,7 +180,7 @@ def _best(acting: OnHigh, draws: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 class _Response:
-    """An answer to one HTTP request, with the prober's field added."""
+    """Answer to one HTTP request, with the prober's field added."""
 
     def __init__(self, assessing: _Assessing, request: _Asked, acting: OnHigh) -> None:
         self._assessing, self._feed, self._acting = assessing, assessing.feed, acting
@@ -194,8 +194,8 @@ class _Response:
         asked: Any = None if self._chat else request.prompt
         several = isinstance(asked, list) and asked and not isinstance(asked[0], int)
         self._expected = self._per_prompt * (len(asked) if several else 1)
-        self._over = set[int]()  # choices that their score has ended
-        # vLLM returns the tokens on request; fields that the client did not ask for are removed again.
+        self._over = set[int]()  # choices ended by their score
+        # vLLM returns the tokens on request; fields that the client did not ask for are then removed.
         self._unasked = set() if request.return_token_ids else {"token_ids", "prompt_token_ids"}
         if request.logprobs is None or request.logprobs is False:
             self._unasked.add("logprobs")
@@ -262,14 +262,14 @@ class _Response:
                     if self._with_usage:
                         yield _event({**chunk, "choices": [], "usage": self._usage()})
                     yield f"{_DATA}[DONE]\n\n"
-                    return  # which aborts what vLLM still writes
+                    return  # aborts the texts that vLLM still writes
         finally:
             if (close := getattr(events, "aclose", None)) is not None:
                 await close()
             self.release()
 
     def _usage(self) -> dict[str, Any]:
-        """Usage of the texts as they were returned; the prompt of several counts once."""
+        """Compute the usage of the texts as returned; the prompt of several counts once."""
         prompts = {index // self._per_prompt: len(each.prompt) for index, each in self._choices.items()}
         return usage(sum(prompts.values()), sum(choice.billed() for choice in self._choices.values()))
 
@@ -293,11 +293,11 @@ class _Response:
             self._hold(told, choice, choice.told, len(choice.ids))
 
     async def _aside(self, work: Callable[..., T], *given: Any) -> T:
-        """Run what finds entities on its own thread."""
+        """Run the finding of entities on its own thread."""
         return await asyncio.get_running_loop().run_in_executor(self._assessing.thread, work, *given)
 
     def _hold(self, told: dict[str, Any], choice: ForeignChoice, start: int, end: int) -> None:
-        """Send of a chunk only what was judged, tokens from ``start`` to ``end`` and their text."""
+        """Send only the judged part of a chunk: tokens from ``start`` to ``end`` and their text."""
         if self._acting.action != "stop" or choice.scores is None:
             return
         field = told.get("hallucination")
@@ -316,7 +316,7 @@ class _Response:
         message = told.get("message") or told.get("delta") or told
         text = message.get("content" if self._chat else "text") or ""
         reasoning = message.get("reasoning") or message.get("reasoning_content") or ""
-        self._prompt = body.get("prompt_token_ids") or self._prompt  # of a chat
+        self._prompt = body.get("prompt_token_ids") or self._prompt  # for a chat
         prompt = told.get("prompt_token_ids") or self._prompt
         if told["index"] not in self._choices:
             self._choices[told["index"]] = ForeignChoice(self._acting, self._assessing.tokenizer, prompt)
@@ -330,7 +330,7 @@ class _Response:
         return choice
 
     async def _scores(self, answer: str, index: int, choice: ForeignChoice) -> bool:
-        """Find the text's scores, if it is scored; its name is known once it was begun."""
+        """Find the text's scores, if it is scored; its name is known once the text has begun."""
         if choice.scores is None:
             await self._feed.until(lambda: self._name(answer, index) is not None, certain=True)
             name = self._name(answer, index)

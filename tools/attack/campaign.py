@@ -1,4 +1,4 @@
-"""All attacks with a seed and a scale, and the table of what came of them (``make attack``)."""
+"""All attacks with a seed and a scale, and the table of their outcomes (``make attack``)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .grounds import Grounds, prepare
 
 Attack = Callable[[Grounds, int, random.Random], sandbox.Finding]
 
-#: Kind -> (attack, cases at scale 1).
+#: Kind -> (attack, number of cases at scale 1).
 ATTACKS: dict[str, tuple[Attack, int]] = {
     "options": (options.attack, 6000),
     "damage": (damage.attack, 5000),
@@ -27,7 +27,7 @@ ATTACKS: dict[str, tuple[Attack, int]] = {
     "read-only": (writers.read_only, 24),
     "servers": (servers.attack, 200),
 }
-_FEWEST = 4  # cases of a kind at any scale
+_FEWEST = 4  # fewest cases of a kind at any scale
 
 
 def campaign(
@@ -51,7 +51,7 @@ def campaign(
             rng = random.Random(f"{seed} {kind} {index}")
             try:
                 case = attack(grounds, index, rng)
-            except Exception as error:  # the attack's own mistake must not end the campaign
+            except Exception as error:  # a mistake of the attack itself must not end the campaign
                 case = sandbox.Finding(
                     kind, index, "the attack itself failed", "traceback", repr(error)[:500]
                 )
@@ -64,14 +64,14 @@ def campaign(
 
 
 def told(case: sandbox.Finding, seed: int) -> str:
-    """A case and how to see it again."""
+    """Describe a case and how to repeat it."""
     kind = case.kind.partition(":")[0]
     head = f"{case.column.upper()} {case.kind} {case.index}: {case.what}"
     return f"{head}\n    {case.note}\n    make attack seed={seed} only='{kind}:{case.index}'"
 
 
 def table(found: Sequence[sandbox.Finding]) -> str:
-    """The table, in Markdown."""
+    """Format the table in Markdown."""
     rows: dict[str, Counter[str]] = defaultdict(Counter)
     for case in found:
         rows[case.kind][case.column] += 1
@@ -94,14 +94,14 @@ def table(found: Sequence[sandbox.Finding]) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run ``seed=1 scale=1 only= report= folder=``; exit code 1 when anything bad was found.
+    """Run ``seed=1 scale=1 only= report= folder=``; return exit code 1 if anything bad was found.
 
-    ``folder`` keeps inputs and runs for the next campaign, which need not make them again.
+    ``folder`` keeps inputs and runs for the next campaign, which then need not be made again.
     """
     given = {"seed": "1", "scale": "1", "only": "", "report": "", "folder": ""}
     given |= dict(argument.split("=", 1) for argument in arguments)
     top = Path(given["folder"] or tempfile.mkdtemp(prefix="attack-"))
-    folder = top / "deep" / "down"  # a path such as ../../x stays within
+    folder = top / "deep" / "down"  # a path such as ../../x stays inside
     folder.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     try:

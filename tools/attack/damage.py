@@ -1,4 +1,4 @@
-"""Files that were cut, altered, replaced or filled with what does not belong there."""
+"""Files that were cut, altered, replaced or filled with foreign content."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Target:
     """Files of the grounds, and the job that reads them.
 
     Attributes:
-        files: a pattern below the grounds.
-        job: the name of the job.
-        sealed: made by the toolkit, so that what was altered must not be used without a word; what a user
-            wrote may say anything that can be read.
-        option: of the job, in place of its own.
+        files: pattern of paths below the grounds.
+        job: name of the job.
+        sealed: True for files made by the toolkit, which must not be used without a word once altered; a
+            user's files may hold anything that can be read.
+        option: option of the job, in place of its own.
     """
 
     files: str
@@ -77,14 +77,14 @@ TARGETS = (
     Target("rag-cut/*", "rag again"),
 )
 
-#: Words with which a command says that it did not take a file as it was.
+#: Words with which a command reports that it did not accept a file as it was.
 _SAID = re.compile(
     r"damaged|again|left out|cannot be|skipped|not used|ignored|malformed|does not|no longer|unusable"
 )
 
 
 def attack(grounds: Grounds, index: int, rng: random.Random) -> sandbox.Finding:
-    """One command that reads one damaged file."""
+    """Run a command that reads one damaged file."""
     target = TARGETS[index % len(TARGETS)]
     job = grounds.jobs[target.job]
     if target.option:
@@ -110,19 +110,19 @@ def attack(grounds: Grounds, index: int, rng: random.Random) -> sandbox.Finding:
             found, expected = outcome(field, job, ended), grounds.expected[target.job]
             odd = sorted(k for k in {*found, *expected} if found.get(k) != expected.get(k))
             odd = [k for k in odd if name != f"{job.out}/{k}" or done not in ("appended",)]
-            # What a link of the attack's points to lies in the run, and is nobody else's.
+            # The target of a link that the attack made lies in the run, and belongs to nobody else.
             odd = [k for k in odd if f"{job.out}/{k}" != str(_target(path).relative_to(field))]
             differs = f"without a word {', '.join(odd[:6])}" if odd else ""
     return sandbox.finding("damage", index, what, ended, job.command, losses=losses, differs=differs)
 
 
 def _target(path: Path) -> Path:
-    """What a link in the place of a file points to."""
+    """Return the target of a link in the place of a file."""
     return path.with_name(f".{path.name}.copy")
 
 
 def damage(path: Path, rng: random.Random) -> str:
-    """Damage a file in a way that is drawn; says how."""
+    """Damage a file in a random way; return a description."""
     ways: list[Callable[[Path, random.Random], str]] = [_bytes, _bytes, _place]
     if path.suffix in (".json", ".jsonl", ".gz"):
         ways += [_structure] * 5
@@ -134,7 +134,7 @@ def damage(path: Path, rng: random.Random) -> str:
 
 
 def _place(path: Path, rng: random.Random) -> str:
-    """Put something else in the file's place."""
+    """Put something else in the place of the file."""
     way = rng.choice(
         ["deleted", "emptied", "a folder", "a FIFO", "a link to itself", "a dangling link", "/dev/zero",
         "/dev/null",
@@ -234,7 +234,7 @@ def _text(path: Path, rng: random.Random) -> str:
 
 
 def deep(levels: int) -> Any:
-    """A list within a list within a list .."""
+    """Make a list within a list within a list .."""
     found: Any = 1
     for _ in range(levels):
         found = [found]
@@ -252,12 +252,12 @@ _VALUES: tuple[Any, ...] = (
 
 
 def wrong_value(rng: random.Random) -> Any:
-    """Any JSON value that could stand where another is expected."""
+    """Draw any JSON value that could stand where another is expected."""
     return deep(rng.choice([50, 500])) if rng.random() < 0.03 else copy.deepcopy(rng.choice(_VALUES))
 
 
 def _structure(path: Path, rng: random.Random) -> str:
-    """Alter a JSON value: the file's own, or one of its lines'."""
+    """Alter the JSON value of a file, or of one of its lines."""
     packed = path.suffix == ".gz"
     text = (gzip.decompress(path.read_bytes()) if packed else path.read_bytes()).decode()
     by_line = ".jsonl" in path.name or path.name in ("twowiki_id_aliases.json",)
@@ -273,7 +273,7 @@ def _structure(path: Path, rng: random.Random) -> str:
     for _ in range(rng.choice([1, 1, 1, 2])):
         try:
             value, told = altered(value, rng)
-        except RecursionError:  # brackets without end, which the change before put in, have no second one
+        except RecursionError:  # no second change after one that put in brackets without end
             break
         done.append(told)
     parts[at] = json.dumps(value, ensure_ascii=rng.random() < 0.5)
@@ -283,7 +283,7 @@ def _structure(path: Path, rng: random.Random) -> str:
 
 
 def altered(value: Any, rng: random.Random) -> tuple[Any, str]:
-    """A JSON value with one change, and what it is."""
+    """Change a JSON value in one place; return it with a description."""
     places = list(_places(value))
     if not places or rng.random() < 0.03:
         new = wrong_value(rng)
@@ -300,7 +300,7 @@ def altered(value: Any, rng: random.Random) -> tuple[Any, str]:
     elif way == "near" and isinstance(old, str):
         holder[key] = rng.choice([old + " ", old.upper(), old[:-1], old + "\u0301", [old]])
     elif way == "doubled" and isinstance(old, list):
-        holder[key] = old + copy.deepcopy(old)  # shared, a second change could make it hold itself
+        holder[key] = old + copy.deepcopy(old)  # if shared, a second change could make it hold itself
     elif way == "nested":
         holder[key] = rng.choice([[old], {"value": old}])
     elif way == "added" and isinstance(holder, dict):
@@ -313,7 +313,7 @@ def altered(value: Any, rng: random.Random) -> tuple[Any, str]:
 
 
 def _places(value: Any, name: str = "") -> Iterator[tuple[Any, Any, str]]:
-    """Every holder, key and dotted name within a JSON value."""
+    """Yield every holder, key and dotted name within a JSON value."""
     keys = list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
     for key in keys:
         inner = f"{name}.{key}" if name else str(key)
@@ -326,7 +326,7 @@ def _shown(value: Any) -> str:
 
 
 def _header(path: Path, rng: random.Random) -> str:
-    """Alter what a safetensors file says of itself."""
+    """Alter the header of a safetensors file."""
     blob = path.read_bytes()
     if len(blob) < 8:
         return _bytes(path, rng)

@@ -1,4 +1,4 @@
-"""The small inputs and finished runs of every case, and what of a run's files must be the same."""
+"""Small inputs and finished runs for every case, and the parts of a run's files that must be the same."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ _ANSWERING = (
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A command that takes about a second.
+    """Command that takes about a second.
 
     Attributes:
-        arguments: its options but ``out``.
+        arguments: its options without ``out``.
         needs: folders of the grounds that it reads.
-        out: the folder it writes, "" for none.
-        before: called in its child first.
+        out: folder that it writes, "" for none.
+        before: function called in its child first.
     """
 
     command: str
@@ -53,7 +53,7 @@ class Job:
 
 
 def stored_corpora() -> None:
-    """Treat every corpus as a large one, which is kept on the disk."""
+    """Treat every corpus as a large one, which is kept on disk."""
     from probers.data.corpus import load_corpus
 
     assert load_corpus.__kwdefaults__ is not None
@@ -101,7 +101,7 @@ JOBS: dict[str, Job] = {
         "corpus=in/corpus.jsonl"),
         ("in", "wikicache"),
     ),
-    # Runs that were killed, which the same command goes on with.
+    # Killed runs, which the same command resumes.
     "datagen again": Job("datagen", ("source=cot", *_ANSWERING, "layers=[6]", "shard_size=1"), ("in",
     "cot-cut"), "cot-cut"),
     "train again": Job(
@@ -119,7 +119,7 @@ JOBS: dict[str, Job] = {
     ),
 }  # fmt: skip
 
-#: Published sets: choice of ``questions`` -> its file among the tests' data, and further options.
+#: Published sets: choice of ``questions`` -> its file in the tests' data, and further options.
 SETS = {
     "hotpotqa": ("hotpot_distractor.json", ()),
     "2wikimultihopqa": ("twowiki.json", ("questions.aliases=in/official/twowiki_id_aliases.json",)),
@@ -139,14 +139,14 @@ for _name, (_file, _more) in SETS.items():
 
 @dataclass(frozen=True, slots=True)
 class Grounds:
-    """The prepared folder.
+    """Folder with everything prepared.
 
     Attributes:
-        path: holds a folder for each name in :attr:`Job.needs`.
+        path: folder that holds a folder for each name in :attr:`Job.needs`.
         jobs: :data:`JOBS`, with the address of the encyclopedia that filled the cache.
-        undisturbed: holds a folder for each job that writes one, from an undisturbed run.
-        expected: of each job the digests of its result files in that run.
-        seconds: how long that run took.
+        undisturbed: folder with the undisturbed run of each job that writes a folder.
+        expected: digests of each job's result files in that run.
+        seconds: duration of that run.
     """
 
     path: Path
@@ -157,7 +157,7 @@ class Grounds:
 
     @contextmanager
     def field(self, needs: Sequence[str]) -> Iterator[Path]:
-        """A folder of a case's own with copies of what it needs; it goes with the case."""
+        """Make a folder for one case with copies of its needs; it is removed with the case."""
         folder = self.path.parent / f"case-{os.getpid()}-{time.monotonic_ns()}" / "work"
         folder.mkdir(parents=True)
         try:
@@ -169,7 +169,7 @@ class Grounds:
 
 
 def prepare(folder: Path) -> Grounds:
-    """Write the inputs, make the runs, and run every job once; what is there is taken as it is."""
+    """Write the inputs, make the runs, and run every job once; existing ones are used as they are."""
     from .servers import encyclopedia
 
     made, record, ends = folder / "grounds", folder / "undisturbed.json", folder / "undisturbed"
@@ -213,7 +213,7 @@ def prepare(folder: Path) -> Grounds:
 
 
 def _with_address(url: str) -> dict[str, Job]:
-    """The jobs, of which one asks an encyclopedia; under its address stands what the cache holds of it."""
+    """Return all jobs; the one that asks an encyclopedia gets the address of the cached answers."""
     job = JOBS["wikipedia"]
     return JOBS | {"wikipedia": replace(job, arguments=(*job.arguments, f"wikipedia.api_url={url}"))}
 
@@ -221,14 +221,14 @@ def _with_address(url: str) -> dict[str, Job]:
 def _do(
     folder: Path, command: str, arguments: Sequence[str], out: str, before: Callable[[], Any] | None = None
 ) -> None:
-    last = {part.partition("=")[0]: part for part in arguments}  # of a key that stands twice
+    last = {part.partition("=")[0]: part for part in arguments}  # for a key given twice
     ended = sandbox.run(command, [*last.values(), f"out={out}"], folder, limit=60, before=before)
     if ended.code:
         raise RuntimeError(f"probers-{command} for the grounds failed ({ended.code}): {ended.err[-800:]}")
 
 
 def _cut(folder: Path, job: Job, until: str) -> None:
-    """Run a job and kill it as soon as a file is there."""
+    """Run a job and kill it as soon as a file exists."""
     for _ in range(20):
         running = sandbox.start(job.command, job.argv, folder, job.before)
         late = time.monotonic() + sandbox.LIMIT
@@ -245,7 +245,7 @@ def _cut(folder: Path, job: Job, until: str) -> None:
 
 
 def _inputs(folder: Path) -> None:
-    """Questions, passages and articles of the testbed, and the published sets' examples."""
+    """Write questions, passages and articles of the testbed, and examples of the published sets."""
     from probers.data import load_corpus
     from probers.testbed.assets import load_articles, load_questions
 
@@ -280,18 +280,18 @@ def _lines(path: Path, records: Sequence[Any]) -> None:
     path.write_text("".join(json.dumps(r, ensure_ascii=False) + "\n" for r in records), encoding="utf-8")
 
 
-#: Figures of time in results; what names inputs, which an attack alters; and checksums over both.
+#: Figures of time in results, names of inputs, which an attack alters, and checksums over both.
 _TIMES = re.compile(r"seconds|_per_second|s_per_question|s/question")
 _NAMES = {"inputs", "fingerprint", "identity", "config", "replaced", "asked", "sha256"}
 #: Files of a comparison with the scores of single texts.
-#: Files that hold timings in running text, or are drawn from files that are compared themselves.
+#: Files with timings in running text, or drawn from files that are compared themselves.
 _NOT_COMPARED = re.compile(
     r"report\.html|README\.md|\.lock|\.writer\.json|\.?config\.yaml.*|.*\.png|sample\.html"
 )
 
 
 def results(folder: Path) -> dict[str, str]:
-    """Digest of every result file of a run, without its timings and the names of its inputs."""
+    """Digest every result file of a run, without its timings and the names of its inputs."""
     return {
         str(path.relative_to(folder)): hashlib.sha256(_plain(path)).hexdigest()[:12]
         for path in sorted(folder.rglob("*"))
@@ -300,7 +300,7 @@ def results(folder: Path) -> dict[str, str]:
 
 
 def differing(folder: Path, undisturbed: Path) -> list[str]:
-    """Result files that are not those of an undisturbed run."""
+    """List the result files that differ from those of an undisturbed run."""
     found, expected = results(folder), results(undisturbed)
     return sorted(name for name in {*found, *expected} if found.get(name) != expected.get(name))
 
@@ -311,7 +311,7 @@ def _plain(path: Path) -> bytes:
 
 
 def _values(path: Path) -> Any:
-    """What a file of JSON holds, without times and names; None of any other."""
+    """Read a JSON file without times and names; None for any other file."""
     blob = path.read_bytes()
     try:
         if path.suffix == ".json":
@@ -330,17 +330,17 @@ def _timeless(value: Any) -> Any:
 
 
 def _spoken(text: str) -> str:
-    """What was printed, without times."""
+    """Remove times from printed text."""
     return re.sub(r"\d+\.\d+ s\b", "", text)
 
 
 def outcome(field: Path, job: Job, ended: sandbox.Ended) -> dict[str, str]:
-    """What a finished job gave, to be held against :attr:`Grounds.expected`."""
+    """Collect the results of a finished job, for comparison with :attr:`Grounds.expected`."""
     return results(field / job.out) if job.out else {"stdout": _spoken(ended.out)}
 
 
 def held(folder: Path, leave_out: Sequence[str] = ()) -> dict[str, str]:
-    """Digest of every regular file below a folder, by its path; without what lies below some names."""
+    """Digest every regular file below a folder, by its path, without the files below some names."""
     found = {}
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
@@ -351,6 +351,6 @@ def held(folder: Path, leave_out: Sequence[str] = ()) -> dict[str, str]:
 
 
 def lost(before: dict[str, str], after: dict[str, str]) -> list[str]:
-    """Files whose content is nowhere any more."""
+    """List files whose content exists nowhere any more."""
     kept = set(after.values())
     return [name for name, digest in before.items() if digest not in kept]

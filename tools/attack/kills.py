@@ -1,4 +1,4 @@
-"""Commands that are killed or interrupted at random moments, and the same command again."""
+"""Commands that are killed or interrupted at random moments and then repeated."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .grounds import Grounds
 
 KILLED = ("datagen", "train", "compare", "rag")
-_AGAIN = 120.0  # seconds that the second run may take
+_AGAIN = 120.0  # most seconds of the second run
 
 
 def attack(grounds: Grounds, index: int, rng: random.Random, number: int = signal.SIGKILL) -> sandbox.Finding:
@@ -55,16 +55,16 @@ def attack(grounds: Grounds, index: int, rng: random.Random, number: int = signa
 
 
 def _moment(seconds: float, rng: random.Random) -> tuple[float, int]:
-    """When to kill: so many seconds after the start, or as soon as the folder holds so many bytes."""
+    """Draw when to kill: so many seconds after the start, or once the folder holds so many bytes."""
     if rng.random() < 0.5:
         return rng.uniform(0.02, seconds * 1.02), 0
     return 0.0, round(2 ** rng.uniform(5, 20))
 
 
 def _size(folder: Path) -> int:
-    """Bytes in a folder that is being written to."""
+    """Count the bytes in a folder that is being written to."""
     found = 0
-    with suppress(OSError):  # of a folder that went while it was listed
+    with suppress(OSError):  # the folder may vanish while it is listed
         for path in folder.rglob("*"):
             with suppress(OSError):
                 found += path.stat().st_size
@@ -72,12 +72,12 @@ def _size(folder: Path) -> int:
 
 
 def interrupt(grounds: Grounds, index: int, rng: random.Random) -> sandbox.Finding:
-    """As :func:`attack` with Ctrl-C, after which one sentence and exit code 130 are due."""
+    """Attack like :func:`attack` with Ctrl-C, after which one sentence and exit code 130 are due."""
     return attack(grounds, index, rng, signal.SIGINT)
 
 
 def _interrupted(ended: sandbox.Ended, command: str) -> tuple[str, str] | None:
-    """What is wrong with the end of an interrupted command."""
+    """Describe the fault in the end of an interrupted command."""
     if wrong := sandbox.fault(ended, command):
         column, _, note = wrong.partition(": ")
         return column, note

@@ -14,7 +14,7 @@ from . import sandbox
 if TYPE_CHECKING:
     from .grounds import Grounds
 
-#: Values as they are typed, by what is odd about them.
+#: Values as typed, by their kind of oddity.
 VALUES: dict[str, tuple[str, ...]] = {
     "empty": ("", " ", "''", '""', "[]", "{}", "null", "None", "~"),
     "truth": ("true", "false", "True", "yes", "on", "0", "1", "[true]"),
@@ -54,17 +54,17 @@ VALUES: dict[str, tuple[str, ...]] = {
     "long": ("a" * 300, "a" * 20_000, "a/" * 2000, " " * 500, "x," * 2000),
 }  # fmt: skip
 
-#: Choices of groups that need what is not on every machine, or take long.
+#: Choices of groups that some machines lack, or that take long.
 _NOT_HERE = {"dense"}
-#: Of these keys a large number asks for a long job, which must end at once when it is interrupted.
+#: Keys for which a large number asks for a long job, which must end at once when interrupted.
 _AMOUNTS = re.compile(
     r"(epochs|checks|patience|seeds|resamples|limit|max_new_tokens|answer_tokens|max_retrievals|k|draft|sweep"
     r"|validation|examples|memory|batch_size|per_article|hidden|width|layers|n|window|components|depth|retries"
     r"|timeout|backoff|max_wait|rate|passage_words|shard_size|best_k|top_n|save_every|min_sentences|max_chars)$"
 )
-_PATIENCE = 10.0  # seconds after which what was asked for is taken to be long
+_PATIENCE = 10.0  # seconds after which a job counts as long
 
-#: What each command is attacked with, and how often relative to the others; "cfg" stops after the check.
+#: Attacked requests of each command, with their relative frequency; "cfg" stops after the check.
 PROFILES: dict[str, tuple[str, int]] = {
     "datagen": ("datagen", 3), "wiki": ("wiki", 3), "train": ("train", 3), "classifier": ("classifier", 2),
     "ask": ("ask", 3), "rag": ("rag", 3), "compare": ("compare", 3), "probing": ("probing", 1),
@@ -74,7 +74,7 @@ PROFILES: dict[str, tuple[str, int]] = {
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is typed: a command, its arguments, and what was altered of them."""
+    """Typed request: a command, its arguments, and a description of the changes."""
 
     command: str
     arguments: tuple[str, ...]
@@ -84,7 +84,7 @@ class Request:
 
 @functools.cache
 def keys(command: str) -> tuple[str, ...]:
-    """Every dotted key of a command, and those of all its parts."""
+    """List every dotted key of a command, and those of all its parts."""
     from probers.commands.help import help_of
 
     told = help_of(command)
@@ -94,7 +94,7 @@ def keys(command: str) -> tuple[str, ...]:
 
 @functools.cache
 def parts(command: str) -> tuple[tuple[str, str], ...]:
-    """Group and name of every choice of a command's parts, presets and methods."""
+    """List group and name of every choice of a command's parts, presets and methods."""
     from probers.commands.components import choices
     from probers.commands.compose import groups_of, settings_of
     from probers.commands.presets import methods, presets
@@ -121,7 +121,7 @@ def _near(key: str, rng: random.Random) -> str:
 
 
 def request(base: Sequence[str], command: str, rng: random.Random) -> Request:
-    """A valid request with one or two things wrong, most of the time."""
+    """Draw a valid request with one or two things wrong, most of the time."""
     arguments, done, long = list(base), [], False
     for _ in range(rng.choice([1, 1, 1, 2])):
         way = rng.choice(["value"] * 8 + ["near", "part", "part", "two", "bare", "again", "several", "flag"])
@@ -171,14 +171,14 @@ def request(base: Sequence[str], command: str, rng: random.Random) -> Request:
 
 
 def _safe(argument: str) -> str:
-    """The argument, unless it would ask the network or call what is no part."""
+    """Return the argument, unless it would use the network or call something that is no part."""
     if re.search(r"logger=.*wandb|device=.*cuda|_target_: os", argument):
         return "logger=none"
     return argument
 
 
 def attack(grounds: Grounds, index: int, rng: random.Random) -> sandbox.Finding:
-    """One command with wrong options."""
+    """Run one command with wrong options."""
     names, weights = zip(*((name, weight) for name, (_, weight) in PROFILES.items()), strict=True)
     name = rng.choices(names, weights)[0]
     job = grounds.jobs.get(name)
@@ -202,7 +202,7 @@ def attack(grounds: Grounds, index: int, rng: random.Random) -> sandbox.Finding:
 
 
 def run(command: str, arguments: Sequence[str], field: Any, *, long: bool) -> sandbox.Ended:
-    """Run a command; one that was asked for much is interrupted, and must then end at once."""
+    """Run a command; interrupt a long one, which must then end at once."""
     import signal
 
     running = sandbox.start(command, arguments, field)
@@ -215,7 +215,7 @@ def run(command: str, arguments: Sequence[str], field: Any, *, long: bool) -> sa
 
 
 def bystanders(field: Any) -> None:
-    """What a wrong path may point at, and what must not be lost."""
+    """Write files that a wrong path may point at and that must not be lost."""
     import os
 
     keep = field / "keep"

@@ -1,6 +1,6 @@
-"""Commands in forked children: a time limit, captured output, and what of an ending is wrong.
+"""Commands in forked children: a time limit, captured output, and the faults of an ending.
 
-Everything heavy is imported once in the parent, so that a case costs what the command itself does.
+Heavy modules are imported once in the parent, so that a case costs only the command itself.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import Any
 
 LIMIT = 30.0  # seconds after which a command counts as hanging
-MEMORY = 6 << 30  # bytes of data a child may hold
+MEMORY = 6 << 30  # most bytes of data of a child
 _CRASHED = 99  # exit code of a child whose command let an exception through
-_STACK = 6000  # characters of a stack that are kept
-#: What commands import once they run; in a child that would cost more than most cases do.
+_STACK = 6000  # most characters of a stack that are kept
+#: Modules that commands import when they run; in a child that would cost more than most cases do.
 _LIBRARIES = (
     "lightning", "spacy", "sklearn.linear_model", "sklearn.feature_extraction.text", "sklearn.metrics",
     "pandas", "pyarrow.parquet", "datasets", "numba", "ijson", "nltk.corpus", "gensim.models", "httpcore",
@@ -36,7 +36,7 @@ _LIBRARIES = (
     "transformers.models.bert.modeling_bert",
 )  # fmt: skip
 
-#: What Python says of its own objects, which is no sentence for a user.
+#: Pattern of Python's messages about its own objects, which are no sentence for a user.
 INTERNALS = re.compile(
     r"object is not (subscriptable|iterable|callable)|NoneType|has no attribute|object cannot be interpreted"
     r"|list indices must be|unhashable type|unexpected keyword|positional argument|could not convert"
@@ -49,13 +49,13 @@ INTERNALS = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a child ended.
+    """End of a child.
 
     Attributes:
         code: exit code; negative is the signal that killed it.
-        out, err: what it printed.
-        seconds: how long it took.
-        hung: it was still running at its limit; ``err`` then ends with its stack.
+        out, err: output on stdout and stderr.
+        seconds: duration.
+        hung: True if it was still running at its limit; ``err`` then ends with its stack.
     """
 
     code: int
@@ -66,13 +66,13 @@ class Ended:
 
     @property
     def told(self) -> str:
-        """The last line on stderr that is not blank."""
+        """Return the last line on stderr that is not blank."""
         lines = [line for line in self.err.splitlines() if line.strip()]
         return lines[-1] if lines else ""
 
 
 def warm() -> None:
-    """Import what the commands use, and no more: what has used torch's threads cannot be forked."""
+    """Import the modules of the commands, and no more: a process cannot fork once torch used threads."""
     os.environ.update(
         OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false", HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1",
         WANDB_MODE="disabled", MPLBACKEND="Agg",
@@ -90,12 +90,12 @@ def warm() -> None:
     from probers.commands.compose import request
     from probers.engine.model import CausalLM
 
-    # Parsers and transformers fill their tables as they go.
+    # Parsers and transformers fill their tables on first use.
     for command in ("datagen", "train", "rag", "compare"):
         request(command, [])
     CausalLM.from_pretrained("testbed")
     gc.collect()
-    gc.freeze()  # a child that collects garbage would copy every page of what is imported
+    gc.freeze()  # a child that collects garbage would copy every page of the imports
     left = len(os.listdir("/proc/self/task"))
     if left > 1:
         print(f"note: {left} threads before the first fork", file=sys.stderr)
@@ -103,14 +103,14 @@ def warm() -> None:
 
 @dataclass
 class Running:
-    """A command in a child of its own process group."""
+    """Command in a child with its own process group."""
 
     pid: int
     output: Path
     began: float
 
     def wait(self, limit: float = LIMIT) -> Ended:
-        """Until it ends; at its limit its whole group is killed.
+        """Wait until it ends; at the limit kill its whole group.
 
         Time in which the machine had no processor for it does not count.
         """
@@ -124,7 +124,7 @@ class Running:
         return self._collect()
 
     def _waited(self) -> float:
-        """Seconds that it was ready to run and did not; 0 where the system does not count them."""
+        """Count the seconds that it was ready to run and did not; 0 if the system does not count them."""
         try:
             return int(Path(f"/proc/{self.pid}/schedstat").read_text().split()[1]) / 1e9
         except (OSError, IndexError, ValueError):
@@ -143,7 +143,7 @@ class Running:
     def _collect(self, hung: bool = False) -> Ended:
         seconds = time.monotonic() - self.began
         with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)  # also what it left behind
+            os.killpg(self.pid, signal.SIGKILL)  # with the processes that it left behind
         _, status = os.waitpid(self.pid, 0)
         out, err = (
             self.output.with_suffix(suffix).read_text(encoding="utf-8", errors="replace")
@@ -158,11 +158,11 @@ def start(
     """Fork a child that runs a command in ``folder``; its output goes to files beside it.
 
     Args:
-        before: called in the child first.
+        before: function called in the child first.
     """
     output = folder.with_name(f"{folder.name}-{time.monotonic_ns()}.log")
     for suffix in (".out", ".err"):
-        output.with_suffix(suffix).touch()  # a child may be killed before it has done so
+        output.with_suffix(suffix).touch()  # a child may be killed before it creates them
     sys.stdout.flush()
     sys.stderr.flush()
     began = time.monotonic()
@@ -226,13 +226,13 @@ def _redirect(output: Path) -> None:
         descriptor = os.open(path, os.O_RDONLY if target == 0 else flags, 0o600)
         os.dup2(descriptor, target)
         os.close(descriptor)
-    # As in a pipe of a process of its own.
+    # As for a pipe of a separate process.
     sys.stdout = open(1, "w", encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
 
 
 def fault(ended: Ended, command: str) -> str:
-    """What is wrong with the way a command ended; nothing where it worked or said one clear sentence."""
+    """Describe the fault in the end of a command; empty if it worked or gave one clear sentence."""
     told = ended.told
     if ended.hung:
         return f"hang: {_stack(ended.err[-_STACK:])}"
@@ -252,7 +252,7 @@ def fault(ended: Ended, command: str) -> str:
 
 
 def _stack(err: str) -> str:
-    """Where an exception was raised, and what it says."""
+    """Find where an exception was raised, and its message."""
     places = re.findall(
         r'File "[^"]*?((?:probers|datagen|train|rag)/[^"/]*[^"]*)", line (\d+),? in (\S+)', err
     )
@@ -263,22 +263,22 @@ def _stack(err: str) -> str:
     return f"{last[0][:300] if last else ''} [{where}]"
 
 
-#: What an attack counts, in the order of the table.
+#: Columns of outcomes, in the order of the table.
 COLUMNS = ("refused", "failed", "fine", "traceback", "hang", "loss", "difference")
-#: Those that must not be.
+#: Columns that must stay empty.
 BAD = COLUMNS[3:]
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What came of one case.
+    """Outcome of one case.
 
     Attributes:
-        kind: of attack, as in the table.
-        index: of the case; with the seed it says everything that was done.
-        what: was done, in a few words.
-        column: of the table.
-        note: what is wrong.
+        kind: kind of attack, as in the table.
+        index: number of the case; with the seed it determines everything that was done.
+        what: short description of what was done.
+        column: column of the table.
+        note: description of the fault.
     """
 
     kind: str
@@ -298,7 +298,7 @@ def finding(
     losses: Sequence[str] = (),
     differs: str = "",
 ) -> Finding:
-    """Judge an ended command; the worst that is wrong with it counts."""
+    """Judge an ended command by the worst of its faults."""
     if wrong := fault(ended, command):
         column, _, note = wrong.partition(": ")
         return Finding(kind, index, what, column, note)

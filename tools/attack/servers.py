@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 PAGES = ("Aldenburg", "Brenne", "Marl", "Kelby")
 _SLOW = 0.7  # seconds between two bytes of a slow answer
-_HUGE = 40 << 20  # bytes
+_HUGE = 40 << 20  # bytes of a huge answer
 
-#: What a server does with its right answer.
+#: Ways in which a server alters its right answer.
 LIES = (
     "slow", "cut", "close", "huge", "html", "empty", "not json", "500", "404", "redirect", "wrong value",
     "two wrong values", "missing key", "nested", "not finite", "repeated", "more", "null",
@@ -33,13 +33,13 @@ LIES = (
 
 @contextmanager
 def serving(make: Callable[[], ThreadingHTTPServer]) -> Iterator[str]:
-    """A server in a process of its own; gives its address."""
+    """Run a server in its own process; yield its address."""
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
             os.close(read)
-            os.dup2(os.open("/dev/null", os.O_WRONLY), 2)  # of clients that went away
+            os.dup2(os.open("/dev/null", os.O_WRONLY), 2)  # errors of clients that went away
             server = make()
             os.write(write, str(server.server_port).encode())
             os.close(write)
@@ -58,7 +58,7 @@ def serving(make: Callable[[], ThreadingHTTPServer]) -> Iterator[str]:
 
 @contextmanager
 def encyclopedia(lie: str = "", rng: random.Random | None = None) -> Iterator[str]:
-    """A MediaWiki with a few pages, whose text is the testbed's; gives the address of its API."""
+    """Run a MediaWiki with a few pages, whose text is the testbed's; yield the address of its API."""
     from probers.testbed.assets import load_articles
 
     texts = dict(zip(PAGES, (" ".join(a.sentences) for a in load_articles()), strict=False))
@@ -85,7 +85,7 @@ def encyclopedia(lie: str = "", rng: random.Random | None = None) -> Iterator[st
 
 @contextmanager
 def search_server(lie: str, endpoint: str, rng: random.Random) -> Iterator[str]:
-    """The tests' Elasticsearch, which lies at one endpoint."""
+    """Run the tests' Elasticsearch, which lies at one endpoint."""
     from fake_elasticsearch import FakeElasticsearch
 
     def make() -> ThreadingHTTPServer:
@@ -119,7 +119,7 @@ def search_server(lie: str, endpoint: str, rng: random.Random) -> Iterator[str]:
 
 
 class _Held:
-    """Takes what a handler writes, to be sent in another form."""
+    """Buffer of a handler's output, to be sent in another form."""
 
     def __init__(self) -> None:
         self.blob = b""
@@ -133,7 +133,7 @@ class _Held:
 
 
 def send(handler: Any, answer: Any, lie: str, rng: random.Random | None) -> None:
-    """Send an answer, or what a lie makes of it."""
+    """Send an answer, altered by a lie."""
     rng = rng or random.Random(0)
     status, headers = 200, {"Content-Type": handler.headers.get("Accept") or "application/json"}
     headers["X-Elastic-Product"] = "Elasticsearch"
@@ -176,7 +176,7 @@ def send(handler: Any, answer: Any, lie: str, rng: random.Random | None) -> None
 
 
 def _lied(answer: Any, lie: str, rng: random.Random) -> Any:
-    """The answer as wrong as a lie wants it."""
+    """Alter the answer as a lie demands."""
     if lie == "null":
         return None
     if lie == "nested":
@@ -209,7 +209,7 @@ def _spoil(answer: Any, lie: str, rng: random.Random) -> None:
 
 
 def _places(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Every holder and key within a JSON value."""
+    """Yield every holder and key within a JSON value."""
     keys = list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
     for key in keys:
         yield value, key
@@ -220,7 +220,7 @@ _ENDPOINTS = ("root", "create", "mapping", "put_mapping", "bulk", "refresh", "co
 
 
 def attack(grounds: Grounds, index: int, rng: random.Random) -> sandbox.Finding:
-    """One command against one lying server."""
+    """Run one command against one lying server."""
     lie = LIES[index % len(LIES)]
     if index % 3 == 2:
         job, what = grounds.jobs["wikipedia"], f"wikipedia: {lie}"

@@ -1,4 +1,4 @@
-"""What stands in a writer's way: a second writer, a full disk, a folder that may not be written to."""
+"""Obstacles of a writer: a second writer, a full disk, a folder that may not be written to."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from .kills import KILLED
 if TYPE_CHECKING:
     from .grounds import Grounds
 
-_WAIT = 90.0  # seconds a run may take while another one works
+_WAIT = 90.0  # most seconds of a run while another one works
 
 
 def race(grounds: Grounds, index: int, rng: random.Random) -> sandbox.Finding:
-    """Two processes with the same ``out``: one works, the other is refused or waits."""
+    """Run two processes with the same ``out``: one works, the other is refused or waits."""
     name = KILLED[index % len(KILLED)]
     way = ("refused", "waits", "replaces", "dies")[index // len(KILLED) % 4]
     job, delay = grounds.jobs[name], rng.choice([0.0, 0.0, rng.uniform(0, grounds.seconds[name])])
@@ -67,7 +67,7 @@ def _judged(
 
 
 def full_disk(grounds: Grounds, index: int, rng: random.Random) -> sandbox.Finding:
-    """A disk with too little room; with more of it the same command ends in the same files."""
+    """Run on a disk with too little room; with more room the same command ends in the same files."""
     name = KILLED[index % len(KILLED)]
     job, room = grounds.jobs[name], rng.choice([4, 8, 16, 32, 64, 128, 256, 512, 1024])
     what = f"{name} with {room} kB"
@@ -94,7 +94,7 @@ def full_disk(grounds: Grounds, index: int, rng: random.Random) -> sandbox.Findi
 
 @contextmanager
 def small_disk(folder: Path, room: int) -> Iterator[object]:
-    """A file system of so many kB, and a function that enlarges it; None where none may be mounted."""
+    """Mount a file system of so many kB; yield a function that enlarges it, or None if that is forbidden."""
     folder.mkdir()
     mounted = _mount("-t", "tmpfs", "-o", f"size={room}k", "tmpfs", str(folder))
     try:
@@ -105,13 +105,13 @@ def small_disk(folder: Path, room: int) -> Iterator[object]:
 
 
 def _small_files(room: int) -> None:
-    """In place of a small disk: no file may become larger."""
+    """Forbid large files, in place of a small disk."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (room << 10, room << 10))
 
 
 def read_only(grounds: Grounds, index: int, rng: random.Random) -> sandbox.Finding:
-    """Inputs that may only be read are enough, results there are one sentence, a finished run is fine."""
+    """Check read-only folders: inputs are read, results there give one sentence, a finished run is fine."""
     name = KILLED[index % len(KILLED)]
     job, way = grounds.jobs[name], ("inputs", "out", "finished")[index // len(KILLED) % 3]
     what = f"{name}, {way} read-only"
@@ -142,7 +142,7 @@ def read_only(grounds: Grounds, index: int, rng: random.Random) -> sandbox.Findi
 
 @contextmanager
 def unwritable(folder: Path) -> Iterator[bool]:
-    """A folder that not even root may write to, where such a mount is allowed."""
+    """Make a folder unwritable even for root, if such a mount is allowed."""
     bound = _mount("--bind", str(folder), str(folder))
     held = bound and _mount("-o", "remount,bind,ro", str(folder))
     try:
@@ -154,7 +154,7 @@ def unwritable(folder: Path) -> Iterator[bool]:
                 held = error.errno == errno.EROFS
         yield held
     finally:
-        if bound:  # os.path.ismount does not see a folder that is bound to itself
+        if bound:  # os.path.ismount does not see a folder bound to itself
             subprocess.run(["umount", "-l", str(folder)], check=False, capture_output=True)
 
 

@@ -1,4 +1,4 @@
-"""Train the testbed's language model from scratch and measure what it knows.
+"""Training of the testbed's language model from scratch, and measurement of its knowledge.
 
     python -m tools.testbed [key=value ..]
 
@@ -38,10 +38,10 @@ class Settings:
     """Settings of a run.
 
     Attributes:
-        out: the model goes to ``out/model``, its figures to ``out/figures.json``.
+        out: folder; the model goes to ``out/model``, its figures to ``out/figures.json``.
         evaluate: folder of a trained model, which is only measured.
-        limit: validation and test questions to measure with.
-        seed: of the measurement.
+        limit: number of validation and test questions to measure with.
+        seed: seed of the measurement.
         threads: CPU threads of the training; 0 leaves them to torch.
         device: cpu or cuda.
     """
@@ -86,7 +86,7 @@ def _tuples(value: Any) -> Any:
 
 
 def main(settings: Settings) -> Path:
-    """Train, unless that is done or ``evaluate`` names a model, and measure; returns the model's folder."""
+    """Train, unless done or ``evaluate`` names a model, and measure; return the model's folder."""
     folder = Path(settings.evaluate or f"{settings.out}/model")
     if settings.evaluate is None:
         _train(settings, folder)
@@ -143,7 +143,7 @@ def evaluate(
     """Answer testbed questions closed-book, with gold passages and with retrieved ones.
 
     Args:
-        questions: how many of the validation and test splits' questions to ask.
+        questions: number of questions of the validation and test splits to ask.
         k: passages per question; gold ones are filled up with distractors the
             retriever finds for the question, in seeded order.
 
@@ -198,7 +198,7 @@ def _with_gold(
 
 
 def _by_kind(asked: list[Question], answers: list[str]) -> dict[str, dict[str, float]]:
-    """Exact match and count by knowledge and hops, e.g. ``{"known 1": {"em": .97, "n": 310}}``."""
+    """Compute exact match and count by knowledge and hops, e.g. ``{"known 1": {"em": .97, "n": 310}}``."""
     table = {}
     for kind in KINDS:
         for hops in (1, 2):

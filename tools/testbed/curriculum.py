@@ -1,4 +1,4 @@
-"""What the testbed's language model is trained on: a seeded, endless stream of documents.
+"""Training data of the testbed's language model: a seeded, endless stream of documents.
 
 Five kinds of document: taught articles; closed-book questions of one and of two
 hops about known entities; passing mentions, which are articles and questions about
@@ -30,9 +30,9 @@ class Curriculum:
 
     Attributes:
         zipf: exponent of the long-tailed exposure of known entities.
-        trait_weight: how many times likelier a question is about a trait.
-        recall_share: of the reading examples, those about known entities whose
-            passages lack the last hop, or everything.
+        trait_weight: factor by which a question is likelier about a trait.
+        recall_share: share of reading examples about known entities whose passages lack the last hop, or
+            everything.
         context_weight: loss weight of question and passage tokens (answers and
             articles weigh 1).
     """
@@ -64,7 +64,7 @@ def _answered(asked: Asked, passages: list[str], kind: str) -> Document:
 
 
 class DocumentStream:
-    """Draws documents of one kind at a time."""
+    """Stream that draws documents of one kind at a time."""
 
     def __init__(self, world: World, plan: Curriculum, seed: int) -> None:
         self.world = world
@@ -72,7 +72,7 @@ class DocumentStream:
         self._rng = random.Random(f"curriculum:{seed}")
         self._known = [e for e in world.entities.values() if e.known]
         self._rng.shuffle(self._known)
-        # Summed up, since a draw needs the running sums.
+        # Cumulative, since a draw needs the running sums.
         self._total = list(accumulate((rank + 1) ** -plan.zipf for rank in range(len(self._known))))
         self._throwaway_seed = 0
         self._throwaway: World | None = None
@@ -131,7 +131,7 @@ class DocumentStream:
         asked = ask(rng, world, entity, chain, taught=False)
         gold = [world.entities[i] for i in asked.gold]
         passages = [" ".join(article(rng, world, e, taught=False)) for e in gold]
-        # Mostly as many passages as are served later; fewer make the copying easier to learn.
+        # Mostly as many passages as in use later; fewer make the copying easier to learn.
         count = max(len(gold), rng.choice((1, 2, 3, 3, self.plan.max_passages)))
         while len(passages) < count:
             other = self._distractor(world, entities, gold)
@@ -140,7 +140,7 @@ class DocumentStream:
         return _answered(asked, passages, "reading")
 
     def _distractor(self, world: World, entities: list[Entity], gold: list[Entity]) -> Entity:
-        """What a lexical retriever would also return: the same kind, or an article naming the gold."""
+        """Draw a passage that a lexical retriever would also return: same kind, or naming the gold."""
         rng = self._rng
         roll = rng.random()
         names = {g.name for g in gold}
@@ -153,7 +153,7 @@ class DocumentStream:
         return rng.choice(same)
 
     def _recall_with_passages(self) -> Document:
-        """A known entity whose passages lack what is asked, so that memory must serve."""
+        """Ask about a known entity whose passages lack the answer, so that memory must serve."""
         rng = self._rng
         entity, asked = self._closed_book(1 + (rng.random() < 0.6))
         passages = []
@@ -166,11 +166,11 @@ class DocumentStream:
         return _answered(asked, passages, "reading")
 
     def _fresh_world(self) -> World:
-        """A small world of throwaway names, renewed every 40 documents.
+        """Return a small world of throwaway names, renewed every 40 documents.
 
-        Its names are none of the main world's. They may return in a later throwaway
-        world, with other facts: short names are too few for never, and longer ones
-        would tell throwaway entities from those of the main world.
+        It shares no name with the main world. Its names may return in a later throwaway world, with other
+        facts: there are too few short names to prevent that, and longer ones would distinguish throwaway
+        entities from those of the main world.
         """
         if self._throwaway is None or self._uses >= 40:
             self._throwaway_seed += 1
@@ -182,7 +182,7 @@ class DocumentStream:
         return self._throwaway
 
     def mix(self, tokens_of: dict[str, float]) -> Iterator[Document]:
-        """Documents forever, in the plan's token shares.
+        """Yield documents forever, in the plan's token shares.
 
         Args:
             tokens_of: mean tokens per document of each kind.

@@ -32,7 +32,7 @@ PAD = "<|pad|>"
 def train_tokenizer(
     world: World, *, vocab_size: int = 1536, documents: int = 6000
 ) -> PreTrainedTokenizerFast:
-    """A fast tokenizer with ``EOS`` and ``PAD`` and no beginning-of-text token, of so many texts a kind."""
+    """Train a fast tokenizer with ``EOS`` and ``PAD``, no start token, on so many texts of each kind."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -96,7 +96,7 @@ class Recipe:
 
 
 def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
-    """A randomly initialised Llama of the recipe's shape with tied embeddings."""
+    """Build a randomly initialised Llama of the recipe's shape with tied embeddings."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
@@ -117,7 +117,7 @@ def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> LlamaForC
 
 
 def rate(step: int, total: int, recipe: Recipe) -> float:
-    """Learning-rate factor: linear warm-up, flat, linear fall to a tenth."""
+    """Compute the learning-rate factor: linear warm-up, flat, linear fall to a tenth."""
     if step < recipe.warmup_steps:
         return (step + 1) / recipe.warmup_steps
     left = (total - step) / max(1.0, recipe.cooldown * total)
@@ -125,13 +125,13 @@ def rate(step: int, total: int, recipe: Recipe) -> float:
 
 
 class _Batcher:
-    """Turns documents into padded rows with per-token loss weights."""
+    """Converter of documents to padded rows with per-token loss weights."""
 
     def __init__(self, recipe: Recipe, plan: Curriculum, tokenizer: PreTrainedTokenizerFast) -> None:
         self.recipe, self.plan, self.tokenizer = recipe, plan, tokenizer
 
     def encode(self, documents: list[Document]) -> list[tuple[list[int], int]]:
-        """Token ids (with the final EOS) and the length of the context part, per document."""
+        """Encode documents to token ids (with the final EOS) and the length of the context part."""
         backend = self.tokenizer.backend_tokenizer
         eos = self.tokenizer.eos_token_id
         contexts = backend.encode_batch([d.context for d in documents])
@@ -139,7 +139,7 @@ class _Batcher:
         return [([*c.ids, *t.ids, eos], len(c.ids)) for c, t in zip(contexts, targets, strict=True)]
 
     def rows(self, documents: list[Document]) -> Iterator[tuple[torch.Tensor, torch.Tensor, int]]:
-        """``(ids, weights, real tokens)`` per row length, both tensors (rows, length)."""
+        """Yield ``(ids, weights, real tokens)`` per row length, both tensors (rows, length)."""
         import torch
 
         buckets: dict[int, list[tuple[list[int], int]]] = {n: [] for n in self.recipe.lengths}
@@ -150,7 +150,7 @@ class _Batcher:
         for length, items in buckets.items():
             if not items:
                 continue
-            # Few different shapes: CPU kernels are made, and kept, per shape.
+            # Few different shapes: CPU kernels are compiled and kept for each shape.
             count = math.ceil(len(items) / self.recipe.row_multiple) * self.recipe.row_multiple
             ids = torch.full((count, length), self.tokenizer.pad_token_id)
             weights = torch.zeros(count, length)
@@ -232,7 +232,7 @@ def train_model(
 def _cross_entropy(
     hidden: torch.Tensor, embedding: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor
 ) -> torch.Tensor:
-    """Weighted sum of next-token cross-entropies (nats) over a padded batch."""
+    """Sum weighted next-token cross-entropies (nats) over a padded batch."""
     import torch
 
     logits = torch.nn.functional.linear(hidden, embedding).float()
@@ -250,7 +250,7 @@ def _parameter_groups(model: Any) -> tuple[list[torch.Tensor], list[torch.Tensor
 
 
 def mean_lengths(stream: DocumentStream, batcher: _Batcher, sample: int = 300) -> dict[str, float]:
-    """Mean tokens per document of each kind, which turns token shares into draw rates."""
+    """Compute mean tokens per document of each kind, which turn token shares into draw rates."""
     lengths = {}
     for kind in KINDS:
         encoded = batcher.encode([stream.draw(kind) for _ in range(sample)])
