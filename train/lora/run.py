@@ -124,60 +124,58 @@ class Adapting(Method):
     def complete(
         self, trained: Trained, fitted: Fitted, dataset: Dataset, settings: Train, out: Path
     ) -> tuple[Trained, Dataset]:
-        """Train the adapters; see :func:`adapt`."""
+        """Train head and adapters from a prober of head=linear.
+
+        Returns the prober with adapters, beside the controls of the one without and that one itself, and the
+        examples with states and signals of the adapted model; where no adapters within ``kl_limit`` were
+        better, what was given. The adapters are written to ``out``. RunError for a loss that is not finite.
+        """
         assert self._source is not None
-        return adapt(self._source, trained, fitted, dataset, settings, out)
-
-
-def adapt(
-    source: Source, frozen: Trained, fitted: Fitted, dataset: Dataset, settings: Train, out: Path
-) -> tuple[Trained, Dataset]:
-    """Train head and adapters from a prober of head=linear, ``frozen``, whose trained heads are ``fitted``.
-
-    Returns the prober with adapters, beside the controls of ``frozen`` and ``frozen`` itself, and the
-    examples with states and signals of the adapted model; where no adapters within ``kl_limit`` were better,
-    ``frozen`` and its examples. The adapters are written to ``out``. RunError for a loss that is not finite.
-    """
-    begun, lm, options = time.perf_counter(), source.lm, source.options
-    (number,) = (i for i, task in enumerate(fitted.tasks) if task.is_probe)
-    alone, examples = fitted.select([number]), dataset.examples
-    (task,), base = alone.tasks, lm.spec
-    adapted = AdaptedModel(lm, task.layer, options, settings.seed)
-    inside = examples.inside
-    shares = None if inside is None else torch.from_numpy(np.where(inside, settings.span_weight, 1.0)).float()
-    texts = Texts(source.texts, targets_of([task], examples)[:, 0], shares, _splits(examples))
-    rows, (detector,) = examples.rows["validation"], frozen.layers.values()
-    start = float(auroc(examples.wrong[rows], detector.scores[rows]))
-    module = _train(source, adapted, texts, alone.head, start, settings, out)
-    head = module.restore_best()
-    about: dict[str, Any] = {
-        "rank": options.rank, "lambda_kl": options.lambda_kl, "kl_limit": options.kl_limit,
-        "parameters": sum(tensor.numel() for tensor in adapted.tensors.values()),
-        "kept": module.improved,
-        "validation": {
-            "without": start, "with": float(module.auroc[0]), "kl": float(module.divergence[0]),
-        },
-    }  # fmt: skip
-    log.info("adapters of %s parameters: %.0f s", f"{about['parameters']:,}", time.perf_counter() - begun)
-    if not module.improved:
-        told = "no adapters were better on validation than none"
-        told += "" if options.kl_limit is None else f" within kl_limit={options.kl_limit}"
-        return replace(frozen, adapter=about, notes=[*frozen.notes, f"{told}: this prober has none"]), dataset
-    folder = out / ADAPTER
-    adapters.save(lm.model, folder, public_model(base.id))
-    model = replace(base, revision=base.revision + adapters.mark(adapters.active_digest(lm.model)))
-    read = _read_again(source, dataset, task.column, model)
-    whole = replace(
-        alone, head=head, accuracy=module.accuracy, loss=module.loss_value, auroc=module.auroc,
-        steps=module.steps_taken,
-    )  # fmt: skip
-    trained = assemble(whole, read, settings, controls=False)
-    plain = replace(frozen.saved, name=WITHOUT, about="head=linear on the model without adapters")
-    return replace(
-        trained, bank=replace(trained.bank, adapter=folder), controls=[plain, *frozen.controls],
-        person=frozen.person, notes=[*frozen.notes, *trained.notes],
-        adapter=about | _of_model(adapted, source, texts, settings),
-    ), read  # fmt: skip
+        begun, source, frozen = time.perf_counter(), self._source, trained
+        lm, options = source.lm, source.options
+        (number,) = (i for i, task in enumerate(fitted.tasks) if task.is_probe)
+        alone, examples = fitted.select([number]), dataset.examples
+        (task,), base = alone.tasks, lm.spec
+        adapted = AdaptedModel(lm, task.layer, options, settings.seed)
+        inside = examples.inside
+        of_spans = (
+            None if inside is None else np.where(inside, np.float32(settings.span_weight), np.float32(1))
+        )
+        shares = None if of_spans is None else torch.from_numpy(of_spans)
+        texts = Texts(source.texts, targets_of([task], examples)[:, 0], shares, _splits(examples))
+        rows, (detector,) = examples.rows["validation"], frozen.layers.values()
+        start = float(auroc(examples.wrong[rows], detector.scores[rows]))
+        module = _train(source, adapted, texts, alone.head, start, settings, out)
+        head = module.restore_best()
+        about: dict[str, Any] = {
+            "rank": options.rank, "lambda_kl": options.lambda_kl, "kl_limit": options.kl_limit,
+            "parameters": sum(tensor.numel() for tensor in adapted.tensors.values()),
+            "kept": module.improved,
+            "validation": {
+                "without": start, "with": float(module.auroc[0]), "kl": float(module.divergence[0]),
+            },
+        }  # fmt: skip
+        log.info("adapters of %s parameters: %.0f s", f"{about['parameters']:,}", time.perf_counter() - begun)
+        if not module.improved:
+            told = "no adapters were better on validation than none"
+            told += "" if options.kl_limit is None else f" within kl_limit={options.kl_limit}"
+            notes = [*frozen.notes, f"{told}: this prober has none"]
+            return replace(frozen, adapter=about, notes=notes), dataset
+        folder = out / ADAPTER
+        adapters.save(lm.model, folder, public_model(base.id))
+        model = replace(base, revision=base.revision + adapters.mark(adapters.active_digest(lm.model)))
+        read = _read_again(source, dataset, task.column, model)
+        whole = replace(
+            alone, head=head, accuracy=module.accuracy, loss=module.loss_value, auroc=module.auroc,
+            steps=module.steps_taken,
+        )  # fmt: skip
+        trained = assemble(whole, read, settings, controls=False)
+        plain = replace(frozen.saved, name=WITHOUT, about="head=linear on the model without adapters")
+        return replace(
+            trained, bank=replace(trained.bank, adapter=folder), controls=[plain, *frozen.controls],
+            person=frozen.person, notes=[*frozen.notes, *trained.notes],
+            adapter=about | _of_model(adapted, source, texts, settings),
+        ), read  # fmt: skip
 
 
 def _splits(examples: Examples) -> list[str]:
