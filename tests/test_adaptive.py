@@ -344,7 +344,7 @@ def test_intervals_are_of_groups_not_of_questions():
 @pytest.mark.parametrize(
     ("overrides", "named"),
     [
-        (["epochs=3"], "epochs=3"), (["split=[0.6,0.2,0.2]"], "split="), (["data=[a,b]"], "a is no feature"),
+        (["epochs=3"], "epochs=3"), (["split=[0.6,0.2,0.2]"], "split="), (["data=[a,b]"], "a is not"),
         (["resamples=3"], "resamples=3"), ([], "probers-datagen --source cot"), (["data=nowhere"], "nowhere"),
         (["data=untested"], "untested has no test question"),
     ],

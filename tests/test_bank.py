@@ -465,7 +465,7 @@ def edited(folder: Path, **changes: Any) -> Path:
         ({"head__options__hidden": 2**32 - 1, "spec__width": 2**32 - 1}, ("heads.safetensors",)),
         ({"head__options__hidden": "16"}, ("head.hidden=16",)),
         ({"head__options__hidden": 10**9, "head__options__dropout": 5.0}, ("dropout=5.0",)),
-        ({"head__options__hidden": 0}, ("0 units",)), ({"head__options__depth": 2}, ("depth",)),
+        ({"head__options__hidden": 0}, ("hidden=0",)), ({"head__options__depth": 2}, ("depth",)),
         ({"head__options": []}, ("head.options=[]",)), ({"head__name": ["linear"]}, ("head.name=",)),
         ({"head__name": "mine.Head"}, ("mine.Head", "head_class")),
         ({"head__name": "attention_pool", "head__options": {}}, ("layer.2.query",)),

@@ -320,7 +320,7 @@ def test_a_gpu_draws_the_same_masks(name: str) -> None:
 def test_a_share_that_cannot_be_dropped_is_refused(dropout: float) -> None:
     with fails("bad-value", f"dropout={dropout}"):
         h.ProbingRagHead(["a"], 4, dropout=dropout)
-    with fails("bad-value", "0 units"):
+    with fails("bad-value", "hidden=0"):
         h.RadioHead(["a"], 4, hidden=0)
 
 

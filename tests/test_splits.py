@@ -11,8 +11,8 @@ from planted import SPEC, make_store, make_token_store
 from refusals import fails
 
 from probers.store.store import FeatureStore
-from probers.train.data import SPLITS
 from probers.train.examples import Examples, SplitRequest, as_texts, load_examples
+from probers.types import SPLITS
 
 
 def groups(examples: Examples, split: str) -> set[str]:

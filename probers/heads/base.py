@@ -210,7 +210,7 @@ class Linear(nn.Module):
     ) -> None:
         super().__init__()
         if outputs < 1:
-            raise UserError(f"head: a hidden layer needs units, found {outputs}: give 1 or more")
+            raise UserError(f"head.hidden={outputs} must be 1 or more")
         bound = 1 / math.sqrt(inputs)
         weights = [torch.rand(inputs, outputs, generator=g) for g in generators]
         self.weight = nn.Parameter((2 * torch.stack(weights) - 1) * bound)
