@@ -30,6 +30,11 @@ _LEXNAMES = (
     "verb.emotion verb.motion verb.perception verb.possession verb.social verb.stative verb.weather "
     "adj.ppl"
 ).split()
+#: Names that WordNet first gives to another state than is meant today.
+_MERGED = frozenset(
+    """russia;yugoslavia;united arab republic;malaya;east pakistan;west pakistan;annam;central africa;
+    gold coast""".replace("\n    ", "").split(";")
+)
 _RELATIONS = {
     "hypernym": "hypernyms", "instance": "instance_hypernyms", "part": "part_holonyms",
     "member": "member_holonyms",
@@ -95,6 +100,8 @@ def same_in_wordnet(a: str, b: str, folder: str) -> tuple[Relation | Literal["wh
 
 def _first_sense(name: str, synsets: Sequence[Any]) -> str:
     """Return the first synset of a name; with a capital, of individuals if there are any."""
+    if normalise(name) in _MERGED:
+        return ""
     kind = [s for s in synsets if bool(s.instance_hypernyms()) == name[:1].isupper()] or synsets
     return kind[0].name() if kind else ""
 
