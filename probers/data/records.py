@@ -111,7 +111,9 @@ def open_text(path: Path, newline: str | None = None) -> Iterator[tuple[io.TextI
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yield number (from 1) and text of every line that is not blank; opens like :func:`open_text`."""
     with open_text(path) as (lines, _):
-        yield from ((number, line) for number, line in enumerate(lines, 1) if line.strip())
+        for number, line in enumerate(lines, 1):
+            if found := line.lstrip("\ufeff").strip():  # a mark before each of several joined files
+                yield number, line if line[0] != "\ufeff" else found
 
 
 class Row(NamedTuple):
