@@ -195,7 +195,7 @@ BAD = [
     ({"messages": [{"role": "user"}], "answer": "x"}, "messages"),
     ({"prompt": "a", "answer": "x", "wrong": 2}, "wrong"), ({"prompt": "a", "answer": "x", "id": True}, "id"),
     ({"prompt": "a", "answer": "x", "id": "one"}, "line 1"),
-    *(({"prompt": "a", "answer": "x", field: "\ud800"}, "surrogates") for field in ("prompt", "answer", "note")),
+    *(({"prompt": "a", "answer": "x", key: "\ud800"}, "surrogates") for key in ("prompt", "answer", "note")),
 ]  # fmt: skip
 
 
