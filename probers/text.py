@@ -41,10 +41,14 @@ _STARTERS = _set(
     "After Before As For From Therefore Thus Both Who What Where Which"
 )
 #: Marks that end a sentence of other scripts, which no space follows.
-_ENDS = "。！？｡।॥؟۔"
+_ENDS = "。！？｡।॥؟۔։።፧။។‽⁇⁈⁉"
 #: Marks that no space may follow, and marks that may close after them.
 _WIDE = "。！？」』）】"
-_END = re.compile(rf"""[.!?…]+["'”’)\]]*(?=\s|$)|[{_ENDS}]+["'”’)\]」』）】]*|\n+""")
+#: A letter of a script that writes no spaces after its sentences.
+_WIDE_LETTER = "[\u3040-\u30ff\u3400-\u9fff]"
+_END = re.compile(
+    rf"""[.!?…]+["'”’)\]]*(?=\s|$)|(?<={_WIDE_LETTER})[.!?]+(?={_WIDE_LETTER})|[{_ENDS}]+["'”’)\]」』）】]*|\n+"""
+)
 _LAST_WORD = re.compile(r"[\w.]*\w$")
 _NEXT_WORD = re.compile(r"""\s*["'“‘(\[]*(\w*)""")
 
@@ -125,6 +129,10 @@ def _is_border(text: str, match: re.Match[str], borders: Borders) -> bool:
 
 
 _TOKEN = re.compile(r"\w+")
+#: Marks that a word may be written without: soft hyphens, joiners, tatweel, Arabic and Hebrew vowel points.
+_UNWRITTEN = re.compile(
+    "[\u00ad\u200c-\u200f\u2060\ufeff\u0591-\u05bd\u05bf\u05c1\u05c2\u05c4\u05c5\u05c7\u0640\u064b-\u0652\u0670]"
+)
 #: Words of any script with their vowel signs and accents.
 _ANY_WORD = regex.compile(r"[\w\p{M}]+")
 #: Scripts that write no spaces between words.
@@ -141,7 +149,7 @@ def tokenize(text: str) -> list[str]:
     if text.isascii():
         return _TOKEN.findall(text.lower())
     folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
-    words: list[str] = _ANY_WORD.findall(folded.replace("i\u0307", "i"))  # from "İ"
+    words: list[str] = _ANY_WORD.findall(_UNWRITTEN.sub("", folded).replace("i\u0307", "i"))  # from "İ"
     if not _MAY_BE_UNSPACED.search(folded):
         return words
     tokens: list[str] = []

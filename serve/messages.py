@@ -42,6 +42,7 @@ class ToolCall(Strict):
     id: Id
     type: Literal["function"] = "function"
     function: Function
+    index: int | None = None  # as streamed; it asks for nothing
 
 
 class Declared(Strict):
@@ -83,20 +84,33 @@ def read_message(given: Any, at: str) -> Any:
     for name in _OF_ANSWERS:
         if given.get(name):
             raise ApiError(400, f"{at}: {name} is not supported by this server: leave it out", f"{at}.{name}")
-    parts = given.get("content")
-    for place, part in enumerate(parts if isinstance(parts, list) else ()):
-        kind = part.get("type") if isinstance(part, Mapping) else None
-        if kind != "text":
-            where = f"{at}.content[{place}]"
-            told = f"{where}: parts of type {kind} are not supported: send parts of type text"
-            raise ApiError(400, told, where)
-    kept = {name: value for name, value in given.items() if name not in _OF_ANSWERS}
+    kept = {name: value for name, value in given.items() if name in Message.model_fields or value}
+    content = kept.get("content")
+    if isinstance(content, list) and content:
+        kept["content"] = [_part(part, f"{at}.content[{place}]") for place, part in enumerate(content)]
+    elif content is not None and not isinstance(content, str):
+        told = f"{at}.content must be a string or a list of parts of type text"
+        raise ApiError(400, told, f"{at}.content")
     reasoning = kept.pop("reasoning", None)  # vLLM's name of it
     if reasoning and not kept.get("reasoning_content"):
         kept["reasoning_content"] = reasoning
     if not kept.get("tool_calls"):
         kept.pop("tool_calls", None)
     return kept
+
+
+def _part(part: Any, at: str) -> Any:
+    """Check a part of a content and drop its empty fields (ApiError)."""
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if kind != "text":
+        raise ApiError(400, f"{at}: parts of type {kind} are not supported: send parts of type text", at)
+    if not isinstance(part.get("text"), str):
+        raise ApiError(400, f"{at}.text must be a string", f"{at}.text")
+    for name, value in part.items():
+        if name not in Part.model_fields and value:
+            told = f"{at}: {name} is not supported by this server: leave it out"
+            raise ApiError(400, told, f"{at}.{name}")
+    return {"type": "text", "text": part["text"]}
 
 
 def check_tools(messages: Sequence[Message]) -> None:

@@ -95,7 +95,8 @@ class _Asking(Strict):
             if value is not None and value not in _NEUTRAL.get(name, (value,)):
                 told = f"{name} is not supported by this server: leave it out"
                 raise ApiError(400, told, name, "unsupported_parameter")
-        return {name: value for name, value in values.items() if name not in (*_NEUTRAL, *_IGNORED)}
+        left_out = (*_NEUTRAL, *_IGNORED)
+        return {name: value for name, value in values.items() if value is not None and name not in left_out}
 
     @property
     def most(self) -> int | None:

@@ -17,7 +17,7 @@ from probers.types import Passage, ProbersError, Question, Retriever, Round, Run
 
 from .answers import Frame, finish_reason, sse, usage
 from .errors import ApiError
-from .protocol import ChatRequest, Request
+from .protocol import ChatRequest, Hallucination, Request
 from .protocol import Retrieval as Wanted
 from .scheduler import Cancelled, Scheduler, SharedLM
 
@@ -53,8 +53,10 @@ class Retrieving:
         """Begin to answer the request's question (ApiError, UserError: an unfit trigger or query)."""
         _refuse(request)
         question, lm = Question("question", _question(request)), SharedLM(self.scheduler)
+        asked, bank = request.hallucination or Hallucination(), self.scheduler.bank
+        assess = None if bank is None else Assessor(bank, asked.threshold, asked.unit)
         rag = await asyncio.to_thread(self._loop, request, lm)
-        return Answering(rag, lm, question, frame, gone)
+        return Answering(rag, lm, question, frame, gone, assess)
 
     def _trigger(self, wanted: Wanted) -> Trigger:
         options = {} if wanted.threshold is None else {"threshold": wanted.threshold}
@@ -87,6 +89,12 @@ def _refuse(request: Request) -> None:
         "n": request.choices > 1, "stop": bool(request.stops), "logprobs": chances,
         "temperature": bool(request.temperature), "top_p": request.top_p not in (None, 1),
     }  # fmt: skip
+    if isinstance(request, ChatRequest):
+        asked |= {
+            "tools": bool(request.tools) and request.tool_choice != "none",
+            "reasoning_effort": request.reasoning_effort is not None,
+            "chat_template_kwargs": bool(request.chat_template_kwargs),
+        }
     for name, wanted in asked.items():
         if wanted:
             told = f"{name} does not go with retrieval, which writes one greedy answer: leave {name} out"
@@ -107,8 +115,10 @@ class Answering:
     """Answer to one question: the loop runs on its own thread, and its steps become events."""
 
     def __init__(
-        self, rag: RAG, lm: SharedLM, question: Question, frame: Frame, gone: Callable[[], Awaitable[bool]]
-    ) -> None:
+        self, rag: RAG, lm: SharedLM, question: Question, frame: Frame, gone: Callable[[], Awaitable[bool]],
+        assess: Assessor | None,
+    ) -> None:  # fmt: skip
+        self._assess = assess
         self._rag, self._lm, self._question, self._frame, self._gone = rag, lm, question, frame, gone
         self._tell: Callable[[str | dict[str, Any]], object]
         self._accepted = ""
@@ -190,14 +200,14 @@ class Answering:
     def _assessed(self, prompt: str, text: str) -> dict[str, Any] | None:
         """Assess the whole answer behind the passages shown last."""
         bank = self._lm.scheduler.bank
-        if bank is None or not text.strip():
+        if bank is None or self._assess is None or not text.strip():
             return None
         try:
             (made,) = self._lm.score([prompt], [text], needs=text_needs(bank))
         except UserError:  # no tokens of the model read as this text, joined from several
             return None
         assert made.state is not None
-        return Assessor(bank).of_generation(made, *text_scores(bank, made.state))
+        return self._assess.of_generation(made, *text_scores(bank, made.state))
 
     def text(self, question: Question, text: str) -> None:
         """Send the growing text; called on the scheduler's thread."""
@@ -236,11 +246,11 @@ class Answering:
         event: dict[str, Any] = {"type": "draft", "text": done.text, "offsets": done.tokens}
         if text is None or text.row.kept != len(done.tokens):
             return event
-        kept, bank = text.row.kept, self._lm.scheduler.bank
+        kept = text.row.kept
         event |= {"entropies": text.entropies[:kept], "logprobs": text.logprobs[:kept]}
-        if bank is not None:
+        if self._assess is not None:
             scores, prompt = text.scores[:kept], text.request.prompt.text
-            found = Assessor(bank)(prompt, done.text, done.tokens, scores).to_dict()
+            found = self._assess(prompt, done.text, done.tokens, scores).to_dict()
             event |= {"scores": scores, "p_wrong": found["token_p_wrong"]}
             event |= {"score": found["score"], "spans": found["spans"]}
         return event

@@ -208,12 +208,14 @@ def test_the_rules_by_which_an_answer_is_right() -> None:
     [
         "**Yes**", "*yes*", "`yes`", "(yes)", "_yes_", "__Yes__", "***Yes***", r"$\boxed{Yes}$", "- Yes",
         "• Yes", r"\boxed{\text{Yes}}", r"\(\boxed{Yes}\)", "**Yes**.", "**Yes.**", "<b>Yes</b>", "[yes]",
-        "~~yes~~", "# Yes",
+        "~~yes~~", "# Yes", "{yes}", "[[Yes]]", "<yes>", "<answer>Yes</answer>", '<span style="x">Yes</span>',
+        "1. Yes", "a) Yes", "-Yes", "**Yes", "Yes**", "==Yes==", "[Yes](http://x)", "&nbsp;Yes", "***yes**",
+        r"\emph{Yes}", r"\boxed{\textbf{Yes}.}", "Yes</s>",
     ],
 )  # fmt: skip
 def test_markup_around_an_answer_goes_before_it_is_read(written):
     text = f"So the answer is {written}"
-    assert a.extract_answer(text, "the answer is").lower() == "yes"
+    assert a.extract_answer(text, "the answer is").lower().strip(".") == "yes"
     assert final_answer(text, "the answer is", "strategyqa") == "yes"
     scores = exact_match(written, ["yes"]), f1_score(written, ["yes"]).f1, a.accuracy_contains(text, ["yes"])
     assert scores == (1, 1, 1)
@@ -227,6 +229,11 @@ def test_markup_around_an_answer_goes_before_it_is_read(written):
         ("the answer is X. No. So The Answer Is: St. Louis.\nQuestion", "the answer is", "St. Louis"),
         ("no conclusion", "the answer is", ""), ("Rationale\nAnswer:\n'Paris'", "Answer:", "Paris"),
         ("So the answer is", "So the answer is", ""),
+        ("**The answer is: Paris**", "the answer is", "Paris"), ("**Answer:** Paris", "Answer:", "Paris"),
+        ("The **answer** is Paris", "the answer is", "Paris"), ("Answer: «Paris»", "Answer:", "Paris"),
+        ("The answer is “Yes”.", "the answer is", "Yes"), ("Answer: — Yes", "Answer:", "Yes"),
+        ("Answer:\n```text\nParis\n```", "Answer:", "Paris"), ("Sum\n#### 42", "####", "42"),
+        (r"Answer: $\boxed{1{,}000}$", "Answer:", "$1,000$"), ("Answer: AT&amp;T", "Answer:", "AT&T"),
         ("İİİ so the answer is Paris.", "The Answer Is", "Paris"),  # longer in lower case
     ],
 )  # fmt: skip

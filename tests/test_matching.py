@@ -394,6 +394,7 @@ def test_wordnet_from_its_own_files():
     alone = EntityMatcher(stages=("wordnet",))  # a synset is shared in the first sense the capital allows
     for a, b, verdict in (
         ("China", "Taiwan", "different"), ("Java", "coffee", "different"), ("java", "coffee", "equivalent"),
+        ("Yugoslavia", "Serbia and Montenegro", "different"), ("Pakistan", "West Pakistan", "different"),
         ("Netherlands", "Holland", "equivalent"), ("car", "automobile", "equivalent"),
     ):  # fmt: skip
         assert alone.match(a, b).verdict == alone.match(b, a).verdict == verdict
@@ -406,3 +407,8 @@ def test_wordnet_is_read_from_nouns_alone_in_a_folder_that_a_group_may_write_to(
         if file.name not in ("data.noun", "index.noun"):
             file.unlink()
     assert EntityMatcher(wordnet=folder).match("car", "automobile").stage == "wordnet"
+    broken = tmp_path / "broken"
+    shutil.copytree(folder, broken)
+    (broken / "data.noun").write_bytes(b"")
+    with fails("bad-file", f"wordnet={broken}"), pytest.warns(UserWarning, match="No WordNet synset"):
+        EntityMatcher(wordnet=str(broken)).match("car", "automobile")

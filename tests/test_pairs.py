@@ -24,6 +24,14 @@ PAIRS = {
         Albert Einstein | Einstein; Gustav Mahler | Mahler; Vincent van Gogh | van Gogh; J. Smith | Smith;
         Dr. Smith | Smith; John F. Kennedy | John Kennedy; J. F. Kennedy | John Fitzgerald Kennedy; C++ | C++;
         Google+ | Google Plus; F# | F sharp; Dvořák | Dvorak; Köln | Koln;
+        6'2" | 6 ft 2 in; 5 ft 11 | 71 inches; 1 hour 30 minutes | 90 min; 2h 30m | 150 minutes;
+        one in five | 20%; 9 out of 10 | 90%; between 20 and 25 | 20–25; 20% to 25% | 20–25%;
+        -5 to 5 °C | −5 °C to 5 °C; 10⁶ | 1 million; 1.2e6 | 1,200,000; $0.99 | 99 cents; 50p | £0.50;
+        10 lakh | 1 million; ₹2 crore | Rs. 20 million; 10,00,000 | 1,000,000; 22-year-old | 22 years old;
+        12 noon | 12 pm; 15h30 | 15:30; 12 V | 12 volts; 16GB | 16 gigabytes; 15 µg | 15 μg;
+        1999-00 | 1999–2000; 1899/00 | 1899–1900; XIX century | 19th century; 5th c. BC | fifth century BC;
+        ~1500 | c. 1500; end of 1990 | late 1990; Fri, 5 Jan 2024 | 5 January 2024; '24 | '24;
+        2024-01-05T00:00:00Z | 5 January 2024; B♭ major | B-flat major; Coca-Cola™ | Coca-Cola;
         Oʻahu | Oahu; Hawaiʻi | Hawaiʼi; ёлка | елка; battle | battles
     """,
     "different": """
@@ -35,6 +43,10 @@ PAIRS = {
         05/01/2024 | 6 January 2024; 16.7.95 | 17 July 1995; 1990/91 | 1991/92; 5–7 July 1990 | 5–8 July 1990;
         C | C++; C++ | C#; F# | F; Google+ | Google; AB+ | AB−; AB− | AB; राम | रमा;
         パパ | ハハ; Йосиф | Иосиф;
+        10,00,000 | 100,000;
+        6'2 | 6'3; 10⁶ | 106; 1 in 5 | 1 in 4; 5 cents | 5 euros; 16 GB | 16 MB; 1e99999 | 1;
+        1999-00 | 1999–2001; XXI century | 20th century; '24 | 2025; '24 | '25; B♭ | B; D♭ major | D major;
+        Sagittarius A* | Sagittarius A; Vitamin A | Vitamin D; Group A | Group B;
         George W. Bush | George H. W. Bush
     """,
     "undecided": """
@@ -42,7 +54,9 @@ PAIRS = {
         05/01/2024 | 5 January 2024; 05/01/2024 | May 1, 2024; 16.7.95 | 16 July 1995; 1990/91 | 1991;
         Bayern Munich | Munich; Kentucky Derby | Derby; Puerto Rico | Rico; City Park Fountain | Fountain;
         John Adams | John Quincy Adams; Wood | Woods; Brook | Brooks; Tiger Wood | Tiger Woods;
-        Lake Placid | Placid
+        Lake Placid | Placid; -5 to 5 | 5; '99 | 1999; 5 Jan '24 | 5 January 2024; Jordan River | Jordan;
+        Mount Lebanon | Lebanon; Victoria Falls | Falls; George Cross | Cross;
+        Charles River | Charles; Vitamin A | Vitamin; Simon & Garfunkel | Garfunkel
     """,
 }
 
@@ -71,6 +85,8 @@ def test_a_pair_is_judged_the_same_both_ways(a, b, verdict):
         ("He went on 05.01.2024, and on 05/01/2024 too.", ["05.01.2024", "05/01/2024"]),
         ("He scored in 1990/91 and 1990/1991.", ["1990/91", "1990/1991"]),
         ("It took 1/3, one third, two-thirds or 2½ cups.", ["1/3", "one third", "two-thirds", "2½"]),
+        ("It was minus 5 degrees, at 3.5×10⁸ m/s.", ["minus 5 degrees", "3.5×10⁸ m/s"]),
+        ("It cost ₹10 crore, and 15µg of 10,00,000 were lost.", ["₹10 crore", "15µg", "10,00,000"]),
         ("They used version 1.2.3 of it.", []),
     ],
 )

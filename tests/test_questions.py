@@ -1008,14 +1008,22 @@ def test_the_real_samples_load_whole(name, number, gold):
 
 def test_answers_are_read_under_the_names_that_others_give_them_and_under_no_other(tmp_path):
     both = ["Wodale", "The Wodale"]
-    named = {"answers": both, "golden_answers": both, "possible_answers": json.dumps(both)}
+    written = [(key, both) for key in ("answers", "golden_answers", "possible_answers")]
+    written += [(key, shown) for key, _ in written for shown in (json.dumps(both), str(both))]  # in tables
     record, file = {"id": "1", "question": "Where?"}, tmp_path / "q.jsonl"
-    for field, value in named.items():
+    for field, value in written:
         (question,) = load_questions(write_lines(file, [record | {field: value, "prop": "born"}]))
         assert question.answers == tuple(both)
+    assert load_questions(write_lines(file, [record | {"possible_answers": "1990"}]))[0].answers == ("1990",)
+    for wrong in ("[Wodale", {"text": both}):
+        with fails("bad-line", "list of strings"):
+            load_questions(write_lines(file, [record | {"answers": wrong}]))
     with fails("labels", "gold"):
         load_questions(write_lines(file, [record | {"gold": "Wodale"}]))
     assert load_questions(write_lines(file, [record]))[0].answers == ()
-    for text in (json.dumps(asked(2)), "\n".join(map(json.dumps, asked(2)))):
+    for text in (
+        json.dumps(asked(2)),
+        *(mark.join(map(json.dumps, asked(2))) for mark in ("\n", "\n\ufeff")),
+    ):
         file.write_text(text, encoding="utf-8-sig")  # a byte order mark is no part of a file
         assert [question.id for question in load_questions(str(file))] == ["q0", "q1"]

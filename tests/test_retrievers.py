@@ -287,6 +287,8 @@ def test_the_benchmark_of_growth_has_every_row_and_its_passages_grow_like_real_o
         ("Dvor\u030ca\u0301k", ["dvořák"]), ("Dvořák", ["dvořák"]),
         ("Straße", ["strasse"]), ("STRASSE", ["strasse"]),
         ("ﬁne", ["fine"]), ("İstanbul", ["istanbul"]), ("Ｃａｆé", ["café"]),
+        ("co\u00adop", ["coop"]), ("كِتَاب كتـــاب", ["كتاب", "كتاب"]), ("می\u200cدانم", ["میدانم"]),
+        ("שָׁלוֹם", ["שלום"]),
         ("नमस्ते दुनिया", ["नमस्ते", "दुनिया"]),  # with their vowel signs
     ],
 )  # fmt: skip

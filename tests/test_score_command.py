@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from refusals import fails, interrupted
-from tiny import CONTEXT, byte_level, save_tiny
+from tiny import BOS, CONTEXT, byte_level, save_tiny
 
 from probers.bank.bank import ProbeBank
 from probers.bank.calibration import Temperature
@@ -20,6 +20,7 @@ from probers.commands import main as cli
 from probers.data.splits import Seen
 from probers.data.texts import TextSource
 from probers.engine.model import CausalLM
+from probers.engine.tokens import without_end
 from probers.evaluation.metrics import auroc
 from probers.heads import AttentionPoolHead, ProbingRagHead
 from probers.online.scores import GrowingScores, text_needs, text_scores
@@ -194,6 +195,7 @@ BAD = [
     ({"messages": [{"role": "user"}], "answer": "x"}, "messages"),
     ({"prompt": "a", "answer": "x", "wrong": 2}, "wrong"), ({"prompt": "a", "answer": "x", "id": True}, "id"),
     ({"prompt": "a", "answer": "x", "id": "one"}, "line 1"),
+    *(({"prompt": "a", "answer": "x", key: "\ud800"}, "surrogates") for key in ("prompt", "answer", "note")),
 ]  # fmt: skip
 
 
@@ -243,6 +245,10 @@ def test_an_end_marker_is_no_part_of_an_answer_and_no_answer_alone(place, caplog
     plain, ended, _ = lines_of(score("on_bad_line=skip", "out=second"))
     assert ended["text"] == plain["text"] == " Lima."
     assert ended["hallucination"]["token_scores"] == plain["hallucination"]["token_scores"]
+    tokenizer = byte_level()  # where one has no role of its own
+    assert (
+        BOS not in tokenizer.all_special_tokens and without_end(tokenizer, f" Lima.{BOS} {end}") == " Lima."
+    )
     assert "line 1: malformed" in caplog.text
     assert "note: 1 of 3 answers continue the prompt's last word" in caplog.text
 

@@ -232,6 +232,9 @@ def test_a_prober_asks_for_retrieval(server: Running) -> None:
     draft = next(e for e in often["events"] if e["type"] == "draft")
     assert len(draft["scores"]) == len(draft["offsets"]) == len(draft["entropies"])
     assert draft["score"] == pytest.approx(judged[0]["score"]) and draft["spans"]
+    for threshold, fires in ((1e6, False), (-1e6, True)):  # of the answer's score
+        asked = {"retrieval": {"trigger": "never"}, "hallucination": {"threshold": threshold}}
+        assert completion(server, QUESTION, extra_body=asked).choices[0].hallucination["fires"] is fires
 
 
 def test_retrieval_ends_for_its_reason_and_tells_its_usage(server: Running) -> None:
@@ -323,6 +326,19 @@ def test_alternatives_are_true_bytes_in_the_form_of_their_place(lm: CausalLM, se
         {"role": "assistant", "content": "Hi.", "refusal": None, "annotations": [], "tool_calls": None},
         {"role": "assistant", "content": "Hi.", "audio": None, "function_call": None, "reasoning": None},
         {"role": "assistant", "content": [{"type": "text", "text": "H"}, {"type": "text", "text": "i."}]},
+        {
+            "role": "assistant",
+            "content": "Hi.",
+            "parsed": None,
+            "provider_specific_fields": None,
+            "images": [],
+        },
+        {"role": "assistant", "content": [{"type": "text", "text": "Hi.", "annotations": [], "x": None}]},
+        {
+            "role": "assistant",
+            "content": "Hi.",
+            "tool_calls": [{"index": 0, "id": "1", "function": {"name": "f", "arguments": ""}}],
+        },
     ],
 )
 def test_an_answer_can_be_sent_back(message: dict[str, Any]) -> None:
@@ -337,6 +353,11 @@ def test_an_answer_can_be_sent_back(message: dict[str, Any]) -> None:
     [
         ({"function_call": {"name": "f"}}, "messages[1].function_call"),
         ({"refusal": "No."}, "messages[1].refusal"),
+        ({"content": 5}, "messages[1].content"),
+        ({"content": []}, "messages[1].content"),
+        ({"content": {"type": "text", "text": "a"}}, "messages[1].content"),
+        ({"content": [{"type": "text", "text": None}]}, "messages[1].content[0].text"),
+        ({"content": [{"type": "text", "text": "a", "z": {"y": 1}}]}, "messages[1].content[0].z"),
         ({"content": [{"type": "text", "text": "a"}, {"type": "image_url"}]}, "messages[1].content[1]"),
     ],
 )

@@ -892,6 +892,8 @@ def test_stores_of_several_features_are_merged(tmp_path: Path) -> None:
     ("values", "kept"),
     [
         ([1, 2.7, None], [1.0, 2.7, None]), ([None, "a", "b"],) * 2, ([True, False, True],) * 2,
+        ([np.float32(1.5), 1, np.int64(2)], [1.5, 1.0, 2.0]),
+        ([np.bool_(True), False, None], [True, False, None]),
         ([3, 4, 5],) * 2, ([1, "a", 2], None), ([True, 1, 2], None), ([None] * 3, None), ([[1]] * 3, None),
     ],
 )  # fmt: skip

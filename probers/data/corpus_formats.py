@@ -111,7 +111,7 @@ def _jsonl(lines: Iterable[str], bad: BadLines) -> Iterator[tuple[int, Any]]:
     for number, line in enumerate(lines, 1):
         if line.strip():
             try:
-                record = json.loads(line)
+                record = json.loads(line.lstrip("\ufeff"))  # a mark before each of several joined files
             except (ValueError, RecursionError) as error:
                 bad.add(number, what_is_wrong(error))
             else:

@@ -111,7 +111,9 @@ def open_text(path: Path, newline: str | None = None) -> Iterator[tuple[io.TextI
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yield number (from 1) and text of every line that is not blank; opens like :func:`open_text`."""
     with open_text(path) as (lines, _):
-        yield from ((number, line) for number, line in enumerate(lines, 1) if line.strip())
+        for number, line in enumerate(lines, 1):
+            if found := line.lstrip("\ufeff").strip():  # a mark before each of several joined files
+                yield number, line if line[0] != "\ufeff" else found
 
 
 class Row(NamedTuple):
@@ -170,6 +172,7 @@ _OBJECT = ("Data", "Domain", "Split", "VerifiedEval", "Version")
 #: Columns of MS MARCO's files that are read; any column may come first.
 _COLUMNS = ("query_id", "query", "answers", "passages")
 _OTHERS = ("query_type", "wellFormedAnswers")
+_HALF = "malformed JSON (a string that is not UTF-8 text, such as half of a pair of surrogates)"
 #: Place of the records in a file that is an object of columns, each an object of cells by row.
 _BY_COLUMN = "*"
 
@@ -193,7 +196,7 @@ def file_rows(path: Path, *, by_id: bool = False) -> Iterator[Row]:
     if item is None:
         for number, line in read_lines(path):
             try:
-                yield Row(f"line {number}", json.loads(line))
+                yield Row(f"line {number}", _read_json(line))
             except (ValueError, RecursionError) as error:
                 hint = " (the file is neither one JSON array nor JSON lines)" if number == 1 else ""
                 yield Row(f"line {number}", None, f"{what_is_wrong(error)}{hint}")
@@ -204,14 +207,24 @@ def file_rows(path: Path, *, by_id: bool = False) -> Iterator[Row]:
             for number, found in enumerate(_parsed(files, path, item, by_id), 1):
                 yield Row(f"record {number}", {"id": found[0], **found[1]} if by_id else found)
         except UnicodeDecodeError:
-            told = "malformed JSON (a string that is not UTF-8 text, such as half of a pair of surrogates)"
-            yield Row(f"record {number + 1}", None, told, True)
+            yield Row(f"record {number + 1}", None, _HALF, True)
         except ijson.JSONError as error:
             cause = error.args[0]  # bytes, if the C library raised it
             text = cause.decode("utf-8", "replace") if isinstance(cause, bytes) else str(error)
             reason = text.strip().splitlines()[0]
             told = "the file is truncated" if "premature EOF" in reason else f"malformed JSON ({reason})"
             yield Row(f"record {number + 1}", None, told, True)
+
+
+def _read_json(line: str) -> Any:
+    """Parse a line of JSON (ValueError: malformed, or with what neither a file nor tokens can hold)."""
+    record = json.loads(line)
+    if "\\u" in line:
+        try:
+            json.dumps(record, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(_HALF) from error
+    return record
 
 
 def _parsed(files: ExitStack, path: Path, item: str, by_id: bool) -> Iterator[Any]:

@@ -288,7 +288,10 @@ def encode_answer(tokenizer: Any, prompt: str, answer: str, name: str) -> tuple[
 
 def without_end(tokenizer: Any, text: str) -> str:
     """Remove the markers by which the model ended a text ("<|im_end|>")."""
-    markers = [marker for marker in tokenizer.all_special_tokens if marker]
+    added = getattr(
+        tokenizer, "added_tokens_decoder", {}
+    ).values()  # also those without a role, as "<|eot_id|>"
+    markers = {*tokenizer.all_special_tokens, *(str(token) for token in added if token.special)} - {""}
     while found := next((marker for marker in markers if text.rstrip().endswith(marker)), ""):
         text = text.rstrip().removesuffix(found)
     return text

@@ -97,24 +97,24 @@ def find_dates(text: str) -> Iterator[tuple[Span, Literal["date", "year"]]]:
 
 
 _UNITS = (
-    r"km/h|km²|km2|km|cm|mm|kg|mg|ha|mph|kW|MW|GW|kV|kHz|MHz|GHz|GB|MB|kB|°C|°F|°|ft|mi|lbs?|oz|yd|m²|m|g|t|L|V|W|"
+    r"km/h|k?m/s|[µμ][gm]|km²|km2|km|cm|mm|kg|mg|ha|mph|kW|MW|GW|kV|kHz|MHz|GHz|GB|MB|kB|°C|°F|°|ft|mi|lbs?|oz|yd|m²|m|g|t|L|V|W|"
     r"(?:square|cubic|nautical|metric|short|long)\s(?:km|mi|ft|m|miles?|feet|foot|yards?|inches|tons?|tonnes?|"
     r"kilomet(?:re|er)s?|met(?:re|er)s?)|sq\s?(?:mi|km|ft|m)|"
-    r"miles?|feet|foot|inches|inch|yards?|met(?:re|er)s?|(?:kilo|centi|milli)met(?:re|er)s?|acres?|hectares?|"
+    r"degrees?|miles?|feet|foot|inches|inch|yards?|met(?:re|er)s?|(?:kilo|centi|milli)met(?:re|er)s?|acres?|hectares?|"
     r"pounds?|tons?|tonnes?|(?:kilo)?grams?|ounces?|lit(?:re|er)s?|gallons?|barrels?|knots?|"
     r"people|inhabitants|residents|percent|per\scent|%|dollars?|euros?|cents|"
     r"years?|months?|weeks?|days?|hours?|minutes?|seconds?|decades?|centuries"
 )
 _SCALES = (
-    r"(?:[\s-](?:hundred|thousand|million|billion|trillion|m(?=\s))|\s?(?:mn|bn|tn)|"
+    r"(?:[\s-](?:hundred|thousand|million|billion|trillion|lakh|crore|m(?=\s))|\s?(?:mn|bn|tn)|"
     r"(?(money)[kKmMbB]|[kM]))(?!\w)"
 )
 _CURRENCY = r"(?:(?:US|A|C|NZ|HK|CA)?\$|£|€|¥|₱|₹)\s?"
 #: A minus not joined to the text before it: "at -40 °C", but not "10-20" and "10 – 20".
-_MINUS = r"(?:(?:(?<=[\s(\"“])(?<!\d\s)|(?<!.))[-−–](?=[\d.$£€]))"
+_MINUS = r"(?:(?:(?<=[\s(\"“])(?<!\d\s)|(?<!.))(?:[-−–](?=[\d.$£€])|[Mm]inus\s))"
 _DIGITS = re.compile(
-    rf"{_MINUS}?(?P<money>{_CURRENCY})?(?<![\w.,])(?<![\w][-–/])\d+(?:,\d{{3}})*(?:\.\d+)?(?![.,]?\d)"
-    rf"(?:st|nd|rd|th|\s?[¼-¾⅐-⅞]|/\d{{1,3}}(?![\w/]))?"
+    rf"{_MINUS}?(?P<money>{_CURRENCY})?(?<![\w.,])(?<![\w][-–/])\d+(?:,\d{{3}}|,\d\d(?=,\d))*(?:\.\d+)?(?![.,]?\d)"
+    rf"(?:st|nd|rd|th|\s?[¼-¾⅐-⅞]|/\d{{1,3}}(?![\w/])|\s?×\s?10[⁰¹²³⁴-⁹⁻]+)?"
     rf"(?:{_SCALES})?(?:[\s-]?(?:{_UNITS})(?![\w-]))?"
 )
 _NOON = r"\s?(?:[ap]m|AM|PM|[ap]\.m\.|[AP]\.M\.)(?!\w)"

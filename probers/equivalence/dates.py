@@ -7,18 +7,23 @@ from dataclasses import dataclass
 
 from probers.text import MONTHS
 
-from .numbers import CARDINALS, DECADES, LONGEST_VALUE, ORDINALS, Relation, read_cardinal
+from .numbers import CARDINALS, DECADES, LONGEST_VALUE, ORDINALS, Relation, read_cardinal, roman
 
 _MONTH = {name.lower(): index for index, name in enumerate(MONTHS, 1)}
 _SHORT = {name[:3]: index for name, index in _MONTH.items()} | {"sept": 9}
-_WEEKDAY = re.compile(r"(?:mon|tues|wednes|thurs|fri|satur|sun)day\b[\s,]*(?=.)")
+_WEEKDAY = re.compile(
+    r"(?:(?:mon|tues|wednes|thurs|fri|satur|sun)day|(?:mon|tue|wed|thu|fri|sat|sun)\b\.?(?=,))[\s,]*\b(?=.)"
+)
+#: A day's first moment in a time stamp, a two-digit year after the name of a month.
+_UNSAID = re.compile(r"(?<=\d)[t ]00:00(?::00)?z?$|(?:(?<=\s)'|(?<=[a-z]-))\d\d$")
 _ERA = re.compile(r"\b(?:(b\.?\s?c\.?(?:\s?e\b\.?)?)|(a\.?\s?d\b\.?|c\.?\s?e\b\.?))(?!\w)")
 _LEAD = re.compile(
     r"(?:(?:the|in|on|from|from the|of)\s+)*"
-    r"(?:(early|mid|late|circa|around|about|before|after|c\.|ca\.|spring|summer|autumn|fall|winter)[\s-]+)?"
+    r"(?:(early|mid|late|circa|around|about|before|after|c\.|ca\.?|~|spring|summer|autumn|fall|winter|"
+    r"(?:beginning|start|middle|end) of)(?:[\s-]+|(?<=~)))?"
     r"(?:(?:of|the|in)\s+)*"
 )
-_RANGE = re.compile(r"(.*?\d[^–—]*?)\s*(?:–|—|\bto\b|\buntil\b|(?<=\d{4})[-/](?=\d))\s*(.*\d.*)")
+_RANGE = re.compile(r"(.*?\d[^–—]*?)\s*(?:–|—|\bto\b|\buntil\b|\bthrough\b|(?<=\d{4})[-/](?=\d))\s*(.*\d.*)")
 #: Two days of one month: "5–7 July 1990", "July 5–7, 1990".
 _DAYS = re.compile(
     rf"(?P<month>(?:{'|'.join([*_MONTH, *_SHORT])})\.?\s)?(\d\d?)\s?(?:-|–|—|to|and)\s?(\d\d?)"
@@ -29,7 +34,21 @@ _NUMERIC = re.compile(r"(\d{4})([-/.])(\d\d?)\2(\d\d?)|(\d\d?)([-/.])(\d\d?)\6(\
 _CENTURIES = re.compile(
     r"(\w+)(?:[\s-]century)?\s(?:and|to|or|until|through)\s(?:(?:the|early|mid|late)[\s-])*([\w-]+?)[\s-]centur(?:y|ies)"
 )
-_QUALIFIERS = {"c.": "circa", "ca.": "circa", "about": "circa", "around": "circa", "fall": "autumn"}
+_QUALIFIERS = {
+    "c.": "circa",
+    "ca.": "circa",
+    "ca": "circa",
+    "~": "circa",
+    "end of": "late",
+    "middle of": "mid",
+}
+_QUALIFIERS |= {
+    "beginning of": "early",
+    "start of": "early",
+    "about": "circa",
+    "around": "circa",
+    "fall": "autumn",
+}
 _FIXED = {
     "christmas": (12, 25), "christmas day": (12, 25), "christmas eve": (12, 24), "new year's day": (1, 1),
     "new year's eve": (12, 31),
@@ -121,6 +140,9 @@ def read_time(mention: str) -> Time | None:
     lead = _LEAD.match(text)
     assert lead is not None  # each of its parts may be missing
     written, body = lead.group(1) or "", text[lead.end() :]
+    if re.fullmatch(r"'\d\d", body):  # of this century or the last
+        return Time("either", (1900 + int(body[1:]), None, None, 2000 + int(body[1:]), None, None))
+    body = _UNSAID.sub("", body)
     numeric = _NUMERIC.fullmatch(body)
     if numeric:
         return _numeric(numeric)
@@ -153,10 +175,12 @@ def _decade(text: str) -> tuple[int] | None:
 
 
 def _century(text: str) -> tuple[int] | None:
-    match = re.fullmatch(r"(.+?)[\s-]+century(.*)", text)
+    match = re.fullmatch(r"(.+?)[\s-]+(?:century|c\.?(?=$|\s))(.*)", text)
     if not match:
         return None
     words = match.group(1).replace("-", " ").split()
+    if len(words) == 1 and (numeral := roman(words[0].removesuffix("th"))):
+        words = [f"{numeral}th"]
     digits = re.fullmatch(r"(\d+)(?:st|nd|rd|th)", words[0])
     number = (float(digits.group(1)), True, 1) if digits else read_cardinal(words)
     era = _ERA.fullmatch(match.group(2).strip())
@@ -181,7 +205,8 @@ def _range(text: str) -> Time | None:
     left, right = match.groups()
     first = _day(left.strip(" ,"))
     if first is not None and first[0] and re.fullmatch(r"\d\d", right):
-        right = str(first[0])[:2] + right
+        year = first[0] - first[0] % 100 + int(right)
+        right = str(year + 100 * (year <= first[0]))  # "1999/00"
     last = _day(right.strip(" ,"))
     return None if first is None or last is None else Time("range", (*first, *last))
 

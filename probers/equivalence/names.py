@@ -92,14 +92,17 @@ _BEFORE_A_NAME = (
 _SMALL_WORDS = frozenset("of the and for in on at to de la del des du und et y a an".split())
 
 
-#: Signs after a letter that change the name: C++ and C#, Google+, AB+ and AB−.
+#: Signs after a letter that change the name: C++ and C#, Google+, AB+ and AB−, B♭; trade marks do not.
 _MARKS = (
     (re.compile(r"(?<=[\w+])\+"), " plus"),
     (re.compile(r"(?<=\w)[#♯]"), " sharp"),
+    (re.compile(r"(?<=\w)♭"), " flat"),
+    (re.compile(r"(?<=\b[A-Z])\*(?!\w)"), " star"),
+    (re.compile(r"[™℠]"), ""),
     (re.compile(r"\b([A-Z]{1,2})[-−–](?!\w)"), r"\1 minus"),
 )
 #: The words written for them.
-SIGN_WORDS = frozenset(["plus", "sharp", "minus"])
+SIGN_WORDS = frozenset(["plus", "sharp", "flat", "star", "minus"])
 #: Scripts in which a mark above or below a letter may be left out.
 _UNMARKED = ("LATIN", "GREEK", "HEBREW", "ARABIC")
 
@@ -123,7 +126,9 @@ def normalise(mention: str) -> str:
         kept.append(c if marks or c.isalnum() or c in "’'_" else " ")
     text = " ".join(unicodedata.normalize("NFC", "".join(kept)).casefold().split())
     text = re.sub(r"\s?[’']s\b", "", text).replace("’", " ").replace("'", " ")
-    return " ".join(w for w in text.split() if w not in ("the", "a", "an"))
+    found = text.split()
+    last = found[1:][-1:]  # "Vitamin A" ends with no article
+    return " ".join([*(w for w in found[: len(found) - len(last)] if w not in ("the", "a", "an")), *last])
 
 
 @lru_cache(maxsize=8192)

@@ -8,7 +8,17 @@ import unicodedata
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from .units import CURRENCY, CURRENCY_OF, DOLLARS, MONEY, PLAIN, Scale, meanings, read_unit, singular
+from .units import (
+    CURRENCY,
+    CURRENCY_OF,
+    DOLLARS,
+    MONEY,
+    PLAIN,
+    Scale,
+    meanings,
+    read_unit,
+    singular,
+)  # fmt: skip
 
 #: Results of a comparison by value; the matcher's option ``partial`` decides about "partial".
 Relation = Literal["equivalent", "different", "partial"]
@@ -30,6 +40,7 @@ ORDINALS: dict[str, int] = {w: i for i, w in enumerate(_ORDINAL)} | {
     w[:-1] + "ieth": 10 * i for i, w in enumerate(_TENS, 2)
 }
 SCALES: dict[str, float] = {"thousand": 1e3, "million": 1e6, "billion": 1e9, "trillion": 1e12}
+SCALES |= {"lakh": 1e5, "crore": 1e7}
 DECADES: dict[str, int] = {w[:-1] + "ies": 10 * i for i, w in enumerate(_TENS, 2)}
 #: Word for a share -> how many of them make a whole.
 _SHARES: dict[str, int] = {w: value for w, value in ORDINALS.items() if value > 2}
@@ -123,17 +134,23 @@ _BOUND = re.compile(
 _VULGAR = "¼-¾⅐-⅞"
 #: A numeral, with or without a fraction in digits after it; never a part of a longer one.
 _NUMERAL = re.compile(
-    rf"(?:(\d+(?:(?:,\s?|[\s'’])\d{{3}}(?!\d))*(?:\.\d+)?|\.\d+)(?!\d)(?!\s?/|\s\d+\s?/)|(?=[{_VULGAR}\d]))"
+    rf"(?:(\d+(?:(?:,\s?|[\s'’])\d{{3}}(?!\d)|,\d\d(?=,\d))*(?:\.\d+)?|\.\d+)(?!\d)(?!\s?/|\s\d+\s?/)|(?=[{_VULGAR}\d]))"
     rf"(?:\s?([{_VULGAR}])|(?:(\d+)\s)?(\d{{1,3}})\s?[/⁄]\s?(\d{{1,3}}))?(?![,.:/]?\d)"
 )
-_POWER = re.compile(r"\s?[×x]\s?10\^?(-?\d+)")
-_LONG_SCALE = re.compile(r"[\s-]*(hundred|thousand|million|billion|trillion|dozen)s?\b")
+_POWER = re.compile(r"(?:\s?[×x]\s?10\^?|e\+?)(-?\d{1,2})(?![\d.])", re.IGNORECASE)
+_RAISED = re.compile(r"(?<=\d)[⁰¹²³⁴-⁹⁻]+")
+_LONG_SCALE = re.compile(r"[\s-]*(hundred|thousand|million|billion|trillion|lakh|crore|dozen)s?\b")
 _SHORT_SCALE = re.compile(r"\s?(k|m|mn|mln|b|bn|tn)\b", re.IGNORECASE)
 _SHORT_SCALES = {"k": 1e3, "m": 1e6, "mn": 1e6, "mln": 1e6, "b": 1e9, "bn": 1e9, "tn": 1e12}
-_UP_TO = re.compile(r"\s?(?:-|–|—|\bto\b|\band\b)\s?(?=[\d.$£€¥])")
+_UP_TO = re.compile(r"\s?(?:-|–|—|\bto\b|\band\b)\s?(?=[-\d.$£€¥])")
+_UNIT_UP_TO = re.compile(rf"\s?(%|°\s?[CF]?|[^\W\d_]+){_UP_TO.pattern}")
+_BETWEEN = re.compile(r"(?:between|from)\s(?=\D{0,3}\d.*(?:\band\b|\bto\b|[-–—]))", re.IGNORECASE)
+_N_IN_M = re.compile(r"(\w+) (?:in|out of) (?:every )?(?!in\b)(\w+)")
+_PARTS = re.compile(r"(\d+(?:\.\d+)?)\s?([^\W\d_]+\b|['’′\"″])?,?\s?(?:and\s)?")
+_FOOT_SIGNS = dict.fromkeys("'’′", "ft") | dict.fromkeys('"″', "in")
 _CLOCK = re.compile(r"(\d{1,2})(?:[:.]([0-5]\d))?(?::([0-5]\d))?\s?(?:([ap])\.?\s?m\.?|o['’]clock)")
-_CLOCK_24 = re.compile(r"(\d{1,2}):([0-5]\d)(?::([0-5]\d))?()(?:\s?(?:h|hrs|hours))?")
-_HOURS = {"noon": 12, "midday": 12, "midnight": 0}
+_CLOCK_24 = re.compile(r"(\d{1,2})[:h]([0-5]\d)(?::([0-5]\d))?()(?:\s?(?:h|hrs|hours))?")
+_HOURS = {"noon": 12, "midday": 12, "midnight": 0, "12 noon": 12, "12 midnight": 0}
 #: Other signs for minus, raised digits and spaces.
 _SIGNS = str.maketrans("−‒﹣－⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "----0123456789-")
 
@@ -222,12 +239,14 @@ def read_number(mention: str) -> Number | None:
     """Read the number at the start of a mention and its unit, or None."""
     if len(mention) > LONGEST_VALUE:
         return None
-    text = " ".join(mention.translate(_SIGNS).split()).strip(' ,;:"“”()')
+    text = _RAISED.sub(r"^\g<0>", mention)
+    text = " ".join(text.translate(_SIGNS).split()).strip(' ,;:"“”()')
     text = re.sub(r"^the ", "", text, flags=re.IGNORECASE)
     bound = _BOUND.match(text.lower())
     text = text[bound.end() :] if bound else text
     said = _BOUND_OF[bound.group().strip()] if bound else ""
-    found = _clock(text.lower()) or _in_digits(text) or _in_words(text.lower())
+    lower = text.lower()
+    found = _clock(lower) or _compound(lower) or _share(lower) or _in_digits(text) or _in_words(lower)
     return found and replace(found, bound=said or found.bound)
 
 
@@ -251,7 +270,38 @@ def _clock(text: str) -> Number | None:
     return Number(60 * hour + minute, _CLOCKS[0 if known else 1])
 
 
+def _compound(text: str) -> Number | None:
+    """Read a measure in two or three units ("6 ft 2 in", "1 hour 30 minutes"), in the last of them."""
+    found = [*_PARTS.finditer(text)]
+    if not 2 <= len(found) <= 3 or "".join(match[0] for match in found) != text:
+        return None
+    units = [_FOOT_SIGNS.get(match[2], match[2] or "") for match in found]
+    if not units[-1] and meanings(units[-2]) == meanings("ft"):
+        units[-1] = "in"
+    if units[-1] == "m" and meanings(units[-2]) == meanings("h"):
+        units[-1] = "min"
+    scales = [{scale.quantity: scale.size for scale in meanings(unit)} for unit in units]
+    shared = set(scales[0]).intersection(*scales[1:])
+    if not shared:
+        return None
+    sizes = [scale[min(shared)] for scale in scales]
+    values = [float(match[1]) for match in found]
+    if any(v * s >= above for v, s, above in zip(values[1:], sizes[1:], sizes, strict=False)):
+        return None
+    return Number(sum(v * s for v, s in zip(values, sizes, strict=True)) / sizes[-1], units[-1])
+
+
+def _share(text: str) -> Number | None:
+    """Read "one in five" and "9 out of 10"."""
+    match = _N_IN_M.fullmatch(text)
+    some, all_ = (
+        (float(CARDINALS.get(n, n if n.isdigit() else 0)) for n in match.groups()) if match else (0, 0)
+    )
+    return Number(some / all_) if 0 < some < all_ else None
+
+
 def _in_digits(text: str) -> Number | None:
+    text = _BETWEEN.sub("", text)
     sign, money, text = _sign_and_money(text)
     first = _numeral(text)
     if first is None:
@@ -261,10 +311,11 @@ def _in_digits(text: str) -> Number | None:
     if ordinal:
         return Number(value, read_unit(rest[ordinal.end() :], money), ordinal=True)
     value, rest, scaled = _scaled(value, rest, money)
-    end = None
-    join = _UP_TO.match(rest)
+    end, sign_of_end = None, 1
+    join = _UP_TO.match(rest) or _UNIT_UP_TO.match(rest)
+    before = join[1] if join and join.re is _UNIT_UP_TO else ""
     if join:
-        _, money_of_end, tail = _sign_and_money(rest[join.end() :])
+        sign_of_end, money_of_end, tail = _sign_and_money(rest[join.end() :])
         second = _numeral(tail)
         if second is not None:
             end, rest, scaled_end = _scaled(second[0], second[1], money or money_of_end)
@@ -272,9 +323,11 @@ def _in_digits(text: str) -> Number | None:
     bound = "over" if rest.startswith("+") else ""
     rest = rest.removeprefix("+")
     unit = read_unit(rest, money)
+    if before and end is not None and singular(read_unit(before, money)) != singular(unit):
+        return None  # "5 minutes to 2 hours"
     if rest[:1].isalpha() and not meanings(unit):
         return None  # "3D", "20S"
-    return Number(sign * value, unit, bound=bound, end=None if end is None else sign * end)
+    return Number(sign * value, unit, bound=bound, end=None if end is None else sign_of_end * end)
 
 
 def _sign_and_money(text: str) -> tuple[int, str, str]:
@@ -304,6 +357,8 @@ def _numeral(text: str) -> tuple[float, str] | None:
             return None
         value += int(top) / int(bottom)
     rest = text[match.end() :]
+    if raised := re.match(r"\^(-?\d{1,2})(?!\d)", rest):
+        return (value ** int(raised[1]), rest[raised.end() :]) if 1 < value < 1000 else None
     power = _POWER.match(rest)
     return (value * 10.0 ** int(power[1]), rest[power.end() :]) if power else (value, rest)
 

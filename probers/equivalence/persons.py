@@ -24,9 +24,10 @@ FORMS = (
 ).split(", ")
 #: Forms whose long and short name are two different places.
 NOT_THE_SAME = frozenset(["china", "congo"])
-#: States that share the name of a river.
-RIVER_STATES = frozenset(
-    """mississippi missouri ohio colorado delaware connecticut arkansas illinois iowa kansas tennessee alabama
+#: Places that share the name of a river or mountain.
+NAMESAKES = frozenset(
+    """jordan niger senegal gambia paraguay uruguay suriname moscow kenya lebanon cameroon vernon
+    mississippi missouri ohio colorado delaware connecticut arkansas illinois iowa kansas tennessee alabama
     minnesota wisconsin""".split()
 )
 #: Words that turn a name after them into another place or thing.
@@ -53,7 +54,9 @@ GENERIC = frozenset(
     road story stories star rises returns knight division regiment squadron brigade fleet society academy
     foundation organization committee agency bureau service network television radio news magazine journal
     press studios pictures entertainment productions group team stadium garden gardens square palace castle
-    temple lake coast desert forest beach canal channel act treaty battle siege revolution movement language
+    temple lake falls heights line cross peak creek harbor harbour glacier ridge
+    springs barracks hotel speedway observer herald tribune gazette chronicle sentinel olympics bowl coast
+    desert forest beach canal channel act treaty battle siege revolution movement language
     people peoples system theory law effect disease award medal order conference""".split()
 )
 _NICKNAMES = """
@@ -147,7 +150,7 @@ def _bare(found: tuple[str, ...]) -> tuple[str, ...]:
         out = out[:-1]
     if len(out) == 2:
         for gone, kept in (out, out[::-1]):
-            if gone in LANDFORMS and kept not in RIVER_STATES:
+            if gone in LANDFORMS and kept not in NAMESAKES | GIVEN:
                 return (kept,)
     return out
 
@@ -214,7 +217,7 @@ def _single(x: tuple[str, ...], y: tuple[str, ...], *, titled: bool) -> PartRela
     first = extra[0]
     known = first in GIVEN or first in NICKNAMES or len(first) == 1 or bool(PARTICLES & set(long))
     person = titled or (known and first not in NOT_GIVEN)
-    return "family" if not no_family and "of" not in extra and (plural or person) else "partial"
+    return "family" if not no_family and not {"of", "and"} & set(extra) and (plural or person) else "partial"
 
 
 def _full(x: tuple[str, ...], y: tuple[str, ...]) -> PartRelation | None:

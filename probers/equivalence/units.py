@@ -10,7 +10,7 @@ MONEY = {
     "dollar": "us$ $ usd us-dollar u.s.-dollar dollar", "canadian dollar": "c$ ca$ cad canadian-dollar",
     "australian dollar": "a$ au$ aud australian-dollar", "new zealand dollar": "nz$ nzd new-zealand-dollar",
     "hong kong dollar": "hk$ hkd hong-kong-dollar", "pound sterling": "£ gbp british-pound sterling",
-    "euro": "€ eur euro", "yen": "¥ jpy yen", "rupee": "₹ inr rs rupee", "franc": "chf swiss-franc franc",
+    "euro": "€ eur euro", "yen": "¥ jpy yen", "rupee": "₹ inr rs. rs rupee", "franc": "chf swiss-franc franc",
     "won": "₩ krw won", "rouble": "₽ rub rouble ruble", "peso": "₱ peso", "yuan": "cny rmb yuan renminbi",
 }  # fmt: skip
 CURRENCY_OF = {sign.replace("-", " "): name for name, signs in MONEY.items() for sign in signs.split()}
@@ -18,30 +18,33 @@ CURRENCY = re.compile("|".join(re.escape(s) for s in sorted(CURRENCY_OF, key=len
 
 #: quantity -> units with their size in its base unit.
 _SIZES = {
-    "length": "mm .001 millimetre .001 cm .01 centimetre .01 m 1 metre 1 km 1000 kilometre 1000 inch .0254 "
+    "length": "μm 1e-6 micrometre 1e-6 light-year 9.4607e15 "
+    "mm .001 millimetre .001 cm .01 centimetre .01 m 1 metre 1 km 1000 kilometre 1000 inch .0254 "
     "in .0254 ft .3048 foot .3048 feet .3048 yard .9144 yd .9144 mi 1609.344 mile 1609.344 "
     "nautical-mile 1852",
-    "mass": "mg .001 milligram .001 g 1 gram 1 kg 1000 kilogram 1000 kilo 1000 t 1000000 tonne 1000000 "
+    "mass": "μg 1e-6 microgram 1e-6 "
+    "mg .001 milligram .001 g 1 gram 1 kg 1000 kilogram 1000 kilo 1000 t 1000000 tonne 1000000 "
     "metric-ton 1000000 lb 453.592 pound 453.592 oz 28.3495 ounce 28.3495",
     "area": "km2 1 sq-km 1 square-kilometre 1 hectare .01 ha .01 acre .00404686 sq-mi 2.58999 "
     "square-mile 2.58999 m2 .000001 sq-m .000001 square-metre .000001 sq-ft 9.2903e-8 square-foot 9.2903e-8 "
     "square-feet 9.2903e-8",
     "volume": "l 1 litre 1 ml .001 millilitre .001 gallon 3.78541 barrel 158.987 m3 1000 cubic-metre 1000",
     "speed": "km/h 1 kph 1 kilometre-per-hour 1 kilometres-per-hour 1 mph 1.609344 mile-per-hour 1.609344 "
-    "miles-per-hour 1.609344 knot 1.852 m/s 3.6 metres-per-second 3.6",
+    "miles-per-hour 1.609344 knot 1.852 m/s 3.6 metres-per-second 3.6 km/s 3600",
     "time": "s 1 sec 1 second 1 min 60 minute 60 h 3600 hr 3600 hour 3600 day 86400 week 604800",
     "months": "month 1 year 12 decade 120 century 1200 centurie 1200",
     "people": "people 1 person 1 inhabitant 1 resident 1",
-    "share": "% .01 percent .01 per-cent .01 ‰ .001 per-mille .001",
+    "share": "% .01 percent .01 per-cent .01 pct .01 ‰ .001 per-mille .001",
     "temperature": "°c 1 celsius 1 degree-celsius 1 degrees-celsius 1 °f .555556 fahrenheit .555556 "
     "degree-fahrenheit .555556 degrees-fahrenheit .555556 ° 1 degree 1",
     "angle": "° 1 degree 1",
     "power": "w 1 watt 1 kw 1000 kilowatt 1000 mw 1e6 megawatt 1e6 gw 1e9 gigawatt 1e9",
     "frequency": "hz 1 khz 1000 mhz 1e6 ghz 1e9 hertz 1",
-    "pence": "penny 1 pence 1 p 1",
-    "cents": "cent 1",
-    "pound sterling": "pound 1 pound-sterling 1",
-} | {name: f"{name.replace(' ', '-')} 1" for name in MONEY if name != "pound sterling"}  # fmt: skip
+    "voltage": "v 1 volt 1 kv 1000 kilovolt 1000",
+    "memory": "kb 1e3 kilobyte 1e3 mb 1e6 megabyte 1e6 gb 1e9 gigabyte 1e9 tb 1e12 terabyte 1e12",
+} | {name: f"{name.replace(' ', '-')} 1 cent .01" for name in MONEY} | {
+    "pound sterling": "pound 1 pound-sterling 1 penny .01 pence .01 p .01",
+}  # fmt: skip
 
 
 class Scale(NamedTuple):
@@ -75,7 +78,7 @@ def same_unit(a: str, b: str) -> bool:
 
 def read_unit(written: str, money: str) -> str:
     """Read the unit written after a number, or the currency before it."""
-    unit = written.lower().strip(" ,.-").removeprefix("of ").strip()
+    unit = written.lower().replace("µ", "μ").replace("-", " ").strip(" ,.").removeprefix("of ").strip()
     unit = CURRENCY_OF.get(unit) or CURRENCY_OF.get(singular(unit)) or unit
     return money or _DIMENSION.sub("", unit)
 

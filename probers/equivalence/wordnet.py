@@ -11,6 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any, Literal
 
+from ..types import UserError
 from .names import GIVEN, normalise
 from .numbers import Relation
 
@@ -30,6 +31,11 @@ _LEXNAMES = (
     "verb.emotion verb.motion verb.perception verb.possession verb.social verb.stative verb.weather "
     "adj.ppl"
 ).split()
+#: Names that WordNet first gives to another state than is meant today.
+_MERGED = frozenset(
+    """russia;yugoslavia;united arab republic;malaya;east pakistan;west pakistan;annam;central africa;
+    gold coast""".replace("\n    ", "").split(";")
+)
 _RELATIONS = {
     "hypernym": "hypernyms", "instance": "instance_hypernyms", "part": "part_holonyms",
     "member": "member_holonyms",
@@ -68,8 +74,16 @@ def same_in_wordnet(a: str, b: str, folder: str) -> tuple[Relation | Literal["wh
     no coffee, and "China" is first another state than "Taiwan". ``b`` somewhere above ``a`` as a part is
     "whole", also where one is the adjective of a place ("Alberta" / "Canadian") or of the other; any other
     synset of one name directly above one of the other's (a kind, an instance, a part, a member) is
-    "different".
+    "different". UserError for damaged files.
     """
+    try:
+        return _relation(a, b, folder)
+    except (AttributeError, LookupError, ValueError) as error:  # nltk does not check what it reads
+        told = f"wordnet={folder}: its files are damaged: get them again ({HOW_TO_GET})"
+        raise UserError(told, "bad-file") from error
+
+
+def _relation(a: str, b: str, folder: str) -> tuple[Relation | Literal["whole"], str] | None:
     first, second = _synsets(a, folder), _synsets(b, folder)
     meant = _first_sense(a, first)
     if meant and meant == _first_sense(b, second):
@@ -95,6 +109,8 @@ def same_in_wordnet(a: str, b: str, folder: str) -> tuple[Relation | Literal["wh
 
 def _first_sense(name: str, synsets: Sequence[Any]) -> str:
     """Return the first synset of a name; with a capital, of individuals if there are any."""
+    if normalise(name) in _MERGED:
+        return ""
     kind = [s for s in synsets if bool(s.instance_hypernyms()) == name[:1].isupper()] or synsets
     return kind[0].name() if kind else ""
 
@@ -120,7 +136,8 @@ def _place_of(name: str, folder: str) -> tuple[Any, ...]:
     """
     lemma = "_".join(name.split()).strip("_.,").lower()
     reader = open_wordnet(folder)
-    nouns = [n for s in reader.synsets(lemma, pos="a")[:1] for word in s.lemmas() for n in word.pertainyms()]
+    first = [s for s in reader.synsets(lemma, pos="a")[:1] if s is not None]  # None: no file of adjectives
+    nouns = [n for s in first for word in s.lemmas() for n in word.pertainyms()]
     return tuple(s for n in nouns for s in (n.synset(), *reader.synsets(n.name(), pos="n")[:1]))
 
 

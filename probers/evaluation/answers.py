@@ -7,6 +7,7 @@ answers.
 
 from __future__ import annotations
 
+import html
 import re
 import string
 from collections import Counter
@@ -25,17 +26,41 @@ _VERDICTS = frozenset({"yes", "no", "noanswer"})
 #: Question sets with only yes and no as answers.
 _YES_OR_NO = frozenset({"strategyqa"})
 
-#: Markup around an answer, and its replacement: boxes of LaTeX, tags, emphasis, code.
+_TAGS = (
+    "a|b|big|blockquote|br|center|code|div|em|font|h[1-6]|i|li|mark|ol|p|pre|q|s|small|span|strong|sub|sup|tt|u|ul|"
+    "answer|final|final_answer|output|response|result"
+)
+#: Markup around an answer, and its replacement: boxes of LaTeX, tags, links, emphasis, code.
 _MARKUP = (
-    (re.compile(r"\\(?:boxed|text|textbf|textit|mathrm|mathbf)\s*\{([^{}]*)\}"), r"\1"),
-    (re.compile(r"</?(?:b|i|u|em|strong|code|p|span|mark)>", re.IGNORECASE), ""),
-    (re.compile(r"(?<![\w*])(\*{1,3}|`{1,3}|~~)(?=\S)(.+?)(?<=\S)\1(?![\w*])", re.DOTALL), r"\2"),
-    (re.compile(r"(?<!\w)(_{1,3})(?=\S)(.+?)(?<=\S)\1(?!\w)", re.DOTALL), r"\2"),
+    (
+        re.compile(
+            r"\\(?:f?box(?:ed)?|text(?:bf|it|rm)?|emph|underline|math(?:rm|bf|it))\s*\{((?:[^{}]|\{[^{}]*\})*)\}"
+        ),
+        r"\1",
+    ),
+    (re.compile(rf"</?(?:{_TAGS})(?:\s+[\w-]+=[^<>]*)?\s*/?>", re.IGNORECASE), ""),
+    (re.compile(r"```\w*\n(.*?)\n?```", re.DOTALL), r"\1"),
+    (re.compile(r"\[([^\[\]]+)\]\([^()\s]+\)"), r"\1"),
+    (
+        re.compile(r"(?<![\w*])(\*{1,3}|`{1,3}|~~|==)(?=[^\s*])(.{1,1000}?)(?<=\S)\1(?![\w*])", re.DOTALL),
+        r"\2",
+    ),
+    (re.compile(r"(?<!\w)(_{1,3})(?=\S)(.{1,1000}?)(?<=\S)\1(?!\w)", re.DOTALL), r"\2"),
     (re.compile(r"\$\$?(?=\s*[^\W\d])([^$]*)\$\$?|\\[(\[]([^()\[\]]*)\\[)\]]"), r"\1\2"),
 )
-#: A mark of a list or heading before an answer, and brackets around all of it.
-_BULLET = re.compile(r"\s*(?:[-*•+>]|#{1,6})\s+")
-_BRACKETED = re.compile(r"\(([^()]*)\)|\[([^\[\]]*)\]")
+#: A mark of a list or heading before an answer, or emphasis whose other half was cut off.
+_BULLET = re.compile(
+    r"\s*(?:(?:[-*•+>]|#{1,6})\s+|\*\*+|(?:[-*]|\w{1,2}[.)]\s+)(?=(?:yes|no)\b))", re.IGNORECASE
+)
+#: Most markup within markup that is read.
+_NESTED = 8
+_CUT_OFF = re.compile(r"\*\*+\s*$")
+#: Brackets around all of an answer.
+_BRACKETED = re.compile(r"\(([^()]*)\)|\[(\[?[^\[\]]*\]?)\]|<(<?[^<>]*>?)>|\{([^{}]*)\}")
+#: Quotation marks, dashes and marks without width around a final answer.
+_AROUND = "\"'“”‘’„«»「」『』–—· \u200b\ufeff"
+#: Signs that LaTeX and Markdown write with a backslash, and LaTeX's comma in numbers.
+_ESCAPED = re.compile(r"\\([%$&_#*`])|\{(,)\}")
 
 #: Tells whether an answer is right: ``(whole text, final answer, gold answers) -> bool``.
 Rule = Callable[[str, str, Sequence[str]], bool]
@@ -55,14 +80,22 @@ class F1(NamedTuple):
 
 def unmarked(text: str) -> str:
     """Strip Markdown, tags and LaTeX around words: "yes" from ``**Yes**``, ``(yes)`` or a box."""
-    before = ""
-    while text != before:  # a box may hold a text, and bold may be italic
+    text = html.unescape(text)
+    for _ in range(_NESTED):  # a box may hold a text, and bold may be italic
         before = text
         for pattern, kept in _MARKUP:
             text = pattern.sub(kept, text)
-    text = text[match.end() :] if (match := _BULLET.match(text)) else text
-    whole = _BRACKETED.fullmatch(text.strip().removesuffix("."))
-    return (whole[1] or whole[2] or "") if whole else text
+        text = text[match.end() :] if (match := _BULLET.match(text)) else _CUT_OFF.sub("", text)
+        whole = _BRACKETED.fullmatch(text.strip().removesuffix("."))
+        text = whole[whole.lastindex or 0] if whole else text
+        if text == before:
+            break
+    return _ESCAPED.sub(r"\1\2", text)
+
+
+def _readings(prediction: str) -> list[str]:
+    """Normalise a prediction without its markup, and as it is, where signs may belong to a name."""
+    return list(dict.fromkeys(normalize_answer(text) for text in (unmarked(prediction), prediction)))
 
 
 def normalize_answer(text: str) -> str:
@@ -72,7 +105,7 @@ def normalize_answer(text: str) -> str:
 
 def exact_match(prediction: str, answers: Sequence[str]) -> float:
     """Return 1.0 if the normalised prediction is one of the answers, as in SQuAD even for an empty one."""
-    return float(normalize_answer(unmarked(prediction)) in {normalize_answer(a) for a in answers})
+    return float(not {normalize_answer(a) for a in answers}.isdisjoint(_readings(prediction)))
 
 
 def f1_score(prediction: str, answers: Sequence[str]) -> F1:
@@ -80,14 +113,14 @@ def f1_score(prediction: str, answers: Sequence[str]) -> F1:
 
     "yes", "no" and "noanswer" match only themselves. Without answers all are 0.
     """
-    shown = normalize_answer(unmarked(prediction))
-    return max((_f1(shown, normalize_answer(a)) for a in answers), default=F1(0, 0, 0))
+    shown = _readings(prediction)
+    return max((_f1(p, normalize_answer(a)) for a in answers for p in shown), default=F1(0, 0, 0))
 
 
 def precision_recall_max(prediction: str, answers: Sequence[str]) -> tuple[float, float]:
     """Compute token precision and recall, each its own maximum, as in DRAGIN's code (Su et al., ACL 2024)."""
-    shown = normalize_answer(unmarked(prediction))
-    scores = [_f1(shown, normalize_answer(a)) for a in answers]
+    shown = _readings(prediction)
+    scores = [_f1(p, normalize_answer(a)) for a in answers for p in shown]
     return max((s.precision for s in scores), default=0.0), max((s.recall for s in scores), default=0.0)
 
 
@@ -116,9 +149,9 @@ def accuracy_contains(
     if mode not in ("tokens", "substring"):
         raise ValueError(f"mode={mode!r} is unknown: choose tokens or substring")
     pad = " " if mode == "tokens" else ""
-    haystack = pad + normalize_answer(unmarked(text)) + pad
+    haystacks = [pad + reading + pad for reading in _readings(text)]
     needles = (normalize_answer(a) for a in answers)
-    return float(any(n and pad + n + pad in haystack for n in needles))
+    return float(any(n and pad + n + pad in haystack for n in needles for haystack in haystacks))
 
 
 def right_by_em(text: str, answer: str, gold: Sequence[str]) -> bool:
@@ -130,8 +163,8 @@ def same_meaning(prediction: str, answers: Sequence[str], matcher: EntityMatcher
     """Return 1.0 if the prediction surely names the same entity as one of the answers."""
     if not prediction.strip():
         return 0.0
-    shown = unmarked(prediction)
-    found = (matcher.match(answer, shown).verdict for answer in answers if answer.strip())
+    shown = dict.fromkeys(text for text in (unmarked(prediction), prediction) if text.strip())
+    found = (matcher.match(answer, text).verdict for answer in answers if answer.strip() for text in shown)
     return float("equivalent" in found)
 
 
@@ -181,7 +214,9 @@ def extract_answer(text: str, cue: str) -> str:
 
     Return "" if it is absent, so that a missing answer is never right.
     """
-    found = [*re.finditer(re.escape(cue), text, re.IGNORECASE)] if cue else []
-    rest = text[found[-1].end() :].lstrip(": \n") if found else ""
-    line = unmarked(rest.splitlines()[0] if rest else "")
-    return line.strip().removesuffix(".").strip("\"'“”‘’ ")
+    for shown in (unmarked(text), text) if cue else ():  # the cue itself may have signs
+        if found := [*re.finditer(re.escape(cue), shown, re.IGNORECASE)]:
+            rest = shown[found[-1].end() :].lstrip(": \n")
+            line = unmarked(rest.splitlines()[0] if rest else "")
+            return line.strip().removesuffix(".").strip(_AROUND).removesuffix("。")
+    return ""

@@ -217,6 +217,8 @@ def encode_rows(rows: Sequence[Mapping[str, Any]]) -> bytes:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    # Values of numpy are written as Python's.
+    rows = [{name: v.item() if isinstance(v, np.generic) else v for name, v in row.items()} for row in rows]
     names = list(rows[0])
     for row in rows:
         if set(row) != set(names):

@@ -275,6 +275,8 @@ class _Reading:
         if self._fitted or not isinstance(row.record, dict):
             return
         for name in DATASETS:
+            if name == self.source.name:
+                continue
             for known in source_class(name).layouts:
                 if known.fits(row.record):
                     other = f"{known.name}, to be read by questions={name}"

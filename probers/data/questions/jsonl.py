@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -108,14 +109,19 @@ class JSONL(QuestionSource):
 
 
 def _listed(record: Record, key: str) -> Record:
-    """Return the record with its answers as a list; PopQA writes them as JSON within a string."""
+    """Return the record with its answers as a list; tables have it as JSON, or as Python writes it."""
     value = record.get(key)
-    if key != "answers" and isinstance(value, str):
+    if not isinstance(value, str) or (key == "answers" and not value.startswith("[")):
+        return record
+    if not value.startswith("["):
+        return {**record, key: [value]}
+    try:
+        return {**record, key: json.loads(value)}
+    except ValueError:
         try:
-            return {**record, key: json.loads(value)}
-        except ValueError:
-            return {**record, key: [value]}
-    return record
+            return {**record, key: ast.literal_eval(value)}
+        except (ValueError, SyntaxError) as error:
+            raise ValueError(f"{key} must be a list of strings, found {value!r:.80}") from error
 
 
 @dataclass(frozen=True, kw_only=True)
