@@ -395,9 +395,10 @@ def use_command(bank: ProbeBank, out: str | Path, *, read: bool) -> str | None:
     scores = read and bank.spec.pool != "prompt"
     if bank.head.tokens or not (trigger or scores):
         return None
+    model = "" if bank.spec.model.id == "testbed" else f" model={bank.spec.model.id}"
     if scores:
-        return f"probers-score FILE prober={out}"
-    return f'probers-rag question="..." trigger={trigger} prober={out}'
+        return f"probers-score FILE{model} prober={out}"
+    return f'probers-rag question="..."{model} trigger={trigger} prober={out}'
 
 
 def _scored(figures: Json) -> list[tuple[str, Json]]:

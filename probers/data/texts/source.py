@@ -16,7 +16,7 @@ from ...text import count
 from ...types import SPLITS, Outside, TextFormat, Unit, UserError
 from ..records import BadLine, LeftOut, Row, bad_line, hub_splits, what_is_wrong
 from ..splits import Splits
-from .base import Text, read_text
+from .base import SPLIT_NAMES, Text, read_text
 from .formats import Place, format_of, lines_of, rows_of, sources_beside
 
 #: Share of the training groups that are validated on where a file has a test split and no validation split.
@@ -80,8 +80,9 @@ class TextSource:
             yield from rows_of(Path(self._spec))
             return
         for split, rows in hub_splits(self._spec, "texts"):
+            side = {"split": split} if split in SPLIT_NAMES else {}
             for row in rows:
-                own = row.record if row.problem or "split" in row.record else {**row.record, "split": split}
+                own = row.record if row.problem else side | row.record
                 yield row._replace(where=f"{split} {row.where}", record=own)
 
     def read(self) -> Iterator[tuple[str, Text | str]]:
@@ -101,6 +102,8 @@ class TextSource:
                     self._no_prompts = not place.sources
                 for number, line in enumerate(lines_of(format_, row.record, place), 1):
                     where = row.where if number == 1 else f"{row.where}.{number}"
+                    if (split := row.record.get("split")) is not None:
+                        line.setdefault("split", split)
                     if outside is not None:
                         line["outside"] = outside
                     one = read_text(line, where)
@@ -148,7 +151,7 @@ class TextSource:
             judged = any(mark.wrong is not None for mark in one.units(unit))
             if judged or (unit == "token" and one.wrong is not None):
                 yield one
-            elif not any((one.spans, one.sentences, one.claims)) and one.wrong is None:
+            elif one.wrong is None and "wrong" not in one.record and not one.marked:
                 self.refuse(one.where, "no label: give wrong, spans, sentences or claims")
             else:
                 self.left_out.add(one.where, f"no label for unit={unit}")
@@ -168,7 +171,7 @@ class TextSource:
         labels: Counter[bool] = Counter()
         for one in self._usable(unit):
             key, side = draw_key("split", self.seed, one.group), SPLITS.index(one.split) if one.split else -1
-            mark = draw_key("text", 0, f"{one.asked}\n{one.answer}")
+            mark = draw_key("text", 0, "\n".join((*one.passages, one.asked, one.answer)))
             first, other, where = texts.setdefault(mark, (key, side, one.where))
             if other != side:
                 raise UserError(
