@@ -387,10 +387,11 @@ def write_card(
     )  # fmt: skip
 
 
-def use_command(bank: ProbeBank, out: str | Path, *, read: bool) -> str | None:
+def use_command(bank: ProbeBank, out: str | Path, model: str = "testbed", *, read: bool) -> str | None:
     """Show how to use the prober: as trigger, or on texts if those it was trained on were ``read``.
 
-    None where neither takes it.
+    None where neither takes it. A ``model`` other than the commands' own is named; a card, which is
+    published, tells its name elsewhere.
     """
     triggers = {
         "predicting": "before_entity query=cioqf", "tokens": "radio query=cioqf", "prompt": "probing_before",
@@ -399,7 +400,7 @@ def use_command(bank: ProbeBank, out: str | Path, *, read: bool) -> str | None:
     scores = read and bank.spec.pool != "prompt"
     if bank.head.tokens or not (trigger or scores):
         return None
-    model = "" if bank.spec.model.id == "testbed" else f" model={bank.spec.model.id}"
+    model = "" if model == "testbed" else f" model={model}"
     if scores:
         return f"probers-score FILE{model} prober={out}"
     return f'probers-rag question="..."{model} trigger={trigger} prober={out}'
