@@ -239,8 +239,8 @@ def _conclude(
     try:
         len(store)
     except RunError as error:
-        reasons = sorted({found["reason"] for found in store.left_out()})
-        told = f"{error}; left out for: {', '.join(reasons) or 'no reason'}"
+        first = {found["reason"].partition(":")[0]: found["reason"] for found in [*store.left_out()][::-1]}
+        told = f"{error}; left out for: {', '.join(sorted(first.values())) or 'no reason'}"
         raise RunError(told, error.code) from error
     notes = builder.conclude(store)
     if settings.balance or quotas:

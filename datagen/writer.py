@@ -233,7 +233,7 @@ class _Progress:
         """Show a finished batch."""
         labels = examples.labels()
         if examples.rows and not self._labels.total():
-            self._bar.write("\n".join(first_example(examples.rows[0], self._builder.wrong_name)), sys.stdout)
+            self._bar.write("\n".join(first_example(examples.rows, self._builder.wrong_name)), sys.stdout)
         self._made += len(set(map(self._builder.unit_of, labels)))
         self._tokens += examples.tokens
         self._labels.update(label for label in labels.values() if label is not None)
@@ -264,15 +264,17 @@ class _Progress:
         return count * min(self._made, whole) // whole
 
 
-def first_example(row: Mapping[str, Any], wrong: str) -> list[str]:
-    """Describe an example in lines; ``wrong`` is the name of label 0."""
+def first_example(rows: Sequence[Mapping[str, Any]], wrong: str) -> list[str]:
+    """Describe an example in lines, of labelled tokens a marked one; ``wrong`` is the name of label 0."""
+    row = next((each for each in rows if each.get("inside", 1) == 1), rows[0])
+    label = {0: "right", 1: wrong}.get(row.get("token_wrong", 1 - row["correct"]), "undecided")
     names = ("question", "text", "answer", "gold")
     prompt, text, answer, gold = (_line(str(row.get(name, ""))) for name in names)
     return [
         "the first example:",
         f"  prompt: {'.. ' if len(prompt) > _SHOWN else ''}{prompt[-_SHOWN:]}",
         f"  model:  {text[:_SHOWN]}{' ..' if len(text) > _SHOWN else ''}",
-        f"  label:  {'right' if row['correct'] else wrong} "
+        f"  label:  {label} "
         f"({answer[:_SHOWN] or 'no final answer'}{gold and f'; expected: {gold[:_SHOWN]}'})",
     ]
 

@@ -195,6 +195,14 @@ def test_calibration_that_is_none_is_refused(kind: Any, numbers: tuple[Any, ...]
         kind(*numbers)
 
 
+@pytest.mark.parametrize("kind", c.CALIBRATIONS)
+def test_no_map_falls(kind: str) -> None:
+    """Scores in the wrong order are not turned round: P(wrong) is near the share of wrong texts."""
+    wrong = np.array([1, 1, 1, 0, 1, 0, 0, 0] * 5, float)
+    p_wrong = c.fit_calibration(kind, wrong, np.arange(40) * -0.1 + wrong * -9)(np.linspace(-9, 9, 50))
+    assert (np.diff(p_wrong) >= 0).all() and np.allclose(p_wrong, 0.5, atol=0.01)
+
+
 def test_platt_has_the_intercept_that_a_sum_over_layers_needs() -> None:
     """Twelve heads with evidence of their own, each with the prior odds in it; the fit is scikit-learn's."""
     rng = np.random.default_rng(0)

@@ -229,6 +229,16 @@ def test_long_and_incomplete_cases_are_cut_or_left_out() -> None:
     assert page_of([]).within("h2")[1] == "0 cases"
 
 
+def test_labels_that_were_given_are_not_called_those_of_a_comparison() -> None:
+    given = ("article", "entity", "faithful", "hallucinated")
+    for condition, there in (("generated", True), ("read", False)):
+        page = page_of([row | {"condition": condition, "gold": ""} for row in make_rows(4)])
+        told = " ".join(
+            page.within("p") + page.within("label") + page.within("dt") + page.within("h3")
+        ).lower()
+        assert all((word in told) is there for word in given)
+
+
 @pytest.mark.parametrize("column", ["question", "gold", "text", "match_evidence"])
 def test_texts_find_their_own_direction(column: str) -> None:
     row = make_rows(1)[0] | {column: "ولد في القاهرة عام ١٩٢٢", "entity_start": 0, "entity_end": 3}

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from refusals import fails
 from tiny import byte_level, sentence_piece, word_piece
 
+from probers.data.records import Row
 from probers.data.texts import TextSource, token_labels
 from probers.data.texts.base import read_text, truth
 from probers.engine.tokens import token_offsets
@@ -55,17 +56,27 @@ def test_a_line_has_spans_and_what_follows_from_them():
         ([False], "unknown", False),
         ([None], "right", None),
         ([None, True], "right", True),
+        (None, "right", None),
     ],
 )
 def test_the_answer_is_wrong_with_any_wrong_span(spans, outside, wrong):
-    marks = [{"start": 4 * i, "end": 4 * i + 3, "wrong": each} for i, each in enumerate(spans)]
+    marks = spans and [{"start": 4 * i, "end": 4 * i + 3, "wrong": each} for i, each in enumerate(spans)]
     assert read_text({"answer": "one two six", "spans": marks, "outside": outside}, "").wrong is wrong
     said = {"answer": "one two six", "spans": marks, "outside": outside, "wrong": 1}
     assert read_text(said, "").wrong is True
 
 
-@pytest.mark.parametrize("yes", [True, 1, "1", "true", "Yes", " yes "])
-@pytest.mark.parametrize("no", [False, 0, "0", "False", "no"])
+@pytest.mark.parametrize("more", [{"wrong": True}, {"wrong": True, "spans": []}, {"wrong": None}, {}])
+def test_the_rest_is_right_only_beside_marks_or_in_right_answers(more):
+    """Of a wrong answer without marks, or one that nobody judged, no sentence is known to be right."""
+    text = {"answer": "Ann saw. Bob left.", "outside": "right"}
+    assert {wrong for _, wrong in labels(read_text(text | more, ""), "sentence")} == {None}
+    for judged in ({"wrong": False}, {"spans": []}):
+        assert {wrong for _, wrong in labels(read_text(text | judged, ""), "sentence")} == {False}
+
+
+@pytest.mark.parametrize("yes", [True, 1, 1.0, "1", "1.0", "true", "Yes", " yes "])
+@pytest.mark.parametrize("no", [False, 0, 0.0, "0", "0.0", "False", "no"])
 def test_labels_are_read_as_people_write_them(yes, no):
     assert (truth(yes, "wrong"), truth(no, "wrong"), truth(None, "wrong")) == (True, False, None)
     for odd in (2, 0.5, "maybe", "", [], {}):
@@ -83,6 +94,9 @@ BAD = {
     },
     "missing": {"spans": [{"text": "Rome", "wrong": True}]},
     "twice": {"spans": [{"text": "She", "wrong": True}]},
+    "twice, overlapping": {"answer": "aha-aha-aha", "spans": [{"text": "aha-aha", "wrong": True}]},
+    "elsewhere": {"spans": [{"text": "She", "index": 5, "wrong": True}]},
+    "before the start": {"spans": [{"text": ".", "index": -1, "wrong": True}]},
     "no label": {"spans": [{"start": 0, "end": 3}]},
     "both": {"prompt": "p", "messages": [{"role": "user", "content": "q"}]},
     "split": {"split": "holdout"},
@@ -120,6 +134,9 @@ def test_duplicate_ids_and_lines_without_any_label(tmp_path):
         list(source(write_lines(tmp_path / "b.jsonl", [{"answer": "a"}])).labelled("answer"))
     with fails("labels", "right"):
         list(source(write_lines(tmp_path / "c.jsonl", [{"answer": "a", "wrong": 0}])).labelled("answer"))
+    undecided = [*of_groups(3), {"answer": "a", "wrong": None}]
+    some = source(write_lines(tmp_path / "u.jsonl", undecided))
+    assert len(list(some.labelled("answer"))) == 6 and len(some.left_out) == 1
     with fails("no-file", "missing.jsonl"):
         source(tmp_path / "missing.jsonl")
     with fails("bad-file", "texts="):
@@ -253,6 +270,43 @@ def test_ragtruth_finds_its_prompts_beside(tmp_path):
     ]
     write_lines(tmp_path / "source_info.jsonl", sources)
     assert [text.prompt for text in source(file).all()] == ["Answer!", "Answer!", "Now!", "Now!"]
+    write_lines(tmp_path / "source_info.jsonl", sources[:1])
+    with fails("bad-line", "line 3", "source_id 1"):
+        list(source(file).all())
+
+
+@pytest.mark.parametrize("name", ["ragtruth", "lettucedetect", "shroom", "halueval", "factscore"])
+def test_without_their_list_of_labels_records_are_undecided(name, tmp_path):
+    """Nobody has judged them, so they do not count as right."""
+    nulls = dict.fromkeys(("labels", "hard_labels", "soft_labels", "hallucination", "annotations"))
+    rows = [r for r in LAYOUTS[name][0] if not {"right_answer", "right_response", "right_summary"} & {*r}]
+    records = [record | {key: None for key in nulls if key in record} for record in rows]
+    assert [text.wrong for text in source(write_lines(tmp_path / "a.jsonl", records)).all()] == [None] * len(
+        rows
+    )
+
+
+def test_what_layouts_have_beside_labels_is_kept(tmp_path):
+    """Splits of every layout, what HaluEval's dialogues are about, and TruthfulQA as it is on the Hub."""
+    for name, (records, _, _) in LAYOUTS.items():
+        if name != "helm":
+            file = write_lines(tmp_path / f"{name}.jsonl", [record | {"split": "val"} for record in records])
+            assert {text.split for text in source(file).all()} == {"validation"}, name
+    pairs = source(write_lines(tmp_path / "pairs.jsonl", LAYOUTS["halueval"][0][1:3])).all()
+    assert [(text.passages, text.prompt) for text in pairs][::2] == [
+        (("k",), "[Human]: hi"),
+        ((), "d\nSummary:"),
+    ]
+    hub = {"question": "q?", "correct_answers": ["a", "b"], "incorrect_answers": ["c"]}
+    texts = source(write_lines(tmp_path / "hub.jsonl", [hub])).all()
+    assert [text.wrong for text in texts] == [False, False, True]
+
+
+@pytest.mark.parametrize(("name", "kept"), [("val", "validation"), ("data", "")])
+def test_splits_of_the_hub_are_kept_where_their_names_are_known(name, kept, tmp_path, monkeypatch):
+    rows = iter([Row("row 1", {"statement": "Lodz is in Peru.", "label": 0})])
+    monkeypatch.setattr("probers.data.texts.source.hub_splits", lambda spec, key: [(name, rows)])
+    assert [text.split for text in source("hf:a/b").all()] == [kept]
 
 
 def test_statements_of_a_table_and_one_object_on_one_line(tmp_path):
@@ -261,11 +315,12 @@ def test_statements_of_a_table_and_one_object_on_one_line(tmp_path):
             ["statement", "label", "city"],
             ["Lodz is in Poland, Europe.", "1", "Lodz"],
             ["Lodz, Peru.", "0", "Lodz"],
+            ["Lodz, Chile.", "", ""],
         ]
         csv.writer(file).writerows(rows)
     texts = list(source(tmp_path / "cities.csv").all())
     assert [(t.wrong, t.group, t.dataset) for t in texts] == [
-        (False, "Lodz", "cities"), (True, "Lodz", "cities"),
+        (False, "Lodz", "cities"), (True, "Lodz", "cities"), (None, "lodz, chile", "cities"),
     ]  # fmt: skip
     (tmp_path / "data.json").write_text(json.dumps(LAYOUTS["helm"][0]))
     assert len(list(source(tmp_path / "data.json").all())) == 2
@@ -316,3 +371,5 @@ def test_a_text_of_two_groups_is_read_once(tmp_path):
     again = source(write_lines(tmp_path / "a.jsonl", lines))
     assert "again" not in {text.id for text in again.labelled("answer")}
     assert again.survey("answer").texts == 40
+    lines[-1]["passages"] = ["Shown before it."]  # with other passages it is another text
+    assert source(write_lines(tmp_path / "b.jsonl", lines)).survey("answer").texts == 41

@@ -21,7 +21,7 @@ from probers.datagen import writer
 from probers.datagen.labels.base import balance
 from probers.datagen.labels.cot import CotBuilder
 from probers.datagen.labels.wiki import WikiBuilder
-from probers.datagen.writer import PART, fill
+from probers.datagen.writer import PART, fill, first_example
 from probers.engine.batch_size import Batches
 from probers.entities import Recogniser
 from probers.equivalence import EntityMatcher
@@ -252,6 +252,13 @@ def test_the_first_example_is_shown_once_and_steers_no_terminal(tmp_path, capsys
         "  model:  Spain [2J , a country.",
         "  label:  right (no final answer; expected: Spain)",
     ]
+
+
+@pytest.mark.parametrize(("inside", "told"), [(1, "wrong (b)"), (0, "right (a)"), (-1, "right (a)")])
+def test_the_first_example_of_labelled_tokens_is_a_marked_one(inside, told):
+    first = {"correct": 0, "answer": "a", "inside": 0, "token_wrong": 0}
+    second = {"correct": 0, "answer": "b", "inside": inside, "token_wrong": 1}
+    assert first_example([first, second], "wrong")[-1] == f"  label:  {told}"
 
 
 def test_known_work_leaves_the_other_batches_as_they_are():

@@ -287,6 +287,7 @@ def _calibration(trained: Trained, evaluator: Evaluator) -> Figures:
         "before": evaluator.probabilities(sigmoid(scores)),
         "after": evaluator.probabilities(calibrated),
         "by_chance": metrics.ece_by_chance(calibrated),
+        "constant": bool(np.ptp(calibrated) == 0),
         "other": {kind: evaluator.probabilities(fitted(scores)) for kind, fitted in others.items()},
     }
 

@@ -68,6 +68,10 @@ def warnings(figures: Json) -> list[str]:
         why = "by chance (one run in twenty) or because something is wrong; train with another seed"
         reached = bounds(shuffled["auroc_ci"])
         found.append(f"a head on shuffled labels reached AUROC {reached}, not 0.5: {why}")
+    if figures["calibration"].get("constant"):
+        found.append(
+            "P(wrong) is the same for every text: on validation, higher scores are not more often wrong"
+        )
     train, test = (set(figures["splits"][split]["datasets"]) for split in ("train", "test"))
     if train and test and not train & test:
         sets = f"trained on {', '.join(sorted(train))}, tested on {', '.join(sorted(test))}"
@@ -383,10 +387,11 @@ def write_card(
     )  # fmt: skip
 
 
-def use_command(bank: ProbeBank, out: str | Path, *, read: bool) -> str | None:
+def use_command(bank: ProbeBank, out: str | Path, model: str = "testbed", *, read: bool) -> str | None:
     """Show how to use the prober: as trigger, or on texts if those it was trained on were ``read``.
 
-    None where neither takes it.
+    None where neither takes it. A ``model`` other than the commands' own is named; a card, which is
+    published, tells its name elsewhere.
     """
     triggers = {
         "predicting": "before_entity query=cioqf", "tokens": "radio query=cioqf", "prompt": "probing_before",
@@ -395,9 +400,10 @@ def use_command(bank: ProbeBank, out: str | Path, *, read: bool) -> str | None:
     scores = read and bank.spec.pool != "prompt"
     if bank.head.tokens or not (trigger or scores):
         return None
+    model = "" if model == "testbed" else f" model={model}"
     if scores:
-        return f"probers-score FILE prober={out}"
-    return f'probers-rag question="..." trigger={trigger} prober={out}'
+        return f"probers-score FILE{model} prober={out}"
+    return f'probers-rag question="..."{model} trigger={trigger} prober={out}'
 
 
 def _scored(figures: Json) -> list[tuple[str, Json]]:

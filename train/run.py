@@ -278,7 +278,7 @@ def _next(bank: ProbeBank, out: Path, further: Sequence[Path], *, read: bool) ->
     """
     from .report import use_command
 
-    command = use_command(bank, out, read=read)
+    command = use_command(bank, out, bank.spec.model.id, read=read)
     answers = not read and bank.spec.position == "generated" and bank.spec.pool not in ("tokens", "prompt")
     if command is not None and further and answers:
         probers = ",".join(map(str, [out, *further]))

@@ -204,10 +204,13 @@ def sample_html(
     :func:`~probers.datagen.audit.draw_undecided`; at most :data:`MOST_UNDECIDED` undecided ones are shown.
     Fields that a row lacks are left out. ``about`` are facts for the head.
     """
+    given = bool(rows) and all(row.get("condition") == "read" for row in rows)
+    said = {"faithful": "right", "hallucinated": "wrong"} if given else {}
     return render(
         "probers.datagen.audit/sample.html.j2",
-        rows=rows, about=about, undecided=undecided, most=MOST_UNDECIDED, labels=_LABELS,
-        tables=_tables(rows), before=_before, continuation=_continuation, short=_short, number=number,
+        given=given, said=said, rows=rows, about=about, undecided=undecided, most=MOST_UNDECIDED,
+        labels=_LABELS, tables=_tables(rows), before=_before, continuation=_continuation, short=_short,
+        number=number,
     )  # fmt: skip
 
 

@@ -153,8 +153,13 @@ def fit_logistic(inputs: np.ndarray, wrong: np.ndarray) -> Logistic:
 
 
 def fit_platt(wrong: np.ndarray, scores: np.ndarray) -> Platt:
-    """Fit by logistic regression on a score of any unit (Platt scaling)."""
+    """Fit by logistic regression on a score of any unit (Platt scaling).
+
+    A score with the wrong order gets the share of wrong texts for all, which expresses no knowledge.
+    """
     (slope,), intercept = fit_logistic(scores[:, None], wrong).unscaled()
+    if slope < 0:
+        return Platt(0.0, float(np.log(wrong.mean() / (1 - wrong.mean()))))
     return Platt(float(slope), intercept)
 
 

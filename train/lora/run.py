@@ -53,7 +53,7 @@ _CONTINUED, _LENGTH = 24, 48
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What a training of adapters reads beside the store: the model, and the store's texts."""
+    """Input of a training of adapters beside the store: the model, and the store's texts."""
 
     options: Lora
     lm: CausalLM

@@ -161,7 +161,7 @@ class Place(NamedTuple):
     beside: tuple[Beside, ...] = ()
 
     def __str__(self) -> str:
-        """The name, without the site where it is the residual stream."""
+        """Name it, without the site where it is the residual stream."""
         named = ", ".join([self.head, self.layers, *([self.site] if self.site != "resid_post" else [])])
         return " + ".join([named, *self.beside])
 

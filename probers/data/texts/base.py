@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ from ..questions.values import Record, identifier, optional, records, strings
 from ..records import check_object
 
 #: Names of splits in files of others.
-_SPLITS = {"dev": "validation", "valid": "validation", "val": "validation"} | {s: s for s in SPLITS}
+SPLIT_NAMES = {"dev": "validation", "valid": "validation", "val": "validation"} | {s: s for s in SPLITS}
 _TRUTH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
@@ -84,6 +84,11 @@ class Text:
         """The prompt, or the last message of a chat."""
         return self.messages[-1]["content"] if self.messages else self.prompt or ""
 
+    @property
+    def marked(self) -> bool:
+        """Whether some part of the answer has a mark."""
+        return bool(self.spans or self.sentences or self.claims)
+
     def units(self, unit: Unit) -> list[Mark]:
         """Cut the answer into units with their labels, from left to right.
 
@@ -113,10 +118,11 @@ class Text:
 
 
 def truth(value: Any, key: str) -> bool | None:
-    """A label: true, false, 1, 0, "yes", "no" and the like; None for null (ValueError otherwise)."""
+    """Read a label: true, false, 1, 0, "yes", "no" and the like; None for null (ValueError otherwise)."""
     if value is None or isinstance(value, bool):
         return value
-    found = _TRUTH.get(str(value).strip().lower()) if isinstance(value, (int, str)) else None
+    written = str(value).strip().lower().removesuffix(".0")  # tables with gaps write numbers as 1.0
+    found = _TRUTH.get(written) if isinstance(value, (int, float, str)) else None
     if found is None:
         raise ValueError(f"{key} must be true or false (or 1, 0, yes, no, null), found {shown(value)}")
     return found
@@ -145,11 +151,14 @@ def read_text(record: Any, where: str, *, outside: Outside | None = None) -> Tex
     marks = {name: _marks(record, name, answer) for name in ("spans", "sentences", "claims")}
     for name in ("spans", "sentences"):
         _check_overlap(marks[name], name)
+    labels = {mark.wrong for each in marks.values() for mark in each}
+    whole = truth(record["wrong"], "wrong") if "wrong" in record else _whole(labels, rest, record)
+    if rest == "right" and whole is not False and not labels - {False}:
+        rest = "unknown"  # no mark says what is wrong, so the rest need not be right
     return Text(
         identifier(record, "id") if record.get("id") is not None else where, where,
         None if messages else prompt, tuple(messages), answer,
-        truth(record["wrong"], "wrong") if "wrong" in record else _whole(marks.values(), rest, record),
-        record, strings(record, "passages"), **marks, outside=rest,
+        whole, record, strings(record, "passages"), **marks, outside=rest,
         group=identifier(record, "group") if record.get("group") is not None else "",
         split=_split(record), writer=optional(record, "writer"), dataset=optional(record, "dataset"),
     )  # fmt: skip
@@ -161,9 +170,9 @@ def _is_message(value: Any) -> bool:
 
 def _split(record: Record) -> str:
     name = optional(record, "split")
-    if name and name not in _SPLITS:
+    if name and name not in SPLIT_NAMES:
         raise ValueError(f"split must be train, validation or test, found {shown(name)}")
-    return _SPLITS[name] if name else ""
+    return SPLIT_NAMES[name] if name else ""
 
 
 def _marks(record: Record, name: str, answer: str) -> tuple[Mark, ...]:
@@ -195,16 +204,17 @@ def _range(pair: Any, answer: str, what: str) -> tuple[int, int]:
 
 
 def find_text(answer: str, text: Any, index: Any, what: str) -> tuple[int, int]:
-    """Characters of a verbatim ``text``: at ``index`` where it is given, else its only place (ValueError)."""
+    """Find the characters of a verbatim ``text``: at ``index`` where it is given, else its only place (ValueError)."""
     if not isinstance(text, str) or not text:
         raise ValueError(f"{what} must have start and end, ranges, or text, found {shown(text)}")
-    if type(index) is int and answer.startswith(text, index):
+    if type(index) is int and index >= 0 and answer.startswith(text, index):
         return index, index + len(text)
-    places = answer.count(text)
-    if places != 1:
-        many = "is not in the answer" if not places else f"is in the answer {places} times: give its index"
-        raise ValueError(f"{what} {shown(text)} {many}")
-    start = answer.index(text)
+    start = answer.find(text)
+    if start < 0:
+        raise ValueError(f"{what} {shown(text)} is not in the answer")
+    if answer.rfind(text) > start:
+        told = "give its index" if index is None else f"index {shown(index)} is none of its places"
+        raise ValueError(f"{what} {shown(text)} is in the answer more than once: {told}")
     return start, start + len(text)
 
 
@@ -218,12 +228,11 @@ def _check_overlap(marks: Sequence[Mark], name: str) -> None:
         reach[wrong] = max(end, reach.get(wrong, 0))
 
 
-def _whole(marks: Any, outside: str, record: Record) -> bool | None:
+def _whole(labels: Set[bool | None], outside: str, record: Record) -> bool | None:
     """Label of an answer by its parts: wrong with a wrong one; without any, right where the rest is right."""
-    labels = {mark.wrong for each in marks for mark in each}
     if True in labels or None in labels:
         return True if True in labels else None
-    return False if labels or (outside == "right" and "spans" in record) else None
+    return False if labels or (outside == "right" and record.get("spans") is not None) else None
 
 
 class TokenLabels(NamedTuple):

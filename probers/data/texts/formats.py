@@ -33,7 +33,7 @@ _VERDICTS: dict[str, bool | None] = {
 
 @dataclass(frozen=True)
 class Place:
-    """What a record does not say itself: its file, and the sources beside RAGTruth's responses."""
+    """Context of a record: its file, and the sources beside RAGTruth's responses."""
 
     path: Path
     sources: Mapping[str, Record] = field(default_factory=dict)
@@ -46,6 +46,8 @@ def _jsonl(record: Record, place: Place) -> Iterator[Line]:
 def _ragtruth(record: Record, place: Place) -> Iterator[Line]:
     """RAGTruth (Niu et al. 2024): ``response.jsonl``, its prompts in ``source_info.jsonl`` beside it."""
     source = str(record["source_id"])
+    if place.sources and source not in place.sources:
+        raise ValueError(f"source_info.jsonl beside the file has no source_id {shown(source)}")
     about = place.sources.get(source, {})
     yield {
         "id": record["id"], "prompt": about.get("prompt"), "answer": text(record, "response"),
@@ -63,7 +65,10 @@ def _lettucedetect(record: Record, place: Place) -> Iterator[Line]:
     }  # fmt: skip
 
 
-def _wrong(record: Record, kind: str) -> list[Line]:
+def _wrong(record: Record, kind: str) -> list[Line] | None:
+    """Wrong spans of ``labels``, or None without a list: an empty one says that nothing is wrong."""
+    if record.get("labels") is None:
+        return None
     return [
         {"start": each.get("start"), "end": each.get("end"), "wrong": True, "type": str(each.get(kind) or "")}
         for each in records(record, "labels")
@@ -72,13 +77,14 @@ def _wrong(record: Record, kind: str) -> list[Line]:
 
 def _hallucination_probes(record: Record, place: Place) -> Iterator[Line]:
     """Obeso et al. 2025: a conversation whose last message is judged span by span."""
-    *before, last = records(record, "conversation")
+    *before, last = records(record, "conversation") or [{}]
     spans = [
         {"text": each.get("span"), "index": each.get("index"), "wrong": _verdict(each.get("label"))}
         for each in records(record, "annotations")
     ]
     yield {
-        "messages": before, "answer": text(last, "content"), "spans": spans, "outside": "unknown",
+        **({"messages": before} if before else {}), "answer": text(last, "content"),
+        "spans": spans, "outside": "unknown",
         "group": _mark(json.dumps(before)), "writer": optional(record, "model"),
         "split": optional(record, "split"),
     }  # fmt: skip
@@ -90,32 +96,34 @@ def _halueval(record: Record, place: Place) -> Iterator[Line]:
         wrong, answer = truth(record["hallucination"], "hallucination"), text(record, "chatgpt_response")
         # Some of its spans are remarks on the answer; then the answer's label is all there is.
         marked = strings(record, "hallucination_spans") if wrong else ()
-        spans = [{"text": each, "wrong": True} for each in marked if answer.count(each) == 1]
+        once = [each for each in marked if 0 <= answer.find(each) == answer.rfind(each)]
+        spans = [{"text": each, "wrong": True} for each in once]
         yield {
             "id": record.get("ID"), "prompt": f"{text(record, 'user_query')}\n",
             "answer": answer, "wrong": wrong, "group": _mark(record["user_query"]), "dataset": "general",
-            "spans": spans if len(spans) == len(marked) else [],
-            "outside": "right" if len(spans) == len(marked) else "unknown",
+            "spans": spans if len(spans) == len(marked) else [], "outside": "right",
         }  # fmt: skip
         return
-    for shown_as, (asked, kind) in _PAIRS.items():
+    for kind, (shown_as, asked) in _PAIRS.items():
         if f"right_{kind}" not in record:
             continue
-        question = "Summarise the text." if kind == "summary" else text(record, asked)
+        question, passage = text(record, asked), record.get(shown_as)
+        if shown_as == asked:
+            question, passage = f"{question}\nSummary:", None
         for wrong in (False, True):
             answer = text(record, f"{'hallucinated' if wrong else 'right'}_{kind}")
             yield {
-                "prompt": question, "passages": [text(record, shown_as)] if shown_as in record else [],
+                "prompt": question, "passages": [text(record, shown_as)] if passage else [],
                 "answer": f" {answer}", "wrong": wrong, "dataset": kind,
                 "group": _mark(record[asked]),
             }  # fmt: skip
 
 
-#: Of HaluEval's pairs: the field that is shown, and those that are asked and answered.
+#: Of HaluEval's pairs, by what is answered: the field that is shown, and the one that is asked.
 _PAIRS = {
-    "knowledge": ("question", "answer"),
-    "dialogue_knowledge": ("dialogue_history", "response"),
-    "document": ("document", "summary"),
+    "answer": ("knowledge", "question"),
+    "response": ("knowledge", "dialogue_history"),
+    "summary": ("document", "document"),
 }
 
 
@@ -124,12 +132,13 @@ def _shroom(record: Record, place: Place) -> Iterator[Line]:
     psilo = "llm_answer" in record
     asked, answered = ("question", "llm_answer") if psilo else ("model_input", "model_output_text")
     hard = record.get("hard_labels", record.get("labels"))
-    if hard is None:
+    if hard is None and record.get("soft_labels") is not None:
         soft = records(record, "soft_labels")
         hard = [[each.get("start"), each.get("end")] for each in soft if float(each.get("prob", 0)) > 0.5]
     yield {
         "id": record.get("id"), "prompt": f"{text(record, asked)}\n", "answer": record[answered],
-        "spans": [{"ranges": [list(pair)], "wrong": True} for pair in hard], "outside": "right",
+        "spans": None if hard is None else [{"ranges": [list(pair)], "wrong": True} for pair in hard],
+        "outside": "right",
         "group": _mark(record[asked]), "writer": optional(record, "llm_checkpoint" if psilo else "model_id"),
         "dataset": optional(record, "lang"),
     }  # fmt: skip
@@ -164,6 +173,7 @@ def _factscore(record: Record, place: Place) -> Iterator[Line]:
         wrong = True if True in labels else False if labels and None not in labels else None
         sentences.append({"start": start, "end": end, "wrong": wrong})
     yield {
+        **({"wrong": None} if record["annotations"] is None else {}),  # an answer that says nothing
         "prompt": f"{text(record, 'input')}\n", "answer": answer, "sentences": sentences, "claims": claims,
         "group": text(record, "topic"), "writer": place.path.name.partition(".")[0],
     }  # fmt: skip
@@ -172,7 +182,8 @@ def _factscore(record: Record, place: Place) -> Iterator[Line]:
 def _truthfulqa(record: Record, place: Place) -> Iterator[Line]:
     """TruthfulQA (Lin et al. 2022): the right and wrong answers to each question, one text each."""
     question = text(record, "question" if "question" in record else "Question")
-    for wrong, names in ((False, ("correct", "Correct Answers")), (True, ("incorrect", "Incorrect Answers"))):
+    for wrong, kind in ((False, "correct"), (True, "incorrect")):
+        names = (kind, f"{kind}_answers", f"{kind.title()} Answers")
         given: Any = next((record[name] for name in names if name in record), [])
         answers = [each.strip() for each in given.split(";")] if isinstance(given, str) else given
         for answer in filter(None, answers):
@@ -221,7 +232,7 @@ def _verdict(label: Any) -> bool | None:
 
 
 def _mark(text_: Any) -> str:
-    """A short name of a prompt for groups."""
+    """Make a short name of a prompt for groups."""
     return hashlib.blake2b(" ".join(str(text_).split()).encode(), digest_size=8).hexdigest()
 
 
@@ -241,7 +252,10 @@ FORMATS: dict[TextFormat, tuple[tuple[frozenset[str], ...], Callable[[Record, Pl
     "helm": ((frozenset({"prompt", "sentences", "id"}),), _helm),
     "factscore": ((frozenset({"input", "output", "annotations"}),), _factscore),
     "truthfulqa": (
-        (frozenset({"question", "correct", "incorrect"}), frozenset({"Question", "Correct Answers"})),
+        (
+            frozenset({"question", "correct", "incorrect"}), frozenset({"Question", "Correct Answers"}),
+            frozenset({"question", "correct_answers", "incorrect_answers"}),
+        ),
         _truthfulqa,
     ),
     "statements": ((frozenset({"statement", "label"}),), _statements),
@@ -273,8 +287,11 @@ def lines_of(format_: TextFormat, record: Any, place: Place) -> Iterable[Line]:
 
 def rows_of(path: Path) -> Iterator[Row]:
     """Records of a file: a table by its name, one JSON object by id (HELM), an array, or JSON lines."""
-    table = path.name.removesuffix(".gz").endswith((".csv", ".tsv"))
-    yield from file_rows(path, by_id=not table and _is_object(path))
+    if not path.name.removesuffix(".gz").endswith((".csv", ".tsv")):
+        yield from file_rows(path, by_id=_is_object(path))
+        return
+    for row in file_rows(path):  # an empty cell is null
+        yield row._replace(record=row.record and {name: cell or None for name, cell in row.record.items()})
 
 
 def _is_object(path: Path) -> bool:

@@ -16,7 +16,7 @@ from ...text import count
 from ...types import SPLITS, Outside, TextFormat, Unit, UserError
 from ..records import BadLine, LeftOut, Row, bad_line, hub_splits, what_is_wrong
 from ..splits import Splits
-from .base import Text, read_text
+from .base import SPLIT_NAMES, Text, read_text
 from .formats import Place, format_of, lines_of, rows_of, sources_beside
 
 #: Share of the training groups that are validated on where a file has a test split and no validation split.
@@ -80,12 +80,13 @@ class TextSource:
             yield from rows_of(Path(self._spec))
             return
         for split, rows in hub_splits(self._spec, "texts"):
+            side = {"split": split} if split in SPLIT_NAMES else {}
             for row in rows:
-                own = row.record if row.problem or "split" in row.record else {**row.record, "split": split}
+                own = row.record if row.problem else side | row.record
                 yield row._replace(where=f"{split} {row.where}", record=own)
 
     def read(self) -> Iterator[tuple[str, Text | str]]:
-        """Every text with its place, or in its stead the reason why a line holds none."""
+        """Read every text with its place, or the reason why a line holds none."""
         place = Place(Path(self._spec))
         format_: TextFormat | None = None if self.format == "auto" else self.format
         outside = None if self.outside == "auto" else self.outside
@@ -101,6 +102,8 @@ class TextSource:
                     self._no_prompts = not place.sources
                 for number, line in enumerate(lines_of(format_, row.record, place), 1):
                     where = row.where if number == 1 else f"{row.where}.{number}"
+                    if (split := row.record.get("split")) is not None:
+                        line.setdefault("split", split)
                     if outside is not None:
                         line["outside"] = outside
                     one = read_text(line, where)
@@ -112,7 +115,7 @@ class TextSource:
                 yield row.where, what_is_wrong(error)
 
     def all(self) -> Iterator[Text]:
-        """Every readable text, with or without labels; other lines are an error or left out."""
+        """Read every text, with or without labels; unreadable lines are an error or left out."""
         self.left_out = _LeftOut()
         found = 0
         for where, one in self.read():
@@ -137,7 +140,7 @@ class TextSource:
             raise UserError(f"texts={self._spec} holds no usable line: {why}", "empty")
 
     def labelled(self, unit: Unit) -> Iterator[Text]:
-        """The drawn texts with a label for some ``unit``, each with group, split and data set."""
+        """Read the drawn texts with a label for some ``unit``, each with group, split and data set."""
         survey = self.survey(unit)
         for place, one in enumerate(self._usable(unit)):
             if (split := survey.split_of(place)) is not None:
@@ -148,7 +151,7 @@ class TextSource:
             judged = any(mark.wrong is not None for mark in one.units(unit))
             if judged or (unit == "token" and one.wrong is not None):
                 yield one
-            elif not any((one.spans, one.sentences, one.claims)) and one.wrong is None:
+            elif one.wrong is None and "wrong" not in one.record and not one.marked:
                 self.refuse(one.where, "no label: give wrong, spans, sentences or claims")
             else:
                 self.left_out.add(one.where, f"no label for unit={unit}")
@@ -168,7 +171,7 @@ class TextSource:
         labels: Counter[bool] = Counter()
         for one in self._usable(unit):
             key, side = draw_key("split", self.seed, one.group), SPLITS.index(one.split) if one.split else -1
-            mark = draw_key("text", 0, f"{one.asked}\n{one.answer}")
+            mark = draw_key("text", 0, "\n".join((*one.passages, one.asked, one.answer)))
             first, other, where = texts.setdefault(mark, (key, side, one.where))
             if other != side:
                 raise UserError(
@@ -212,7 +215,7 @@ class TextSource:
         return Survey(sides, len(kept), units, characters, tuple(notes))
 
     def _dealt(self, found: _Found) -> tuple[dict[int, int], list[str]]:
-        """The split of each group: the file's own where they do, with notes (UserError: a group in two)."""
+        """Assign each group its split: the file's own where they serve, with notes (UserError: a group in two)."""
         sides = {side for side in found.sides if side != _REPEATED}
         if not {0, 2} <= sides or -1 in sides:
             dealt, given = Splits(self.seed, found.groups), sorted(sides - {-1})
@@ -233,7 +236,7 @@ class TextSource:
         return own, [f"no validation split: {_VALIDATION:.0%} of the training groups, drawn by seed, are it"]
 
     def _limited(self, found: _Found) -> set[int] | None:
-        """The groups that a limit leaves, one at least; None without a limit."""
+        """Draw the groups that a limit leaves, one at least; None without a limit."""
         if self.limit is None or self.limit >= len(found.groups):
             return None
         sizes, total, drawn = Counter(found.groups), 0, set[int]()
@@ -254,7 +257,7 @@ _REPEATED = -2
 
 @dataclass
 class _Found:
-    """What the first reading keeps of each text: hash of its group, its split, and sizes."""
+    """Result of the first reading for each text: hash of its group, its split, and sizes."""
 
     groups: array[int] = field(default_factory=lambda: array("Q"))
     sides: array[int] = field(default_factory=lambda: array("b"))
@@ -283,5 +286,5 @@ class Survey:
     notes: tuple[str, ...]
 
     def split_of(self, place: int) -> str | None:
-        """The split of the ``place``-th usable text; None if it was not drawn."""
+        """Look up the split of the ``place``-th usable text; None if it was not drawn."""
         return SPLITS[side] if (side := self.sides[place]) >= 0 else None
