@@ -204,7 +204,7 @@ def _range(pair: Any, answer: str, what: str) -> tuple[int, int]:
 
 
 def find_text(answer: str, text: Any, index: Any, what: str) -> tuple[int, int]:
-    """Find the characters of a verbatim ``text``: at ``index`` where it is given, else its only place (ValueError)."""
+    """Find the characters of a verbatim ``text``: at ``index`` if given, else its only place (ValueError)."""
     if not isinstance(text, str) or not text:
         raise ValueError(f"{what} must have start and end, ranges, or text, found {shown(text)}")
     if type(index) is int and index >= 0 and answer.startswith(text, index):

@@ -215,7 +215,7 @@ class TextSource:
         return Survey(sides, len(kept), units, characters, tuple(notes))
 
     def _dealt(self, found: _Found) -> tuple[dict[int, int], list[str]]:
-        """Assign each group its split: the file's own where they serve, with notes (UserError: a group in two)."""
+        """Assign each group its split, if possible the file's, with notes (UserError: a group in two)."""
         sides = {side for side in found.sides if side != _REPEATED}
         if not {0, 2} <= sides or -1 in sides:
             dealt, given = Splits(self.seed, found.groups), sorted(sides - {-1})
