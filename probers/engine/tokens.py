@@ -288,11 +288,10 @@ def encode_answer(tokenizer: Any, prompt: str, answer: str, name: str) -> tuple[
 
 def without_end(tokenizer: Any, text: str) -> str:
     """Remove the markers by which the model ended a text ("<|im_end|>")."""
-    added = getattr(
-        tokenizer, "added_tokens_decoder", {}
-    ).values()  # also those without a role, as "<|eot_id|>"
+    added = getattr(tokenizer, "added_tokens_decoder", {}).values()  # with those of no role: "<|eot_id|>"
     markers = {*tokenizer.all_special_tokens, *(str(token) for token in added if token.special)} - {""}
-    while found := next((marker for marker in markers if text.rstrip().endswith(marker)), ""):
+    longest_first = sorted(markers, key=len, reverse=True)
+    while found := next((marker for marker in longest_first if text.rstrip().endswith(marker)), ""):
         text = text.rstrip().removesuffix(found)
     return text
 

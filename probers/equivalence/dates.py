@@ -35,20 +35,10 @@ _CENTURIES = re.compile(
     r"(\w+)(?:[\s-]century)?\s(?:and|to|or|until|through)\s(?:(?:the|early|mid|late)[\s-])*([\w-]+?)[\s-]centur(?:y|ies)"
 )
 _QUALIFIERS = {
-    "c.": "circa",
-    "ca.": "circa",
-    "ca": "circa",
-    "~": "circa",
-    "end of": "late",
-    "middle of": "mid",
-}
-_QUALIFIERS |= {
-    "beginning of": "early",
-    "start of": "early",
-    "about": "circa",
-    "around": "circa",
-    "fall": "autumn",
-}
+    **dict.fromkeys(("c.", "ca.", "ca", "~", "about", "around"), "circa"),
+    **dict.fromkeys(("beginning of", "start of"), "early"),
+    "middle of": "mid", "end of": "late", "fall": "autumn",
+}  # fmt: skip
 _FIXED = {
     "christmas": (12, 25), "christmas day": (12, 25), "christmas eve": (12, 24), "new year's day": (1, 1),
     "new year's eve": (12, 31),

@@ -18,7 +18,7 @@ from .units import (
     meanings,
     read_unit,
     singular,
-)  # fmt: skip
+)
 
 #: Results of a comparison by value; the matcher's option ``partial`` decides about "partial".
 Relation = Literal["equivalent", "different", "partial"]
@@ -280,6 +280,8 @@ def _compound(text: str) -> Number | None:
         units[-1] = "in"
     if units[-1] == "m" and meanings(units[-2]) == meanings("h"):
         units[-1] = "min"
+    if not all(units):
+        return None
     scales = [{scale.quantity: scale.size for scale in meanings(unit)} for unit in units]
     shared = set(scales[0]).intersection(*scales[1:])
     if not shared:
@@ -293,11 +295,10 @@ def _compound(text: str) -> Number | None:
 
 def _share(text: str) -> Number | None:
     """Read "one in five" and "9 out of 10"."""
-    match = _N_IN_M.fullmatch(text)
-    some, all_ = (
-        (float(CARDINALS.get(n, n if n.isdigit() else 0)) for n in match.groups()) if match else (0, 0)
-    )
-    return Number(some / all_) if 0 < some < all_ else None
+    if (match := _N_IN_M.fullmatch(text)) is None:
+        return None
+    some, whole = (float(CARDINALS.get(n, n if n.isdigit() else 0)) for n in match.groups())
+    return Number(some / whole) if 0 < some < whole else None
 
 
 def _in_digits(text: str) -> Number | None:

@@ -31,23 +31,16 @@ _TAGS = (
     "answer|final|final_answer|output|response|result"
 )
 #: Markup around an answer, and its replacement: boxes of LaTeX, tags, links, emphasis, code.
-_MARKUP = (
-    (
-        re.compile(
-            r"\\(?:f?box(?:ed)?|text(?:bf|it|rm)?|emph|underline|math(?:rm|bf|it))\s*\{((?:[^{}]|\{[^{}]*\})*)\}"
-        ),
-        r"\1",
-    ),
-    (re.compile(rf"</?(?:{_TAGS})(?:\s+[\w-]+=[^<>]*)?\s*/?>", re.IGNORECASE), ""),
-    (re.compile(r"```\w*\n(.*?)\n?```", re.DOTALL), r"\1"),
-    (re.compile(r"\[([^\[\]]+)\]\([^()\s]+\)"), r"\1"),
-    (
-        re.compile(r"(?<![\w*])(\*{1,3}|`{1,3}|~~|==)(?=[^\s*])(.{1,1000}?)(?<=\S)\1(?![\w*])", re.DOTALL),
-        r"\2",
-    ),
-    (re.compile(r"(?<!\w)(_{1,3})(?=\S)(.{1,1000}?)(?<=\S)\1(?!\w)", re.DOTALL), r"\2"),
-    (re.compile(r"\$\$?(?=\s*[^\W\d])([^$]*)\$\$?|\\[(\[]([^()\[\]]*)\\[)\]]"), r"\1\2"),
-)
+_MARKUP = tuple((re.compile(pattern, re.IGNORECASE | re.DOTALL), kept) for pattern, kept in (
+    (r"\\(?:f?box(?:ed)?|text(?:bf|it|rm)?|emph|underline|math(?:rm|bf|it))"
+     r"\s*\{((?:[^{}]|\{[^{}]*\})*)\}", r"\1"),
+    (rf"</?(?:{_TAGS})(?:\s+[\w-]+=[^<>]*)?\s*/?>", ""),
+    (r"```\w*\n(.*?)\n?```", r"\1"),
+    (r"\[([^\[\]]+)\]\([^()\s]+\)", r"\1"),
+    (r"(?<![\w*])(\*{1,3}|`{1,3}|~~|==)(?=[^\s*])(.{1,1000}?)(?<=\S)\1(?![\w*])", r"\2"),
+    (r"(?<!\w)(_{1,3})(?=\S)(.{1,1000}?)(?<=\S)\1(?!\w)", r"\2"),
+    (r"\$\$?(?=\s*[^\W\d])([^$]*)\$\$?|\\[(\[]([^()\[\]]*)\\[)\]]", r"\1\2"),
+))  # fmt: skip
 #: A mark of a list or heading before an answer, or emphasis whose other half was cut off.
 _BULLET = re.compile(
     r"\s*(?:(?:[-*•+>]|#{1,6})\s+|\*\*+|(?:[-*]|\w{1,2}[.)]\s+)(?=(?:yes|no)\b))", re.IGNORECASE
