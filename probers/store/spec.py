@@ -168,7 +168,8 @@ class FeatureSpec:
             mine, theirs = getattr(self, name), getattr(other, name)
             if mine != theirs:
                 told = f"{what} have {name}={mine!r}, {against} {name}={theirs!r}"
-                raise UserError(f"{told}: make one of them again with the same {name}", "mismatch")
+                options = "source and unit" if name == "position" else name
+                raise UserError(f"{told}: make one of them again with the same {options}", "mismatch")
 
     def to_dict(self) -> dict[str, Any]:
         found = {**asdict(self), "layers": list(self.layers), "beside": list(map(asdict, self.beside))}
