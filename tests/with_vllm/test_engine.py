@@ -102,6 +102,18 @@ def needs_of(depth: int) -> list[Needs]:
 STOPS: list[Any] = [[], [" the ", "\n"], [SentenceEnd()], [lambda text: len(text.split()) > 4]]
 
 
+def test_a_model_with_experts_is_recorded_as_ours(tmp_path: Path) -> None:
+    """First, since a process makes the group of experts with its first vLLM or never."""
+    name = save_tiny("qwen3_moe", tmp_path)
+    ours = CausalLM.from_pretrained(name, dtype="float32")
+    theirs = VllmLM.from_pretrained(name, dtype="float32", batch_size=16)
+    for needs in needs_of(ours.num_layers):
+        made = theirs.generate(PROMPTS[::9], max_new_tokens=20, needs=needs)
+        check_all(made, ours.generate(PROMPTS[::9], max_new_tokens=20, needs=needs))
+        prompts, texts = [g.prompt for g in made], [g.token_ids for g in made]
+        check_all(*(lm.score(prompts, texts, needs=needs) for lm in (theirs, ours)))
+
+
 @pytest.mark.parametrize("stop", STOPS)
 def test_what_it_writes_is_recorded_as_ours(engines: tuple[CausalLM, VllmLM], stop: list[Any]) -> None:
     ours, theirs = engines
@@ -120,17 +132,6 @@ def test_what_it_reads_is_recorded_as_ours_also_what_the_cache_holds(
     written = theirs.generate(PROMPTS[:6], max_new_tokens=40)
     prompts, texts = [g.prompt for g in written], [g.token_ids for g in written]
     for needs in needs_of(ours.num_layers):
-        check_all(*(lm.score(prompts, texts, needs=needs) for lm in (theirs, ours)))
-
-
-def test_a_model_with_experts_is_recorded_as_ours(tmp_path: Path) -> None:
-    name = save_tiny("qwen3_moe", tmp_path)
-    ours = CausalLM.from_pretrained(name, dtype="float32")
-    theirs = VllmLM.from_pretrained(name, dtype="float32", batch_size=16)
-    for needs in needs_of(ours.num_layers):
-        made = theirs.generate(PROMPTS[::9], max_new_tokens=20, needs=needs)
-        check_all(made, ours.generate(PROMPTS[::9], max_new_tokens=20, needs=needs))
-        prompts, texts = [g.prompt for g in made], [g.token_ids for g in made]
         check_all(*(lm.score(prompts, texts, needs=needs) for lm in (theirs, ours)))
 
 
