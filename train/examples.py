@@ -41,6 +41,10 @@ class Examples:
         """(N,) true for marked spans, false for what lies outside of them; None for other stores."""
         return self.table["inside"].to_numpy() == 1 if "inside" in self.table else None
 
+    def span_weights(self, weight: float) -> np.ndarray | None:
+        """Weigh marked spans in the loss by ``weight``, all else by 1 (N,); None for other stores."""
+        return None if self.inside is None else np.where(self.inside, weight, 1.0)
+
     @property
     def wrong(self) -> np.ndarray:
         """Labels (N,): 1 where the text is wrong or hallucinated."""

@@ -134,8 +134,8 @@ def fit(
         single = np.isin(dataset.examples.text_of, dataset.examples.rows["train"])
         classes = targets_of(tasks, dataset.examples)[dataset.examples.text_of]
         head.prepare(moments(dataset.states, torch.from_numpy(np.flatnonzero(single)), places, classes))
-    inside = dataset.examples.inside
-    shares = None if inside is None else torch.from_numpy(np.where(inside, settings.span_weight, 1.0)[of])
+    weights_of_texts = dataset.examples.span_weights(settings.span_weight)
+    shares = None if weights_of_texts is None else torch.from_numpy(weights_of_texts[of])
     seeds = sorted({task.seed for task in tasks})
     schedule = Schedule(-(-len(training) // settings.batch_size), settings.epochs, settings.checks)
     correct = dataset.examples.table["correct"].to_numpy()[of]

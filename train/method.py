@@ -22,7 +22,7 @@ class Method:
 
     Attributes:
         head: its name, and ``unused`` the options that it has no use for.
-        inputs: files beside the stores that the heads depend on, and their contents.
+        reads_texts: it reads the texts of the stores again, which ``texts`` may name.
         refuse: a prober whose threshold cannot be chosen is a UserError.
 
     Args:
@@ -31,11 +31,16 @@ class Method:
 
     head: str = ""
     unused: Sequence[str] = ()
-    inputs: Mapping[str, str] = {}
+    reads_texts = False
     refuse = True
 
     def __init__(self, parts: PartRuns | None = None) -> None:
         self._parts = parts
+
+    @property
+    def inputs(self) -> Mapping[str, str]:
+        """Files beside the stores that the heads depend on, by content."""
+        return {}
 
     def settle(self, settings: Train) -> Train:
         """Settle options that the method decides; UserError for those that contradict it."""
@@ -43,7 +48,7 @@ class Method:
             if (value := getattr(settings, name)) and value != default_values(Train).get(name):
                 told = f"{name}={value} does not apply to head={self.head}, which makes one prober"
                 raise UserError(f"{told}: leave it out", "conflict")
-        if settings.texts.path is not None and self.head != "lora":
+        if settings.texts.path is not None and not self.reads_texts:
             told = f"texts={settings.texts.path} is for head=lora; other heads read the states of data"
             raise UserError(f"{told}: leave texts out", "conflict")
         return settings

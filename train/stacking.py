@@ -90,7 +90,7 @@ class Stacking(Method):
         return [name if count[name] == 1 else path for name, path in zip(short, self.probers, strict=True)]
 
     @property
-    def inputs(self) -> dict[str, str]:  # type: ignore[override]
+    def inputs(self) -> dict[str, str]:
         """The probers' ``config.json``, which names their weights, by content."""
         return inputs(*(locate(name) / CONFIG for name in self.probers))
 

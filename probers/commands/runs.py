@@ -200,7 +200,7 @@ class RunFolder:
 
     @property
     def complete(self) -> bool:
-        """Whether the same run has already finished here, perhaps in an earlier version."""
+        """True if the same run has already finished here, perhaps in an earlier version."""
         state = read_state(self.path)
         if not state or not state["complete"]:
             return False

@@ -70,7 +70,7 @@ class LiveText:
 
     @property
     def over(self) -> bool:
-        """Whether the text has ended and all its states have been read, or it was given up."""
+        """True once the text has ended and all its states have been read, or it was given up."""
         ended = self.written and self.read >= self.row.kept
         return ended or self.cancelled or self.error is not None
 

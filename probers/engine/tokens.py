@@ -352,7 +352,7 @@ class Stops:
 
     @property
     def look_back(self) -> bool:
-        """Whether a later token may cut off earlier ones."""
+        """True if a later token may cut off earlier ones."""
         return bool(self.strings or self.sentences)
 
     def find(self, text: str, known: int) -> int | None:

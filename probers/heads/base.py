@@ -101,7 +101,7 @@ class ProbeHead(nn.Module):
 
     @property
     def needs_moments(self) -> bool:
-        """Whether :meth:`prepare` uses the moments."""
+        """True if :meth:`prepare` uses the moments."""
         return type(self).prepare is not ProbeHead.prepare
 
     @property

@@ -26,7 +26,7 @@ class _MlpHead(ProbeHead):
 
     @property
     def needs_moments(self) -> bool:
-        """Whether inputs are standardised."""
+        """True if inputs are standardised."""
         return self.standardise
 
     def prepare(self, moments: Moments) -> None:

@@ -107,7 +107,7 @@ class Language:
 
     @property
     def english(self) -> bool:
-        """Whether the rules for English are used instead of this table."""
+        """True if the rules for English are used instead of this table."""
         return self.code == "en"
 
     def is_function_word(self, word: str) -> bool:

@@ -53,7 +53,7 @@ class Moment(NamedTuple):
 
     @property
     def is_year(self) -> bool:
-        """Whether it is a bare year, such as "1998" and "1998年"."""
+        """True for a bare year, such as "1998" and "1998年"."""
         bare = self.kind == "day" and self.parts[1:] == (None, None) and (self.parts[0] or 0) >= 1000
         return bare and self.end - self.start <= 5
 

@@ -104,8 +104,8 @@ class LoraModule(ProberModule):
         self.auroc = np.array([start])
         self.divergence = np.zeros(1)
         self.kept = {name: value.detach().clone() for name, value in adapted.tensors.items()}
-        self._aparts: list[Tensor] = []
-        self._apart = np.zeros(())
+        self._divergences: list[Tensor] = []
+        self._last = np.zeros(())
 
     @property
     def learned(self) -> list[torch.nn.Parameter]:
@@ -168,27 +168,27 @@ class LoraModule(ProberModule):
             read = self._adapted.read(texts, divergence=True)
             super().validation_step(self._spans(texts, read, "validation"), index)
             assert read.divergence is not None
-            self._aparts.append(read.divergence[read.mask].cpu())
+            self._divergences.append(read.divergence[read.mask].cpu())
 
     def on_validation_epoch_end(self) -> None:
-        self._apart = torch.cat(self._aparts).double().mean().numpy()
-        self._aparts.clear()
-        if not np.isfinite(self._apart):
+        self._last = torch.cat(self._divergences).double().mean().numpy()
+        self._divergences.clear()
+        if not np.isfinite(self._last):
             raise NotFiniteError("the loss is not finite")
         super().on_validation_epoch_end()
 
     def _better(self, found: Validated) -> np.ndarray:
         limit = self._options.kl_limit
-        return np.array([found.auroc(0) > self.auroc[0] and (limit is None or self._apart <= limit)])
+        return np.array([found.auroc(0) > self.auroc[0] and (limit is None or self._last <= limit)])
 
     def _keep(self, found: Validated, better: np.ndarray) -> None:
         super()._keep(found, better)
         if better.any():
-            self.divergence = self._apart[None]
+            self.divergence = self._last[None]
             self.kept = {name: value.detach().clone() for name, value in self._adapted.tensors.items()}
 
     def _figures(self, found: Validated) -> dict[str, float]:
-        validated = {"validation_auroc": found.auroc(0), "validation_kl": float(self._apart)}
+        validated = {"validation_auroc": found.auroc(0), "validation_kl": float(self._last)}
         return super()._figures(found) | validated
 
     def restore_best(self) -> ProbeHead:

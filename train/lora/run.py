@@ -65,6 +65,7 @@ class Adapting(Method):
 
     head = "lora"
     unused = ("matrix", "test", "part", "launch", "sizes", "layer_sets", "beside", "seeds")
+    reads_texts = True
     refuse = False
 
     def __init__(self, options: Lora) -> None:
@@ -137,11 +138,8 @@ class Adapting(Method):
         alone, examples = fitted.select([number]), dataset.examples
         (task,), base = alone.tasks, lm.spec
         adapted = AdaptedModel(lm, task.layer, options, settings.seed)
-        inside = examples.inside
-        of_spans = (
-            None if inside is None else np.where(inside, np.float32(settings.span_weight), np.float32(1))
-        )
-        shares = None if of_spans is None else torch.from_numpy(of_spans)
+        weights = examples.span_weights(settings.span_weight)
+        shares = None if weights is None else torch.from_numpy(weights).float()
         texts = Texts(source.texts, targets_of([task], examples)[:, 0], shares, _splits(examples))
         rows, (detector,) = examples.rows["validation"], frozen.layers.values()
         start = float(auroc(examples.wrong[rows], detector.scores[rows]))

@@ -86,7 +86,7 @@ class Text:
 
     @property
     def marked(self) -> bool:
-        """Whether some part of the answer has a mark."""
+        """True if some part of the answer has a mark."""
         return bool(self.spans or self.sentences or self.claims)
 
     def units(self, unit: Unit) -> list[Mark]:

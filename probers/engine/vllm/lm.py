@@ -213,7 +213,7 @@ class _Text:
 
     @property
     def pools(self) -> bool:
-        """Whether the text grows and its states are pooled meanwhile."""
+        """True if the text grows and its states are pooled meanwhile."""
         return self._pooled and self.row is not None and self.row.stop is None
 
     @property
