@@ -18,15 +18,16 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from itertools import count
 from pathlib import Path
-from typing import Any
-
-from filelock import FileLock, Timeout
+from typing import TYPE_CHECKING, Any
 
 from ..checksums import inputs_by_ends
 from ..data.splits import PARTS
 from ..files import canonical_json, digest, read_json, write_text, writing
 from ..options import shown
 from ..types import UserError, first_line
+
+if TYPE_CHECKING:
+    from filelock import FileLock
 
 log = logging.getLogger(__name__)
 
@@ -238,6 +239,8 @@ class RunFolder:
         return state
 
     def _lock(self) -> None:
+        from filelock import FileLock, Timeout
+
         path = self.path.resolve()
         if path in _HELD:
             return

@@ -135,14 +135,15 @@ def _fields(node: ast.ClassDef, module: str) -> Iterator[Option]:
     for statement, following in zip(node.body, [*node.body[1:], None], strict=True):
         if not isinstance(statement, ast.AnnAssign) or not isinstance(statement.target, ast.Name):
             continue
-        name, annotation = statement.target.id, ast.unparse(_resolved(statement.annotation, module))
-        annotation = re.sub(r"^InitVar\[(.*)\]$", r"\1", annotation)
+        name, annotation = statement.target.id, _resolved(statement.annotation, module)
+        if isinstance(annotation, ast.Subscript) and ast.unparse(annotation.value) == "InitVar":
+            annotation = annotation.slice
         if name.startswith("_") or statement.value is None or not _is_written(annotation, module):
             continue
         about = ""
         if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
             about = inspect.cleandoc(str(following.value.value))
-        yield Option(name, _default(statement.value, module), annotation, about)
+        yield Option(name, _default(statement.value, module), ast.unparse(annotation), about)
 
 
 def _parameters(node: ast.ClassDef, module: str) -> Iterator[Option]:
@@ -151,16 +152,16 @@ def _parameters(node: ast.ClassDef, module: str) -> Iterator[Option]:
         if isinstance(statement, ast.FunctionDef) and statement.name == "__init__":
             given = statement.args
             for argument, default in zip(given.kwonlyargs, given.kw_defaults, strict=True):
-                annotation = ast.unparse(_resolved(argument.annotation or ast.Constant(None), module))
+                annotation = _resolved(argument.annotation or ast.Constant(None), module)
                 if default is not None and _is_written(annotation, module):
-                    yield Option(argument.arg, _default(default, module), annotation, "")
+                    yield Option(argument.arg, _default(default, module), ast.unparse(annotation), "")
 
 
-def _is_written(annotation: str, module: str) -> bool:
+def _is_written(annotation: ast.expr, module: str) -> bool:
     """Tell whether a configuration can hold a value of this type, unlike a loaded corpus."""
-    node = _resolved(ast.parse(annotation, mode="eval").body, module)
+    node = _resolved(annotation, module)
     if isinstance(node, ast.BinOp):  # a | b
-        return any(_is_written(ast.unparse(member), module) for member in (node.left, node.right))
+        return any(_is_written(member, module) for member in (node.left, node.right))
     return ast.unparse(node.value if isinstance(node, ast.Subscript) else node) in _WRITTEN
 
 

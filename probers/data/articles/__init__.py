@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...options import check_options
-from ...testbed.assets import load_articles
 from ...types import UserError
 from ..records import BadLine
 from ..splits import limited
@@ -40,6 +39,8 @@ def open_articles(
     if limit is not None and limit < 1:
         raise UserError(f"limit={limit} leaves nothing: give 1 or more, or null for all")
     if spec == "testbed":
+        from ...testbed.assets import load_articles
+
         items = limited(load_articles(), limit, seed)
         return ArticleSource(spec, iter(items), Problems(), len(items))
     if spec == "wikipedia":

@@ -9,7 +9,6 @@ from typing import ClassVar
 from urllib.parse import urlsplit
 
 from ...options import Name, Natural, NotNegative, Positive
-from ...text import split_sentences
 from ...types import Article, RunError, UserError
 from ..records import LeftOut, UnusableError
 
@@ -116,6 +115,8 @@ def prose(text: str) -> str:
 
 def sentences_of(text: str) -> Iterator[str]:
     """Yield the sentences of clean text, in scripts without spaces too."""
+    from ...text import split_sentences
+
     for start, end in split_sentences(text):
         for border in (*(match.end() for match in _OTHER_END.finditer(text, start, end)), end):
             if sentence := text[start:border].strip():
