@@ -165,6 +165,8 @@ class ChatRequest(_Asking):
         if self.tool_choice not in (None, "none", "auto"):
             told = "a tool call cannot be forced here, since nothing constrains what is written"
             raise ApiError(400, f"tool_choice: {told}: ask for auto, or use backend=vllm", "tool_choice")
+        if self.top_logprobs and not self.logprobs:
+            raise ApiError(400, "top_logprobs needs logprobs=true: add it", "top_logprobs")
         return self
 
     def turns(self, template: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:

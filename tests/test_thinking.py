@@ -213,9 +213,11 @@ def test_effort_is_what_the_template_knows(server: Running, lm: CausalLM) -> Non
         ),
         (CALLED[:1], {"tools": [TOOL], "tool_choice": "required"}, "tool_choice"),
         (CALLED[:1], {"tools": [{"type": "function"}]}, "tools[0].function"),
+        (CALLED[:1], {"top_logprobs": 3}, "top_logprobs"),
+        (CALLED[:1], {"top_logprobs": 3, "logprobs": False}, "top_logprobs"),
     ],
 )  # fmt: skip
-def test_malformed_messages_of_tools_are_named(server: Running, messages: Any, more: Any, param: str) -> None:
+def test_malformed_chats_are_refused_by_name(server: Running, messages: Any, more: Any, param: str) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
         ask(server, messages, **more)
     assert refused.value.param == param
