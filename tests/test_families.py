@@ -19,6 +19,11 @@ BASE = {
     "intermediate_size": 48, "max_position_embeddings": CONTEXT,
 }  # fmt: skip
 OLD = {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": CONTEXT}
+LATENT = {
+    **BASE, "num_key_value_heads": 4, "n_routed_experts": 4, "kv_lora_rank": 8, "q_lora_rank": 8,
+    "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 8, "n_group": 1, "topk_group": 1,
+    "num_experts_per_tok": 2, "first_k_dense_replace": 1, "moe_intermediate_size": 16,
+}  # fmt: skip
 OTHERS: dict[str, dict[str, Any]] = {
     "Bloom": {"n_layer": 3, "n_head": 4, "hidden_size": 32},
     "GPTJ": {**OLD, "rotary_dim": 4},
@@ -33,11 +38,10 @@ OTHERS: dict[str, dict[str, Any]] = {
     "Olmo2": BASE,
     "Cohere2": {**BASE, "sliding_window": 8},
     "Mixtral": {**BASE, "num_local_experts": 4},
-    "DeepseekV3": {
-        **BASE, "num_key_value_heads": 4, "n_routed_experts": 4, "kv_lora_rank": 8, "q_lora_rank": 8,
-        "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 8, "n_group": 1, "topk_group": 1,
-        "num_experts_per_tok": 2, "first_k_dense_replace": 1, "moe_intermediate_size": 16,
-    },
+    "DeepseekV3": LATENT,
+    # Few index heads would have equal scores, and which of them are kept is arbitrary in transformers too.
+    "DeepseekV32": {**LATENT, "index_n_heads": 64, "index_head_dim": 8, "index_topk": 8},
+    "Doge": BASE,
     "GptOss": {**BASE, "head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8},
 }  # fmt: skip
 
@@ -100,6 +104,11 @@ BERT = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "in
         ("BartForCausalLM", "BartConfig", LEARNED),
         ("MarianForCausalLM", "MarianConfig", {**LEARNED, "pad_token_id": 0}),
         ("TrOCRForCausalLM", "TrOCRConfig", LEARNED),
+        (
+            "ProphetNetForCausalLM",
+            "ProphetNetConfig",
+            {"hidden_size": 32, "num_decoder_layers": 2, "num_decoder_attention_heads": 4, "pad_token_id": 0},
+        ),
         ("OpenAIGPTLMHeadModel", "OpenAIGPTConfig", OLD),
         ("MiniMaxForCausalLM", "MiniMaxConfig", {**BASE, "num_local_experts": 2, "head_dim": 8}),
         ("BertLMHeadModel", "BertConfig", BERT),
@@ -113,3 +122,17 @@ def test_what_is_no_decoder_for_batches_is_refused_by_name(name, config, options
     model = sharp(getattr(transformers, name), config)
     with fails("model", name):
         CausalLM(model, tokenizer)
+
+
+def test_a_stream_of_several_parts_is_refused_by_name():
+    """Gemma 3n's layers pass on four states of each token; its text alone can be read."""
+    tokenizer = byte_level()
+    config = transformers.Gemma3nTextConfig(
+        vocab_size=len(tokenizer), vocab_size_per_layer_input=len(tokenizer), hidden_size_per_layer_input=8,
+        num_kv_shared_layers=0, head_dim=8, laurel_rank=4, activation_sparsity_pattern=[0.0] * 3,
+        layer_types=["sliding_attention", "full_attention", "full_attention"], sliding_window=8, **BASE,
+    )  # fmt: skip
+    lm = CausalLM(sharp(AutoModelForCausalLM.from_config, config), tokenizer)
+    assert lm.generate(PROMPTS[:1], max_new_tokens=2)
+    with fails("model", "Gemma3n", "layer 1"):
+        lm.generate(PROMPTS[:1], max_new_tokens=2, needs=Needs((Feature((1,)),)))

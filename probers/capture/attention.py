@@ -44,7 +44,30 @@ if TYPE_CHECKING:
 
 #: Number of tokens before a token whose weights "attention" has.
 NEAR = 3
+#: Options of attention functions that name the tokens to attend to, and functions that get a mask of them.
+_SELECTED, _MASKED = ("indices", "block_indices"), ("eager", "sdpa")
 _TAP = "probers_tap"
+
+
+class _TapName(str):
+    """Name of the tap that also equals the name of the block's ``own`` attention function.
+
+    Families compare that name to decide what they hand over (DeepSeek V3.2: the mask of its selected tokens).
+    """
+
+    def __new__(cls, own: str) -> Self:
+        name = super().__new__(cls, _TAP)
+        name.own = own
+        return name
+
+    own: str
+    __hash__ = str.__hash__  # by which the tap is looked up
+
+    def __eq__(self, other: object) -> bool:
+        return other == self.own or str.__eq__(self, other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +158,7 @@ class AttentionTap(ExitStack):
             self.implementation = _implementation(module)
             self.callback(setattr, module, "config", config)
             tapped = copy.copy(config)
-            tapped._attn_implementation = _TAP
+            tapped._attn_implementation = _TapName(self.implementation)
             module.config = tapped
             _ARMED[module] = [self]
             self.callback(_ARMED.pop, module, None)
@@ -151,8 +174,10 @@ class AttentionTap(ExitStack):
         """Keep the tensors that the weights of the positions to be read need."""
         if not self._queries:
             return
-        if options.get("position_bias") is not None:
-            raise UserError(f"attention of {self._family} cannot be read: it uses position_bias", "model")
+        hidden = ("position_bias", *(() if self.implementation in _MASKED else _SELECTED))
+        if found := [name for name in hidden if options.get(name) is not None]:
+            told = f"it uses {found[0]}" + ("" if found[0] == "position_bias" else ": load it with attn=sdpa")
+            raise UserError(f"attention of {self._family} cannot be read: {told}", "model")
         length = query.shape[2]
         self._read = Attended(
             query=query[:, :, -self._queries :],

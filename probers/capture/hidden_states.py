@@ -185,6 +185,10 @@ class StateTap(ExitStack):
             return
         if states.dim() == 2 and self._shape is not None:  # OPT's MLP sees all tokens in one row
             states = states.view(self._shape)
+        if states.dim() != 3:  # Gemma 3n has several streams side by side
+            family, shape = type(self._model).__name__, tuple(states.shape)
+            told = f"{family} has states of shape {shape} at layer {layer}, not (batch, length, width)"
+            raise UserError(told, "model")
         kept = self._reduce(states)
         if self._read is None or self._of_layer[0].shape != kept.shape:
             *before, width = kept.shape
