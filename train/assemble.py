@@ -27,7 +27,7 @@ from probers.uncertainty import SIGNALS
 
 from .data import CHUNK, Column, Dataset, Padded
 from .examples import Examples
-from .fit import EMBEDDING, SHUFFLED, Fitted, Task, targets_of
+from .fit import EMBEDDING, SHUFFLED, Fitted, Task, probe_tasks, targets_of
 from .settings import Assembling
 
 #: Names of the prober's scores in tables.
@@ -216,6 +216,14 @@ def score_everything(
         return Margins(values)
     ends = np.cumsum([0, *map(len, members)])
     return Margins(values, np.stack([ends[:-1], ends[1:]], axis=1), how)
+
+
+def score_texts(bank: ProbeBank, dataset: Dataset, how: Aggregate | None) -> np.ndarray:
+    """Score texts (texts,) by a finished prober; ``how`` aggregates from tokens."""
+    columns = [Column(bank.spec.site, layer) for layer in bank.layers]
+    tasks = probe_tasks(columns, [0], joint=bank.head.joint, beside=dataset.beside_places)
+    margins = score_everything(bank.head, tasks, dataset, how)
+    return margins.of_texts(bank.ensemble(margins.values))
 
 
 class CurvePoint(NamedTuple):

@@ -296,21 +296,14 @@ def opened_stores(settings: Stores) -> list[FeatureStore]:
     """Open the stores in ``data``, by default the newest complete one."""
     from probers.store.store import FeatureStore
 
-    paths = _data(settings.data)
-    log.info("reading %s", ", ".join(map(str, paths)))
-    return [FeatureStore.open(path, checksums=settings.checksums) for path in paths]
-
-
-def _data(given: Any) -> list[Path]:
-    """List the stores to read: those given, or the newest complete one."""
-    if given is None:
-        if (found := newest_store()) is not None:
-            return [found]
+    paths = list(map(Path, listed(newest_store() if settings.data is None else settings.data)))
+    if not paths and settings.data is None:
         what = "there is no complete feature store under runs/: run probers-datagen, or pass data=FOLDER"
         raise UserError(what, code="no-artifact")
-    if not (paths := list(map(Path, listed(given)))):
+    if not paths:
         raise UserError("data=[] names no store: give a folder, or several", code="missing-value")
-    return paths
+    log.info("reading %s", ", ".join(map(str, paths)))
+    return [FeatureStore.open(path, checksums=settings.checksums) for path in paths]
 
 
 def listed(value: Any) -> list[Any]:

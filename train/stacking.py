@@ -21,16 +21,15 @@ from probers.commands.components import Component
 from probers.data.splits import Seen
 from probers.evaluation.metrics import auroc
 from probers.heads import StackedHead, head_name
-from probers.online.scores import Aggregate
 from probers.options import Name
 from probers.store.joined import Stored
 from probers.store.spec import FeatureSpec, ranges
 from probers.types import SPLITS, UserError
 
-from .assemble import Detector, Trained, score_everything
-from .data import Column, Dataset, layers_to_train
+from .assemble import Detector, Trained, score_everything, score_texts
+from .data import Dataset, layers_to_train
 from .examples import WEIGHTS
-from .fit import Fitted, MakeHead, Task, build, probe_tasks
+from .fit import Fitted, MakeHead, Task, build
 from .method import Method
 from .settings import Train
 
@@ -160,7 +159,7 @@ class Stacking(Method):
         for own, bank in zip(head.heads, self.banks, strict=True):
             own.load_state_dict(bank.head.state_dict())
         rows, wrong = dataset.examples.rows, dataset.examples.wrong
-        scores = np.stack([self._scores(bank, dataset, how) for bank in self.banks], axis=1)
+        scores = np.stack([score_texts(bank, dataset, how) for bank in self.banks], axis=1)
         fitted = fit_weights(scores[rows[WEIGHTS]], wrong[rows[WEIGHTS]])
         head.weigh(fitted.mean, fitted.scale, fitted.weights, fitted.intercept)
         margins = score_everything(head, tasks, dataset, how).of_head(0)[rows["validation"]]
@@ -181,7 +180,7 @@ class Stacking(Method):
         members = [
             Detector(
                 name,
-                self._scores(bank, dataset, bank.aggregate),
+                score_texts(bank, dataset, bank.aggregate),
                 f"head={head_name(bank.head)}, layers {ranges(bank.layers)}",
                 bank.probability,
                 bank.threshold,
@@ -189,13 +188,6 @@ class Stacking(Method):
             for name, bank in zip(self.names, self.banks, strict=True)
         ]
         return replace(trained, members=members), dataset
-
-    def _scores(self, bank: ProbeBank, dataset: Dataset, how: Aggregate | None) -> np.ndarray:
-        """Score texts (texts,) by a member."""
-        columns = [Column(bank.spec.site, layer) for layer in bank.layers]
-        tasks = probe_tasks(columns, [0], joint=bank.head.joint)
-        margins = score_everything(bank.head, tasks, dataset, how)
-        return margins.of_texts(bank.ensemble(margins.values))
 
 
 def fit_weights(scores: np.ndarray, wrong: np.ndarray) -> Logistic:

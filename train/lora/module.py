@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from torch.utils.data import DataLoader
+from torch.utils.data import Dataset
 
 from probers.heads import ProbeHead
 
 from ..data import Padded
-from ..module import Batches, NotFiniteError, ProberModule, Validated, below
+from ..module import NotFiniteError, ProberModule, Validated, below
 from ..settings import Fitting
 from .adapted import AdaptedModel, Lora, Pass
 from .texts import StoredText, passes
@@ -59,23 +59,9 @@ class Texts:
         return Padded(states, mask, mask), self.targets[numbers][None, :, None].to(states.device), shares
 
 
-class Loaders:
-    """Batches of the numbers of texts (b,) for the trainer."""
+class Numbers(Dataset[Tensor]):
+    """The numbers of texts (b,) of a batch (1, b)."""
 
-    def __init__(self, batches: Batches, validation: Tensor) -> None:
-        self._batches, self._validation = batches, validation
-
-    def training(self) -> DataLoader:
-        """Load the training batches of a stretch."""
-        return DataLoader(_Numbers(), batch_size=None, sampler=self._batches)
-
-    def validation(self) -> DataLoader:
-        """Load the validation texts, all at once."""
-        numbers: Any = [self._validation[None]]
-        return DataLoader(_Numbers(), batch_size=None, sampler=numbers)
-
-
-class _Numbers(torch.utils.data.Dataset[Tensor]):
     def __getitem__(self, index: Tensor) -> Tensor:
         return index[0]
 

@@ -86,14 +86,13 @@ def run(settings: Search) -> Path:
     entry["left_out"] |= left_out
     write_text(out / _FILE, canonical_json(entry))
     log.info("%s", table(entry))
-    read = (stores[winner.site], *beside[winner.beside])
+    read = (stores[winner.place.site], *beside[winner.place.beside])
     own = chain.from_iterable(s.stores if isinstance(s, JoinedStores) else (s,) for s in read)
     shared = {f.name for kind in (Fitting, Assembling, Stores) for f in fields(kind)} - {"_record"}
     how: dict[str, Any] = {name: getattr(settings, name) for name in shared}
     how |= {"data": list(dict.fromkeys(str(one.path) for one in own)), "pool": pool, "out": str(out)}
-    how |= {"site": winner.site, "beside": list(winner.beside), "layer": list(winner.layers)}
-    alone = Train(**how, head=winner.head)
-    return train(alone, search=Chosen(folder, entry))
+    how |= {"site": winner.place.site, "beside": list(winner.place.beside), "layer": list(winner.layers)}
+    return train(Train(**how, head=winner.head), search=Chosen(folder, entry))
 
 
 def head_of(text: str) -> Component:
@@ -188,14 +187,6 @@ class Candidate:
     def make(self) -> MakeHead:
         """Constructor of its heads."""
         return factory(partial(self.head.kind, **self.head.options))
-
-    @property
-    def site(self) -> Site:
-        return self.place.site
-
-    @property
-    def beside(self) -> tuple[Beside, ...]:
-        return self.place.beside
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -334,13 +325,13 @@ def summary(
     best = done[ranked[0]]
     tried = []
     for name in ranked:
-        own, candidate = done[name], by_name[name]
+        own, candidate, place = done[name], by_name[name], by_name[name].place
         interval = _mean(own).interval.figures("auroc")
         # The winner has every fold that another has.
         against = _mean(own).minus(_mean(best[: len(own)])).interval.figures("difference")
         tried.append({
-            "name": name, "head": candidate.place.head, "layers": list(candidate.layers),
-            "site": candidate.site, "beside": list(candidate.beside), "folds": len(own),
+            "name": name, "head": place.head, "layers": list(candidate.layers),
+            "site": place.site, "beside": list(place.beside), "folds": len(own),
             **interval, **({} if name == ranked[0] else against),
             "seconds": sum(r["seconds"] for r in own), "kilobytes": own[0]["kilobytes"],
         })  # fmt: skip

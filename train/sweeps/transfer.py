@@ -23,8 +23,8 @@ from probers.files import canonical_json, write_text
 from probers.heads import is_joint
 from probers.store.joined import Sources
 
-from ..assemble import assemble, score_everything
-from ..data import Column, Dataset
+from ..assemble import assemble, score_texts
+from ..data import Dataset
 from ..examples import Examples, SplitRequest, load_examples
 from ..figures import canvas, save
 from ..fit import MakeHead, fit, probe_tasks
@@ -68,11 +68,7 @@ def matrix(probers: Mapping[str, ProbeBank], stores: Mapping[str, Sources], sett
         examples = load_examples([*own_stores, *beside], SplitRequest(settings.split, seed=settings.seed))
         for row, bank in probers.items():
             dataset = Dataset.load(own_stores, list(bank.layers), examples, beside)
-            columns = [Column(bank.spec.site, layer) for layer in bank.layers]
-            joint, read = bank.head.joint, dataset.beside_places
-            tasks = probe_tasks(columns, [settings.seed], joint=joint, beside=read)
-            margins = score_everything(bank.head, tasks, dataset, bank.aggregate)
-            scores = margins.of_texts(bank.ensemble(margins.values))
+            scores = score_texts(bank, dataset, bank.aggregate)
             found[row][column] = _cell(bank, examples, scores, settings)
     return found
 
