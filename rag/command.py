@@ -233,9 +233,8 @@ def run(settings: Rag, parts: PartRuns | None = None) -> Path | None:
         log.info(
             "note: prober=%s is not used: trigger=%s takes none, or was given another", settings.prober, name
         )
-    contamination = Contamination.of(trained, allowed=settings.allow_overlap or one)
-    if trigger.served:
-        contamination = contamination.beside(f"the prober of {settings.engine}")
+    server = settings.engine if trigger.served else None
+    contamination = Contamination.of(trained, allowed=settings.allow_overlap or one, server=server)
     questions, record = ([_known(settings, asked)], {}) if one else _many(settings, asked, contamination)
     for note in [*contamination.notes(questions), *trigger.notes(questions)]:
         log.info("%s", note)

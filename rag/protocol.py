@@ -287,24 +287,22 @@ def as_trigger(part: Any) -> Trigger:
 def decide(trigger: Trigger, generations: Sequence[Generation], states: Sequence[State]) -> list[Decision]:
     """Decide on every generation; refuse a NaN, which would pass for "certain" (RunError)."""
     decisions = trigger.decide(generations, states)
-    _refuse_nan(trigger, decisions, [state.question for state in states])
+    _refuse_nan(trigger, decisions, states)
     return decisions
 
 
 def decide_before(trigger: Trigger, states: Sequence[State]) -> Sequence[Decision | None]:
     """Ask a trigger with ``before`` about every question; refuse a NaN like :func:`decide`."""
     verdicts = trigger.decide_before(states)
-    _refuse_nan(trigger, verdicts, [state.question for state in states])
+    _refuse_nan(trigger, verdicts, states)
     return verdicts
 
 
-def _refuse_nan(
-    trigger: Trigger, decisions: Sequence[Decision | None], questions: Sequence[Question]
-) -> None:
+def _refuse_nan(trigger: Trigger, decisions: Sequence[Decision | None], states: Sequence[State]) -> None:
     """Stop if a trigger's score for a question is NaN (RunError)."""
-    for decision, question in zip(decisions, questions, strict=True):
+    for decision, state in zip(decisions, states, strict=True):
         if decision and (math.isnan(decision.score) or any(map(math.isnan, decision.token_scores))):
-            told = f"trigger={trigger.name} gave NaN on question {question.id!r}"
+            told = f"trigger={trigger.name} gave NaN on question {state.question.id!r}"
             raise RunError(f"{told}: the model's states or logits are broken there", "model")
 
 

@@ -161,9 +161,8 @@ def _part(group: str, entry: Mapping[str, Any]) -> Component:
     return named_part(group, entry[group], entry.get(f"{group}_options") or {})
 
 
-def _retriever(settings: Compare, entry: Mapping[str, Any]) -> Component:
-    """Read the retriever of a method: its own, or the common one."""
-    return settings.retriever if entry.get("retriever") is None else _part("retriever", entry)
+def _own_retriever(entry: Mapping[str, Any]) -> Component | None:
+    return None if entry.get("retriever") is None else _part("retriever", entry)
 
 
 def _build(name: str, settings: Compare, banks: Mapping[str, Callable[[], Any]]) -> list[Method]:
@@ -172,7 +171,7 @@ def _build(name: str, settings: Compare, banks: Mapping[str, Callable[[], Any]])
     if not {"trigger", "query"} <= set(entry) <= {"trigger", "query", *_MAY_HAVE}:
         told = f"methods.{name} must have trigger and query, and may have {', '.join(_MAY_HAVE)}"
         raise UserError(told, "unknown-key")
-    searches = None if entry.get("retriever") is None else _part("retriever", entry)
+    searches = _own_retriever(entry)
     if searches is None and entry.get("retriever_options"):
         told = f"methods.{name} has retriever_options but no retriever"
         raise UserError(f"{told}: name the retriever that they are for", "missing-value")
@@ -294,11 +293,8 @@ def _of_engine(settings: Compare) -> tuple[list[str], list[str]]:
         entry = settings.methods.get(name, {})
         if not {"trigger", "query"} <= set(entry):  # reported later
             continue
-        trigger, query, searches = (
-            _part("trigger", entry),
-            _part("query", entry),
-            _retriever(settings, entry),
-        )
+        trigger, query = _part("trigger", entry), _part("query", entry)
+        searches = _own_retriever(entry) or settings.retriever
         if why := unserved(settings.engine, trigger, query) or uncounted(trigger.kind, searches.kind):
             left.remove(name)
             notes.append(f"{name} is left out: {why}.")

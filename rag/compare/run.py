@@ -75,9 +75,8 @@ def run(settings: Compare, parts: PartRuns | None = None) -> Path:
     methods = [method.judged_by(matcher) for method in built]
     check_one_model(banks)
     read = list(dict.fromkeys([*banks, *parts_of(settings)]))
-    contamination = Contamination.of(read, allowed=settings.allow_overlap)
-    if any(method.trigger.served for method in methods):
-        contamination = contamination.beside(f"the prober of {settings.engine}")
+    server = settings.engine if any(method.trigger.served for method in methods) else None
+    contamination = Contamination.of(read, allowed=settings.allow_overlap, server=server)
     deal_splits = bool(contamination.silent) or any(method.tunable for method in methods)
     found, split, others = _open(settings, asked, contamination, methods, deal_splits)
     questions = found.questions

@@ -27,12 +27,13 @@ if TYPE_CHECKING:
     from probers.store.spec import ModelSpec
 
 
+@dataclass
 class ReadsBank(Trigger):
     """Base of triggers that read states with trained heads; ``make`` says how to get a prober."""
 
-    bank: ProbeBank | str | None
+    bank: ProbeBank | str | None = None
     make: ClassVar[str]
-    _bank: ProbeBank
+    _bank: ProbeBank = field(init=False, repr=False)
 
     @property
     def needs(self) -> Needs:
@@ -125,12 +126,10 @@ class Probing(ReadsBank):
     that its recogniser finds, each by all of its tokens, and an answer without entities by all tokens.
     """
 
-    bank: ProbeBank | str | None = None
     threshold: float | None = None
     theta: InitVar[float | None] = None
     combine: Literal["logits", "probabilities"] | None = None
     with_entropy: bool = False
-    _bank: ProbeBank = field(init=False, repr=False)
     _threshold: float = field(init=False, repr=False)
     _recombined: bool = field(init=False, repr=False)
     _recognise: Recogniser | None = field(init=False, repr=False)
@@ -253,9 +252,7 @@ class ProbingBefore(ReadsBank):
             questions.
     """
 
-    bank: ProbeBank | str | None = None
     threshold: float | None = None
-    _bank: ProbeBank = field(init=False, repr=False)
     _threshold: float = field(init=False, repr=False)
 
     before = True
@@ -367,10 +364,8 @@ class Radio(ReadsBank):
         above_mean: s_i must exceed the mean over the generated tokens as well.
     """
 
-    bank: ProbeBank | str | None = None
     threshold: float = 0.5
     above_mean: bool = True
-    _bank: ProbeBank = field(init=False, repr=False)
 
     prober = "tokens"
     make = (

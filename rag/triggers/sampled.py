@@ -97,14 +97,8 @@ class _Sampled(Draws, _OfAnswers):
         """Score the greedy ``answer``."""
 
 
-@cache
-def _entailment(name: str) -> Entailment:
-    return Entailment(name)
-
-
-@cache
-def _matcher() -> EntityMatcher:
-    return EntityMatcher()
+#: Triggers share one of each.
+_entailment, _matcher = cache(Entailment), cache(EntityMatcher)
 
 
 @dataclass(frozen=True, kw_only=True)
