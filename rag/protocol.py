@@ -342,11 +342,8 @@ def uncounted(trigger: Any, retriever: Any) -> str | None:
     Both are objects or their classes. A function that makes a retriever passes, as its class is unknown.
     """
     kind = retriever if isinstance(retriever, type) else type(retriever)
-    if (
-        not getattr(trigger, "counts", False)
-        or issubclass(kind, Counts)
-        or isinstance(retriever, FunctionType)
-    ):
+    counts = issubclass(kind, Counts) or isinstance(retriever, FunctionType)
+    if counts or not getattr(trigger, "counts", False):
         return None
     told = f"trigger={name_of(trigger)} counts words in the retriever's index"
     return f"{told}, and retriever={name_of(kind)} has none that counts"
@@ -355,9 +352,8 @@ def uncounted(trigger: Any, retriever: Any) -> str | None:
 def check_counts(trigger: Trigger, retriever: Any) -> None:
     """Refuse a retriever, or class of one, that has no counts for a trigger that needs them (UserError)."""
     if why := uncounted(trigger, retriever):
-        raise UserError(
-            f"{why}: choose retriever=bm25, rank_bm25, elasticsearch or opensearch", "unsupported"
-        )
+        others = "bm25, rank_bm25, elasticsearch or opensearch"
+        raise UserError(f"{why}: choose retriever={others}", "unsupported")
 
 
 def attends(part: Any) -> bool:

@@ -328,9 +328,8 @@ def assemble(
         ensemble=ensemble, aggregate=margins.how, entropy_model=entropy_model, domain=domain,
     )  # fmt: skip
     ensembles = {k: Detector(k, s, f"{k} of {len(site)} layers") for k, (_, s) in kinds.items()}
-    ensembles[settings.combine] = replace(
-        ensembles[settings.combine], probability=bank.probability, threshold=bank.threshold
-    )
+    saved = ensembles[settings.combine]
+    ensembles[settings.combine] = replace(saved, probability=bank.probability, threshold=bank.threshold)
     made, left_out = control_detectors(examples) if controls else ([], [])
     on_validation = {"accuracy": fitted.accuracy, "loss": fitted.loss, "auroc": fitted.auroc}
     seeds = {c: np.stack([margins.of_head(i) for t, i in probes.items() if t.column == c]) for c in own}

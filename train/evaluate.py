@@ -108,12 +108,10 @@ class Evaluator:
 
     def levels(self, trained: Trained) -> Figures | None:
         """Compute the figures of tokens, spans, sentences and answers; None without labels of tokens."""
-        if trained.token_scores is None:
+        if (scores := trained.token_scores) is None:
             return None
         threshold = trained.bank.threshold
-        return level_figures(
-            self.examples, trained.token_scores, threshold, resamples=self._resamples, seed=self._seed
-        )
+        return level_figures(self.examples, scores, threshold, resamples=self._resamples, seed=self._seed)
 
     def _figures(self, detector: Detector, rows: np.ndarray, bootstrap: Bootstrap) -> Figures:
         assert detector.probability is not None and detector.threshold is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,9 +14,10 @@ import torch
 from torch import Tensor
 
 from probers.checksums import draw_key
+from probers.commands.components import Component
 from probers.commands.merge import PartRuns
 from probers.data.splits import Partition
-from probers.heads import Moments, ProbeHead, is_joint
+from probers.heads import Moments, ProbeHead, factory, is_joint
 from probers.store.joined import Stored
 from probers.types import Beside, RunError, Site, UserError, first_line
 
@@ -161,6 +163,11 @@ def fit(
         tuple(tasks), module.restore_best(), module.accuracy, module.loss_value, module.auroc,
         module.steps_taken, time.perf_counter() - start,
     )  # fmt: skip
+
+
+def maker(head: Component) -> MakeHead:
+    """Make the constructor of the heads that the settings name (UserError: a class or options of no head)."""
+    return factory(partial(head.kind, **head.options))
 
 
 def build(make_head: MakeHead, tasks: Sequence[Task], width: int) -> ProbeHead:

@@ -29,7 +29,7 @@ from probers.types import SPLITS, UserError
 from .assemble import Detector, Trained, score_everything, score_texts
 from .data import Dataset, layers_to_train
 from .examples import WEIGHTS
-from .fit import Fitted, MakeHead, Task, build
+from .fit import Fitted, Task, build, maker
 from .method import Method
 from .settings import Train
 
@@ -139,30 +139,26 @@ class Stacking(Method):
                     told = f"head.probers: {name} was trained or tuned on {len(groups)} of the {split} groups"
                     fix = "stack it on a store whose groups, in its splits, it has not seen"
                     raise UserError(f"{told} of data, such as {groups[0]!r}: {fix}", "overlap")
-        order = sorted(
-            map(str, examples.groups("validation")), key=lambda g: draw_key("stack", settings.seed, g)
-        )
+        names = map(str, examples.groups("validation"))
+        order = sorted(names, key=lambda g: draw_key("stack", settings.seed, g))
         first = np.isin(examples.column("group", "validation").astype(str), order[: len(order) // 2])
         train, validation, test = (examples.rows[split] for split in SPLITS)
         rows = {"train": train, WEIGHTS: validation[first], "validation": validation[~first], "test": test}
         known = reduce(or_, (bank.seen for bank in self.banks if bank.seen is not None), Seen({}))
         return replace(dataset, examples=replace(examples, rows=rows, known=known))
 
-    def fit(
-        self, make_head: MakeHead, tasks: Sequence[Task], dataset: Dataset, settings: Train, out: Path,
-        what: str = "",
-    ) -> Fitted:  # fmt: skip
+    def fit(self, out: Path, tasks: Sequence[Task], dataset: Dataset, how: Train, what: str = "") -> Fitted:
         """Fit the weights on the members' scores of half of the groups, and measure on the other half."""
-        start, how = time.perf_counter(), settings.aggregate
-        head = build(make_head, tasks, dataset.states.shape[-1]).eval()
+        start, aggregate = time.perf_counter(), how.aggregate
+        head = build(maker(how.head), tasks, dataset.states.shape[-1]).eval()
         assert isinstance(head, StackedHead)
         for own, bank in zip(head.heads, self.banks, strict=True):
             own.load_state_dict(bank.head.state_dict())
         rows, wrong = dataset.examples.rows, dataset.examples.wrong
-        scores = np.stack([score_texts(bank, dataset, how) for bank in self.banks], axis=1)
+        scores = np.stack([score_texts(bank, dataset, aggregate) for bank in self.banks], axis=1)
         fitted = fit_weights(scores[rows[WEIGHTS]], wrong[rows[WEIGHTS]])
         head.weigh(fitted.mean, fitted.scale, fitted.weights, fitted.intercept)
-        margins = score_everything(head, tasks, dataset, how).of_head(0)[rows["validation"]]
+        margins = score_everything(head, tasks, dataset, aggregate).of_head(0)[rows["validation"]]
         labels = wrong[rows["validation"]]
         figures = {
             "accuracy": np.mean((margins > 0) == labels), "auroc": auroc(labels, margins),

@@ -33,8 +33,7 @@ class MeanDifferenceHead(ProbeHead):
     between the two means, the margin is ``2 theta.(x - m) / |theta|^2``: 1 at the mean of the wrong
     states, -1 at that of the correct ones, whatever their scale. As log-odds these units have no meaning
     until the prober fits a temperature on validation data. The paper's other form, theta rotated by the
-    inverse of the covariance, is not offered. ``standardise`` divides each dimension by its deviation
-    over all training states first.
+    inverse of the covariance, is not offered.
 
     Args:
         standardise: divide each dimension by its deviation over all training states first,

@@ -306,10 +306,7 @@ def _of_engine(settings: Compare) -> tuple[list[str], list[str]]:
 
 def grouped(values: Mapping[str, str]) -> dict[str, list[str]]:
     """Group names by their value, in order."""
-    names: dict[str, list[str]] = {}
-    for name, value in values.items():
-        names.setdefault(value, []).append(name)
-    return names
+    return {value: [name for name, own in values.items() if own == value] for value in values.values()}
 
 
 def parts_of(settings: Compare) -> list[str]:

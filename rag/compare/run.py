@@ -99,8 +99,7 @@ def run(settings: Compare, parts: PartRuns | None = None) -> Path:
     config = settings.record | {"inputs": files, "asked": found.record}
     out = Path(settings.out)
     folder = RunFolder(out if part is None else part.folder(out), "compare", config)
-    begun = folder.begin("comparison") if parts is None else parts.begin(folder, "comparison")
-    if not begun:
+    if not (folder.begin("comparison") if parts is None else parts.begin(folder, "comparison")):
         return folder.path
     if parts is not None:
         _take_answers(parts, questions, folder.path)

@@ -147,12 +147,9 @@ def sentences(generation: Generation) -> list[Part]:
 
 
 def _first_above(
-    generation: Generation,
-    state: State,
-    values: np.ndarray,
-    reduce: Callable[[np.ndarray], float],
+    generation: Generation, state: State, values: np.ndarray, reduce: Callable[[np.ndarray], float],
     threshold: float,
-) -> Decision:
+) -> Decision:  # fmt: skip
     """Fire before the first sentence whose score, reduced from ``values`` (n,), is above the threshold."""
     # Accept a sentence written from fresh passages as it is: the same place could fire for ever.
     shown = tuple(map(float, values))

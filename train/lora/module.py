@@ -113,9 +113,8 @@ class LoraModule(ProberModule):
         rate = self.lr * self._options.lr / self.how.lr
         weights = list(self._adapted.tensors.values())
         found["optimizer"].add_param_group({"params": weights, "lr": rate, "initial_lr": rate})
-        found["lr_scheduler"]["scheduler"] = torch.optim.lr_scheduler.ExponentialLR(
-            found["optimizer"], self.how.gamma
-        )
+        falling = torch.optim.lr_scheduler.ExponentialLR(found["optimizer"], self.how.gamma)
+        found["lr_scheduler"]["scheduler"] = falling
         return found
 
     def training_step(self, batch: Any, index: int) -> Any:
@@ -143,10 +142,8 @@ class LoraModule(ProberModule):
         padded, targets, shares = self._texts.batch(texts, read, split)
         if self.how.loss == "span_max" or split != "train":
             return padded, targets, shares
-        of_token = torch.arange(targets.shape[1], device=padded.mask.device)[:, None].expand(
-            padded.mask.shape
-        )
-        of = of_token[padded.mask]
+        of_span = torch.arange(targets.shape[1], device=padded.mask.device)
+        of = of_span[:, None].expand_as(padded.mask)[padded.mask]
         return padded.states[padded.mask], targets[:, of], None if shares is None else shares[:, of]
 
     def validation_step(self, batch: Any, index: int) -> None:

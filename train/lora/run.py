@@ -33,7 +33,7 @@ from probers.uncertainty import signals, signals_before, surprise
 
 from ..assemble import WITHOUT, Trained, assemble
 from ..data import Column, Dataset
-from ..fit import Fitted, MakeHead, Task, targets_of
+from ..fit import Fitted, Task, targets_of
 from ..method import Method
 from ..module import Batches, NotFiniteError, Schedule, loader
 from ..trainer import Loaders, train
@@ -70,9 +70,8 @@ class Adapting(Method):
         settings = super().settle(settings)
         if settings.loss == "double_softmax" or settings.balance != "none":
             told = "head=lora has loss=ce and loss=span_max, without balance"
-            raise UserError(
-                f"{told}: leave loss={settings.loss} balance={settings.balance} out", "unsupported"
-            )
+            given = f"loss={settings.loss} balance={settings.balance}"
+            raise UserError(f"{told}: leave {given} out", "unsupported")
         return replace(settings, head=Component.of("head", "linear"), learning_curve=False)
 
     def prepare(self, dataset: Dataset, stores: Sequence[Stored], settings: Train) -> Dataset:
@@ -103,13 +102,9 @@ class Adapting(Method):
         tasks, notes = super().plan(dataset, settings)
         return tasks, [*notes, *self._notes]
 
-    def fit(
-        self, make_head: MakeHead, tasks: Sequence[Task], dataset: Dataset, settings: Train, out: Path,
-        what: str = "",
-    ) -> Fitted:  # fmt: skip
+    def fit(self, out: Path, tasks: Sequence[Task], dataset: Dataset, how: Train, what: str = "") -> Fitted:
         """Train the head that the adapters begin with."""
-        first = replace(settings, epochs=self._options.start_epochs)
-        return super().fit(make_head, tasks, dataset, first, out, what)
+        return super().fit(out, tasks, dataset, replace(how, epochs=self._options.start_epochs), what)
 
     def complete(
         self, trained: Trained, fitted: Fitted, dataset: Dataset, settings: Train, out: Path

@@ -27,7 +27,7 @@ from probers.data.splits import Partition
 from probers.evaluation import metrics
 from probers.evaluation.bootstrap import Bootstrap, Sample, bounds, number
 from probers.files import canonical_json, write_text
-from probers.heads import ProbeHead, factory, is_joint
+from probers.heads import ProbeHead, is_joint
 from probers.store.joined import JoinedStores, Stored, of_site
 from probers.store.store import FeatureStore
 from probers.types import BESIDE, SPLITS, Beside, RunError, Site, UserError
@@ -35,7 +35,7 @@ from probers.types import BESIDE, SPLITS, Beside, RunError, Site, UserError
 from ..assemble import assemble
 from ..data import Dataset
 from ..examples import Examples, SplitRequest, load_examples
-from ..fit import MakeHead, Task, build, fit, probe_tasks
+from ..fit import Task, build, fit, maker, probe_tasks
 from ..report import cut
 from ..run import Chosen, default_out, identified, listed, opened_stores
 from ..run import run as train
@@ -81,7 +81,7 @@ def run(settings: Search) -> Path:
     for reason in dict.fromkeys(left_out.values()):
         names = [name for name, why in left_out.items() if why == reason]
         log.info("%s", fill(f"left out: {'; '.join(names)}: {reason}", 98, subsequent_indent="  "))
-    found = Rounds(out, planned, folds, settings).run()
+    found = rounds(out, planned, folds, settings)
     winner, entry = summary(planned, found, folds, settings)
     entry["left_out"] |= left_out
     write_text(out / _FILE, canonical_json(entry))
@@ -180,13 +180,8 @@ class Candidate:
         joint, beside = is_joint(head.kind), dataset.beside_places
         tasks = tuple(probe_tasks(dataset.columns, [settings.seed], joint=joint, beside=beside))
         made = cls(place, head, dataset, tasks)
-        dataset.inputs(build(made.make, tasks[:1], dataset.states.shape[-1]), settings.loss)
+        dataset.inputs(build(maker(head), tasks[:1], dataset.states.shape[-1]), settings.loss)
         return made
-
-    @property
-    def make(self) -> MakeHead:
-        """Constructor of its heads."""
-        return factory(partial(self.head.kind, **self.head.options))
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -230,69 +225,64 @@ def plan(
     return list(found.values()), {str(place): str(why) for place, why in refused.items()}
 
 
-@dataclass(frozen=True)
-class Rounds:
-    """Rounds of the choice, one fold each; a journal keeps every finished fold of a candidate."""
+def rounds(
+    out: Path, candidates: Sequence[Candidate], folds: Sequence[Examples], settings: Search
+) -> dict[str, list[Record]]:
+    """Measure candidates, one fold a round, until the time is over; returns the folds of each by its name.
 
-    out: Path
-    candidates: Sequence[Candidate]
-    folds: Sequence[Examples]
-    settings: Search
+    Round r has the better half of round r - 1, the best first, and two at least. A journal keeps every
+    finished fold of a candidate.
+    """
+    journal, found = Journal(out / _JOURNAL), dict[str, list[Record]]()
+    lines = journal.read()
+    if lines.damaged or lines.cut:
+        log.warning("%s is damaged in places; what stood there is measured again", journal.path)
+        journal.rewrite(lines.records.values())
+    known: dict[tuple[str, int], Record] = {(r["name"], r["fold"]): r for r in lines.records.values()}
+    alive = list(candidates)
+    for fold, examples in enumerate(folds, 1):
+        measured = []
+        for place, candidate in enumerate(alive, 1):
+            key = (candidate.name, fold)
+            if key not in known:
+                if known and sum(r["seconds"] for r in known.values()) >= 60 * settings.minutes:
+                    return found
+                log.info("round %d, %d of %d: %s", fold, place, len(alive), candidate.name)
+                known[key] = _measure(candidate, fold, examples, settings)
+                journal.append([known[key]])
+                result = number(known[key]["auroc"], ".3f", absent=str(known[key]["failed"]))
+                log.info("AUROC %s (%.0f s)", result, known[key]["seconds"])
+            found.setdefault(candidate.name, []).append(known[key])
+            if known[key]["failed"] is None:
+                measured.append(candidate)
+        measured.sort(key=lambda candidate: -_mean(found[candidate.name]).value)
+        alive = measured[: max(2, -(-len(measured) // 2))]
+    return found
 
-    def run(self) -> dict[str, list[Record]]:
-        """Measure candidates until the time is over; returns the folds of each by its name.
 
-        Round r has the better half of round r - 1, the best first, and two at least.
-        """
-        journal, found = Journal(self.out / _JOURNAL), dict[str, list[Record]]()
-        lines = journal.read()
-        if lines.damaged or lines.cut:
-            log.warning("%s is damaged in places; what stood there is measured again", journal.path)
-            journal.rewrite(lines.records.values())
-        known: dict[tuple[str, int], Record] = {(r["name"], r["fold"]): r for r in lines.records.values()}
-        alive = list(self.candidates)
-        for fold in range(1, len(self.folds) + 1):
-            measured = []
-            for place, candidate in enumerate(alive, 1):
-                key = (candidate.name, fold)
-                if key not in known:
-                    if known and sum(r["seconds"] for r in known.values()) >= 60 * self.settings.minutes:
-                        return found
-                    log.info("round %d, %d of %d: %s", fold, place, len(alive), candidate.name)
-                    known[key] = self._measure(candidate, fold)
-                    journal.append([known[key]])
-                    result = number(known[key]["auroc"], ".3f", absent=str(known[key]["failed"]))
-                    log.info("AUROC %s (%.0f s)", result, known[key]["seconds"])
-                found.setdefault(candidate.name, []).append(known[key])
-                if known[key]["failed"] is None:
-                    measured.append(candidate)
-            measured.sort(key=lambda candidate: -_mean(found[candidate.name]).value)
-            alive = measured[: max(2, -(-len(measured) // 2))]
-        return found
-
-    def _measure(self, candidate: Candidate, fold: int) -> Record:
-        """Train a candidate on a fold and score it on the texts held out."""
-        begun, part = time.perf_counter(), self.folds[fold - 1]
-        record: dict[str, Any] = {"name": candidate.name, "fold": fold, "failed": None, "auroc": None}
-        dataset = replace(candidate.dataset, examples=part)
-        how = replace(
-            self.settings, seeds=1, logger="none", with_entropy=False, domain=None,
-            threshold="balanced_accuracy",
-        )  # fmt: skip
-        try:
-            fitted = fit(candidate.make, candidate.tasks, dataset, how)
-            trained = assemble(fitted, dataset, how, controls=False, refuse=False)
-        except RunError as error:
-            if error.code == "damaged":
-                raise
-            return record | {"failed": str(error), "seconds": time.perf_counter() - begun}
-        groups, wrong = part.column("group", "test"), part.wrong[part.rows["test"]]
-        bootstrap = Bootstrap(groups, resamples=how.resamples, seed=how.seed + fold)
-        sample = bootstrap.sample(trained.saved.scores[part.rows["test"]], partial(metrics.auroc, wrong))
-        return record | {
-            "auroc": sample.value, "drawn": [None if np.isnan(v) else float(v) for v in sample.drawn],
-            "kilobytes": _kilobytes(trained.bank.head), "seconds": time.perf_counter() - begun,
-        }  # fmt: skip
+def _measure(candidate: Candidate, fold: int, part: Examples, settings: Search) -> Record:
+    """Train a candidate on a fold and score it on the texts held out."""
+    begun = time.perf_counter()
+    record: dict[str, Any] = {"name": candidate.name, "fold": fold, "failed": None, "auroc": None}
+    dataset = replace(candidate.dataset, examples=part)
+    how = replace(
+        settings, seeds=1, logger="none", with_entropy=False, domain=None,
+        threshold="balanced_accuracy",
+    )  # fmt: skip
+    try:
+        fitted = fit(maker(candidate.head), candidate.tasks, dataset, how)
+        trained = assemble(fitted, dataset, how, controls=False, refuse=False)
+    except RunError as error:
+        if error.code == "damaged":
+            raise
+        return record | {"failed": str(error), "seconds": time.perf_counter() - begun}
+    groups, wrong = part.column("group", "test"), part.wrong[part.rows["test"]]
+    bootstrap = Bootstrap(groups, resamples=how.resamples, seed=how.seed + fold)
+    sample = bootstrap.sample(trained.saved.scores[part.rows["test"]], partial(metrics.auroc, wrong))
+    return record | {
+        "auroc": sample.value, "drawn": [None if np.isnan(v) else float(v) for v in sample.drawn],
+        "kilobytes": _kilobytes(trained.bank.head), "seconds": time.perf_counter() - begun,
+    }  # fmt: skip
 
 
 def _kilobytes(head: ProbeHead) -> float:
