@@ -21,13 +21,18 @@ from probers.uncertainty import Variant
 from probers.uncertainty.rarity import Counts
 
 if TYPE_CHECKING:
-    from probers.commands.inputs import ProberKind
+    from probers.commands.inputs import ProberKind, TrainedKind
     from probers.engine.model import CausalLM
     from probers.store.spec import ModelSpec
 
     from .remote import RemoteLM
 
 
+#: Trained parts that some methods of a comparison need, by the keys that name them.
+TRAINED: dict[str, TrainedKind] = {
+    "token_prober": "tokens", "entity_prober": "entities", "prompt_prober": "prompts",
+    "classifier": "questions",
+}  # fmt: skip
 #: Part of a text: nothing, its first sentence, or all of it.
 Share = Literal["nothing", "sentence", "all"]
 

@@ -83,10 +83,6 @@ class BeforeEntity(_AtEntities, ReadsBank):
     _recognise: Recogniser = field(init=False, repr=False)
 
     prober = "entities"
-    make = (
-        "make one of entities before they are written with 'probers-datagen --source wiki pool=predicting' "
-        "and 'probers-train layer=all', and pass its folder as prober= (probers-compare: entity_prober=)"
-    )
 
     def __post_init__(self) -> None:
         bank = self.load()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import InitVar, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from probers.thinking import PARTS, Part, part_at, part_of
 from probers.types import Decision, Generation, Needs, RunError, UserError
 from probers.uncertainty import signals, words
 
-from ..protocol import UNANSWERED, State, Trigger, verdict
+from ..protocol import TRAINED, UNANSWERED, State, Trigger, verdict
 from ..remote import ServedGeneration
 
 if TYPE_CHECKING:
@@ -29,11 +29,19 @@ if TYPE_CHECKING:
 
 @dataclass
 class ReadsBank(Trigger):
-    """Base of triggers that read states with trained heads; ``make`` says how to get a prober."""
+    """Base of triggers that read states with trained heads."""
 
     bank: ProbeBank | str | None = None
-    make: ClassVar[str]
     _bank: ProbeBank = field(init=False, repr=False)
+
+    @property
+    def make(self) -> str:
+        """How to get a prober."""
+        from probers.commands.inputs import how_to_make
+
+        key, kind = next((key, kind) for key, kind in TRAINED.items() if kind == self.prober)
+        made = how_to_make(kind).replace("a prober", "one")
+        return f"{made}, and pass its folder as prober= (probers-compare: {key}=)"
 
     @property
     def needs(self) -> Needs:
@@ -259,10 +267,6 @@ class ProbingBefore(ReadsBank):
     after = False
     decides_by = "question"
     prober = "prompts"
-    make = (
-        "make one of the state before an answer with 'probers-datagen --source cot pool=prompt' and "
-        "'probers-train layer=all', and pass its folder as prober= (probers-compare: prompt_prober=)"
-    )
 
     def __post_init__(self) -> None:
         bank = self.load()
@@ -368,10 +372,6 @@ class Radio(ReadsBank):
     above_mean: bool = True
 
     prober = "tokens"
-    make = (
-        "make one of single tokens with 'probers-datagen --source wiki pool=tokens' and 'probers-train "
-        "head=radio', and pass its folder as prober= (probers-compare: token_prober=)"
-    )
 
     def __post_init__(self) -> None:
         bank = self.load()
