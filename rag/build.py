@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import reduce
 from operator import or_
 from pathlib import Path
@@ -127,19 +127,19 @@ class Contamination:
     allowed: bool
 
     @classmethod
-    def of(cls, parts: Sequence[str], *, allowed: bool) -> Contamination:
-        """Read the records of probers and classifiers; refuse one without a record unless ``allowed``."""
+    def of(cls, parts: Sequence[str], *, allowed: bool, server: str | None = None) -> Contamination:
+        """Read the records of probers and classifiers; refuse one without a record unless ``allowed``.
+
+        The prober of a ``server``, by its address, never has one.
+        """
         found = {part: Seen.read(locate(part)) for part in parts}
         silent = [part for part, seen in found.items() if seen is None]
         if silent and not allowed:
             told = f"{silent[0]} does not say which questions it was trained on, and the same could be asked"
             remedy = "train it again with probers-train, or pass allow_overlap=true, which the report shows"
             raise UserError(f"{told}: {remedy}", "overlap")
+        silent += [] if server is None else [f"the prober of {server}"]
         return cls(reduce(or_, filter(None, found.values()), Seen({})), silent, allowed)
-
-    def beside(self, part: str) -> Contamination:
-        """Add a prober without a record of its training questions."""
-        return replace(self, silent=[*self.silent, part])
 
     def not_asked(self, question: Question) -> bool:
         """Tell whether a question is left out: it was used for training or for choosing a threshold."""

@@ -28,15 +28,7 @@ from probers.files import canonical_json, write_text
 from probers.text import count
 from probers.types import Decision, Passage, Question, Round, UserError
 
-from .build import (
-    Contamination,
-    for_engine,
-    for_other,
-    loop_options,
-    remote,
-    unserved,
-    with_bank,
-)
+from .build import Contamination, for_engine, for_other, loop_options, remote, unserved, with_bank
 from .compare.outcomes import Comparison, Outcomes, table_lines
 from .loop import RAG
 from .protocol import as_trigger, check_counts, filter_of
@@ -230,12 +222,10 @@ def run(settings: Rag, parts: PartRuns | None = None) -> Path | None:
     trigger = as_trigger(asks.make(**(given | other)))
     name = trigger.name
     if settings.prober is not None and "bank" not in given:
-        log.info(
-            "note: prober=%s is not used: trigger=%s takes none, or was given another", settings.prober, name
-        )
-    contamination = Contamination.of(trained, allowed=settings.allow_overlap or one)
-    if trigger.served:
-        contamination = contamination.beside(f"the prober of {settings.engine}")
+        told = "note: prober=%s is not used: trigger=%s takes none, or was given another"
+        log.info(told, settings.prober, name)
+    server = settings.engine if trigger.served else None
+    contamination = Contamination.of(trained, allowed=settings.allow_overlap or one, server=server)
     questions, record = ([_known(settings, asked)], {}) if one else _many(settings, asked, contamination)
     for note in [*contamination.notes(questions), *trigger.notes(questions)]:
         log.info("%s", note)
@@ -300,10 +290,8 @@ def _many(
     for line in found.lines():
         log.info("%s", line)
     if found.record["dealt"] and settings.split is not None:
-        told = (
-            f"the {settings.split} questions are dealt by seed={settings.seed}, as probers-datagen deals them"
-        )
-        log.info("%s names no splits: %s (split=null asks all)", asked.spec, told)
+        told = f"the {settings.split} questions are dealt by seed={settings.seed}, as probers-datagen deals"
+        log.info("%s names no splits: %s them (split=null asks all)", asked.spec, told)
     return found.questions, found.record
 
 

@@ -21,13 +21,18 @@ from probers.uncertainty import Variant
 from probers.uncertainty.rarity import Counts
 
 if TYPE_CHECKING:
-    from probers.commands.inputs import ProberKind
+    from probers.commands.inputs import ProberKind, TrainedKind
     from probers.engine.model import CausalLM
     from probers.store.spec import ModelSpec
 
     from .remote import RemoteLM
 
 
+#: Trained parts that some methods of a comparison need, by the keys that name them.
+TRAINED: dict[str, TrainedKind] = {
+    "token_prober": "tokens", "entity_prober": "entities", "prompt_prober": "prompts",
+    "classifier": "questions",
+}  # fmt: skip
 #: Part of a text: nothing, its first sentence, or all of it.
 Share = Literal["nothing", "sentence", "all"]
 
@@ -287,24 +292,22 @@ def as_trigger(part: Any) -> Trigger:
 def decide(trigger: Trigger, generations: Sequence[Generation], states: Sequence[State]) -> list[Decision]:
     """Decide on every generation; refuse a NaN, which would pass for "certain" (RunError)."""
     decisions = trigger.decide(generations, states)
-    _refuse_nan(trigger, decisions, [state.question for state in states])
+    _refuse_nan(trigger, decisions, states)
     return decisions
 
 
 def decide_before(trigger: Trigger, states: Sequence[State]) -> Sequence[Decision | None]:
     """Ask a trigger with ``before`` about every question; refuse a NaN like :func:`decide`."""
     verdicts = trigger.decide_before(states)
-    _refuse_nan(trigger, verdicts, [state.question for state in states])
+    _refuse_nan(trigger, verdicts, states)
     return verdicts
 
 
-def _refuse_nan(
-    trigger: Trigger, decisions: Sequence[Decision | None], questions: Sequence[Question]
-) -> None:
+def _refuse_nan(trigger: Trigger, decisions: Sequence[Decision | None], states: Sequence[State]) -> None:
     """Stop if a trigger's score for a question is NaN (RunError)."""
-    for decision, question in zip(decisions, questions, strict=True):
+    for decision, state in zip(decisions, states, strict=True):
         if decision and (math.isnan(decision.score) or any(map(math.isnan, decision.token_scores))):
-            told = f"trigger={trigger.name} gave NaN on question {question.id!r}"
+            told = f"trigger={trigger.name} gave NaN on question {state.question.id!r}"
             raise RunError(f"{told}: the model's states or logits are broken there", "model")
 
 
@@ -344,11 +347,8 @@ def uncounted(trigger: Any, retriever: Any) -> str | None:
     Both are objects or their classes. A function that makes a retriever passes, as its class is unknown.
     """
     kind = retriever if isinstance(retriever, type) else type(retriever)
-    if (
-        not getattr(trigger, "counts", False)
-        or issubclass(kind, Counts)
-        or isinstance(retriever, FunctionType)
-    ):
+    counts = issubclass(kind, Counts) or isinstance(retriever, FunctionType)
+    if counts or not getattr(trigger, "counts", False):
         return None
     told = f"trigger={name_of(trigger)} counts words in the retriever's index"
     return f"{told}, and retriever={name_of(kind)} has none that counts"
@@ -357,9 +357,8 @@ def uncounted(trigger: Any, retriever: Any) -> str | None:
 def check_counts(trigger: Trigger, retriever: Any) -> None:
     """Refuse a retriever, or class of one, that has no counts for a trigger that needs them (UserError)."""
     if why := uncounted(trigger, retriever):
-        raise UserError(
-            f"{why}: choose retriever=bm25, rank_bm25, elasticsearch or opensearch", "unsupported"
-        )
+        others = "bm25, rank_bm25, elasticsearch or opensearch"
+        raise UserError(f"{why}: choose retriever={others}", "unsupported")
 
 
 def attends(part: Any) -> bool:

@@ -27,7 +27,7 @@ from probers.uncertainty import SIGNALS
 
 from .data import CHUNK, Column, Dataset, Padded
 from .examples import Examples
-from .fit import EMBEDDING, SHUFFLED, Fitted, Task, targets_of
+from .fit import EMBEDDING, SHUFFLED, Fitted, Task, probe_tasks, targets_of
 from .settings import Assembling
 
 #: Names of the prober's scores in tables.
@@ -218,6 +218,14 @@ def score_everything(
     return Margins(values, np.stack([ends[:-1], ends[1:]], axis=1), how)
 
 
+def score_texts(bank: ProbeBank, dataset: Dataset, how: Aggregate | None) -> np.ndarray:
+    """Score texts (texts,) by a finished prober; ``how`` aggregates from tokens."""
+    columns = [Column(bank.spec.site, layer) for layer in bank.layers]
+    tasks = probe_tasks(columns, [0], joint=bank.head.joint, beside=dataset.beside_places)
+    margins = score_everything(bank.head, tasks, dataset, how)
+    return margins.of_texts(bank.ensemble(margins.values))
+
+
 class CurvePoint(NamedTuple):
     """Prober of a ``share`` of the training groups: its best single layer and all its layers."""
 
@@ -320,9 +328,8 @@ def assemble(
         ensemble=ensemble, aggregate=margins.how, entropy_model=entropy_model, domain=domain,
     )  # fmt: skip
     ensembles = {k: Detector(k, s, f"{k} of {len(site)} layers") for k, (_, s) in kinds.items()}
-    ensembles[settings.combine] = replace(
-        ensembles[settings.combine], probability=bank.probability, threshold=bank.threshold
-    )
+    saved = ensembles[settings.combine]
+    ensembles[settings.combine] = replace(saved, probability=bank.probability, threshold=bank.threshold)
     made, left_out = control_detectors(examples) if controls else ([], [])
     on_validation = {"accuracy": fitted.accuracy, "loss": fitted.loss, "auroc": fitted.auroc}
     seeds = {c: np.stack([margins.of_head(i) for t, i in probes.items() if t.column == c]) for c in own}

@@ -125,9 +125,7 @@ def _further(
         if np.isnan(values[train]).all():
             continue
         scores = sign * np.where(np.isnan(values), np.nanmean(values[train]), values)
-        calls, tokens = (
-            float(examples.table[each].mean()) if isinstance(each, str) else float(each) for each in cost
-        )
+        calls, tokens = (float(examples.table[c].mean() if isinstance(c, str) else c) for c in cost)
         found.append(Detector(name, scores, f"{column}, not trained", cost=Cost(calls, tokens)))
     return found
 

@@ -26,6 +26,7 @@ from .levels import level_figures
 Figures = dict[str, Any]
 
 _RANKING = ("auroc", "auprc", "prr", "recall_at_fpr10")
+_ALWAYS_FIRE = "no threshold of these can promise what threshold asks for, so that they always fire here"
 
 
 class Evaluator:
@@ -107,12 +108,10 @@ class Evaluator:
 
     def levels(self, trained: Trained) -> Figures | None:
         """Compute the figures of tokens, spans, sentences and answers; None without labels of tokens."""
-        if trained.token_scores is None:
+        if (scores := trained.token_scores) is None:
             return None
         threshold = trained.bank.threshold
-        return level_figures(
-            self.examples, trained.token_scores, threshold, resamples=self._resamples, seed=self._seed
-        )
+        return level_figures(self.examples, scores, threshold, resamples=self._resamples, seed=self._seed)
 
     def _figures(self, detector: Detector, rows: np.ndarray, bootstrap: Bootstrap) -> Figures:
         assert detector.probability is not None and detector.threshold is not None
@@ -192,6 +191,7 @@ def summarise(trained: Trained, evaluator: Evaluator, training: Mapping[str, Any
         controls[SHUFFLED]["at_chance"] = bool(low <= 0.5 <= high)
     ours = [replace(trained.saved, name=ENSEMBLE), *(replace(d, name=WITH_ENTROPY) for d in with_entropy)]
     true = [d for d in trained.controls if d.wrong is None]
+    unable = dict.fromkeys(d.name for d in detectors if figures[id(d)]["threshold"] == ALWAYS)
     overall = controls | {ENSEMBLE: figures[id(trained.saved)]}
     if trained.with_entropy is not None:
         overall[WITH_ENTROPY] = figures[id(trained.with_entropy)]
@@ -232,18 +232,9 @@ def summarise(trained: Trained, evaluator: Evaluator, training: Mapping[str, Any
         "pairs": evaluator.pairs(ours[:1], [*trained.members, *true])
         | evaluator.pairs(ours[1:], [ours[0], *true]),
         "training": dict(training),
-        "notes": [
-            *trained.notes,
-            *_always_firing([d.name for d in detectors if figures[id(d)]["threshold"] == ALWAYS]),
-        ],
+        "notes": [*trained.notes, *([f"{_ALWAYS_FIRE}: {'; '.join(unable)}"] if unable else [])],
         **({} if trained.adapter is None else {"adapter": dict(trained.adapter)}),
     }
-
-
-def _always_firing(names: Sequence[str]) -> list[str]:
-    """Name the detectors that cannot promise the risk asked for."""
-    told = "no threshold of these can promise what threshold asks for, so that they always fire here"
-    return [f"{told}: {'; '.join(dict.fromkeys(names))}"] if names else []
 
 
 def _layer_weights(trained: Trained) -> dict[str, float] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,17 +14,18 @@ import torch
 from torch import Tensor
 
 from probers.checksums import draw_key
+from probers.commands.components import Component
 from probers.commands.merge import PartRuns
 from probers.data.splits import Partition
-from probers.heads import Moments, ProbeHead, is_joint
+from probers.heads import Moments, ProbeHead, factory, is_joint
 from probers.store.joined import Stored
 from probers.types import Beside, RunError, Site, UserError, first_line
 
-from .data import CHUNK, Column, Dataset, Inputs, Padded, States, StoreStates
+from .data import CHUNK, Column, Dataset, Inputs, Padded, States, StoreStates, at_once
 from .examples import Examples
-from .module import Batches, NotFiniteError, ProberModule, Schedule, StoreData, balancing
+from .module import Batches, NotFiniteError, ProberModule, Schedule, StoreData, balancing, loader
 from .settings import Fitting
-from .trainer import read_tensors, train, write_tensors
+from .trainer import Loaders, read_tensors, train, write_tensors
 
 Target = Literal["correct", "shuffled", "person"]
 #: Names in tables of the controls that are heads.
@@ -124,21 +126,21 @@ def fit(
     """
     start = time.perf_counter()
     head = build(make_head, tasks, dataset.states.shape[-1])
-    inputs = dataset.inputs(head, settings.loss)
+    examples, inputs = dataset.examples, dataset.inputs(head, settings.loss)
     states, of = inputs.states, inputs.text_of
-    rows = {split: np.flatnonzero(np.isin(of, texts)) for split, texts in dataset.examples.rows.items()}
-    targets = targets_of(tasks, dataset.examples)[of]
+    rows = {split: np.flatnonzero(np.isin(of, texts)) for split, texts in examples.rows.items()}
+    targets = targets_of(tasks, examples)
     places = dataset.places([task.column for task in tasks], joint=head.joint)
     training = torch.from_numpy(rows["train"])
     if head.needs_moments:  # of single rows, also where texts of tokens are trained on
-        single = np.isin(dataset.examples.text_of, dataset.examples.rows["train"])
-        classes = targets_of(tasks, dataset.examples)[dataset.examples.text_of]
-        head.prepare(moments(dataset.states, torch.from_numpy(np.flatnonzero(single)), places, classes))
-    weights_of_texts = dataset.examples.span_weights(settings.span_weight)
+        single = torch.from_numpy(np.flatnonzero(np.isin(examples.text_of, examples.rows["train"])))
+        head.prepare(moments(dataset.states, single, places, targets[examples.text_of]))
+    weights_of_texts = examples.span_weights(settings.span_weight)
     shares = None if weights_of_texts is None else torch.from_numpy(weights_of_texts[of])
+    stored = StoreData(states, targets[of], shares)
     seeds = sorted({task.seed for task in tasks})
     schedule = Schedule(-(-len(training) // settings.batch_size), settings.epochs, settings.checks)
-    correct = dataset.examples.table["correct"].to_numpy()[of]
+    correct = examples.table["correct"].to_numpy()[of]
     chances, weights = balancing(settings.balance, correct[rows["train"]])
     module = ProberModule(
         head, places, [seeds.index(task.seed) for task in tasks], settings,
@@ -147,9 +149,10 @@ def fit(
         steps=schedule.per_epoch * settings.epochs,
     )  # fmt: skip
 
-    def data(done: int) -> StoreData:
+    def data(done: int) -> Loaders:
         batches = Batches(training, settings.batch_size, seeds, schedule, weights=chances, start=done)
-        return StoreData(states, targets, rows, batches, shares)
+        validation = torch.from_numpy(rows["validation"])[None].split(at_once(states), dim=1)
+        return loader(stored, batches), loader(stored, validation)
 
     names = [str(task.column) if task.is_probe else "" for task in tasks]
     try:
@@ -160,6 +163,11 @@ def fit(
         tuple(tasks), module.restore_best(), module.accuracy, module.loss_value, module.auroc,
         module.steps_taken, time.perf_counter() - start,
     )  # fmt: skip
+
+
+def maker(head: Component) -> MakeHead:
+    """Make the constructor of the heads that the settings name (UserError: a class or options of no head)."""
+    return factory(partial(head.kind, **head.options))
 
 
 def build(make_head: MakeHead, tasks: Sequence[Task], width: int) -> ProbeHead:

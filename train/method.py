@@ -13,7 +13,7 @@ from probers.types import UserError
 
 from .assemble import Trained
 from .data import Dataset
-from .fit import Fitted, MakeHead, Task, fit, joined, plan_tasks
+from .fit import Fitted, Task, fit, joined, maker, plan_tasks
 from .settings import Train
 
 
@@ -61,14 +61,11 @@ class Method:
         """Plan heads and controls, with notes on what is left out."""
         return plan_tasks(dataset, settings, joint=is_joint(settings.head.kind))
 
-    def fit(
-        self, make_head: MakeHead, tasks: Sequence[Task], dataset: Dataset, settings: Train, out: Path,
-        what: str = "",
-    ) -> Fitted:  # fmt: skip
+    def fit(self, out: Path, tasks: Sequence[Task], dataset: Dataset, how: Train, what: str = "") -> Fitted:
         """Train heads as :func:`.fit.fit`, or join those of the parts."""
         if self._parts is not None:
-            return joined(self._parts, make_head, tasks, dataset.states.shape[-1], what)
-        return fit(make_head, tasks, dataset, settings, out=out, what=what)
+            return joined(self._parts, maker(how.head), tasks, dataset.states.shape[-1], what)
+        return fit(maker(how.head), tasks, dataset, how, out=out, what=what)
 
     def complete(
         self, trained: Trained, fitted: Fitted, dataset: Dataset, settings: Train, out: Path

@@ -18,7 +18,7 @@ from probers.checksums import draw_key
 from probers.evaluation.metrics import auroc
 from probers.heads import CORRECT, WRONG, ProbeHead
 
-from .data import Padded, States, TokenStates, at_once
+from .data import Padded, States, TokenStates
 from .settings import Balance, Fitting, Loss
 
 
@@ -82,29 +82,17 @@ Batch: TypeAlias = tuple[Any, Tensor, Tensor | None]
 class StoreData(Dataset[Batch]):
     """Whole batches by row numbers (S, b)."""
 
-    def __init__(
-        self, states: States | TokenStates, targets: Tensor, rows: Mapping[str, np.ndarray], batches: Batches,
-        shares: Tensor | None = None,
-    ) -> None:  # fmt: skip
-        self._states, self._targets, self._rows, self._batches = states, targets, rows, batches
-        self._shares = shares
+    def __init__(self, states: States | TokenStates, targets: Tensor, shares: Tensor | None) -> None:
+        self._states, self._targets, self._shares = states, targets, shares
 
     def __getitem__(self, index: Tensor) -> Batch:
         shares = None if self._shares is None else self._shares[index]
         return self._states[index.flatten()], self._targets[index], shares
 
-    def training(self) -> DataLoader:
-        """Load the training batches of a stretch."""
-        return self._loader(self._batches)
 
-    def validation(self) -> DataLoader:
-        """Load validation rows in the store's order."""
-        rows = torch.from_numpy(self._rows["validation"])[None]
-        return self._loader(rows.split(at_once(self._states), dim=1))
-
-    def _loader(self, batches: Any) -> DataLoader:
-        # batch_size=None: the sampler gives whole batches, each cut out by one index.
-        return DataLoader(self, batch_size=None, sampler=batches)
+def loader(data: Dataset, batches: Any) -> DataLoader:
+    """Load whole ``batches``, each cut out of the data by one index."""
+    return DataLoader(data, batch_size=None, sampler=batches)
 
 
 def balancing(balance: Balance, labels: np.ndarray) -> tuple[Tensor | None, tuple[float, float]]:

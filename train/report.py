@@ -69,9 +69,8 @@ def warnings(figures: Json) -> list[str]:
         reached = bounds(shuffled["auroc_ci"])
         found.append(f"a head on shuffled labels reached AUROC {reached}, not 0.5: {why}")
     if figures["calibration"].get("constant"):
-        found.append(
-            "P(wrong) is the same for every text: on validation, higher scores are not more often wrong"
-        )
+        why = "on validation, higher scores are not more often wrong"
+        found.append(f"P(wrong) is the same for every text: {why}")
     train, test = (set(figures["splits"][split]["datasets"]) for split in ("train", "test"))
     if train and test and not train & test:
         sets = f"trained on {', '.join(sorted(train))}, tested on {', '.join(sorted(test))}"

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .assemble import Trained
     from .data import Dataset
     from .examples import Examples
-    from .fit import Fitted, MakeHead, Task
+    from .fit import Task
     from .method import Method
     from .settings import Stores, Train
 
@@ -80,10 +80,7 @@ def run(settings: Train, parts: PartRuns | None = None, search: Chosen | None = 
     if settings.split != "store" or settings.train_on or settings.test_on:
         write_text(out / "splits.json", canonical_json(dataset.examples.split_record()))
 
-    def fitter(of: Sequence[Task], on: Dataset, how: Train, what: str = "") -> Fitted:
-        return method.fit(plan.make_head, of, on, how, out, what)
-
-    stores = data.sources.stores
+    fitter, stores = partial(method.fit, out), data.sources.stores
     model, made = stores[0].spec.model.id, stores[0].config
     if part is not None:
         fit_part(fitter, own, of_tasks(dataset, stores, own), plan.fewer, settings, out)
@@ -106,7 +103,7 @@ def run(settings: Train, parts: PartRuns | None = None, search: Chosen | None = 
         _write(each.trained, each.examples, settings, paths, made, out / each.folder)
         further[out / each.folder] = each.about
     bank = replace(trained.bank, seen=dataset.examples.seen())
-    matrix = _matrix(bank, data.alone, paths, plan.make_head, settings, out) if data.alone else ""
+    matrix = _matrix(bank, data.alone, paths, settings, out) if data.alone else ""
     auroc = figures["ensemble"]["auroc"]
     folder.finish({"model": model, "best_layer": figures["best_layer"], "auroc": auroc})
     _remove_checkpoints(out)
@@ -145,18 +142,17 @@ class _Plan(NamedTuple):
     dataset: Dataset
     tasks: Sequence[Task]
     notes: Sequence[str]
-    make_head: MakeHead
     sets: Sequence[Sequence[int]]
     fewer: Mapping[int, Examples]
 
 
 def _plan(settings: Train, method: Method, sources: Sources) -> _Plan:
     """Plan a training; UserError for what cannot be trained, before anything is written."""
-    from probers.heads import factory, is_joint
+    from probers.heads import is_joint
 
     from .data import Dataset
     from .examples import SplitRequest
-    from .fit import build
+    from .fit import build, maker
     from .sweeps.subsets import sets_of, sizes_of
 
     settings.hardware()
@@ -170,9 +166,8 @@ def _plan(settings: Train, method: Method, sources: Sources) -> _Plan:
         raise UserError(f"layer_sets={settings.layer_sets}: {why}", code="conflict")
     sets = sets_of(settings.layer_sets, sorted({task.layer for task in tasks if task.is_probe}))
     fewer = sizes_of(settings, dataset.examples)
-    make_head = factory(partial(settings.head.kind, **settings.head.options))
-    dataset.inputs(build(make_head, tasks[:1], stores[0].spec.width), settings.loss)
-    return _Plan(dataset, tasks, notes, make_head, sets, fewer)
+    dataset.inputs(build(maker(settings.head), tasks[:1], stores[0].spec.width), settings.loss)
+    return _Plan(dataset, tasks, notes, sets, fewer)
 
 
 class _Data(NamedTuple):
@@ -214,15 +209,14 @@ def _identity(
 
 
 def _matrix(
-    bank: ProbeBank, alone: Mapping[str, Sources], paths: Sequence[Path], make_head: MakeHead,
-    settings: Train, out: Path,
-) -> str:  # fmt: skip
+    bank: ProbeBank, alone: Mapping[str, Sources], paths: Sequence[Path], settings: Train, out: Path
+) -> str:
     """Test the prober, and with ``matrix`` one of each store, on every store; returns the table."""
     from .sweeps import transfer
 
     known = {name: store for name, store in alone.items() if Path(name) in paths}
     several = len(known) > 1
-    probers = transfer.each_alone(known, make_head, settings) if several and settings.matrix else {}
+    probers = transfer.each_alone(known, settings) if several and settings.matrix else {}
     probers[transfer.ALL if several else str(paths[0])] = bank
     found = transfer.matrix(probers, alone, settings)
     transfer.write(found, out)
@@ -296,21 +290,14 @@ def opened_stores(settings: Stores) -> list[FeatureStore]:
     """Open the stores in ``data``, by default the newest complete one."""
     from probers.store.store import FeatureStore
 
-    paths = _data(settings.data)
-    log.info("reading %s", ", ".join(map(str, paths)))
-    return [FeatureStore.open(path, checksums=settings.checksums) for path in paths]
-
-
-def _data(given: Any) -> list[Path]:
-    """List the stores to read: those given, or the newest complete one."""
-    if given is None:
-        if (found := newest_store()) is not None:
-            return [found]
+    paths = list(map(Path, listed(newest_store() if settings.data is None else settings.data)))
+    if not paths and settings.data is None:
         what = "there is no complete feature store under runs/: run probers-datagen, or pass data=FOLDER"
         raise UserError(what, code="no-artifact")
-    if not (paths := list(map(Path, listed(given)))):
+    if not paths:
         raise UserError("data=[] names no store: give a folder, or several", code="missing-value")
-    return paths
+    log.info("reading %s", ", ".join(map(str, paths)))
+    return [FeatureStore.open(path, checksums=settings.checksums) for path in paths]
 
 
 def listed(value: Any) -> list[Any]:

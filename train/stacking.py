@@ -21,16 +21,15 @@ from probers.commands.components import Component
 from probers.data.splits import Seen
 from probers.evaluation.metrics import auroc
 from probers.heads import StackedHead, head_name
-from probers.online.scores import Aggregate
 from probers.options import Name
 from probers.store.joined import Stored
 from probers.store.spec import FeatureSpec, ranges
 from probers.types import SPLITS, UserError
 
-from .assemble import Detector, Trained, score_everything
-from .data import Column, Dataset, layers_to_train
+from .assemble import Detector, Trained, score_everything, score_texts
+from .data import Dataset, layers_to_train
 from .examples import WEIGHTS
-from .fit import Fitted, MakeHead, Task, build, probe_tasks
+from .fit import Fitted, Task, build, maker
 from .method import Method
 from .settings import Train
 
@@ -140,30 +139,26 @@ class Stacking(Method):
                     told = f"head.probers: {name} was trained or tuned on {len(groups)} of the {split} groups"
                     fix = "stack it on a store whose groups, in its splits, it has not seen"
                     raise UserError(f"{told} of data, such as {groups[0]!r}: {fix}", "overlap")
-        order = sorted(
-            map(str, examples.groups("validation")), key=lambda g: draw_key("stack", settings.seed, g)
-        )
+        names = map(str, examples.groups("validation"))
+        order = sorted(names, key=lambda g: draw_key("stack", settings.seed, g))
         first = np.isin(examples.column("group", "validation").astype(str), order[: len(order) // 2])
         train, validation, test = (examples.rows[split] for split in SPLITS)
         rows = {"train": train, WEIGHTS: validation[first], "validation": validation[~first], "test": test}
         known = reduce(or_, (bank.seen for bank in self.banks if bank.seen is not None), Seen({}))
         return replace(dataset, examples=replace(examples, rows=rows, known=known))
 
-    def fit(
-        self, make_head: MakeHead, tasks: Sequence[Task], dataset: Dataset, settings: Train, out: Path,
-        what: str = "",
-    ) -> Fitted:  # fmt: skip
+    def fit(self, out: Path, tasks: Sequence[Task], dataset: Dataset, how: Train, what: str = "") -> Fitted:
         """Fit the weights on the members' scores of half of the groups, and measure on the other half."""
-        start, how = time.perf_counter(), settings.aggregate
-        head = build(make_head, tasks, dataset.states.shape[-1]).eval()
+        start, aggregate = time.perf_counter(), how.aggregate
+        head = build(maker(how.head), tasks, dataset.states.shape[-1]).eval()
         assert isinstance(head, StackedHead)
         for own, bank in zip(head.heads, self.banks, strict=True):
             own.load_state_dict(bank.head.state_dict())
         rows, wrong = dataset.examples.rows, dataset.examples.wrong
-        scores = np.stack([self._scores(bank, dataset, how) for bank in self.banks], axis=1)
+        scores = np.stack([score_texts(bank, dataset, aggregate) for bank in self.banks], axis=1)
         fitted = fit_weights(scores[rows[WEIGHTS]], wrong[rows[WEIGHTS]])
         head.weigh(fitted.mean, fitted.scale, fitted.weights, fitted.intercept)
-        margins = score_everything(head, tasks, dataset, how).of_head(0)[rows["validation"]]
+        margins = score_everything(head, tasks, dataset, aggregate).of_head(0)[rows["validation"]]
         labels = wrong[rows["validation"]]
         figures = {
             "accuracy": np.mean((margins > 0) == labels), "auroc": auroc(labels, margins),
@@ -181,7 +176,7 @@ class Stacking(Method):
         members = [
             Detector(
                 name,
-                self._scores(bank, dataset, bank.aggregate),
+                score_texts(bank, dataset, bank.aggregate),
                 f"head={head_name(bank.head)}, layers {ranges(bank.layers)}",
                 bank.probability,
                 bank.threshold,
@@ -189,13 +184,6 @@ class Stacking(Method):
             for name, bank in zip(self.names, self.banks, strict=True)
         ]
         return replace(trained, members=members), dataset
-
-    def _scores(self, bank: ProbeBank, dataset: Dataset, how: Aggregate | None) -> np.ndarray:
-        """Score texts (texts,) by a member."""
-        columns = [Column(bank.spec.site, layer) for layer in bank.layers]
-        tasks = probe_tasks(columns, [0], joint=bank.head.joint)
-        margins = score_everything(bank.head, tasks, dataset, how)
-        return margins.of_texts(bank.ensemble(margins.values))
 
 
 def fit_weights(scores: np.ndarray, wrong: np.ndarray) -> Logistic:

@@ -10,11 +10,11 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback, Trainer
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as encode
 from torch import Tensor
@@ -30,12 +30,8 @@ from .module import ProberModule, Schedule, below
 log = logging.getLogger(__name__)
 
 
-class Loaded(Protocol):
-    """Batches for training, and for validation."""
-
-    def training(self) -> DataLoader: ...
-    def validation(self) -> DataLoader: ...
-
+#: Loads batches for training (those of the next stretch), and for validation.
+Loaders: TypeAlias = tuple[DataLoader, DataLoader]
 
 #: Fields of a checkpoint beside its tensors, with their types.
 _ABOUT = {"stretches": int, "steps": int, "head_step": int, "lr": float, "finished": bool}
@@ -49,7 +45,7 @@ class Checkpoint(Callback):
     """
 
     def __init__(self, path: Path, module: ProberModule, *, every: float, stretches: int) -> None:
-        self._path, self._every, self._written = path, every, time.monotonic()
+        self._path, self._module, self._every, self._written = path, module, every, time.monotonic()
         self._tensors: dict[str, Tensor] = {}
         self.stretches, self.finished = 0, False
         try:
@@ -69,26 +65,24 @@ class Checkpoint(Callback):
         over = about["stretches"] == stretches or bool(module.over.all())
         self.stretches, self.finished = about["stretches"], about["finished"] or over
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_start(self, trainer: Trainer, *_: Any) -> None:
         optimizer = trainer.optimizers[0]
         for index, parameter in enumerate(_parameters(optimizer)):
             if stored := below(self._tensors, f"adam.{index}"):
                 optimizer.state[parameter] = {k: v.to(parameter.device) for k, v in stored.items()}
         self._tensors = {}
 
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        assert isinstance(pl_module, ProberModule)
+    def on_validation_end(self, trainer: Trainer, *_: Any) -> None:
         self.stretches += 1
         if time.monotonic() - self._written >= self._every:
-            self._write(trainer, pl_module)
+            self._write(trainer)
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        assert isinstance(pl_module, ProberModule)
+    def on_train_end(self, trainer: Trainer, *_: Any) -> None:
         self.finished = True
-        self._write(trainer, pl_module)
+        self._write(trainer)
 
-    def _write(self, trainer: Trainer, module: ProberModule) -> None:
-        tensors, about = module.stored()
+    def _write(self, trainer: Trainer) -> None:
+        tensors, about = self._module.stored()
         optimizer = trainer.optimizers[0]
         for index, parameter in enumerate(_parameters(optimizer)):
             tensors |= {f"adam.{index}.{k}": v for k, v in optimizer.state[parameter].items()}
@@ -143,7 +137,7 @@ def _check(tensors: Mapping[str, Tensor], about: Any, module: ProberModule, stre
 
 
 def train(
-    module: ProberModule, data: Callable[[int], Loaded], schedule: Schedule, names: Sequence[str], *,
+    module: ProberModule, data: Callable[[int], Loaders], schedule: Schedule, names: Sequence[str], *,
     out: Path | None, what: str,
 ) -> None:  # fmt: skip
     """Train a module, resuming an interrupted run in ``out``, which gets the logger's files and a checkpoint.
@@ -170,16 +164,15 @@ def train(
     with bar, _quiet(), nullcontext() if large else _one_thread():
         trainer = Trainer(
             **how.hardware(), max_epochs=len(schedule.ends) - done, num_sanity_val_steps=0,
-            logger=_logger(how.logger, out, what), callbacks=[*callbacks, _Progress(bar, names)],
+            logger=_logger(how.logger, out, what), callbacks=[*callbacks, _Progress(bar, module, names)],
             enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
         )  # fmt: skip
         handler = signal.getsignal(signal.SIGINT)
         try:
             if head.learns:
-                batches = data(done)
-                trainer.fit(module, batches.training(), batches.validation())
+                trainer.fit(module, *data(done))
             else:
-                trainer.validate(module, data(0).validation(), verbose=False)
+                trainer.validate(module, data(0)[1], verbose=False)
         except SystemExit:
             # Ctrl-C stays a KeyboardInterrupt; the trainer makes it a silent exit with code 1.
             signal.signal(signal.SIGINT, handler)
@@ -199,21 +192,19 @@ def _told(names: Sequence[str]) -> str:
 class _Progress(Callback):
     """Progress bar with the mean loss and the best layer so far."""
 
-    def __init__(self, bar: Any, names: Sequence[str]) -> None:
-        self._bar, self._names, self._best = bar, names, ""
+    def __init__(self, bar: Any, module: ProberModule, names: Sequence[str]) -> None:
+        self._bar, self._module, self._names, self._best = bar, module, names, ""
         self._probing = [i for i, name in enumerate(names) if name]
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        assert isinstance(pl_module, ProberModule)
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         if trainer.global_step % 20 == 0:
-            loss = float(pl_module.recent[self._probing].mean())
+            loss = float(self._module.recent[self._probing].mean())
             self._bar.set_postfix_str(f"loss {loss:.3f}{self._best}", refresh=False)
         self._bar.update()
         tell(1, "steps", self._bar.n / self._bar.total)
 
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        assert isinstance(pl_module, ProberModule)
-        scores = pl_module.auroc[self._probing]
+    def on_validation_end(self, *_: Any) -> None:
+        scores = self._module.auroc[self._probing]
         if not np.isnan(scores).all():
             best = int(np.nanargmax(scores))
             self._best = f", best {self._names[self._probing[best]]} (AUROC {scores[best]:.2f})"

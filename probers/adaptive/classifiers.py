@@ -194,9 +194,8 @@ class ModelClassifier(_Transformer):
     """
 
     def __init__(self, name: str) -> None:
-        self._model, self._tokenizer = _pretrained(
-            "AutoModelForSequenceClassification", "sequence-classification", "trigger.classifier", name
-        )
+        kind, what = "AutoModelForSequenceClassification", "sequence-classification"
+        self._model, self._tokenizer = _pretrained(kind, what, "trigger.classifier", name)
         self._columns = _columns(self._model.config.id2label, name)
 
     def logits(self, questions: Sequence[str]) -> Tensor:

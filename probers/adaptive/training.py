@@ -8,12 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from ..checksums import inputs
-from ..commands.components import Component
 from ..commands.inputs import newest_store
 from ..commands.runs import RunFolder
 from ..evaluation.bootstrap import UNDEFINED, Bootstrap, bounded, number
@@ -55,31 +54,11 @@ class Words:
         return AdaptiveClassifier.fit(train.questions, train.strategies, c=self.c, min_count=self.min_count)
 
 
-class Request(Protocol):
-    """The settings of ``probers-train`` that a classifier of questions uses."""
+def run(request: Any) -> Path:
+    """Train and measure the classifier that the settings of ``probers-train`` ask for; return its folder.
 
-    @property
-    def data(self) -> str | list[str] | None: ...
-    @property
-    def out(self) -> str | None: ...
-    @property
-    def suffix(self) -> str | None: ...
-    @property
-    def head(self) -> Component: ...
-    @property
-    def resamples(self) -> int: ...
-    @property
-    def seed(self) -> int: ...
-    @property
-    def checksums(self) -> bool: ...
-    @property
-    def device(self) -> str: ...
-    @property
-    def record(self) -> dict[str, Any]: ...
-
-
-def run(request: Request) -> Path:
-    """Train and measure the classifier; return its folder. UserErrors come before anything is written."""
+    UserErrors come before anything is written.
+    """
     _refuse_unused(request)
     settings, seed, device = request.head.make(), request.seed, request.device
     paths = _data(request.data)
@@ -125,7 +104,7 @@ def run(request: Request) -> Path:
     return out
 
 
-def _identity(request: Request, parts: list[Answers]) -> dict[str, Any]:
+def _identity(request: Any, parts: list[Answers]) -> dict[str, Any]:
     """Return the configuration with the inputs named by content."""
     stores, paths = [part.fingerprint for part in parts], [str(part.path) for part in parts]
     one = len(parts) == 1
@@ -136,8 +115,8 @@ def _identity(request: Request, parts: list[Answers]) -> dict[str, Any]:
     return config | {"data": paths[0] if one else paths, "inputs": named}
 
 
-def _refuse_unused(request: Request) -> None:
-    for option in fields(request):  # type: ignore[arg-type]
+def _refuse_unused(request: Any) -> None:
+    for option in fields(request):
         default = option.default if option.default_factory is MISSING else option.default_factory()
         used = option.name in (*_USED, "device", "logger", "save_every") or option.name.startswith("_")
         if not used and (value := getattr(request, option.name)) != default:

@@ -139,8 +139,11 @@ def prompt_files(settings: Any) -> tuple[str, ...]:
 #: Probers score whole generated answers, single tokens, entities before they are written, or prompts.
 ProberKind = Literal["answers", "tokens", "entities", "prompts"]
 
+#: Trained parts: probers, and classifiers of questions.
+TrainedKind = ProberKind | Literal["questions"]
+
 #: By kind: its trigger, its description, the commands that make one, and the option that names it.
-_TRAINED: dict[ProberKind | Literal["questions"], tuple[str, str, str, str, str]] = {
+_TRAINED: dict[TrainedKind, tuple[str, str, str, str, str]] = {
     "answers": ("probing", "prober of whole answers", "--source cot", "layer=all", "prober=PATH"),
     "tokens": ("radio", "prober of single tokens", "--source wiki pool=tokens", "head=radio", "prober=PATH"),
     "entities": (
@@ -190,11 +193,16 @@ def find_classifier(settings: Any) -> str:
     return str(found)
 
 
-def _none(model: str, kind: ProberKind | Literal["questions"], asks: str | None = None) -> NoReturn:
-    trigger, what, data, training, given = _TRAINED[kind]
+def _none(model: str, kind: TrainedKind, asks: str | None = None) -> NoReturn:
+    trigger, what, *_, given = _TRAINED[kind]
     told = f"{asks or f'trigger={trigger}'} needs a {what} for model={model} and there is none under runs/"
-    make = f"make one with 'probers-datagen {data}' and 'probers-train {training}', or pass {given}"
-    raise UserError(f"{told}: {make}", "no-artifact")
+    raise UserError(f"{told}: {how_to_make(kind, 'one')}, or pass {given}", "no-artifact")
+
+
+def how_to_make(kind: TrainedKind, what: str = "") -> str:
+    """Tell the commands that make a trained part, by its description or ``what``, as part of a sentence."""
+    _, told, data, training, _ = _TRAINED[kind]
+    return f"make {what or f'a {told}'} with 'probers-datagen {data}' and 'probers-train {training}'"
 
 
 def newest_prober(kind: ProberKind, *, model: str, root: Path = Path("runs")) -> Path | None:

@@ -222,7 +222,6 @@ def _checked(labels: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.nda
 
 def _ratio(numerator: Any, denominator: Any, *, empty: float = float("nan")) -> Any:
     numerator, denominator = np.asarray(numerator), np.asarray(denominator)
-    out = np.full(
-        denominator.shape, empty, dtype=np.result_type(numerator.dtype, denominator.dtype, np.float32)
-    )
+    kind = np.result_type(numerator.dtype, denominator.dtype, np.float32)
+    out = np.full(denominator.shape, empty, dtype=kind)
     return np.divide(numerator, denominator, out=out, where=denominator > 0)[()]

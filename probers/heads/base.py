@@ -262,6 +262,16 @@ class Standardise(nn.Module):
         return (x - self.mean[:, None]) / self.scale[:, None]
 
 
+class StandardisedHead(ProbeHead):
+    """Base of heads whose ``input`` standardises the states."""
+
+    input: Standardise
+
+    def prepare(self, moments: Moments) -> None:
+        """Take mean and deviation per head, dimension and, for joint heads, layer."""
+        self.input.fit(moments)
+
+
 class Dropout(nn.Module):
     """Dropout whose masks depend only on stream, place and step.
 

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from ..types import UserError
 from .attention_pool import normed
-from .base import Linear, Moments, ProbeHead, Standardise, weight_generators
+from .base import Linear, ProbeHead, Standardise, StandardisedHead, weight_generators
 
 
-class ConcatHead(ProbeHead):
+class ConcatHead(StandardisedHead):
     """Logistic regression on the standardised states of all layers, joined to one vector.
 
     With ``group_lasso`` the loss also has that number times the sum over layers of sqrt(d) |W_l|, where W_l
@@ -36,10 +36,6 @@ class ConcatHead(ProbeHead):
         self.group_lasso = group_lasso
         self.input = Standardise(len(streams), layers, width)
         self.linear = Linear(weight_generators(streams), layers * width, 2)
-
-    def prepare(self, moments: Moments) -> None:
-        """Take mean and deviation per head, layer and dimension."""
-        self.input.fit(moments)
 
     @torch.no_grad()
     def shrink(self, rates: Mapping[str, Tensor]) -> None:
@@ -65,7 +61,7 @@ class ConcatHead(ProbeHead):
         return self.linear(self.input(x).flatten(2))
 
 
-class MixHead(ProbeHead):
+class MixHead(StandardisedHead):
     """Logistic regression on a learned mix of the layers.
 
     The mix is the mean of the standardised states with weights softmax(a), initially equal (the scalar mix
@@ -79,10 +75,6 @@ class MixHead(ProbeHead):
         self.input = Standardise(len(streams), layers, width)
         self.mix = nn.Parameter(torch.zeros(len(streams), layers))
         self.linear = Linear(weight_generators(streams), width, 2)
-
-    def prepare(self, moments: Moments) -> None:
-        """Take mean and deviation per head, layer and dimension."""
-        self.input.fit(moments)
 
     @torch.no_grad()
     def layer_weights(self) -> Tensor:

@@ -8,10 +8,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from .base import CORRECT, WRONG, Linear, Moments, ProbeHead, Standardise, weight_generators
+from .base import CORRECT, WRONG, Linear, Moments, ProbeHead, Standardise, StandardisedHead, weight_generators
 
 
-class LinearHead(ProbeHead):
+class LinearHead(StandardisedHead):
     """Standardised states and one linear map: logistic regression, the simplest learned probe.
 
     The mean and standard deviation of the training states are kept with the weights.
@@ -21,10 +21,6 @@ class LinearHead(ProbeHead):
         super().__init__(streams, width)
         self.input = Standardise(len(streams), width)
         self.linear = Linear(weight_generators(streams), width, 2)
-
-    def prepare(self, moments: Moments) -> None:
-        """Take mean and deviation per head and dimension."""
-        self.input.fit(moments)
 
     def _logits(self, x: Tensor) -> Tensor:
         return self.linear(self.input(x))
@@ -37,8 +33,7 @@ class MeanDifferenceHead(ProbeHead):
     between the two means, the margin is ``2 theta.(x - m) / |theta|^2``: 1 at the mean of the wrong
     states, -1 at that of the correct ones, whatever their scale. As log-odds these units have no meaning
     until the prober fits a temperature on validation data. The paper's other form, theta rotated by the
-    inverse of the covariance, is not offered. ``standardise`` divides each dimension by its deviation
-    over all training states first.
+    inverse of the covariance, is not offered.
 
     Args:
         standardise: divide each dimension by its deviation over all training states first,

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..types import UserError
-from .base import Dropout, Linear, Memory, Moments, Norm, ProbeHead, Standardise, weight_generators
+from .base import Dropout, Linear, Memory, Norm, Standardise, StandardisedHead, weight_generators
 
 #: Width of an attention head.
 _HEAD = 32
@@ -19,7 +19,7 @@ _HEAD = 32
 _DROPOUT = 0.2
 
 
-class SequenceHead(ProbeHead):
+class SequenceHead(StandardisedHead):
     """A transformer decoder of one or two blocks, which scores each token by the tokens up to it.
 
     The standardised states of all layers are joined and mapped to ``size`` numbers a token. Each block is
@@ -66,10 +66,6 @@ class SequenceHead(ProbeHead):
     def reach(self) -> int:
         """Number of tokens, the scored one included, that its score depends on."""
         return self.blocks * (self.window - 1) + 1
-
-    def prepare(self, moments: Moments) -> None:
-        """Take mean and deviation per head, layer and dimension."""
-        self.input.fit(moments)
 
     def _sequence_logits(self, x: Tensor, mask: Tensor, own: Tensor | None) -> Tensor:
         mask = mask.movedim(2, 0) if mask.ndim == 3 else mask

@@ -148,10 +148,8 @@ def run(settings: Check) -> None:
         log.info("%5d  %18.3g  %8.2g  %s", each.layer, each.absolute, each.relative, each.told)
     if wrong := [each for each in found if not each.same]:
         first = f"(relative difference above {tolerance:g}); its layer {wrong[0].layer}: {wrong[0].told}"
-        told = (
-            f"differs from the states probers are trained on in {len(wrong)} of {len(found)} layers {first}"
-        )
-        raise RunError(f"engine={engine} {told}", "mismatch")
+        told = f"differs from the states probers are trained on in {len(wrong)} of {len(found)} layers"
+        raise RunError(f"engine={engine} {told} {first}", "mismatch")
     told = "engine=%s gives the states that probers are trained on: %d layers are the same"
     log.info(told, engine, len(found))
 
@@ -216,12 +214,9 @@ def _check_server(
         "the token after": np.roll(ours[0], -1), "the token before": np.roll(ours[0], 1),
     }  # fmt: skip
     least, name = min((relative_difference(scores, theirs), name) for name, scores in mistakes.items())
-    clear = least < _CLEARLY * usual
-    what = (
-        f"they are those of {name}"
-        if clear
-        else "another prober, other weights, or states after the final norm"
-    )
+    what = "another prober, other weights, or states after the final norm"
+    if least < _CLEARLY * usual:
+        what = f"they are those of {name}"
     far = f"(relative difference {usual:.2g}, above {tolerance:g})"
     raise RunError(f"engine={url} gives scores other than this prober's here {far}: {what}", "mismatch")
 

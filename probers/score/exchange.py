@@ -124,9 +124,9 @@ def calibrated(
     spans = [span for found in spans_of(bank, lm, texts, source.file, unfinished) for span in found]
     for line in [*source.survey("token").notes, *source.left_out.lines()]:
         log.info("%s", line)
-    validation = [span for span in spans if span.split == "validation"]
-    wrong, scores = _columns(validation)
-    chosen = rule.choose(wrong, scores, np.array([span.group for span in validation]))
+    sides = {side: [span for span in spans if span.split == side] for side in ("validation", "test")}
+    wrong, scores = _columns(sides["validation"])
+    chosen = rule.choose(wrong, scores, np.array([span.group for span in sides["validation"]]))
     bank = replace(
         bank,
         calibration=fit_calibration("platt", wrong, scores),
@@ -134,7 +134,6 @@ def calibrated(
         promise=chosen.promise,
         seen=_seen(texts),
     )
-    sides = {side: [span for span in spans if span.split == side] for side in ("validation", "test")}
     splits = {
         side: {
             "n": len(own), "texts": sum(one.split == side for one in texts),
@@ -248,15 +247,10 @@ def run_export(settings: Export) -> Path:
         raise UserError(f"out={out} holds another probe: choose another out or remove it", "out-taken")
     for name, blob in files.items():
         write_bytes(out / name, blob)
-    told = (
-        f"threshold {bank.threshold:.4g} of its logit" if len(bank.layers) == 1 else "no threshold of its own"
-    )
-    log.info(
-        "wrote layer %d of %s as layer_idx=%d to %s",
-        probe.layer_idx + 1,
-        settings.prober,
-        probe.layer_idx,
-        out,
-    )
+    told = "no threshold of its own"
+    if len(bank.layers) == 1:
+        told = f"threshold {bank.threshold:.4g} of its logit"
+    place = f"layer {probe.layer_idx + 1} of {settings.prober} as layer_idx={probe.layer_idx}"
+    log.info("wrote %s to %s", place, out)
     log.info("the files hold neither threshold nor calibration: %s; model %s", told, bank.spec.model)
     return out

@@ -292,9 +292,8 @@ def _summary(
         passed = [i for i, threshold in enumerate(curve["threshold"]) if threshold <= results["threshold"]]
         if passed:
             coverage, risk = curve["coverage"][passed[-1]], curve["risk"][passed[-1]]
-            lines.append(
-                f"on_high=abstain would answer {coverage:.0%} of the labelled texts, {risk:.0%} wrong"
-            )
+            told = f"{coverage:.0%} of the labelled texts, {risk:.0%} wrong"
+            lines.append(f"on_high=abstain would answer {told}")
     if seen := results["seen"]["train"] + results["seen"]["validation"]:
         lines.append(f"{count(seen, 'text')} that the prober was trained on left out of the figures")
     for what, labelled in (("text", results.get("labelled")), ("piece", results.get("pieces"))):

@@ -131,12 +131,9 @@ def draw(
 
 
 def _complete(
-    generate: Generate,
-    made: Sequence[Generation],
-    prompt: PromptTemplate,
-    tokens: int,
+    generate: Generate, made: Sequence[Generation], prompt: PromptTemplate, tokens: int,
     common: dict[str, Any],
-) -> dict[int, tuple[str, Generation]]:
+) -> dict[int, tuple[str, Generation]]:  # fmt: skip
     """Write the announcing words and the answer after each text without one, by its place."""
     cue = prompt.answer_cue
     short = [i for i, g in enumerate(made) if tokens and g.token_ids and cue.lower() not in g.text.lower()]

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from probers.commands.components import Component
-from probers.commands.inputs import ProberKind, newest_classifier, newest_prober
+from probers.commands.inputs import TrainedKind, how_to_make, newest_classifier, newest_prober
 from probers.equivalence import EntityMatcher
 from probers.types import Passage, Pool, Retriever, UserError
 
 from ..build import for_engine, for_other, named_part, unserved, with_bank
 from ..loop import RAG
-from ..protocol import QueryFormulator, Trigger, as_trigger, filter_of, name_of, uncounted
+from ..protocol import TRAINED, QueryFormulator, Trigger, as_trigger, filter_of, name_of, uncounted
 from ..triggers.rules import Random
 from .outcomes import Outcomes
 
@@ -25,23 +25,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Trained parts that some methods need, by key, with the commands that make them.
-TRAINED = {
-    "token_prober": "make a prober of single tokens with 'probers-datagen --source wiki pool=tokens' and "
-    "'probers-train head=radio'",
-    "entity_prober": "make a prober of entities before they are written with 'probers-datagen --source wiki "
-    "pool=predicting' and 'probers-train layer=all'",
-    "prompt_prober": "make a prober of the state before an answer with 'probers-datagen --source cot "
-    "pool=prompt' and 'probers-train layer=all'",
-    "classifier": "make a classifier of questions with 'probers-datagen --source cot' and 'probers-train "
-    "head=adaptive'",
-}
-#: Pool and kind of the trained parts that are probers.
-_PROBERS: dict[str, tuple[Pool, ProberKind]] = {
-    "token_prober": ("tokens", "tokens"),
-    "entity_prober": ("predicting", "entities"),
-    "prompt_prober": ("prompt", "prompts"),
-}
+#: Pools of the probers that some methods need, by kind.
+_POOLS: dict[TrainedKind, Pool] = {"tokens": "tokens", "entities": "predicting", "prompts": "prompt"}
 _MAY_HAVE = ("trigger_options", "query_options", "retriever", "retriever_options", "if_given", "tune")
 
 
@@ -161,9 +146,8 @@ def _part(group: str, entry: Mapping[str, Any]) -> Component:
     return named_part(group, entry[group], entry.get(f"{group}_options") or {})
 
 
-def _retriever(settings: Compare, entry: Mapping[str, Any]) -> Component:
-    """Read the retriever of a method: its own, or the common one."""
-    return settings.retriever if entry.get("retriever") is None else _part("retriever", entry)
+def _own_retriever(entry: Mapping[str, Any]) -> Component | None:
+    return None if entry.get("retriever") is None else _part("retriever", entry)
 
 
 def _build(name: str, settings: Compare, banks: Mapping[str, Callable[[], Any]]) -> list[Method]:
@@ -172,7 +156,7 @@ def _build(name: str, settings: Compare, banks: Mapping[str, Callable[[], Any]])
     if not {"trigger", "query"} <= set(entry) <= {"trigger", "query", *_MAY_HAVE}:
         told = f"methods.{name} must have trigger and query, and may have {', '.join(_MAY_HAVE)}"
         raise UserError(told, "unknown-key")
-    searches = None if entry.get("retriever") is None else _part("retriever", entry)
+    searches = _own_retriever(entry)
     if searches is None and entry.get("retriever_options"):
         told = f"methods.{name} has retriever_options but no retriever"
         raise UserError(f"{told}: name the retriever that they are for", "missing-value")
@@ -269,7 +253,7 @@ def complete(settings: Compare) -> tuple[Compare, list[str]]:
     missing = {name: str(key) for name, key in keys.items() if key and found[key] is None}
     for key, lacking in grouped(missing).items():
         are = f"{' and '.join(lacking)} {'is' if len(lacking) == 1 else 'are'} left out"
-        notes.append(f"{are}: {TRAINED[key]}, or pass {key}=PATH.")
+        notes.append(f"{are}: {how_to_make(TRAINED[key])}, or pass {key}=PATH.")
     if missing and len(missing) == len(names):
         raise UserError(" ".join(notes).rstrip("."), "no-artifact")
     for key, part in found.items():
@@ -294,11 +278,8 @@ def _of_engine(settings: Compare) -> tuple[list[str], list[str]]:
         entry = settings.methods.get(name, {})
         if not {"trigger", "query"} <= set(entry):  # reported later
             continue
-        trigger, query, searches = (
-            _part("trigger", entry),
-            _part("query", entry),
-            _retriever(settings, entry),
-        )
+        trigger, query = _part("trigger", entry), _part("query", entry)
+        searches = _own_retriever(entry) or settings.retriever
         if why := unserved(settings.engine, trigger, query) or uncounted(trigger.kind, searches.kind):
             left.remove(name)
             notes.append(f"{name} is left out: {why}.")
@@ -310,10 +291,7 @@ def _of_engine(settings: Compare) -> tuple[list[str], list[str]]:
 
 def grouped(values: Mapping[str, str]) -> dict[str, list[str]]:
     """Group names by their value, in order."""
-    names: dict[str, list[str]] = {}
-    for name, value in values.items():
-        names.setdefault(value, []).append(name)
-    return names
+    return {value: [name for name, own in values.items() if own == value] for value in values.values()}
 
 
 def parts_of(settings: Compare) -> list[str]:
@@ -329,12 +307,11 @@ def _available(settings: Compare, key: str) -> str | None:
     """Find the part for a key of :data:`TRAINED`: ``prober`` if it is one, else the newest of this model."""
     from probers.bank.bank import ProbeBank
 
-    model = settings.model.name
-    if key == "classifier":
+    model, kind, own = settings.model.name, TRAINED[key], settings.prober
+    if kind == "questions":
         found = newest_classifier(model=model)
+    elif own is not None and ProbeBank.from_pretrained(own).spec.pool == _POOLS[kind]:
+        return own
     else:
-        pool, kind = _PROBERS[key]
-        if settings.prober is not None and ProbeBank.from_pretrained(settings.prober).spec.pool == pool:
-            return settings.prober
         found = newest_prober(kind, model=model)
     return None if found is None else str(found)

@@ -75,9 +75,8 @@ def run(settings: Compare, parts: PartRuns | None = None) -> Path:
     methods = [method.judged_by(matcher) for method in built]
     check_one_model(banks)
     read = list(dict.fromkeys([*banks, *parts_of(settings)]))
-    contamination = Contamination.of(read, allowed=settings.allow_overlap)
-    if any(method.trigger.served for method in methods):
-        contamination = contamination.beside(f"the prober of {settings.engine}")
+    server = settings.engine if any(method.trigger.served for method in methods) else None
+    contamination = Contamination.of(read, allowed=settings.allow_overlap, server=server)
     deal_splits = bool(contamination.silent) or any(method.tunable for method in methods)
     found, split, others = _open(settings, asked, contamination, methods, deal_splits)
     questions = found.questions
@@ -100,8 +99,7 @@ def run(settings: Compare, parts: PartRuns | None = None) -> Path:
     config = settings.record | {"inputs": files, "asked": found.record}
     out = Path(settings.out)
     folder = RunFolder(out if part is None else part.folder(out), "compare", config)
-    begun = folder.begin("comparison") if parts is None else parts.begin(folder, "comparison")
-    if not begun:
+    if not (folder.begin("comparison") if parts is None else parts.begin(folder, "comparison")):
         return folder.path
     if parts is not None:
         _take_answers(parts, questions, folder.path)

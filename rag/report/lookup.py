@@ -88,15 +88,11 @@ class Findings:
 
     def telling(self, columns: Sequence[Json]) -> list[Json]:
         """Leave out the columns of a table that equal, for every method, the column they stand ``beside``."""
-        found = []
-        for column in columns:
-            key, beside = column["key"], column.get("beside")
-            figures = {name: self.figure(name, key) for name in self.methods}
-            if beside is None or any(
-                own is not None and own != self.figure(name, beside) for name, own in figures.items()
-            ):
-                found.append(column)
-        return found
+
+        def equal(key: str, beside: str) -> bool:
+            return all(self.figure(name, key) in (None, self.figure(name, beside)) for name in self.methods)
+
+        return [c for c in columns if "beside" not in c or not equal(c["key"], c["beside"])]
 
     @property
     def wrong(self) -> str:

@@ -214,9 +214,8 @@ def count_shard(
     for path in folder.glob(f"{number:05d}.*"):
         with path.open("rb") as written:
             os.fsync(written.fileno())
-    counted = [
-        f"{number:05d}.{each}" for each in ("terms", "starts.npy", "rows.npy", "counts.npy", "lengths.npy")
-    ]
+    names = ("terms", "starts.npy", "rows.npy", "counts.npy", "lengths.npy")
+    counted = [f"{number:05d}.{name}" for name in names]
     about = {"first": first, "passages": len(lengths), "files": take(folder, counted)}
     write_text(shard.file("json"), sealed(about))
     return shard

@@ -56,11 +56,8 @@ class PhraseCounts:
         self._tokenize, self._postings, self._reader = tokenize, postings, PhraseReader(tokens)
         self._of = lru_cache(_PHRASES)(self._found)
 
-    def count(self, groups: Sequence[Sequence[str]]) -> list[int]:
-        """Count the passages that hold all phrases of a group, for each group; 0 for an empty phrase."""
-        return [self._count(group) for group in groups]
-
-    def _count(self, group: Sequence[str]) -> int:
+    def count(self, group: Sequence[str]) -> int:
+        """Count the passages that hold all phrases of a group; 0 for an empty phrase."""
         found = [self._of(phrase) for phrase in group]
         rows = intersection([rows for rows, _ in found])
         unread = [phrase for _, phrase in found if len(phrase) > 1]

@@ -176,10 +176,8 @@ class Elasticsearch:
             answers = self._ask(self._client.msearch, body=body, index=self._name)["responses"]
             for i, answer in zip(some, answers, strict=True):
                 if "error" in answer or answer["timed_out"] or answer["_shards"]["failed"]:
-                    told = (
-                        f"counting {groups[i]!r}: {self._said(answer.get('error', 'an incomplete answer'))}"
-                    )
-                    raise self._error(told, "server")
+                    said = self._said(answer.get("error", "an incomplete answer"))
+                    raise self._error(f"counting {groups[i]!r}: {said}", "server")
                 counts[i] = answer["hits"]["total"]["value"]
                 phrases = [phrase for phrase in tokens[i] if len(phrase) > 1]
                 if phrases and counts[i] <= READ:

@@ -72,11 +72,11 @@ class LexicalRetriever:
 
     def frequency(self, phrases: Sequence[str]) -> list[int]:
         """Count the passages that hold each phrase, like :class:`~probers.uncertainty.rarity.Counts`."""
-        return self._counts.count([(phrase,) for phrase in phrases])
+        return [self._counts.count([phrase]) for phrase in phrases]
 
     def together(self, pairs: Sequence[tuple[str, str]]) -> list[int]:
         """Count the passages that hold both phrases of each pair."""
-        return self._counts.count(pairs)
+        return list(map(self._counts.count, pairs))
 
     @cached_property
     def _counts(self) -> PhraseCounts:

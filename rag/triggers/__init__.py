@@ -15,14 +15,7 @@ if TYPE_CHECKING:
     from .probing import Probing, ProbingBefore, Radio, ServedProbing
     from .rarity import Rarity
     from .rules import Adaptive, Always, FixedLength, FixedSentence, LlmJudge, Never, Oracle, Random
-    from .sampled import (
-        Eigenscore,
-        LexicalSimilarity,
-        PTrue,
-        SelfConsistency,
-        SemanticEntropy,
-        Verbalised,
-    )
+    from .sampled import Eigenscore, LexicalSimilarity, PTrue, SelfConsistency, SemanticEntropy, Verbalised
     from .uncertainty import Entropy, Flare, Rind
 
 __all__ = [

@@ -6,7 +6,7 @@ import re
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -18,9 +18,6 @@ from probers.uncertainty import margins
 
 from ..protocol import State, Trigger, one_of, verdict
 from .probing import ReadsBank
-
-if TYPE_CHECKING:
-    from probers.bank.bank import ProbeBank
 
 
 class _AtEntities(Trigger):
@@ -78,20 +75,14 @@ class BeforeEntity(_AtEntities, ReadsBank):
         asked: also judge entities that the question names.
     """
 
-    bank: ProbeBank | str | None = None
     threshold: float | None = None
     recogniser: str | None = None
     openings: bool = False
     asked: bool = False
-    _bank: ProbeBank = field(init=False, repr=False)
     _threshold: float = field(init=False, repr=False)
     _recognise: Recogniser = field(init=False, repr=False)
 
     prober = "entities"
-    make = (
-        "make one of entities before they are written with 'probers-datagen --source wiki pool=predicting' "
-        "and 'probers-train layer=all', and pass its folder as prober= (probers-compare: entity_prober=)"
-    )
 
     def __post_init__(self) -> None:
         bank = self.load()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import InitVar, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from probers.thinking import PARTS, Part, part_at, part_of
 from probers.types import Decision, Generation, Needs, RunError, UserError
 from probers.uncertainty import signals, words
 
-from ..protocol import UNANSWERED, State, Trigger, verdict
+from ..protocol import TRAINED, UNANSWERED, State, Trigger, verdict
 from ..remote import ServedGeneration
 
 if TYPE_CHECKING:
@@ -27,12 +27,21 @@ if TYPE_CHECKING:
     from probers.store.spec import ModelSpec
 
 
+@dataclass
 class ReadsBank(Trigger):
-    """Base of triggers that read states with trained heads; ``make`` says how to get a prober."""
+    """Base of triggers that read states with trained heads."""
 
-    bank: ProbeBank | str | None
-    make: ClassVar[str]
-    _bank: ProbeBank
+    bank: ProbeBank | str | None = None
+    _bank: ProbeBank = field(init=False, repr=False)
+
+    @property
+    def make(self) -> str:
+        """How to get a prober."""
+        from probers.commands.inputs import how_to_make
+
+        key, kind = next((key, kind) for key, kind in TRAINED.items() if kind == self.prober)
+        made = how_to_make(kind).replace("a prober", "one")
+        return f"{made}, and pass its folder as prober= (probers-compare: {key}=)"
 
     @property
     def needs(self) -> Needs:
@@ -125,12 +134,10 @@ class Probing(ReadsBank):
     that its recogniser finds, each by all of its tokens, and an answer without entities by all tokens.
     """
 
-    bank: ProbeBank | str | None = None
     threshold: float | None = None
     theta: InitVar[float | None] = None
     combine: Literal["logits", "probabilities"] | None = None
     with_entropy: bool = False
-    _bank: ProbeBank = field(init=False, repr=False)
     _threshold: float = field(init=False, repr=False)
     _recombined: bool = field(init=False, repr=False)
     _recognise: Recogniser | None = field(init=False, repr=False)
@@ -253,19 +260,13 @@ class ProbingBefore(ReadsBank):
             questions.
     """
 
-    bank: ProbeBank | str | None = None
     threshold: float | None = None
-    _bank: ProbeBank = field(init=False, repr=False)
     _threshold: float = field(init=False, repr=False)
 
     before = True
     after = False
     decides_by = "question"
     prober = "prompts"
-    make = (
-        "make one of the state before an answer with 'probers-datagen --source cot pool=prompt' and "
-        "'probers-train layer=all', and pass its folder as prober= (probers-compare: prompt_prober=)"
-    )
 
     def __post_init__(self) -> None:
         bank = self.load()
@@ -367,16 +368,10 @@ class Radio(ReadsBank):
         above_mean: s_i must exceed the mean over the generated tokens as well.
     """
 
-    bank: ProbeBank | str | None = None
     threshold: float = 0.5
     above_mean: bool = True
-    _bank: ProbeBank = field(init=False, repr=False)
 
     prober = "tokens"
-    make = (
-        "make one of single tokens with 'probers-datagen --source wiki pool=tokens' and 'probers-train "
-        "head=radio', and pass its folder as prober= (probers-compare: token_prober=)"
-    )
 
     def __post_init__(self) -> None:
         bank = self.load()

@@ -92,9 +92,8 @@ class Rarity(Trigger):
         if not generations:
             return []
         found = [list(self._sentences(*each)) for each in zip(generations, states, strict=True)]
-        pairs = list(
-            dict.fromkeys(p for text in found for _, news in text for new in news for p in new.pairs)
-        )
+        news = [new for text in found for _, own in text for new in own]
+        pairs = list(dict.fromkeys(pair for new in news for pair in new.pairs))
         known = dict(zip(pairs, _index(states).together(pairs), strict=True)) if pairs else {}
         asked = self._of_questions(states)
         each = zip(generations, states, asked, found, strict=True)

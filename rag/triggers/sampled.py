@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -77,13 +77,12 @@ class _Sampled(Draws, _OfAnswers):
         """Draw samples of each generation's prompt, counted as the question's costs."""
         if not states:
             return []
-        first, layer = states[0], self.layer_of(states[0].lm.spec)
-        how = Draws(**{each.name: getattr(self, each.name) for each in fields(Draws)})
+        one, layer = states[0], self.layer_of(states[0].lm.spec)
         asked = [
             Prompt(generation.prompt, state.question.dataset, state.budget, state.question.id)
             for generation, state in zip(generations, states, strict=True)
         ]
-        found = draw(first.generate, asked, how, first.prompt, layer=layer, answer_tokens=first.answer_tokens)
+        found = draw(one.generate, asked, self, one.prompt, layer=layer, answer_tokens=one.answer_tokens)
         for samples, state in zip(found, states, strict=True):
             samples.spend(state.spend)
         return found
@@ -97,14 +96,8 @@ class _Sampled(Draws, _OfAnswers):
         """Score the greedy ``answer``."""
 
 
-@cache
-def _entailment(name: str) -> Entailment:
-    return Entailment(name)
-
-
-@cache
-def _matcher() -> EntityMatcher:
-    return EntityMatcher()
+#: Triggers share one of each.
+_entailment, _matcher = cache(Entailment), cache(EntityMatcher)
 
 
 @dataclass(frozen=True, kw_only=True)

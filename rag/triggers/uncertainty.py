@@ -12,8 +12,8 @@ from typing import Literal
 import numpy as np
 
 from probers.text import split_sentences
-from probers.types import Decision, Generation
-from probers.uncertainty import Part, RindScores, Variant, parts, rind_scores, words
+from probers.types import AttentionRows, Decision, Generation
+from probers.uncertainty import Part, Variant, parts, rind_scores, words
 
 from ..protocol import UNANSWERED, PaperOrReleased, Share, State, Trigger, one_of, verdict
 
@@ -115,16 +115,13 @@ class Rind(PaperOrReleased, Trigger):
     def decide(self, generations: Sequence[Generation], states: Sequence[State]) -> list[Decision]:
         if not generations:
             return []
-        if self.variant == "paper":
-            scores = [rind_scores(g, "paper") for g in generations]
-        else:
+        alone: Sequence[AttentionRows | None] = [None] * len(generations)
+        if self.variant == "released":
             alone = states[0].lm.attention_alone(generations)
-            scores = [
-                rind_scores(g, "released", attention_alone=a) for g, a in zip(generations, alone, strict=True)
-            ]
-        return [self._decide(*each) for each in zip(scores, generations, states, strict=True)]
+        return [self._decide(*each) for each in zip(generations, states, alone, strict=True)]
 
-    def _decide(self, rind: RindScores, generation: Generation, state: State) -> Decision:
+    def _decide(self, generation: Generation, state: State, alone: AttentionRows | None) -> Decision:
+        rind = rind_scores(generation, self.variant, attention_alone=alone)
         shown = tuple(map(float, rind.per_token(len(generation.token_ids))))
         found = words(generation.text, generation.offsets)
         taken = 0  # units of the text's first word, which may not fire
@@ -150,12 +147,9 @@ def sentences(generation: Generation) -> list[Part]:
 
 
 def _first_above(
-    generation: Generation,
-    state: State,
-    values: np.ndarray,
-    reduce: Callable[[np.ndarray], float],
+    generation: Generation, state: State, values: np.ndarray, reduce: Callable[[np.ndarray], float],
     threshold: float,
-) -> Decision:
+) -> Decision:  # fmt: skip
     """Fire before the first sentence whose score, reduced from ``values`` (n,), is above the threshold."""
     # Accept a sentence written from fresh passages as it is: the same place could fire for ever.
     shown = tuple(map(float, values))

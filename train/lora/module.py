@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from torch.utils.data import DataLoader
+from torch.utils.data import Dataset
 
 from probers.heads import ProbeHead
 
 from ..data import Padded
-from ..module import Batches, NotFiniteError, ProberModule, Validated, below
+from ..module import NotFiniteError, ProberModule, Validated, below
 from ..settings import Fitting
 from .adapted import AdaptedModel, Lora, Pass
 from .texts import StoredText, passes
@@ -59,23 +59,9 @@ class Texts:
         return Padded(states, mask, mask), self.targets[numbers][None, :, None].to(states.device), shares
 
 
-class Loaders:
-    """Batches of the numbers of texts (b,) for the trainer."""
+class Numbers(Dataset[Tensor]):
+    """The numbers of texts (b,) of a batch (1, b)."""
 
-    def __init__(self, batches: Batches, validation: Tensor) -> None:
-        self._batches, self._validation = batches, validation
-
-    def training(self) -> DataLoader:
-        """Load the training batches of a stretch."""
-        return DataLoader(_Numbers(), batch_size=None, sampler=self._batches)
-
-    def validation(self) -> DataLoader:
-        """Load the validation texts, all at once."""
-        numbers: Any = [self._validation[None]]
-        return DataLoader(_Numbers(), batch_size=None, sampler=numbers)
-
-
-class _Numbers(torch.utils.data.Dataset[Tensor]):
     def __getitem__(self, index: Tensor) -> Tensor:
         return index[0]
 
@@ -127,9 +113,8 @@ class LoraModule(ProberModule):
         rate = self.lr * self._options.lr / self.how.lr
         weights = list(self._adapted.tensors.values())
         found["optimizer"].add_param_group({"params": weights, "lr": rate, "initial_lr": rate})
-        found["lr_scheduler"]["scheduler"] = torch.optim.lr_scheduler.ExponentialLR(
-            found["optimizer"], self.how.gamma
-        )
+        falling = torch.optim.lr_scheduler.ExponentialLR(found["optimizer"], self.how.gamma)
+        found["lr_scheduler"]["scheduler"] = falling
         return found
 
     def training_step(self, batch: Any, index: int) -> Any:
@@ -157,10 +142,8 @@ class LoraModule(ProberModule):
         padded, targets, shares = self._texts.batch(texts, read, split)
         if self.how.loss == "span_max" or split != "train":
             return padded, targets, shares
-        of_token = torch.arange(targets.shape[1], device=padded.mask.device)[:, None].expand(
-            padded.mask.shape
-        )
-        of = of_token[padded.mask]
+        of_span = torch.arange(targets.shape[1], device=padded.mask.device)
+        of = of_span[:, None].expand_as(padded.mask)[padded.mask]
         return padded.states[padded.mask], targets[:, of], None if shares is None else shares[:, of]
 
     def validation_step(self, batch: Any, index: int) -> None:

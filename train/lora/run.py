@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,13 +33,12 @@ from probers.uncertainty import signals, signals_before, surprise
 
 from ..assemble import WITHOUT, Trained, assemble
 from ..data import Column, Dataset
-from ..examples import Examples
-from ..fit import Fitted, MakeHead, Task, targets_of
+from ..fit import Fitted, Task, targets_of
 from ..method import Method
-from ..module import Batches, NotFiniteError, Schedule
-from ..trainer import train
+from ..module import Batches, NotFiniteError, Schedule, loader
+from ..trainer import Loaders, train
 from .adapted import AdaptedModel, Lora
-from .module import Loaders, LoraModule, Texts
+from .module import LoraModule, Numbers, Texts
 from .texts import StoredText, load_model, read_texts, source_of
 
 if TYPE_CHECKING:
@@ -51,15 +50,6 @@ log = logging.getLogger(__name__)
 _CONTINUED, _LENGTH = 24, 48
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
-    """Input of a training of adapters beside the store: the model, and the store's texts."""
-
-    options: Lora
-    lm: CausalLM
-    texts: Sequence[StoredText]
-
-
 class Adapting(Method):
     """The method of head=lora: a linear head on the states, then adapters below it."""
 
@@ -67,11 +57,12 @@ class Adapting(Method):
     unused = ("matrix", "test", "part", "launch", "sizes", "layer_sets", "beside", "seeds")
     reads_texts = True
     refuse = False
+    _lm: CausalLM
+    _texts: Sequence[StoredText]
 
     def __init__(self, options: Lora) -> None:
         super().__init__()
         self._options = options
-        self._source: Source | None = None
         self._notes: list[str] = []
 
     def settle(self, settings: Train) -> Train:
@@ -79,9 +70,8 @@ class Adapting(Method):
         settings = super().settle(settings)
         if settings.loss == "double_softmax" or settings.balance != "none":
             told = "head=lora has loss=ce and loss=span_max, without balance"
-            raise UserError(
-                f"{told}: leave loss={settings.loss} balance={settings.balance} out", "unsupported"
-            )
+            given = f"loss={settings.loss} balance={settings.balance}"
+            raise UserError(f"{told}: leave {given} out", "unsupported")
         return replace(settings, head=Component.of("head", "linear"), learning_curve=False)
 
     def prepare(self, dataset: Dataset, stores: Sequence[Stored], settings: Train) -> Dataset:
@@ -95,10 +85,9 @@ class Adapting(Method):
             told = "head=lora takes one store, with site=resid_post: give one as data=STORE"
             raise UserError(told, "unsupported")
         source = source_of(store, settings.texts)
-        lm = load_model(store, settings.device)
-        examples = dataset.examples
-        texts = read_texts(store, examples, source, lm.tokenizer)
-        read = [number for text in texts for number in text.spans]
+        self._lm, examples = load_model(store, settings.device), dataset.examples
+        self._texts = read_texts(store, examples, source, self._lm.tokenizer)
+        read = [number for text in self._texts for number in text.spans]
         rows = {split: own[np.isin(own, read)] for split, own in examples.rows.items()}
         for split, own in rows.items():
             if not len(own):
@@ -107,20 +96,15 @@ class Adapting(Method):
         if lost := sum(map(len, examples.rows.values())) - len(read):
             told = "left out: the model wrote them in other tokens than it reads them in"
             self._notes.append(f"{count(lost, 'span')} {told}")
-        self._source = Source(self._options, lm, texts)
         return replace(dataset, examples=replace(examples, rows=rows))
 
     def plan(self, dataset: Dataset, settings: Train) -> tuple[list[Task], list[str]]:
         tasks, notes = super().plan(dataset, settings)
         return tasks, [*notes, *self._notes]
 
-    def fit(
-        self, make_head: MakeHead, tasks: Sequence[Task], dataset: Dataset, settings: Train, out: Path,
-        what: str = "",
-    ) -> Fitted:  # fmt: skip
+    def fit(self, out: Path, tasks: Sequence[Task], dataset: Dataset, how: Train, what: str = "") -> Fitted:
         """Train the head that the adapters begin with."""
-        first = replace(settings, epochs=self._options.start_epochs)
-        return super().fit(make_head, tasks, dataset, first, out, what)
+        return super().fit(out, tasks, dataset, replace(how, epochs=self._options.start_epochs), what)
 
     def complete(
         self, trained: Trained, fitted: Fitted, dataset: Dataset, settings: Train, out: Path
@@ -131,19 +115,18 @@ class Adapting(Method):
         examples with states and signals of the adapted model; where no adapters within ``kl_limit`` were
         better, what was given. The adapters are written to ``out``. RunError for a loss that is not finite.
         """
-        assert self._source is not None
-        begun, source, frozen = time.perf_counter(), self._source, trained
-        lm, options = source.lm, source.options
+        begun, frozen, lm, options = time.perf_counter(), trained, self._lm, self._options
         (number,) = (i for i, task in enumerate(fitted.tasks) if task.is_probe)
         alone, examples = fitted.select([number]), dataset.examples
         (task,), base = alone.tasks, lm.spec
         adapted = AdaptedModel(lm, task.layer, options, settings.seed)
         weights = examples.span_weights(settings.span_weight)
         shares = None if weights is None else torch.from_numpy(weights).float()
-        texts = Texts(source.texts, targets_of([task], examples)[:, 0], shares, _splits(examples))
+        targets, split_of = targets_of([task], examples)[:, 0], examples.table["split"].tolist()
+        texts = Texts(self._texts, targets, shares, split_of)
         rows, (detector,) = examples.rows["validation"], frozen.layers.values()
         start = float(auroc(examples.wrong[rows], detector.scores[rows]))
-        module = _train(source, adapted, texts, alone.head, start, settings, out)
+        module = _train(adapted, texts, options, alone.head, start, settings, out)
         head = module.restore_best()
         about: dict[str, Any] = {
             "rank": options.rank, "lambda_kl": options.lambda_kl, "kl_limit": options.kl_limit,
@@ -162,7 +145,7 @@ class Adapting(Method):
         folder = out / ADAPTER
         adapters.save(lm.model, folder, public_model(base.id))
         model = replace(base, revision=base.revision + adapters.mark(adapters.active_digest(lm.model)))
-        read = _read_again(source, dataset, task.column, model)
+        read = _read_again(lm, self._texts, dataset, task.column, model)
         whole = replace(
             alone, head=head, accuracy=module.accuracy, loss=module.loss_value, auroc=module.auroc,
             steps=module.steps_taken,
@@ -172,33 +155,25 @@ class Adapting(Method):
         return replace(
             trained, bank=replace(trained.bank, adapter=folder), controls=[plain, *frozen.controls],
             person=frozen.person, notes=[*frozen.notes, *trained.notes],
-            adapter=about | _of_model(adapted, source, texts, settings),
+            adapter=about | _of_model(adapted, texts, options.tokens, settings),
         ), read  # fmt: skip
 
 
-def _splits(examples: Examples) -> list[str]:
-    """Name the split of each span; "" for one without."""
-    found = np.full(len(examples.table), "", dtype=object)
-    for split, rows in examples.rows.items():
-        found[rows] = split
-    return list(found)
-
-
 def _train(
-    source: Source, adapted: AdaptedModel, texts: Texts, head: ProbeHead, start: float, settings: Train,
+    adapted: AdaptedModel, texts: Texts, options: Lora, head: ProbeHead, start: float, settings: Train,
     out: Path,
 ) -> LoraModule:  # fmt: skip
     """Train from a trained head, whose AUROC on validation is ``start``; resumes what ``out`` holds."""
     training, validation = texts.of("train"), texts.of("validation")
     schedule = Schedule(-(-len(training) // settings.batch_size), settings.epochs, settings.checks)
     module = LoraModule(
-        head.train().requires_grad_(True), adapted, texts, settings, source.options, start=start,
+        head.train().requires_grad_(True), adapted, texts, settings, options, start=start,
         steps=schedule.steps,
     )  # fmt: skip
 
     def data(done: int) -> Loaders:
         batches = Batches(training, settings.batch_size, [settings.seed], schedule, start=done)
-        return Loaders(batches, validation)
+        return loader(Numbers(), batches), loader(Numbers(), [validation[None]])
 
     try:
         train(module, data, schedule, [f"layer {adapted.layer}"], out=out, what=ADAPTER)
@@ -207,7 +182,9 @@ def _train(
     return module
 
 
-def _read_again(source: Source, dataset: Dataset, column: Column, model: ModelSpec) -> Dataset:
+def _read_again(
+    lm: CausalLM, texts: Sequence[StoredText], dataset: Dataset, column: Column, model: ModelSpec
+) -> Dataset:
     """Make the dataset anew with states of one layer, and signals, of the adapted model ``model``."""
     feature = Feature((column.layer,), column.site, "tokens")
     spec = replace(dataset.specs[column.site].select([column.layer]), model=model)
@@ -215,10 +192,10 @@ def _read_again(source: Source, dataset: Dataset, column: Column, model: ModelSp
     states = torch.zeros(len(dataset.states), 1, spec.width, dtype=kind)
     table = dataset.examples.table.copy()
     found: dict[int, dict[str, float]] = {}
-    requests = [text.request for text in source.texts]
-    for made in source.lm.score_each(requests, Scoring(Needs((feature,), top=True))):
+    requests = [text.request for text in texts]
+    for made in lm.score_each(requests, Scoring(Needs((feature,), top=True))):
         for place, generation in made.items():
-            text = source.texts[place]
+            text = texts[place]
             there = text.rows >= 0
             states[text.rows[there]] = as_stored(generation.states[feature][there], spec.dtype).to(kind)
             for number, tokens in text.spans.items():
@@ -240,14 +217,16 @@ def _signals(generation: Generation, tokens: np.ndarray) -> dict[str, float]:
     return {**signals(part), **signals_before(generation, int(tokens[0])), "surprise": whole}
 
 
-def _of_model(adapted: AdaptedModel, source: Source, texts: Texts, settings: Train) -> dict[str, Any]:
-    """Measure what the adapters do to the model on test texts: its divergence, and its own text."""
-    test = [source.texts[i] for i in texts.of("test").tolist()]
-    read = list(adapted.read_all(test, source.options.tokens))
+def _of_model(adapted: AdaptedModel, texts: Texts, most: int, settings: Train) -> dict[str, Any]:
+    """Measure what the adapters do to the model on test texts: its divergence, and its own text.
+
+    At most so many tokens are read at once.
+    """
+    lm, test = adapted.lm, [texts.texts[i] for i in texts.of("test").tolist()]
+    read = list(adapted.read_all(test, most))
     values = np.concatenate([apart for _, apart in read])
     groups = np.repeat([text.group for text, _ in read], [len(apart) for _, apart in read])
     bootstrap = Bootstrap(groups, resamples=settings.resamples, seed=settings.seed)
-    lm = source.lm
     lm.skip_too_long()
     prompts = [text.prompt.text or _beginning(lm, text) for text in test[:_CONTINUED]]
     with adapters.switched_off(lm.model):

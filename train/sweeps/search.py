@@ -27,7 +27,7 @@ from probers.data.splits import Partition
 from probers.evaluation import metrics
 from probers.evaluation.bootstrap import Bootstrap, Sample, bounds, number
 from probers.files import canonical_json, write_text
-from probers.heads import ProbeHead, factory, is_joint
+from probers.heads import ProbeHead, is_joint
 from probers.store.joined import JoinedStores, Stored, of_site
 from probers.store.store import FeatureStore
 from probers.types import BESIDE, SPLITS, Beside, RunError, Site, UserError
@@ -35,7 +35,7 @@ from probers.types import BESIDE, SPLITS, Beside, RunError, Site, UserError
 from ..assemble import assemble
 from ..data import Dataset
 from ..examples import Examples, SplitRequest, load_examples
-from ..fit import MakeHead, Task, build, fit, probe_tasks
+from ..fit import Task, build, fit, maker, probe_tasks
 from ..report import cut
 from ..run import Chosen, default_out, identified, listed, opened_stores
 from ..run import run as train
@@ -81,19 +81,18 @@ def run(settings: Search) -> Path:
     for reason in dict.fromkeys(left_out.values()):
         names = [name for name, why in left_out.items() if why == reason]
         log.info("%s", fill(f"left out: {'; '.join(names)}: {reason}", 98, subsequent_indent="  "))
-    found = Rounds(out, planned, folds, settings).run()
+    found = rounds(out, planned, folds, settings)
     winner, entry = summary(planned, found, folds, settings)
     entry["left_out"] |= left_out
     write_text(out / _FILE, canonical_json(entry))
     log.info("%s", table(entry))
-    read = (stores[winner.site], *beside[winner.beside])
+    read = (stores[winner.place.site], *beside[winner.place.beside])
     own = chain.from_iterable(s.stores if isinstance(s, JoinedStores) else (s,) for s in read)
     shared = {f.name for kind in (Fitting, Assembling, Stores) for f in fields(kind)} - {"_record"}
     how: dict[str, Any] = {name: getattr(settings, name) for name in shared}
     how |= {"data": list(dict.fromkeys(str(one.path) for one in own)), "pool": pool, "out": str(out)}
-    how |= {"site": winner.site, "beside": list(winner.beside), "layer": list(winner.layers)}
-    alone = Train(**how, head=winner.head)
-    return train(alone, search=Chosen(folder, entry))
+    how |= {"site": winner.place.site, "beside": list(winner.place.beside), "layer": list(winner.layers)}
+    return train(Train(**how, head=winner.head), search=Chosen(folder, entry))
 
 
 def head_of(text: str) -> Component:
@@ -181,21 +180,8 @@ class Candidate:
         joint, beside = is_joint(head.kind), dataset.beside_places
         tasks = tuple(probe_tasks(dataset.columns, [settings.seed], joint=joint, beside=beside))
         made = cls(place, head, dataset, tasks)
-        dataset.inputs(build(made.make, tasks[:1], dataset.states.shape[-1]), settings.loss)
+        dataset.inputs(build(maker(head), tasks[:1], dataset.states.shape[-1]), settings.loss)
         return made
-
-    @property
-    def make(self) -> MakeHead:
-        """Constructor of its heads."""
-        return factory(partial(self.head.kind, **self.head.options))
-
-    @property
-    def site(self) -> Site:
-        return self.place.site
-
-    @property
-    def beside(self) -> tuple[Beside, ...]:
-        return self.place.beside
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -239,69 +225,64 @@ def plan(
     return list(found.values()), {str(place): str(why) for place, why in refused.items()}
 
 
-@dataclass(frozen=True)
-class Rounds:
-    """Rounds of the choice, one fold each; a journal keeps every finished fold of a candidate."""
+def rounds(
+    out: Path, candidates: Sequence[Candidate], folds: Sequence[Examples], settings: Search
+) -> dict[str, list[Record]]:
+    """Measure candidates, one fold a round, until the time is over; returns the folds of each by its name.
 
-    out: Path
-    candidates: Sequence[Candidate]
-    folds: Sequence[Examples]
-    settings: Search
+    Round r has the better half of round r - 1, the best first, and two at least. A journal keeps every
+    finished fold of a candidate.
+    """
+    journal, found = Journal(out / _JOURNAL), dict[str, list[Record]]()
+    lines = journal.read()
+    if lines.damaged or lines.cut:
+        log.warning("%s is damaged in places; what stood there is measured again", journal.path)
+        journal.rewrite(lines.records.values())
+    known: dict[tuple[str, int], Record] = {(r["name"], r["fold"]): r for r in lines.records.values()}
+    alive = list(candidates)
+    for fold, examples in enumerate(folds, 1):
+        measured = []
+        for place, candidate in enumerate(alive, 1):
+            key = (candidate.name, fold)
+            if key not in known:
+                if known and sum(r["seconds"] for r in known.values()) >= 60 * settings.minutes:
+                    return found
+                log.info("round %d, %d of %d: %s", fold, place, len(alive), candidate.name)
+                known[key] = _measure(candidate, fold, examples, settings)
+                journal.append([known[key]])
+                result = number(known[key]["auroc"], ".3f", absent=str(known[key]["failed"]))
+                log.info("AUROC %s (%.0f s)", result, known[key]["seconds"])
+            found.setdefault(candidate.name, []).append(known[key])
+            if known[key]["failed"] is None:
+                measured.append(candidate)
+        measured.sort(key=lambda candidate: -_mean(found[candidate.name]).value)
+        alive = measured[: max(2, -(-len(measured) // 2))]
+    return found
 
-    def run(self) -> dict[str, list[Record]]:
-        """Measure candidates until the time is over; returns the folds of each by its name.
 
-        Round r has the better half of round r - 1, the best first, and two at least.
-        """
-        journal, found = Journal(self.out / _JOURNAL), dict[str, list[Record]]()
-        lines = journal.read()
-        if lines.damaged or lines.cut:
-            log.warning("%s is damaged in places; what stood there is measured again", journal.path)
-            journal.rewrite(lines.records.values())
-        known: dict[tuple[str, int], Record] = {(r["name"], r["fold"]): r for r in lines.records.values()}
-        alive = list(self.candidates)
-        for fold in range(1, len(self.folds) + 1):
-            measured = []
-            for place, candidate in enumerate(alive, 1):
-                key = (candidate.name, fold)
-                if key not in known:
-                    if known and sum(r["seconds"] for r in known.values()) >= 60 * self.settings.minutes:
-                        return found
-                    log.info("round %d, %d of %d: %s", fold, place, len(alive), candidate.name)
-                    known[key] = self._measure(candidate, fold)
-                    journal.append([known[key]])
-                    result = number(known[key]["auroc"], ".3f", absent=str(known[key]["failed"]))
-                    log.info("AUROC %s (%.0f s)", result, known[key]["seconds"])
-                found.setdefault(candidate.name, []).append(known[key])
-                if known[key]["failed"] is None:
-                    measured.append(candidate)
-            measured.sort(key=lambda candidate: -_mean(found[candidate.name]).value)
-            alive = measured[: max(2, -(-len(measured) // 2))]
-        return found
-
-    def _measure(self, candidate: Candidate, fold: int) -> Record:
-        """Train a candidate on a fold and score it on the texts held out."""
-        begun, part = time.perf_counter(), self.folds[fold - 1]
-        record: dict[str, Any] = {"name": candidate.name, "fold": fold, "failed": None, "auroc": None}
-        dataset = replace(candidate.dataset, examples=part)
-        how = replace(
-            self.settings, seeds=1, logger="none", with_entropy=False, domain=None,
-            threshold="balanced_accuracy",
-        )  # fmt: skip
-        try:
-            fitted = fit(candidate.make, candidate.tasks, dataset, how)
-            trained = assemble(fitted, dataset, how, controls=False, refuse=False)
-        except RunError as error:
-            if error.code == "damaged":
-                raise
-            return record | {"failed": str(error), "seconds": time.perf_counter() - begun}
-        groups, wrong = part.column("group", "test"), part.wrong[part.rows["test"]]
-        bootstrap = Bootstrap(groups, resamples=how.resamples, seed=how.seed + fold)
-        sample = bootstrap.sample(trained.saved.scores[part.rows["test"]], partial(metrics.auroc, wrong))
-        return record | {
-            "auroc": sample.value, "drawn": [None if np.isnan(v) else float(v) for v in sample.drawn],
-            "kilobytes": _kilobytes(trained.bank.head), "seconds": time.perf_counter() - begun,
-        }  # fmt: skip
+def _measure(candidate: Candidate, fold: int, part: Examples, settings: Search) -> Record:
+    """Train a candidate on a fold and score it on the texts held out."""
+    begun = time.perf_counter()
+    record: dict[str, Any] = {"name": candidate.name, "fold": fold, "failed": None, "auroc": None}
+    dataset = replace(candidate.dataset, examples=part)
+    how = replace(
+        settings, seeds=1, logger="none", with_entropy=False, domain=None,
+        threshold="balanced_accuracy",
+    )  # fmt: skip
+    try:
+        fitted = fit(maker(candidate.head), candidate.tasks, dataset, how)
+        trained = assemble(fitted, dataset, how, controls=False, refuse=False)
+    except RunError as error:
+        if error.code == "damaged":
+            raise
+        return record | {"failed": str(error), "seconds": time.perf_counter() - begun}
+    groups, wrong = part.column("group", "test"), part.wrong[part.rows["test"]]
+    bootstrap = Bootstrap(groups, resamples=how.resamples, seed=how.seed + fold)
+    sample = bootstrap.sample(trained.saved.scores[part.rows["test"]], partial(metrics.auroc, wrong))
+    return record | {
+        "auroc": sample.value, "drawn": [None if np.isnan(v) else float(v) for v in sample.drawn],
+        "kilobytes": _kilobytes(trained.bank.head), "seconds": time.perf_counter() - begun,
+    }  # fmt: skip
 
 
 def _kilobytes(head: ProbeHead) -> float:
@@ -334,13 +315,13 @@ def summary(
     best = done[ranked[0]]
     tried = []
     for name in ranked:
-        own, candidate = done[name], by_name[name]
+        own, candidate, place = done[name], by_name[name], by_name[name].place
         interval = _mean(own).interval.figures("auroc")
         # The winner has every fold that another has.
         against = _mean(own).minus(_mean(best[: len(own)])).interval.figures("difference")
         tried.append({
-            "name": name, "head": candidate.place.head, "layers": list(candidate.layers),
-            "site": candidate.site, "beside": list(candidate.beside), "folds": len(own),
+            "name": name, "head": place.head, "layers": list(candidate.layers),
+            "site": place.site, "beside": list(place.beside), "folds": len(own),
             **interval, **({} if name == ranked[0] else against),
             "seconds": sum(r["seconds"] for r in own), "kilobytes": own[0]["kilobytes"],
         })  # fmt: skip

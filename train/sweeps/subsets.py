@@ -71,8 +71,8 @@ class SweptProber(NamedTuple):
     examples: Examples
 
 
-#: Trains the heads of some tasks on a data set; the last argument names an additional training.
-Fitter = Callable[[Sequence[Task], Dataset, Train, str], Fitted]
+#: Trains the heads of some tasks on a data set; a name may follow, of an additional training.
+Fitter = Callable[..., Fitted]
 
 
 def fit_part(
@@ -80,7 +80,7 @@ def fit_part(
     out: Path,
 ) -> None:  # fmt: skip
     """Train a part's heads, those of fewer texts as well, and write them to its folder."""
-    save(fitter(tasks, dataset, settings, ""), out / file_of(""))
+    save(fitter(tasks, dataset, settings), out / file_of(""))
     # For fewer texts those of every site, as any may turn out best in the whole.
     own = list(dict.fromkeys(replace(task, seed=settings.seed) for task in tasks if task.is_probe))
     texts = len(dataset.examples.rows["train"])

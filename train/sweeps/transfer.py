@@ -23,11 +23,11 @@ from probers.files import canonical_json, write_text
 from probers.heads import is_joint
 from probers.store.joined import Sources
 
-from ..assemble import assemble, score_everything
-from ..data import Column, Dataset
+from ..assemble import assemble, score_texts
+from ..data import Dataset
 from ..examples import Examples, SplitRequest, load_examples
 from ..figures import canvas, save
-from ..fit import MakeHead, fit, probe_tasks
+from ..fit import fit, maker, probe_tasks
 from ..settings import Train
 
 log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ _NAME, _CELL = 18, 20
 Matrix = dict[str, dict[str, dict[str, Any]]]
 
 
-def each_alone(stores: Mapping[str, Sources], make_head: MakeHead, settings: Train) -> dict[str, ProbeBank]:
+def each_alone(stores: Mapping[str, Sources], settings: Train) -> dict[str, ProbeBank]:
     """Train a prober on each store, with the settings of the whole training and the first seed."""
     found = {}
     for name, (own_stores, beside) in stores.items():
@@ -49,7 +49,7 @@ def each_alone(stores: Mapping[str, Sources], make_head: MakeHead, settings: Tra
         joint = is_joint(settings.head.kind)
         tasks = probe_tasks(dataset.columns, [settings.seed], joint=joint, beside=dataset.beside_places)
         log.info("training on %s alone", name)
-        fitted = fit(make_head, tasks, dataset, settings)
+        fitted = fit(maker(settings.head), tasks, dataset, settings)
         own = replace(settings, with_entropy=False)
         bank = assemble(fitted, dataset, own, controls=False, refuse=False).bank
         found[name] = replace(bank, seen=dataset.examples.seen())
@@ -68,11 +68,7 @@ def matrix(probers: Mapping[str, ProbeBank], stores: Mapping[str, Sources], sett
         examples = load_examples([*own_stores, *beside], SplitRequest(settings.split, seed=settings.seed))
         for row, bank in probers.items():
             dataset = Dataset.load(own_stores, list(bank.layers), examples, beside)
-            columns = [Column(bank.spec.site, layer) for layer in bank.layers]
-            joint, read = bank.head.joint, dataset.beside_places
-            tasks = probe_tasks(columns, [settings.seed], joint=joint, beside=read)
-            margins = score_everything(bank.head, tasks, dataset, bank.aggregate)
-            scores = margins.of_texts(bank.ensemble(margins.values))
+            scores = score_texts(bank, dataset, bank.aggregate)
             found[row][column] = _cell(bank, examples, scores, settings)
     return found
 
@@ -126,7 +122,5 @@ def table(found: Matrix) -> str:
         lines.append(f"{'':{_NAME}}" + "".join(f"{name[: _CELL - 1]:{_CELL}}" for name in some).rstrip())
         for row, cells in found.items():
             shown = (f"{number(cells[c]['auroc'])} {bounds(cells[c]['auroc_ci'])}" for c in some)
-            lines.append(
-                f"{row[: _NAME - 1]:{_NAME}}" + "".join(f"{each:{_CELL}}" for each in shown).rstrip()
-            )
+            lines.append(f"{row[: _NAME - 1]:{_NAME}}" + "".join(f"{c:{_CELL}}" for c in shown).rstrip())
     return "\n".join(lines)
