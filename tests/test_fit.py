@@ -93,7 +93,7 @@ def test_heads_side_by_side_equal_single_ones(data: Dataset, balance: str) -> No
 
 def test_heads_that_pool_tokens_read_whole_texts(data: Dataset, tokens: Dataset) -> None:
     """Claim: attention finds the token that tells, and each seed sees its own texts, padded or not."""
-    assert len(tokens.examples.table) == 300 and tokens.examples.members is not None
+    assert len(tokens.examples.table) == 300
     assert [len(m) for m in tokens.examples.members[:5]] == [1, 2, 3, 4, 1]
     how: Any = {"head": AttentionPoolHead, "lr": 3e-2, "epochs": 8, "batch_size": 12}
     pooled = train(tokens, [Task(2), Task(2, seed=1), Task(0)], **how)
@@ -386,7 +386,6 @@ def test_a_store_gives_the_heads_of_a_tensor(store: FeatureStore, data: Dataset,
 
 def test_tokens_of_texts_are_padded_and_masked(tokens: Dataset) -> None:
     members = tokens.examples.members
-    assert members is not None
     states = TokenStates(tokens.states, members)
     found = states[torch.tensor([2, 0, 3])]
     assert found.mask.tolist() == [[True] * 3 + [False], [True] + [False] * 3, [True] * 4]
