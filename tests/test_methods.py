@@ -249,42 +249,29 @@ def test_adaptive_retrieves_as_its_classifier_says():
         told(Adaptive(broken))[0](QUESTIONS[3])
 
 
-def test_the_judge_is_asked_once_before_anything_is_written():
-    rag, lm, retriever = told(LlmJudge(), query=AnswerQuery())
+@pytest.mark.parametrize(
+    ("name", "scores", "limits"),
+    [
+        ("llm_judge", [[0.0], [1.0, 1.0]], [[0.0], [0.5, 1.0]]),
+        ("probing_before", [[-2.0], [2.0, 2.0]], [[0.0], [0.0, 2.0]]),
+    ],
+)
+def test_who_decides_before_anything_is_written_is_asked_once_and_saves_the_draft(name, scores, limits):
+    rag, lm, retriever = told(EVERY[name](), query=AnswerQuery())
     known, unknown = rag.answer([QUESTIONS[2], QUESTIONS[3]])
-    plain = told(Never())[0].answer([QUESTIONS[2]])[0]
-    assert (known.retrievals, known.counters.generations, known.text) == (0, 2, plain.text)
-    assert known.counters.tokens == plain.counters.tokens + 1  # " yes"
-    assert known.counters.sentences == plain.counters.sentences + 1
-    # " no", and then the answer with passages, whatever that is.
-    assert (unknown.retrievals, unknown.counters.generations) == (1, 2)
-    assert retriever.queries == [QUESTIONS[3].question]
-    assert [p.startswith("Context:") for p in lm.prompts] == [False, False, False, True]
-    # The same as one retrieval with the question for those of whom it says no, and none for the others.
-    always = told(Always())[0].answer([QUESTIONS[3]])[0]
-    assert unknown.text == always.text
-    scores = [[r.decision.score for r in a.rounds if r.decision] for a in (known, unknown)]
-    assert scores == [[0.0], [1.0, 1.0]]
-    untouched = told(LlmJudge(), max_retrievals=0)[0](QUESTIONS[3])
-    assert (untouched.retrievals, untouched.counters.generations) == (0, 1)
-
-
-def test_a_head_on_the_prompt_saves_the_draft():
-    rag, lm, retriever = told(ProbingBefore(heads("prompt")), query=AnswerQuery())
-    known, unknown = rag.answer([QUESTIONS[2], QUESTIONS[3]])
-    plain = told(Never())[0].answer([QUESTIONS[2]])[0]
-    # One token that nobody reads, and then the answer, with passages or without.
+    plain = told(Never())[0](QUESTIONS[2])
+    # One token, the judge's " yes" or one that nobody reads, and then the answer, with passages or without.
     assert (known.retrievals, known.counters.generations, known.text) == (0, 2, plain.text)
     assert known.counters.tokens == plain.counters.tokens + 1
+    assert known.counters.sentences == plain.counters.sentences + 1
     assert (unknown.retrievals, unknown.counters.generations) == (1, 2)
-    assert unknown.text == told(Always())[0].answer([QUESTIONS[3]])[0].text
+    assert unknown.text == told(Always())[0](QUESTIONS[3]).text
     assert retriever.queries == [QUESTIONS[3].question]
     assert [p.startswith("Context:") for p in lm.prompts] == [False, False, False, True]
-    scores = [[r.decision.score for r in a.rounds if r.decision] for a in (known, unknown)]
-    assert scores == [[-2.0], [2.0, 2.0]]
-    limits = [[r.decision.threshold for r in a.rounds if r.decision] for a in (known, unknown)]
-    assert limits == [[0.0], [0.0, 2.0]]
-    untouched = told(ProbingBefore(heads("prompt")), max_retrievals=0)[0](QUESTIONS[3])
+    decisions = [[r.decision for r in a.rounds if r.decision] for a in (known, unknown)]
+    assert [[d.score for d in each] for each in decisions] == scores
+    assert [[d.threshold for d in each] for each in decisions] == limits
+    untouched = told(EVERY[name](), max_retrievals=0)[0](QUESTIONS[3])
     assert (untouched.retrievals, untouched.counters.generations) == (0, 1)
 
 
@@ -304,48 +291,6 @@ def test_the_threshold_before_an_answer_is_chosen_from_the_verdicts():
     assert found["before"].threshold == pytest.approx((highest + lowest) / 2, abs=0.01)  # half precision
     assert highest < lowest
     assert found["before"](np.array([lowest]))[0] > 0.5 > found["before"](np.array([highest]))[0]
-
-
-@pytest.mark.parametrize(
-    ("theta", "limit", "written"), [(-0.5, 9, 3), (-0.5, 1, 2), (-2.5, 9, 1), (0.1, 9, 10)]
-)
-def test_probing_rag_by_hand(theta, limit, written):
-    """Algorithm 1: while sum logit[0] + theta > sum logit[1] and count < maximum: retrieve, write, probe.
-
-    Two layers, logit[1] = 0 in both and logit[0] = 1, 0.5, 0.25, 0 in the four texts' passes: the sums
-    are 2, 1, 0.5 and 0. With theta = -0.5: 1.5 > 0, 0.5 > 0, and 0 > 0 does not hold: two retrievals.
-    With theta = -2.5 none; with 0.1 also for the fourth, whose passage makes it write the same text, and
-    so on to the limit.
-    """
-    texts = {" First guess.": 1.0, " Second guess.": 0.5, " Third guess.": 0.25, " Last guess.": 0.0}
-
-    def guesses(prompt):
-        seen = [i for i, text in enumerate(texts, 1) if f"about{text}" in prompt]
-        return list(texts)[min(max(seen, default=0), 3)]
-
-    trigger = Probing(heads(), theta=theta)
-    query = AnswerQuery(with_passages=True)
-    rag, lm, retriever = make(
-        trigger, writes=guesses, query=query, max_retrievals=limit, answer_tokens=0,
-        finds=lambda q: [passage(f"about {' '.join(q.split()[-2:])}")],
-    )  # fmt: skip
-    lm.state = lambda text: [texts[text], 0, 0, 0]
-    answer = rag(QUESTIONS[1])
-    assert answer.counters.generations == written
-    # Every retrieval counts, also one that changes nothing.
-    text, count = next(iter(texts)), 0
-    while 2 * texts[text] + theta > 0 and count < limit:
-        count, text = count + 1, guesses(f"about {' '.join(text.split()[-2:])}")
-    assert (answer.retrievals, answer.text) == (count, text.strip())
-    assert answer.text == list(texts)[min(written, 4) - 1].strip()
-    if written == 3:
-        assert [r.decision.score for r in answer.rounds] == [2.0, 1.0, 0.5]
-        # R(q, r, a) at first, R(q, passages, r, a) later.
-        later = ("First guess.", "about First guess. Second guess.")
-        assert retriever.queries == [f"Where is town 1? {text}" for text in later]
-        assert [r.decision.fire for r in answer.rounds] == [True, True, False]
-    if limit == 1:
-        assert [r.decision.fire for r in answer.rounds] == [True, True]  # the limit ends it
 
 
 @pytest.mark.parametrize("trigger", [Rind(1.0, "paper"), Rind(1.0)])
