@@ -1,5 +1,6 @@
 """Runs that many tests read, made once in a session, and the files of folders."""
 
+import gzip
 import hashlib
 import json
 import os
@@ -70,9 +71,15 @@ def harm(file: Path, damage: str = "altered") -> None:
 
 
 def write_lines(file: Path, records: Iterable[Any]) -> str:
-    """Write records as JSON lines and return the file's name."""
-    file.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    """Write records as JSON lines, packed where the name ends in .gz, and return the file's name."""
+    blob = "".join(json.dumps(record) + "\n" for record in records).encode()
+    file.write_bytes(gzip.compress(blob) if file.suffix == ".gz" else blob)
     return str(file)
+
+
+def read_lines(file: Path | str) -> list[Any]:
+    """The records of a file of JSON lines."""
+    return [json.loads(line) for line in Path(file).read_text().splitlines()]
 
 
 def shard_by_shard(

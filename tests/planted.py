@@ -101,10 +101,13 @@ def _written(path: Path, spec: FeatureSpec, rows: list[dict], states: np.ndarray
 
 
 def stop_training(
-    patch: pytest.MonkeyPatch, *at: int, error: type[BaseException] = KeyboardInterrupt
+    patch: pytest.MonkeyPatch,
+    *at: int,
+    error: type[BaseException] = KeyboardInterrupt,
+    module: type[ProberModule] = ProberModule,
 ) -> list[int]:
     """Count the training steps from now on, in a list of one number, and fail at some of them."""
-    original, steps = ProberModule.training_step, [0]
+    original, steps = module.training_step, [0]
 
     def step(self: ProberModule, batch: Any, index: int) -> Any:
         steps[0] += 1
@@ -112,5 +115,5 @@ def stop_training(
             raise error
         return original(self, batch, index)
 
-    patch.setattr(ProberModule, "training_step", step)
+    patch.setattr(module, "training_step", step)
     return steps

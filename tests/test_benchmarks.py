@@ -3,7 +3,6 @@
 Nothing here looks at the clock: what the figures are is for the machine that runs it.
 """
 
-import json
 import re
 import subprocess
 import sys
@@ -28,6 +27,7 @@ import report
 import serve_vllm
 import texts
 import workload
+from artefacts import write_lines
 from refusals import fails
 from released import Plain, Released
 from reuse import PaddingCount
@@ -53,8 +53,23 @@ SMALL = Options(
 
 
 @pytest.fixture(scope="module")
-def lm() -> CausalLM:
+def lm():
     return workload.build("tiny", CPU)
+
+
+@pytest.fixture
+def written(monkeypatch):
+    """What is to be written to RESULTS.md: command and body of a section, by its title."""
+    found: dict[str, tuple[str, str]] = {}
+    monkeypatch.setattr(report, "write_section", lambda name, *rest: found.update({name: rest}))
+    return found
+
+
+def table(body: str) -> list[str]:
+    """Lines of a section's table, its head the first, all of as many cells."""
+    lines = [line for line in body.splitlines() if line.startswith("| ")]
+    assert len({line.count(" | ") for line in lines}) == 1
+    return lines
 
 
 def cells(results: Results, section: str) -> list[list[str]]:
@@ -64,7 +79,7 @@ def cells(results: Results, section: str) -> list[list[str]]:
 
 
 @pytest.mark.long
-def test_every_row_is_there_and_all_ways_agree(lm: CausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_row_is_there_and_all_ways_agree(lm, monkeypatch):
     peaks = {"plain": 1_000_000, "ours": 1_500_000, "peers": 21_000_000}
     monkeypatch.setattr(cost, "memory_of", lambda model, way, *rest: peaks[way])
     results = Results(capture.HEADS)
@@ -86,7 +101,7 @@ def test_every_row_is_there_and_all_ways_agree(lm: CausalLM, monkeypatch: pytest
         assert results.body(section).startswith("| model | ")
 
 
-def test_prompts_have_the_tokens_asked_for(lm: CausalLM) -> None:
+def test_prompts_have_the_tokens_asked_for(lm):
     def lengths(texts: list[str]) -> list[int]:
         return [len(lm.tokenizer(text)["input_ids"]) for text in texts]
 
@@ -99,13 +114,13 @@ def test_prompts_have_the_tokens_asked_for(lm: CausalLM) -> None:
     assert len(set(prompts)) == 4 and all(text.startswith(shared) for text in prompts)
 
 
-def test_no_way_ends_early(lm: CausalLM) -> None:
+def test_no_way_ends_early(lm):
     prompts = workload.long_prompts(lm.tokenizer, 4, 20)
     assert {len(row) for row in peers.plain(lm, prompts, 40)} == {40}
     assert {len(g.token_ids) for g in lm.generate(prompts, max_new_tokens=40)} == {40}
 
 
-def test_other_tokens_are_noticed_and_ties_are_told_apart(lm: CausalLM) -> None:
+def test_other_tokens_are_noticed_and_ties_are_told_apart(lm):
     prompts = workload.long_prompts(lm.tokenizer, 2, 20)
     written = peers.plain(lm, prompts, 6)
     assert peers.differing(lm, prompts, written, written) == (0, 0)
@@ -127,7 +142,7 @@ def test_other_tokens_are_noticed_and_ties_are_told_apart(lm: CausalLM) -> None:
             head.copy_(kept)
 
 
-def test_parity_sees_a_wrong_capture(lm: CausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parity_sees_a_wrong_capture(lm, monkeypatch):
     prompts = workload.long_prompts(lm.tokenizer, 2, 20)
     same = peers.parity(lm, prompts, 6)
     assert same is not None and 0 < same < 1e-4
@@ -144,7 +159,7 @@ def test_parity_sees_a_wrong_capture(lm: CausalLM, monkeypatch: pytest.MonkeyPat
     assert wrong is not None and wrong > 1e-3
 
 
-def test_padding_is_counted_and_the_model_left_as_it_was(lm: CausalLM) -> None:
+def test_padding_is_counted_and_the_model_left_as_it_was(lm):
     texts = workload.texts(lm.tokenizer, [10, 30])
     alone = CausalLM(lm.model, lm.tokenizer, batch_size=1)
     with PaddingCount(lm.model) as count:
@@ -156,7 +171,7 @@ def test_padding_is_counted_and_the_model_left_as_it_was(lm: CausalLM) -> None:
     assert "forward" not in vars(lm.model)
 
 
-def test_ways_take_turns() -> None:
+def test_ways_take_turns():
     order: list[str] = []
     work = {name: (lambda name=name: order.append(name) or name) for name in "abc"}
     seconds, results = by_turns(work, warm={}, least=2, exactly=3, device=CPU)
@@ -165,13 +180,13 @@ def test_ways_take_turns() -> None:
 
 
 @pytest.mark.slow
-def test_the_peers_way_holds_every_layers_attention() -> None:
+def test_the_peers_way_holds_every_layers_attention():
     theirs, mine = (memory.memory_of("tiny", way, 4, 800, 4, CPU) for way in ("peers", "ours"))
     # 3 layers of 4 heads, 804 x 804 float32 weights, for each of 4 texts: all are there at once.
     assert theirs > 3 * 4 * 804 * 804 * 4 * 4 > 4 * mine
 
 
-def test_memory_is_measured_in_a_process_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_measured_in_a_process_of_its_own(tmp_path, monkeypatch):
     script = tmp_path / "memory.py"
     script.write_text("import os, sys; print(sys.argv[1:], os.environ['MALLOC_ARENA_MAX'], 123)")
     monkeypatch.setattr(memory, "__file__", str(script))
@@ -182,37 +197,29 @@ def test_memory_is_measured_in_a_process_of_its_own(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.long
-def test_growth_sees_what_was_freed_again() -> None:
+def test_growth_sees_what_was_freed_again():
     large = 50_000_000
     # In a process of its own: what other tests have freed would be taken again.
     code = "import memory, torch; cpu = torch.device('cpu'); "
     code += f"print(memory.growth(lambda: bytearray(b'x') * {large} and None, cpu)); "
     code += "print(memory.growth(lambda: None, cpu))"
-    ran = subprocess.run(
-        [sys.executable, "-c", code], cwd=Path(memory.__file__).parent, capture_output=True, text=True
-    )
-    some, none = map(int, ran.stdout.split())
+    said = subprocess.check_output([sys.executable, "-c", code], cwd=Path(memory.__file__).parent)
+    some, none = map(int, said.split())
     assert some >= 0.9 * large and none < 0.2 * large
 
 
-def test_a_model_that_needs_cuda_has_its_row_and_tables_are_written_on_request(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    sections: dict[str, tuple[str, str]] = {}
-    monkeypatch.setattr(report, "write_section", lambda name, *rest: sections.update({name: rest}))
+def test_a_model_that_needs_cuda_has_its_row_and_tables_are_written_on_request(written, capsys):
     assert capture.main(["--models", "7b", "--device", "cpu"]) == 0
     assert capsys.readouterr().out.count(capture.NOT_HERE) == len(capture.TITLES)
-    assert not sections
+    assert not written
     assert capture.main(["--models", "7b", "--device", "cpu", "--write"]) == 0
-    assert list(sections) == [f"{title} (cpu)" for title in capture.TITLES.values()]
-    for command, body in sections.values():
+    assert list(written) == [f"{title} (cpu)" for title in capture.TITLES.values()]
+    for command, body in written.values():
         assert command == "python benchmarks/capture.py --models 7b --device cpu --write"
         assert capture.NOT_HERE in body
 
 
-def test_a_failure_keeps_what_was_measured(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_failure_keeps_what_was_measured(monkeypatch, capsys):
     flags = ["--models=tiny", "--device=cpu", "--repeats=1", "--only=prefix,peers", "--batches=2"]
 
     def fail(*_: object) -> int:
@@ -248,19 +255,17 @@ def test_a_failure_keeps_what_was_measured(
         (gpu.main, "--device cpu --only speed", "'speed'"),
     ],
 )
-def test_wrong_flags_are_named(
-    main: Callable[[list[str]], object], flags: str, said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_flags_are_named(main, flags, said, capsys):
     with pytest.raises(SystemExit, match="2"):
         main(flags.split())
     assert re.search(said, capsys.readouterr().err)
 
 
-def test_needs_of_the_comparison_cover_both(lm: CausalLM) -> None:
+def test_needs_of_the_comparison_cover_both(lm):
     assert peers.everything(lm) == Needs.of((0, 1, 2, 3), attention=True)
 
 
-def test_the_training_benchmark_shortens_trainings_and_scales_their_time(tmp_path: Path) -> None:
+def test_the_training_benchmark_shortens_trainings_and_scales_their_time(tmp_path):
     store = synthetic(tmp_path, 240, 2, 8)
     short, whole = (fits.as_fit(str(store), [1, 2], steps) for steps in (24, 0))
     assert (short["taken"], short["of"]) == (24, 32)  # 192 train, in batches of 12, two epochs
@@ -274,7 +279,7 @@ def test_the_training_benchmark_shortens_trainings_and_scales_their_time(tmp_pat
         assert run["validation"] > 0 and run["threads"] == 1
 
 
-def test_a_timed_training_is_the_same_training(tmp_path: Path) -> None:
+def test_a_timed_training_is_the_same_training(tmp_path):
     opened = FeatureStore.open(synthetic(tmp_path, 240, 2, 8))
     settings = fits.Fitting()
     examples = fits.shortened(fits.load_examples([opened]), 16, settings)
@@ -286,7 +291,7 @@ def test_a_timed_training_is_the_same_training(tmp_path: Path) -> None:
     assert fits.fit.ProberModule.__name__ == "ProberModule"
 
 
-def test_the_synthetic_store_is_made_once_and_its_middle_layers_tell_most(tmp_path: Path) -> None:
+def test_the_synthetic_store_is_made_once_and_its_middle_layers_tell_most(tmp_path):
     path = synthetic(tmp_path, 1030, 3, 16)
     files = {file: file.stat().st_mtime_ns for file in path.glob("shards/*")}
     assert synthetic(tmp_path, 1030, 3, 16) == path
@@ -303,7 +308,7 @@ def test_the_synthetic_store_is_made_once_and_its_middle_layers_tell_most(tmp_pa
     assert gaps[1] > gaps[0] and gaps[1] > gaps[2]
 
 
-def test_verdicts_of_the_training_benchmark_follow_the_aims() -> None:
+def test_verdicts_of_the_training_benchmark_follow_the_aims():
     faster, slower = training.ratios("s", 10, 5.0, 1.0, 30.0, "sum")
     assert faster[-3:] == ["6.00", ">= 4", "met"] and slower[-3:] == ["5.00", "<= 4", "**not met**"]
     runs = [{"step": 0.01, "seconds": 2.0, "validation": 0.5, "parts": {p: 0.002 for p in clock.PARTS}}]
@@ -314,17 +319,17 @@ def test_verdicts_of_the_training_benchmark_follow_the_aims() -> None:
     assert {len(row) for row in (faster, step, waiting, validation)} == {len(training.COLUMNS)}
 
 
-def test_forward_passes_of_the_released_procedure_are_counted() -> None:
+def test_forward_passes_of_the_released_procedure_are_counted():
     assert "312,720" in training.passes(26_060)[3] and training.passes(26_060)[2] == "0"
 
 
-def test_the_training_benchmark_reads_what_the_command_says() -> None:
+def test_the_training_benchmark_reads_what_the_command_says():
     assert training.trained("wrote a prober of 3 layers to x (trained in 12 s)\nnext: ...") == 12
     with pytest.raises(SystemExit, match="did not say"):
         training.trained("nothing")
 
 
-def test_a_bare_loop_has_its_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bare_loop_has_its_bounds(monkeypatch):
     monkeypatch.setattr(fits, "speed_of_products", lambda: 2e9)
     monkeypatch.setattr(fits, "speed_of_memory", lambda: 4e9)
     found = fits.as_plain(heads=2, width=8, steps=2, threads=1)
@@ -336,11 +341,11 @@ def test_a_bare_loop_has_its_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def small() -> CausalLM:
+def small():
     return rag_benchmark.engine(1)
 
 
-def test_the_released_procedure_and_the_loop_do_the_same(small: CausalLM) -> None:
+def test_the_released_procedure_and_the_loop_do_the_same(small):
     """In rounds, with texts cut in the middle, and whether or not the model may end its answer."""
     eager = rag_benchmark.eager_twin()
     retriever, prompt = rag_benchmark.BM25(rag_benchmark.load_corpus()), rag_benchmark.exemplars(0)
@@ -357,7 +362,7 @@ def test_the_released_procedure_and_the_loop_do_the_same(small: CausalLM) -> Non
     assert plain(asked[0]).queries == ()
 
 
-def test_unlike_answers_are_counted_and_need_a_reason() -> None:
+def test_unlike_answers_are_counted_and_need_a_reason():
     one, other = Plain("A b. So", "x", ("q",)), Plain("A b. So", "x", ())
     results = Results(rag_benchmark.HEADS)
     rag_benchmark.agree("here", [one, one], {"same": [one, one]}, results)
@@ -370,47 +375,37 @@ def test_unlike_answers_are_counted_and_need_a_reason() -> None:
 
 
 @pytest.mark.long
-def test_the_tables_of_the_loop_are_complete(
-    small: CausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_tables_of_the_loop_are_complete(small, written, tmp_path, monkeypatch, capsys):
     spec = FeatureSpec(small.spec, (11, 12), small.width, prompt=TESTBED_PROMPT.fingerprint)
     ProbeBank(spec, HEADS["linear"](["layer11", "layer12"], small.width), 0.0).save_pretrained(tmp_path)
-    written: dict[str, str] = {}
-    monkeypatch.setattr(report, "write_section", lambda name, command, body: written.update({name: body}))
     monkeypatch.setattr(rag_benchmark, "_command", lambda *command: None)
     flags = ["--questions", "1", "--lengths", "16", "--exemplars", "1", "--repeats", "1", "--compare"]
     assert rag_benchmark.main([*flags, "--prober", str(tmp_path), "--write"]) == 0
     assert list(written) == list(rag_benchmark.TITLES.values())
-    for section, body in zip(rag_benchmark.HEADS, written.values(), strict=True):
-        head = f"| {rag_benchmark.HEADS[section]} |"
-        rows = [line for line in body.splitlines() if line.startswith("| ")]
-        assert rows[0] == head and len({line.count(" | ") for line in rows}) == 1
-    assert written["The loop against DRAGIN as released"].count("\n| 1 | 16 | ") == 6
+    for head, (_, body) in zip(rag_benchmark.HEADS.values(), written.values(), strict=True):
+        assert table(body)[0] == f"| {head} |"
+    assert written["The loop against DRAGIN as released"][1].count("\n| 1 | 16 | ") == 6
     assert "## Probing against plain generation" in capsys.readouterr().out
 
 
-def test_a_command_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_that_fails_is_named(monkeypatch):
     monkeypatch.setattr(rag_benchmark.sys, "executable", "/bin/python")
     with fails(None, "false limit=1 ended with 1", kind=RunError):
         rag_benchmark._command("false", "limit=1")
 
 
 @pytest.fixture
-def labelled(tmp_path: Path) -> str:
+def labelled(tmp_path):
     """A few answers, and one half of each marked as wrong."""
     lines = [
         {"prompt": f"Number {n}?\nAnswer:", "answer": f" It is {n}. It was {n + 1}.", "outside": "right",
          "spans": [{"start": 8 + len(str(n)), "end": 14 + len(str(n)), "wrong": True}]}
         for n in range(12)
     ]  # fmt: skip
-    file = tmp_path / "labelled.jsonl"
-    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return str(file)
+    return write_lines(tmp_path / "labelled.jsonl", lines)
 
 
-def test_reading_labelled_texts_gives_the_states_of_plain_passes(
-    labelled: str, small: CausalLM, tmp_path: Path
-) -> None:
+def test_reading_labelled_texts_gives_the_states_of_plain_passes(labelled, small, tmp_path):
     plain = texts.plain(small, TextSource(labelled, limit=5), 2, tmp_path)
     ours = texts.ours(small, TextSource(labelled, limit=5), 2, tmp_path / "store")
     assert plain.shape[0] == texts.LAYERS and texts.alike(plain, ours) > texts._SAME
@@ -419,16 +414,12 @@ def test_reading_labelled_texts_gives_the_states_of_plain_passes(
 
 
 @pytest.mark.slow
-def test_the_table_of_labelled_texts_is_complete(labelled: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    written: dict[str, str] = {}
-    monkeypatch.setattr(report, "write_section", lambda name, command, body: written.update({command: body}))
+def test_the_table_of_labelled_texts_is_complete(labelled, written):
     given = ["--texts", labelled, "--model", "testbed", "--count", "5", "--batch", "2"]
     assert texts.main([*given, "--rounds", "1", "--write"]) == 0
-    ((command, body),) = written.items()
-    assert "--texts labelled.jsonl" in command
-    rows = [line for line in body.splitlines() if line.startswith("| ")]
-    assert [row.split(" | ")[0] for row in rows[2:]] == [f"| {name}" for name in texts.WAYS.values()]
-    assert len({row.count(" | ") for row in rows}) == 1 and re.search(r"5 texts of \d\d", body)
+    ((command, body),) = written.values()
+    assert "--texts labelled.jsonl" in command and re.search(r"5 texts of \d\d", body)
+    assert [row.split(" | ")[0] for row in table(body)[2:]] == [f"| {name}" for name in texts.WAYS.values()]
 
 
 def test_results_name_no_folder_of_the_machine_they_were_measured_on():
@@ -437,7 +428,7 @@ def test_results_name_no_folder_of_the_machine_they_were_measured_on():
 
 
 @pytest.fixture
-def verdicts(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+def verdicts(monkeypatch):
     """What the sections of gpu.py find of the target of the server, in place of running them."""
     found: list[bool] = []
 
@@ -451,9 +442,7 @@ def verdicts(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return found
 
 
-def test_a_missed_target_fails_the_run_and_is_named(
-    verdicts: list[bool], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_missed_target_fails_the_run_and_is_named(verdicts, monkeypatch, capsys):
     monkeypatch.setattr(gpu, "pick_device", lambda name: torch.device("meta"))
     monkeypatch.setattr(gpu, "device_name", lambda device: "a card")
     verdicts += [True, True]
@@ -471,23 +460,21 @@ def test_a_missed_target_fails_the_run_and_is_named(
     assert "name the model" in capsys.readouterr().err
 
 
-def test_no_target_is_judged_on_a_cpu(verdicts: list[bool], capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_target_is_judged_on_a_cpu(verdicts, capsys):
     verdicts += [True, False]
     assert gpu.main(["--device", "cpu"]) == 0
     out = capsys.readouterr().out
     assert out.count(f"| {gpu.NOT_JUDGED} |") == 2 and "met" not in out and "PASS: testbed on CPU" in out
 
 
-def test_other_texts_fail_the_run_on_a_cpu_too() -> None:
+def test_other_texts_fail_the_run_on_a_cpu_too():
     results = Results(gpu.HEADS)
     assert gpu.judge(results, CPU) == []
     results.same = False
     assert "did not write the same" in gpu.judge(results, CPU)[0]
 
 
-def test_a_section_that_fails_is_named_and_the_others_run(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_section_that_fails_is_named_and_the_others_run(monkeypatch, capsys):
     def fail(*_: object) -> dict[str, float]:
         raise RunError("no example was kept")
 
@@ -500,7 +487,7 @@ def test_a_section_that_fails_is_named_and_the_others_run(
     assert "missed" not in out.partition("labels from articles, ")[2] and "FAIL: testbed" in out
 
 
-def test_vllm_for_another_device_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vllm_for_another_device_is_not_taken(monkeypatch):
     monkeypatch.setattr(serve_vllm, "find_spec", lambda name: object())
     monkeypatch.setattr(serve_vllm, "platform", lambda: "cpu")
     assert serve_vllm.absent("cpu") == ""
@@ -508,9 +495,7 @@ def test_vllm_for_another_device_is_not_taken(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("peaks", [True, False])
-def test_memory_of_an_accelerator_is_what_its_module_tells(
-    peaks: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_of_an_accelerator_is_what_its_module_tells(peaks, monkeypatch):
     """Of cuda and xpu the peak; mps tells only what its allocator holds."""
     asked: list[str] = []
 
@@ -529,21 +514,15 @@ def test_memory_of_an_accelerator_is_what_its_module_tells(
 
 
 @pytest.mark.slow
-def test_the_benchmarks_of_an_accelerator_all_run(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_benchmarks_of_an_accelerator_all_run(written, monkeypatch, capsys):
     small = replace(gpu.SMALL.options, repeats=1, batches=(2,), prompt_tokens=24, new_tokens=4)
     sizes = replace(gpu.SMALL, options=small, articles=20, examples=240, streams=(1, 3), rounds=1)
     monkeypatch.setattr(gpu, "SMALL", sizes)
     monkeypatch.setattr(serve_vllm, "find_spec", lambda name: None)
-    written: dict[str, str] = {}
-    monkeypatch.setattr(report, "write_section", lambda name, command, body: written.update({name: body}))
     assert gpu.main(["--device", "cpu", "--dtypes", "float32", "--write"]) == 0
     assert list(written) == [f"make gpu: {title} (testbed, cpu)" for title in gpu.TITLES.values()]
-    rows = {}
-    for section, body in zip(gpu.TITLES, written.values(), strict=True):
-        lines = [line for line in body.splitlines() if line.startswith("| ")]
-        assert lines[0] == f"| {gpu.HEADS[section]} |" and len({line.count(" | ") for line in lines}) == 1
-        rows[section] = len(lines) - 2
+    tables = {name: table(body) for name, (_, body) in zip(gpu.TITLES, written.values(), strict=True)}
+    assert [lines[0] for lines in tables.values()] == [f"| {gpu.HEADS[name]} |" for name in tables]
+    rows = {name: len(lines) - 2 for name, lines in tables.items()}
     assert rows == {"capture": 4, "memory": 3, "labels": 1, "train": 1, "serve": 4, "vllm": 1}
     assert "PASS: testbed on CPU" in capsys.readouterr().out

@@ -122,19 +122,13 @@ class Place:
 
 
 def test_a_prober_of_another_quantization_is_compared_where_that_is_allowed(place):
-    other = of_other_weights(place.path / "prober")
+    bank = ProbeBank.from_pretrained(place.path / "prober")
+    other = replace(bank.spec.model, revision=uuid.uuid4().hex[:12])  # which no other test has
+    replace(bank, spec=replace(bank.spec, model=other)).save_pretrained(place.path / "prober")
     given = ("triggers=[never,probing]", "sweep=0")
-    with fails(None, f"fake@{other}", "now is fake@r1", "allow_other=true"):
+    with fails(None, f"fake@{other.revision}", "now is fake@r1", "allow_other=true"):
         place.compare(*given)
     assert place.compare(*given, "allow_other=true")["n"] == 40
-
-
-def of_other_weights(prober):
-    """Let a prober be of other weights, which no other test has; says of which."""
-    bank, revision = ProbeBank.from_pretrained(prober), uuid.uuid4().hex[:12]
-    spec = replace(bank.spec, model=replace(bank.spec.model, revision=revision))
-    replace(bank, spec=spec).save_pretrained(prober)
-    return revision
 
 
 def test_every_method_gets_the_figures_it_must_have(place, capsys):
@@ -162,8 +156,7 @@ def test_every_method_gets_the_figures_it_must_have(place, capsys):
     keys = {
         "em", "f1", "precision", "recall", "precision_max", "recall_max", "acc", "acc_substring",
         "retrievals", "retrieval_share", "generations", "alarms", "tokens", "kept_tokens", "sentences",
-        "read_tokens",
-        "seconds", "consistency", "agreement", "trigger", "ci95",
+        "read_tokens", "seconds", "consistency", "agreement", "trigger", "ci95",
     }  # fmt: skip
     for name, entry in methods.items():
         assert set(entry) == keys, name
@@ -666,18 +659,16 @@ def test_every_pair_has_its_p_value_and_each_method_is_set_against_random_retrie
 
 def test_methods_with_other_tokens_than_random_retrieval_are_named(place, capsys):
     results = place.compare("triggers=[never,entropy,probing]", "sweep=0")
-    lines = {name: place.trace(name) for name in results["methods"]}
     for name, entry in results["methods"].items():
-        costs = [line["counters"] for line in lines[name]]
-        assert 0 < entry["read_tokens"] == pytest.approx(sum(c["read_tokens"] for c in costs) / 40)
-        assert results["random_at_budget"].keys() == {"entropy", "probing"}
+        read = [line["counters"]["read_tokens"] for line in place.trace(name)]
+        assert 0 < entry["read_tokens"] == pytest.approx(sum(read) / 40)
+    assert results["random_at_budget"].keys() == {"entropy", "probing"}
     # Where 60% of all retrieve, random retrieval reads as much, up to the lengths of towns' names.
     entry = results["random_at_budget"]["probing"]
     own = sum(results["methods"]["probing"][key] for key in ("tokens", "read_tokens"))
     assert entry["times_tokens"] == pytest.approx(own / (entry["tokens"] + entry["read_tokens"]))
-    assert (
-        entry["times_tokens"] == pytest.approx(1, abs=0.1) and "not by tokens" not in capsys.readouterr().out
-    )
+    assert entry["times_tokens"] == pytest.approx(1, abs=0.1)
+    assert "not by tokens" not in capsys.readouterr().out
     other = {"times_tokens": 0.85, "tokens": 10.0, "read_tokens": 190.0}
     at_random = {"probing": entry, "rind": entry | {"common": other}, "flare": other | {"times_tokens": 1.5}}
     (note,) = showcase.unlike_random({"random_at_budget": at_random})

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from artefacts import read_lines
 from fake_lm import SPEC, linear_bank
 from refusals import fails
 from test_compare import TEST, VALIDATION, place  # noqa: F401
@@ -160,10 +161,7 @@ def test_sizes_and_layers_the_whole_way_on_the_testbed(tmp_path, monkeypatch):
     assert sorted(results["probers"]) == sorted(f"probing_{name}" for name in names)
     assert results["methods"]["probing_prober"]["em"] == results["methods"]["probing_4-8-12"]["em"]
     cli.run("compare", [*common, "prober=prober/sizes/60", "out=alone"])
-    both = [
-        [json.loads(line) for line in Path(file).read_text().splitlines()]
-        for file in ("all/traces/probing_60.jsonl", "alone/traces/probing.jsonl")
-    ]
+    both = map(read_lines, ("all/traces/probing_60.jsonl", "alone/traces/probing.jsonl"))
     for mine, its in zip(*both, strict=True):
         assert mine["text"] == its["text"]
         assert mine["counters"]["retrievals"] == its["counters"]["retrievals"]

@@ -5,9 +5,9 @@ import gzip
 import json
 import random
 import shutil
-import threading
 import time
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from refusals import fails, interrupted
@@ -111,14 +111,9 @@ def test_contents_stand_in_the_place_of_a_text_and_a_title_is_not_said_twice(loa
 
 
 def test_beirs_passages_have_another_name_for_the_id(load, tmp_path):
-    lines = [
-        {"_id": "b1", "title": "T", "text": "one", "metadata": {}},
-        {"_id": "b2", "title": "", "text": "2"},
-    ]
-    assert list(load(jsonl(tmp_path / "c.jsonl", lines))) == [
-        Passage("b1", "T", "one"),
-        Passage("b2", "", "2"),
-    ]
+    titled = {"_id": "b1", "title": "T", "text": "one", "metadata": {}}
+    found = list(load(jsonl(tmp_path / "c.jsonl", [titled, {"_id": "b2", "title": "", "text": "2"}])))
+    assert found == [Passage("b1", "T", "one"), Passage("b2", "", "2")]
     (both,) = load(jsonl(tmp_path / "both.jsonl", [{"_id": "b1", "id": "1", "text": "one"}]))
     assert both.id == "1"
 
@@ -334,14 +329,9 @@ def test_of_two_that_build_the_same_folder_one_waits_and_reads(tmp_path, caplog)
         (folder / "file").write_text("whole")
         return {"n": 1}
 
-    results = []
-    build = lambda: results.append(build_once(tmp_path / "x", "thing", make, lambda: None))  # noqa: E731
-    threads = [threading.Thread(target=build) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert results == [{"n": 1}] * 2 and len(made) == 1
+    with ThreadPoolExecutor(2) as pool:
+        building = [pool.submit(build_once, tmp_path / "x", "thing", make, lambda: None) for _ in range(2)]
+    assert [each.result() for each in building] == [{"n": 1}] * 2 and len(made) == 1
     assert "another process" in caplog.text
     assert (tmp_path / "x" / "file").read_text() == "whole" and not (tmp_path / "x.partial").exists()
 

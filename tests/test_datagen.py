@@ -16,6 +16,11 @@ from probers.evaluation.answers import accuracy_contains, exact_match, f1_score
 from probers.testbed.assets import model_path
 
 
+def made(out, *typed):
+    """The store of the command."""
+    return FeatureStore.open(cli.run("datagen", [f"out={out}", *typed]))
+
+
 @pytest.fixture(scope="module")
 def cot(artefacts, tmp_path_factory):
     return FeatureStore.open(artefacts.copy("cot", tmp_path_factory.mktemp("cot") / "store"))
@@ -59,8 +64,7 @@ QUOTAS = ["limit={train: null, validation: 200}", "balance_to={train: 16, valida
 @pytest.fixture(scope="module")
 def quotas(tmp_path_factory):
     out = tmp_path_factory.mktemp("quotas") / "store"
-    cli.run("datagen", [*QUOTAS, f"out={out}", "shard_size=24", "batch_size=16"])
-    return FeatureStore.open(out)
+    return made(out, *QUOTAS, "shard_size=24", "batch_size=16")
 
 
 def test_quotas_end_with_so_many_examples_and_make_hardly_more(quotas):
@@ -74,9 +78,8 @@ def test_quotas_end_with_so_many_examples_and_make_hardly_more(quotas):
 
 @pytest.mark.long
 def test_quotas_are_met_by_the_same_examples_in_other_batches(quotas, tmp_path):
-    arguments = [*QUOTAS, f"out={tmp_path}/x"]
-    cli.run("datagen", [*arguments, "shard_size=7", "batch_size=3"])
-    columns, stores = ["id", "split", "correct", "text"], (quotas, FeatureStore.open(tmp_path / "x"))
+    stores = (quotas, made(tmp_path / "x", *QUOTAS, "shard_size=7", "batch_size=3"))
+    columns = ["id", "split", "correct", "text"]
     ours, theirs = (store.table()[columns].sort_values("id").values.tolist() for store in stores)
     assert ours == theirs
 
@@ -107,8 +110,7 @@ def test_the_order_of_a_file_says_nothing_about_which_examples_meet_a_quota(tmp_
     stores = []
     for name, order in (("a", rows), ("b", rows[::-1])):
         file = write_lines(tmp_path / f"{name}.jsonl", order)
-        cli.run("datagen", [*typed, f"questions={file}", f"out={tmp_path}/{name}", "shard_size=4"])
-        stores.append(FeatureStore.open(tmp_path / name))
+        stores.append(made(tmp_path / name, *typed, f"questions={file}", "shard_size=4"))
     first, second = (set(store.table()["id"]) for store in stores)
     assert first == second and len(first) == 8
     assert len(stores[0].units) < 40
@@ -116,19 +118,16 @@ def test_the_order_of_a_file_says_nothing_about_which_examples_meet_a_quota(tmp_
 
 @pytest.mark.long
 def test_quotas_that_cannot_be_met_are_told(tmp_path, caplog):
-    out = tmp_path / "x"
-    cli.run("datagen", [f"out={out}", "limit={train: 40}", "balance_to={train: 400}", "layers=[12]"])
+    store = made(tmp_path / "x", "limit={train: 40}", "balance_to={train: 400}", "layers=[12]")
     assert "not 100" in caplog.text
-    counts = FeatureStore.open(out).table().groupby(["condition", "correct"]).size()
+    counts = store.table().groupby(["condition", "correct"]).size()
     assert all(counts[condition][0] == counts[condition][1] for condition in counts.index.levels[0])
 
 
 def test_quotas_of_spans(tmp_path):
-    out = tmp_path / "x"
     quotas = "balance_to={train: 20, validation: 4, test: 6}"
-    typed = ["limit=100", quotas, "layers=[12]", "pool=tokens", "shard_size=8"]
-    cli.run("datagen", ["--source", "wiki", f"out={out}", *typed])
-    store = FeatureStore.open(out)
+    typed = ["source=wiki", "limit=100", quotas, "layers=[12]", "pool=tokens", "shard_size=8"]
+    store = made(tmp_path / "x", *typed)
     spans = store.table().drop_duplicates("span").groupby(["split", "correct"]).size()
     wanted = {"train": 10, "validation": 2, "test": 3}
     assert spans.to_dict() == {(split, label): n for split, n in wanted.items() for label in (0, 1)}
@@ -167,9 +166,8 @@ def test_passages_without_room_are_left_out_whole_and_counted(tmp_path):
     texts = {"a": "abba " * 1500, "o1": "odil odil odil in Hull", "o2": "odil " + "and so on " * 700}
     asked = write_lines(tmp_path / "q.jsonl", questions)
     corpus = write_lines(tmp_path / "c.jsonl", [{"id": k, "title": k, "text": t} for k, t in texts.items()])
-    out, cache = tmp_path / "store", f"corpus_cache={tmp_path}/cache"
-    cli.run("datagen", [f"out={out}", f"questions={asked}", f"corpus={corpus}", cache, "layers=[6]", "k=2"])
-    store = FeatureStore.open(out)
+    given = [f"questions={asked}", f"corpus={corpus}", f"corpus_cache={tmp_path}/cache"]
+    store = made(tmp_path / "store", *given, "layers=[6]", "k=2")
     shown = dict(zip(store.table()["id"], store.table()["passages"], strict=True))
     assert shown == {"abba/closed_book": 0, "odil/closed_book": 0, "odil/with_passages": 1}
     ((name, reason),) = ((left["id"], left["reason"]) for left in store.left_out())
@@ -223,8 +221,7 @@ def test_layers():
     [(["pool=mind"], (12,), 384), (["site=mlp_out", "layers=[2,9]"], (2, 9), 192)],
 )
 def test_other_poolings_and_sites_reach_the_store(tmp_path, overrides, layers, width):
-    cli.run("datagen", [f"out={tmp_path}/x", "limit=6", *overrides])
-    store = FeatureStore.open(tmp_path / "x")
+    store = made(tmp_path / "x", "limit=6", *overrides)
     assert (store.spec.layers, store.spec.width) == (layers, width)
     assert store.states(layers).shape == (len(store), len(layers), width)
     assert np.abs(store.states(layers)).max() > 0

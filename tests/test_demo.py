@@ -67,19 +67,14 @@ def test_every_trigger_gets_what_it_needs(commands, caplog):
     assert [given["data"] for given in read] == [cot["out"], wiki["out"], wiki["out"], cot["out"]]
     assert [given.get("head") for given in read] == [None, None, "radio", "adaptive"]
     assert [given.get("layer") for given in read[:3]] == ["all", "all", str(DEPTH)]  # the last
-    used = {
-        "limit": "7", "prober": heads["out"], "token_prober": tokens["out"], "classifier": classifier["out"],
-    }  # fmt: skip
-    assert compared.items() >= used.items()
+    used = {"prober": heads["out"], "token_prober": tokens["out"], "classifier": classifier["out"]}
+    assert compared.items() >= used.items() and compared["limit"] == "7"
     assert {given["seed"] for _, given in asked} == {"3"}
     assert len({given["out"] for _, given in asked}) == 7
     # With these no method of the comparison is left out, but for those of probers of what comes before.
     cfg = cli.compose("compare", [f"{key}={value}" for key, value in compared.items()])
-    keys = {method.get("if_given") for method in cfg.methods.values()} - {
-        None,
-        "entity_prober",
-        "prompt_prober",
-    }
+    before = {None, "entity_prober", "prompt_prober"}
+    keys = {method.get("if_given") for method in cfg.methods.values()} - before
     assert keys == {"token_prober", "classifier"} and all(cfg[key] for key in keys)
     shown = caplog.text
     assert [f"[{i}/7]" in shown for i in range(1, 9)] == [True] * 7 + [False]

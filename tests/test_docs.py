@@ -330,10 +330,8 @@ def serving(command: list[str]) -> Iterator[None]:
     """A server that answers at the port which its last word names."""
     import httpx
 
-    server, address = (
-        subprocess.Popen(command),
-        f"http://127.0.0.1:{command[-1].removeprefix('port=')}/health",
-    )
+    server = subprocess.Popen(command)
+    address = f"http://127.0.0.1:{command[-1].removeprefix('port=')}/health"
     try:
         while True:
             assert server.poll() is None, f"{command} ended with {server.returncode}"

@@ -11,11 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import refusals
 import torch
 from planted import damage, make_store, make_token_store, stop_training
 from pytest import MonkeyPatch
-from refusals import fails
+from refusals import fails, interrupted
 from safetensors.torch import save as encode
 from sklearn.metrics import roc_auc_score
 
@@ -93,7 +92,7 @@ def test_heads_side_by_side_equal_single_ones(data: Dataset, balance: str) -> No
 
 def test_heads_that_pool_tokens_read_whole_texts(data: Dataset, tokens: Dataset) -> None:
     """Claim: attention finds the token that tells, and each seed sees its own texts, padded or not."""
-    assert len(tokens.examples.table) == 300 and tokens.examples.members is not None
+    assert len(tokens.examples.table) == 300
     assert [len(m) for m in tokens.examples.members[:5]] == [1, 2, 3, 4, 1]
     how: Any = {"head": AttentionPoolHead, "lr": 3e-2, "epochs": 8, "batch_size": 12}
     pooled = train(tokens, [Task(2), Task(2, seed=1), Task(0)], **how)
@@ -139,18 +138,17 @@ def test_killed_at_its_last_validation_it_is_finished(
     training = partial(train, data, [Task(1), Task(2)], lr=0.1, **changes)
     expected = training()
     assert bool(changes) == (expected.steps < 76)
-    with refusals.interrupted(Checkpoint, "on_train_end", after=0):
+    with interrupted(Checkpoint, "on_train_end", after=0):
         training(out=tmp_path)
     stop_training(monkeypatch, 1)
     same_as(training(out=tmp_path), expected)
 
 
 @pytest.fixture(scope="module")
-def interrupted(data: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The checkpoint of a training that was interrupted in its third stretch."""
+def checkpoint(data: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """That of a training which was interrupted in its third stretch."""
     out = tmp_path_factory.mktemp("interrupted")
-    with MonkeyPatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        stop_training(patched, 25)
+    with interrupted(ProberModule, "training_step", after=24):
         train(data, [Task(2)], out=out)
     return out / "checkpoint.safetensors"
 
@@ -185,9 +183,9 @@ def damaged(path: Path, how: str) -> None:
     ],
 )  # fmt: skip
 def test_a_damaged_checkpoint_is_named_and_the_training_begins_anew(
-    interrupted: Path, undisturbed: Fitted, data: Dataset, tmp_path: Path, how: str, named: str, caplog: Any
+    checkpoint: Path, undisturbed: Fitted, data: Dataset, tmp_path: Path, how: str, named: str, caplog: Any
 ) -> None:
-    path = Path(shutil.copy(interrupted, tmp_path))
+    path = Path(shutil.copy(checkpoint, tmp_path))
     damaged(path, how)
     if how == "folder":
         (path / "notes.txt").write_text("mine")
@@ -198,11 +196,11 @@ def test_a_damaged_checkpoint_is_named_and_the_training_begins_anew(
     assert (tmp_path / f"{path.name}.old/notes.txt").exists() == (how == "folder")
 
 
-def test_no_flipped_bit_of_a_checkpoint_is_used_silently(interrupted: Path, tmp_path: Path) -> None:
+def test_no_flipped_bit_of_a_checkpoint_is_used_silently(checkpoint: Path, tmp_path: Path) -> None:
     """Anywhere in header and tensors; converse: one that is whole is read."""
-    blob = interrupted.read_bytes()
-    assert read_checkpoint(interrupted)[1]["stretches"] == 2
-    path = tmp_path / interrupted.name
+    blob = checkpoint.read_bytes()
+    assert read_checkpoint(checkpoint)[1]["stretches"] == 2
+    path = tmp_path / checkpoint.name
     header = 8 + int.from_bytes(blob[:8], "little")
     rng = np.random.default_rng(0)
     for at in [*range(0, header, 11), *rng.integers(header, len(blob), 60).tolist()]:
@@ -386,7 +384,6 @@ def test_a_store_gives_the_heads_of_a_tensor(store: FeatureStore, data: Dataset,
 
 def test_tokens_of_texts_are_padded_and_masked(tokens: Dataset) -> None:
     members = tokens.examples.members
-    assert members is not None
     states = TokenStates(tokens.states, members)
     found = states[torch.tensor([2, 0, 3])]
     assert found.mask.tolist() == [[True] * 3 + [False], [True] + [False] * 3, [True] * 4]

@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 import torch
 from artefacts import contents, shard_by_shard, write_lines
+from parts import in_parts
 from refusals import fails
 from test_judges import Scripted, asked, said
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -42,12 +43,10 @@ def true_verdict(sentence: str, span: str, name: str) -> str:
     world = load_world()
     entity = next(e for e in world.entities.values() if e.name == name)
     truths = {fact.relation: fact.truth for fact in world.facts_of(entity)}
-    for relation in RELATIONS:
+    for relation in (each for each in RELATIONS if each.kind == entity.kind):
         for wording in relation.statements:
             form = re.escape(wording).replace(r"\{n\}", f"(?:{re.escape(name)}|He|She|It)?")
-            if relation.kind == entity.kind and re.fullmatch(
-                form.replace(r"\{v\}", re.escape(span)), sentence
-            ):
+            if re.fullmatch(form.replace(r"\{v\}", re.escape(span)), sentence):
                 return "supported" if truths[relation.key] == span else "contradicted"
     return "unknown"
 
@@ -71,9 +70,12 @@ def run(server, tmp_path_factory):
     return judged(tmp_path_factory.mktemp("judged") / "world", server)
 
 
+def asking(server):
+    return [*ASKED, "judge=openai", f"judge.url={server.url}", "judge.model=m", "judge.passages=0"]
+
+
 def judged(out, server, *typed):
-    judge = ["judge=openai", f"judge.url={server.url}", "judge.model=m", "judge.passages=0"]
-    return cli.run("datagen", [*ASKED, *judge, f"out={out}", *typed])
+    return cli.run("datagen", [*asking(server), f"out={out}", *typed])
 
 
 def test_every_verdict_of_a_judge_who_knows_the_world_becomes_its_label(run):
@@ -100,11 +102,8 @@ def test_states_are_those_of_plain_transformers_at_the_entity_and_before_it(run)
         text = texts[row["id"].rpartition("/")[0]]
         found = tokenizer(text.asked + text.answer, return_offsets_mapping=True)
         start = len(text.asked) + row["cut_at"]
-        own = [
-            i
-            for i, (a, b) in enumerate(found["offset_mapping"])
-            if a < start + len(row["answer"]) and b > start
-        ]
+        end = start + len(row["answer"])
+        own = [i for i, (a, b) in enumerate(found["offset_mapping"]) if a < end and b > start]
         with torch.no_grad():
             made = model(torch.tensor([found["input_ids"]]), output_hidden_states=True)
         states = made.hidden_states[6][0].numpy()
@@ -122,9 +121,8 @@ def test_the_article_judge_is_right_where_it_decides(run, tmp_path):
 
 @pytest.mark.long
 def test_an_interrupted_run_ends_in_the_same_bytes_and_pays_no_call_twice(server, run, tmp_path, monkeypatch):
-    judge = ["judge=openai", f"judge.url={server.url}", "judge.model=m", "judge.passages=0"]
     before = len(server.bodies)
-    assert shard_by_shard(monkeypatch, [*ASKED, *judge, f"out={tmp_path / 'b'}"]) > 1
+    assert shard_by_shard(monkeypatch, [*asking(server), f"out={tmp_path / 'b'}"]) > 1
     requests = [json.dumps(body) for body in server.bodies[before:]]
     assert len(requests) == len(set(requests))
     assert contents(run / "shards") == contents(tmp_path / "b" / "shards")
@@ -132,9 +130,7 @@ def test_an_interrupted_run_ends_in_the_same_bytes_and_pays_no_call_twice(server
 
 
 def test_parts_equal_the_whole(server, run, tmp_path):
-    for part in ("1/2", "2/2"):
-        judged(tmp_path / "run", server, f"part={part}")
-    parts = [f"{tmp_path}/run/parts/{i}of2" for i in (1, 2)]
+    parts = in_parts("datagen", asking(server), tmp_path / "run", 2)
     merged = cli.run("merge", [f"parts=[{','.join(parts)}]"])
     assert (merged / JUDGED).read_bytes() == (run / JUDGED).read_bytes()
     a, b = FeatureStore.open(run).table(), FeatureStore.open(merged).table()
@@ -142,24 +138,16 @@ def test_parts_equal_the_whole(server, run, tmp_path):
 
 
 def test_judged_answers_are_labelled_texts_for_every_unit(server, run, tmp_path):
-    file = run / JUDGED
-    read = FeatureStore.open(
-        cli.run(
-            "datagen",
-            ["--source", "texts", f"texts={file}", "unit=span", "layers=[6,12]", f"out={tmp_path / 't'}"],
-        )
-    ).table()
+    typed = ["--source", "texts", f"texts={run / JUDGED}", "unit=span", "layers=[6,12]"]
+    read = FeatureStore.open(cli.run("datagen", [*typed, f"out={tmp_path / 't'}"])).table()
     own = FeatureStore.open(run).table()
-    assert sorted(zip(read["answer"], read["correct"], read["group"], strict=True)) == sorted(
-        zip(own["answer"], own["correct"], own["group"], strict=True)
-    )
+    both = [table[["answer", "correct", "group"]].values.tolist() for table in (read, own)]
+    assert sorted(both[0]) == sorted(both[1])
     tokens = FeatureStore.open(judged(tmp_path / "tok", server, "pool=tokens")).table()
     assert (tokens["inside"] == 1).sum() > len(own) and set(tokens["token_wrong"]) == {-1, 0, 1}
     sentences = FeatureStore.open(judged(tmp_path / "s", server, "pool=mean", "unit=sentence")).table()
-    wrong = {row["id"].rpartition("/")[0] for row in own.to_dict("records") if not row["correct"]}
-    assert {
-        id.rpartition("/")[0] for id, ok in zip(sentences["id"], sentences["correct"], strict=True) if not ok
-    } == wrong
+    wrong = [{id.rpartition("/")[0] for id in t["id"][t["correct"] == 0]} for t in (sentences, own)]
+    assert wrong[0] == wrong[1]
 
 
 def test_further_answers_are_drawn_and_judged(server, tmp_path):
@@ -216,16 +204,18 @@ ARTICLE = (
     ],
 )  # fmt: skip
 def test_the_article_judge_decides_where_it_is_sure(said_, entity, verdict, rule):
-    assert ruled(said_, entity)[:2] == (verdict, rule)
+    assert ruled(said_, entity) == (verdict, rule)
 
 
-def ruled(text, entity, reference=ARTICLE, subject="Bob Nielson"):
-    judge = ArticleJudge(Grounds(EntityMatcher(wordnet=""), find_entities, lambda: None, None))
+JUDGE = ArticleJudge(Grounds(EntityMatcher(wordnet=""), find_entities, lambda: None, None))
+
+
+def ruled(text, entity, reference=ARTICLE):
     start = text.index(entity)
     kind = next((e.type for e in find_entities(text, fine=True) if e.start == start), "name")
-    answer = Answer("a", "", text, (Mark(((start, start + len(entity)),), None, kind),), subject, reference)
-    ((ruling,),) = judge.judge([answer])
-    return ruling.verdict, ruling.rule, ruling.evidence
+    mark = Mark(((start, start + len(entity)),), None, kind)
+    ((ruling,),) = JUDGE.judge([Answer("a", "", text, (mark,), "Bob Nielson", reference)])
+    return ruling.verdict, ruling.rule
 
 
 def test_a_prompt_without_an_article_has_no_verdict():
@@ -236,7 +226,7 @@ def test_a_prompt_without_an_article_has_no_verdict():
 def test_of_another_subject_everything_is_contradicted_and_nothing_supported():
     text = "Bob Nielson is an American astrophysicist. He won the Nobel Prize and met Carl Sagan in Iowa."
     assert another_kind(text, " ".join(ARTICLE), "Bob Nielson") == "coach / astrophysicist"
-    assert ruled(text, "Carl Sagan")[:2] == ("contradicted", "another subject")
+    assert ruled(text, "Carl Sagan") == ("contradicted", "another subject")
     assert ruled(text, "American")[0] == "unknown"
     assert ruled(text, "Iowa")[0] == "unknown"  # the article names it
     half = text.replace("American astro", "Franco-American astro")
@@ -244,23 +234,25 @@ def test_of_another_subject_everything_is_contradicted_and_nothing_supported():
     land = "Zimbabwe is a country in Africa."
     assert another_kind("Zimbabwe is a continent.", land, "Zimbabwe") == ""
     assert another_kind("Zimbabwe is a singer.", land, "Zimbabwe") == "country / singer"
-    alike = text.replace("astrophysicist", "trainer")
-    assert another_kind(alike, " ".join(ARTICLE), "Bob Nielson") == ""
+    alike, both = (text.replace("astrophysicist", w) for w in ("trainer", "coach and astrophysicist"))
+    for other in (alike, both):
+        assert another_kind(other, " ".join(ARTICLE), "Bob Nielson") == ""
     assert ruled(alike, "Carl Sagan")[0] == "unknown"
-    both = text.replace("astrophysicist", "coach and astrophysicist")
-    assert another_kind(both, " ".join(ARTICLE), "Bob Nielson") == ""
 
 
 def test_facts_are_of_the_subject_alone():
     text = "Tangled (1910 film) is an American film directed by John Hill and starring May Lee. "
     text += "His son was born in 1911."
-    found = {
-        (f.relation, f.value) for f in facts(text, find_entities(text, fine=True), "Tangled (1910 film)")
-    }
+
+    def of(text, subject):
+        return {(f.relation, f.value) for f in facts(text, find_entities(text, fine=True), subject)}
+
+    found = of(text, "Tangled (1910 film)")
     assert ("directed by", "John Hill") in found and ("starring", "May Lee") in found
     assert ("country", "United States") in found and not any(r == "born" for r, _ in found)
-    life = "Ada Lovelace (10 December 1815 – 27 November 1852) was an English mathematician."
-    found = {(f.relation, f.value) for f in facts(life, find_entities(life, fine=True), "Ada Lovelace")}
+    found = of(
+        "Ada Lovelace (10 December 1815 – 27 November 1852) was an English mathematician.", "Ada Lovelace"
+    )
     assert {("born", "10 December 1815"), ("died", "27 November 1852"), ("country", "England")} <= found
     assert country_of("the United States") == country_of("American") == "United States"
     assert country_of("Bologna") == ""
@@ -279,15 +271,13 @@ def test_prompts_of_a_file(tmp_path):
     twice = PromptFile(write_lines(tmp_path / "t.jsonl", [{"prompt": "x"}, {"prompt": "x"}, {"prompt": "y"}]))
     assert len(twice.topics()) == 2 and twice.left_out.counts == {"repeated prompt": 1}
     again = write_lines(tmp_path / "q.jsonl", [{"prompt": "x", "id": 1}, {"prompt": "y", "id": 1}])
-    for path, code in (
-        ("none.jsonl", "no-file"),
-        (again, "bad-line"),
-        (write_lines(tmp_path / "e", []), "empty"),
-    ):
-        with fails(code, path):
-            PromptFile(str(path)).topics()
-    with fails("bad-line", "line 1"):
-        PromptFile(write_lines(tmp_path / "b.jsonl", [{"question": "x"}])).topics()
+    other = write_lines(tmp_path / "b.jsonl", [{"question": "x"}])
+    for path, code, *named in (
+        ("none.jsonl", "no-file"), (again, "bad-line"), (write_lines(tmp_path / "e", []), "empty"),
+        (other, "bad-line", "line 1"),
+    ):  # fmt: skip
+        with fails(code, path, *named):
+            PromptFile(path).topics()
 
 
 @pytest.mark.parametrize(
@@ -317,7 +307,6 @@ def test_a_verdict_is_not_changed_by_what_else_is_judged():
     """The same unit has the same ruling alone and among others."""
     text = "Bob Nielson was born in 1972. He played at the University of Dubuque."
     units = tuple(Mark(((e.start, e.end),), None, e.type) for e in find_entities(text, fine=True))
-    judge = ArticleJudge(Grounds(EntityMatcher(wordnet=""), find_entities, lambda: None, None))
     whole = Answer("a", "", text, units, "Bob Nielson", ARTICLE)
-    (together,) = judge.judge([whole])
-    assert together == [judge.judge([replace(whole, units=(unit,))])[0][0] for unit in units]
+    (together,) = JUDGE.judge([whole])
+    assert together == [JUDGE.judge([replace(whole, units=(unit,))])[0][0] for unit in units]

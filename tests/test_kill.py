@@ -53,7 +53,6 @@ def launch(where: Path, limit: int) -> subprocess.Popen[str]:
 
 def wait_until_ready(run: subprocess.Popen[str]) -> None:
     """Until the model is loaded and the store there: the run says so with one line."""
-    assert run.stdout is not None
     for line in run.stdout:
         if " -> store" in line:
             return
@@ -66,7 +65,6 @@ def whole_run(where: Path, limit: int) -> Pace:
     with launch(where, limit) as run:
         wait_until_ready(run)
         ready = time.monotonic() - start
-        assert run.stdout is not None
         run.stdout.read()
     assert run.returncode == 0
     total = time.monotonic() - start

@@ -8,7 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from artefacts import contents, shard_by_shard, write_lines
+from artefacts import contents, read_lines, shard_by_shard, write_lines
+from parts import in_parts
 from refusals import fails
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -58,9 +59,8 @@ def reader():
 
     def read(prompt, answer):
         """States (n, d) of layer 6 and characters of the answer's tokens, by plain transformers."""
-        before = (
-            tokenizer(prompt)["input_ids"] if prompt else [tokenizer.bos_token_id or tokenizer.eos_token_id]
-        )
+        first = tokenizer.bos_token_id or tokenizer.eos_token_id
+        before = tokenizer(prompt)["input_ids"] if prompt else [first]
         after = tokenizer(answer, return_offsets_mapping=True, add_special_tokens=False)
         ids = torch.tensor([before + after["input_ids"]])
         with torch.no_grad():
@@ -114,9 +114,7 @@ def test_a_run_that_was_interrupted_ends_in_the_same_bytes(file, tmp_path, monke
 def test_parts_equal_the_whole(file, tmp_path):
     typed = ["--source", "texts", f"texts={file}", "unit=span", *BATCH]
     whole = FeatureStore.open(cli.run("datagen", [*typed, f"out={tmp_path / 'whole'}"]))
-    for part in ("1/2", "2/2"):
-        cli.run("datagen", [*typed, f"out={tmp_path / 'run'}", f"part={part}"])
-    parts = [f"{tmp_path}/run/parts/{i}of2" for i in (1, 2)]
+    parts = in_parts("datagen", typed, tmp_path / "run", 2)
     merged = FeatureStore.open(cli.run("merge", [f"parts=[{','.join(parts)}]"]))
     pd.testing.assert_frame_equal(whole.table(), merged.table(), rtol=1e-3, atol=1e-6)
     np.testing.assert_allclose(whole.layer(12)[:], merged.layer(12)[:], rtol=0.01, atol=0.02)
@@ -177,13 +175,19 @@ def test_a_source_of_ones_own_is_named_by_its_path(file, tmp_path):
         store_of(file, tmp_path / "t", "source=nowhere.At.All")
 
 
+def trained(folder, caplog):
+    """The prober of the folder's store, which is no trigger of answers."""
+    how = ["head=linear", "resamples=100", "learning_curve=false", "layer=[12]", "split=[0.4,0.3,0.3]"]
+    prober = cli.run("train", [f"data={folder / 's'}", f"out={folder / 'p'}", *how])
+    assert caplog.messages[-1] == f"next: probers-score FILE prober={prober}"
+    return prober
+
+
 def test_the_command_goes_from_texts_to_scores(file, tmp_path, caplog):
     """Sentences: store, prober, and scores of the same file, in which seen texts are counted apart."""
     store = store_of(file, tmp_path / "s", "unit=sentence", "texts.outside=right")
     assert "rows, about" in caplog.text and "w0" in set(store.table()["writer"])
-    how = ["head=linear", "resamples=100", "learning_curve=false", "layer=[12]", "split=[0.4,0.3,0.3]"]
-    prober = cli.run("train", [f"data={tmp_path / 's'}", f"out={tmp_path / 'p'}", *how])
-    assert caplog.messages[-1] == f"next: probers-score FILE prober={prober}"  # no trigger of answers
+    prober = trained(tmp_path, caplog)
     card = (prober / "README.md").read_text()
     assert "probers-score FILE" in card and "probers-rag" not in card
     typed = [f"texts={file}", "texts.outside=right", f"prober={prober}", f"out={tmp_path / 'o'}"]
@@ -198,16 +202,11 @@ def test_a_prober_of_labelled_tokens_judges_sentences(file, tmp_path, caplog):
     """Tokens that are no entity count too: each sentence has the score of its highest token."""
     store_of(file, tmp_path / "s", "pool=tokens")
     assert "next: probers-train layer=all head=linear data=" in caplog.text
-    how = ["head=linear", "resamples=100", "learning_curve=false", "layer=[12]", "split=[0.4,0.3,0.3]"]
-    prober = cli.run("train", [f"data={tmp_path / 's'}", f"out={tmp_path / 'p'}", *how])
-    assert caplog.messages[-1] == f"next: probers-score FILE prober={prober}"
+    prober = trained(tmp_path, caplog)
     out = cli.run("score", [f"texts={file}", f"prober={prober}", f"out={tmp_path / 'o'}"])
-    told = json.loads((out / "scores.jsonl").read_text().splitlines()[0])["hallucination"]
+    told = read_lines(out / "scores.jsonl")[0]["hallucination"]
+    tokens = [*zip(told["token_scores"], told["token_offsets"], strict=True)]
     for span in told["spans"]:
-        inside = [
-            score
-            for score, (start, end) in zip(told["token_scores"], told["token_offsets"], strict=True)
-            if start < span["end"] and end > span["start"]
-        ]
+        inside = [score for score, (a, b) in tokens if a < span["end"] and b > span["start"]]
         assert span["score"] == pytest.approx(max(inside))
     assert len(told["spans"]) > 1 and told["score"] == max(span["score"] for span in told["spans"])

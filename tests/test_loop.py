@@ -381,22 +381,6 @@ def test_a_trace_is_json_and_comes_back_equal():
     assert set(answer.trace) == {"id", "question", "text", "answer", "rounds", "counters", "filter"}
 
 
-def test_a_run_resumes_by_question_and_drops_a_half_written_line(tmp_path):
-    path = tmp_path / "traces.jsonl"
-    rag, _, _ = make(Oracle())
-    whole = list(map(without_seconds, rag.run(QUESTIONS, path)))
-    lines = path.read_text().splitlines(keepends=True)
-    assert [json.loads(line)["id"] for line in lines] == [q.id for q in QUESTIONS]
-    path.write_text("".join(lines[:3]) + lines[3][:40])
-    rag, lm, _ = make(Oracle())
-    assert list(map(without_seconds, rag.run(QUESTIONS, path))) == whole
-    assert {asked(p)[0] for p in lm.prompts} == {3, 4, 5, 6, 7}
-    assert [json.loads(line)["id"] for line in path.read_text().splitlines()] == [q.id for q in QUESTIONS]
-    rag, lm, _ = make(Oracle())
-    rag.run(QUESTIONS, path)
-    assert lm.prompts == []
-
-
 def test_a_trace_file_of_other_questions_or_that_cannot_be_written_is_refused(tmp_path):
     path = tmp_path / "traces.jsonl"
     make(Never())[0].run(QUESTIONS[:3], path)
@@ -427,29 +411,31 @@ DAMAGES = {
 }
 
 
+def run(path):
+    """What is answered of all questions with these traces, and the towns that the model was asked about."""
+    rag, lm, _ = make(Oracle())
+    return list(map(without_seconds, rag.run(QUESTIONS, path))), {asked(p)[0] for p in lm.prompts}
+
+
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("places", [(0,), (2, 5), (7,), tuple(range(8))])
 def test_a_damaged_line_is_named_and_its_question_is_answered_again(tmp_path, caplog, damage, places):
     """Of these questions and of no other, in a run that was over or cut short; then nothing is said."""
     path = tmp_path / "traces.jsonl"
-    whole = list(map(without_seconds, make(Oracle())[0].run(QUESTIONS, path)))
+    whole, _ = run(path)
     lines = path.read_text().splitlines()
     for cut in (8, 6):
         found = [DAMAGES[damage](line) if i in places else line for i, line in enumerate(lines[:cut])]
         path.write_text("".join(f"{line}\n" for line in found))
         caplog.clear()
-        rag, lm, _ = make(Oracle())
-        assert list(map(without_seconds, rag.run(QUESTIONS, path))) == whole
-        assert {asked(p)[0] for p in lm.prompts} == {i for i in range(8) if i in places or i >= cut}
+        assert run(path) == (whole, {i for i in range(8) if i in places or i >= cut})
         said = list(caplog.messages)
         damaged = [i for i in places if i < cut]
         if damaged:
             assert said[0].startswith(f"{path} is damaged in line {damaged[0] + 1}")
         assert len(said) == bool(damaged)
         assert [json.loads(line)["id"] for line in path.read_text().splitlines()] == [q.id for q in QUESTIONS]
-        rag, lm, _ = make(Oracle())
-        assert list(map(without_seconds, rag.run(QUESTIONS, path))) == whole
-        assert lm.prompts == [] and len(caplog.messages) == len(said)
+        assert run(path) == (whole, set()) and len(caplog.messages) == len(said)
 
 
 def test_no_flipped_bit_of_a_trace_is_used_silently(tmp_path, caplog):
@@ -583,9 +569,8 @@ def test_finished_questions_leave_the_batch_and_parts_can_be_exchanged():
 def test_exemplars_are_named_as_the_prefix_of_every_prompt():
     template = replace(TESTBED_PROMPT, exemplars="Question: Who?\nAnswer: Nobody.\n")
     writes = lambda prompt: write(prompt.removeprefix(template.exemplars))  # noqa: E731
-    assert one(Scripted([fires(), SILENT]), prompt=template, writes=writes)[1].prefixes == {
-        template.exemplars
-    }
+    _, lm = one(Scripted([fires(), SILENT]), prompt=template, writes=writes)
+    assert lm.prefixes == {template.exemplars}
 
 
 def test_a_question_whose_prompt_was_left_out_is_answered_with_nothing():
@@ -593,11 +578,8 @@ def test_a_question_whose_prompt_was_left_out_is_answered_with_nothing():
     whole = lm.generate
 
     def skips(prompts, **options):
-        made = whole(prompts, **options)
-        return [
-            replace(g, token_ids=(), text="", offsets=(), stop="skipped") if "town 1" in g.prompt else g
-            for g in made
-        ]
+        nothing = {"token_ids": (), "text": "", "offsets": (), "stop": "skipped"}
+        return [replace(g, **nothing) if "town 1" in g.prompt else g for g in whole(prompts, **options)]
 
     lm.generate = skips
     answers = rag.answer(QUESTIONS[:3])

@@ -3,13 +3,15 @@
 import json
 import re
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from artefacts import contents
+from artefacts import contents, harm, write_lines
+from planted import stop_training
 from refusals import fails
 from tiny import tiny_path
 from transformers import AutoModelForCausalLM
@@ -45,16 +47,21 @@ def line(n: int) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("lora") / "texts.jsonl"
-    path.write_text("".join(json.dumps(line(n)) + "\n" for n in range(240)))
-    return path
+def file(tmp_path_factory):
+    return Path(write_lines(tmp_path_factory.mktemp("lora") / "texts.jsonl", map(line, range(240))))
+
+
+def store_of(file: Path, out: Path, *typed: str) -> FeatureStore:
+    """What the tiny model's states of texts are stored as."""
+    model = [f"model={tiny_path()}", "model.dtype=float32"]
+    return FeatureStore.open(
+        cli.run("datagen", ["source=texts", f"texts={file}", f"out={out}", *model, *typed])
+    )
 
 
 @pytest.fixture(scope="module")
-def store(file: Path) -> FeatureStore:
-    typed = ["source=texts", f"texts={file}", f"model={tiny_path()}", "model.dtype=float32", "pool=tokens"]
-    return FeatureStore.open(cli.run("datagen", [*typed, f"out={file.parent / 'store'}", "limit=null"]))
+def store(file):
+    return store_of(file, file.parent / "store", "pool=tokens", "limit=null")
 
 
 QUICK = (
@@ -73,11 +80,11 @@ def train(store: FeatureStore, out: Path, *typed: str) -> ProbeBank:
 
 
 @pytest.fixture(scope="module")
-def bank(store: FeatureStore, tmp_path_factory: pytest.TempPathFactory) -> ProbeBank:
+def bank(store, tmp_path_factory):
     return train(store, tmp_path_factory.mktemp("prober") / "lora")
 
 
-def test_texts_written_in_other_tokens_are_left_out(store: FeatureStore, monkeypatch: Any) -> None:
+def test_texts_written_in_other_tokens_are_left_out(store, monkeypatch):
     """Claim: a text whose stored tokens begin elsewhere teaches nothing; converse: all others do."""
     table, examples = store.table(), Dataset.load([store], LAYER).examples
     other = table["span"][0]
@@ -86,21 +93,18 @@ def test_texts_written_in_other_tokens_are_left_out(store: FeatureStore, monkeyp
     monkeypatch.setattr(FeatureStore, "table", lambda self: table)
     texts = read_texts(store, examples, source_of(store, TextFile()), load_model(store, "cpu").tokenizer)
     read = {number for text in texts for number in text.spans}
-    assert examples.members is not None
     first = {number: examples.members[number][0] for rows in examples.rows.values() for number in rows}
     assert read == {number for number, row in first.items() if table["span"][row] != other}
     assert len(texts) == table["span"].nunique() - 1
 
 
 def adapted_model(store: FeatureStore, **options: Any) -> tuple[AdaptedModel, list[StoredText]]:
-    lm = load_model(store, "cpu")
-    texts = read_texts(
-        store, Dataset.load([store], LAYER).examples, source_of(store, TextFile()), lm.tokenizer
-    )
+    lm, examples = load_model(store, "cpu"), Dataset.load([store], LAYER).examples
+    texts = read_texts(store, examples, source_of(store, TextFile()), lm.tokenizer)
     return AdaptedModel(lm, LAYER, Lora(**options), 0), texts
 
 
-def test_gradients_are_never_those_of_cudnn(store: FeatureStore) -> None:
+def test_gradients_are_never_those_of_cudnn(store):
     """Claim: a pass of training keeps cuDNN's attention off; converse: outside it is as before."""
     adapted, texts = adapted_model(store)
     found: list[bool] = []
@@ -120,7 +124,7 @@ def noisy(adapted: AdaptedModel) -> None:
                 value.copy_(0.3 * torch.randn(value.shape, generator=generator))
 
 
-def test_adapters_learn_what_the_states_do_not_carry(bank: ProbeBank) -> None:
+def test_adapters_learn_what_the_states_do_not_carry(bank):
     """Claim: with adapters the head learns it; converse: the same head on the frozen states does not."""
     figures = bank.metrics
     assert figures["ensemble"]["auroc"] > 0.95 and figures["controls"]["no adapter"]["auroc"] < 0.75
@@ -132,7 +136,7 @@ def test_adapters_learn_what_the_states_do_not_carry(bank: ProbeBank) -> None:
     assert "/tmp" not in (bank.adapter / "adapter_config.json").read_text()
 
 
-def test_new_and_switched_off_adapters_leave_the_model_as_it_is(store: FeatureStore) -> None:
+def test_new_and_switched_off_adapters_leave_the_model_as_it_is(store):
     """The divergence is 0 exactly, not nearly; converse: with other weights, switched on, it is not."""
     plain = load_model(store, "cpu")
     adapted, texts = adapted_model(store)
@@ -155,7 +159,7 @@ def test_new_and_switched_off_adapters_leave_the_model_as_it_is(store: FeatureSt
     np.testing.assert_allclose(changed.divergence[0][changed.mask[0]].detach(), expected, rtol=1e-3)
 
 
-def test_only_adapters_below_the_head_are_trained(store: FeatureStore) -> None:
+def test_only_adapters_below_the_head_are_trained(store):
     adapted, texts = adapted_model(store)
     noisy(adapted)
     layers = {int(re.search(r"layers\.(\d+)\.", name)[1]) for name in adapted.tensors}
@@ -169,7 +173,7 @@ def test_only_adapters_below_the_head_are_trained(store: FeatureStore) -> None:
     assert with_gradient == own
 
 
-def test_dropout_is_of_seed_and_step_alone(store: FeatureStore) -> None:
+def test_dropout_is_of_seed_and_step_alone(store):
     adapted, texts = adapted_model(store, dropout=0.5)
     noisy(adapted)
 
@@ -183,7 +187,7 @@ def test_dropout_is_of_seed_and_step_alone(store: FeatureStore) -> None:
     assert torch.equal(still, adapted.read(texts[:2], divergence=False).states.detach())
 
 
-def test_scores_equal_those_of_plain_peft(bank: ProbeBank, store: FeatureStore) -> None:
+def test_scores_equal_those_of_plain_peft(bank, store):
     """Head and adapters in this package, and in transformers with peft and a forward hook."""
     from peft import PeftModel
 
@@ -211,28 +215,22 @@ def test_scores_equal_those_of_plain_peft(bank: ProbeBank, store: FeatureStore) 
         bank.watch(model)
 
 
-def test_states_with_and_without_adapters_are_told_apart(
-    bank: ProbeBank, store: FeatureStore, file: Path, tmp_path: Path
-) -> None:
+def test_states_with_and_without_adapters_are_told_apart(bank, store, file, tmp_path):
     with fails("mismatch", "model.adapter"):
         bank.spec.check(store.spec)
-    typed = ["source=texts", f"texts={file}", f"model={tiny_path()}", "model.dtype=float32", "pool=tokens"]
-    made = cli.run("datagen", [*typed, f"model.adapter={bank.adapter}", f"out={tmp_path / 's'}", "limit=60"])
-    again = FeatureStore.open(made)
+    again = store_of(file, tmp_path / "s", "pool=tokens", f"model.adapter={bank.adapter}", "limit=60")
     bank.spec.check(again.spec)
     with fails("mismatch", "model.adapter"):
         bank.check_model(load_model(store, "cpu").spec)
-    row = again.table().index[again.table()["span"] == f"texts/{line(4)['id']}"] if len(again) else []
-    if len(row):
-        lm = load_model(again, "cpu")
-        (read,) = lm.score([line(4)["prompt"]], [line(4)["answer"]], needs=Needs(()))
-        assert len(row) == len(read.token_ids)
+    spans = again.table()["span"]
+    told = line(int(spans[0].removeprefix("texts/")))
+    (read,) = load_model(again, "cpu").score([told["prompt"]], [told["answer"]], needs=Needs(()))
+    assert (spans == spans[0]).sum() == len(read.token_ids)
 
 
-def test_commands_put_the_adapters_in(bank: ProbeBank, tmp_path: Path) -> None:
-    told = tmp_path / "answers.jsonl"
-    told.write_text("".join(json.dumps(line(n)) + "\n" for n in range(12)))
-    typed = [str(told), f"model={tiny_path()}", "model.dtype=float32", f"prober={bank.adapter.parent}"]
+def test_commands_put_the_adapters_in(bank, tmp_path):
+    told = write_lines(tmp_path / "answers.jsonl", map(line, range(12)))
+    typed = [told, f"model={tiny_path()}", "model.dtype=float32", f"prober={bank.adapter.parent}"]
     out = cli.run("score", [*typed, f"out={tmp_path / 'scores'}", "model.device=cpu"])
     lines = [json.loads(each) for each in (out / "scores.jsonl").read_text().splitlines()]
     scores = np.array([each["hallucination"]["score"] for each in lines], dtype=float)
@@ -242,7 +240,7 @@ def test_commands_put_the_adapters_in(bank: ProbeBank, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_adapters_above_the_limit_are_not_kept(store: FeatureStore, tmp_path: Path) -> None:
+def test_adapters_above_the_limit_are_not_kept(store, tmp_path):
     """Within a limit what is kept obeys it; where nothing does, the prober is that of head=linear."""
     limit = 0.1
     within = train(store, tmp_path / "a", *LORA[:5], f"head.kl_limit={limit}", "head.lambda_kl=1", "epochs=6")
@@ -257,9 +255,7 @@ def test_adapters_above_the_limit_are_not_kept(store: FeatureStore, tmp_path: Pa
 
 
 @pytest.mark.long
-def test_a_killed_training_goes_on(
-    store: FeatureStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_training_goes_on(store, tmp_path, monkeypatch):
     """At steps within an epoch and at its end: the same bytes as without interruption."""
     typed = [f"data={store.path}", *QUICK, *LORA, "save_every=0", "out=p"]
     for name in ("whole", "killed"):
@@ -268,30 +264,19 @@ def test_a_killed_training_goes_on(
     expected = contents(cli.run("train", typed))
     assert {"adapter/adapter_model.safetensors", "adapter/adapter_config.json"} <= set(expected)
     monkeypatch.chdir(tmp_path / "killed")
-    original, steps = LoraModule.training_step, [0]
-
-    def step(self: LoraModule, batch: Any, index: int) -> Any:
-        steps[0] += 1
-        if steps[0] in (13, 21):
-            raise KeyboardInterrupt
-        return original(self, batch, index)
-
-    monkeypatch.setattr(LoraModule, "training_step", step)
+    stop_training(monkeypatch, 13, 21, module=LoraModule)
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt):
             cli.run("train", typed)
     assert contents(cli.run("train", typed)) == expected
 
 
-def test_a_prober_is_saved_with_its_adapter(bank: ProbeBank, tmp_path: Path) -> None:
+def test_a_prober_is_saved_with_its_adapter(bank, tmp_path):
     bank.save_pretrained(tmp_path / "copy")
     again = ProbeBank.from_pretrained(tmp_path / "copy")
     assert again.adapter == tmp_path / "copy/adapter" and again.spec == bank.spec
     assert adapters.digest_of(again.adapter)[:12] == again.spec.model.adapter
-    file = again.adapter / "adapter_model.safetensors"
-    blob = bytearray(file.read_bytes())
-    blob[-1] ^= 1
-    file.write_bytes(blob)
+    harm(again.adapter / "adapter_model.safetensors")
     with fails("damaged", "adapter"):
         ProbeBank.from_pretrained(tmp_path / "copy")
     shutil.rmtree(again.adapter)
@@ -299,52 +284,43 @@ def test_a_prober_is_saved_with_its_adapter(bank: ProbeBank, tmp_path: Path) -> 
         ProbeBank.from_pretrained(tmp_path / "copy")
 
 
-def test_what_cannot_be_trained_is_refused(
-    store: FeatureStore, file: Path, bank: ProbeBank, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(code: Any, *named: str, data: Path = store.path, typed: tuple[str, ...] = ()) -> None:
-        with fails(code, *named):
-            cli.run("train", [f"data={data}", f"out={tmp_path / 'p'}", *QUICK, "head=lora", *typed])
+def test_what_cannot_be_trained_is_refused(store, file, bank, tmp_path, monkeypatch):
+    def refuse(code: Any, named: str, *typed: str, data: FeatureStore = store, head: str = "lora") -> None:
+        with fails(code, named):
+            train(data, tmp_path / "p", f"head={head}", *typed)
         assert not (tmp_path / "p").exists()
 
-    refuse("conflict", "layer=all", typed=("layer=all",))
-    refuse("conflict", "layer=", typed=("layer=[1,2]",))
-    refuse("conflict", "seeds=2", typed=("seeds=2",))
-    refuse("conflict", "layer_sets", typed=("layer_sets=[each]",))
-    refuse("unsupported", "balance", typed=("balance=weights",))
-    with fails("conflict", "texts="):
-        cli.run("train", [f"data={store.path}", f"out={tmp_path / 'p'}", *QUICK, f"texts={file}"])
+    refuse("conflict", "layer=all", "layer=all")
+    refuse("conflict", "layer=", "layer=[1,2]")
+    refuse("conflict", "seeds=2", "seeds=2")
+    refuse("conflict", "layer_sets", "layer_sets=[each]")
+    refuse("unsupported", "balance", "balance=weights")
+    refuse("conflict", "texts=", f"texts={file}", head="linear")
     table = store.table()
     with monkeypatch.context() as otherwise:  # every token of the store begins elsewhere
         otherwise.setattr(FeatureStore, "table", lambda self: table.assign(cut_at=table["cut_at"] + 1))
         refuse("mismatch", str(store.path))
     # Other answers, and a store whose texts are gone.
-    others = tmp_path / "others.jsonl"
-    others.write_text("".join(json.dumps(line(n) | {"answer": " of a mother"}) + "\n" for n in range(240)))
-    refuse("mismatch", "lacks the text", typed=(f"texts={others}",))
-    typed = ["source=texts", f"model={tiny_path()}", "model.dtype=float32", "limit=60"]
-    gone = tmp_path / "texts.jsonl"
-    shutil.copy(file, gone)
-    moved = cli.run("datagen", [*typed, f"texts={gone}", "pool=tokens", f"out={tmp_path / 's'}"])
+    lines = (line(n) | {"answer": " of a mother"} for n in range(240))
+    refuse("mismatch", "lacks the text", f"texts={write_lines(tmp_path / 'others.jsonl', lines)}")
+    gone = Path(shutil.copy(file, tmp_path / "texts.jsonl"))
+    moved = store_of(gone, tmp_path / "s", "pool=tokens", "limit=60")
     gone.unlink()
     refuse("missing-value", "texts=FILE", data=moved)
-    pooled = cli.run("datagen", [*typed, f"texts={file}", f"out={tmp_path / 'm'}"])
-    refuse("mismatch", "pool=tokens", data=pooled)
+    refuse("mismatch", "pool=tokens", data=store_of(file, tmp_path / "m", "limit=60"))
     # A model that is another one now, adapters of another model, and no peft.
-    other = CausalLM.from_pretrained(
-        str(tiny_path(seed=1)), dtype="float32", device="cpu", adapter=bank.adapter
-    )
+    load = partial(CausalLM.from_pretrained, device="cpu", adapter=bank.adapter)
     with fails("mismatch", "the prober came from"):
-        bank.check_model(other.spec)
+        bank.check_model(load(str(tiny_path(seed=1)), dtype="float32").spec)
     with fails("mismatch", "adapter="):
-        CausalLM.from_pretrained(str(tiny_path("gpt2")), device="cpu", adapter=bank.adapter)
+        load(str(tiny_path("gpt2")))
     with fails("no-file", "adapter_config.json"):
-        CausalLM.from_pretrained(str(tiny_path()), device="cpu", adapter=tmp_path)
+        load(str(tiny_path()), adapter=tmp_path)
     monkeypatch.setattr("probers.engine.adapters.find_spec", lambda name: None)
     refuse("missing-extra", "probers[lora]")
 
 
-def test_passes_hold_every_text_once(store: FeatureStore) -> None:
+def test_passes_hold_every_text_once(store):
     _, texts = adapted_model(store)
     for most in (1, 60, 10_000):
         cut = list(passes(texts, most))

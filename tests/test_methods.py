@@ -249,42 +249,29 @@ def test_adaptive_retrieves_as_its_classifier_says():
         told(Adaptive(broken))[0](QUESTIONS[3])
 
 
-def test_the_judge_is_asked_once_before_anything_is_written():
-    rag, lm, retriever = told(LlmJudge(), query=AnswerQuery())
+@pytest.mark.parametrize(
+    ("name", "scores", "limits"),
+    [
+        ("llm_judge", [[0.0], [1.0, 1.0]], [[0.0], [0.5, 1.0]]),
+        ("probing_before", [[-2.0], [2.0, 2.0]], [[0.0], [0.0, 2.0]]),
+    ],
+)
+def test_who_decides_before_anything_is_written_is_asked_once_and_saves_the_draft(name, scores, limits):
+    rag, lm, retriever = told(EVERY[name](), query=AnswerQuery())
     known, unknown = rag.answer([QUESTIONS[2], QUESTIONS[3]])
-    plain = told(Never())[0].answer([QUESTIONS[2]])[0]
-    assert (known.retrievals, known.counters.generations, known.text) == (0, 2, plain.text)
-    assert known.counters.tokens == plain.counters.tokens + 1  # " yes"
-    assert known.counters.sentences == plain.counters.sentences + 1
-    # " no", and then the answer with passages, whatever that is.
-    assert (unknown.retrievals, unknown.counters.generations) == (1, 2)
-    assert retriever.queries == [QUESTIONS[3].question]
-    assert [p.startswith("Context:") for p in lm.prompts] == [False, False, False, True]
-    # The same as one retrieval with the question for those of whom it says no, and none for the others.
-    always = told(Always())[0].answer([QUESTIONS[3]])[0]
-    assert unknown.text == always.text
-    scores = [[r.decision.score for r in a.rounds if r.decision] for a in (known, unknown)]
-    assert scores == [[0.0], [1.0, 1.0]]
-    untouched = told(LlmJudge(), max_retrievals=0)[0](QUESTIONS[3])
-    assert (untouched.retrievals, untouched.counters.generations) == (0, 1)
-
-
-def test_a_head_on_the_prompt_saves_the_draft():
-    rag, lm, retriever = told(ProbingBefore(heads("prompt")), query=AnswerQuery())
-    known, unknown = rag.answer([QUESTIONS[2], QUESTIONS[3]])
-    plain = told(Never())[0].answer([QUESTIONS[2]])[0]
-    # One token that nobody reads, and then the answer, with passages or without.
+    plain = told(Never())[0](QUESTIONS[2])
+    # One token, the judge's " yes" or one that nobody reads, and then the answer, with passages or without.
     assert (known.retrievals, known.counters.generations, known.text) == (0, 2, plain.text)
     assert known.counters.tokens == plain.counters.tokens + 1
+    assert known.counters.sentences == plain.counters.sentences + 1
     assert (unknown.retrievals, unknown.counters.generations) == (1, 2)
-    assert unknown.text == told(Always())[0].answer([QUESTIONS[3]])[0].text
+    assert unknown.text == told(Always())[0](QUESTIONS[3]).text
     assert retriever.queries == [QUESTIONS[3].question]
     assert [p.startswith("Context:") for p in lm.prompts] == [False, False, False, True]
-    scores = [[r.decision.score for r in a.rounds if r.decision] for a in (known, unknown)]
-    assert scores == [[-2.0], [2.0, 2.0]]
-    limits = [[r.decision.threshold for r in a.rounds if r.decision] for a in (known, unknown)]
-    assert limits == [[0.0], [0.0, 2.0]]
-    untouched = told(ProbingBefore(heads("prompt")), max_retrievals=0)[0](QUESTIONS[3])
+    decisions = [[r.decision for r in a.rounds if r.decision] for a in (known, unknown)]
+    assert [[d.score for d in each] for each in decisions] == scores
+    assert [[d.threshold for d in each] for each in decisions] == limits
+    untouched = told(EVERY[name](), max_retrievals=0)[0](QUESTIONS[3])
     assert (untouched.retrievals, untouched.counters.generations) == (0, 1)
 
 

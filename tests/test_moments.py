@@ -153,18 +153,9 @@ def test_a_detector_that_asks_the_model_says_what_that_costs(examples: Examples)
     costs = {name: entry["cost"] for name, entry in figures["moments"]["after"]["detectors"].items()}
     assert costs.pop(first.name) == {"calls": 5, "tokens": 40.5}
     assert costs and all(cost == {"calls": 0, "tokens": 0} for cost in costs.values())
-    lines = table(figures).splitlines()
-    start = next(i for i, line in enumerate(lines) if line.startswith("after the entity"))
-    free, paid = (
-        next(i for i, line in enumerate(lines) if i > start and line.startswith(f" {n} calls"))
-        for n in (0, 5)
-    )
+    lines = table(figures).partition("\nafter the entity")[2].splitlines()
+    begins = (" 0 calls", "  all layers", " 5 calls")
+    free, head, paid = (next(i for i, line in enumerate(lines) if line.startswith(text)) for text in begins)
     assert "40.5 tokens" in lines[paid] and lines[paid + 1].startswith(f"  {first.name}")
-    assert (
-        free < next(i for i, line in enumerate(lines) if i > start and line.startswith("  all layers")) < paid
-    )
-    assert [str(cost) for cost in (FREE, Cost(1), Cost(10, 95))] == [
-        "0 calls",
-        "1 call",
-        "10 calls, 95 tokens",
-    ]
+    assert free < head < paid
+    assert [*map(str, (FREE, Cost(1), Cost(10, 95)))] == ["0 calls", "1 call", "10 calls, 95 tokens"]

@@ -5,10 +5,12 @@ import json
 import shutil
 from collections import Counter
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
+from artefacts import harm, write_lines
 from parts import computed, in_parts, merged, tree
-from refusals import fails
+from refusals import fails, interrupted
 
 from probers import FeatureStore
 from probers.commands import main as cli
@@ -42,11 +44,8 @@ def test_parts_are_cut_by_group_the_same_everywhere():
     counts = Counter(owner[0] for owner in owners)
     assert all(900 < counts[number] < 1100 for number in range(1, 5))
     # Fixed for all time: parts that were made are merged by it later.
-    assert [owner[0] for owner in owners[:12]] == OWNERS
+    assert [owner[0] for owner in owners[:12]] == [4, 4, 3, 4, 1, 4, 2, 2, 4, 3, 2, 2]
     assert all(Partition(1, 1).owns(group) for group in groups)
-
-
-OWNERS = [4, 4, 3, 4, 1, 4, 2, 2, 4, 3, 2, 2]
 
 
 def test_a_block_of_layers_is_a_stretch_and_all_of_them_are_everything():
@@ -60,9 +59,7 @@ def test_a_block_of_layers_is_a_stretch_and_all_of_them_are_everything():
     [
         (COT, 3),
         pytest.param(WIKI, 2, marks=LONG),
-        pytest.param(
-            [*WIKI, "negatives=untouched", "balance=true", "context=16", "dtype=fp8"], 3, marks=LONG
-        ),
+        pytest.param([*WIKI, *BALANCED, "context=16", "dtype=fp8"], 3, marks=LONG),
         pytest.param([*WIKI, "pool=tokens", "site=[resid_post,mlp_out]", "layers=[6]"], 2, marks=LONG),
         pytest.param(QUOTAS, 2, marks=LONG),
     ],
@@ -118,21 +115,10 @@ def test_more_parts_than_groups_leave_empty_ones_which_merge(tmp_path):
 
 
 @pytest.mark.long
-def test_a_part_that_died_is_done_again_by_the_same_command_and_by_no_other(tmp_path, monkeypatch, cot):
-    whole, _ = cot
-    write, out = FeatureStore.write_shard, tmp_path / "run"
-    with monkeypatch.context() as patch:
-        written = []
-
-        def once(self, *given, **named):
-            if written:
-                raise KeyboardInterrupt
-            written.append(1)
-            write(self, *given, **named)
-
-        patch.setattr(FeatureStore, "write_shard", once)
-        with pytest.raises(KeyboardInterrupt):
-            cli.run("datagen", [*COT, f"out={out}", "part=2/2"])
+def test_a_part_that_died_is_done_again_by_the_same_command_and_by_no_other(tmp_path, cot):
+    (whole, _), out = cot, tmp_path / "run"
+    with interrupted(FeatureStore, "write_shard", 1):
+        cli.run("datagen", [*COT, f"out={out}", "part=2/2"])
     cli.run("datagen", [*COT, f"out={out}", "part=1/2"])
     folders = [f"{out}/parts/1of2", f"{out}/parts/2of2"]
     before = tree(Path(folders[0]))
@@ -148,26 +134,17 @@ def test_a_merge_that_was_killed_goes_on_and_a_full_disk_is_said(cot, tmp_path, 
     whole, folders = cot
     before = [tree(Path(folder)) for folder in folders]
     write, out = FeatureStore.write_shard, tmp_path / "merged"
-    for failure, expected in (
-        (KeyboardInterrupt(), KeyboardInterrupt),
-        (OSError(errno.ENOSPC, "No space left on device"), RunError),
-    ):
-        with monkeypatch.context() as patch:
-            written = []
+    with interrupted(FeatureStore, "write_shard", 1):
+        merged(folders, out)
+    with monkeypatch.context() as patch, fails("disk", kind=RunError):
 
-            def once(self, *given, written=written, failure=failure, **named):
-                if written and isinstance(failure, KeyboardInterrupt):
-                    raise failure
-                if written:
-                    patch.setattr("os.fsync", lambda _: (_ for _ in ()).throw(failure))
-                written.append(1)
-                write(self, *given, **named)
+        def fill(self, *given, **named):
+            full = OSError(errno.ENOSPC, "No space left on device")
+            patch.setattr("os.fsync", Mock(side_effect=full))
+            write(self, *given, **named)
 
-            patch.setattr(FeatureStore, "write_shard", once)
-            with pytest.raises(expected) as told:
-                merged(folders, out)
-        if expected is RunError:
-            assert told.value.code == "disk"
+        patch.setattr(FeatureStore, "write_shard", fill)
+        merged(folders, out)
     assert list(out.glob("shards/*.json"))
     assert computed(merged(folders, out)) == computed(whole)
     assert [tree(Path(folder)) for folder in folders] == before
@@ -260,9 +237,7 @@ def test_a_damaged_part_is_named(cot, tmp_path):
     for folder in cot[1]:
         shutil.copytree(folder, parts / Path(folder).name)
     shard = next((parts / "2of2/shards").glob("*.safetensors"))
-    blob = bytearray(shard.read_bytes())
-    blob[-1] ^= 1
-    shard.write_bytes(bytes(blob))
+    harm(shard)
     with fails("damaged", "2of2", shard.name):
         merged([str(p) for p in parts.iterdir()], tmp_path / "merged")
     (parts / "2of2/run.json").write_text("{")
@@ -275,17 +250,16 @@ def test_a_damaged_part_is_named(cot, tmp_path):
 
 @pytest.mark.long
 def test_inputs_that_have_changed_since_are_refused(tmp_path):
-    articles = tmp_path / "articles.jsonl"
     text = "It is old. It was built by Anna Berg in 19{:02}. It is here."
-    lines = [json.dumps({"title": f"Town {i}", "text": text.format(i)}) for i in range(8)]
-    articles.write_text("\n".join(lines))
+    lines = [{"title": f"Town {i}", "text": text.format(i)} for i in range(8)]
+    articles = write_lines(tmp_path / "articles.jsonl", lines)
     typed = ["source=wiki", f"articles={articles}", "limit=8", "layers=[6]", "batch_size=1"]
     folders = in_parts("datagen", typed, tmp_path / "run", 2)
-    articles.write_text("\n".join(lines[:-1]))
+    write_lines(tmp_path / "articles.jsonl", lines[:-1])
     with fails("parts", "inputs"):
         merged(folders, tmp_path / "run")
     assert not (tmp_path / "run/run.json").exists()
-    articles.write_text("\n".join(lines))
+    write_lines(tmp_path / "articles.jsonl", lines)
     merged(folders, tmp_path / "run")
 
 

@@ -317,11 +317,8 @@ def test_msmarco_is_read_by_columns_and_by_lines(tmp_path):
 
 
 def test_beir_asks_the_queries_that_are_judged_and_knows_no_answers(tmp_path):
-    assert [(q.id, q.answers) for q in opened("beir_queries.jsonl").questions] == [
-        ("q1", ()),
-        ("2", ()),
-        ("q3", ()),
-    ]
+    queries = opened("beir_queries.jsonl").questions
+    assert [(q.id, q.answers) for q in queries] == [("q1", ()), ("2", ()), ("q3", ())]
     judged = opened("beir_queries.jsonl", qrels=path("beir_qrels.tsv"))
     assert [q.id for q in judged.questions] == ["q1", "2"] and not judged.excluded
     other = tmp_path / "qrels.tsv"
@@ -332,31 +329,27 @@ def test_beir_asks_the_queries_that_are_judged_and_knows_no_answers(tmp_path):
 
 
 def test_flashrags_lines_are_read_as_any_set_in_the_groups_of_its_own_files(tmp_path):
-    line = {"id": "test_0", "question": PAINTER, "golden_answers": ["Ulla Berg"]}
+    def read(name, **fields):
+        line = {"id": "test_0", "question": PAINTER, "golden_answers": ["Ulla Berg"], **fields}
+        return open_questions(name, path=write_lines(tmp_path / "test.jsonl", [line]))
+
     for name in OFFICIAL:
-        found = open_questions(name, path=write_lines(tmp_path / "test.jsonl", [line]))
+        found = read(name)
         (question,) = found.questions
         assert (question.dataset, question.answers) == (name, ("Ulla Berg",))
         assert found.record["layout"] == "FlashRAG's"
-    record = records_of("popqa.tsv")[0]
-    meta = {"subj": record["subj"], "subj_id": 7, "s_pop": 120}
-    line = {"id": "test_0", "question": record["question"], "golden_answers": ["sailor"], "metadata": meta}
-    (question,) = open_questions("popqa", path=write_lines(tmp_path / "test.jsonl", [line])).questions
-    official = opened("popqa.tsv").questions[0]
-    assert (question.group, question.split) == (official.group, official.split)
-    record = records_of("twowiki.json")[0]
-    meta = {"supporting_facts": {"title": [t for t, _ in record["supporting_facts"]], "sent_id": [0, 0]}}
-    line = {"id": "dev_0", "question": record["question"], "golden_answers": ["Sweden"], "metadata": meta}
-    (question,) = open_questions(
-        "2wikimultihopqa", path=write_lines(tmp_path / "dev.jsonl", [line])
-    ).questions
-    assert question.group == opened("twowiki.json").questions[0].group
-    nq = {"id": "test_9", "question": PAINTER, "golden_answers": ["Ulla Berg", "U. Berg"]}
-    (question,) = open_questions("nq", path=write_lines(tmp_path / "nq.jsonl", [nq])).questions
+    titles = [title for title, _ in records_of("twowiki.json")[0]["supporting_facts"]]
+    of_subject = {"subj": records_of("popqa.tsv")[0]["subj"], "subj_id": 7, "s_pop": 120}
+    of_articles = {"supporting_facts": {"title": titles, "sent_id": [0, 0]}}
+    for file, meta in (("popqa.tsv", of_subject), ("twowiki.json", of_articles)):
+        official = opened(file).questions[0]
+        (question,) = read(NAMES[file], question=official.question, metadata=meta).questions
+        assert (question.group, question.split) == (official.group, official.split)
+    (question,) = read("nq", golden_answers=["Ulla Berg", "U. Berg"]).questions
     assert question == opened("nq_open.jsonl").questions[0]  # without ids of its own the text decides
-    for wrong in (nq | {"golden_answers": "x"}, nq | {"metadata": ["x"]}):
-        with fails("bad-line", "nq.jsonl line 1"):
-            open_questions("nq", path=write_lines(tmp_path / "nq.jsonl", [wrong]))
+    for wrong in ({"golden_answers": "x"}, {"metadata": ["x"]}):
+        with fails("bad-line", "test.jsonl line 1"):
+            read("nq", **wrong)
 
 
 @pytest.mark.parametrize(
@@ -674,13 +667,11 @@ def test_a_file_of_no_known_layout_and_an_empty_one(tmp_path, name):
             open_questions(name, path=str(tmp_path / "x.json"))
 
 
-SECOND = {
-    "hotpot_distractor.json": "5f00aa02", "triviaqa.json": "tc_2", "iirc.json": "p_8",
-    "squad_v1.json": "5a03",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("file", "second"), SECOND.items())
+@pytest.mark.parametrize(
+    ("file", "second"),
+    [("hotpot_distractor.json", "5f00aa02"), ("triviaqa.json", "tc_2"), ("iirc.json", "p_8"),
+     ("squad_v1.json", "5a03")],
+)  # fmt: skip
 def test_a_file_that_is_cut_short_says_where(tmp_path, file, second):
     name, cut, text = NAMES[file], tmp_path / file, (FILES / file).read_text()
     cut.write_text(text[: text.index(second)])
@@ -1021,9 +1012,7 @@ def test_answers_are_read_under_the_names_that_others_give_them_and_under_no_oth
     with fails("labels", "gold"):
         load_questions(write_lines(file, [record | {"gold": "Wodale"}]))
     assert load_questions(write_lines(file, [record]))[0].answers == ()
-    for text in (
-        json.dumps(asked(2)),
-        *(mark.join(map(json.dumps, asked(2))) for mark in ("\n", "\n\ufeff")),
-    ):
+    lines = [mark.join(map(json.dumps, asked(2))) for mark in ("\n", "\n\ufeff")]
+    for text in (json.dumps(asked(2)), *lines):
         file.write_text(text, encoding="utf-8-sig")  # a byte order mark is no part of a file
         assert [question.id for question in load_questions(str(file))] == ["q0", "q1"]

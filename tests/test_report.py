@@ -1,16 +1,14 @@
 """The report page: complete, inert, honest in words, and sensible where parts are absent."""
 
-import base64
-import hashlib
 import math
 import re
-from html.parser import HTMLParser
 from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from html_pages import Page, digest
 from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.colors import to_rgb
@@ -32,40 +30,6 @@ METHODS = {  # closed-book EM is .46: name -> EM, retrievals, none, single, AURO
     "probing": (0.706, 0.71, 0.37, 0.55, 0.768),
     "probing_with_entropy": (0.724, 0.66, 0.39, 0.57, 0.834),
 }
-
-
-class Page(HTMLParser):
-    """Tags, attributes and text of a page; fails on tags that are not closed in order."""
-
-    VOID = frozenset(("meta", "br", "link", "img", "hr", "input"))
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, Any]]] = []
-        self.text, self.open = "", []
-        self.feed(text)
-        self.close()
-        assert not self.open, f"left open: {self.open}"
-
-    def handle_starttag(self, tag: str, attrs: Any) -> None:
-        self.handle_startendtag(tag, attrs)
-        if tag not in self.VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: Any) -> None:
-        self.tags.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open and self.open.pop() == tag, f"</{tag}> closes something else"
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
-
-    def all(self, tag: str) -> list[dict[str, Any]]:
-        return [attrs for name, attrs in self.tags if name == tag]
-
-    def of_class(self, name: str) -> list[dict[str, Any]]:
-        return [attrs for _, attrs in self.tags if name in (attrs.get("class") or "").split()]
 
 
 def sample_results() -> dict[str, Any]:
@@ -216,10 +180,8 @@ def test_nothing_can_load_or_run_and_the_bytes_are_the_same_again(
     text, page = sample
     assert render(sample_results(), sample_data(), tmp_path)[0] == text
     assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
-    policy = next(meta["content"] for meta in page.all("meta") if "http-equiv" in meta)
     style = text.split("<style>")[1].split("</style>")[0]
-    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    assert policy.startswith(f"default-src 'none'; style-src 'sha256-{digest}'")
+    assert page.policy.startswith(f"default-src 'none'; style-src '{digest(style)}'")
     tags = {tag for tag, _ in page.tags}
     assert not tags & {"script", "img", "link", "iframe", "object", "a", "base", "form"}
     names = {name for _, attrs in page.tags for name in attrs}

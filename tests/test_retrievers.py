@@ -1,7 +1,5 @@
 """Both BM25 engines: the formula by hand, one ranking, no padding."""
 
-import gzip
-import json
 import math
 import os
 import subprocess
@@ -12,7 +10,7 @@ from pathlib import Path
 import bm25s
 import numpy as np
 import pytest
-from artefacts import write_lines
+from artefacts import read_lines, write_lines
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import fails
@@ -147,10 +145,8 @@ def test_the_streamed_index_is_that_of_bm25s_whatever_the_size_of_shards_and_blo
     for token in tokens:
         here, there = vocabulary.get(token), plain.vocab_dict[token]
         for name in ("indices", "data"):
-            ours, theirs = (
-                i.scores[name][slice(*i.scores["indptr"][n : n + 2])]
-                for i, n in ((streamed, here), (plain, there))
-            )
+            both = ((streamed.scores, here), (plain.scores, there))
+            ours, theirs = (scores[name][slice(*scores["indptr"][n : n + 2])] for scores, n in both)
             np.testing.assert_allclose(ours, theirs, rtol=1e-6 if name == "data" else 0)
 
 
@@ -219,8 +215,8 @@ def test_a_vocabulary_on_the_disk_knows_its_words_and_no_others(tmp_path_factory
 def test_rank_bm25_warns_of_large_corpora_only(caplog):
     RankBM25(corpus(*"a" * 20_000))
     assert not caplog.messages
-    found = RankBM25(corpus(*"a" * 20_000, "d")).search(["d"], 5)
-    assert ids(found[0]) == ["20000"]
+    (found,) = RankBM25(corpus(*"a" * 20_000, "d")).search(["d"], 5)
+    assert ids(found) == ["20000"]
     assert all(told in caplog.text for told in ("20,001", "200 MB of memory", "0.1 s", "retriever=bm25"))
 
 
@@ -234,8 +230,8 @@ def benchmark(tmp_path, monkeypatch):
     texts, queries = skewed(60)
     texts = [f"{t} only{i}." for i, t in enumerate(texts)]
     (tmp_path / "qa").mkdir()
-    with gzip.open(tmp_path / "passages.jsonl.gz", "wt") as file:
-        file.writelines(json.dumps({"id": i, "title": "T", "text": t}) + "\n" for i, t in enumerate(texts))
+    passages = [{"id": i, "title": "T", "text": text} for i, text in enumerate(texts)]
+    write_lines(tmp_path / "passages.jsonl.gz", passages)
     for dataset in retrieval.DATASETS:
         gold = {"only3 only5": [texts[3], texts[5]], "only7": [texts[7], "nowhere"], queries[0]: ["nowhere"]}
         records = [
@@ -269,12 +265,11 @@ def test_the_benchmark_of_growth_has_every_row_and_its_passages_grow_like_real_o
     assert "On paper" not in retrieval.growth(data, data / "kept", [80, 240])
     monkeypatch.setattr(retrieval, "STRAIGHT_FROM", 80)
     table = retrieval.growth(data, data / "kept", [80, 240])
-    rows = [line for line in table.splitlines() if line.startswith("| ")][2:]
-    assert [row.split(" | ")[:2] for row in rows] == [
-        [f"| {n}", name] for n in (80, 240) for name in ("rank_bm25", "bm25", "SQLite FTS5")
-    ]
+    rows = [line.split(" | ")[:2] for line in table.splitlines() if line.startswith("| ")][2:]
+    engines = ("rank_bm25", "bm25", "SQLite FTS5")
+    assert rows == [[f"| {n}", name] for n in (80, 240) for name in engines]
     assert "On paper, 21,015,324 passages" in table
-    made = [json.loads(x) for x in (data / "kept" / "recombined-240.jsonl").read_text().splitlines()]
+    made = read_lines(data / "kept" / "recombined-240.jsonl")
     words = {w for r in made for w in tokenize(r["text"])}
     # As many new ones as passages, nearly.
     assert len(made) == 240 and sum(w.startswith("x") for w in words) > 60
@@ -310,7 +305,7 @@ def test_scripts_without_spaces_are_found_by_their_pairs(query, text):
         assert ids(found) == ["1"]
 
 
-def test_jax_is_not_started(tmp_path: Path) -> None:
+def test_jax_is_not_started(tmp_path):
     """It would take three quarters of a GPU's memory; converse: who asks for it still gets it."""
     (tmp_path / "jax").mkdir()
     (tmp_path / "jax" / "__init__.py").write_text("started = True\n")

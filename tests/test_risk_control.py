@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from functools import cache
 from itertools import count
 from pathlib import Path
@@ -167,11 +168,17 @@ def test_refusals_by_number() -> None:
         rule(np.zeros(50), np.arange(49.0))
 
 
-def share_wrong_below(threshold: float) -> float:
-    """The true share of wrong ones among the simulated texts that pass."""
-    return float(TRUTH[min(len(TRUTH) - 1, np.searchsorted(GRID, threshold))])
+def breaking(risk: float, levels: np.ndarray, shares: np.ndarray) -> Callable[[float], bool]:
+    """Say of a threshold whether too many of what passes are wrong; ``shares`` of wrong ones are by level."""
+
+    def breaks(threshold: float) -> bool:
+        passing = int(np.searchsorted(levels, threshold, side="right"))
+        return passing > 0 and bool(shares[passing - 1] > risk)
+
+    return breaks
 
 
+#: Of the simulated texts the true share of wrong ones among those that pass.
 GRID = np.linspace(-6, 6, 24001)
 _DENSITY = np.exp(-(GRID**2) / 2)
 TRUTH = np.cumsum(_DENSITY * chance(GRID)) / np.cumsum(_DENSITY)
@@ -187,13 +194,13 @@ def largest_with_the_risk(risk: float, wrong: np.ndarray, scores: np.ndarray) ->
 @pytest.mark.parametrize(("risk", "confidence", "n"), [(0.1, 0.95, 300), (0.2, 0.9, 150)])
 def test_the_promise_is_kept_where_the_plain_threshold_breaks_it(risk, confidence, n) -> None:
     rng, rule, draws = np.random.default_rng(1), ThresholdRule("risk", risk, confidence), 1000
-    broken = plainly = certified = 0
+    breaks, broken, plainly, certified = breaking(risk, GRID, TRUTH), 0, 0, 0
     for _ in range(draws):
         wrong, scores = logistic(rng, n)
         chosen = rule.choose(wrong, scores, refuse=False)
         certified += chosen.promise is not None
-        broken += share_wrong_below(chosen.value) > risk
-        plainly += share_wrong_below(largest_with_the_risk(risk, wrong, scores)) > risk
+        broken += breaks(chosen.value)
+        plainly += breaks(largest_with_the_risk(risk, wrong, scores))
     assert broken <= binom.ppf(0.999, draws, 1 - confidence)
     assert certified > draws * 0.8  # it is of use too
     assert plainly > binom.ppf(0.999, draws, 0.3)
@@ -211,12 +218,7 @@ def test_the_promise_is_kept_of_groups_whose_texts_are_alike() -> None:
 
     wrong, scores = draw(everything)
     order = np.argsort(scores)
-    share, levels = np.cumsum(wrong[order]) / np.arange(1, len(order) + 1), scores[order]
-
-    def breaks(threshold: float) -> bool:
-        passing = int(np.searchsorted(levels, threshold, side="right"))
-        return passing > 0 and bool(share[passing - 1] > risk)
-
+    breaks = breaking(risk, scores[order], np.cumsum(wrong[order]) / np.arange(1, len(order) + 1))
     for _ in range(draws):
         drawn = draw(groups)
         broken += breaks(rule.choose(*drawn, groups, refuse=False).value)
@@ -231,18 +233,9 @@ def test_the_promise_is_kept_over_resplits_of_stored_scores() -> None:
     names, rng, draws = np.unique(groups), np.random.default_rng(0), 1000
     risk, confidence = stored["risk"], 0.9
     rule, broken, plainly, certified = ThresholdRule("risk", risk, confidence), 0, 0, 0
-
-    def share(threshold: float) -> float:
-        passing, bad = passing_groups(wrong, scores, groups, threshold)
-        return bad / max(passing, 1)
-
-    steps = {float(t): share(float(t)) for t in np.unique(scores)}
-    levels = np.array(list(steps))
-
-    def breaks(threshold: float) -> bool:
-        below = int(np.searchsorted(levels, threshold, side="right"))
-        return below > 0 and steps[float(levels[below - 1])] > risk
-
+    levels = np.unique(scores)
+    passing, bad = np.array([passing_groups(wrong, scores, groups, float(t)) for t in levels]).T
+    breaks = breaking(risk, levels, bad / passing)
     for _ in range(draws):
         own = np.isin(groups, rng.permutation(names)[: len(names) // 2])
         chosen = rule.choose(wrong[own], scores[own], groups[own], refuse=False)

@@ -1,17 +1,15 @@
 """The sample page: the right cases drawn, every text inert, the written entity marked."""
 
-import base64
-import hashlib
 import json
 import re
 from collections import Counter
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+from html_pages import Page, digest
 
 from probers.datagen.audit import draw, draw_undecided, sample_html
 from probers.datagen.audit.labels import MOST_UNDECIDED
@@ -23,45 +21,6 @@ PAYLOAD = "</b><script>alert('x')</script><img src=x onerror=\"alert(1)\">&\"'\x
 SPEC = FeatureSpec(ModelSpec("testbed", "synthetic", 1, 2, "float32"), (1,), 2, prompt="p")
 #: Share of faithful rows and of each stage: "vectors" is rare, and never decides for "faithful".
 STAGES = ("string", "string", "string", "name", "name", "date", "number")
-
-
-Tag = tuple[str, dict[str, str | None]]
-
-
-class Page(HTMLParser):
-    """Tags and text of a page, with the texts of chosen elements; fails on tags closed out of order."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.tags: list[Tag] = []
-        self.open: list[Tag] = []
-        self.texts: list[tuple[list[Tag], str]] = []
-        self.feed(page)
-        self.close()
-        assert not self.open
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        if tag not in ("meta", "input"):
-            self.open.append(self.tags[-1])
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open and self.open.pop()[0] == tag, f"</{tag}> closes something else"
-
-    def handle_data(self, data: str) -> None:
-        self.texts.append((list(self.open), data))
-
-    def within(self, tag: str, name: str = "") -> list[str]:
-        """Texts of the elements of a tag, and class if given, one string per element."""
-        found: dict[int, str] = {}
-        for path, data in self.texts:
-            for element in path:
-                if element[0] == tag and name in ["", *(element[1].get("class") or "").split()]:
-                    found[id(element[1])] = found.get(id(element[1]), "") + data
-        return list(found.values())
-
-    def of_class(self, name: str) -> list[dict[str, str | None]]:
-        return [attrs for _, attrs in self.tags if name in (attrs.get("class") or "").split()]
 
 
 def make_rows(n: int = 400) -> list[dict[str, Any]]:
@@ -161,10 +120,10 @@ def test_the_counts_are_those_of_the_cases_and_the_filter_needs_no_script() -> N
     right = sum(row["correct"] for row in rows)
     assert f"all{right}{60 - right}60" in table
     assert parsed.within("label") == ["all 60", f"✓ {right} faithful", f"✗ {60 - right} hallucinated"]
-    inputs = [attrs for tag, attrs in parsed.tags if tag == "input"]
+    inputs = parsed.all("input")
     assert [i["id"] for i in inputs] == ["show-all", "show-faithful", "show-hallucinated"]
     assert [i["id"] for i in inputs if "checked" in i] == ["show-all"]
-    assert [a["for"] for tag, a in parsed.tags if tag == "label"] == [i["id"] for i in inputs]
+    assert [label["for"] for label in parsed.all("label")] == [i["id"] for i in inputs]
     for shown, hidden in (("faithful", "hallucinated"), ("hallucinated", "faithful")):
         assert f"#show-{shown}:checked ~ .cases .{hidden}" in page
     assert page.index('id="show-all"') < page.index('<div class="cases">')  # ~ reaches what follows
@@ -179,10 +138,8 @@ def test_whatever_was_written_is_inert() -> None:
     assert not [tag for tag, _ in parsed.tags if tag in ("script", "img", "link", "iframe", "a")]
     assert not [attrs for _, attrs in parsed.tags if any(k.startswith("on") or k == "style" for k in attrs)]
     assert "\x00" not in page and page.count("alert(") > 8 and "<script" not in page
-    policy = next(a["content"] for t, a in parsed.tags if t == "meta" and "http-equiv" in a)
     style = re.search("<style>(.*)</style>", page, re.S)
-    assert style and policy and policy.startswith("default-src 'none'")
-    assert base64.b64encode(hashlib.sha256(style[1].encode()).digest()).decode() in policy
+    assert style and parsed.policy.startswith("default-src 'none'") and digest(style[1]) in parsed.policy
     assert "http:" not in page and "https:" not in page
 
 

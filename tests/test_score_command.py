@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from artefacts import read_lines
 from refusals import fails, interrupted
 from tiny import BOS, CONTEXT, byte_level, save_tiny
 
@@ -34,8 +35,6 @@ WRITTEN = [
     {"prompt": "No name is", "answer": " in here at all.", "note": {"kept": [1, 2]}, "wrong": True},
     {"id": 4, "prompt": "Anna met", "answer": " Clara Schumann in Vienna on 3 May 1840. 🙂é", "wrong": False},
 ]  # fmt: skip
-#: Of pools whose vectors are of one layer each.
-POOLS = ["mean", "last", "tokens", "predicting"]
 
 
 @pytest.fixture(scope="module")
@@ -80,10 +79,14 @@ def score(*overrides):
 
 
 def lines_of(folder):
-    return [json.loads(line) for line in (folder / "scores.jsonl").read_text().splitlines()]
+    return read_lines(folder / "scores.jsonl")
 
 
-@pytest.mark.parametrize("pool", POOLS)
+def results_of(folder):
+    return json.loads((folder / "results.json").read_text())
+
+
+@pytest.mark.parametrize("pool", ["mean", "last", "tokens", "predicting"])  # whose vectors are of one layer
 def test_a_text_read_whole_has_the_scores_that_it_had_while_it_grew(model, pool):
     lm = loaded(model)
     bank = make_bank(lm, pool)
@@ -127,8 +130,8 @@ def test_every_line_comes_back_with_its_scores_and_its_own_fields(place, caplog)
     named = [lines[0]["text"][s["start"] : s["end"]] for s in lines[0]["hallucination"]["spans"]]
     assert named == ["London", "Great Britain"]
     assert "fire: score above 0.01" in caplog.text and "AUROC of wrong over 4 labelled texts: " in caplog.text
-    labelled = json.loads((place / "runs/score/texts/results.json").read_text())["labelled"]
     scores = np.array([line["hallucination"]["score"] for line in lines])
+    labelled = results_of(place / "runs/score/texts")["labelled"]
     assert labelled["auroc"]["value"] == auroc(np.array([0, 1, 1, 0]), scores)
 
 
@@ -246,9 +249,8 @@ def test_an_end_marker_is_no_part_of_an_answer_and_no_answer_alone(place, caplog
     assert ended["text"] == plain["text"] == " Lima."
     assert ended["hallucination"]["token_scores"] == plain["hallucination"]["token_scores"]
     tokenizer = byte_level()  # where one has no role of its own
-    assert (
-        BOS not in tokenizer.all_special_tokens and without_end(tokenizer, f" Lima.{BOS} {end}") == " Lima."
-    )
+    assert BOS not in tokenizer.all_special_tokens
+    assert without_end(tokenizer, f" Lima.{BOS} {end}") == " Lima."
     assert "line 1: malformed" in caplog.text
     assert "note: 1 of 3 answers continue the prompt's last word" in caplog.text
 
@@ -286,7 +288,7 @@ def test_a_prober_of_sentences_judges_each_alone(place):
         pooled = torch.from_numpy(read.state[tokens]).mean(dim=0)
         np.testing.assert_allclose(span["score"], bank.score(pooled[None])[0], atol=1e-4)
     assert told["score"] == max(span["score"] for span in told["spans"])
-    results = json.loads((folder / "results.json").read_text())
+    results = results_of(folder)
     assert results["pieces"]["n"] == 2 and results["labelled"]["n"] == 1
     with fails("unsupported", "sentence"):
         GrowingScores(bank)
@@ -296,29 +298,32 @@ def test_what_the_prober_was_trained_on_is_counted_apart(place, caplog):
     bank = make_bank(loaded(place / "model"))
     seen = Seen.of({"train": [("texts", "", "Peru has")], "test": [("texts", "", "Anna met")]})
     replace(bank, seen=seen).save_pretrained(place / "prober")
-    results = json.loads((score() / "results.json").read_text())
+    results = results_of(score())
     assert results["seen"] == {"train": 1, "validation": 0, "test": 1}
     assert results["labelled"]["n"] == 3 and results["n"] == 4
     assert "1 text that the prober was trained on" in caplog.text
 
 
-def test_texts_unlike_the_training_texts_are_counted_and_marked(place, caplog):
+def domain_of(lm, bank):
+    """A domain that all texts are unlike by their surprise, and none without it."""
+    own = lm.generate([line["prompt"] for line in WRITTEN], max_new_tokens=8, needs=text_needs(bank))
+    read = torch.from_numpy(np.concatenate([text.state for text in own]))
+    return replace(Domain.fit(lambda: iter([read.float()]), 0.05), limit=1e3, surprise=(-0.01, 0.01))
+
+
+def test_texts_unlike_the_training_texts_are_counted_and_marked(place):
     lm = loaded(place / "model")
     bank = make_bank(lm)
-    assert json.loads((score("out=without") / "results.json").read_text())["unlike"] is None
-    needs = text_needs(bank)
-    own = lm.generate([line["prompt"] for line in WRITTEN], max_new_tokens=8, needs=needs)
-    read = torch.from_numpy(np.concatenate([text.state for text in own]))
-    domain = replace(Domain.fit(lambda: iter([read.float()]), 0.05), limit=1e3, surprise=(-0.01, 0.01))
+    assert results_of(score("out=without"))["unlike"] is None
+    domain = domain_of(lm, bank)
     replace(bank, domain=domain).save_pretrained(place / "prober")
-    results = json.loads((score("out=others") / "results.json").read_text())
+    results = results_of(score("out=others"))
     assert results["unlike"] == results["judged"] == 4
     assert (place / "others/scores.html").read_text().count("badge unlike") == 4
     assert all(line["hallucination"]["p_wrong"] is not None for line in lines_of(place / "others"))
-    told = replace(bank, domain=replace(domain, surprise=None))
-    told.save_pretrained(place / "prober")
-    results = json.loads((score("out=like") / "results.json").read_text())
-    assert results["unlike"] == 0 and "badge unlike" not in (place / "like/scores.html").read_text()
+    replace(bank, domain=replace(domain, surprise=None)).save_pretrained(place / "prober")
+    assert results_of(score("out=like"))["unlike"] == 0
+    assert "badge unlike" not in (place / "like/scores.html").read_text()
 
 
 def test_large_numbers_are_told_in_one_style():
@@ -332,21 +337,17 @@ def test_a_promise_is_told_where_its_threshold_is_used(place, caplog):
     bank = make_bank(lm, promise=Promise(0.125, 0.9, 312, 120, 4))
     bank.save_pretrained(place / "prober")
     promised = "at most 12.5% is wrong"
-    results = json.loads((score("out=own") / "results.json").read_text())
-    assert results["promise"] == bank.promise.to_dict()
+    assert results_of(score("out=own"))["promise"] == bank.promise.to_dict()
     assert all(line["hallucination"]["promise"] == bank.promise.to_dict() for line in lines_of(place / "own"))
     page = (place / "own/scores.html").read_text()
     for told in (caplog.text, page):
         assert promised in told and "90% confidence, chosen on 312 groups" in told
         assert "the prober has no domain" in told
     caplog.clear()
-    results = json.loads((score("out=other", "threshold=0.5") / "results.json").read_text())
-    assert results["promise"] is None and lines_of(place / "other")[0]["hallucination"]["promise"] is None
+    assert results_of(score("out=other", "threshold=0.5"))["promise"] is None
+    assert lines_of(place / "other")[0]["hallucination"]["promise"] is None
     assert promised not in caplog.text + (place / "other/scores.html").read_text()
-    needs = text_needs(bank)
-    own = lm.generate([line["prompt"] for line in WRITTEN], max_new_tokens=8, needs=needs)
-    read = torch.from_numpy(np.concatenate([text.state for text in own]))
-    domain = replace(Domain.fit(lambda: iter([read.float()]), 0.05), limit=1e3, surprise=(-0.01, 0.01))
+    domain = domain_of(lm, bank)
     for limits, foreign in ((domain, True), (replace(domain, surprise=None), False)):
         replace(bank, domain=limits).save_pretrained(place / "prober")
         caplog.clear()
@@ -359,10 +360,9 @@ def test_a_promise_is_told_where_its_threshold_is_used(place, caplog):
 def test_labels_are_as_people_write_them_and_no_prompt_is_needed(place, caplog):
     marks = [{"text": "Vienna", "wrong": "yes"}]
     write([{"answer": "Anna met Clara in Vienna.", "spans": marks}, {"answer": "Ada was here.", "wrong": 0}])
-    bank = make_bank(loaded(place / "model"), "mean")
-    bank.save_pretrained(place / "prober")
+    make_bank(loaded(place / "model"), "mean").save_pretrained(place / "prober")
     folder = score()
     assert [line["hallucination"]["score"] is None for line in lines_of(folder)] == [False, False]
-    labelled = json.loads((folder / "results.json").read_text())["labelled"]
+    labelled = results_of(folder)["labelled"]
     assert labelled["n"] == 2 and labelled["wrong"] == 0.5
     assert "1 labelled span tell" in caplog.text

@@ -1,7 +1,5 @@
 """benchmarks/search_server.py runs against a server of ours as it would against a real one, and can fail."""
 
-import gzip
-import json
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,15 +24,14 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture
-def data(tmp_path: Path) -> Path:
+def data(tmp_path):
     """200 passages of 30 to 120 words, some of them twice, and questions about them."""
     rng = np.random.default_rng(0)
     draw = lambda n: " ".join(f"w{min(int(x), 900)}" for x in rng.zipf(1.4, n))  # noqa: E731
     texts = [draw(int(rng.integers(30, 120))) for _ in range(190)]
     texts += texts[:10]  # equal scores
     rows = [{"id": f"p{i}", "title": f"t{i % 7}", "text": text} for i, text in enumerate(texts)]
-    with gzip.open(tmp_path / "passages.jsonl.gz", "wt") as file:
-        file.writelines(f"{json.dumps(row)}\n" for row in rows)
+    write_lines(tmp_path / "passages.jsonl.gz", rows)
     (tmp_path / "qa").mkdir()
     write_lines(tmp_path / "qa/nq.jsonl", ({"question": f"who is {draw(6)}?"} for _ in range(30)))
     return tmp_path
@@ -45,9 +42,7 @@ def measure(data: Path, *urls: str) -> int:
 
 
 @pytest.mark.parametrize(("number", "product"), [("8.13.4", "Elasticsearch"), ("2.19.1", "OpenSearch")])
-def test_a_server_that_ranks_alike_passes_and_nothing_is_left_there(
-    data: Path, capsys: pytest.CaptureFixture, number: str, product: str
-) -> None:
+def test_a_server_that_ranks_alike_passes_and_nothing_is_left_there(data, capsys, number, product):
     """With the lengths that Lucene keeps, which move long passages and no short one."""
     with FakeElasticsearch(coarse_lengths=True) as server, FakeElasticsearch() as gone:
         server.version(number, product=product)
@@ -60,9 +55,7 @@ def test_a_server_that_ranks_alike_passes_and_nothing_is_left_there(
     assert "Rankings agree: met" in table and table.count("made in") == 2
 
 
-def test_another_formula_is_noticed(
-    data: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_formula_is_noticed(data, capsys, monkeypatch):
     """Converse: a server that does not do as it was told ends in 1."""
     exact = FakeIndex.bm25
 
@@ -90,9 +83,7 @@ def found(*pairs: tuple[str, float]) -> list[list[Passage]]:
         (found(("a", 6.0), ("b", 4.0)), 0, 2 / 3, 1),
     ],
 )
-def test_what_counts_as_agreement(
-    theirs: list[list[Passage]], same: float, shared: float, first: float
-) -> None:
+def test_what_counts_as_agreement(theirs, same, shared, first):
     ours = found(("a", 3.0), ("b", 2.0), ("c", 1.0))
     got = agreement(ours, theirs)
     assert (got.same, got.shared, got.first) == pytest.approx((same, shared, first))

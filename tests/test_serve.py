@@ -4,7 +4,7 @@ import itertools
 import json
 import socket
 import threading
-from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 from unittest.mock import Mock
@@ -35,22 +35,20 @@ PROMPTS = [PROMPT, "Question: Where was Lena Zaser born?\nAnswer:", "Lena Zaser 
 
 
 @pytest.fixture(scope="module")
-def lm() -> CausalLM:
+def lm():
     return CausalLM.from_pretrained("testbed", dtype="float32")
 
 
 @pytest.fixture(scope="module")
-def server(lm: CausalLM) -> Iterator[Running]:
+def server(lm):
     with running(lm, bank_for(lm), corpus=True) as found:
         yield found
 
 
-def in_threads(work: Any, *each: Any) -> None:
-    threads = [threading.Thread(target=work, args=given) for given in each]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+def in_threads(work: Any, *each: Any) -> list[Any]:
+    """What comes of work on each, all at once."""
+    with ThreadPoolExecutor(len(each)) as pool:
+        return list(pool.map(work, each))
 
 
 def completion(server: Running, prompt: Any = PROMPT, **options: Any) -> Any:
@@ -59,7 +57,7 @@ def completion(server: Running, prompt: Any = PROMPT, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("pool", ["tokens", "predicting", "mean", "last", "sequence"])
-def test_scores_are_those_of_a_pass_over_the_whole_text(lm: CausalLM, pool: Any) -> None:
+def test_scores_are_those_of_a_pass_over_the_whole_text(lm, pool):
     bank = bank_for(lm, sequence=True) if pool == "sequence" else bank_for(lm, pool)
     with running(lm, bank) as server:
         made = completion(server, PROMPTS, n=1)
@@ -69,7 +67,6 @@ def test_scores_are_those_of_a_pass_over_the_whole_text(lm: CausalLM, pool: Any)
         told = choice.hallucination
         assert choice.text == own.text
         (read,) = lm.score([own.prompt], [own.token_ids], needs=text_needs(bank))
-        assert read.state is not None
         scores, _ = text_scores(bank, read.state)
         wanted = {"scores": scores, "p_wrong": bank.probability(scores), "logprobs": own.logprobs}
         for name, values in {**wanted, "entropies": own.entropies}.items():
@@ -83,7 +80,7 @@ def test_scores_are_those_of_a_pass_over_the_whole_text(lm: CausalLM, pool: Any)
 
 
 @pytest.mark.parametrize("pool", ["mean", "last"])
-def test_each_sentence_is_pooled_by_itself(lm: CausalLM, pool: Any) -> None:
+def test_each_sentence_is_pooled_by_itself(lm, pool):
     """Claim: a sentence has the score that it has in the finished text; converse: that is not the text's."""
     bank = bank_for(lm, pool)
     bank = replace(bank, spec=replace(bank.spec, position="sentence"))
@@ -95,22 +92,19 @@ def test_each_sentence_is_pooled_by_itself(lm: CausalLM, pool: Any) -> None:
         told, assess = choice.hallucination, Assessor(bank)
         (read,) = lm.score([own.prompt], [own.token_ids], needs=text_needs(bank))
         pieces = assess.pieces(own.prompt, own.text, own.offsets)
-        assert read.state is not None and pieces is not None
         scores, _ = text_scores(bank, read.state, list(pieces.values()))
         whole = assess.of_generation(own, scores)
-        assert [(s["start"], s["end"]) for s in told["spans"]] == [
-            (s["start"], s["end"]) for s in whole["spans"]
-        ]
-        np.testing.assert_allclose(
-            [s["score"] for s in told["spans"]], [s["score"] for s in whole["spans"]], atol=1e-4
-        )
+        places = [[(span["start"], span["end"]) for span in each["spans"]] for each in (told, whole)]
+        assert places[0] == places[1]
+        mine, its = ([span["score"] for span in each["spans"]] for each in (told, whole))
+        np.testing.assert_allclose(mine, its, atol=1e-4)
         together, _ = text_scores(bank, read.state)
         later += [(told["token_scores"][i[-1]], together[i[-1]]) for i in list(pieces.values())[1:]]
     assert len(later) > 2 and (pool == "last") == all(a == pytest.approx(b, abs=1e-4) for a, b in later)
     assert not stopped.choices[0].text.strip() and stopped.choices[0].hallucination["acted"]
 
 
-def test_a_sentence_is_known_by_what_comes_later(lm: CausalLM) -> None:
+def test_a_sentence_is_known_by_what_comes_later(lm):
     """Claim: a beginning that later words withdraw or move is scored again; other texts are as alone."""
     bank = bank_for(lm, "mean")
     bank = replace(bank, spec=replace(bank.spec, position="sentence"), recogniser=None)
@@ -136,7 +130,7 @@ def test_a_sentence_is_known_by_what_comes_later(lm: CausalLM) -> None:
         GrowingSentences(replace(bank, spec=replace(bank.spec, position="span")))
 
 
-def test_a_stream_is_the_whole_response_in_pieces(server: Running) -> None:
+def test_a_stream_is_the_whole_response_in_pieces(server):
     whole = completion(server, logprobs=2)
     chunks = list(completion(server, logprobs=2, stream=True, stream_options={"include_usage": True}))
     *pieces, last, usage = chunks
@@ -154,21 +148,18 @@ def test_a_stream_is_the_whole_response_in_pieces(server: Running) -> None:
     assert len(best) == 2 and max(best.values()) == pytest.approx(whole.choices[0].logprobs.token_logprobs[0])
 
 
-def test_streams_beside_each_other_are_those_alone(server: Running, lm: CausalLM) -> None:
-    texts: dict[int, str] = {}
-
-    def stream(i: int) -> None:
+def test_streams_beside_each_other_are_those_alone(server, lm):
+    def stream(i: int) -> str:
         pieces = completion(server, PROMPTS[i % 4], stream=True, max_tokens=10 + i)
-        texts[i] = "".join(c.choices[0].text for c in pieces)
+        return "".join(c.choices[0].text for c in pieces)
 
-    in_threads(stream, *((i,) for i in range(10)))
-    for i in range(10):
+    for i, text in enumerate(in_threads(stream, *range(10))):
         (own,) = lm.generate([PROMPTS[i % 4]], max_new_tokens=10 + i)
-        assert texts[i] == own.text
+        assert text == own.text
     assert server.idle()
 
 
-def test_choices_are_drawn_by_seed(server: Running, lm: CausalLM) -> None:
+def test_choices_are_drawn_by_seed(server, lm):
     made = completion(server, n=3, temperature=1.3, seed=5)
     own = lm.generate([PROMPT] * 3, max_new_tokens=24, sampling=Sampling(1.3, seed=5))
     assert [c.text for c in made.choices] == [g.text for g in own]
@@ -178,7 +169,7 @@ def test_choices_are_drawn_by_seed(server: Running, lm: CausalLM) -> None:
         assert ([c.text for c in again.choices] == [c.text for c in made.choices]) == (seed == 5)
 
 
-def test_stops_cut_before_and_say_so(server: Running) -> None:
+def test_stops_cut_before_and_say_so(server):
     whole = completion(server).choices[0]
     cut = completion(server, stop=["works"]).choices[0]
     assert cut.text == whole.text[: whole.text.index("works")] and cut.finish_reason == "stop"
@@ -187,7 +178,7 @@ def test_stops_cut_before_and_say_so(server: Running) -> None:
     assert streamed == cut.text
 
 
-def test_token_ids_and_a_threshold_of_the_request(server: Running, lm: CausalLM) -> None:
+def test_token_ids_and_a_threshold_of_the_request(server, lm):
     ids = lm.tokenizer(PROMPT)["input_ids"]
     made = completion(server, ids, extra_body={"hallucination": {"threshold": -1e6}}).choices[0]
     assert made.text == completion(server).choices[0].text
@@ -197,9 +188,8 @@ def test_token_ids_and_a_threshold_of_the_request(server: Running, lm: CausalLM)
 
 
 @pytest.mark.parametrize(("trigger", "own"), [("flare", Flare), ("rind", Rind)])
-def test_retrieval_is_the_loop_of_a_request(server: Running, lm: CausalLM, trigger: str, own: Any) -> None:
+def test_retrieval_is_the_loop_of_a_request(server, lm, trigger, own):
     served = server.served.retrieving
-    assert served is not None
     rag = RAG(lm, served.retriever, own(threshold=0.05), prompt=served.prompt, draft=0, **served.options)
     alone = rag(QUESTION)
     asked = {"retrieval": {"trigger": trigger, "threshold": 0.05}}
@@ -221,11 +211,9 @@ def test_retrieval_is_the_loop_of_a_request(server: Running, lm: CausalLM, trigg
     assert len(drafts) > len(alone.rounds)
 
 
-def test_a_prober_asks_for_retrieval(server: Running) -> None:
-    never, often = (
-        completion(server, QUESTION, extra_body={"retrieval": {"trigger": "probing", "threshold": threshold}})
-        .choices[0].retrieval for threshold in (1e5, -1e5)
-    )  # fmt: skip
+def test_a_prober_asks_for_retrieval(server):
+    asked = [{"retrieval": {"trigger": "probing", "threshold": threshold}} for threshold in (1e5, -1e5)]
+    never, often = (completion(server, QUESTION, extra_body=e).choices[0].retrieval for e in asked)
     assert (never["retrievals"], often["retrievals"]) == (0, 2)
     judged = [e for e in often["events"] if e["type"] == "judged"]
     assert all(e["fire"] for e in judged)
@@ -233,16 +221,15 @@ def test_a_prober_asks_for_retrieval(server: Running) -> None:
     assert len(draft["scores"]) == len(draft["offsets"]) == len(draft["entropies"])
     assert draft["score"] == pytest.approx(judged[0]["score"]) and draft["spans"]
     for threshold, fires in ((1e6, False), (-1e6, True)):  # of the answer's score
-        asked = {"retrieval": {"trigger": "never"}, "hallucination": {"threshold": threshold}}
-        assert completion(server, QUESTION, extra_body=asked).choices[0].hallucination["fires"] is fires
+        own = {"retrieval": {"trigger": "never"}, "hallucination": {"threshold": threshold}}
+        assert completion(server, QUESTION, extra_body=own).choices[0].hallucination["fires"] is fires
 
 
-def test_retrieval_ends_for_its_reason_and_tells_its_usage(server: Running) -> None:
+def test_retrieval_ends_for_its_reason_and_tells_its_usage(server):
     asked: dict[str, Any] = {"extra_body": {"retrieval": {"trigger": "never"}}, "seed": 5, "top_p": 1}
     assert completion(server, QUESTION, max_tokens=48, **asked).choices[0].finish_reason == "stop"
     with running(server.served.scheduler.lm, None, corpus=True) as bare:
-        assert bare.served.retrieving is not None
-        bare.served.retrieving.options["answer_tokens"] = 0  # type: ignore[index]
+        bare.served.retrieving.options["answer_tokens"] = 0
         *_, last, usage = completion(
             bare, QUESTION, max_tokens=3, stream=True, stream_options={"include_usage": True}, **asked
         )
@@ -250,33 +237,28 @@ def test_retrieval_ends_for_its_reason_and_tells_its_usage(server: Running) -> N
     assert usage.choices == [] and usage.usage.total_tokens > usage.usage.prompt_tokens > 0
 
 
-def test_retrieval_and_plain_requests_share_one_thread_of_the_model(lm: CausalLM) -> None:
-    threads = set()
-    hook = decoder_layers(lm.model)[0].register_forward_pre_hook(
-        lambda *_: threads.add(threading.current_thread().name)
-    )
-    asked = {"retrieval": {"trigger": "rind", "threshold": 0.05}}
-    found: dict[tuple[str, int], Any] = {}
+def test_retrieval_and_plain_requests_share_one_thread_of_the_model(lm):
+    threads, first = set(), decoder_layers(lm.model)[0]
+    hook = first.register_forward_pre_hook(lambda *_: threads.add(threading.current_thread().name))
+    asked = [(prompt, None) for prompt in PROMPTS]
+    asked += [(QUESTION, {"retrieval": {"trigger": "rind", "threshold": 0.05}})] * 4
     with running(lm, bank_for(lm), corpus=True) as server:
-        plain = [completion(server, prompt).choices[0] for prompt in PROMPTS]
-        loop = completion(server, QUESTION, extra_body=asked).choices[0]
+
+        def ask(given: Any) -> Any:
+            return completion(server, given[0], extra_body=given[1]).choices[0]
+
+        alone = [*map(ask, asked[:5])]
         threads.clear()
-
-        def ask(kind: str, i: int) -> None:
-            given, body = (PROMPTS[i], None) if kind == "plain" else (QUESTION, asked)
-            found[kind, i] = completion(server, given, extra_body=body).choices[0]
-
-        in_threads(ask, *((kind, i) for i in range(4) for kind in ("plain", "loop")))
+        found = in_threads(ask, *asked)
     hook.remove()
     assert threads == {"scheduler"} and len(found) == 8
-    for (kind, i), made in found.items():
-        own = plain[i] if kind == "plain" else loop
+    for made, own in zip(found, [*alone, *alone[4:] * 3], strict=True):
         assert made.text == own.text
         scores = [each.hallucination["token_scores"] for each in (made, own)]
         np.testing.assert_allclose(*scores, atol=1e-4)
 
 
-def test_a_state_that_overflows_ends_its_text_alone(lm: CausalLM) -> None:
+def test_a_state_that_overflows_ends_its_text_alone(lm):
     bank = bank_for(lm, "mean")
     scores = GrowingScores(bank)
     good, bad = torch.ones(2, lm.width), torch.full((2, lm.width), torch.inf)
@@ -295,7 +277,7 @@ def test_a_state_that_overflows_ends_its_text_alone(lm: CausalLM) -> None:
     assert isinstance(found[0], float) and isinstance(found[1], RunError)
 
 
-def test_a_dead_thread_ends_what_waits_and_fails_the_health_check(lm: CausalLM, monkeypatch: Any) -> None:
+def test_a_dead_thread_ends_what_waits_and_fails_the_health_check(lm, monkeypatch):
     with running(lm, None) as server:
         assert httpx.get(f"{server.url}/health").status_code == 200
         monkeypatch.setattr("probers.serve.scheduler.Scheduler._publish", lambda *_: 1 / 0)
@@ -308,7 +290,7 @@ def test_a_dead_thread_ends_what_waits_and_fails_the_health_check(lm: CausalLM, 
         monkeypatch.undo()
 
 
-def test_alternatives_are_true_bytes_in_the_form_of_their_place(lm: CausalLM, server: Running) -> None:
+def test_alternatives_are_true_bytes_in_the_form_of_their_place(lm, server):
     logprobs = completion(server, "Lena Zaser 😀", logprobs=20, max_tokens=8).choices[0].logprobs
     assert [len(top) for top in logprobs.top_logprobs] == [20] * len(logprobs.tokens)
     for token, own, top in zip(logprobs.tokens, logprobs.token_logprobs, logprobs.top_logprobs, strict=True):
@@ -321,31 +303,21 @@ def test_alternatives_are_true_bytes_in_the_form_of_their_place(lm: CausalLM, se
 
 
 @pytest.mark.parametrize(
-    "message",
+    ("fields", "text"),
     [
-        {"role": "assistant", "content": "Hi.", "refusal": None, "annotations": [], "tool_calls": None},
-        {"role": "assistant", "content": "Hi.", "audio": None, "function_call": None, "reasoning": None},
-        {"role": "assistant", "content": [{"type": "text", "text": "H"}, {"type": "text", "text": "i."}]},
-        {
-            "role": "assistant",
-            "content": "Hi.",
-            "parsed": None,
-            "provider_specific_fields": None,
-            "images": [],
-        },
-        {"role": "assistant", "content": [{"type": "text", "text": "Hi.", "annotations": [], "x": None}]},
-        {
-            "role": "assistant",
-            "content": "Hi.",
-            "tool_calls": [{"index": 0, "id": "1", "function": {"name": "f", "arguments": ""}}],
-        },
+        ({"refusal": None, "annotations": [], "tool_calls": None}, "Hi."),
+        ({"audio": None, "function_call": None, "reasoning": None}, "Hi."),
+        ({"content": [{"type": "text", "text": "H"}, {"type": "text", "text": "i."}]}, "Hi."),
+        ({"parsed": None, "provider_specific_fields": None, "images": []}, "Hi."),
+        ({"content": [{"type": "text", "text": "Hi.", "annotations": [], "x": None}]}, "Hi."),
+        ({"tool_calls": [{"index": 0, "id": "1", "function": {"name": "f", "arguments": ""}}]}, "Hi."),
+        ({"content": None}, ""),
     ],
 )
-def test_an_answer_can_be_sent_back(message: dict[str, Any]) -> None:
+def test_an_answer_can_be_sent_back(fields, text):
+    message = {"role": "assistant", "content": "Hi.", **fields}
     request = ChatRequest.model_validate({"model": "m", "messages": [message]})
-    assert request.messages[0].text == "Hi."
-    empty = ChatRequest.model_validate({"model": "m", "messages": [{"role": "assistant", "content": None}]})
-    assert empty.messages[0].text == ""
+    assert request.messages[0].text == text
 
 
 @pytest.mark.parametrize(
@@ -361,14 +333,14 @@ def test_an_answer_can_be_sent_back(message: dict[str, Any]) -> None:
         ({"content": [{"type": "text", "text": "a"}, {"type": "image_url"}]}, "messages[1].content[1]"),
     ],
 )
-def test_what_a_message_asks_for_in_vain_is_refused_by_its_place(change: dict[str, Any], param: str) -> None:
+def test_what_a_message_asks_for_in_vain_is_refused_by_its_place(change, param):
     messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hi", **change}]
     with pytest.raises(ApiError) as refused:
         ChatRequest.model_validate({"model": "m", "messages": messages})
     assert (refused.value.status, refused.value.param) == (400, param)
 
 
-def test_what_is_listed(server: Running) -> None:
+def test_what_is_listed(server):
     (entry,) = server.client.models.list().data
     assert entry.id == "testbed" and entry.prober["pool"] == "tokens"
     assert {"probing", "flare", "rind", "never"} <= set(entry.triggers)
@@ -409,14 +381,14 @@ REFUSED: list[tuple[dict[str, Any], int, str, str]] = [
 ]
 
 
+def post(server: Running, content: str, kind: str = "application/json") -> httpx.Response:
+    return httpx.post(f"{server.url}/v1/completions", content=content, headers={"content-type": kind})
+
+
 @pytest.mark.parametrize(("change", "status", "named", "value"), REFUSED, ids=lambda v: str(v)[:40])
-def test_mistakes_are_told_as_openai_tells_them(
-    server: Running, change: dict[str, Any], status: int, named: str, value: str
-) -> None:
+def test_mistakes_are_told_as_openai_tells_them(server, change, status, named, value):
     body = {"model": "testbed", "prompt": PROMPT, "max_tokens": 4, "temperature": 0, **change}
-    answer = httpx.post(
-        f"{server.url}/v1/completions", content=json.dumps(body), headers={"content-type": "application/json"}
-    )
+    answer = post(server, json.dumps(body))
     assert answer.status_code == status, answer.text
     error = answer.json()["error"]
     assert error["type"] == "invalid_request_error" and value in error["message"]
@@ -424,7 +396,7 @@ def test_mistakes_are_told_as_openai_tells_them(
     assert server.idle()
 
 
-def test_neutral_fields_of_clients_are_taken(server: Running) -> None:
+def test_neutral_fields_of_clients_are_taken(server):
     made = completion(server, presence_penalty=0, best_of=1, echo=False, logit_bias={}, user="someone")
     assert made.choices[0].text == completion(server).choices[0].text
 
@@ -439,12 +411,12 @@ def test_neutral_fields_of_clients_are_taken(server: Running) -> None:
         ("x" * 4_000_001, "application/json", 413, "more than 4000000 bytes"),
     ],
 )
-def test_bodies_that_are_none(server: Running, content: str, kind: str, status: int, told: str) -> None:
-    answer = httpx.post(f"{server.url}/v1/completions", content=content, headers={"content-type": kind})
+def test_bodies_that_are_none(server, content, kind, status, told):
+    answer = post(server, content, kind)
     assert answer.status_code == status and told in answer.json()["error"]["message"]
 
 
-def test_other_paths(server: Running) -> None:
+def test_other_paths(server):
     assert httpx.get(f"{server.url}/v1/nothing").json()["error"]["message"] == "Not Found"
     assert httpx.get(f"{server.url}/v1/completions").status_code == 405
     assert httpx.get(f"{server.url}/health").json() == {"status": "ok"}
@@ -454,7 +426,7 @@ def test_other_paths(server: Running) -> None:
         server.client.chat.completions.create(model="testbed", messages=[{"role": "user", "content": "Hi"}])
 
 
-def test_a_client_that_goes_frees_its_row(lm: CausalLM) -> None:
+def test_a_client_that_goes_frees_its_row(lm):
     with running(lm, None, rows=1, waiting=0) as server:
         stream = completion(server, "The", max_tokens=200, stream=True)
         next(iter(stream))
@@ -469,9 +441,7 @@ def test_a_client_that_goes_frees_its_row(lm: CausalLM) -> None:
     assert "probers_running_texts 0.0" in page
 
 
-def test_one_that_waits_without_a_stream_and_goes_frees_its_row(
-    lm: CausalLM, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_that_waits_without_a_stream_and_goes_frees_its_row(lm, monkeypatch):
     monkeypatch.setitem(lm.__dict__, "_eos", frozenset())  # it writes on and on
     with running(lm, None, rows=1, waiting=0) as server:
         with pytest.raises(httpx.TimeoutException):
@@ -481,7 +451,7 @@ def test_one_that_waits_without_a_stream_and_goes_frees_its_row(
         assert 'probers_texts_total{stop="cancelled"} 1.0' in httpx.get(f"{server.url}/metrics").text
 
 
-def test_a_client_that_does_not_read_is_given_up(lm: CausalLM) -> None:
+def test_a_client_that_does_not_read_is_given_up(lm):
     with running(lm, None, patience=0.3) as server:
         port = int(server.url.rpartition(":")[2])
         body = json.dumps({
@@ -497,7 +467,7 @@ def test_a_client_that_does_not_read_is_given_up(lm: CausalLM) -> None:
             assert server.idle(30)
 
 
-def test_the_key_is_asked_for(lm: CausalLM) -> None:
+def test_the_key_is_asked_for(lm):
     with running(lm, None, api_key="secret") as server:
         assert completion(server, max_tokens=2).choices
         for path in ("/v1/models", "/metrics"):
@@ -508,7 +478,7 @@ def test_the_key_is_asked_for(lm: CausalLM) -> None:
         assert httpx.get(f"{server.url}/health").status_code == 200
 
 
-def test_requests_are_logged_only_where_that_is_asked(lm: CausalLM, caplog: pytest.LogCaptureFixture) -> None:
+def test_requests_are_logged_only_where_that_is_asked(lm, caplog):
     for wanted in (False, True):
         with running(lm, None, log_requests=wanted) as server:
             completion(server, "The secret\x1b[31m word", max_tokens=2)
@@ -516,7 +486,7 @@ def test_requests_are_logged_only_where_that_is_asked(lm: CausalLM, caplog: pyte
         assert "\x1b" not in caplog.text
 
 
-def test_without_a_prober_there_are_no_scores(lm: CausalLM) -> None:
+def test_without_a_prober_there_are_no_scores(lm):
     with running(lm, None) as server:
         made = completion(server)
         assert not hasattr(made.choices[0], "hallucination")
@@ -524,7 +494,7 @@ def test_without_a_prober_there_are_no_scores(lm: CausalLM) -> None:
             completion(server, extra_body={"retrieval": {"trigger": "never"}})
 
 
-def test_what_the_model_breaks_on_ends_alone(lm: CausalLM, server: Running, monkeypatch: Any) -> None:
+def test_what_the_model_breaks_on_ends_alone(lm, server, monkeypatch):
     broken = Mock(side_effect=RuntimeError("out of memory"))
     monkeypatch.setattr("probers.engine.continuous.ContinuousBatch._write", broken)
     with pytest.raises(openai.InternalServerError, match="out of memory"):

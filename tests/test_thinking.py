@@ -1,7 +1,6 @@
 """Models that think: reasoning and answer are told apart, and both carry the scores of the raw tokens."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +8,7 @@ import httpx
 import numpy as np
 import openai
 import pytest
+from artefacts import write_lines
 from hypothesis import given
 from hypothesis import strategies as st
 from refusals import fails
@@ -17,7 +17,7 @@ from thinking import CHATS, thinking_model
 
 from probers import CausalLM, ProbeBank
 from probers.bank.assessment import Assessor
-from probers.commands.main import main
+from probers.commands.main import run
 from probers.data.texts import TextSource
 from probers.evaluation.answers import final_answer
 from probers.heads import LinearHead
@@ -25,6 +25,8 @@ from probers.online.scores import check_growing, text_needs, text_scores
 from probers.prompts import TESTBED_PROMPT, chat_text
 from probers.rag.protocol import UNANSWERED
 from probers.rag.triggers import Probing
+from probers.serve.errors import ApiError
+from probers.serve.protocol import ChatRequest
 from probers.store.spec import FeatureSpec
 from probers.store.store import FeatureStore
 from probers.thinking import Thinking, part_of
@@ -34,18 +36,18 @@ MARKS = Thinking()
 
 
 @pytest.fixture(scope="module")
-def lm(tmp_path_factory: pytest.TempPathFactory) -> CausalLM:
+def lm(tmp_path_factory):
     return CausalLM.from_pretrained(str(thinking_model(tmp_path_factory.mktemp("model"))), dtype="float32")
 
 
 @pytest.fixture(scope="module")
-def bank(lm: CausalLM) -> ProbeBank:
+def bank(lm):
     spec = FeatureSpec(lm.spec, (1, 3), lm.width, "resid_post", "tokens", dtype="float32")
     return ProbeBank(spec, LinearHead(["3/1", "3/3"], lm.width), threshold=0.05, aggregate="max")
 
 
 @pytest.fixture(scope="module")
-def server(lm: CausalLM, bank: ProbeBank) -> Iterator[Running]:
+def server(lm, bank):
     with running(lm, bank, thinking=Thinking.of(lm.tokenizer)) as found:
         yield found
 
@@ -60,10 +62,12 @@ def ask(server: Running, asked: Any, *, stream: bool = False, **own: Any) -> Any
 
 
 def raw_text(lm: CausalLM, asked: str) -> Any:
-    (made,) = lm.generate(
-        [chat_text(lm.tokenizer, [{"role": "user", "content": asked}], "it")], max_new_tokens=80
-    )
-    return made
+    prompt = chat_text(lm.tokenizer, [{"role": "user", "content": asked}], "it")
+    return lm.generate([prompt], max_new_tokens=80)[0]
+
+
+def tokens_within(offsets: Any, start: int, end: int) -> list[int]:
+    return [i for i, (a, b) in enumerate(offsets) if a < end and b > start]
 
 
 @pytest.mark.parametrize(
@@ -77,7 +81,7 @@ def raw_text(lm: CausalLM, asked: str) -> Any:
         ("<thinker>", False, None, "<thinker>"),
     ],
 )
-def test_thinking_and_answer_are_told_apart(text: str, begun: bool, thought: Any, said: Any) -> None:
+def test_thinking_and_answer_are_told_apart(text, begun, thought, said):
     found = [None if span is None else text[slice(*span)] for span in MARKS.split(text, begun=begun)]
     assert found == [thought, said]
 
@@ -85,7 +89,7 @@ def test_thinking_and_answer_are_told_apart(text: str, begun: bool, thought: Any
 @given(
     st.lists(st.sampled_from(["<think>", "</think>", "<", "think", ">", "a", " ", "\n", "b</"]), max_size=8)
 )
-def test_what_is_certain_of_a_growing_text_stays(pieces: list[str]) -> None:
+def test_what_is_certain_of_a_growing_text_stays(pieces):
     text = "".join(pieces)
     whole = [text[slice(*span)] if span else "" for span in MARKS.split(text, begun=False)]
     for end in range(len(text) + 1):
@@ -94,7 +98,7 @@ def test_what_is_certain_of_a_growing_text_stays(pieces: list[str]) -> None:
             assert final.startswith(text[slice(*span)] if span else "")
 
 
-def test_marks_are_found_or_asked_for(lm: CausalLM) -> None:
+def test_marks_are_found_or_asked_for(lm):
     assert Thinking.of(lm.tokenizer) == MARKS and Thinking.of(lm.tokenizer, "none") is None
     assert Thinking.of(CausalLM.from_pretrained("testbed").tokenizer) is None
     assert Thinking.of(lm.tokenizer, "[A],[B]") == Thinking("[A]", "[B]")
@@ -105,9 +109,7 @@ def test_marks_are_found_or_asked_for(lm: CausalLM) -> None:
         Thinking.of(lm.tokenizer, f"{lm.tokenizer.eos_token},b")
 
 
-def test_both_parts_carry_the_scores_of_the_raw_tokens(
-    server: Running, lm: CausalLM, bank: ProbeBank
-) -> None:
+def test_both_parts_carry_the_scores_of_the_raw_tokens(server, lm, bank):
     for asked, *_ in CHATS:
         assert server.idle()
         raw = raw_text(lm, asked)
@@ -118,7 +120,7 @@ def test_both_parts_carry_the_scores_of_the_raw_tokens(
         assert "<think>" not in message.content + message.reasoning_content
         for text, field in ((message.reasoning_content, told["reasoning"]), (message.content, told)):
             start = raw.text.index(text)
-            own = [i for i, (a, b) in enumerate(raw.offsets) if a < start + len(text) and b > start]
+            own = tokens_within(raw.offsets, start, start + len(text))
             np.testing.assert_allclose(field["token_scores"], [scores[i] for i in own], atol=1e-4)
             pieces = [text[slice(*span)] for span in field["token_offsets"]]
             assert "".join(pieces) == text
@@ -135,7 +137,7 @@ def test_both_parts_carry_the_scores_of_the_raw_tokens(
         assert usage.usage.completion_tokens == made.usage.completion_tokens
 
 
-def test_a_high_score_of_the_answer_ends_it_and_one_of_the_thinking_does_not(server: Running) -> None:
+def test_a_high_score_of_the_answer_ends_it_and_one_of_the_thinking_does_not(server):
     asked = CHATS[0][0]
     free = ask(server, asked).choices[0]
     spans = free.hallucination["spans"]
@@ -149,7 +151,7 @@ def test_a_high_score_of_the_answer_ends_it_and_one_of_the_thinking_does_not(ser
     assert "".join(c.choices[0].delta.content or "" for c in streamed if c.choices) == made.message.content
 
 
-def test_an_answer_with_its_thinking_can_be_sent_back(server: Running) -> None:
+def test_an_answer_with_its_thinking_can_be_sent_back(server):
     made = ask(server, CHATS[0][0]).choices[0].message
     for back in (made.model_dump(), {**made.model_dump(exclude_none=True), "name": "bot"}):
         again = ask(server, [{"role": "user", "content": "Hi"}, back, {"role": "user", "content": "And?"}])
@@ -165,38 +167,31 @@ CALLED = [
 ]
 
 
-def test_tools_and_their_results_go_through_the_template(server: Running, lm: CausalLM) -> None:
-    from probers.serve.protocol import ChatRequest
+BODY = {"messages": [{"role": "developer", "content": "Be kind."}, *CALLED], "tools": [TOOL]}
 
-    body = {
-        "model": "m",
-        "messages": [{"role": "developer", "content": "Be kind."}, *CALLED],
-        "tools": [TOOL],
-    }
-    turns, more = ChatRequest.model_validate(body).turns(lm.tokenizer.chat_template)
+
+def turns_of(template: str, body: dict[str, Any]) -> Any:
+    return ChatRequest.model_validate({"model": "m", **body}).turns(template)
+
+
+def test_tools_and_their_results_go_through_the_template(server, lm):
+    turns, more = turns_of(lm.tokenizer.chat_template, BODY)
     text = chat_text(lm.tokenizer, turns, "it", **more)
     assert text.startswith("Tools: look_up") and "calls look_up" in text and "tool: A novel." in text
     assert "system: Be kind." in text
     assert turns[2]["tool_calls"][0]["function"]["arguments"] == {"word": "Emma"}
     made = ask(server, CALLED, tools=[TOOL], parallel_tool_calls=True, tool_choice="auto")
     assert made.choices[0].hallucination is not None
-    none = ChatRequest.model_validate({**body, "tool_choice": "none"}).turns(lm.tokenizer.chat_template)[1]
-    assert none == {}
+    assert turns_of(lm.tokenizer.chat_template, {**BODY, "tool_choice": "none"})[1] == {}
 
 
-def test_effort_is_what_the_template_knows(server: Running, lm: CausalLM) -> None:
+def test_effort_is_what_the_template_knows(server, lm):
     made = ask(server, CHATS[0][0], reasoning_effort="low").choices[0].message
     assert getattr(made, "reasoning_content", None) is None
-    for own, param in (
-        ({"reasoning_effort": "none"}, None),
-        ({"extra_body": {"chat_template_kwargs": {"enable_thinking": False}}}, "enable_thinking"),
-    ):
-        if param is None:
-            assert ask(server, CHATS[0][0], **own).choices
-            continue
-        with pytest.raises(openai.BadRequestError) as refused:
-            ask(server, CHATS[0][0], **own)
-        assert refused.value.param == param
+    assert ask(server, CHATS[0][0], reasoning_effort="none").choices
+    with pytest.raises(openai.BadRequestError) as refused:
+        ask(server, CHATS[0][0], extra_body={"chat_template_kwargs": {"enable_thinking": False}})
+    assert refused.value.param == "enable_thinking"
 
 
 @pytest.mark.parametrize(
@@ -206,27 +201,21 @@ def test_effort_is_what_the_template_knows(server: Running, lm: CausalLM) -> Non
         ([{"role": "tool", "content": "x"}], {}, "messages[0].tool_call_id"),
         ([{"role": "user", "content": "x", "tool_call_id": "1"}], {}, "messages[0].tool_call_id"),
         ([{"role": "user", "content": "x", "tool_calls": [CALL]}], {}, "messages[0].tool_calls"),
-        (
-            [{"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "{"}}]}],
-            {},
-            "messages[0].tool_calls[0].function.arguments",
-        ),
+        ([{"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "{"}}]}],
+         {}, "messages[0].tool_calls[0].function.arguments"),
         (CALLED[:1], {"tools": [TOOL], "tool_choice": "required"}, "tool_choice"),
         (CALLED[:1], {"tools": [{"type": "function"}]}, "tools[0].function"),
         (CALLED[:1], {"top_logprobs": 3}, "top_logprobs"),
         (CALLED[:1], {"top_logprobs": 3, "logprobs": False}, "top_logprobs"),
     ],
 )  # fmt: skip
-def test_malformed_chats_are_refused_by_name(server: Running, messages: Any, more: Any, param: str) -> None:
+def test_malformed_chats_are_refused_by_name(server, messages, more, param):
     with pytest.raises(openai.BadRequestError) as refused:
         ask(server, messages, **more)
     assert refused.value.param == param
 
 
-def test_a_template_without_tools_refuses_them_by_name(tmp_path: Path) -> None:
-    from probers.serve.errors import ApiError
-    from probers.serve.protocol import ChatRequest
-
+def test_a_template_without_tools_refuses_them_by_name(tmp_path):
     plain = "{% for m in messages %}{{ m.content }}{% endfor %}"
     for body, param in (
         ({"messages": CALLED}, "messages[1]"),
@@ -234,7 +223,7 @@ def test_a_template_without_tools_refuses_them_by_name(tmp_path: Path) -> None:
         ({"messages": CALLED[:1], "reasoning_effort": "high"}, "reasoning_effort"),
     ):
         with pytest.raises(ApiError) as refused:
-            ChatRequest.model_validate({"model": "m", **body}).turns(plain)
+            turns_of(plain, body)
         assert refused.value.param == param
 
 
@@ -249,25 +238,22 @@ TEXTS = [
 
 def store_of(folder: Path, source: str, reads: str, model: str, *more: str) -> FeatureStore:
     given = ["--source", source, f"model={model}", f"reads={reads}", f"out={folder / reads}"]
-    with pytest.raises(SystemExit) as ended:
-        main("datagen", [*given, *more, "layers=[1,3]", "model.dtype=float32", "dtype=float32"])
-    assert not ended.value.code
-    return FeatureStore.open(folder / reads)
+    formats = ["layers=[1,3]", "model.dtype=float32", "dtype=float32"]
+    return FeatureStore.open(run("datagen", [*given, *more, *formats]))
 
 
 @pytest.mark.parametrize("source", ["texts", "cot"])
-def test_features_are_those_of_the_part_that_is_read(lm: CausalLM, tmp_path: Path, source: str) -> None:
+def test_features_are_those_of_the_part_that_is_read(lm, tmp_path, source):
     """Against the states of every token, pooled plainly."""
     if source == "texts":
-        (tmp_path / "texts.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in TEXTS))
-        more = [f"texts.path={tmp_path / 'texts.jsonl'}"]
-        given = list(TextSource(str(tmp_path / "texts.jsonl")).all())
+        file = write_lines(tmp_path / "texts.jsonl", TEXTS)
+        more, given = [f"texts.path={file}"], list(TextSource(file).all())
     else:
         asked = [{"id": str(i), "question": q, "answers": [a]} for i, (q, _, a) in enumerate(CHATS)]
-        (tmp_path / "asked.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in asked))
-        (tmp_path / "corpus.jsonl").write_text('{"id": "1", "title": "Emma", "text": "A novel."}\n')
-        more = [f"questions={tmp_path / 'asked.jsonl'}", f"corpus={tmp_path / 'corpus.jsonl'}", "label=acc"]
-        more += ["prompt=chat", "prompt.question_form={question}", "prompt.answer_cue=''", "k=1"]
+        file = write_lines(tmp_path / "asked.jsonl", asked)
+        corpus = write_lines(tmp_path / "corpus.jsonl", [{"id": "1", "title": "Emma", "text": "A novel."}])
+        more = [f"questions={file}", f"corpus={corpus}", "label=acc", "prompt=chat", "k=1"]
+        more += ["prompt.question_form={question}", "prompt.answer_cue=''"]
     for reads in ("both", "answer", "thinking"):
         store = store_of(tmp_path, source, reads, lm.spec.id, *more)
         assert store.spec.position == {"both": "generated"}.get(reads, reads)
@@ -284,33 +270,27 @@ def test_features_are_those_of_the_part_that_is_read(lm: CausalLM, tmp_path: Pat
             needs = Needs.of((1, 3), pool="tokens")
             (read,) = lm.score([prompt], [row["text"]], needs=needs)
             span = part_of(row["text"], reads)
-            assert span is not None and read.state is not None
-            own = [i for i, (a, b) in enumerate(read.offsets) if a < span[1] and b > span[0]]
+            own = tokens_within(read.offsets, *span)
             np.testing.assert_allclose(found, read.state[own].mean(axis=0), atol=2e-4)
             assert row["n_tokens"] == len(own)
 
 
 @pytest.mark.parametrize("given", [["--source", "wiki"], ["--source", "cot", "pool=[mean,prompt]"]])
-def test_a_part_that_cannot_be_read_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], given: list[str]
-) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main("datagen", [*given, "reads=thinking", f"out={tmp_path / 'store'}"])
-    said = capsys.readouterr().err
-    assert ended.value.code == 2 and "reads=thinking" in said and "[conflict]" in said
+def test_a_part_that_cannot_be_read_is_refused(tmp_path, given):
+    with fails("conflict", "reads=thinking"):
+        run("datagen", [*given, "reads=thinking", f"out={tmp_path / 'store'}"])
     assert not (tmp_path / "store").exists()
 
 
-def test_a_prober_of_a_part_scores_that_part_alone(lm: CausalLM) -> None:
+def test_a_prober_of_a_part_scores_that_part_alone(lm):
     spec = FeatureSpec(lm.spec, (1, 3), lm.width, "resid_post", "mean", position="thinking", dtype="float32")
     bank = ProbeBank(spec, LinearHead(["3/1", "3/3"], lm.width), threshold=0.05)
     trigger = Probing(bank)
     texts = [raw_text(lm, CHATS[0][0]), *lm.generate(["user: Who"], max_new_tokens=4)]
     read = lm.score([t.prompt for t in texts], [t.token_ids for t in texts], needs=trigger.needs)
-    first, second = trigger.decide(read, [None, None])  # type: ignore[list-item]
+    first, second = trigger.decide(read, [None, None])
     span = part_of(texts[0].text, "thinking")
-    assert span is not None and read[0].state is not None
-    own = [i for i, (a, b) in enumerate(read[0].offsets) if a < span[1] and b > span[0]]
+    own = tokens_within(read[0].offsets, *span)
     assert first.score == pytest.approx(float(bank.score(read[0].state[own].mean(axis=0)[None])[0]), abs=1e-4)
     assert second.score == UNANSWERED and second.fire == (UNANSWERED > 0.05)
     with fails("unsupported", "reads=both"):
@@ -320,7 +300,7 @@ def test_a_prober_of_a_part_scores_that_part_alone(lm: CausalLM) -> None:
     assert [(s.start, s.end) for s in told.spans] == [span] and told.score == pytest.approx(first.score)
 
 
-def test_the_answer_is_what_stands_behind_the_thinking() -> None:
+def test_the_answer_is_what_stands_behind_the_thinking():
     text = "<think>So the answer is Bonn.</think>It is big. So the answer is Berlin."
     assert final_answer(text, "So the answer is") == "Berlin"
     assert final_answer("<think>So the answer is Bonn.", "So the answer is") == ""
@@ -356,7 +336,7 @@ WIRE: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("client", WIRE)
-def test_requests_of_known_clients_are_answered(server: Running, client: str) -> None:
+def test_requests_of_known_clients_are_answered(server, client):
     body = {"model": "testbed", **WIRE[client]}
     answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
     assert answer.status_code == 200, answer.text

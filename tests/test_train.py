@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from artefacts import contents
 from planted import SPEC, make_store, make_token_store, stop_training
-from pytest import LogCaptureFixture, MonkeyPatch
+from pytest import MonkeyPatch
 from refusals import fails
 from safetensors.numpy import load_file
 from sklearn.metrics import roc_auc_score
@@ -24,7 +24,7 @@ from probers.store.reader import StateReader
 from probers.store.store import FeatureStore
 from probers.train.assemble import control_detectors
 from probers.train.data import CHUNK
-from probers.train.examples import Examples, SplitRequest, load_examples
+from probers.train.examples import SplitRequest, load_examples
 from probers.train.sweeps.subsets import sets_of
 from probers.uncertainty import SIGNALS
 
@@ -33,7 +33,7 @@ def without(row: dict, *columns: str) -> dict:
     return {key: value for key, value in row.items() if key not in columns}
 
 
-def test_controls_are_left_out_with_a_reason(tmp_path: Path) -> None:
+def test_controls_are_left_out_with_a_reason(tmp_path):
     store = make_store(tmp_path / "s", 400, edit=lambda row: without(row, "rind_max") | {"question": ""})
     detectors, notes = control_detectors(load_examples([store]))
     names = [d.name for d in detectors]
@@ -45,7 +45,7 @@ def test_controls_are_left_out_with_a_reason(tmp_path: Path) -> None:
     assert "entropies combined" in [d.name for d in detectors] and any("'RIND maximum'" in n for n in notes)
 
 
-def test_controls_know_what_they_can_and_no_more(examples: Examples) -> None:
+def test_controls_know_what_they_can_and_no_more(examples):
     detectors, notes = control_detectors(examples)
     rows = examples.rows["test"]
     wrong = examples.wrong[rows]
@@ -76,7 +76,7 @@ def figures(folder: Path) -> dict:
 
 
 @pytest.fixture(scope="module")
-def prober(store: FeatureStore, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def prober(store, tmp_path_factory):
     """A whole run of the command, in an empty working directory."""
     where = tmp_path_factory.mktemp("cwd")
     with MonkeyPatch.context() as patch:
@@ -86,7 +86,7 @@ def prober(store: FeatureStore, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return where / out
 
 
-def test_the_command_writes_a_prober_and_nothing_else(prober: Path) -> None:
+def test_the_command_writes_a_prober_and_nothing_else(prober):
     assert prober.parts[-3:] == ("runs", "train", "cot-all")
     files = sorted(str(f.relative_to(prober)) for f in prober.rglob("*") if f.is_file())
     assert files == [
@@ -96,7 +96,7 @@ def test_the_command_writes_a_prober_and_nothing_else(prober: Path) -> None:
     ]  # fmt: skip
 
 
-def test_metrics_are_those_of_the_saved_prober(prober: Path, store: FeatureStore, examples: Examples) -> None:
+def test_metrics_are_those_of_the_saved_prober(prober, store, examples):
     """Loaded anew, the prober scores the test examples as ``metrics.json`` says."""
     bank = ProbeBank.from_pretrained(prober)
     found = figures(prober)
@@ -123,7 +123,7 @@ def test_metrics_are_those_of_the_saved_prober(prober: Path, store: FeatureStore
     assert "## Texts unlike its data" in bank.card
 
 
-def test_the_report_compares_with_every_control(prober: Path) -> None:
+def test_the_report_compares_with_every_control(prober):
     found = figures(prober)
     controls = found["controls"]
     assert set(controls) == {
@@ -144,7 +144,7 @@ def test_the_report_compares_with_every_control(prober: Path) -> None:
     assert "no evidence about large models" in card and "prober=runs/train/cot-all" in card
 
 
-def test_the_same_run_is_not_repeated(prober: Path, store: FeatureStore, caplog: LogCaptureFixture) -> None:
+def test_the_same_run_is_not_repeated(prober, store, caplog):
     same = [f"data={store.path}", f"out={prober}", "layer=all", *OVERRIDES]
     before = (prober / "heads.safetensors").stat().st_mtime_ns
     # `out` was not given the first time; where a run is written is not what it computes.
@@ -156,7 +156,7 @@ def test_the_same_run_is_not_repeated(prober: Path, store: FeatureStore, caplog:
             cli.run("train", [*same[:place], change, *same[place + 1 :]])
 
 
-def test_one_layer_linear_with_a_csv_log(store: FeatureStore, tmp_path: Path) -> None:
+def test_one_layer_linear_with_a_csv_log(store, tmp_path):
     options = ["layer=2", "head=linear", "lr=0.03", "logger=csv", "combine=probabilities"]
     options += ["threshold=budget=0.25", "loss=double_softmax", "domain=null", *OVERRIDES[4:]]
     bank = train(store.path, tmp_path / "p", *options)
@@ -168,9 +168,7 @@ def test_one_layer_linear_with_a_csv_log(store: FeatureStore, tmp_path: Path) ->
     assert "validation_accuracy/0/layer2-correct" in header and len(lines) == 8
 
 
-def test_a_threshold_that_promises_is_kept_with_its_promise(
-    store: FeatureStore, examples: Examples, tmp_path: Path, caplog: LogCaptureFixture
-) -> None:
+def test_a_threshold_that_promises_is_kept_with_its_promise(store, examples, tmp_path, caplog):
     options = ["layer=[1,2]", "threshold=risk=0.2@0.9", "layer_sets=[each]"]
     bank = train(store.path, tmp_path / "p", *options, *LINEAR)
     promise, groups = bank.promise, examples.groups("validation")  # of two texts each
@@ -189,7 +187,7 @@ def test_a_threshold_that_promises_is_kept_with_its_promise(
     assert plain.promise is None and plain.metrics["promise"] is None and "promise" not in plain.card
 
 
-def test_what_cannot_be_promised_is_refused(store: FeatureStore, tmp_path: Path) -> None:
+def test_what_cannot_be_promised_is_refused(store, tmp_path):
     # Too few groups: before anything is trained. A head of no use: when it is.
     with fails("labels", "risk=0.001@0.99", "4603 groups"):
         train(store.path, tmp_path / "few", "layer=2", "threshold=risk=0.001@0.99", *LINEAR)
@@ -199,10 +197,8 @@ def test_what_cannot_be_promised_is_refused(store: FeatureStore, tmp_path: Path)
         train(tmp_path / "noise", tmp_path / "p", "layer=2", "threshold=risk=0.1@0.9", *LINEAR)
 
 
-def test_what_a_store_lacks_is_left_out(tmp_path: Path, caplog: LogCaptureFixture) -> None:
-    def lost(row: dict) -> dict:
-        return without(row, *SIGNALS, "answer_kind") | {"rind_max": None}
-
+def test_what_a_store_lacks_is_left_out(tmp_path, caplog):
+    lost = lambda row: without(row, *SIGNALS, "answer_kind") | {"rind_max": None}  # noqa: E731
     make_store(tmp_path / "s", edit=lost, spec=SPEC.select((1, 2)))
     bank = train(tmp_path / "s", tmp_path / "p", "layer=[1,2]", *OVERRIDES)
     text = caplog.text.replace("\n  ", " ")
@@ -212,7 +208,7 @@ def test_what_a_store_lacks_is_left_out(tmp_path: Path, caplog: LogCaptureFixtur
     assert not {"embedding layer", "RIND maximum"} & set(bank.metrics["controls"])
 
 
-def test_wrong_requests(store: FeatureStore, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
+def test_wrong_requests(store, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     FeatureStore.create(tmp_path / "half", [SPEC], config={}, shards=2)
     data = f"data={store.path}"
@@ -235,7 +231,7 @@ def test_wrong_requests(store: FeatureStore, tmp_path: Path, monkeypatch: Monkey
 
 @pytest.mark.parametrize("head", ["probing_rag", "linear"])
 @pytest.mark.long
-def test_states_are_never_all_in_memory(tmp_path: Path, monkeypatch: MonkeyPatch, head: str) -> None:
+def test_states_are_never_all_in_memory(tmp_path, monkeypatch, head):
     """Claim: standardising, training and scoring take a chunk at most; converse: a whole layer shows."""
     read, original = [], StateReader.__getitem__
 
@@ -255,7 +251,7 @@ def test_states_are_never_all_in_memory(tmp_path: Path, monkeypatch: MonkeyPatch
 
 
 @pytest.mark.usefixtures("pictures")
-def test_a_killed_command_goes_on(store: FeatureStore, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
+def test_a_killed_command_goes_on(store, tmp_path, monkeypatch):
     """Once in the prober's training and once in the learning curve's; pictures and figures included."""
     arguments = [f"data={store.path}", "layer=[1,2]", "seeds=2", "save_every=0", *OVERRIDES]
     for name in ("whole", "killed"):
@@ -271,7 +267,7 @@ def test_a_killed_command_goes_on(store: FeatureStore, tmp_path: Path, monkeypat
     assert found == expected and not [name for name in found if "checkpoint" in name]
 
 
-def test_seeds_give_the_spread_and_the_first_is_kept(store: FeatureStore, tmp_path: Path) -> None:
+def test_seeds_give_the_spread_and_the_first_is_kept(store, tmp_path):
     options = ["layer=[1,2]", *SMALL]
     one = train(store.path, tmp_path / "one", *options)
     four = train(store.path, tmp_path / "four", "seeds=4", *options)
@@ -282,7 +278,7 @@ def test_seeds_give_the_spread_and_the_first_is_kept(store: FeatureStore, tmp_pa
         assert spread["mean"] == pytest.approx(np.mean(spread["auroc"])) and alone["seeds"] is None
 
 
-def test_out_of_domain_in_one_command(tmp_path: Path) -> None:
+def test_out_of_domain_in_one_command(tmp_path):
     """Tested on a data set whose signal points the other way, a prober is worse than chance there."""
 
     def edit(row: dict) -> dict:
@@ -300,16 +296,12 @@ def test_out_of_domain_in_one_command(tmp_path: Path) -> None:
     assert numbers == {"train": {False}, "validation": {False}, "test": {True}}
 
 
-def renamed(prefix: str) -> Callable[[dict], dict]:
+def renamed(to: str) -> Callable[[dict], dict]:
     """Edits rows so that ids, groups and the data set are those of another set."""
-
-    def edit(row: dict) -> dict:
-        return row | {"id": f"{prefix}{row['id']}", "group": f"{prefix}{row['group']}", "dataset": prefix}
-
-    return edit
+    return lambda row: row | {"id": f"{to}{row['id']}", "group": f"{to}{row['group']}", "dataset": to}
 
 
-def test_stores_of_several_data_sets_are_read_as_one(tmp_path: Path) -> None:
+def test_stores_of_several_data_sets_are_read_as_one(tmp_path):
     """Bit for bit what their merged store gives, in the same order."""
     a = make_store(tmp_path / "a", 400, edit=renamed("nq"))
     b = make_store(tmp_path / "b", 600, edit=renamed("hotpotqa"))
@@ -322,14 +314,12 @@ def test_stores_of_several_data_sets_are_read_as_one(tmp_path: Path) -> None:
     assert "[a,b]" in joined.card
 
 
-def test_token_states_of_several_data_sets(tmp_path: Path) -> None:
-    def edit(row: dict) -> dict:
-        return row | {key: f"nq{row[key]}" for key in ("id", "span", "group")}
-
-    a, b = make_token_store(tmp_path / "a", 60), make_token_store(tmp_path / "b", 40, edit=edit)
+def test_token_states_of_several_data_sets(tmp_path):
+    other = lambda row: row | {key: f"nq{row[key]}" for key in ("id", "span", "group")}  # noqa: E731
+    a, b = make_token_store(tmp_path / "a", 60), make_token_store(tmp_path / "b", 40, edit=other)
     (joined,) = by_site([a, b])
     examples = load_examples([joined])
-    assert len(examples.table) == 100 and examples.members is not None
+    assert len(examples.table) == 100
     rows = np.concatenate([store.states((2,)) for store in (a, b)])
     reader = joined.reader((2,))
     for text, members in zip(examples.table["id"], examples.members, strict=True):
@@ -339,7 +329,7 @@ def test_token_states_of_several_data_sets(tmp_path: Path) -> None:
         np.testing.assert_array_equal(reader[members], rows[members])
 
 
-def test_a_group_is_never_on_two_sides_of_stores_read_together(tmp_path: Path) -> None:
+def test_a_group_is_never_on_two_sides_of_stores_read_together(tmp_path):
     a = make_store(tmp_path / "a", 400)
 
     def edit(row: dict) -> dict:
@@ -353,7 +343,7 @@ def test_a_group_is_never_on_two_sides_of_stores_read_together(tmp_path: Path) -
     assert (dealt.table.groupby("group")["split"].nunique() == 1).all()
 
 
-def test_stores_of_one_site_that_do_not_fit_together(tmp_path: Path) -> None:
+def test_stores_of_one_site_that_do_not_fit_together(tmp_path):
     a = make_store(tmp_path / "a", 40)
     fewer = make_store(tmp_path / "b", 40, edit=renamed("b"), spec=SPEC.select((0, 1)))
     with fails("mismatch", "layers=(0, 1, 2, 3)", "layers=(0, 1)"):
@@ -363,7 +353,7 @@ def test_stores_of_one_site_that_do_not_fit_together(tmp_path: Path) -> None:
         load_examples(by_site([a, lacks]))
 
 
-def test_sites_are_trained_together_and_the_best_is_the_probers(tmp_path: Path) -> None:
+def test_sites_are_trained_together_and_the_best_is_the_probers(tmp_path):
     """Each site of two data sets."""
     site = replace(SPEC.select((1, 2, 3)), site="mlp_out")
     post, mlp = (
@@ -388,9 +378,7 @@ def test_sites_are_trained_together_and_the_best_is_the_probers(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("head", "aggregate"), [("attention_pool", None), ("radio", "mean")])
-def test_token_states_make_probers_of_spans(
-    tmp_path: Path, head: str, aggregate: str | None, caplog: LogCaptureFixture
-) -> None:
+def test_token_states_make_probers_of_spans(tmp_path, head, aggregate, caplog):
     """What the saved prober says of spans is what ``metrics.json`` was computed from."""
     store, out = make_token_store(tmp_path / "t", 600), tmp_path / "p"
     options = [f"aggregate={aggregate}"] if aggregate else []
@@ -405,14 +393,13 @@ def test_token_states_make_probers_of_spans(
     examples = load_examples([store])
     assert bank.aggregate == aggregate and bank.metrics["splits"]["test"]["n"] == len(examples.rows["test"])
     rows = examples.rows["test"]
-    assert examples.members is not None
     spans = [examples.members[i] for i in rows]
     scores = np.concatenate([bank.score_spans(store.states(bank.layers, m), [(0, len(m))]) for m in spans])
     auroc = roc_auc_score(examples.wrong[rows], scores)
     assert bank.metrics["ensemble"]["auroc"] == pytest.approx(auroc, abs=1e-6) and auroc > 0.85
 
 
-def test_a_head_of_ones_own(store: FeatureStore, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
+def test_a_head_of_ones_own(store, tmp_path, monkeypatch):
     """Trained, saved and, with its class given, loaded; what is no such module is one sentence."""
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     arguments = [f"data={store.path}", "layer=[1,2]", f"out={tmp_path / 'p'}", *PLAIN, "lr=0.01"]
@@ -435,15 +422,13 @@ def test_a_head_of_ones_own(store: FeatureStore, tmp_path: Path, monkeypatch: Mo
 
 
 @pytest.mark.long
-def test_wandb_works_offline(store: FeatureStore, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
+def test_wandb_works_offline(store, tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     out = cli.run("train", [f"data={store.path}", "layer=2", "logger=wandb", f"out={tmp_path / 'p'}", *PLAIN])
     assert list((out / "wandb").glob("offline-run-*-p"))
 
 
-def test_a_sweep_ends_in_one_table(
-    store: FeatureStore, tmp_path: Path, monkeypatch: MonkeyPatch, capsys: Any
-) -> None:
+def test_a_sweep_ends_in_one_table(store, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as ended:
         cli.main("train", ["-m", f"data={store.path}", "layer=2", "head=linear,mean_difference", *PLAIN])
@@ -463,7 +448,7 @@ FOLDER = [
 
 
 @pytest.fixture(scope="module")
-def swept(store: FeatureStore, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def swept(store, tmp_path_factory):
     """A training with probers of three sizes, the last of all texts, and of sets of layers."""
     out = tmp_path_factory.mktemp("swept") / "out"
     sweep = ["sizes=[60,200,600]", "layer_sets=[each,[1,3]]"]
@@ -485,7 +470,7 @@ def assert_same_prober(one: Path, other: Path) -> None:
     np.testing.assert_allclose(a.probability(a.score(states)), b.probability(b.score(states)), atol=5e-3)
 
 
-def test_every_one_is_a_prober_folder_and_no_run(swept: Path) -> None:
+def test_every_one_is_a_prober_folder_and_no_run(swept):
     names = {f"sizes/{n}" for n in (60, 200, 600)} | {f"layers/{n}" for n in ("1", "2", "3", "1-3")}
     found = {str(file.parent.relative_to(swept)) for file in swept.glob("*/*/config.json")}
     assert found == names
@@ -498,22 +483,20 @@ def test_every_one_is_a_prober_folder_and_no_run(swept: Path) -> None:
     assert not list(swept.glob("*checkpoint*"))
 
 
-def test_sizes_are_nested_and_each_remembers_what_it_saw(swept: Path) -> None:
-    seen = {n: ProbeBank.from_pretrained(swept / f"sizes/{n}").seen for n in (60, 200, 600)}
-    whole = ProbeBank.from_pretrained(swept).seen
-    assert whole is not None and all(seen.values())
-    marks = {n: found.splits["train"] for n, found in seen.items() if found is not None}
-    assert marks[60] < marks[200] < marks[600] == whole.splits["train"]
-    for found in seen.values():
-        assert found is not None
-        assert all(found.splits[split] == whole.splits[split] for split in ("validation", "test"))
-    sizes = {n: figures(swept / f"sizes/{n}")["splits"] for n in marks}
-    assert [sizes[n]["train"]["n"] for n in marks] == [60, 200, 600]
-    assert len({json.dumps([part["validation"], part["test"]]) for part in sizes.values()}) == 1
+def test_sizes_are_nested_and_each_remembers_what_it_saw(swept):
+    folders, whole = [swept / f"sizes/{n}" for n in (60, 200, 600)], ProbeBank.from_pretrained(swept).seen
+    seen = [ProbeBank.from_pretrained(folder).seen.splits for folder in folders]
+    first, second, last = (splits["train"] for splits in seen)
+    assert first < second < last == whole.splits["train"]
+    for split in ("validation", "test"):
+        assert [splits[split] for splits in seen] == [whole.splits[split]] * 3
+    sizes = [figures(folder)["splits"] for folder in folders]
+    assert [part["train"]["n"] for part in sizes] == [60, 200, 600]
+    assert len({json.dumps([part["validation"], part["test"]]) for part in sizes}) == 1
     assert [p["n"] for p in figures(swept)["learning_curve"]] == [60, 200, 600]
 
 
-def test_the_prober_of_all_texts_is_the_trainings_own(swept: Path) -> None:
+def test_the_prober_of_all_texts_is_the_trainings_own(swept):
     for name in ("config.json", "heads.safetensors", "seen.json"):
         assert (swept / "sizes/600" / name).read_bytes() == (swept / name).read_bytes()
     assert figures(swept / "sizes/600") == figures(swept) | {"learning_curve": []}
@@ -521,7 +504,7 @@ def test_the_prober_of_all_texts_is_the_trainings_own(swept: Path) -> None:
     assert not np.allclose(small["layer.2.linear1.weight"], whole["layer.2.linear1.weight"], atol=1e-2)
 
 
-def test_a_size_is_a_store_of_these_texts(swept: Path, examples: Examples, tmp_path: Path) -> None:
+def test_a_size_is_a_store_of_these_texts(swept, examples, tmp_path):
     """Trained by a command of its own on a store where the other training texts are of no split."""
     kept = set(examples.training_part(200, 0).groups("train"))
 
@@ -538,7 +521,7 @@ def test_a_size_is_a_store_of_these_texts(swept: Path, examples: Examples, tmp_p
 
 
 @pytest.mark.parametrize("folder", ["1-3", "2"])
-def test_a_set_of_layers_is_a_training(swept: Path, store: FeatureStore, tmp_path: Path, folder: str) -> None:
+def test_a_set_of_layers_is_a_training(swept, store, tmp_path, folder):
     layers = folder.replace("-", ",")
     its = train(store.path, tmp_path / "alone", f"layer=[{layers}]", *SMALL).metrics
     assert_same_prober(swept / f"layers/{folder}", tmp_path / "alone")
@@ -548,13 +531,13 @@ def test_a_set_of_layers_is_a_training(swept: Path, store: FeatureStore, tmp_pat
     assert mine["ensemble"]["accuracy"] == pytest.approx(its["ensemble"]["accuracy"], abs=1e-2)
 
 
-def test_sets_of_best_layers_choose_within_the_set(store: FeatureStore, tmp_path: Path) -> None:
+def test_sets_of_best_layers_choose_within_the_set(store, tmp_path):
     train(store.path, tmp_path / "all", "combine=best", "best_k=1", "layer_sets=[[1,3]]", *SMALL)
     bank = ProbeBank.from_pretrained(tmp_path / "all/layers/1-3")
     assert bank.layers == (1, 3) and bank.ensemble.weights == (0.0, 1.0)
 
 
-def test_spans_of_tokens_and_heads_that_only_look_have_sizes_and_sets_too(tmp_path: Path) -> None:
+def test_spans_of_tokens_and_heads_that_only_look_have_sizes_and_sets_too(tmp_path):
     store = make_token_store(tmp_path / "tokens")
     train(store.path, tmp_path / "out", "head=mean_difference", "sizes=[50]", "layer_sets=[2]", *PLAIN[2:])
     bank = ProbeBank.from_pretrained(tmp_path / "out/layers/2")
@@ -562,7 +545,7 @@ def test_spans_of_tokens_and_heads_that_only_look_have_sizes_and_sets_too(tmp_pa
     assert figures(tmp_path / "out/sizes/50")["splits"]["train"]["n"] == 50
 
 
-def test_wrong_sizes_and_sets_are_told_before_anything_is_trained(tmp_path: Path) -> None:
+def test_wrong_sizes_and_sets_are_told_before_anything_is_trained(tmp_path):
     store = make_store(tmp_path / "store", edit=lambda row: row | {"correct": int(row["group"][1:]) % 3 > 0})
     wrong: list[tuple[str, Any, list[str]]] = [
         ("sizes=[60,601]", "bad-value", ["601", "600"]), ("sizes=[1]", "bad-value", ["sizes=1", "2 texts"]),
@@ -576,7 +559,7 @@ def test_wrong_sizes_and_sets_are_told_before_anything_is_trained(tmp_path: Path
         assert not (tmp_path / "out").exists()
 
 
-def test_a_layer_left_out_of_the_training_is_in_no_set() -> None:
+def test_a_layer_left_out_of_the_training_is_in_no_set():
     with fails("layers", "layer_sets", "layer 2"):
         sets_of([[1, 2]], [1, 3])
     assert sets_of([[3, 1], "each", 3], [1, 3]) == [(1, 3), (1,), (3,)]

@@ -39,9 +39,8 @@ QUESTION = Question("q", "Who?", answers=("Ana",))
 
 
 def generation(text, entropies=None, needs=NONE, state=lambda text: [0.0] * 4):
-    made = FakeLM(lambda p: text, state=state).generate(
-        ["Question: Who?\nAnswer:"], max_new_tokens=99, needs=needs
-    )[0]
+    lm = FakeLM(lambda p: text, state=state)
+    (made,) = lm.generate(["Question: Who?\nAnswer:"], max_new_tokens=99, needs=needs)
     if entropies is not None:
         made = replace(made, entropies=np.array(entropies, dtype=np.float32))
     return made
@@ -221,12 +220,8 @@ def test_the_decision_of_probing_rag_by_hand(combine, theta, retrieves):
     Probabilities (released code): softmax[wrong] = 0.7311, 0.7311, 0.0474, sum 1.5096; softmax[correct]
     = 0.2689, 0.2689, 0.9526, sum 1.4904: 1.5096 + theta > 1.4904, so theta > -0.0192.
     """
-    layers = (0, 1, 2)
-    made = replace(
-        generation(" a b"),
-        states={Feature(layers): np.array([[1.0, 0, 0, 0], [1.0, 0, 0, 0], [-3.0, 0, 0, 0]])},
-        needs=Needs.of(layers),
-    )
+    layers, states = (0, 1, 2), np.array([[1.0, 0, 0, 0], [1.0, 0, 0, 0], [-3.0, 0, 0, 0]])
+    made = replace(probed(0.0, Needs.of(layers)), states={Feature(layers): states})
     decision = Probing(bank(layers), theta=theta, combine=combine)(made, state())
     assert decision.fire == retrieves
     assert decision.score == pytest.approx(-1 if combine == "logits" else 1.5096 - 1.4904, abs=2e-4)
@@ -267,9 +262,7 @@ def test_probing_combines_as_told():
 
 
 def test_probing_with_entropy_uses_the_banks_logistic_model():
-    model = EntropyModel(
-        mean=(0.0,) * 5, scale=(1.0,) * 5, weights=(2.0, 3.0, 0.0, 0.0, 0.0), intercept=-1.0, threshold=0.4
-    )
+    model = EntropyModel((0.0,) * 5, (1.0,) * 5, (2.0, 3.0, 0.0, 0.0, 0.0), intercept=-1.0, threshold=0.4)
     trigger = Probing(bank(entropy_model=model), with_entropy=True)
     decision = trigger(replace(probed(0.25), entropies=np.array([0.1, 0.3], dtype=np.float32)), state())
     assert decision.score == pytest.approx(2 * 0.5 + 3 * 0.2 - 1.0)  # = 0.6
@@ -537,17 +530,15 @@ def before(**options):
 
 def test_probing_before_reads_the_prompt_and_not_what_is_written():
     spent = []
-    lm = FakeLM(
-        lambda prompt: " Ana. Or Quix.", state=lambda text: [1.0 if "Quix" in text else -0.5, 0, 0, 0]
-    )
+    quix = lambda text: [1.0 if "Quix" in text else -0.5, 0, 0, 0]  # noqa: E731
+    lm = FakeLM(lambda prompt: " Ana. Or Quix.", state=quix)
     asked = [state(lm, spend=spent.append), state(lm, spend=spent.append, passages=(passage("Quix"),))]
     asked[1] = replace(asked[1], question=Question("p", "Where is Quix?"))
     silent, fired = before().decide_before(asked)
     assert (silent.score, silent.fire, fired.score, fired.fire) == (-1.0, False, 2.0, True)
     # One call for all, of a token each and of the questions alone.
-    assert lm.batches == [2] and lm.prompts == [
-        TESTBED_PROMPT.question(q) for q in ("Who?", "Where is Quix?")
-    ]
+    assert lm.batches == [2]
+    assert lm.prompts == [TESTBED_PROMPT.question(q) for q in ("Who?", "Where is Quix?")]
     assert [g.text for g in spent] == [" Ana."] * 2
     assert [d.fire for d in before(threshold=3.0).decide_before(asked)] == [False, False]
     assert before().decide_before([]) == []

@@ -2,15 +2,15 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from refusals import fails
+from serving import bank_for
 
 from probers.bank.bank import ProbeBank
-from probers.commands.main import main
+from probers.commands.main import main, run
 from probers.commands.settings import Model
 from probers.engine.model import CausalLM
 from probers.engine.vllm.records import check_options
@@ -21,28 +21,21 @@ from probers.serve.vllm.choice import ForeignChoice
 from probers.serve.vllm.prober import ServedProber, command
 from probers.store.spec import FeatureSpec
 from probers.testbed.assets import model_path
+from probers.types import Generation
 
 
 @pytest.fixture(scope="module")
-def lm() -> CausalLM:
+def lm():
     return CausalLM.from_pretrained("testbed", dtype="float32")
-
-
-def make_bank(lm: CausalLM, site: Any = "resid_post", pool: Any = "tokens") -> ProbeBank:
-    head = LinearHead(["0/6", "0/12"], lm.width)
-    aggregate = "max" if pool == "tokens" else None
-    return ProbeBank(FeatureSpec(lm.spec, (6, 12), lm.width, site, pool), head, aggregate=aggregate)
 
 
 def asked(model: dict[str, Any] | None = None, **fields: Any) -> Serve:
     return Serve(model=Model(**(model or {})), **fields)
 
 
-def test_the_command_names_model_prober_and_worker_and_hides_the_key(
-    lm: CausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_names_model_prober_and_worker_and_hides_the_key(lm, tmp_path, monkeypatch):
     monkeypatch.setenv("VLLM_PLUGINS", "theirs")
-    make_bank(lm).save_pretrained(tmp_path)
+    bank_for(lm).save_pretrained(tmp_path)
     argv, environment = command(asked(api_key="secret", port=8001), str(tmp_path))
     options = dict(zip(argv, argv[1:], strict=False))
     assert str(model_path()) in argv and options["--served-model-name"] == "testbed"
@@ -56,28 +49,24 @@ def test_the_command_names_model_prober_and_worker_and_hides_the_key(
 
 
 @pytest.mark.parametrize(("pool", "lengthened"), [("tokens", True), ("mean", True), ("predicting", False)])
-def test_a_scheduler_of_our_own_only_where_the_last_token_must_be_read(
-    lm: CausalLM, tmp_path: Path, pool: str, lengthened: bool
-) -> None:
-    make_bank(lm, pool=pool).save_pretrained(tmp_path)
+def test_a_scheduler_of_our_own_only_where_the_last_token_must_be_read(lm, tmp_path, pool, lengthened):
+    bank_for(lm, pool).save_pretrained(tmp_path)
     argv, _ = command(asked(), str(tmp_path))
     assert ("--scheduler-cls" in argv) == lengthened
 
 
 @pytest.mark.parametrize(
-    ("site", "model", "code", "named"),
+    ("pool", "site", "model", "code", "named"),
     [
-        ("mlp_out", {}, "unsupported", "site=mlp_out"),
-        ("resid_post", {"pool": "prompt"}, "unsupported", "trigger=probing_before"),
-        ("resid_post", {"attn": "eager"}, "unsupported", "model.attn"),
-        ("resid_post", {"name": "no/folder/here"}, "model", "model=no/folder/here"),
+        ("tokens", "mlp_out", {}, "unsupported", "site=mlp_out"),
+        ("prompt", "resid_post", {}, "unsupported", "trigger=probing_before"),
+        ("tokens", "resid_post", {"attn": "eager"}, "unsupported", "model.attn"),
+        ("tokens", "resid_post", {"name": "no/folder/here"}, "model", "model=no/folder/here"),
     ],
 )
-def test_what_vllm_cannot_do_is_refused_before_it_starts(
-    lm: CausalLM, tmp_path: Path, site: str, model: dict[str, Any], code: Any, named: str
-) -> None:
-    make_bank(lm, site, model.get("pool", "tokens")).save_pretrained(tmp_path)
-    model = {key: value for key, value in model.items() if key != "pool"}
+def test_what_vllm_cannot_do_is_refused_before_it_starts(lm, tmp_path, pool, site, model, code, named):
+    bank = bank_for(lm, pool)
+    replace(bank, spec=replace(bank.spec, site=site)).save_pretrained(tmp_path)
     with fails(code, named):
         command(asked(model), str(tmp_path))
 
@@ -103,9 +92,7 @@ def configured(speculation: str | None = None, **sizes: int) -> Any:
         ),
     ],
 )
-def test_options_with_which_no_state_can_be_read_are_refused_with_what_to_do(
-    config: Any, named: tuple[str, ...]
-) -> None:
+def test_options_with_which_no_state_can_be_read_are_refused_with_what_to_do(config, named):
     with fails("conflict", *named):
         check_options(config)
 
@@ -113,11 +100,11 @@ def test_options_with_which_no_state_can_be_read_are_refused_with_what_to_do(
 @pytest.mark.parametrize(
     "config", [configured(), configured(tensor_parallel_size=2), configured("ngram", tensor_parallel_size=2)]
 )
-def test_ranks_and_n_gram_drafts_are_not_refused(config: Any) -> None:
+def test_ranks_and_n_gram_drafts_are_not_refused(config):
     check_options(config)
 
 
-def test_a_prober_of_another_model_is_refused(lm: CausalLM, tmp_path: Path) -> None:
+def test_a_prober_of_another_model_is_refused(lm, tmp_path):
     model = replace(lm.spec, id="other", revision="abc")
     other = FeatureSpec(model, (6,), lm.width, pool="last")
     ProbeBank(other, LinearHead(["0/6"], lm.width)).save_pretrained(tmp_path)
@@ -126,19 +113,22 @@ def test_a_prober_of_another_model_is_refused(lm: CausalLM, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("said", [None, {}, {"probers": {}}, {"probers": {"prober": "x", "layer": 3}}])
-def test_settings_that_name_no_prober_or_an_unknown_field(said: Any) -> None:
+def test_settings_that_name_no_prober_or_an_unknown_field(said):
     with fails(None):
         ServedProber.of(said)
 
 
-def warn(bank: ProbeBank) -> OnHigh:
-    return OnHigh.of(None, bank, "", greedy=True)
+@pytest.fixture(scope="module")
+def made(lm):
+    return lm.generate(["Who does Lena Zaser work for?\nAnswer:"], max_new_tokens=12)[0]
 
 
-def test_a_choice_tells_its_tokens_once_and_the_whole_at_the_end(lm: CausalLM) -> None:
-    prompt = "Who does Lena Zaser work for?\nAnswer:"
-    made = lm.generate([prompt], max_new_tokens=12)[0]
-    choice = ForeignChoice(warn(make_bank(lm)), lm.tokenizer, made.prompt_ids)
+def choice_of(lm: CausalLM, made: Generation) -> ForeignChoice:
+    return ForeignChoice(OnHigh.of(None, bank_for(lm), "", greedy=True), lm.tokenizer, made.prompt_ids)
+
+
+def test_a_choice_tells_its_tokens_once_and_the_whole_at_the_end(lm, made):
+    choice = choice_of(lm, made)
     choice.scores = [float(i) for i in range(len(made.token_ids))]
     choice.scores[2] = None
     parts = []
@@ -154,37 +144,26 @@ def test_a_choice_tells_its_tokens_once_and_the_whole_at_the_end(lm: CausalLM) -
     assert whole["token_logprobs"] == pytest.approx(made.logprobs.tolist())
 
 
-def test_a_choice_cut_at_a_stop_string_keeps_the_tokens_of_its_text_and_a_changed_one_none(
-    lm: CausalLM,
-) -> None:
-    acting, prompt = warn(make_bank(lm)), "Who does Lena Zaser work for?\nAnswer:"
-    made = lm.generate([prompt], max_new_tokens=12)[0]
-    end = made.offsets[5][1]
-    cut, changed = (ForeignChoice(acting, lm.tokenizer, made.prompt_ids) for _ in range(2))
-    cut.add(made.text[:end], made.token_ids, made.logprobs.tolist())
+def test_a_choice_cut_at_a_stop_string_keeps_the_tokens_of_its_text_and_a_changed_one_none(lm, made):
+    cut, changed = choice_of(lm, made), choice_of(lm, made)
+    cut.add(made.text[: made.offsets[5][1]], made.token_ids, made.logprobs.tolist())
     assert cut.kept() == 6
     changed.add("thoughts were taken out", made.token_ids, made.logprobs.tolist())
     assert changed.kept() is None
 
 
-def test_probers_serve_prints_the_command_or_says_what_vllm_does_not_offer(
-    lm: CausalLM, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    make_bank(lm).save_pretrained(tmp_path)
+def test_probers_serve_prints_the_command_or_says_what_vllm_does_not_offer(lm, tmp_path, capsys):
+    bank_for(lm).save_pretrained(tmp_path)
     given = ["backend=vllm", "print_command=true", f"prober={tmp_path}", "api_key=secret"]
     with pytest.raises(SystemExit) as ended:
         main("serve", given)
     printed = capsys.readouterr().out
     assert not ended.value.code and "secret" not in printed
     assert "--worker-cls probers.serve.vllm.worker" in printed
-    for more, message in [
-        ("corpus=testbed", "[unsupported]"),
-        ("prober=none", "[conflict]"),
-        ("rows=8", "rows=8"),
-        ("threads=1", "threads=1"),
-        ("thinking=none", "thinking=none"),
-        ("backend=transformers", "backend=vllm"),
-    ]:
-        with pytest.raises(SystemExit) as ended:
-            main("serve", [*given, more])
-        assert ended.value.code == 2 and message in capsys.readouterr().err
+    for more, code, named in (
+        ("corpus=testbed", "unsupported", ""), ("prober=none", "conflict", ""), ("rows=8", None, "rows=8"),
+        ("threads=1", None, "threads=1"), ("thinking=none", None, "thinking=none"),
+        ("backend=transformers", None, "backend=vllm"),
+    ):  # fmt: skip
+        with fails(code, named):
+            run("serve", [*given, more])

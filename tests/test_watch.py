@@ -245,16 +245,14 @@ def test_a_row_that_has_ended_fires_no_more() -> None:
 
 def test_heads_that_pool_tokens_themselves_and_heads_of_prompts_are_refused() -> None:
     own, spec = Loop(), tiny_lm().spec
-    own.bank = ProbeBank(
-        FeatureSpec(spec, (2,), spec.width, pool="tokens"), AttentionPoolHead(["a"], spec.width)
-    )
     before = hooks(own.model)
-    pooled = FeatureSpec(spec, (2,), spec.width, pool="prompt")
-    for named in ("score_spans", "pool=prompt"):
+    for pool, head, named in (
+        ("tokens", AttentionPoolHead, "score_spans"), ("prompt", ProbingRagHead, "pool=prompt"),
+    ):  # fmt: skip
+        own.bank = ProbeBank(FeatureSpec(spec, (2,), spec.width, pool=pool), head(["a"], spec.width))
         for ask in (own.watch, partial(own.watch, per="token"), own.stop):
             with fails("unsupported", named):
                 ask()
-        own.bank = ProbeBank(pooled, ProbingRagHead(["a"], spec.width))
     assert hooks(own.model) == before
 
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 from artefacts import contents, write_lines
 from fake_lm import SPEC, FakeLM
-from refusals import fails
+from refusals import fails, interrupted
 
 from probers import CausalLM, FeatureStore
 from probers.commands import main as cli
@@ -43,20 +43,19 @@ def builder(path, lm, *, per_article=2, within=None, needs=None, prompt=None, **
 
 def generated(out, *typed):
     """The store of the command, with the testbed's model."""
-    cli.run("datagen", ["--source", "wiki", f"out={out}", *typed])
-    return FeatureStore.open(out)
+    return FeatureStore.open(cli.run("datagen", ["--source", "wiki", f"out={out}", *typed]))
 
 
 def empty(path):
     return FeatureStore.create(path, [FeatureSpec(SPEC, (2,), 4)], config={})
 
 
-def make(tmp_path, articles, lm, *, size=4, name="s", **options):
+def make(tmp_path, articles, lm, *, name="s", **options):
     """A store, not finished, of (title, sentences) articles."""
     lines = [{"title": title, "sentences": sentences} for title, sentences in articles]
     made = builder(write_lines(tmp_path / f"{name}.jsonl", lines), lm, **options)
     store = empty(tmp_path / name)
-    fill(store, made, shard_size=size)
+    fill(store, made, shard_size=4)
     return store, made
 
 
@@ -273,18 +272,10 @@ def test_a_run_that_stops_anywhere_goes_on_to_the_same_bytes(tmp_path):
     expected = contents(whole.path)
 
     for shards in range(5):
-        lm, name = written(ANSWERS), f"cut{shards}"
-
-        def write(prompt, lm=lm, most=4 * shards):
-            if len(lm.prompts) > most:
-                raise KeyboardInterrupt
-            return ANSWERS[prompt.split()[-1]]
-
-        lm.write = write
-        with pytest.raises(KeyboardInterrupt):
-            make(tmp_path, articles, lm, name=name)
+        with interrupted(FakeLM, "generate", shards):
+            make(tmp_path, articles, written(ANSWERS), name=f"cut{shards}")
         rest = written(ANSWERS)
-        store, _ = make(tmp_path, articles, rest, name=name)
+        store, _ = make(tmp_path, articles, rest, name=f"cut{shards}")
         assert contents(store.path) == expected and len(rest.prompts) == 20 - 4 * shards
     (whole.path / "shards/00002.json").unlink()
     again = written(ANSWERS)
@@ -297,7 +288,7 @@ def test_a_run_that_stops_anywhere_goes_on_to_the_same_bytes(tmp_path):
     assert len(ids) == len(set(ids)) == 12 and len(again.prompts) == 2
 
 
-def labelled(tmp_path, counts, *, tokens=1, size=8, name="b"):
+def labelled(tmp_path, counts, *, tokens=1, name="b"):
     """A store with so many (split, condition, correct) spans of ``tokens`` rows, in random order."""
     spans = [kind for kind, n in counts.items() for _ in range(n)]
     random.Random(0).shuffle(spans)
@@ -308,10 +299,10 @@ def labelled(tmp_path, counts, *, tokens=1, size=8, name="b"):
         for t in range(tokens)
     ]  # fmt: skip
     store = empty(tmp_path / name)
-    for start in range(0, len(rows), size):
-        part = rows[start : start + size]
+    for start in range(0, len(rows), 8):
+        part = rows[start : start + 8]
         states = np.array([[[float(row["id"].partition("#")[0])] * 4] for row in part], dtype=np.float32)
-        store.write_shard(start // size, part, states, units=sorted({r["group"] for r in part}))
+        store.write_shard(start // 8, part, states, units=sorted({r["group"] for r in part}))
     return store
 
 
@@ -368,21 +359,13 @@ def test_balancing_by_condition_differs_from_balancing_by_split(tmp_path):
     assert shares(store) == {("train", "a", 0): 5, ("test", "a", 0): 2, ("test", "a", 1): 2}
 
 
-def test_a_balanced_run_killed_in_between_ends_the_same(tmp_path, monkeypatch):
-    counts, honest = {("train", "a", 0): 21, ("train", "a", 1): 9}, FeatureStore.write_shard
+def test_a_balanced_run_killed_in_between_ends_the_same(tmp_path):
+    counts = {("train", "a", 0): 21, ("train", "a", 1): 9}
     whole = labelled(tmp_path, counts, name="whole")
     balance(whole, by=("split",), seed=0)
     for kept in range(3):
-        store, left = labelled(tmp_path, counts, name=f"k{kept}"), [None] * kept
-
-        def dying(self, *args, left=left, **options):
-            if not left:
-                raise KeyboardInterrupt
-            left.pop()
-            honest(self, *args, **options)
-
-        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-            patched.setattr(FeatureStore, "write_shard", dying)
+        store = labelled(tmp_path, counts, name=f"k{kept}")
+        with interrupted(FeatureStore, "write_shard", kept):
             balance(store, by=("split",), seed=0)
         balance(store, by=("split",), seed=0)
         assert contents(store.path) == contents(whole.path)
@@ -456,17 +439,17 @@ def articles_file(path, count, sentences=ARTICLE[:2]):
 def peak(tmp_path, count):
     """Bytes of Python objects at the peak of a run over ``count`` articles with a stub model."""
     made = builder(articles_file(tmp_path / f"{count}.jsonl.gz", count), Forgetful())
-    store = empty(tmp_path / str(count))
     gc.collect()
     tracemalloc.start()
-    finish(store, made)
+    finish(tmp_path / str(count), made)
     found = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert len(FeatureStore.open(store.path)) == 2 * count
+    assert len(FeatureStore.open(tmp_path / str(count))) == 2 * count
     return found
 
 
-def finish(store, made):
+def finish(path, made):
+    store = empty(path)
     fill(store, made, shard_size=256)
     made.summarise(store)
     store.finish({})
@@ -505,9 +488,7 @@ def test_a_hundred_thousand_articles_are_streamed(tmp_path):
             return super().generate_each(requests, how, **options)
 
     path = articles_file(tmp_path / "a.jsonl.gz", 100_000, sentences=ARTICLE * 7)
-    made = builder(path, Watched(), within=2)
-    store = empty(tmp_path / "s")
-    finish(store, made)
-    assert len(FeatureStore.open(store.path)) == 200_000
+    finish(tmp_path / "s", builder(path, Watched(), within=2))
+    assert len(FeatureStore.open(tmp_path / "s")) == 200_000
     assert max(sizes[len(sizes) // 10 :]) - sizes[len(sizes) // 10] < 50e6
     assert resident() - sizes[len(sizes) // 10] < 100e6
