@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from tqdm import tqdm
 
@@ -25,7 +25,6 @@ from ..records import (
     LeftOut,
     Row,
     UnusableError,
-    bad_line,
     check_bad_line,
     check_object,
     what_is_wrong,
@@ -74,8 +73,8 @@ class Excluded(LeftOut):
     ``lost`` is the place where a file is truncated.
     """
 
+    noun: str = "question"
     lost: str = ""
-    noun: ClassVar[str] = "question"
 
 
 @dataclass(frozen=True)
@@ -283,10 +282,7 @@ class _Reading:
                     raise UserError(f"{self.source.spec}: {row.where} looks like {other}", "mismatch")
 
     def _malformed(self, where: str, reason: str) -> None:
-        if self.on_bad_line == "error":
-            at = f"{self.source.path or self.source.spec} {where}"
-            raise bad_line(f"{at}: {reason}")
-        self.excluded.add(where, f"malformed: {reason}")
+        self.excluded.malformed(self.on_bad_line, self.source.path or self.source.spec, where, reason)
 
 
 def source_class(name: str) -> type[QuestionSource]:

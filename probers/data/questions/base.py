@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
+from ...files import given_file
 from ...options import Name
 from ...types import Question, UserError
 from ..records import Row, file_rows, hub_rows
@@ -128,10 +129,7 @@ class QuestionSource:
                 name=self.config, split=self.hub_split, revision=self.revision,
             )  # fmt: skip
             return
-        path = Path(self.path)
-        if not path.is_file():
-            told = f"questions.path={self.path} is not a file: give an official one of {self.name}"
-            raise UserError(told, "no-file")
+        path = given_file("questions.path", self.path, f"an official one of {self.name}")
         for row in file_rows(path):
             problem = self.mismatch(row.record) if isinstance(row.record, dict) else None
             yield row._replace(problem=problem) if problem else row

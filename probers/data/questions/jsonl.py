@@ -6,9 +6,9 @@ import ast
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import ClassVar, Literal
 
+from ...files import given_file
 from ...types import Passage, Question, UserError
 from ..records import Row
 from .base import FLASHRAG, Layout, QuestionSource, layout
@@ -64,9 +64,8 @@ class JSONL(QuestionSource):
         if self.path is None and self.hub is None:
             told = "questions=file needs a file: give questions.path=FILE, or questions=FILE for short"
             raise UserError(told, "missing-value")
-        if self.path is not None and not Path(self.path).is_file():
-            told = f"questions={self.path} is not a file: give a JSONL file or a dataset's name"
-            raise UserError(told, "no-file")
+        if self.path is not None:
+            given_file("questions", self.path, "a JSONL file or a dataset's name")
         answered, unknown = False, set[str]()
         for row in super().rows():
             if isinstance(row.record, Mapping):
