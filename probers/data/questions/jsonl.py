@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -48,7 +48,6 @@ class JSONL(QuestionSource):
         layout("JSON lines", "id question", lacks="answer paragraphs context subj_id"),
     )
     whole: ClassVar[bool] = True
-    choices: ClassVar[Mapping[str, Sequence[str]]] = {"splits": ("file", "deal")}
 
     @property
     def spec(self) -> str:
