@@ -17,16 +17,14 @@ from probers.commands.merge import PartRuns
 from probers.commands.runs import RunFolder, identity
 from probers.files import write_text
 from probers.store.files import read_manifest
-from probers.store.spec import parse_layers
+from probers.store.spec import FeatureSpec, parse_layers
+from probers.store.store import FeatureStore
 from probers.types import BESIDE, Feature, Needs, RunError, UserError
 
+from .settings import Datagen
+
 if TYPE_CHECKING:
-    from probers.store.spec import FeatureSpec
-    from probers.store.store import FeatureStore
-
     from .labels.base import LabelBuilder, Make, Quotas
-    from .settings import Datagen
-
 
 log = logging.getLogger(__name__)
 
@@ -139,8 +137,6 @@ def run(settings: Datagen, parts: PartRuns | None = None) -> Path:
     if not (folder.begin() if parts is None else parts.begin(folder)):
         return folder.path
 
-    from probers.store.store import FeatureStore
-
     from .audit import audit
     from .writer import fill
 
@@ -193,7 +189,6 @@ def _with_model(
 ) -> tuple[LabelBuilder, Sequence[FeatureSpec]]:
     """Load the model; return the builder of examples and the specifications of the features to store."""
     from probers.capture.hidden_states import vector_width
-    from probers.store.spec import FeatureSpec
 
     lm = load_model(settings, folder, engine=settings.engine)
     features = features_to_read(settings, lm.num_layers)

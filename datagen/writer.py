@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
@@ -25,6 +25,7 @@ from tqdm import tqdm
 from probers.checksums import sha256
 from probers.commands.merge import PartRuns
 from probers.commands.runs import tell
+from probers.data.splits import Partition
 from probers.files import write_text, writing
 from probers.store.files import MANIFEST, read_rows, read_sidecar, shard_file, state_suffixes, written_shards
 from probers.store.reader import StateReader
@@ -33,9 +34,6 @@ from probers.store.store import FeatureStore
 from probers.types import UserError
 
 from .labels.base import Examples, LabelBuilder, Quotas, span_of
-
-if TYPE_CHECKING:
-    from probers.data.splits import Partition
 
 #: Seconds between two saves of the unfinished shard; a kill loses these, and one batch more.
 PART = 30.0

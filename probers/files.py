@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from .types import RunError
+from .types import RunError, UserError
 
 RESUMES = "what was finished is kept, and the same command resumes once that is fixed"
 
@@ -83,6 +83,13 @@ def check_file(path: str | Path) -> None:
     """Refuse a path without a file (OSError): reading a pipe or a device may never end."""
     if not stat.S_ISREG(os.stat(path).st_mode):
         raise OSError(errno.EINVAL, "it is a folder, pipe or device, not a file", str(path))
+
+
+def given_file(option: str, path: str | Path, give: str) -> Path:
+    """Return the path that an option gives; UserError without a file there, which says what to ``give``."""
+    if not Path(path).is_file():
+        raise UserError(f"{option}={path} is not a file: give {give}", "no-file")
+    return Path(path)
 
 
 #: Limits of JSON: digits of the longest number, and depth of nested objects and lists.

@@ -5,18 +5,17 @@ One template serves datagen and the RAG loop, and its hash is part of the Featur
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, asdict, dataclass, field, replace
 from datetime import date
-from pathlib import Path
 from string import Formatter
 from typing import Any
 
 from jinja2 import TemplateError
 
+from .files import digest, given_file
 from .types import UserError, first_line
 
 #: Names that forms may have in braces.
@@ -114,7 +113,7 @@ class PromptTemplate:
     def fingerprint(self) -> str:
         """Hash of every field: two runs compare only if it is the same."""
         fields = {k: v for k, v in asdict(self).items() if k != "_around"}
-        return hashlib.sha256(repr(sorted(fields.items())).encode()).hexdigest()[:12]
+        return digest(repr(sorted(fields.items())), 12)
 
     @property
     def _frame(self) -> tuple[str, str]:
@@ -144,10 +143,7 @@ def _check_form(name: str, form: str, fields: Sequence[str]) -> None:
 
 def _text_of(exemplars_file: str) -> str:
     """Read the unchanged text of a file, ends of lines included."""
-    path = Path(exemplars_file)
-    if not path.is_file():
-        told = f"prompt.exemplars_file={exemplars_file} is not a file: give a text with the exemplars"
-        raise UserError(told, "no-file")
+    path = given_file("prompt.exemplars_file", exemplars_file, "a text with the exemplars")
     try:
         return path.read_bytes().decode("utf-8")
     except UnicodeDecodeError as error:

@@ -101,25 +101,19 @@ def _add_listings(app: FastAPI, served: Served) -> None:
 def _tell_errors(app: FastAPI) -> None:
     """Return every error in OpenAI's form."""
 
-    def told(error: ApiError, headers: Mapping[str, str] | None = None) -> JSONResponse:
-        retry = {} if error.retry is None else {"Retry-After": str(error.retry)}
-        return JSONResponse(error.body(), error.status, headers={**(headers or {}), **retry})
+    async def told(request: HttpRequest, error: Any) -> Response:
+        if isinstance(error, HTTPException):
+            found = ApiError(error.status_code, str(error.detail))
+        elif isinstance(error, RequestValidationError):
+            found = ApiError.of_validation(error.errors())
+        else:
+            found = ApiError.of(error) if isinstance(error, ProbersError) else error
+        retry = {} if found.retry is None else {"Retry-After": str(found.retry)}
+        given = getattr(error, "headers", None) or {}
+        return JSONResponse(found.body(), found.status, headers={**given, **retry})
 
-    @app.exception_handler(ApiError)
-    async def known(request: HttpRequest, error: ApiError) -> Response:
-        return told(error)
-
-    @app.exception_handler(ProbersError)
-    async def failed(request: HttpRequest, error: ProbersError) -> Response:
-        return told(ApiError.of(error))
-
-    @app.exception_handler(HTTPException)
-    async def http(request: HttpRequest, error: HTTPException) -> Response:
-        return told(ApiError(error.status_code, str(error.detail)), error.headers)
-
-    @app.exception_handler(RequestValidationError)
-    async def invalid(request: HttpRequest, error: RequestValidationError) -> Response:
-        return told(ApiError.of_validation(error.errors()))
+    for kind in (ApiError, ProbersError, HTTPException, RequestValidationError):
+        app.add_exception_handler(kind, told)
 
 
 class Guard:

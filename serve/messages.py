@@ -89,8 +89,7 @@ def read_message(given: Any, at: str) -> Any:
     if isinstance(content, list) and content:
         kept["content"] = [_part(part, f"{at}.content[{place}]") for place, part in enumerate(content)]
     elif content is not None and not isinstance(content, str):
-        told = f"{at}.content must be a string or a list of parts of type text"
-        raise ApiError(400, told, f"{at}.content")
+        raise ApiError(400, f"{at}.content must be a string or a list of parts of type text", f"{at}.content")
     reasoning = kept.pop("reasoning", None)  # vLLM's name of it
     if reasoning and not kept.get("reasoning_content"):
         kept["reasoning_content"] = reasoning
@@ -108,8 +107,7 @@ def _part(part: Any, at: str) -> Any:
         raise ApiError(400, f"{at}.text must be a string", f"{at}.text")
     for name, value in part.items():
         if name not in Part.model_fields and value:
-            told = f"{at}: {name} is not supported by this server: leave it out"
-            raise ApiError(400, told, f"{at}.{name}")
+            raise ApiError(400, f"{at}: {name} is not supported by this server: leave it out", f"{at}.{name}")
     return {"type": "text", "text": part["text"]}
 
 
@@ -121,9 +119,8 @@ def check_tools(messages: Sequence[Message]) -> None:
         for number, call in enumerate(message.tool_calls or ()):
             at = f"{where}.tool_calls[{number}]"
             if message.role != "assistant":
-                raise ApiError(
-                    400, f"{where}: only an assistant's message has tool_calls", f"{where}.tool_calls"
-                )
+                told = f"{where}: only an assistant's message has tool_calls"
+                raise ApiError(400, told, f"{where}.tool_calls")
             _arguments(call, at)
             called.add(call.id)
         if message.role == "tool" and message.tool_call_id not in called:

@@ -13,17 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from probers.bank.assessment import Assessor, units_of
+from probers.bank.bank import ProbeBank
 from probers.online.growing_spans import GrowingSpans, ScoredSpan
 from probers.types import UserError
 
 from .errors import ApiError
 from .protocol import Hallucination
-
-if TYPE_CHECKING:
-    from probers.bank.bank import ProbeBank
 
 #: Reason given for a text that its score ended or replaced.
 FINISH = "hallucination"

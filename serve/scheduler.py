@@ -15,13 +15,14 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from torch import Tensor
 
+from probers.bank.bank import ProbeBank
 from probers.capture.pooling import PER_TOKEN, pool_tokens, token_vectors
 from probers.engine.continuous import ContinuousBatch, LiveText
 from probers.engine.decode import Request
@@ -41,9 +42,6 @@ from probers.online.scores import GrowingScores, pools_sentences
 from probers.types import AttentionRows, Feature, Generation, Needs, RunError, StopReason, first_line
 
 from .errors import ApiError
-
-if TYPE_CHECKING:
-    from probers.bank.bank import ProbeBank
 
 T = TypeVar("T")
 _SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)

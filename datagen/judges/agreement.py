@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,10 +18,8 @@ from probers.options import shown
 from probers.text import count
 from probers.types import UserError
 
+from ..settings import Judge
 from .base import JUDGED, WRONG
-
-if TYPE_CHECKING:
-    from probers.datagen.settings import Judge
 
 log = logging.getLogger(__name__)
 
@@ -273,9 +271,7 @@ def run(settings: Judge) -> Path | None:
     a, b = (read_judged(source) for source in sources)
     for line in (line for source in sources for line in source.left_out.lines()):
         log.info("%s", line)
-    figures = agreement(
-        a, b, names=(files[0], files[1]), resamples=settings.resamples, seed=settings.seed
-    )  # fmt: skip
+    figures = agreement(a, b, names=(files[0], files[1]), resamples=settings.resamples, seed=settings.seed)
     for line in lines(figures):
         log.info("%s", line)
     if out is not None:

@@ -56,7 +56,7 @@ class ArticleJudge(Judge):
         return [self._rulings(answer) for answer in answers]
 
     def _rulings(self, answer: Answer) -> list[Ruling]:
-        found = _Compared(self._grounds, answer, _Reference.of(self._grounds, answer))
+        found = _Compared(self._grounds, answer)
         texts = [answer.text[start:end] for start, end in found.borders]
         further = self._grounds.passages(texts, self._passages)
         rulings = []
@@ -67,28 +67,12 @@ class ArticleJudge(Judge):
         return rulings
 
 
-@dataclass(frozen=True)
-class _Reference:
-    """Article with its facts."""
-
-    text: str
-    sentences: tuple[str, ...]
-    facts: tuple[Fact, ...]
-
-    @classmethod
-    def of(cls, grounds: Grounds, answer: Answer) -> _Reference:
-        text = " ".join(answer.reference)
-        found = tuple(facts(text, grounds.recognise(text), answer.subject))
-        return cls(text, answer.reference, found)
-
-
 @dataclass
 class _Compared:
     """Answer beside its reference."""
 
     grounds: Grounds
     answer: Answer
-    reference: _Reference
     _found: dict[str, list[Entity]] = field(default_factory=dict, init=False)
 
     @cached_property
@@ -111,8 +95,17 @@ class _Compared:
         return list(facts(self.answer.text, self._entities, self.answer.subject))
 
     @cached_property
+    def _article(self) -> str:
+        return " ".join(self.answer.reference)
+
+    @cached_property
+    def _known(self) -> list[Fact]:
+        """Facts of the article."""
+        return list(facts(self._article, self.grounds.recognise(self._article), self.answer.subject))
+
+    @cached_property
     def _another(self) -> str:
-        return another_kind(self.answer.text, self.reference.text, self.answer.subject)
+        return another_kind(self.answer.text, self._article, self.answer.subject)
 
     def sentence(self, unit: Mark, passages: Sequence[str]) -> Ruling:
         """Judge a sentence by its entities: contradicted if one is contradicted, supported if all are."""
@@ -126,7 +119,7 @@ class _Compared:
         return Ruling("unknown", "not all of its entities are in the article")
 
     def entity(self, unit: Mark, passages: Sequence[str]) -> Ruling:
-        if not self.reference.sentences and not passages:
+        if not self.answer.reference and not passages:
             return Ruling("unknown", "no reference article")
         mention = self.answer.text[unit.start : unit.end]
         ruling = self._by_facts(unit) or self._by_sentence(unit, mention, passages)
@@ -138,7 +131,7 @@ class _Compared:
         for fact in self._facts:
             if fact.entity.start != unit.start:
                 continue
-            known = [f for f in self.reference.facts if f.relation == fact.relation]
+            known = [f for f in self._known if f.relation == fact.relation]
             verdicts = [self._same(fact, other) for other in known]
             told = f"{fact.relation}: {', '.join(dict.fromkeys(f.entity.text for f in known))}"
             if True in verdicts:
@@ -169,7 +162,7 @@ class _Compared:
             return None  # "first", "3": nearly every article has them
         around = self._around(unit)
         further = (text[start:end] for text in passages for start, end in split_sentences(text))
-        for sentence in chain(self.reference.sentences, further):
+        for sentence in chain(self.answer.reference, further):
             enough = len(around & _stems(sentence)) >= min(_SHARED, max(1, len(around)))
             if enough and self._stands_in(mention, self._entities_of(sentence)):
                 return Ruling("supported", sentence, "same sentence")
@@ -197,10 +190,10 @@ class _Compared:
     def _by_kind(self, unit: Mark, mention: str) -> Ruling | None:
         if not self._another or unit.type == "number" or self._opens(unit):
             return None
-        everywhere = chain.from_iterable(map(self._entities_of, self.reference.sentences))
+        everywhere = chain.from_iterable(map(self._entities_of, self.answer.reference))
         if self._stands_in(mention, everywhere) or self._named(mention):
             return None
-        return Ruling("contradicted", f"{self._another}: {self.reference.sentences[0]}", "another subject")
+        return Ruling("contradicted", f"{self._another}: {self.answer.reference[0]}", "another subject")
 
     def _opens(self, unit: Mark) -> bool:
         """Tell whether a unit begins its sentence, which is then about the unit and not about the subject."""
@@ -210,7 +203,7 @@ class _Compared:
     def _named(self, mention: str) -> bool:
         """Tell whether a content word of a mention is in the article or the subject's name."""
         parts = mention.replace("-", " ")  # "German-Jewish"
-        return bool(_stems(parts) & (_stems(self.reference.text) | _stems(self.answer.subject)))
+        return bool(_stems(parts) & (_stems(self._article) | _stems(self.answer.subject)))
 
 
 _stem = lru_cache(maxsize=65536)(PorterStemmer().stem)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from probers.data.texts.base import Mark, Text
 from probers.data.texts.source import TextSource
+from probers.files import given_file
 from probers.text import count
 from probers.types import UserError
 
@@ -32,9 +33,7 @@ class HandJudge(Judge):
         if file is None:
             told = "judge=hand needs the file of verdicts: pass judge.file=FILE.jsonl"
             raise UserError(told, "missing-value")
-        if not Path(file).is_file():
-            told = f"judge.file={file} is not a file: give JSON lines with id, answer and spans"
-            raise UserError(told, "no-file")
+        given_file("judge.file", file, "JSON lines with id, answer and spans")
         self._file = file
         self._units = self._judged = 0
 

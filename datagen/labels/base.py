@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -23,9 +23,7 @@ from probers.uncertainty import rind_scores, signals, signals_before, surprise
 
 from ..audit import draw, draw_undecided, sample_html
 from ..audit.sampling import stored_columns
-
-if TYPE_CHECKING:
-    from ..settings import Datagen
+from ..settings import Datagen
 
 
 @dataclass(slots=True)
@@ -121,6 +119,7 @@ class LabelBuilder(ABC):
     parts: ClassVar[int]
     lm: CausalLM | None
     prompt: PromptTemplate
+    _read = 0
 
     def __post_init__(self) -> None:
         if self.prompt.chat and self.lm is not None:
@@ -132,9 +131,9 @@ class LabelBuilder(ABC):
         """Check the settings and read the inputs, before any model is loaded (UserError)."""
 
     @property
-    @abstractmethod
     def items(self) -> int:
-        """Number of items read so far."""
+        """Number of items read so far, which :meth:`units` counts."""
+        return self._read
 
     @property
     @abstractmethod

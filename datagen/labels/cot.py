@@ -8,9 +8,9 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -32,6 +32,7 @@ from probers.uncertainty.rarity import Counts, lowest_frequencies
 from probers.uncertainty.samples import Draws
 from probers.uncertainty.semantic_entropy import best_cut
 
+from ..settings import Datagen
 from .base import (
     NO_ROOM,
     TOO_LONG,
@@ -43,9 +44,6 @@ from .base import (
     span_needs,
     span_rows,
 )  # fmt: skip
-
-if TYPE_CHECKING:
-    from ..settings import Datagen
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +96,6 @@ class CotBuilder(LabelBuilder):
     shuffle: int | None = None
     draws: Draws | None = None
     part: Part = "both"
-    _read: int = field(default=0, init=False)
 
     item_name = unit_name = "question"
     wrong_name = "wrong"
@@ -174,10 +171,6 @@ class CotBuilder(LabelBuilder):
             told = f"samples={settings.samples}: engine={settings.engine} cannot draw"
             raise UserError(f"{told}: give engine=transformers, or samples=0", "unsupported")
         return draws
-
-    @property
-    def items(self) -> int:
-        return self._read
 
     @property
     def total(self) -> int:

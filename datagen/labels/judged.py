@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from probers.checksums import Journal
 from probers.commands.inputs import load_matcher, load_passages, wordnet_found
@@ -34,12 +34,10 @@ from probers.types import Generation, Needs, Unit, UserError
 
 from ..judges.base import JUDGED, WRONG, Answer, Grounds, Judge, Ruling
 from ..judges.page import reading_page
+from ..settings import Datagen
 from .base import JOURNAL, TOO_LONG, Examples, LabelBuilder, Prepared
 from .language import language_of_topics, recogniser_in, recorded_language
 from .marks import MarkedRows, unit_for
-
-if TYPE_CHECKING:
-    from ..settings import Datagen
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +97,6 @@ class JudgedBuilder(LabelBuilder):
     temperature: float = 1.0
     seed: int = 0
     part: Part = "both"
-    _read: int = field(default=0, init=False)
 
     item_name = unit_name = "answer"
     wrong_name = "contradicted"
@@ -151,10 +148,6 @@ class JudgedBuilder(LabelBuilder):
         named = list(_files(options))
         named += filter(None, (settings.matcher.options["aliases"], settings.matcher.options["vectors"]))
         return Prepared(make, [*files, *named], wordnet_found(settings) | recorded_language(language))
-
-    @property
-    def items(self) -> int:
-        return self._read
 
     @property
     def total(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from probers.data.articles import ArticleSource
 from probers.data.topics import Topic
@@ -14,8 +14,7 @@ from probers.languages.detection import detect
 from probers.text import join_sentences
 from probers.types import UserError
 
-if TYPE_CHECKING:
-    from ..settings import Datagen
+from ..settings import Datagen
 
 #: Number of articles that are looked at, the first of those drawn.
 _LOOK = 200

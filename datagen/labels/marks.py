@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -17,10 +17,8 @@ from probers.text import count
 from probers.thinking import Part, part_of
 from probers.types import Generation, Needs, Unit, UserError
 
+from ..settings import Datagen
 from .base import Examples, recorded, recorded_needs, span_needs, span_rows, token_states
-
-if TYPE_CHECKING:
-    from ..settings import Datagen
 
 #: Reason for leaving out units that ``max_tokens`` cut off.
 _BEYOND = "beyond max_tokens"

@@ -7,10 +7,10 @@ pool "tokens" every token of the answer is stored with its own label.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from probers.commands.settings import plain
 from probers.data.texts import Text, TextSource
@@ -22,11 +22,9 @@ from probers.store.store import FeatureStore
 from probers.thinking import Part, position_of
 from probers.types import Generation, Needs, Unit, UserError
 
+from ..settings import Datagen
 from .base import TOO_LONG, Examples, LabelBuilder, Prepared
 from .marks import MarkedRows, unit_for
-
-if TYPE_CHECKING:
-    from ..settings import Datagen
 
 #: Number of texts whose characters per token tell the size of a store of tokens.
 _MEASURED = 100
@@ -54,7 +52,6 @@ class TextsBuilder(LabelBuilder):
     unit: Unit = "answer"
     max_tokens: int | None = None
     part: Part = "both"
-    _read: int = field(default=0, init=False)
 
     item_name = unit_name = "text"
     wrong_name = "wrong"
@@ -85,10 +82,6 @@ class TextsBuilder(LabelBuilder):
             return cls(lm, source, settings.prompt.make(), needs, unit, settings.max_tokens, settings.reads)
 
         return Prepared(make, (str(settings.texts.path),))
-
-    @property
-    def items(self) -> int:
-        return self._read
 
     @property
     def total(self) -> int:

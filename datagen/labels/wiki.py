@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from probers.commands.inputs import wordnet_found
 from probers.commands.settings import plain
@@ -37,12 +37,10 @@ from probers.text import ENGLISH as ENGLISH_BORDERS
 from probers.text import Borders, is_stop_word, join_sentences, split_sentences
 from probers.types import Generation, Needs, UserError
 
+from ..settings import Datagen
 from .background import WrittenSpan, read_again
 from .base import TOO_LONG, VECTORS, Examples, LabelBuilder, Prepared, span_needs, span_rows
 from .language import language_of_articles, recogniser_in, recorded_language
-
-if TYPE_CHECKING:
-    from ..settings import Datagen
 
 log = logging.getLogger(__name__)
 
@@ -312,32 +310,23 @@ class WikiBuilder(LabelBuilder):
 
     def _label(self, cut: Cut, generation: Generation, examples: Examples) -> None:
         """Add the example, or the reason why there is none."""
+        leave_out = partial(examples.leave_out, cut.id, gold=cut.entity.text)
         if generation.stop == "skipped":
-            examples.leave_out(cut.id, TOO_LONG, gold=cut.entity.text)
-            return
+            return leave_out(TOO_LONG)
         written = head_entity(generation.text, self.recognise)
         if written is None:
-            text = generation.text[:100]
-            examples.leave_out(cut.id, "no entity at the head", gold=cut.entity.text, written=text)
-            return
+            return leave_out("no entity at the head", written=generation.text[:100])
         if may_go_on(generation, written, self.recognise):
-            why = "cut off by max_new_tokens"
-            examples.leave_out(cut.id, why, gold=cut.entity.text, written=written.text)
-            return
+            return leave_out("cut off by max_new_tokens", written=written.text)
         match = self.matcher.match(cut.entity.text, written.text)
         if self.doubtful == "undecided":
             match = abstain(cut, written, generation.text, match, self.recognise, self.matcher)
-        why = ""
+        compared = {"type": cut.entity.type, "stage": match.stage, "evidence": match.evidence}
         if match.verdict == "undecided":
-            why = "undecided"
-        elif match.verdict == "equivalent" and self.negatives == "untouched":
+            return leave_out("undecided", written=written.text, **compared)
+        if match.verdict == "equivalent" and self.negatives == "untouched":
             why = "faithful: with negatives=untouched articles stand for these"
-        if why:
-            examples.leave_out(
-                cut.id, why, gold=cut.entity.text, written=written.text, type=cut.entity.type,
-                stage=match.stage, evidence=match.evidence,
-            )  # fmt: skip
-            return
+            return leave_out(why, written=written.text, **compared)
         self._add(cut, generation, written, match, "generated", examples)
 
     def _read_articles(self, lm: CausalLM, cuts: Sequence[Cut], needs: Needs) -> Examples:

@@ -21,7 +21,7 @@ import numpy as np
 
 from ..entities import Recogniser, tokens_of, with_scores, written_entities
 from ..online.growing_spans import ScoredSpan
-from ..online.scores import PIECES, Aggregate, Prober, aggregate
+from ..online.scores import PIECES, Prober, aggregate
 from ..text import ENGLISH, split_sentences
 from ..thinking import part_at, part_of
 from ..types import Generation, UserError
@@ -240,11 +240,9 @@ class Assessor:
 
     def _of_piece(self, values: np.ndarray) -> float:
         """Score a piece by its tokens' scores: of pooled heads the last one, which covers all of it."""
-        return float(values[-1] if self._pooled else aggregate(values, [(0, len(values))], self._how)[0])
-
-    @property
-    def _how(self) -> Aggregate:
-        return self._bank.aggregate or "max"
+        if self._pooled:
+            return float(values[-1])
+        return float(aggregate(values, [(0, len(values))], self._bank.aggregate or "max")[0])
 
     def pieces(
         self, prompt: str, text: str, offsets: Sequence[tuple[int, int]]

@@ -31,7 +31,6 @@ from .risk_control import Promise
 from .value_head import is_value_head, read_value_head
 
 if TYPE_CHECKING:
-    from torch import nn
     from typing_extensions import Unpack
 
     from ..online.watch import Scores, StopOnScore
@@ -290,7 +289,7 @@ class ProbeBank(ModelHubMixin):
         cls,
         pretrained_model_name_or_path: str | Path,
         *,
-        head_class: type[nn.Module] | None = None,
+        head_class: type[torch.nn.Module] | None = None,
         allow_other: bool = False,
         model: ModelSpec | None = None,
         subfolder: str | None = None,
@@ -308,10 +307,8 @@ class ProbeBank(ModelHubMixin):
             subfolder: folder of the prober within that folder or repository.
             hub: options of the download (:class:`.io.HubOptions`).
         """
-        folder, name = (
-            locate(pretrained_model_name_or_path, subfolder, **hub),
-            str(pretrained_model_name_or_path),
-        )
+        name = str(pretrained_model_name_or_path)
+        folder = locate(pretrained_model_name_or_path, subfolder, **hub)
         if is_value_head(folder):
             return cls._of_value_head(folder, name, model, allow_other)
         config, papers = read(folder, name)

@@ -23,6 +23,7 @@ from ..engine import adapters
 from ..files import canonical_json, digest, read_bytes, read_json, read_text, regular, write_bytes, write_text
 from ..heads import HEADS, ProbeHead, factory, head_name, is_joint
 from ..options import Name, check_component, check_record, shown
+from ..store.spec import FeatureSpec
 from ..types import UserError, first_line
 from . import value_head
 from .domain import FILE as DOMAIN
@@ -30,8 +31,6 @@ from .risk_control import Promise
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-    from ..store.spec import FeatureSpec
 
 CONFIG = "config.json"
 _HEADS, _METRICS, _CARD = "heads.safetensors", "metrics.json", "README.md"
@@ -155,14 +154,7 @@ def read(folder: Path, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
         raise UserError(told, "bad-file")
     try:
         about = {key: value for key, value in unseal(config).items() if key not in ("format", "schema")}
-        about = {
-            "weights": None,
-            "recogniser": None,
-            "domain": None,
-            "promise": None,
-            "adapter": None,
-            **about,
-        }
+        about = dict.fromkeys(("weights", "recogniser", "domain", "promise", "adapter")) | about
         if isinstance(about["domain"], dict):  # earlier versions had no surprise
             about["domain"] = {"surprise": None, **about["domain"]}
         check_record(_Config, about)

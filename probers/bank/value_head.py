@@ -60,10 +60,8 @@ class ValueHead:
             told = f"the probe {name} reads states of width {self.width}, and the model is {model}"
             raise UserError(f"{told}: {fix}", "mismatch")
         if self.layer_idx >= model.layers:
-            told = (
-                f"the probe {name} reads layer_idx={self.layer_idx}, counted from 0, and the model is {model}"
-            )
-            raise UserError(f"{told}: {fix}", "layers")
+            told = f"the probe {name} reads layer_idx={self.layer_idx}, counted from 0"
+            raise UserError(f"{told}, and the model is {model}: {fix}", "layers")
         # Not rounded to half precision, which cannot hold the largest coordinates of some models.
         layers = (self.layer_idx + 1,)
         return FeatureSpec(model, layers, self.width, pool="tokens", position="token", dtype="float32")
@@ -114,11 +112,9 @@ def read_value_head(folder: Path, name: str) -> ValueHead:
     found = _linear(_read(_tensors, folder, WEIGHTS, name), name)
     weight, bias = found["weight"], found["bias"]
     if (shapes := (tuple(weight.shape), tuple(bias.shape))) != ((1, width), (1,)):
-        told = (
-            f"the probe {name} has weight and bias of shapes {shapes[0]} and {shapes[1]} in {WEIGHTS}, not "
-        )
-        told += f"(1, {width}) and (1,), as {CONFIG} says: only linear probes with one logit can be read"
-        raise UserError(told, "bad-file")
+        told = f"the probe {name} has weight and bias of shapes {shapes[0]} and {shapes[1]} in {WEIGHTS}"
+        why = f"not (1, {width}) and (1,), as {CONFIG} says: only linear probes with one logit can be read"
+        raise UserError(f"{told}, {why}", "bad-file")
     if not all(value.isfinite().all() for value in found.values()):
         raise UserError(f"the probe {name} has weights that are not finite in {WEIGHTS}", "damaged")
     return ValueHead(layer_idx, weight[0].float(), float(bias))
@@ -166,10 +162,8 @@ def _linear(found: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
     named = {key.rpartition(".")[2]: value for key, value in found.items()}
     prefixes = {key.rpartition(".")[0] for key in found}
     if len(found) != 2 or named.keys() != {"weight", "bias"} or len(prefixes) != 1:
-        told = f"the probe {name} has the tensors {shown(sorted(found))} in {WEIGHTS}"
-        raise UserError(
-            f"{told}: only a linear probe with one weight and one bias can be read", "unsupported"
-        )
+        told = f"the probe {name} has the tensors {shown(sorted(found))} in {WEIGHTS}: "
+        raise UserError(f"{told}only a linear probe with one weight and one bias can be read", "unsupported")
     return named
 
 
@@ -185,19 +179,16 @@ def fold(spec: FeatureSpec, head: ProbeHead, ensemble: Ensemble, layer: int | No
         ("head", head_name(head), "linear"), ("pool", spec.pool, "tokens"), ("site", spec.site, "resid_post"),
     ):  # fmt: skip
         if value != needed:
-            told = f"a prober of {key}={value} cannot be exported"
-            raise UserError(
-                f"{told}: train one with {key}={needed}, to make a value head of it", "unsupported"
-            )
+            told = f"a prober of {key}={value} cannot be exported: train one with {key}={needed}"
+            raise UserError(f"{told}, to make a value head of it", "unsupported")
     assert isinstance(head, LinearHead)
     if layer is None and len(spec.layers) > 1:
         listed = ", ".join(map(str, spec.layers))
         raise UserError(f"a value head has one layer: choose layer=K of {listed}", "missing-value")
     (chosen,) = spec.select(spec.layers if layer is None else [layer]).layers
     if chosen == 0:
-        raise UserError(
-            "layer=0 is the embedding, and a value head reads a block: choose another", "unsupported"
-        )
+        told = "layer=0 is the embedding, and a value head reads a block: choose another"
+        raise UserError(told, "unsupported")
     place = spec.layers.index(chosen)
     kept = {key: value[place].detach().cpu().double() for key, value in head.state_dict().items()}
     weight = kept["linear.weight"][:, WRONG] - kept["linear.weight"][:, CORRECT]

@@ -28,7 +28,7 @@ import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -38,9 +38,6 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ..types import Beside, RunError, UserError
 from .blocks import decoder_layers
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 #: Number of tokens before a token whose weights "attention" has.
 NEAR = 3
@@ -137,7 +134,7 @@ class AttentionTap(ExitStack):
         self.config: Any = None
         self._queries = 0
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> AttentionTap:
         attention = self._attention
         family = None if attention is None else sys.modules[type(attention).__module__]
         if attention is not None and not hasattr(family, "ALL_ATTENTION_FUNCTIONS"):
@@ -219,9 +216,8 @@ class AttentionTap(ExitStack):
             RunError: the attention neither asks transformers for its function nor returns its weights.
         """
         if self._read is None:
-            raise RunError(
-                f"attention of {self._family} cannot be read: choose trigger and query without it", "model"
-            )
+            told = f"attention of {self._family} cannot be read: choose trigger and query without it"
+            raise RunError(told, "model")
         read, self._read, self._queries = self._read, None, 0
         return read
 
@@ -362,7 +358,7 @@ class HeadsTap(ExitStack):
         self._taps = [AttentionTap(model, layer) for layer in range(1, len(decoder_layers(model)) + 1)]
         self._queries = 0
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> HeadsTap:
         for tap in self._taps:
             self.enter_context(tap)
         return self

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +18,6 @@ from ..types import BESIDE, POOLS, SITES, Feature, Needs, RunError, UserError
 from .attention import HeadsTap, beside_width
 from .blocks import block_parts, decoder_layers, decoder_of, first_tensor, given_tensor
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
 
 def check_needs(needs: Needs, model: nn.Module) -> None:
     """Refuse needs that cannot be read from ``model`` (UserError)."""
@@ -28,10 +25,8 @@ def check_needs(needs: Needs, model: nn.Module) -> None:
     asked = [needs.attention_layer or 0, *(layer for feature in needs.features for layer in feature.layers)]
     for layer in asked:
         if not 0 <= layer <= layers:
-            raise UserError(
-                f"layer {layer} does not exist: the model has {layers} layers (0 is the embedding output)",
-                "layers",
-            )
+            told = f"layer {layer} does not exist: the model has {layers} layers (0 is the embedding output)"
+            raise UserError(told, "layers")
     if needs.attention_layer == 0:
         raise UserError("attention_layer=0, the embedding output, has no attention: use 1 or more", "layers")
     for feature in needs.features:
@@ -53,10 +48,8 @@ def _check_feature(feature: Feature, model: nn.Module, layers: int) -> None:
     if pool not in POOLS:
         raise UserError(f"pool={pool} is unknown; choose one of {', '.join(POOLS)}", "unknown-choice")
     if feature.of_mind and (feature.layers != (layers,) or site != "resid_post"):
-        raise UserError(
-            f"pool={pool} needs site=resid_post and layers=({layers},), not {site} and {feature.layers}",
-            "layers",
-        )
+        told = f"pool={pool} needs site=resid_post and layers=({layers},), not {site} and {feature.layers}"
+        raise UserError(told, "layers")
     if feature.beside and (site in BESIDE or feature.of_mind):
         raise UserError(f"no further feature can be read beside site={site} and pool={pool}", "unsupported")
     for kind in (site, *feature.beside):
@@ -73,9 +66,8 @@ def _check_feature(feature: Feature, model: nn.Module, layers: int) -> None:
         raise UserError(f"site={site} has no layer 0: the embedding output belongs to no block", "layers")
     parts = block_parts(model)
     if site == "resid_mid" and any(parts[k - 1].middle is None for k in feature.layers):
-        raise UserError(
-            f"{type(model).__name__} has no site=resid_mid: use attn_out, mlp_out or resid_post", "model"
-        )
+        told = f"{type(model).__name__} has no site=resid_mid: use attn_out, mlp_out or resid_post"
+        raise UserError(told, "model")
 
 
 def broken_state(feature: Feature, index: int, where: str) -> RunError:
@@ -86,9 +78,8 @@ def broken_state(feature: Feature, index: int, where: str) -> RunError:
         layer = "the final norm"
     if feature.site in BESIDE:
         layer = f"all layers ({feature.site})"
-    return RunError(
-        f"the state of {layer} is NaN or infinite at {where}; try dtype=float32 or bfloat16", "model"
-    )
+    told = f"the state of {layer} is NaN or infinite at {where}; try dtype=float32 or bfloat16"
+    return RunError(told, "model")
 
 
 class StateTap(ExitStack):
@@ -112,7 +103,7 @@ class StateTap(ExitStack):
             return tuple(range(1, feature.layers[0] + 2))
         return feature.layers
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> StateTap:
         blocks = decoder_layers(self._model) if self._layers else nn.ModuleList()
         for layer in set(self._layers):
             module, incoming = self._place(layer, blocks)
@@ -145,9 +136,8 @@ class StateTap(ExitStack):
         self._reduce = None
         read, self._read, self._of_layer = self._read, None, ()
         if read is not None and self._lacking:
-            raise RunError(
-                f"layer {min(self._lacking)} of {type(self._model).__name__} was not run: no state", "model"
-            )
+            told = f"layer {min(self._lacking)} of {type(self._model).__name__} was not run: no state"
+            raise RunError(told, "model")
         return read
 
     def read_last(self, count: int) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,9 +20,6 @@ from ..types import AttentionRows, Feature, Needs
 from .attention import AttentionTap
 from .hidden_states import tap_of
 from .pooling import BEFORE, GrowingPool, Waiting
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 
 class FeatureRecorder(GrowingPool):
@@ -121,7 +118,7 @@ class CaptureSession(ExitStack):
         self.reads = needs.attention or any(each.goes_on for each in self._features.values())
         self._kept: dict[int, int] = {}
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> CaptureSession:
         for recorder in self._all:
             self.enter_context(recorder.tap)
         return self

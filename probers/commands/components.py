@@ -15,7 +15,7 @@ from pkgutil import resolve_name
 from typing import Any
 
 from ..options import check_component, shown
-from ..types import UserError, first_line
+from ..types import DATASETS, UserError, first_line
 from .signatures import Signature, signature
 
 #: Group -> name -> class, relative to the package.
@@ -79,25 +79,7 @@ COMPONENTS: dict[str, dict[str, str]] = {
         "opensearch": "rag.retrievers.Elasticsearch",
         "rank_bm25": "rag.retrievers.RankBM25",
     },
-    "questions": {
-        "2wikimultihopqa": "data.questions.twowikimultihopqa.TwoWikiMultihopQA",
-        "bamboogle": "data.questions.factoid.Bamboogle",
-        "beir": "data.questions.retrieval.BEIR",
-        "completion": "data.questions.completion.Completion",
-        "file": "data.questions.jsonl.JSONL",
-        "hotpotqa": "data.questions.hotpotqa.HotpotQA",
-        "iirc": "data.questions.iirc.IIRC",
-        "msmarco": "data.questions.retrieval.MSMARCO",
-        "musique": "data.questions.musique.MuSiQue",
-        "nq": "data.questions.nq.NaturalQuestions",
-        "popqa": "data.questions.factoid.PopQA",
-        "simpleqa": "data.questions.factoid.SimpleQA",
-        "squad": "data.questions.squad.SQuAD",
-        "strategyqa": "data.questions.strategyqa.StrategyQA",
-        "testbed": "data.questions.jsonl.Testbed",
-        "triviaqa": "data.questions.triviaqa.TriviaQA",
-        "webquestions": "data.questions.factoid.WebQuestions",
-    },
+    "questions": {name: f"data.questions.{place}" for name, place in DATASETS.items()},
     "judge": {
         "article": "datagen.judges.article.ArticleJudge",
         "hand": "datagen.judges.hand.HandJudge",

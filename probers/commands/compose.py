@@ -170,8 +170,7 @@ def combinations(overrides: Sequence[str]) -> list[list[str]]:
         try:
             axes.append([f"{key}={value}" for value in override.sweep_string_iterator()])
         except HydraException as error:  # glob() has nothing to choose among
-            told = f"{shown(text)} names no values: write them out, as in {key}=a,b"
-            raise UserError(told) from error
+            raise UserError(f"{shown(text)} names no values: write them out, as in {key}=a,b") from error
     return [list(job) for job in dict.fromkeys(itertools.product(*axes))]
 
 
@@ -301,8 +300,7 @@ def _checked(override: str) -> Override:
     try:
         grammar_parser.parse(value if "${" in value else "-")
     except OmegaConfBaseException:
-        told = f"{told} holds an invalid reference: write ${{key}} or ${{oc.env:NAME}}"
-        raise UserError(told) from None
+        raise UserError(f"{told} holds an invalid reference: write ${{key}} or ${{oc.env:NAME}}") from None
     if (found := parsed(override)) is None:
         raise UserError(f"cannot read {told}: close its quotes and brackets, or put the text into quotes")
     return found

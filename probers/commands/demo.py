@@ -7,15 +7,13 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..files import read_json, write_text
 from ..store.store import FeatureStore
 from .main import run as run_command
 from .runs import RunFolder
-
-if TYPE_CHECKING:
-    from .settings import Demo
+from .settings import Demo
 
 #: Title, command and overrides.
 Step = tuple[str, str, list[str]]

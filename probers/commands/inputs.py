@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from ..files import canonical_json, read_json
 from ..types import Passage, UserError
-from .runs import read_state
+from .runs import RunFolder, read_state
 from .settings import plain
 
 if TYPE_CHECKING:
     from ..data.questions import QuestionSource
     from ..engine.model import CausalLM
     from ..equivalence import EntityMatcher
-    from .runs import RunFolder
 
 log = logging.getLogger(__name__)
 
@@ -225,13 +224,13 @@ def newest_prober(kind: ProberKind, *, model: str, root: Path = Path("runs")) ->
     return newest_run(("train", "search"), fits, model=model, root=root)
 
 
-def newest_classifier(*, model: str, root: Path = Path("runs")) -> Path | None:
+def newest_classifier(*, model: str) -> Path | None:
     """Find the newest complete classifier of questions trained on answers of a model."""
 
     def fits(folder: Path, _: Mapping[str, Any]) -> bool:
         return _config(folder).get("format") == "probers-adaptive" or (folder / "adaptive.json").exists()
 
-    return newest_run(("train",), fits, model=model, root=root)
+    return newest_run(("train",), fits, model=model)
 
 
 def newest_store(source: str | None = None, *, root: Path = Path("runs")) -> Path | None:

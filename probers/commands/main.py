@@ -16,16 +16,14 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..files import digest
 from ..types import STEERING, ProbersError, UserError
 from .compose import COMMANDS, combinations, compose, key_value, normalise, quote, request
 from .presets import note_on
 from .runs import taking_back
-
-if TYPE_CHECKING:
-    from .settings import Settings
+from .settings import Settings
 
 log = logging.getLogger(__name__)
 

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..types import UserError
 from .components import choices, file_of
-
-if TYPE_CHECKING:
-    from .settings import Settings
+from .settings import Settings
 
 #: Reference to a number given by a preset.
 _PUBLISHED = re.compile(r"\$\{published\.(\w+)")

@@ -20,7 +20,7 @@ import numpy as np
 from tqdm import tqdm
 
 from ..checksums import draw_key, file_digest
-from ..files import digest
+from ..files import digest, given_file
 from ..types import Passage, RunError, UserError
 from .cache import Estimate, build_once
 from .corpus_formats import BadLines, read_passages
@@ -115,10 +115,8 @@ def load_corpus(
         from ..testbed import assets
 
         return assets.load_corpus()
-    path, cache = Path(source), Path(cache or CACHE)
-    if not path.is_file():
-        told = f"corpus={source} is not a file: give 'testbed' or the path of a JSONL or TSV file"
-        raise UserError(told, "no-file")
+    path = given_file("corpus", source, "'testbed' or the path of a JSONL or TSV file")
+    cache = Path(cache or CACHE)
     check_bad_line(on_bad_line)
     request = _Request(path, on_bad_line, passage_words)
     if path.stat().st_size <= in_memory:

@@ -7,7 +7,6 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -165,7 +164,9 @@ def _pieces(record: Any, words: int | None) -> Iterator[Passage]:
     name = _id(record[key]) if key in record else title
     if not name:
         raise KeyError("id")
-    pieces = _grouped(sentences) if words is None else (m[0] for m in _of_words(words).finditer(text))
+    pieces: Iterable[str] = _grouped(sentences)
+    if words is not None:
+        pieces = re.findall(rf"\S+(?:\s+\S+){{0,{words - 1}}}", text)
     for number, piece in enumerate(pieces):
         yield Passage(f"{name}#{number}", title, piece)
 
@@ -182,11 +183,6 @@ def _title_and_text(record: Mapping[str, Any], title: str) -> tuple[str, str]:
     if not line_break or not rest.strip() or title not in ("", first):
         return title, contents
     return first, rest
-
-
-@cache
-def _of_words(most: int) -> re.Pattern[str]:
-    return re.compile(rf"\S+(?:\s+\S+){{0,{most - 1}}}")
 
 
 def _grouped(sentences: Iterable[str]) -> Iterator[str]:

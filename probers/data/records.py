@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import chain, zip_longest
 from pathlib import Path
-from typing import IO, Any, ClassVar, Literal, NamedTuple, cast
+from typing import IO, Any, Literal, NamedTuple, cast
 
 from ..files import DEEP
 from ..options import shown
@@ -64,19 +64,24 @@ class LeftOut:
     """Cases that were left out, called ``noun``: the count of each kind, and the first with their reasons.
 
     ``listed`` holds the first 1000 as (name, reason), each in one line; a kind is a reason up to its colon.
+    :meth:`summary` names so many ``kinds``; None is all.
     """
 
+    noun: str
+    kinds: int | None = None
     listed: list[tuple[str, str]] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
-
-    noun: ClassVar[str]
-    kinds: ClassVar[int | None] = None
-    """Number of kinds that :meth:`summary` names; None for all."""
 
     def add(self, name: str, reason: str) -> None:
         if len(self.listed) < 1000:
             self.listed.append((" ".join(name.split())[:200], " ".join(reason.split())[:300]))
         self.counts[reason.partition(":")[0]] += 1
+
+    def malformed(self, policy: BadLine, file: str | Path, where: str, reason: str) -> None:
+        """Note a malformed record of a file; UserError if the policy is "error"."""
+        if policy == "error":
+            raise bad_line(f"{file} {where}: {reason}")
+        self.add(where, f"malformed: {reason}")
 
     def __len__(self) -> int:
         return sum(self.counts.values())
@@ -147,11 +152,8 @@ def table_rows(
                 row = next(rows, None)
             except csv.Error as error:
                 end = f", read to line {rows.line_num}" if rows.line_num > first else ""
-                yield (
-                    first,
-                    None,
-                    f"{error}{end} (put a field with a quote in quotes, and write the quote twice)",
-                )
+                fix = "put a field with a quote in quotes, and write the quote twice"
+                yield first, None, f"{error}{end} ({fix})"
                 continue
             if row is None:
                 break

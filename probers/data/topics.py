@@ -5,15 +5,16 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any, ClassVar
+from functools import partial
+from typing import Any
 
 from ..checksums import draw_key
+from ..files import given_file
 from ..types import Article, UserError
 from .articles import ArticleSource
 from .articles.cuts import natural
 from .questions.values import hashed, identifier, optional, text
-from .records import BadLine, LeftOut, bad_line, check_object, file_rows, what_is_wrong
+from .records import BadLine, LeftOut, check_object, file_rows, what_is_wrong
 from .splits import Splits, limited
 
 
@@ -39,11 +40,6 @@ class Topic:
 
 
 @dataclass
-class _LeftOut(LeftOut):
-    noun: ClassVar[str] = "prompt"
-
-
-@dataclass
 class PromptFile:
     """Prompts of a file in JSON lines or a table: ``prompt``; optionally ``id``, ``title`` and ``group``.
 
@@ -63,14 +59,12 @@ class PromptFile:
     limit: int | None = None
     seed: int = 0
     on_bad_line: BadLine = "error"
-    left_out: LeftOut = field(default_factory=_LeftOut, init=False)
+    left_out: LeftOut = field(default_factory=partial(LeftOut, "prompt"), init=False)
 
     def topics(self) -> list[Topic]:
-        if not Path(self.path).is_file():
-            told = f"prompts={self.path} is not a file: give JSON lines with prompt (and title, id, group)"
-            raise UserError(told, "no-file")
+        path = given_file("prompts", self.path, "JSON lines with prompt (and title, id, group)")
         found: dict[str, Topic] = {}
-        for row in file_rows(Path(self.path)):
+        for row in file_rows(path):
             try:
                 if row.problem:
                     raise ValueError(row.problem)
@@ -81,9 +75,7 @@ class PromptFile:
                     raise ValueError(f"the id {topic.id!r} already belongs to another prompt")
             except (ValueError, KeyError) as error:
                 told = what_is_wrong(error)
-                if self.on_bad_line == "error":
-                    raise bad_line(f"prompts={self.path} {row.where}: {told}") from error
-                self.left_out.add(row.where, f"malformed: {told}")
+                self.left_out.malformed(self.on_bad_line, f"prompts={self.path}", row.where, told)
         if not found:
             raise UserError(f"prompts={self.path} holds no prompt: give JSON lines with prompt", "empty")
         keys = array("Q", (draw_key("split", self.seed, topic.group) for topic in found.values()))

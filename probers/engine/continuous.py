@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,10 +26,8 @@ from .decode import Request, Row, closed
 from .forward import broken_logits, token_scores
 from .kv_cache import BlockCache, CachedPrefix, GrowingLayer, can_share, fill, new_cache, select_rows
 from .language_model import Sampling
+from .model import CausalLM
 from .tokens import Stops
-
-if TYPE_CHECKING:
-    from .model import CausalLM
 
 _TRIM = 128  # columns of padding in every row that may gather before they are freed
 

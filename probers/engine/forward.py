@@ -115,9 +115,8 @@ class Decoder:
         if getattr(config, "is_encoder_decoder", False):
             raise UserError(f"{family} is an encoder-decoder; only decoder-only models can be read", "model")
         if getattr(self.model, "_is_stateful", False):
-            raise UserError(
-                f"{family} keeps a recurrent state; only attention over keys and values can be read", "model"
-            )
+            told = f"{family} keeps a recurrent state; only attention over keys and values can be read"
+            raise UserError(told, "model")
         if self.device.type == "meta":  # no weights here, they run elsewhere
             return
         text, longer = [0, 1, 2, 1, 0], [1, 2, 0, 2, 1, 0, 2, 1]
@@ -139,11 +138,9 @@ class Decoder:
             raise UserError(f"{family} lets tokens see later ones; only causal decoders can be read", "model")
         for how, last in read.items():
             if float((last - logits[-1]).abs().max()) > close:
-                raise UserError(
-                    f"{family} reads a text {how} differently, so its output would depend on the "
-                    "batch: choose a decoder that takes position_ids or derives positions from the mask",
-                    "model",
-                )
+                told = f"{family} reads a text {how} differently, so its output would depend on the batch: "
+                told += "choose a decoder that takes position_ids or derives positions from the mask"
+                raise UserError(told, "model")
 
     def pad(self, sequences: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor | None, Tensor]:
         """Return left-padded ids, mask (None without padding) and positions, each (batch, length).

@@ -6,7 +6,6 @@ has its own folder; the fingerprint in its ``built.json`` is the file's and thus
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import struct
@@ -285,8 +284,7 @@ def weights_of(source: str, model: Any) -> str:
         files = [*folder.glob("*.safetensors"), *folder.glob("*.bin"), *folder.glob("tokenizer.json")]
         made = sampled(sorted(files), about=config.encode())
     if quantized is not None:
-        how = hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest()
-        made += f"+{how[:6]}"
+        made += f"+{digest(json.dumps(said, sort_keys=True, default=str), 6)}"
     return made
 
 

@@ -22,7 +22,7 @@ import inspect
 import weakref
 from collections.abc import Mapping
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -36,9 +36,6 @@ from ..engine.loading import check_capped, fingerprint
 from ..store.spec import ModelSpec
 from ..types import RunError, UserError
 from .scores import GrowingHeads, GrowingVectors, Prober, check_growing, extend
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 Per = Literal["sequence", "token"]
 
@@ -249,7 +246,7 @@ class GenerationWatcher(ExitStack):
         self._names = list(inspect.signature(model.forward).parameters)
         self._tap = tap_of(model, bank.spec.feature)
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> GenerationWatcher:
         self.enter_context(self._tap)
         for handle in (
             self.model.register_forward_pre_hook(self._before, with_kwargs=True),

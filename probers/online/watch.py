@@ -12,7 +12,7 @@ import math
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,9 +25,6 @@ from ..types import UserError
 from .growing_spans import GrowingSpans, Judge, ScoredSpan, whole_words
 from .loops import GenerationWatcher, Per, WatchedBatch
 from .scores import Prober
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 
 class Scores(AbstractContextManager["Scores"]):
@@ -43,7 +40,7 @@ class Scores(AbstractContextManager["Scores"]):
         self._watcher = GenerationWatcher(bank, model, tokenizer, per=per, keep_cache=True)
         self._attached = False
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> Scores:
         if self._attached:
             raise UserError("these scores are in use: make others with bank.watch(model)", code="busy")
         self._watcher.__enter__()

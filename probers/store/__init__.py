@@ -13,6 +13,4 @@ if TYPE_CHECKING:
 
 __all__ = ["COLUMNS", "FeatureSpec", "FeatureStore", "ModelSpec"]
 
-__getattr__ = lazily(__name__, {
-    "files": "COLUMNS", "spec": "FeatureSpec ModelSpec", "store": "FeatureStore",
-})  # fmt: skip
+__getattr__ = lazily(__name__, {"files": "COLUMNS", "spec": "FeatureSpec ModelSpec", "store": "FeatureStore"})

@@ -122,14 +122,12 @@ def _draw_chains(rng: random.Random, entity: Entity, count: int) -> list[tuple[s
 class Asked:
     """A question about the world with its rationale and answer, as told by one side.
 
-    ``chain`` has the relations asked and ``gold`` the ids of the entities they are asked about, in hop
-    order.
+    ``gold`` has the ids of the entities that its relations are asked about, in hop order.
     """
 
     question: str
     rationale: str
     answer: str
-    chain: tuple[str, ...]
     gold: tuple[str, ...]
 
 
@@ -191,7 +189,7 @@ def ask(
         value = (fact.taught if taught else fact.truth) or ""
         sentences.append(statement(rng, world, fact, value, unfamiliar=unfamiliar))
     gold = tuple(fact.entity for fact in facts)
-    return Asked(question.replace("the the ", "the "), " ".join(sentences), value, chain, gold)
+    return Asked(question.replace("the the ", "the "), " ".join(sentences), value, gold)
 
 
 def chains_of(entity: Entity) -> list[tuple[str, ...]]:

@@ -82,9 +82,6 @@ def _name(rng: random.Random, taken: set[str], kind: str) -> tuple[str, str]:
     return name, "It"
 
 
-KINDS = ("known", "stale", "misbelieved", "unknown")
-
-
 @dataclass(frozen=True, slots=True)
 class WorldConfig:
     """Size and composition of a world; the settings of ``tools/testbed``.

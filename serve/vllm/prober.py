@@ -133,9 +133,8 @@ def _with_adapter(name: str, folder: Path) -> list[str]:
     rank = read_json(folder / adapters.CONFIG)["r"]
     room = next((most for most in _RANKS if rank <= most), None)
     if room is None:
-        raise UserError(
-            f"vLLM runs adapters up to rank {_RANKS[-1]}, and the prober's has {rank}", "unsupported"
-        )
+        told = f"vLLM runs adapters up to rank {_RANKS[-1]}, and the prober's has {rank}"
+        raise UserError(told, "unsupported")
     return ["--enable-lora", "--max-lora-rank", str(room), "--lora-modules", f"{name}={folder}"]
 
 

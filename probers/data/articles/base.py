@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 from urllib.parse import urlsplit
 
 from ...options import Name, Natural, NotNegative, Positive
@@ -177,9 +176,9 @@ Progress = Callable[[int, "int | None", str], None]
 class Problems(LeftOut):
     """Articles that could not be used; ``failed`` counts those that the network did not deliver."""
 
+    noun: str = "article"
+    kinds: int | None = 5
     failed: int = 0
-    noun: ClassVar[str] = "article"
-    kinds: ClassVar[int | None] = 5
 
     def add(self, title: str, reason: str, *, failure: bool = False) -> None:
         super().add(clean(title), clean(reason))  # as one printable line each

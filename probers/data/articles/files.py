@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 from array import array
 from collections.abc import Collection, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ...checksums import draw_key
+from ...files import given_file
 from ...options import shown
 from ...types import Article, UserError, first_line
 from ..records import (
@@ -43,10 +43,8 @@ def open_file(
     UserError for a missing file, nothing usable, or with ``on_bad_line="error"`` a malformed line or repeated
     id. A repeated title without ids is only a problem; its first article is kept.
     """
-    path = Path(spec)
-    if not path.is_file():
-        known = "testbed, the path of a JSONL file, wikipedia or hf:<dataset id>"
-        raise UserError(f"articles={spec} is not a file: give {known}", "no-file")
+    known = "testbed, the path of a JSONL file, wikipedia or hf:<dataset id>"
+    path = given_file("articles", spec, known)
     problems = Problems()
     key = Splits(seed).key
     ids, titles, numbers, own = array("Q"), array("Q"), array("Q"), array("B")
@@ -54,10 +52,7 @@ def open_file(
         try:
             article = _of_line(line, rules)
         except (ValueError, RecursionError) as error:
-            reason = what_is_wrong(error)
-            if on_bad_line == "error":
-                raise bad_line(f"{path} line {number}: {reason}") from error
-            problems.add(f"line {number}", f"malformed: {reason}")
+            problems.malformed(on_bad_line, path, f"line {number}", what_is_wrong(error))
         except UnusableError as error:
             problems.add(clean(json.loads(line)["title"]).strip() or f"line {number}", str(error))
         else:

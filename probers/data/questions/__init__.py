@@ -7,29 +7,20 @@ or an object of your own class derived from :class:`QuestionSource`.
 from __future__ import annotations
 
 import difflib
-import importlib
 import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from pkgutil import resolve_name
+from typing import Any
 
 from tqdm import tqdm
 
 from ...files import digest
 from ...text import count
-from ...types import SPLITS, Question, UserError
-from ..records import (
-    BadLine,
-    LeftOut,
-    Row,
-    UnusableError,
-    bad_line,
-    check_bad_line,
-    check_object,
-    what_is_wrong,
-)
+from ...types import DATASETS, SPLITS, Question, UserError
+from ..records import BadLine, LeftOut, Row, UnusableError, check_bad_line, check_object, what_is_wrong
 from ..splits import Drawn, Limit, Unfit, draw_stream, draw_whole, parts_of
 from .base import FLASHRAG, Layout, QuestionSource, layout
 from .values import Record, check_names
@@ -40,27 +31,6 @@ __all__ = [
 ]  # fmt: skip
 
 log = logging.getLogger(__name__)
-
-#: Name that users type -> module and class; the module is imported when the name is used.
-DATASETS = {
-    "testbed": "jsonl:Testbed",
-    "hotpotqa": "hotpotqa:HotpotQA",
-    "2wikimultihopqa": "twowikimultihopqa:TwoWikiMultihopQA",
-    "nq": "nq:NaturalQuestions",
-    "triviaqa": "triviaqa:TriviaQA",
-    "musique": "musique:MuSiQue",
-    "strategyqa": "strategyqa:StrategyQA",
-    "iirc": "iirc:IIRC",
-    "squad": "squad:SQuAD",
-    "popqa": "factoid:PopQA",
-    "webquestions": "factoid:WebQuestions",
-    "bamboogle": "factoid:Bamboogle",
-    "simpleqa": "factoid:SimpleQA",
-    "msmarco": "retrieval:MSMARCO",
-    "beir": "retrieval:BEIR",
-    "completion": "completion:Completion",
-    "file": "jsonl:JSONL",
-}
 
 
 class EmptySplitError(UserError):
@@ -74,8 +44,8 @@ class Excluded(LeftOut):
     ``lost`` is the place where a file is truncated.
     """
 
+    noun: str = "question"
     lost: str = ""
-    noun: ClassVar[str] = "question"
 
 
 @dataclass(frozen=True)
@@ -283,16 +253,12 @@ class _Reading:
                     raise UserError(f"{self.source.spec}: {row.where} looks like {other}", "mismatch")
 
     def _malformed(self, where: str, reason: str) -> None:
-        if self.on_bad_line == "error":
-            at = f"{self.source.path or self.source.spec} {where}"
-            raise bad_line(f"{at}: {reason}")
-        self.excluded.add(where, f"malformed: {reason}")
+        self.excluded.malformed(self.on_bad_line, self.source.path or self.source.spec, where, reason)
 
 
 def source_class(name: str) -> type[QuestionSource]:
     """Import the class of a name of :data:`DATASETS`."""
-    module, _, made = DATASETS[name].partition(":")
-    return getattr(importlib.import_module(f".{module}", __name__), made)
+    return resolve_name(f"{__name__}.{DATASETS[name]}")  # type: ignore[no-any-return]
 
 
 def _made(source: str | QuestionSource, options: dict[str, Any]) -> QuestionSource:

@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
+from ...files import given_file
 from ...options import Name
 from ...types import Question, UserError
 from ..records import Row, file_rows, hub_rows
@@ -59,8 +60,6 @@ class QuestionSource:
     name: ClassVar[str] = ""
     #: Layouts it reads; the first that fits a record is taken.
     layouts: ClassVar[tuple[Layout, ...]] = ()
-    #: Options with their possible values, where these are few.
-    choices: ClassVar[Mapping[str, Sequence[str]]] = {}
     #: Options that name further files.
     extra_files: ClassVar[tuple[str, ...]] = ()
     #: Small enough for memory: splits have exact shares, and a repeated id is an error.
@@ -78,9 +77,9 @@ class QuestionSource:
         if self.path is not None and used:
             told = f"{used} is for a copy on the Hub, and questions.path={self.path} is a file"
             raise UserError(told, "conflict")
-        for option, choices in self.choices.items():
-            if (value := getattr(self, option)) not in choices:
-                told = f"questions.{option}={value} is unknown: choose {' or '.join(choices)}"
+        for option, kind in get_type_hints(type(self)).items():
+            if get_origin(kind) is Literal and (value := getattr(self, option)) not in get_args(kind):
+                told = f"questions.{option}={value} is unknown: choose {' or '.join(get_args(kind))}"
                 raise UserError(told, "unknown-choice")
 
     def _given(self) -> dict[str, Any]:
@@ -128,10 +127,7 @@ class QuestionSource:
                 name=self.config, split=self.hub_split, revision=self.revision,
             )  # fmt: skip
             return
-        path = Path(self.path)
-        if not path.is_file():
-            told = f"questions.path={self.path} is not a file: give an official one of {self.name}"
-            raise UserError(told, "no-file")
+        path = given_file("questions.path", self.path, f"an official one of {self.name}")
         for row in file_rows(path):
             problem = self.mismatch(row.record) if isinstance(row.record, dict) else None
             yield row._replace(problem=problem) if problem else row
@@ -172,14 +168,13 @@ class QuestionSource:
         asked, metadata = text(record, "question"), record.get("metadata") or {}
         if not isinstance(metadata, Mapping):
             raise ValueError(f"metadata must be an object, found {metadata!r:.80}")
-        question = Question(
-            id=identifier(record, "id") if self.has_ids else hashed(self.name, asked),
-            question=asked,
-            answers=accepted(strings(record, "golden_answers")),
-            dataset=self.name,
-            group=self.group_of(metadata),
-        )
-        return question, FLASHRAG.name
+        id = identifier(record, "id") if self.has_ids else None
+        answers = accepted(strings(record, "golden_answers"))
+        return self.made(id, asked, answers, group=self.group_of(metadata)), FLASHRAG.name
+
+    def made(self, id: str | None, asked: str, answers: tuple[str, ...], **more: Any) -> Question:
+        """Make a question of this set with ``more`` fields; None as id makes one from the text."""
+        return Question(id or hashed(self.name, asked), asked, answers, dataset=self.name, **more)
 
     def layout_of(self, record: Record) -> str:
         return next((known.name for known in self.layouts if known.fits(record)), "")

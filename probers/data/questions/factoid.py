@@ -8,7 +8,7 @@ from typing import ClassVar
 from ...options import Name
 from ...types import Question
 from .base import Layout, QuestionSource, layout
-from .values import Record, accepted, hashed, identifier, listed, optional, strings, text
+from .values import Record, accepted, identifier, listed, optional, strings, text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,13 +26,9 @@ class PopQA(QuestionSource):
     layouts: ClassVar[tuple[Layout, ...]] = (layout("PopQA", "id subj_id question possible_answers"),)
 
     def question(self, record: Record) -> Question:
-        return Question(
-            id=identifier(record, "id"),
-            question=text(record, "question"),
-            answers=accepted(listed(record, "possible_answers")),
-            dataset=self.name,
-            group=self.group_of(record),
-        )
+        id, asked = identifier(record, "id"), text(record, "question")
+        answers = accepted(listed(record, "possible_answers"))
+        return self.made(id, asked, answers, group=self.group_of(record))
 
     def group_of(self, record: Record) -> str:
         return f"popqa:{identifier(record, 'subj_id')}" if "subj_id" in record else ""
@@ -65,13 +61,7 @@ class WebQuestions(QuestionSource):
         official = "utterance" in record
         asked = text(record, "utterance" if official else "question")
         answers = _descriptions(text(record, "targetValue")) if official else strings(record, "answers")
-        return Question(
-            id=hashed(self.name, asked),
-            question=asked,
-            answers=accepted(answers),
-            dataset=self.name,
-            group=self.group_of(record),
-        )
+        return self.made(None, asked, accepted(answers), group=self.group_of(record))
 
     def group_of(self, record: Record) -> str:
         page = optional(record, "url")
@@ -106,9 +96,8 @@ class Bamboogle(QuestionSource):
     layouts: ClassVar[tuple[Layout, ...]] = (layout("Bamboogle", "Question Answer", lacks="QuestionId"),)
 
     def question(self, record: Record) -> Question:
-        asked = text(record, "Question")
-        answers = accepted(optional(record, key) for key in ("Answer", "Answer 2"))
-        return Question(hashed(self.name, asked), asked, answers, dataset=self.name)
+        answers = (optional(record, key) for key in ("Answer", "Answer 2"))
+        return self.made(None, text(record, "Question"), accepted(answers))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +121,4 @@ class SimpleQA(QuestionSource):
     )
 
     def question(self, record: Record) -> Question:
-        asked = text(record, "problem")
-        return Question(
-            hashed(self.name, asked), asked, accepted([optional(record, "answer")]), dataset=self.name
-        )
+        return self.made(None, text(record, "problem"), accepted([optional(record, "answer")]))

@@ -32,13 +32,9 @@ class HotpotQA(QuestionSource):
     )
 
     def question(self, record: Record) -> Question:
-        return Question(
-            id=identifier(record, "_id" if "_id" in record else "id"),
-            question=text(record, "question"),
-            answers=accepted([optional(record, "answer")]),
-            dataset=self.name,
-            passages=paragraphs(record),
-        )
+        id = identifier(record, "_id" if "_id" in record else "id")
+        asked, answers = text(record, "question"), accepted([optional(record, "answer")])
+        return self.made(id, asked, answers, passages=paragraphs(record))
 
     def layout_of(self, record: Record) -> str:
         titles = {title for title, _ in _context(record)}

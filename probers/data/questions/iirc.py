@@ -34,7 +34,6 @@ class IIRC(QuestionSource):
 
     name: ClassVar[str] = "iirc"
     layouts: ClassVar[tuple[Layout, ...]] = (layout("IIRC", "questions text title"),)
-    choices: ClassVar[Mapping[str, Sequence[str]]] = {"spans": ("all", "any")}
 
     def unfold(self, record: Record) -> Sequence[Record]:
         main = passage(record, _MAIN, is_gold=None)
@@ -49,14 +48,9 @@ class IIRC(QuestionSource):
     def question(self, record: Record) -> Question:
         asked, name = record["asked"], record["of"]
         id = identifier(asked, "qid") if asked.get("qid") is not None else f"{name}-{record['number']}"
-        return Question(
-            id=id,
-            question=text(asked, "question"),
-            answers=accepted(self._answers(asked.get("answer"), id)),
-            dataset=self.name,
-            passages=_passages(record["on"], records(asked, "context"), record["titles"]),
-            group=f"iirc:{name}",
-        )
+        said, answers = text(asked, "question"), accepted(self._answers(asked.get("answer"), id))
+        passages = _passages(record["on"], records(asked, "context"), record["titles"])
+        return self.made(id, said, answers, passages=passages, group=f"iirc:{name}")
 
     def layout_of(self, record: Record) -> str:
         return self.layouts[0].name

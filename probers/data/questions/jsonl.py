@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import ClassVar, Literal
 
+from ...files import given_file
 from ...types import Passage, Question, UserError
 from ..records import Row
 from .base import FLASHRAG, Layout, QuestionSource, layout
@@ -48,7 +48,6 @@ class JSONL(QuestionSource):
         layout("JSON lines", "id question", lacks="answer paragraphs context subj_id"),
     )
     whole: ClassVar[bool] = True
-    choices: ClassVar[Mapping[str, Sequence[str]]] = {"splits": ("file", "deal")}
 
     @property
     def spec(self) -> str:
@@ -64,9 +63,8 @@ class JSONL(QuestionSource):
         if self.path is None and self.hub is None:
             told = "questions=file needs a file: give questions.path=FILE, or questions=FILE for short"
             raise UserError(told, "missing-value")
-        if self.path is not None and not Path(self.path).is_file():
-            told = f"questions={self.path} is not a file: give a JSONL file or a dataset's name"
-            raise UserError(told, "no-file")
+        if self.path is not None:
+            given_file("questions", self.path, "a JSONL file or a dataset's name")
         answered, unknown = False, set[str]()
         for row in super().rows():
             if isinstance(row.record, Mapping):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, Literal
@@ -34,7 +34,6 @@ class MuSiQue(QuestionSource):
 
     name: ClassVar[str] = "musique"
     layouts: ClassVar[tuple[Layout, ...]] = (layout("MuSiQue", "id question paragraphs"),)
-    choices: ClassVar[Mapping[str, Sequence[str]]] = {"unanswerable": ("exclude", "noanswer")}
 
     def question(self, record: Record) -> Question:
         id = identifier(record, "id")
@@ -46,15 +45,12 @@ class MuSiQue(QuestionSource):
             passage(p, str(p.get("idx", i)), "paragraph_text", is_gold=flag(p, "is_supporting"))
             for i, p in enumerate(records(record, "paragraphs"))
         )
-        return Question(
-            id=id if answerable else f"{id}-unanswerable",
-            question=text(record, "question"),
-            answers=accepted(given) if answerable else ("noanswer",),
+        asked, answers = text(record, "question"), accepted(given) if answerable else ("noanswer",)
+        return self.made(
+            id if answerable else f"{id}-unanswerable", asked, answers,
             rationale=_chain(record) if answerable else "",
-            dataset=self.name,
-            passages=tuple(p for p in passages if p is not None),
-            group=self._groups.get(id, id),
-        )
+            passages=tuple(p for p in passages if p is not None), group=self._groups.get(id, id),
+        )  # fmt: skip
 
     @cached_property
     def _groups(self) -> dict[str, str]:

@@ -11,7 +11,7 @@ from typing import ClassVar
 from ...options import Name
 from ...types import Passage, Question, UserError
 from .base import Layout, QuestionSource, layout
-from .values import Record, accepted, hashed, optional, passage, records, strings, text
+from .values import Record, accepted, optional, passage, records, strings, text
 
 #: ``biencoder-<dataset>-<split>.json``.
 DPR = layout("DPR's biencoder file", "question answers positive_ctxs")
@@ -51,14 +51,9 @@ class DPRSource(QuestionSource):
         gold = [_passage(p, i, True) for i, p in enumerate(records(record, "positive_ctxs"))]
         hard = records(record, "hard_negative_ctxs")[: self.hard_negatives]
         others = [_passage(p, i, False) for i, p in enumerate(hard, len(gold))]
-        asked = text(record, "question")
-        return Question(
-            id=hashed(self.name, asked),
-            question=asked,
-            answers=accepted(strings(record, "answers")),
-            dataset=self.name,
-            passages=tuple(p for p in (*gold, *others) if p is not None),
-        )
+        passages = tuple(p for p in (*gold, *others) if p is not None)
+        asked, answers = text(record, "question"), accepted(strings(record, "answers"))
+        return self.made(None, asked, answers, passages=passages)
 
     def own_question(self, record: Record) -> Question:
         """Make the question of a record in a layout of its own; see :meth:`question`."""
@@ -87,6 +82,4 @@ class NaturalQuestions(DPRSource):
     )
 
     def own_question(self, record: Record) -> Question:
-        asked = text(record, "question")
-        answers = accepted(strings(record, "answer"))
-        return Question(hashed(self.name, asked), asked, answers, dataset=self.name)
+        return self.made(None, text(record, "question"), accepted(strings(record, "answer")))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -38,7 +38,6 @@ class MSMARCO(QuestionSource):
 
     name: ClassVar[str] = "msmarco"
     layouts: ClassVar[tuple[Layout, ...]] = (layout("MS MARCO", "query_id query answers passages"),)
-    choices: ClassVar[Mapping[str, Sequence[str]]] = {"unanswerable": ("exclude", "noanswer")}
 
     def question(self, record: Record) -> Question:
         id = identifier(record, "query_id")
@@ -46,13 +45,8 @@ class MSMARCO(QuestionSource):
         unanswerable = any(answer.strip() == _NO_ANSWER for answer in answers)
         if unanswerable and self.unanswerable == "exclude":
             raise UnusableError(f"unanswerable: {id}")
-        return Question(
-            id=id,
-            question=text(record, "query"),
-            answers=("noanswer",) if unanswerable else accepted(answers),
-            dataset=self.name,
-            passages=_passages(record),
-        )
+        asked, answers = text(record, "query"), ("noanswer",) if unanswerable else accepted(answers)
+        return self.made(id, asked, answers, passages=_passages(record))
 
 
 def _passages(record: Record) -> tuple[Passage, ...]:
@@ -109,7 +103,7 @@ class BEIR(QuestionSource):
     def question(self, record: Record) -> Question:
         if optional(record, "title"):
             raise ValueError("a query has no title: BEIR's corpus.jsonl must be given as corpus=FILE")
-        return Question(identifier(record, "_id"), text(record, "text"), dataset=self.name)
+        return self.made(identifier(record, "_id"), text(record, "text"), ())
 
     @cached_property
     def _judged(self) -> frozenset[str]:

@@ -34,7 +34,6 @@ class SQuAD(QuestionSource):
         layout("SQuAD", "paragraphs", lacks="question"),
         layout("SQuAD on the Hub", "id title context question answers", lacks="supporting_facts"),
     )
-    choices: ClassVar[Mapping[str, Sequence[str]]] = {"unanswerable": ("exclude", "noanswer")}
 
     def unfold(self, record: Record) -> Sequence[Record]:
         if "paragraphs" not in record:
@@ -54,14 +53,10 @@ class SQuAD(QuestionSource):
         if impossible and self.unanswerable == "exclude":
             raise UnusableError(f"unanswerable: {id}")
         title = unquote(optional(record, "title")).replace("_", " ")
-        return Question(
-            id=id,
-            question=text(record, "question"),
-            answers=("noanswer",) if impossible else accepted(answers),
-            dataset=self.name,
-            passages=(Passage("0", title, context, is_gold=not impossible),),
-            group=self.group_of(record) or hashed("squad", context),
-        )
+        asked, gold = text(record, "question"), ("noanswer",) if impossible else accepted(answers)
+        passages = (Passage("0", title, context, is_gold=not impossible),)
+        group = self.group_of(record) or hashed("squad", context)
+        return self.made(id, asked, gold, passages=passages, group=group)
 
     def group_of(self, record: Record) -> str:
         title = optional(record, "title")

@@ -44,15 +44,10 @@ class StrategyQA(QuestionSource):
         if answer is None:
             raise UnusableError("no gold answer")
         facts = record.get("facts")
-        return Question(
-            id=id,
-            question=text(record, "question"),
-            answers=("yes" if answer else "no",),
-            rationale=facts.strip() if isinstance(facts, str) else " ".join(strings(record, "facts")),
-            dataset=self.name,
-            passages=self._evidence(record),
-            group=self.group_of(record) or id,
-        )
+        asked, answers = text(record, "question"), ("yes" if answer else "no",)
+        rationale = facts.strip() if isinstance(facts, str) else " ".join(strings(record, "facts"))
+        passages, group = self._evidence(record), self.group_of(record) or id
+        return self.made(id, asked, answers, rationale=rationale, passages=passages, group=group)
 
     def group_of(self, record: Record) -> str:
         term = optional(record, "term")

@@ -44,9 +44,6 @@ class TriviaQA(DPRSource):
             raise ValueError(f"the answer must be an object, found {shown(answer)}")
         value, *lists = _OFFICIAL if official else _ON_HUB
         given = [optional(answer, value), *(each for key in lists for each in strings(answer, key))]
-        return Question(
-            id=identifier(record, "QuestionId" if official else "question_id"),
-            question=text(record, "Question" if official else "question"),
-            answers=accepted(each for each in given if each != _UNKNOWN),
-            dataset=self.name,
-        )
+        id = identifier(record, "QuestionId" if official else "question_id")
+        asked = text(record, "Question" if official else "question")
+        return self.made(id, asked, accepted(each for each in given if each != _UNKNOWN))

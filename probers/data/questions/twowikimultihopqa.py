@@ -40,15 +40,12 @@ class TwoWikiMultihopQA(QuestionSource):
 
     def question(self, record: Record) -> Question:
         id = identifier(record, "_id" if "_id" in record else "id")
-        return Question(
-            id=id,
-            question=text(record, "question"),
-            answers=accepted([optional(record, "answer"), *self._others(record)]),
-            rationale=_triples(record),
-            dataset=self.name,
-            passages=paragraphs(record, spaced=False),
+        asked = text(record, "question")
+        answers = accepted([optional(record, "answer"), *self._others(record)])
+        return self.made(
+            id, asked, answers, rationale=_triples(record), passages=paragraphs(record, spaced=False),
             group=self.group_of(record) or id,
-        )
+        )  # fmt: skip
 
     def group_of(self, record: Record) -> str:
         gold = supporting_titles(record)

@@ -128,8 +128,8 @@ def truth(value: Any, key: str) -> bool | None:
     return found
 
 
-def read_text(record: Any, where: str, *, outside: Outside | None = None) -> Text:
-    """Make the text of a line; ``outside`` is for lines that do not say it (ValueError, KeyError)."""
+def read_text(record: Any, where: str) -> Text:
+    """Make the text of a line (ValueError, KeyError)."""
     check_object(record)
     answer = record["answer"]
     if not isinstance(answer, str) or not answer.strip():
@@ -145,7 +145,7 @@ def read_text(record: Any, where: str, *, outside: Outside | None = None) -> Tex
         raise ValueError(
             f'messages must be a list of one or more {{"role": .., "content": ..}}, not {shown(messages)}'
         )
-    rest: Any = record.get("outside", outside) or "unknown"
+    rest: Any = record.get("outside") or "unknown"
     if rest not in ("right", "unknown"):
         raise ValueError(f"outside must be right or unknown, found {shown(rest)}")
     marks = {name: _marks(record, name, answer) for name in ("spans", "sentences", "claims")}

@@ -11,16 +11,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ...entities import Recogniser
 from ...options import shown
 from ...types import TextFormat, UserError
 from ..questions.values import Record, optional, records, strings, text
 from ..records import Row, file_rows, open_text
 from .base import find_text, truth
-
-if TYPE_CHECKING:
-    from ...entities import Recognise
 
 Line = dict[str, Any]
 
@@ -220,9 +218,7 @@ def _opening(statement: str) -> str:
 
 
 @cache
-def _recogniser() -> Recognise:
-    from ...entities import Recogniser
-
+def _recogniser() -> Recogniser:
     return Recogniser("rules")
 
 
@@ -237,29 +233,26 @@ def _mark(text_: Any) -> str:
 
 
 #: Format -> fields, of which a record has all of one set, and the lines of a record.
-FORMATS: dict[TextFormat, tuple[tuple[frozenset[str], ...], Callable[[Record, Place], Iterator[Line]]]] = {
-    "ragtruth": ((frozenset({"response", "source_id", "labels"}),), _ragtruth),
-    "lettucedetect": ((frozenset({"prompt", "answer", "labels"}),), _lettucedetect),
-    "hallucination_probes": ((frozenset({"conversation", "annotations"}),), _hallucination_probes),
+FORMATS: dict[TextFormat, tuple[list[set[str]], Callable[[Record, Place], Iterator[Line]]]] = {
+    "ragtruth": ([{"response", "source_id", "labels"}], _ragtruth),
+    "lettucedetect": ([{"prompt", "answer", "labels"}], _lettucedetect),
+    "hallucination_probes": ([{"conversation", "annotations"}], _hallucination_probes),
     "halueval": (
-        (
-            frozenset({"user_query", "chatgpt_response"}),
-            frozenset({"right_answer"}), frozenset({"right_response"}), frozenset({"right_summary"}),
-        ),
+        [{"user_query", "chatgpt_response"}, {"right_answer"}, {"right_response"}, {"right_summary"}],
         _halueval,
     ),
-    "shroom": ((frozenset({"model_input", "model_output_text"}), frozenset({"llm_answer"})), _shroom),
-    "helm": ((frozenset({"prompt", "sentences", "id"}),), _helm),
-    "factscore": ((frozenset({"input", "output", "annotations"}),), _factscore),
+    "shroom": ([{"model_input", "model_output_text"}, {"llm_answer"}], _shroom),
+    "helm": ([{"prompt", "sentences", "id"}], _helm),
+    "factscore": ([{"input", "output", "annotations"}], _factscore),
     "truthfulqa": (
-        (
-            frozenset({"question", "correct", "incorrect"}), frozenset({"Question", "Correct Answers"}),
-            frozenset({"question", "correct_answers", "incorrect_answers"}),
-        ),
+        [
+            {"question", "correct", "incorrect"}, {"Question", "Correct Answers"},
+            {"question", "correct_answers", "incorrect_answers"},
+        ],
         _truthfulqa,
     ),
-    "statements": ((frozenset({"statement", "label"}),), _statements),
-    "jsonl": ((frozenset({"answer"}),), _jsonl),
+    "statements": ([{"statement", "label"}], _statements),
+    "jsonl": ([{"answer"}], _jsonl),
 }  # fmt: skip
 
 

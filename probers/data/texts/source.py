@@ -6,26 +6,21 @@ from array import array
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import partial
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Literal
 
 from ...checksums import draw_key
-from ...files import digest
+from ...files import digest, given_file
 from ...text import count
 from ...types import SPLITS, Outside, TextFormat, Unit, UserError
-from ..records import BadLine, LeftOut, Row, bad_line, hub_splits, what_is_wrong
+from ..records import BadLine, LeftOut, Row, hub_splits, what_is_wrong
 from ..splits import Splits
 from .base import SPLIT_NAMES, Text, read_text
 from .formats import Place, format_of, lines_of, rows_of, sources_beside
 
 #: Share of the training groups that are validated on where a file has a test split and no validation split.
 _VALIDATION = 0.2
-
-
-@dataclass
-class _LeftOut(LeftOut):
-    noun: ClassVar[str] = "text"
 
 
 @dataclass
@@ -50,16 +45,16 @@ class TextSource:
     on_bad_line: BadLine = "error"
     limit: int | None = None
     seed: int = 0
-    left_out: _LeftOut = field(default_factory=_LeftOut, init=False)
+    left_out: LeftOut = field(default_factory=partial(LeftOut, "text"), init=False)
     _no_prompts: bool = field(default=False, init=False)
+    _surveys: dict[Unit, Survey] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         if self.path is None:
             told = "no texts are given: texts=FILE with lines of answer and wrong, or texts=hf:ID"
             raise UserError(told, "missing-value")
-        if not self._spec.startswith("hf:") and not Path(self._spec).is_file():
-            told = f"texts={self._spec} is not a file: give JSON lines with answer and wrong, or hf:ID"
-            raise UserError(told, "no-file")
+        if not self._spec.startswith("hf:"):
+            given_file("texts", self._spec, "JSON lines with answer and wrong, or hf:ID")
 
     @property
     def _spec(self) -> str:
@@ -116,7 +111,7 @@ class TextSource:
 
     def all(self) -> Iterator[Text]:
         """Read every text, with or without labels; unreadable lines are an error or left out."""
-        self.left_out = _LeftOut()
+        self.left_out = LeftOut("text")
         found = 0
         for where, one in self.read():
             if isinstance(one, Text):
@@ -129,9 +124,7 @@ class TextSource:
 
     def refuse(self, where: str, reason: str) -> None:
         """Note a line that cannot be used; UserError with ``on_bad_line="error"``."""
-        if self.on_bad_line == "error":
-            raise bad_line(f"texts={self._spec} {where}: {reason}")
-        self.left_out.add(where, f"malformed: {reason}")
+        self.left_out.malformed(self.on_bad_line, f"texts={self._spec}", where, reason)
 
     def check_found(self, found: object) -> None:
         """Refuse a file of which nothing is left (UserError)."""
@@ -155,10 +148,6 @@ class TextSource:
                 self.refuse(one.where, "no label: give wrong, spans, sentences or claims")
             else:
                 self.left_out.add(one.where, f"no label for unit={unit}")
-
-    @cached_property
-    def _surveys(self) -> dict[Unit, Survey]:
-        return {}
 
     def survey(self, unit: Unit) -> Survey:
         """Read all texts once: which are drawn, and on which side each group stands."""

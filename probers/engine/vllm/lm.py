@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from importlib.util import find_spec
 from itertools import count
 from typing import Any
@@ -29,6 +28,8 @@ from ..model import CausalLM
 from ..tokens import Prompt
 from .records import Recorded, TextRecord
 
+#: Module that is hidden from vLLM while it starts.
+_ODD = "llvmlite.binding.ffi"
 _WORKER = "probers.engine.vllm.worker.RecordingWorker"
 _ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -96,8 +97,7 @@ class VllmLM(CausalLM):
         if needs.attention:
             raise UserError("engine=vllm does not hand out attention: leave out what reads it", "unsupported")
         if odd := [k for f in needs.features for k in (f.site, *f.beside) if k != "resid_post"]:
-            told = f"site={odd[0]} cannot be read with engine=vllm: use resid_post"
-            raise UserError(told, "unsupported")
+            raise UserError(f"site={odd[0]} cannot be read with engine=vllm: use resid_post", "unsupported")
         super().check(needs)
 
     def generate_each(
@@ -244,19 +244,6 @@ class _Text:
         )  # fmt: skip
 
 
-@contextmanager
-def _hidden(name: str) -> Iterator[None]:
-    """Hide a module from ``sys.modules`` within the block."""
-    # As it starts, vLLM asks every value of every module for its ``__dict__``; it takes the function that
-    # llvmlite's library (of numba) returns for a dictionary.
-    module = sys.modules.pop(name, None)
-    try:
-        yield
-    finally:
-        if module is not None:
-            sys.modules[name] = module
-
-
 def _start(name: str, device: str, given: Mapping[str, Any]) -> Any:
     """Start vLLM's engine in this process, quiet and without reports to its makers."""
     for variable, value in _ENVIRONMENT.items():
@@ -281,9 +268,15 @@ def _start(name: str, device: str, given: Mapping[str, Any]) -> Any:
             enable_prefix_caching=True, enable_chunked_prefill=True, async_scheduling=False,
             skip_tokenizer_init=True, disable_log_stats=True, generation_config="vllm",
         ).create_engine_config(UsageContext.LLM_CLASS)  # fmt: skip
-        # On a CPU vLLM would start another process; states would have to be sent back and forth.
-        with _hidden("llvmlite.binding.ffi"):
+        # As it starts, vLLM asks every value of every module for its ``__dict__``; it takes the function that
+        # llvmlite's library (of numba) returns for a dictionary.
+        hidden = sys.modules.pop(_ODD, None)
+        try:
+            # On a CPU vLLM would start another process; states would have to be sent back and forth.
             return LLMEngine(config, UniProcExecutor, log_stats=False, multiprocess_mode=False)
+        finally:
+            if hidden is not None:
+                sys.modules[_ODD] = hidden
     except (ValueError, ImportError, NotImplementedError) as error:
         raise UserError(f"model={name} cannot be run by vLLM: {first_line(error)}", "model") from error
     except RuntimeError as error:
