@@ -2,12 +2,13 @@
 
 import json
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
+from artefacts import harm
 from attack.sandbox import INTERNALS
-
-from probers.commands import main as cli
+from refusals import exits
 
 #: Typed wrong, each with the name that the message must hold.
 TYPED = [
@@ -25,10 +26,8 @@ TYPED = [
 def refused(command: str, typed: list[str], capsys) -> str:
     """The one sentence with which a command ends; any other exception than its exit passes through."""
     capsys.readouterr()
-    with pytest.raises(SystemExit) as ended:
-        cli.main(command, typed)
+    assert exits(command, typed) in (1, 2)
     said = capsys.readouterr().err.strip().splitlines()[-1]
-    assert ended.value.code in (1, 2)
     assert said.startswith(f"probers-{command}: ") and said.isprintable() and not INTERNALS.search(said)
     return said
 
@@ -53,16 +52,7 @@ TRAINING = ["layer=[6]", "resamples=100", "learning_curve=false", "out=new"]
 ANSWERING = ["limit=2", "max_new_tokens=8", "out=new", "prober=prober"]
 PROBING = ["trigger=probing", *ANSWERING]
 ADAPTIVE = ["trigger=adaptive", "trigger.classifier=classifier", *ANSWERING]
-
-
-def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-7])
-
-
-def flip(path: Path) -> None:
-    blob = bytearray(path.read_bytes())
-    blob[len(blob) // 2] ^= 4
-    path.write_bytes(bytes(blob))
+cut = partial(harm, damage="cut")
 
 
 def link(path: Path) -> None:
@@ -74,19 +64,16 @@ def other(path: Path) -> None:
     path.write_text(json.dumps([json.loads(path.read_text())]))
 
 
-@pytest.mark.parametrize(
-    ("name", "file", "damage", "command", "typed"),
-    [
-        ("cot", "manifest.json", other, "train", ["data=cot", *TRAINING]),
-        ("cot", "manifest.json", link, "train", ["data=cot", *TRAINING]),
-        ("cot", "shards/00001.parquet", flip, "train", ["data=cot", *TRAINING]),
-        ("cot", "shards/00000.safetensors", flip, "train", ["data=cot", *TRAINING]),
-        ("cot", "shards/00003.safetensors", cut, "train", ["data=cot", *TRAINING]),
-        ("prober", "config.json", other, "rag", PROBING),
-        ("prober", "heads.safetensors", cut, "rag", PROBING),
-        ("classifier", "config.json", cut, "rag", ADAPTIVE),
-    ],
-)
+@pytest.mark.parametrize(("name", "file", "damage", "command", "typed"), [
+    ("cot", "manifest.json", other, "train", ["data=cot", *TRAINING]),
+    ("cot", "manifest.json", link, "train", ["data=cot", *TRAINING]),
+    ("cot", "shards/00001.parquet", harm, "train", ["data=cot", *TRAINING]),
+    ("cot", "shards/00000.safetensors", harm, "train", ["data=cot", *TRAINING]),
+    ("cot", "shards/00003.safetensors", cut, "train", ["data=cot", *TRAINING]),
+    ("prober", "config.json", other, "rag", PROBING),
+    ("prober", "heads.safetensors", cut, "rag", PROBING),
+    ("classifier", "config.json", cut, "rag", ADAPTIVE),
+])  # fmt: skip
 def test_a_damaged_file_is_one_sentence(name, file, damage, command, typed, artefacts, place, capsys):
     damage(artefacts.copy(name, place / name) / file)
     if name != "prober" and command == "rag":

@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ from probers.train.run import _recogniser
 from probers.types import Article
 from tests.artefacts import contents, write_lines
 from tests.fake_lm import linear_bank
-from tests.refusals import fails
+from tests.refusals import fails, interrupted
 from tests.tiny import EOS, PAD, fast, save_tiny
 
 OTHERS = ("de", "fr", "es", "zh", "ja")
@@ -125,65 +126,50 @@ El ministro de [México] habló en la [ONU].
 PAIRS = {
     "de": (
         """3,5 Millionen=3.500.000|3. Mai 1998=03.05.1998|50 %=50 Prozent|-5 °C=−5 °C|dreihundertzwanzig=320
-        |2 km=2000 m
-        |einundzwanzig=21|der Rhein=Rhein|Deutscher Bundestag=Deutschen Bundestag|Müller=Mueller
-        |19. Jahrhundert=19. Jh.
-        |1990er Jahre=1990er|5 Mio. €=5 Millionen Euro|Thomas Mann=Mann, Thomas
-        |Baden-Württemberg=Baden Württemberg
-        |1.234,5=1234,5|zweitausend=2.000|44 v. Chr.=44 v. Chr.""",
+        |2 km=2000 m|einundzwanzig=21|der Rhein=Rhein|Deutscher Bundestag=Deutschen Bundestag|Müller=Mueller
+        |19. Jahrhundert=19. Jh.|1990er Jahre=1990er|5 Mio. €=5 Millionen Euro|Thomas Mann=Mann, Thomas
+        |Baden-Württemberg=Baden Württemberg|1.234,5=1234,5|zweitausend=2.000|44 v. Chr.=44 v. Chr.""",
         """3. Mai 1998=4. Mai 1998|3. Mai 1998=05.03.1998|-5 °C=5 °C|3,5 Millionen=3,5 Milliarden|50 %=60 %
-        |Bonn=Berlin
-        |3 Tage=3 Wochen|Thomas Mann=Heinrich Mann|19. Jahrhundert=20. Jahrhundert|44 v. Chr.=44 n. Chr.
-        |Rhein=Donau
-        |einundzwanzig=zwölf|1.234=1.235|2 km=2 m|Ludwig XIV=Ludwig XVI""",
+        |Bonn=Berlin|3 Tage=3 Wochen|Thomas Mann=Heinrich Mann|19. Jahrhundert=20. Jahrhundert
+        |44 v. Chr.=44 n. Chr.|Rhein=Donau|einundzwanzig=zwölf|1.234=1.235|2 km=2 m|Ludwig XIV=Ludwig XVI""",
         """1,234=1234|Goethe=Johann Wolfgang von Goethe|USA=Vereinigte Staaten|1998=3. Mai 1998
-        |München=Münchens
-        |J. W. Goethe=Johann Wolfgang Goethe|zwei=zweite|London=Londen""",
+        |München=Münchens|J. W. Goethe=Johann Wolfgang Goethe|zwei=zweite|London=Londen""",
     ),
     "fr": (
         """trois millions=3 000 000|1er mai 1998=1/5/1998|12 %=12 pour cent|l'Amazone=Amazone|Éluard=Eluard
-        |soixante-dix=70
-        |quatre-vingt-dix-sept=97|2 km=2 000 mètres|mille neuf cent=1900|XIXe siècle=XIXe siècle
-        |vingt et un=21|3,50=3,5
-        |Hugo, Victor=Victor Hugo|2e=deuxième|1 234=1.234|années 1990=années 1990""",
-        """trois millions=trois mille|1er mai 1998=5 janvier 1998|12 %=13 %|Paris=Lyon
-        |XIXe siècle=XXe siècle|71=70
-        |2 km=2 m|Louis XIV=Louis XVI|Pierre Curie=Marie Curie|50 av. J.-C.=51 av. J.-C.
-        |années 1990=années 1980
-        |vingt=trente|2e=3e|Nantes=Brest|1 234=1 235""",
+        |soixante-dix=70|quatre-vingt-dix-sept=97|2 km=2 000 mètres|mille neuf cent=1900
+        |XIXe siècle=XIXe siècle|vingt et un=21|3,50=3,5|Hugo, Victor=Victor Hugo|2e=deuxième|1 234=1.234
+        |années 1990=années 1990""",
+        """trois millions=trois mille|1er mai 1998=5 janvier 1998|12 %=13 %|Paris=Lyon|XIXe siècle=XXe siècle
+        |71=70|2 km=2 m|Louis XIV=Louis XVI|Pierre Curie=Marie Curie|50 av. J.-C.=51 av. J.-C.
+        |années 1990=années 1980|vingt=trente|2e=3e|Nantes=Brest|1 234=1 235""",
         """ONU=Organisation des Nations unies|Hugo=Victor Hugo|années 1990=1995|1,234=1234|V. Hugo=Victor Hugo
         |1998=mai 1998""",
     ),
     "es": (
-        """3,5 millones=3.500.000|3 de mayo de 1998=3/5/1998|treinta y cinco años=35 años
-        |El Salvador=Salvador|50 %=50 por ciento
-        |México=Mexico|dos mil tres=2003|3.º=tercero|2 km=2000 metros|siglo XIX=siglo XIX
-        |mayo de 1998=mayo 1998|3,50=3,5
-        |Lorca, Federico=Federico Lorca|veintiuno=21|doscientos mil=200.000""",
+        """3,5 millones=3.500.000|3 de mayo de 1998=3/5/1998|treinta y cinco años=35 años|El Salvador=Salvador
+        |50 %=50 por ciento|México=Mexico|dos mil tres=2003|3.º=tercero|2 km=2000 metros|siglo XIX=siglo XIX
+        |mayo de 1998=mayo 1998|3,50=3,5|Lorca, Federico=Federico Lorca|veintiuno=21
+        |doscientos mil=200.000""",
         """3,5 millones=3,5 mil|3 de mayo de 1998=5 de marzo de 1998|Madrid=Barcelona|siglo XIX=siglo XX
-        |50 %=60 %|2 km=2 m
-        |40 km=40 millas|dos mil tres=2004|Carlos III=Carlos IV|44 a. C.=44 d. C.|tres=cuatro|Perú=Chile
-        |1.234=1.235
-        |años 1990=años 1980|Juan Rulfo=Pedro Rulfo""",
+        |50 %=60 %|2 km=2 m|40 km=40 millas|dos mil tres=2004|Carlos III=Carlos IV|44 a. C.=44 d. C.
+        |tres=cuatro|Perú=Chile|1.234=1.235|años 1990=años 1980|Juan Rulfo=Pedro Rulfo""",
         "1,234=1234|Cervantes=Miguel de Cervantes|ONU=Naciones Unidas|1998=3 de mayo de 1998|Londres=Londre",
     ),
     "zh": (
         """三百=300|1998年5月3日=1998/5/3|3亿5000万=350000000|百分之三十=30%|两千人=2000人|台湾=臺灣
-        |19世纪=十九世纪|５=5
-        |1.5万=15000|二〇〇三年=2003年|3公里=3000米|阿尔伯特·爱因斯坦=阿尔伯特•爱因斯坦|民国10年=1921年
-        |１９９８年=1998年
-        |前221年=公元前221年""",
+        |19世纪=十九世纪|５=5|1.5万=15000|二〇〇三年=2003年|3公里=3000米|阿尔伯特·爱因斯坦=阿尔伯特•爱因斯坦
+        |民国10年=1921年|１９９８年=1998年|前221年=公元前221年""",
         """三百=301|1998年5月3日=1998年5月4日|北京=上海|19世纪=20世纪|百分之三十=百分之四十|1998年=1999年
-        |3公里=3米|三万=三千
-        |前221年=221年|美国=英国|3亿=3万|5月3日=5月4日|1990年代=1980年代|两千人=三千人|民国10年=1922年""",
+        |3公里=3米|三万=三千|前221年=221年|美国=英国|3亿=3万|5月3日=5月4日|1990年代=1980年代|两千人=三千人
+        |民国10年=1922年""",
         "爱因斯坦=阿尔伯特·爱因斯坦|北京=Peking|1998年=1998年5月|王小明=王小朋|第三=三",
     ),
     "ja": (
-        """三百=300|平成10年=1998年|1998年5月3日=1998/5/3|３億5000万円=350000000円
-        |コンピューター=コンピュータ|3人=三人
-        |アルベルト・アインシュタイン=アルベルト＝アインシュタイン|ヴェネツィア=ベネツィア|昭和元年=1926年
-        |二十世紀=20世紀
-        |30％=30パーセント|1万=10000|三つ=3つ|3キロメートル=3000メートル|第3回=第三回""",
+        """三百=300|平成10年=1998年|1998年5月3日=1998/5/3|３億5000万円=350000000円|コンピューター=コンピュータ
+        |3人=三人|アルベルト・アインシュタイン=アルベルト＝アインシュタイン|ヴェネツィア=ベネツィア
+        |昭和元年=1926年|二十世紀=20世紀|30％=30パーセント|1万=10000|三つ=3つ|3キロメートル=3000メートル
+        |第3回=第三回""",
         """三百=301|平成10年=1999年|5月3日=5月4日|東京=京都|二十世紀=十九世紀|3人=4人|30%=40%|1万=1億|3人=3年
         |1990年代=1980年代|前221年=221年|大正3年=昭和3年|3メートル=3キロメートル|ドイツ=フランス
         |令和元年=平成元年""",
@@ -230,22 +216,14 @@ UNSUPPORTED = {
 }  # fmt: skip
 GERMAN = [
     f"{name} war Müller in der Stadt und wurde im Jahr {year} geboren. Die Mühle am Fluss wurde "
-    f"im Jahr {year + 30} gebaut und hatte {n} Räder. Sie gehörte der Familie bis "
+    f"im Jahr {year + 30} gebaut und hatte {year - 1799} Räder. Sie gehörte der Familie bis "
     f"zum Jahr {year + 60} und wurde dann verkauft."
-    for name, year, n in zip(
-        ["Arno", "Bela", "Cord", "Dora", "Egon", "Fina", "Gero", "Hera"],
-        range(1801, 1809),
-        range(2, 10),
-        strict=True,
-    )
+    for year, name in enumerate(["Arno", "Bela", "Cord", "Dora", "Egon", "Fina", "Gero", "Hera"], 1801)
 ]
 JAPANESE = [
     f"{name}は小さな町の工場である。この工場は{year}年に建てられ、長い歴史がある。"
-    f"そこでは{year + 30}年から紙を作っている。"
-    f"また{year + 60}年に新しい建物ができた。"
-    for name, year in zip(
-        ["青木", "石井", "上田", "江口", "岡本", "加藤", "木村", "工藤"], range(1801, 1809), strict=True
-    )
+    f"そこでは{year + 30}年から紙を作っている。また{year + 60}年に新しい建物ができた。"
+    for year, name in enumerate(["青木", "石井", "上田", "江口", "岡本", "加藤", "木村", "工藤"], 1801)
 ]
 
 
@@ -258,6 +236,10 @@ def marked(line: str) -> tuple[str, list[tuple[int, int]]]:
             spans.append((len(text), len(text) + len(inside)))
         text += inside or part
     return text, spans
+
+
+def articles_of(texts: list[str], folder: Path) -> str:
+    return write_lines(folder / "a.jsonl", [{"title": f"T{i}", "text": t} for i, t in enumerate(texts)])
 
 
 def matcher(code: str) -> EntityMatcher:
@@ -363,33 +345,23 @@ def test_spacy_pipelines_of_a_language(lang, monkeypatch, tmp_path):
             ("3,5 Millionen Euro", "number"),
         ]  # fmt: skip
         return
-    articles = write_lines(
-        tmp_path / "a.jsonl", [{"title": f"T{i}", "text": t} for i, t in enumerate(GERMAN)]
-    )
+    articles = articles_of(GERMAN, tmp_path)
     with fails("mismatch", "recogniser=spacy:pipe", "German"):
         datagen(articles, tmp_path / "out", "recogniser=spacy:pipe")
 
 
 def test_what_has_no_other_language_refuses_it(tmp_path):
-    with fails("unsupported", "language=de", "source=cot"):
-        cli.run("datagen", ["language=de", f"out={tmp_path}/a"])
-    with fails(None, "language=it"):
-        cli.run("datagen", ["source=wiki", "language=it", f"out={tmp_path}/a"])
-    wiki = ["source=wiki", "articles=wikipedia", "wikipedia.titles=[a]", f"out={tmp_path}/a"]
-    with fails("unsupported", "wikipedia.language=ru"):
-        cli.run("datagen", [*wiki, "wikipedia.language=ru"])
-    with fails("conflict", "language=fr", "wikipedia.language=de"):
-        cli.run("datagen", [*wiki, "wikipedia.language=de", "language=fr"])
-    judged = [
-        "source=judged",
-        "language=de",
-        f"out={tmp_path}/a",
-        "prompt=chat",
-        "articles=testbed",
-        "limit=5",
-    ]
-    with fails("unsupported", "judge=article", "German"):
-        cli.run("datagen", judged)
+    wiki = ["source=wiki", "articles=wikipedia", "wikipedia.titles=[a]"]
+    judged = ["source=judged", "language=de", "prompt=chat", "articles=testbed", "limit=5"]
+    for typed, code, *named in (
+        (["language=de"], "unsupported", "language=de", "source=cot"),
+        (["source=wiki", "language=it"], None, "language=it"),
+        ([*wiki, "wikipedia.language=ru"], "unsupported", "wikipedia.language=ru"),
+        ([*wiki, "wikipedia.language=de", "language=fr"], "conflict", "language=fr", "wikipedia.language=de"),
+        (judged, "unsupported", "judge=article", "German"),
+    ):
+        with fails(code, *named):
+            cli.run("datagen", [*typed, f"out={tmp_path}/a"])
 
 
 def test_vectors_of_a_script_without_spaces(tmp_path):
@@ -425,12 +397,8 @@ def model(tmp_path_factory):
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    bpe.train_from_iterator(
-        texts,
-        trainers.BpeTrainer(
-            special_tokens=[EOS, PAD], vocab_size=500, initial_alphabet=alphabet, show_progress=False
-        ),
-    )
+    options = {"vocab_size": 500, "initial_alphabet": alphabet, "show_progress": False}
+    bpe.train_from_iterator(texts, trainers.BpeTrainer(special_tokens=[EOS, PAD], **options))
     tokenizer = fast(bpe, eos_token=EOS, pad_token=PAD)
     folder = save_tiny("llama", tmp_path_factory.mktemp("two"), layers=2, tokenizer=tokenizer)
     lm = AutoModelForCausalLM.from_pretrained(folder)
@@ -452,24 +420,15 @@ def datagen(articles, out, *more):
 
 
 def run_datagen(articles, out, *more):
-    typed = [
-        "source=wiki",
-        f"articles={articles}",
-        f"out={out}",
-        "layers=[1]",
-        "max_new_tokens=24",
-        "context=100",
-    ]
-    cli.run(
-        "datagen",
-        [*typed, "prompt=mind", "per_article=4", "within=null", "min_sentences=1", "shard_size=4", *more],
-    )
+    typed = ["source=wiki", f"articles={articles}", f"out={out}", "layers=[1]", "max_new_tokens=24"]
+    typed += ["context=100", "prompt=mind", "per_article=4", "within=null", "min_sentences=1", "shard_size=4"]
+    cli.run("datagen", [*typed, *more])
 
 
 @pytest.mark.parametrize(("code", "texts"), [("de", GERMAN), ("ja", JAPANESE)])
 def test_a_run_in_another_language(code, texts, model, tmp_path, caplog):
     """Claim: labels by the language's rules, which the record names; converse: by English ones others."""
-    articles = write_lines(tmp_path / "a.jsonl", [{"title": f"T{i}", "text": t} for i, t in enumerate(texts)])
+    articles = articles_of(texts, tmp_path)
     store = datagen(articles, tmp_path / "auto", f"model={model}")
     assert store.config["language"] == code and f"({code}), found in 8 of 8 texts" in caplog.text
     rows = store.table()
@@ -491,21 +450,10 @@ def test_a_run_in_another_language(code, texts, model, tmp_path, caplog):
 
 @pytest.mark.long
 def test_a_resumed_run_and_parts_equal_the_whole(model, tmp_path, monkeypatch):
-    articles = write_lines(
-        tmp_path / "a.jsonl", [{"title": f"T{i}", "text": t} for i, t in enumerate(GERMAN)]
-    )
+    articles = articles_of(GERMAN, tmp_path)
     whole = datagen(articles, tmp_path / "whole", f"model={model}")
-    write = FeatureStore.write_shard
-
-    def killed(self, index, *given, **named):
-        if index == 2:
-            raise KeyboardInterrupt
-        return write(self, index, *given, **named)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(FeatureStore, "write_shard", killed)
-        with pytest.raises(KeyboardInterrupt):
-            datagen(articles, tmp_path / "resumed", f"model={model}")
+    with interrupted(FeatureStore, "write_shard", 2):
+        datagen(articles, tmp_path / "resumed", f"model={model}")
     with fails("out-taken", "language"):
         datagen(articles, tmp_path / "resumed", f"model={model}", "language=fr")
     resumed = datagen(articles, tmp_path / "resumed", f"model={model}")

@@ -40,7 +40,7 @@ def verdicts(texts: list[Text], *how: int) -> Counter[str]:
     return Counter(drawn.verdict for drawn in draw_verdicts(texts, *how))
 
 
-def test_half_of_each_verdict_is_drawn_and_some_unknown_ones(tmp_path: Path) -> None:
+def test_half_of_each_verdict_is_drawn_by_seed_in_any_order_and_some_unknown_ones(tmp_path: Path) -> None:
     texts = read(tmp_path, judged(200))  # 200 supported, 50 contradicted, 20 unknown
     assert verdicts(texts, 40) == {"supported": 20, "contradicted": 20, "unknown": 15}
     assert verdicts(texts, 41) == {"supported": 21, "contradicted": 20, "unknown": 15}
@@ -49,10 +49,6 @@ def test_half_of_each_verdict_is_drawn_and_some_unknown_ones(tmp_path: Path) -> 
     assert verdicts(texts, 900) == {"supported": 200, "contradicted": 50, "unknown": 15}
     assert verdicts(read(tmp_path, [text(1, year=True), text(2, year=True)]), 8) == {"contradicted": 2}
     assert draw_verdicts([]) == []
-
-
-def test_the_draw_is_seeded_and_the_same_in_any_order(tmp_path: Path) -> None:
-    texts = read(tmp_path, judged(200))
     first = draw_verdicts(texts, 40)
     names = [(d.text.id, d.kind, d.mark.ranges) for d in first]
     assert len(set(names)) == 55
@@ -125,9 +121,8 @@ class Reading:
         self.driver, self.folder = driver, folder
         self.texts = read(folder, texts)
         self.drawn = draw_verdicts(self.texts, **how)
-        (folder / "reading.html").write_text(
-            reading_page(self.texts, about={"Judge": "article"}, **how), encoding="utf-8"
-        )
+        page = reading_page(self.texts, about={"Judge": "article"}, **how)
+        (folder / "reading.html").write_text(page, encoding="utf-8")
         driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
         driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
         behaviour = {"behavior": "allow", "downloadPath": str(folder / "saved")}
@@ -258,10 +253,8 @@ def test_choices_are_those_of_a_page_of_the_same_content(reading: Reading) -> No
 def test_nothing_read_is_nothing_saved_and_text_stays_text(browser: Any, tmp_path: Path) -> None:  # noqa: F811
     answer = f"\U0001f388 {PAYLOAD} 1815."
     start = answer.index("1815")
-    one = {"id": PAYLOAD, "prompt": PAYLOAD, "answer": answer}
-    one |= {
-        "spans": [{"start": start, "end": start + 4, "wrong": False, "type": PAYLOAD, "evidence": PAYLOAD}]
-    }
+    mark = {"start": start, "end": start + 4, "wrong": False, "type": PAYLOAD, "evidence": PAYLOAD}
+    one = {"id": PAYLOAD, "prompt": PAYLOAD, "answer": answer, "spans": [mark]}
     page = Reading(browser, tmp_path, [one])
     page.press("d")
     assert "othing" in page.js("return document.querySelector('#told').textContent")

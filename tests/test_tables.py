@@ -22,13 +22,11 @@ from probers.commands.presets import methods
 TEXT = (Path(__file__).parents[1] / "docs" / "tables.md").read_text()
 
 
-def typed() -> list[list[str]]:
-    """Every command of the document, by word."""
-    found = re.findall(r"^(probers-(?:.*\\\n)*.*)", TEXT, re.MULTILINE)
-    return [shlex.split(command.replace("\\\n", " ")) for command in found]
-
-
-COMMANDS = typed()
+#: Every command of the document, by word.
+COMMANDS = [
+    shlex.split(command.replace("\\\n", " "))
+    for command in re.findall(r"^(probers-(?:.*\\\n)*.*)", TEXT, re.MULTILINE)
+]
 
 
 def value(command: list[str], key: str) -> str | None:
