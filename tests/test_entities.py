@@ -48,64 +48,11 @@ LETTERS = {kind[0]: kind for kind in ("name", "date", "year", "work", "organisat
 LETTERS["#"] = "number"
 
 #: Sentences with their spans as [type letter|span]; not all of them are within the rules' reach.
-ANNOTATED = """
-The [p|River Tarn] rises near [p|Mount Odrin] and flows [#|140 km] to the sea.
-In [d|June 1923] [n|Ida van den Berg] moved from [p|Bergen] to the [p|United States].
-[n|J. R. Holloway] wrote "[w|The Glass Orchard]" in [y|1954].
-She was born on [d|July 18, 1995], in [p|Lisbon], [p|Portugal].
-The treaty of [d|1648-10-24] ended [#|thirty years] of war.
-The [o|University of North Harbour] enrolled [#|12,000] students in [y|2011].
-Its [#|third] album sold [#|1.5 million] copies during the [d|1990s].
-The [d|19th century] saw many wars between [p|France] and [p|Prussia].
-The city fell in [d|44 BC] to the army of [n|Marcus Valerius].
-[n|Ludwig van Essen] studied at the [o|Royal Academy of Music].
-He joined the [o|Bank of England] as a clerk in [d|May 1901].
-The company paid [#|$2.4 billion] for [o|Helm & Sons] in [y|2008].
-The film "[w|A Cold Morning in March]" was shot in [#|three weeks].
-[n|Anne-Marie O'Dowd] met [n|Renée Żeleńska] in [p|Kraków].
-The tower is [#|324 metres] high and weighs [#|10,100 tonnes].
-"We will never give up the harbour," said the mayor of [p|Ostend].
-Since [d|August], the team has won [#|12] matches and lost [#|two].
-The [o|Department of Health and Human Services] employs [#|80,000 people].
-On [d|3 May 1808] the painter left [p|Madrid] for good.
-The [#|17th] king, [n|Harald III], ruled from [y|1046] to [y|1066].
-The museum holds [n|Dutch] and [n|Flemish] paintings from the [d|17th century].
-Many critics praised the novel [w|Waiting for the Tide].
-The [n|Battle of the Three Rivers] lasted [#|two days].
-About [#|45%] of the voters in [p|Scotland] agreed.
-[n|Queen Margaret]'s palace burned down; nobody was hurt.
-Her brother, [n|John F. Keating Jr.], practised law in [p|St. Louis].
-They crossed the [p|Isle of Skye] on foot and reached [p|Portree] by [d|12 April].
-The [o|National Institute for Water Research] opened a branch in [p|Nairobi].
-However, the plan failed because the money never came.
-When the rain stopped, everyone walked home.
-Written in haste, the letter contains [#|forty-two] mistakes.
-The [#|first] bridge was built by [n|Roman] soldiers.
-Winters are mild here, while summers are dry.
-The rest of the island of Oʻ ahu is rural, unlike [n|Kauaʻi].
-[o|NASA] launched [n|Pioneer 10] in [d|March 1972].
-The show [w|Star Harbour: The Next Tide] ran on [o|BBC Two] from [d|1987–94].
-A non-[n|English] speaker, [n|Ortega] learned [n|French] in [#|six months].
-The [n|Swiss]-born chemist won the [n|Nobel Prize] in [y|1913].
-Around [d|AD 70] the fort had [#|500 inhabitants].
-The road runs [#|30 miles] from [p|Fort Collins] to [p|Laramie].
-[p|São Paulo] and [p|Rio de Janeiro] compete for the [n|World Cup].
-The [p|People's Republic of Corvia] joined the [o|United Nations] in [y|1971].
-He read the [w|Journal of Applied Botany] on the [#|second] day.
-The orchestra of [n|Karl-Heinz Bauer] played for [#|$500] a night.
-By the late [d|1800s] the mill employed [#|300] women.
-Farm road [n|FM 1938] meets [p|Davis Boulevard] in [p|Southlake].
-The [n|French and Indian War] was fought in [p|Canada] too.
-She owns a copy of [w|Food in the North] by [n|Dora Hartwell].
-He worked in [p|Washington, D.C.], until [y|1950].
-Sales of [w|Lights and Sounds] reached [#|one million].
-Candidates of the [o|Green Party] came [#|third] in [p|Ardal].
-[o|McDonald's] opened [#|40] restaurants in [p|Norway] and [p|Denmark].
-"""
+ANNOTATED = Path(__file__).with_name("data").joinpath("annotated_sentences.txt").read_text(encoding="utf-8")
 
 
 def _annotated():
-    for line in ANNOTATED.strip().splitlines():
+    for line in ANNOTATED.splitlines():
         text, spans = "", {}
         for part in re.split(r"(\[[a-z#]\|[^\]]+\])", line):
             if part.startswith("["):
