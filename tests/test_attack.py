@@ -10,18 +10,6 @@ from artefacts import harm
 from attack.sandbox import INTERNALS
 from refusals import exits
 
-#: Typed wrong, each with the name that the message must hold.
-TYPED = [
-    ("datagen", ["limit=nan"], "limit"), ("datagen", ["layers=[6,a]"], "layers"),
-    ("datagen", [f"seed={'9' * 5000}"], "seed"), ("train", ["data=fifo"], "fifo"),
-    ("datagen", ["out=/dev/null/x", "limit=1"], "/dev/null/x"), ("train", ["data=\udcff"], "data"),
-    ("datagen", [f"layers={'[' * 5000}{']' * 5000}"], "layers"),
-    ("rag", ["trigger={_target_: os.system}", "question=x"], "trigger"),
-    ("rag", ["k=${oc.env:NOPE}", "question=x"], "NOPE"), ("rag", ["corpus=loop", "question=x"], "loop"),
-    ("rag", ["question=x", "trigger.theta=\x1b[31m", "trigger=rind"], "theta"),
-    ("compare", ["triggers=[never", "limit=1"], "triggers"),
-]  # fmt: skip
-
 
 def refused(command: str, typed: list[str], capsys) -> str:
     """The one sentence with which a command ends; any other exception than its exit passes through."""
@@ -41,7 +29,17 @@ def place(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(("command", "typed", "named"), TYPED, ids=lambda part: ascii(part)[:40])
+#: Typed wrong, each with the name that the message must hold.
+@pytest.mark.parametrize(("command", "typed", "named"), [
+    ("datagen", ["limit=nan"], "limit"), ("datagen", ["layers=[6,a]"], "layers"),
+    ("datagen", [f"seed={'9' * 5000}"], "seed"), ("train", ["data=fifo"], "fifo"),
+    ("datagen", ["out=/dev/null/x", "limit=1"], "/dev/null/x"), ("train", ["data=\udcff"], "data"),
+    ("datagen", [f"layers={'[' * 5000}{']' * 5000}"], "layers"),
+    ("rag", ["trigger={_target_: os.system}", "question=x"], "trigger"),
+    ("rag", ["k=${oc.env:NOPE}", "question=x"], "NOPE"), ("rag", ["corpus=loop", "question=x"], "loop"),
+    ("rag", ["question=x", "trigger.theta=\x1b[31m", "trigger=rind"], "theta"),
+    ("compare", ["triggers=[never", "limit=1"], "triggers"),
+], ids=lambda part: ascii(part)[:40])  # fmt: skip
 def test_a_wrong_option_is_one_sentence(command, typed, named, place, capsys):
     before = sorted(path.name for path in place.iterdir())
     assert named in refused(command, typed, capsys)

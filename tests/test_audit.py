@@ -69,9 +69,7 @@ def make_store(
     return write(path, rows, states, shard=shard, config=config)
 
 
-def write(
-    path: Path, rows: list[dict[str, Any]], states: np.ndarray, *, shard: int = 100, config: Any = None
-) -> FeatureStore:
+def write(path: Path, rows: list, states: np.ndarray, *, shard=100, config: Any = None) -> FeatureStore:
     starts = range(0, len(rows), shard)
     given = {"source": "wiki", "balance": False} if config is None else config
     store = FeatureStore.create(path, [SPEC], config=given, shards=len(starts))

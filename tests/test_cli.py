@@ -65,11 +65,10 @@ def test_cfg_job_prints_the_resolved_configuration(capsys):
     assert "out: runs/datagen/wiki" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("error", "code"),
-    [(UserError("bad request"), 2), (RunError("went wrong"), 1), (KeyboardInterrupt(), 130),
-     (OSError(28, "No space left on device", "/x"), 1)],
-)  # fmt: skip
+@pytest.mark.parametrize(("error", "code"), [
+    (UserError("bad request"), 2), (RunError("went wrong"), 1), (KeyboardInterrupt(), 130),
+    (OSError(28, "No space left on device", "/x"), 1),
+])  # fmt: skip
 def test_exit_codes(monkeypatch, capsys, error, code):
     def fail(_config):
         raise error

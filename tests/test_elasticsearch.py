@@ -122,11 +122,10 @@ def test_an_analyzer_of_the_server_with_stop_words_and_two_fields(server):
         connect(server, passages, analyzer="klingon")
 
 
-@pytest.mark.parametrize(
-    "query",
-    ['"quoted" AND (amber OR', "amber~2 +basil -cedar", "title:amber*", "\\ / { } [ ] ^", '{"match_all": {}}',
-     "amber\nbasil\x00\ud800", "the", ""],
-)  # fmt: skip
+@pytest.mark.parametrize("query", [
+    '"quoted" AND (amber OR', "amber~2 +basil -cedar", "title:amber*", "\\ / { } [ ] ^", '{"match_all": {}}',
+    "amber\nbasil\x00\ud800", "the", "",
+])  # fmt: skip
 def test_a_query_is_words_and_nothing_else(server, query):
     passages = corpus("amber basil", "cedar dune", "title match")
     assert ids(connect(server, passages).search([query], 5)) == ids(BM25(passages).search([query], 5))
@@ -267,12 +266,10 @@ def test_a_passing_fault_is_tried_again_and_nothing_is_twice_there(server, endpo
     assert len(index.docs) == len(WORDS)
 
 
-@pytest.mark.parametrize(
-    ("fault", "reason"),
-    [(BUSY, "HTTP 429 es_rejected_execution_exception: queue is full"), (GONE, "HTTP 503"),
-     ("cut", "IncompleteRead"), ("hang", "timed out")],
-    ids=named,
-)  # fmt: skip
+@pytest.mark.parametrize(("fault", "reason"), [
+    (BUSY, "HTTP 429 es_rejected_execution_exception: queue is full"), (GONE, "HTTP 503"),
+    ("cut", "IncompleteRead"), ("hang", "timed out"),
+], ids=named)  # fmt: skip
 def test_a_lasting_fault_in_a_search_is_one_clear_sentence_and_then_it_goes_on(server, fault, reason):
     retriever = connect(server, corpus("amber", "basil"), retries=1, timeout=0.5)
     server.faults["search"] = [fault] * 2
@@ -395,13 +392,11 @@ FAILED = {"root_cause": [{"type": "query_shard_exception", "reason": "bad field"
 WHOLE = {"timed_out": False, "_shards": {"failed": 0}, "hits": {"hits": []}}
 
 
-@pytest.mark.parametrize(
-    ("answer", "said", "kind"),
-    [((200, {}, WHOLE | {"timed_out": True}), "'basil'", RunError),
-     ((200, {}, WHOLE | {"_shards": {"failed": 1}}), "'basil'", RunError),
-     ((400, {}, {"error": FAILED, "status": 400}), "HTTP 400 query_shard_exception: bad field", UserError)],
-    ids=["late", "shard", "error"],
-)  # fmt: skip
+@pytest.mark.parametrize(("answer", "said", "kind"), [
+    ((200, {}, WHOLE | {"timed_out": True}), "'basil'", RunError),
+    ((200, {}, WHOLE | {"_shards": {"failed": 1}}), "'basil'", RunError),
+    ((400, {}, {"error": FAILED, "status": 400}), "HTTP 400 query_shard_exception: bad field", UserError),
+], ids=["late", "shard", "error"])  # fmt: skip
 def test_an_answer_in_part_or_none_is_refused(server, answer, said, kind):
     retriever = connect(server, corpus("amber", "basil", "cedar"))
     server.faults["search"] = [None, answer]
@@ -545,12 +540,11 @@ def test_an_address_with_a_password_is_refused_as_an_option_without_being_shown(
     assert "hid" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    "environ",
-    [{"ES_API_KEY": KEY, "ES_USERNAME": USER, "ES_PASSWORD": "hidden"}, {"ES_USERNAME": USER},
-     {"ES_PASSWORD": "hidden"}, {"ES_API_KEY": "hid den\nc"},
-     {"ES_USERNAME": "reader", "ES_PASSWORD": "hidd\u00e9n"}],
-)  # fmt: skip
+@pytest.mark.parametrize("environ", [
+    {"ES_API_KEY": KEY, "ES_USERNAME": USER, "ES_PASSWORD": "hidden"}, {"ES_USERNAME": USER},
+    {"ES_PASSWORD": "hidden"}, {"ES_API_KEY": "hid den\nc"},
+    {"ES_USERNAME": "reader", "ES_PASSWORD": "hidd\u00e9n"},
+])  # fmt: skip
 def test_credentials_that_contradict_each_other_are_told(elastic, monkeypatch, environ):
     for name, value in environ.items():
         monkeypatch.setenv(name, value)

@@ -133,10 +133,7 @@ def test_prompts_of_one_token_are_not_cut(eager):
     assert_all_same(together, alone(lm, ["S", "She", ONE], max_new_tokens=4, needs=NEEDS))
 
 
-SEQUENCES = st.lists(st.lists(st.integers(0, 2), max_size=6), max_size=12)
-
-
-@given(SEQUENCES)
+@given(st.lists(st.lists(st.integers(0, 2), max_size=6), max_size=12))
 def test_the_longest_is_one_that_begins_with_it_and_begins_no_other(sequences):
     found = longest(sequences)
     for own, leaf in zip(sequences, found, strict=True):

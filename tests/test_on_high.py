@@ -146,17 +146,14 @@ def test_headers_say_what_the_answer_does(server: Running) -> None:
     assert stopped["x-hallucination-action"] == "stop"
 
 
-REFUSED: list[tuple[dict[str, Any], str]] = [
+@pytest.mark.parametrize(("own", "param"), [
     ({"on_high": "explode"}, "hallucination.on_high"),
     ({"on_high": "retry"}, "hallucination.on_high"),  # at temperature 0
     ({"on_high": "stop", "unit": "answer"}, "hallucination.on_high"),
     ({"on_high": "retry", "draws": 1}, "hallucination.draws"),
     ({"on_high": "abstain", "abstention": ""}, "hallucination.abstention"),
     ({"unit": "word"}, "hallucination.unit"),
-]
-
-
-@pytest.mark.parametrize(("own", "param"), REFUSED)
+])  # fmt: skip
 def test_what_cannot_be_done_is_named(server: Running, own: dict[str, Any], param: str) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
         complete(server, **own)

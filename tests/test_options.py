@@ -67,12 +67,12 @@ def test_what_is_no_key_is_named_beside_those_that_are(command, values):
 
 
 INF, NAN, LARGE = float("inf"), float("nan"), 2**32
-NUMBERS = [
+
+
+@pytest.mark.parametrize(("annotation", "good", "bad"), [
     (Count, [1, 7], [0, -1, 1.0, True, "1"]), (Natural, [0, 7], [-1, 0.5, False]),
     (Seed, [0, LARGE - 1], [LARGE, -LARGE, -1]), (Positive, [0.1, 3], [0, 0.0, -1, INF, NAN, True, "3"]),
     (NotNegative, [0, 0.0, 2.5], [-0.1, INF, NAN]), (Share, [0, 1, 0.5], [1.01, -0.01, NAN, True]),
-]  # fmt: skip
-OTHERS = [
     (bool, [True, False], [0, 1, 1.0, "true", "yes", None, [], {}]),
     (Name, ["a", "a b", "../x", "é"], ["", "a\nb", "\x1b[31m", "\x7f", 1, True, None, ["a"], {"a": 1}]),
     (Names, ["a", ["a", "b"]], ["", [""], [1], {"a": "b"}, 3]),
@@ -83,10 +83,7 @@ OTHERS = [
     (list[Count], [[], [1, 2]], [[0], [1.5], ["1"], 1, {"a": 1}, [[1]]]),
     (tuple[Share, Share], [[0, 1]], [[0], [0, 1, 1], [0, 2], "01"]),
     (dict[str, Count], [{}, {"a": 1}], [{"a": 0}, {"a": "1"}, [1], "a"]),
-]
-
-
-@pytest.mark.parametrize(("annotation", "good", "bad"), [*NUMBERS, *OTHERS])
+])  # fmt: skip
 def test_an_annotation_takes_what_it_says_and_nothing_else(annotation, good, bad):
     for value in good:
         assert refusal("key", value, annotation) is None
@@ -155,13 +152,12 @@ def test_a_question_reaches_the_command_as_it_was_typed(text):
     assert request("rag", normalise("rag", [f"question={text}"])).question == text
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["Say ${oc.env:HOME}", "${question}", "a ${", r"\${x}",
+@pytest.mark.parametrize("text", [
+    "Say ${oc.env:HOME}", "${question}", "a ${", r"\${x}",
     r"\\${x}\\", "1", "true", "null", "[1,2]", "{a: 1}",
-     "Who directed 'It'?", "In 1980, who (really) won: A or B?", "a=b, {c} [d]", "back\\slash'", "{x}", "1,2",
-     "'x'", '"', "a=b", "a,b", "Was it 5'3\"?", "\\", "x\\'y", "tab\there", "${oc.env:NOPE}", "}{", "#"],
-)  # fmt: skip
+    "Who directed 'It'?", "In 1980, who (really) won: A or B?", "a=b, {c} [d]", "back\\slash'", "{x}", "1,2",
+    "'x'", '"', "a=b", "a,b", "Was it 5'3\"?", "\\", "x\\'y", "tab\there", "${oc.env:NOPE}", "}{", "#",
+])  # fmt: skip
 def test_free_text_is_not_read(text, monkeypatch):
     monkeypatch.setenv("HOME", "/secret")
     assert request("rag", normalise("rag", [f"question={text}"])).question == text

@@ -88,13 +88,10 @@ def test_the_entropy_of_the_likeliest_is_a_lower_bound() -> None:
     assert entropy_of_top([1.0]) == 0 and entropy_of_top([0.5, 0.5]) == pytest.approx(math.log(2))
 
 
-TRIGGERS = [
+@pytest.mark.parametrize("trigger", [
     Flare(threshold=0.05), Entropy(threshold=0.05), FixedSentence(), Never(), EntitySignal(threshold=0.1),
     ServedProbing(), ServedProbing(threshold=50.0),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("trigger", TRIGGERS, ids=lambda trigger: trigger.name)
+], ids=lambda trigger: trigger.name)  # fmt: skip
 def test_the_loop_goes_the_same_way(lm: CausalLM, server: Running, corpus: BM25, trigger: Any) -> None:
     own = Probing(bank_for(lm), threshold=trigger.threshold) if trigger.served else trigger
     questions = load_questions()[:3]

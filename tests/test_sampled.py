@@ -203,11 +203,10 @@ def test_states_are_asked_for_where_there_are_some():
     check_readable(server, SemanticEntropy(), AnswerQuery())
 
 
-@pytest.mark.parametrize(
-    "name, server, vllm",
-    [("semantic_entropy", True, False), ("eigenscore", False, False), ("p_true", False, True),
-     ("verbalised", True, True)],
-)  # fmt: skip
+@pytest.mark.parametrize("name, server, vllm", [
+    ("semantic_entropy", True, False), ("eigenscore", False, False), ("p_true", False, True),
+    ("verbalised", True, True),
+])  # fmt: skip
 def test_engines_that_lack_something_are_refused_beforehand(name, server, vllm):
     trigger, query = Component.of("trigger", name), Component.of("query", "answer")
     assert (unserved("http://localhost:1", trigger, query) is None) == server

@@ -57,9 +57,7 @@ def make_states(n: int, seed: int) -> np.ndarray:
     return make_all(n, seed)[0]
 
 
-def build(
-    path: Path, start: int = 0, *, sizes=(5, 0, 3), step: int = 100, features=(SPEC,), config=None, edit=dict
-) -> FeatureStore:
+def build(path: Path, start: int = 0, *, sizes=(5, 0, 3), step=100, features=(SPEC,), config=None, edit=dict):
     """A store of rows from ``start`` on, each of them changed by ``edit``."""
     store = FeatureStore.create(path, features, config=config or {"seed": 0}, shards=len(sizes))
     for index in store.missing:

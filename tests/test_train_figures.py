@@ -38,8 +38,6 @@ from probers.types import RunError
 
 pytestmark = pytest.mark.usefixtures("pictures")
 
-RESAMPLES = 100
-
 
 def make_examples(*, datasets: int = 1) -> Examples:
     """Planted texts of 400 groups; entropies and texts know a little of the labels."""
@@ -53,8 +51,8 @@ def make_examples(*, datasets: int = 1) -> Examples:
     return Examples(table, rows)
 
 
-def evaluator_of(examples: Examples, resamples: int = RESAMPLES) -> Evaluator:
-    return Evaluator(examples, ThresholdRule(), resamples=resamples, seed=0)
+def evaluator_of(examples: Examples) -> Evaluator:
+    return Evaluator(examples, ThresholdRule(), resamples=100, seed=0)
 
 
 def noisy(examples: Examples, distance: float, seed: int) -> np.ndarray:

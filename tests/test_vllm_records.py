@@ -13,10 +13,6 @@ from probers.engine.vllm.records import TextRecord
 from probers.types import Feature, Needs
 
 DEPTH = 3
-POOLS: list[tuple[Any, tuple[int, ...]]] = [
-    ("predicting", (0, 2)), ("tokens", (1, 3)), ("positions", (0, 1, 2, 3)), ("mean", (2,)), ("last", (3, 1)),
-    ("prompt", (0, 2)), ("mind", (DEPTH,)), ("mind_tokens", (DEPTH,)),
-]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +29,10 @@ def text() -> tuple[Any, Any, torch.Tensor]:
     return lm, made, torch.from_numpy(states)
 
 
-@pytest.mark.parametrize(("pool", "layers"), POOLS)
+@pytest.mark.parametrize(("pool", "layers"), [
+    ("predicting", (0, 2)), ("tokens", (1, 3)), ("positions", (0, 1, 2, 3)), ("mean", (2,)), ("last", (3, 1)),
+    ("prompt", (0, 2)), ("mind", (DEPTH,)), ("mind_tokens", (DEPTH,)),
+])  # fmt: skip
 @pytest.mark.parametrize("kept", [1, 6, 9])
 def test_states_of_every_pool_as_places_come(text, pool, layers, kept):
     lm, made, states = text
