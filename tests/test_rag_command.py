@@ -351,12 +351,13 @@ def test_a_preset_answers_a_typed_question_without_its_question_set(rag, capsys,
 
 
 def test_questions_without_answers_are_answered_without_figures_but_not_for_the_oracle(rag, capsys):
-    lines = [{"id": "a", "question": "Where is town 3?"}, {"id": "b", "question": "town 4?", "answers": []}]
-    asked = [f"questions={write_lines(rag.path / 'open.jsonl', lines)}", "corpus=corpus.jsonl", "split=null"]
+    asked = "Where is town {}?".format
+    lines = [{"id": "a", "question": asked(3)}, {"id": "b", "question": asked(4), "answers": []}]
+    typed = [f"questions={write_lines(rag.path / 'open.jsonl', lines)}", "corpus=corpus.jsonl", "split=null"]
     with fails("labels", "trigger=oracle", "2 of 2"):
-        cli.run("rag", [*asked, "trigger=oracle"])
+        cli.run("rag", [*typed, "trigger=oracle"])
     assert not rag.models and not (rag.path / "runs").exists()
-    out = cli.run("rag", [*asked, "trigger=entropy"])
+    out = cli.run("rag", [*typed, "trigger=entropy"])
     found = figures(out)["methods"]["entropy"]
     assert found["em"] is found["f1"] is found["acc"] is None and found["trigger"]["auroc"] is None
     assert found["retrievals"] == 1.0
