@@ -15,6 +15,7 @@ import pytest
 if TYPE_CHECKING:
     from artefacts import Artefacts
 
+    from probers import CausalLM
     from probers.store.store import FeatureStore
     from probers.train.examples import Examples
 
@@ -128,6 +129,14 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> FeatureStore:
     from planted import make_store
 
     return make_store(tmp_path_factory.mktemp("data") / "cot")
+
+
+@pytest.fixture(scope="module")
+def lm() -> CausalLM:
+    """The testbed's model in single precision."""
+    from probers import CausalLM
+
+    return CausalLM.from_pretrained("testbed", dtype="float32")
 
 
 @pytest.fixture(scope="session")

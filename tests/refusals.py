@@ -1,6 +1,6 @@
 """Errors by their stable code and the options, files and values that the message names; interruptions."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from probers.commands import main as cli
 from probers.commands.runs import RunFolder, taking_back
 from probers.types import Code, ProbersError, UserError
 
@@ -19,6 +20,7 @@ def fails(
     """Expect an error with this code (None for any), whose one-line message names each of ``named``."""
     with pytest.raises(kind) as caught:
         yield caught
+        pytest.fail(f"nothing is refused: {code} {named}")
     message = str(caught.value)
     assert code in (None, caught.value.code), f"{caught.value.code}: {message}"
     assert "\n" not in message
@@ -39,6 +41,13 @@ def interrupted(owner: object, name: str, after: int) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(owner, name, call)
         yield
+
+
+def exits(command: str, typed: Sequence[str]) -> Any:
+    """The exit code of a command as it is typed."""
+    with pytest.raises(SystemExit) as ended:
+        cli.main(command, list(typed))
+    return ended.value.code
 
 
 def claimed(out: Path, command: str, config: dict[str, Any]) -> str:

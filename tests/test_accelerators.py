@@ -52,15 +52,11 @@ def by_texts(
 def played(monkeypatch):
     """transformers has loaded flash_attention_2, a kernel of ours; other names are looked for in the Hub."""
     given = {
-        "_loaded_implementation": "flash_attention_2",
-        "_flash_fn": kernel,
-        "_flash_varlen_fn": by_texts,
-        "_flash_with_kvcache_fn": None,
-        "_pad_fn": flash._pad_input,
-        "_unpad_fn": flash._unpad_input,
+        "_loaded_implementation": "flash_attention_2", "_flash_fn": kernel, "_flash_varlen_fn": by_texts,
+        "_flash_with_kvcache_fn": None, "_pad_fn": flash._pad_input, "_unpad_fn": flash._unpad_input,
         "_process_flash_kwargs_fn": flash._lazy_define_process_function(by_texts),
         "_process_with_kvcache_kwargs_fn": dict,
-    }
+    }  # fmt: skip
     for name, value in given.items():
         monkeypatch.setattr(flash, name, value)
 
@@ -116,16 +112,12 @@ def test_rows_that_leave_are_listed_on_the_host():
     assert layer.keys.shape[0] == 2
 
 
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        ({}, True), ({"gpus_per_worker": 1}, False), ({"slurm": {"gres": "gpu:1"}}, False),
-        ({"slurm": {"partition": "gpu"}}, True), ({"cluster": "local"}, False),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("options", "told"), [
+    ({}, True), ({"gpus_per_worker": 1}, False), ({"slurm": {"gres": "gpu:1"}}, False),
+    ({"slurm": {"partition": "gpu"}}, True), ({"cluster": "local"}, False),
+])  # fmt: skip
 def test_tasks_without_a_gpu_are_told_of(options, told, caplog, monkeypatch, tmp_path):
     submitit = pytest.importorskip("submitit")
-
     monkeypatch.setattr(submitit, "AutoExecutor", MagicMock())
     caplog.set_level(logging.INFO)
     parts = type("P", (), {"out": str(tmp_path), "command": "datagen", "typed": ()})

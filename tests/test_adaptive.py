@@ -2,26 +2,21 @@
 
 import json
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
+from artefacts import harm
 from fake_lm import SPEC
-from refusals import fails
+from refusals import exits, fails
 from safetensors.numpy import load_file, save_file
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 from test_bank import without_checksums
-from tiny import byte_level
+from tiny import byte_level, fast
 from tokenizers import Tokenizer, models
-from transformers import (
-    AutoTokenizer,
-    LlamaConfig,
-    LlamaForSequenceClassification,
-    PreTrainedTokenizerFast,
-    T5Config,
-    T5ForConditionalGeneration,
-)
+from transformers import LlamaConfig, LlamaForSequenceClassification, T5Config, T5ForConditionalGeneration
 
 from probers.adaptive.classifiers import STRATEGIES, AdaptiveClassifier, LetterClassifier, load_classifier
 from probers.adaptive.strategies import Labelled, joined, label, of_store, read, seen
@@ -107,16 +102,12 @@ def test_what_cannot_be_learnt_or_read_is_said(tmp_path, trained):
         load_classifier(str(tmp_path / "nowhere"))
 
 
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        ({"terms": ["a"] * 10**5}, ("term",)), ({"terms": ["a", "b"]}, ("safetensors has idf", "[2]")),
-        ({"terms": [1]}, ("config.json", "terms=[1]")), ({"strategies": ["no", "no"]}, ("strategy",)),
-        ({"strategies": ["no", "twice"]}, ("strategies=",)), ({"schema": "1"}, ("schema=1",)),
-        ({"schema": 2}, ("config.json", "schema 1")), ({"more": 1}, ("more",)), ({"terms": None}, ("terms",)),
-    ],
-    ids=range(9),
-)  # fmt: skip
+@pytest.mark.parametrize(("change", "named"), [
+    ({"terms": ["a"] * 10**5}, ("term",)), ({"terms": ["a", "b"]}, ("safetensors has idf", "[2]")),
+    ({"terms": [1]}, ("config.json", "terms=[1]")), ({"strategies": ["no", "no"]}, ("strategy",)),
+    ({"strategies": ["no", "twice"]}, ("strategies=",)), ({"schema": "1"}, ("schema=1",)),
+    ({"schema": 2}, ("config.json", "schema 1")), ({"more": 1}, ("more",)), ({"terms": None}, ("terms",)),
+], ids=range(9))  # fmt: skip
 def test_the_files_of_another_are_checked_before_they_are_used(tmp_path, trained, change, named):
     trained.save(tmp_path / "c")
     file = tmp_path / "c/config.json"
@@ -131,7 +122,7 @@ def test_an_altered_file_and_a_link_are_refused(tmp_path, trained, name):
     trained.save(tmp_path / "c")
     file = tmp_path / "c" / name
     whole = file.read_bytes()
-    alter(file)
+    harm(file)
     with fails("damaged", f"{name} was altered"):
         AdaptiveClassifier.load(tmp_path / "c")
     (tmp_path / "elsewhere").write_bytes(whole)
@@ -139,13 +130,6 @@ def test_an_altered_file_and_a_link_are_refused(tmp_path, trained, name):
     file.symlink_to(tmp_path / "elsewhere")
     with fails("damaged", f"{name} is a link"):
         AdaptiveClassifier.load(tmp_path / "c")
-
-
-def alter(file: Path) -> None:
-    """Change one byte of a file."""
-    blob = bytearray(file.read_bytes())
-    blob[-20] ^= 1
-    file.write_bytes(blob)
 
 
 def answered(path, cases):
@@ -229,23 +213,19 @@ def test_no_code_and_no_pickle_of_a_model_is_read_and_nobody_is_asked(tmp_path, 
         load_classifier(str(tmp_path))
 
 
-def fired(trigger, questions=FRESH):
-    return [d.fire for d in decided(trigger, questions)]
+def decided(trigger):
+    return trigger.decide_before([State(Question(q, q), None, TESTBED_PROMPT, (0, 0)) for q in FRESH])
 
 
-def decided(trigger, questions):
-    asked = [State(Question(text, text), None, TESTBED_PROMPT, (0, 0)) for text in questions]
-    return trigger.decide_before(asked)
+def fired(trigger):
+    return [d.fire for d in decided(trigger)]
 
 
 def test_the_trigger_takes_the_cheapest_of_equals_and_a_folder(tmp_path, trained):
-    class Equal:
-        def probabilities(self, questions):
-            return np.array([[0.4, 0.4, 0.2], [0.2, 0.4, 0.4], [0.3, 0.3, 0.4]])[: len(questions)]
-
-    trigger = Adaptive(Equal())
+    chances = np.array([[0.4, 0.4, 0.2], [0.2, 0.4, 0.4], [0.3, 0.3, 0.4]])
+    trigger = Adaptive(Mock(probabilities=lambda questions: chances[: len(questions)]))
     assert fired(trigger) == [False, True, True]
-    assert [d.score for d in decided(trigger, FRESH)] == pytest.approx([0.0, 0.2, 0.1])
+    assert [d.score for d in decided(trigger)] == pytest.approx([0.0, 0.2, 0.1])
     assert [trigger.look_ahead(Question(q, q)) is not None for q in FRESH] == [False, False, True]
     trained.save(tmp_path)
     assert fired(Adaptive(str(tmp_path))) == [False, True, True]
@@ -341,14 +321,11 @@ def test_intervals_are_of_groups_not_of_questions():
     assert bounds[0] == [0.5, 0.5] and bounds[1][0] < 0.45 and bounds[1][1] > 0.55
 
 
-@pytest.mark.parametrize(
-    ("overrides", "named"),
-    [
-        (["epochs=3"], "epochs=3"), (["split=[0.6,0.2,0.2]"], "split="), (["data=[a,b]"], "a is not"),
-        (["resamples=3"], "resamples=3"), ([], "probers-datagen --source cot"), (["data=nowhere"], "nowhere"),
-        (["data=untested"], "untested has no test question"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("overrides", "named"), [
+    (["epochs=3"], "epochs=3"), (["split=[0.6,0.2,0.2]"], "split="), (["data=[a,b]"], "a is not"),
+    (["resamples=3"], "resamples=3"), ([], "probers-datagen --source cot"), (["data=nowhere"], "nowhere"),
+    (["data=untested"], "untested has no test question"),
+])  # fmt: skip
 def test_a_training_that_cannot_be_leaves_nothing(tmp_path, monkeypatch, overrides, named):
     monkeypatch.chdir(tmp_path)
     cot_store(tmp_path / "untested", splits=("train", "validation"))
@@ -360,14 +337,10 @@ def test_a_training_that_cannot_be_leaves_nothing(tmp_path, monkeypatch, overrid
 def test_a_sweep_of_classifiers_ends_without_the_table_of_probers(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     cot_store(tmp_path / "runs" / "datagen" / "cot")
-    with pytest.raises(SystemExit) as ended:
-        cli.main("train", ["-m", "head=adaptive", "head.c=1,10", "resamples=200"])
-    assert ended.value.code == 0
+    assert exits("train", ["-m", "head=adaptive", "head.c=1,10", "resamples=200"]) == 0
     assert capsys.readouterr().out.count("wrote a classifier of questions") == 2
     assert len(list((tmp_path / "runs" / "train").iterdir())) == 2
 
-
-# --- labels by trying ---------------------------------------------------------------------------------------
 
 #: Right by never, always and fixed_sentence; the cheapest that is right; None is nobody.
 VERDICTS = {
@@ -385,11 +358,9 @@ def compared(path, rows, *, triggers=("wo", "sr", "fs"), complete=True, model="t
     asked = {"triggers": list(triggers), "methods": methods, "wrong": wrong, "model": {"name": model}}
     keys = ("id", "dataset", "group", "split", "question")
     right = [dict(zip(triggers, map(bool, row[5]), strict=False)) for row in rows]
-    lines = [
-        dict(zip(keys, row, strict=False)) | {"right": own} for row, own in zip(rows, right, strict=True)
-    ]
+    made = [dict(zip(keys, row, strict=False)) | {"right": own} for row, own in zip(rows, right, strict=True)]
     path.mkdir(parents=True, exist_ok=True)
-    (path / "outcomes.jsonl").write_text(sealed_lines(lines))
+    (path / "outcomes.jsonl").write_text(sealed_lines(made))
     RunFolder(path, "compare", asked)._write(complete=complete, summary={})
     return path
 
@@ -457,9 +428,6 @@ def test_a_comparison_that_cannot_be_learned_from_is_told(tmp_path):
         read(tmp_path / "damaged")
 
 
-# --- models that write a letter -----------------------------------------------------------------------------
-
-
 def letters(folder, *, tokenizer=None):
     """A tiny random T5."""
     tokenizer = tokenizer or byte_level(every_byte=True, size=400)
@@ -477,7 +445,7 @@ def test_a_t5_says_the_letters_as_transformers_generates_them(tmp_path):
     made = load_classifier(letters(tmp_path))
     assert isinstance(made, LetterClassifier)
     model = T5ForConditionalGeneration.from_pretrained(tmp_path).eval()
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    tokenizer = byte_level(every_byte=True, size=400)
     asked = [*FRESH, f"  {FRESH[0]} "]
     for question, found in zip(asked, made.probabilities(asked), strict=True):
         inputs = tokenizer(question.strip(), return_tensors="pt")
@@ -495,10 +463,8 @@ def test_a_t5_says_the_letters_as_transformers_generates_them(tmp_path):
 
 
 def test_a_model_without_three_letters_or_safe_weights_is_refused(tmp_path):
-    small = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(models.WordLevel({"<u>": 0, "A": 1, "<e>": 2}, unk_token="<u>")),
-        unk_token="<u>", eos_token="<e>", pad_token="<e>",
-    )  # fmt: skip
+    words = Tokenizer(models.WordLevel({"<u>": 0, "A": 1, "<e>": 2}, unk_token="<u>"))
+    small = fast(words, unk_token="<u>", eos_token="<e>", pad_token="<e>")
     with fails("model", "A, B and C"):
         load_classifier(letters(tmp_path / "same", tokenizer=small))
     folder = Path(letters(tmp_path / "pickled"))
@@ -527,7 +493,7 @@ def test_a_fine_tuned_t5_learns_comes_back_and_is_the_same_for_the_same_seed(tmp
     back = load_classifier(str(tmp_path / "made"))
     np.testing.assert_array_equal(back.probabilities(FRESH), found)
     np.testing.assert_array_equal(how.fit(labelled(), seed=0, device="cpu").probabilities(FRESH), found)
-    alter(tmp_path / "made" / "model.safetensors")
+    harm(tmp_path / "made" / "model.safetensors")
     with fails("damaged", "model.safetensors was altered"):
         load_classifier(str(tmp_path / "made"))
 
@@ -545,10 +511,8 @@ def test_the_best_epoch_on_validation_is_kept(tmp_path):
     last = how.fit({"train": parts["train"]}, seed=0, device="cpu")
     parts["validation"] = Labelled(wrong, unlearned, wrong)
     chosen = how.fit(parts, seed=0, device="cpu")
-    right = [
-        sum(a == b for a, b in zip(best(made, wrong), unlearned, strict=True)) for made in (chosen, last)
-    ]
-    assert right[0] >= right[1]
+    hits = [sum(a == b for a, b in zip(best(made, wrong), unlearned, strict=True)) for made in (chosen, last)]
+    assert hits[0] >= hits[1]
     assert not np.array_equal(chosen.probabilities(FRESH), last.probabilities(FRESH))
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from artefacts import write_lines
 from refusals import fails
 from sklearn.metrics import cohen_kappa_score
 
@@ -37,8 +38,7 @@ def text(number: int, group: str = "", answer: str = ANSWER, **spans: Any) -> di
 
 def write(path: Path, texts: list[dict[str, Any]]) -> str:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(each) + "\n" for each in texts))
-    return str(path)
+    return write_lines(path, texts)
 
 
 def compared(folder: Path, a: list[dict[str, Any]], b: list[dict[str, Any]], *typed: str) -> dict[str, Any]:
@@ -149,24 +149,19 @@ def test_a_folder_means_its_judged_texts_and_a_file_is_compared_with_itself(tmp_
 def test_what_is_refused(tmp_path: Path) -> None:
     a = write(tmp_path / "a.jsonl", [text(1, year=False), text(2, year=False)])
     other = write(tmp_path / "b.jsonl", [text(9), text(2, year=False, answer=f"{ANSWER} Then she left.")])
-    with fails("mismatch", "line 2", "a.jsonl", "b.jsonl", "t/2"):
-        run("judge", ["agreement", a, other])
     apart = write(tmp_path / "c.jsonl", [text(1, place=True), text(7, year=True)])
-    with fails("empty"):
-        run("judge", ["agreement", a, apart])
-    bad = tmp_path / "d.jsonl"
-    bad.write_text('{"answer": "x", "spans": [{"start": 0, "end": 9, "wrong": true}]}\n')
-    with fails("bad-line", "line 1"):
-        run("judge", ["agreement", a, str(bad)])
-    for typed in ([], ["agreement"], ["agreement", a], ["agreement", a, a, a]):
-        with fails("missing-value"):
+    line = {"answer": "x", "spans": [{"start": 0, "end": 9, "wrong": True}]}
+    bad = write_lines(tmp_path / "d.jsonl", [line])
+    for typed, code, *named in (
+        (["agreement", a, other], "mismatch", "line 2", "a.jsonl", "b.jsonl", "t/2"),
+        (["agreement", a, apart], "empty"), (["agreement", a, bad], "bad-line", "line 1"),
+        *((each, "missing-value") for each in ([], ["agreement"], ["agreement", a], ["agreement", a, a, a])),
+        (["compare", a, a], "bad-value", "action=compare"),
+        (["agreement", a, str(tmp_path / "nothing.jsonl")], "no-file", "nothing.jsonl"),
+        (["agreement", a, str(tmp_path)], "no-file", "judged.jsonl"),
+    ):  # fmt: skip
+        with fails(code, *named):
             run("judge", typed)
-    with fails("bad-value", "action=compare"):
-        run("judge", ["compare", a, a])
-    with fails("no-file", "nothing.jsonl"):
-        run("judge", ["agreement", a, str(tmp_path / "nothing.jsonl")])
-    with fails("no-file", "judged.jsonl"):
-        run("judge", ["agreement", a, str(tmp_path)])
 
 
 def test_figures_of_other_files_are_not_replaced(tmp_path: Path) -> None:

@@ -2,33 +2,20 @@
 
 import json
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
+from artefacts import harm
 from attack.sandbox import INTERNALS
-
-from probers.commands import main as cli
-
-#: Typed wrong, each with the name that the message must hold.
-TYPED = [
-    ("datagen", ["limit=nan"], "limit"), ("datagen", ["layers=[6,a]"], "layers"),
-    ("datagen", [f"seed={'9' * 5000}"], "seed"), ("train", ["data=fifo"], "fifo"),
-    ("datagen", ["out=/dev/null/x", "limit=1"], "/dev/null/x"), ("train", ["data=\udcff"], "data"),
-    ("datagen", [f"layers={'[' * 5000}{']' * 5000}"], "layers"),
-    ("rag", ["trigger={_target_: os.system}", "question=x"], "trigger"),
-    ("rag", ["k=${oc.env:NOPE}", "question=x"], "NOPE"), ("rag", ["corpus=loop", "question=x"], "loop"),
-    ("rag", ["question=x", "trigger.theta=\x1b[31m", "trigger=rind"], "theta"),
-    ("compare", ["triggers=[never", "limit=1"], "triggers"),
-]  # fmt: skip
+from refusals import exits
 
 
 def refused(command: str, typed: list[str], capsys) -> str:
     """The one sentence with which a command ends; any other exception than its exit passes through."""
     capsys.readouterr()
-    with pytest.raises(SystemExit) as ended:
-        cli.main(command, typed)
+    assert exits(command, typed) in (1, 2)
     said = capsys.readouterr().err.strip().splitlines()[-1]
-    assert ended.value.code in (1, 2)
     assert said.startswith(f"probers-{command}: ") and said.isprintable() and not INTERNALS.search(said)
     return said
 
@@ -42,7 +29,17 @@ def place(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(("command", "typed", "named"), TYPED, ids=lambda part: ascii(part)[:40])
+#: Typed wrong, each with the name that the message must hold.
+@pytest.mark.parametrize(("command", "typed", "named"), [
+    ("datagen", ["limit=nan"], "limit"), ("datagen", ["layers=[6,a]"], "layers"),
+    ("datagen", [f"seed={'9' * 5000}"], "seed"), ("train", ["data=fifo"], "fifo"),
+    ("datagen", ["out=/dev/null/x", "limit=1"], "/dev/null/x"), ("train", ["data=\udcff"], "data"),
+    ("datagen", [f"layers={'[' * 5000}{']' * 5000}"], "layers"),
+    ("rag", ["trigger={_target_: os.system}", "question=x"], "trigger"),
+    ("rag", ["k=${oc.env:NOPE}", "question=x"], "NOPE"), ("rag", ["corpus=loop", "question=x"], "loop"),
+    ("rag", ["question=x", "trigger.theta=\x1b[31m", "trigger=rind"], "theta"),
+    ("compare", ["triggers=[never", "limit=1"], "triggers"),
+], ids=lambda part: ascii(part)[:40])  # fmt: skip
 def test_a_wrong_option_is_one_sentence(command, typed, named, place, capsys):
     before = sorted(path.name for path in place.iterdir())
     assert named in refused(command, typed, capsys)
@@ -53,16 +50,7 @@ TRAINING = ["layer=[6]", "resamples=100", "learning_curve=false", "out=new"]
 ANSWERING = ["limit=2", "max_new_tokens=8", "out=new", "prober=prober"]
 PROBING = ["trigger=probing", *ANSWERING]
 ADAPTIVE = ["trigger=adaptive", "trigger.classifier=classifier", *ANSWERING]
-
-
-def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-7])
-
-
-def flip(path: Path) -> None:
-    blob = bytearray(path.read_bytes())
-    blob[len(blob) // 2] ^= 4
-    path.write_bytes(bytes(blob))
+cut = partial(harm, damage="cut")
 
 
 def link(path: Path) -> None:
@@ -74,19 +62,16 @@ def other(path: Path) -> None:
     path.write_text(json.dumps([json.loads(path.read_text())]))
 
 
-@pytest.mark.parametrize(
-    ("name", "file", "damage", "command", "typed"),
-    [
-        ("cot", "manifest.json", other, "train", ["data=cot", *TRAINING]),
-        ("cot", "manifest.json", link, "train", ["data=cot", *TRAINING]),
-        ("cot", "shards/00001.parquet", flip, "train", ["data=cot", *TRAINING]),
-        ("cot", "shards/00000.safetensors", flip, "train", ["data=cot", *TRAINING]),
-        ("cot", "shards/00003.safetensors", cut, "train", ["data=cot", *TRAINING]),
-        ("prober", "config.json", other, "rag", PROBING),
-        ("prober", "heads.safetensors", cut, "rag", PROBING),
-        ("classifier", "config.json", cut, "rag", ADAPTIVE),
-    ],
-)
+@pytest.mark.parametrize(("name", "file", "damage", "command", "typed"), [
+    ("cot", "manifest.json", other, "train", ["data=cot", *TRAINING]),
+    ("cot", "manifest.json", link, "train", ["data=cot", *TRAINING]),
+    ("cot", "shards/00001.parquet", harm, "train", ["data=cot", *TRAINING]),
+    ("cot", "shards/00000.safetensors", harm, "train", ["data=cot", *TRAINING]),
+    ("cot", "shards/00003.safetensors", cut, "train", ["data=cot", *TRAINING]),
+    ("prober", "config.json", other, "rag", PROBING),
+    ("prober", "heads.safetensors", cut, "rag", PROBING),
+    ("classifier", "config.json", cut, "rag", ADAPTIVE),
+])  # fmt: skip
 def test_a_damaged_file_is_one_sentence(name, file, damage, command, typed, artefacts, place, capsys):
     damage(artefacts.copy(name, place / name) / file)
     if name != "prober" and command == "rag":

@@ -69,9 +69,7 @@ def make_store(
     return write(path, rows, states, shard=shard, config=config)
 
 
-def write(
-    path: Path, rows: list[dict[str, Any]], states: np.ndarray, *, shard: int = 100, config: Any = None
-) -> FeatureStore:
+def write(path: Path, rows: list, states: np.ndarray, *, shard=100, config: Any = None) -> FeatureStore:
     starts = range(0, len(rows), shard)
     given = {"source": "wiki", "balance": False} if config is None else config
     store = FeatureStore.create(path, [SPEC], config=given, shards=len(starts))
@@ -246,19 +244,14 @@ def moved(row: dict[str, Any], **to: str) -> dict[str, Any]:
     return row | {"split": to.get(row["split"], row["split"])}
 
 
-@pytest.mark.parametrize(
-    ("edit", "message"),
-    [
-        (lambda row, _: row | {"correct": 0}, "360 train .* wrong"),
-        (lambda row, _: row | ({"correct": 1} if row["split"] == "test" else {}), "120 test .* right"),
-        (lambda row, _: moved(row, test="train"), "no test"),
-        (lambda row, _: moved(row, train="test"), "no train"),
-        (
-            lambda row, _: row | ({"split": "train"} if int(row["group"][1:]) > 19 else {}),
-            "12 test examples of 4 groups",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("edit", "message"), [
+    (lambda row, _: row | {"correct": 0}, "360 train .* wrong"),
+    (lambda row, _: row | ({"correct": 1} if row["split"] == "test" else {}), "120 test .* right"),
+    (lambda row, _: moved(row, test="train"), "no test"),
+    (lambda row, _: moved(row, train="test"), "no train"),
+    (lambda row, _: row | ({"split": "train"} if int(row["group"][1:]) > 19 else {}),
+     "12 test examples of 4 groups"),
+])  # fmt: skip
 def test_where_nothing_can_be_measured_a_line_says_so(tmp_path: Path, edit: Edit, message: str) -> None:
     found = audited(tmp_path / "s", edit)
     (note,) = found.figures["notes"]
@@ -385,11 +378,7 @@ def test_memory_holds_one_shard_and_what_was_drawn(tmp_path: Path, monkeypatch: 
     assert held["question"].tolist() == [" end"] * 100
 
 
-def test_a_damaged_or_empty_store_is_named(tmp_path: Path) -> None:
-    store = make_store(tmp_path / "s")
-    (tmp_path / "s/shards/00000.parquet").write_bytes(b"no")
-    with fails(None, "00000.parquet"):
-        audit(store, seed=0)
+def test_an_empty_store_is_named(tmp_path: Path) -> None:
     with fails(None, tmp_path / "e"):
         stored_columns(FeatureStore.create(tmp_path / "e", [SPEC], config={}, shards=1))
 

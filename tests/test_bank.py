@@ -5,7 +5,8 @@ import inspect
 import json
 import os
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
+from operator import getitem
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -120,16 +121,13 @@ def back(bank: ProbeBank, folder: Path, states: Any, **how: Any) -> ProbeBank:
     return again
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"entropy_model": ENTROPY},
-        {"ensemble": Ensemble("stacked", (0.5, -2.0), 0.25), "calibration": Isotonic((0.1,), (0.3,))},
-        {"ensemble": Ensemble("best", (0, 1.0)), "calibration": Isotonic((-1 / 3, 0.1), (0.3, 2 / 3))},
-        {"spec": TOKENS, "aggregate": "max"},
-        {"promise": PROMISE, "threshold": -0.25},
-    ],
-)
+@pytest.mark.parametrize("fields", [
+    {"entropy_model": ENTROPY},
+    {"ensemble": Ensemble("stacked", (0.5, -2.0), 0.25), "calibration": Isotonic((0.1,), (0.3,))},
+    {"ensemble": Ensemble("best", (0, 1.0)), "calibration": Isotonic((-1 / 3, 0.1), (0.3, 2 / 3))},
+    {"spec": TOKENS, "aggregate": "max"},
+    {"promise": PROMISE, "threshold": -0.25},
+])  # fmt: skip
 def test_saved_and_loaded_it_is_the_same(tmp_path: Path, fields: dict[str, Any]) -> None:
     bank = make_bank(**fields)
     again = back(bank, tmp_path / "a", make_states())
@@ -150,20 +148,17 @@ def test_a_promise_is_saved_where_there_is_one_and_read_by_its_rules(tmp_path: P
             ProbeBank.from_pretrained(tmp_path / "one")
 
 
-def test_linear_heads_keep_their_standardisation(tmp_path: Path) -> None:
+def test_linear_heads_keep_their_standardisation_and_weights_beyond_half_precision_are_refused(tmp_path):
     head = LinearHead(["a", "b"], 8)
     states = torch.randn(50, 2, 8) * 1e-4 + 300.123  # half precision would lose all of it
     x = states.double()
     moments = Moments(x.mean(dim=0), x.std(dim=0, correction=0), torch.zeros(2, 2, 8).double())
     head.prepare(moments)
     back(ProbeBank(SPEC, half_precision(head)), tmp_path, states)
-
-
-def test_a_bank_cannot_be_trained_by_accident() -> None:
-    bank = make_bank()
-    assert not bank.head.training and not any(p.requires_grad for p in bank.head.parameters())
-    with pytest.raises(AttributeError):
-        bank.threshold = 0.0  # type: ignore[misc]
+    with torch.no_grad():
+        head.linear.weight[0, 0, 0] = 1e6
+    with fails("failed", "linear.weight", kind=RunError):
+        half_precision(head)
 
 
 def test_broken_states_are_errors_and_never_certain() -> None:
@@ -205,7 +200,7 @@ def test_missing_and_damaged_files_are_named(tmp_path: Path) -> None:
     refused("no-artifact", "config.json")
     make_bank().save_pretrained(tmp_path)
     config, weights = tmp_path / "config.json", tmp_path / "heads.safetensors"
-    said, blob = config.read_text(), weights.read_bytes()
+    said, blob, plain = config.read_text(), weights.read_bytes(), json.dumps(without_checksums(tmp_path))
     for altered in (blob[:-10], blob[:-1] + bytes([blob[-1] ^ 1])):
         weights.write_bytes(altered)
         refused("damaged", weights.name)
@@ -218,8 +213,7 @@ def test_missing_and_damaged_files_are_named(tmp_path: Path) -> None:
     tensors = load_file(weights)
     tensors["layer.5.linear3.bias"][0] = torch.nan
     save_file(tensors, weights)
-    config.write_text(said)
-    config.write_text(json.dumps(without_checksums(tmp_path)))
+    config.write_text(plain)
     refused("damaged", weights.name)
 
 
@@ -339,9 +333,12 @@ def test_push_uploads_what_save_writes(tmp_path: Path, pushed: list[dict[str, An
     assert files["plots/roc.png"] == b"png" and "plots/notes.txt" not in files
 
 
-def test_the_mixin_leaves_a_bank_as_it_is(tmp_path: Path) -> None:
+def test_a_bank_cannot_be_trained_by_accident_and_the_mixin_leaves_it_as_it_is(tmp_path: Path) -> None:
     """No arguments collected on the instance, no plots deleted, and the mixin's keywords understood."""
     bank = make_bank()
+    assert not bank.head.training and not any(p.requires_grad for p in bank.head.parameters())
+    with pytest.raises(AttributeError):
+        bank.threshold = 0.0  # type: ignore[misc]
     assert isinstance(bank, ModelHubMixin)
     assert set(vars(bank)) == set(bank.__dataclass_fields__)
     (tmp_path / "plots").mkdir()
@@ -427,14 +424,6 @@ def test_heads_that_pool_tokens_read_spans_of_any_length() -> None:
         ProbeBank(SPEC, PoolHead(["a", "b"], 8))
 
 
-def test_weights_beyond_half_precision_are_refused() -> None:
-    head = LinearHead(["a", "b"], 8)
-    with torch.no_grad():
-        head.linear.weight[0, 0, 0] = 1e6
-    with fails("failed", "linear.weight", kind=RunError):
-        half_precision(head)
-
-
 def without_checksums(folder: Path) -> dict[str, Any]:
     """What ``config.json`` says, as earlier versions wrote it."""
     config = json.loads((folder / "config.json").read_text())
@@ -448,58 +437,49 @@ def edited(folder: Path, **changes: Any) -> Path:
     config = without_checksums(folder)
     for path, value in changes.items():
         *parents, leaf = path.split("__")
-        block = config
-        for name in parents:
-            block = block[name]
-        block[leaf] = value
+        reduce(getitem, parents, config)[leaf] = value
     (folder / "config.json").write_text(json.dumps(config))
     return folder
 
 
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [
-        ({"head__options__hidden": 10**9}, ("linear1.weight", "[8, 16]", "[8, 1000000000]")),
-        ({"head__options__hidden": 10**20}, ("hidden",)),
-        ({"head__options__hidden": 10**40}, ("config.json", "41 digits")),
-        ({"head__options__hidden": 2**32 - 1, "spec__width": 2**32 - 1}, ("heads.safetensors",)),
-        ({"head__options__hidden": "16"}, ("head.hidden=16",)),
-        ({"head__options__hidden": 10**9, "head__options__dropout": 5.0}, ("dropout=5.0",)),
-        ({"head__options__hidden": 0}, ("hidden=0",)), ({"head__options__depth": 2}, ("depth",)),
-        ({"head__options": []}, ("head.options=[]",)), ({"head__name": ["linear"]}, ("head.name=",)),
-        ({"head__name": "mine.Head"}, ("mine.Head", "head_class")),
-        ({"head__name": "attention_pool", "head__options": {}}, ("layer.2.query",)),
-        ({"schema": 1}, ("schema 1", "schema 2")), ({"format": "other"}, ("config.json",)),
-        ({"spec__width": 10**9}, ("heads.safetensors", "[1000000000")),
-        ({"spec__width": True}, ("spec.width=true",)), ({"spec__layers": [2, 3]}, ("layer.3.norm0",)),
-        ({"spec__layers": [2, 3, 5]}, ("2 layers", "prober of 3")),
-        ({"spec__layers": list(range(10**6))}, ("spec.layers=",)),
-        ({"spec__layers": [5, 2]}, ("layers", "ascending")),
-        ({"spec__model": "testbed"}, ("spec.model=testbed",)),
-        ({"spec__model__id": "a\nb: c"}, (r"spec.model.id='a\nb: c'",)),
-        ({"spec__model__id": "\x1b[2J"}, (r"spec.model.id='\x1b[2J'",)),
-        ({"spec__site": "everywhere"}, ("spec.site=everywhere",)),
-        ({"spec__more": 1}, ("FeatureSpec", "more")), ({"threshold": "0.3"}, ("threshold=0.3",)),
-        ({"threshold": None}, ("threshold=null",)),
-        ({"threshold": float("inf")}, ("config.json", "Infinity")),
-        ({"ensemble__weights": [1, float("nan")]}, ("config.json", "NaN")),
-        ({"ensemble__weights": [[1], [2]]}, ("ensemble.weights=",)),
-        ({"ensemble__kind": ["logits"]}, ("ensemble.kind=",)),
-        ({"ensemble__kind": "mix"}, ("ensemble.kind=mix",)),
-        ({"ensemble": {"kind": "best", "weights": [1], "intercept": 0}}, ("1 layers", "prober of 2")),
-        ({"ensemble": {}}, ("Ensemble",)), ({"aggregate": ["max"]}, ("aggregate=",)),
-        ({"aggregate": "max"}, ("aggregate=max",)),
-        ({"calibration__value": "much"}, ("calibration.value=much",)),
-        ({"calibration__value": 0}, ("temperature", "above 0")),
-        ({"calibration__slope": 1}, ("Temperature", "slope")),
-        ({"calibration__method": {}}, ("calibration {}",)),
-        ({"calibration__method": "magic"}, ("calibration magic",)),
-        ({"entropy_model__inputs": ["score"]}, ("entropy model",)),
-        ({"entropy_model__weights": [1.0]}, ("entropy model", "5 inputs")),
-        ({"entropy_model__scale": [0.0] * 5}, ("entropy model", "5 inputs")),
-        ({"entropy_model__mean": None}, ("entropy_model.mean=null",)), ({"more": 1}, ("more",)),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("changes", "named"), [
+    ({"head__options__hidden": 10**9}, ("linear1.weight", "[8, 16]", "[8, 1000000000]")),
+    ({"head__options__hidden": 10**20}, ("hidden",)),
+    ({"head__options__hidden": 10**40}, ("config.json", "41 digits")),
+    ({"head__options__hidden": 2**32 - 1, "spec__width": 2**32 - 1}, ("heads.safetensors",)),
+    ({"head__options__hidden": "16"}, ("head.hidden=16",)),
+    ({"head__options__hidden": 10**9, "head__options__dropout": 5.0}, ("dropout=5.0",)),
+    ({"head__options__hidden": 0}, ("hidden=0",)), ({"head__options__depth": 2}, ("depth",)),
+    ({"head__options": []}, ("head.options=[]",)), ({"head__name": ["linear"]}, ("head.name=",)),
+    ({"head__name": "mine.Head"}, ("mine.Head", "head_class")),
+    ({"head__name": "attention_pool", "head__options": {}}, ("layer.2.query",)),
+    ({"schema": 1}, ("schema 1", "schema 2")), ({"format": "other"}, ("config.json",)),
+    ({"spec__width": 10**9}, ("heads.safetensors", "[1000000000")),
+    ({"spec__width": True}, ("spec.width=true",)), ({"spec__layers": [2, 3]}, ("layer.3.norm0",)),
+    ({"spec__layers": [2, 3, 5]}, ("2 layers", "prober of 3")),
+    ({"spec__layers": list(range(10**6))}, ("spec.layers=",)),
+    ({"spec__layers": [5, 2]}, ("layers", "ascending")),
+    ({"spec__model": "testbed"}, ("spec.model=testbed",)),
+    ({"spec__model__id": "a\nb: c"}, (r"spec.model.id='a\nb: c'",)),
+    ({"spec__model__id": "\x1b[2J"}, (r"spec.model.id='\x1b[2J'",)),
+    ({"spec__site": "everywhere"}, ("spec.site=everywhere",)), ({"spec__more": 1}, ("FeatureSpec", "more")),
+    ({"threshold": "0.3"}, ("threshold=0.3",)), ({"threshold": None}, ("threshold=null",)),
+    ({"threshold": float("inf")}, ("config.json", "Infinity")),
+    ({"ensemble__weights": [1, float("nan")]}, ("config.json", "NaN")),
+    ({"ensemble__weights": [[1], [2]]}, ("ensemble.weights=",)),
+    ({"ensemble__kind": ["logits"]}, ("ensemble.kind=",)),
+    ({"ensemble__kind": "mix"}, ("ensemble.kind=mix",)),
+    ({"ensemble": {"kind": "best", "weights": [1], "intercept": 0}}, ("1 layers", "prober of 2")),
+    ({"ensemble": {}}, ("Ensemble",)), ({"aggregate": ["max"]}, ("aggregate=",)),
+    ({"aggregate": "max"}, ("aggregate=max",)), ({"calibration__value": "much"}, ("calibration.value=much",)),
+    ({"calibration__value": 0}, ("temperature", "above 0")),
+    ({"calibration__slope": 1}, ("Temperature", "slope")), ({"calibration__method": {}}, ("calibration {}",)),
+    ({"calibration__method": "magic"}, ("calibration magic",)),
+    ({"entropy_model__inputs": ["score"]}, ("entropy model",)),
+    ({"entropy_model__weights": [1.0]}, ("entropy model", "5 inputs")),
+    ({"entropy_model__scale": [0.0] * 5}, ("entropy model", "5 inputs")),
+    ({"entropy_model__mean": None}, ("entropy_model.mean=null",)), ({"more": 1}, ("more",)),
+])  # fmt: skip
 def test_a_foreign_config_is_checked(tmp_path: Path, changes: dict[str, Any], named: tuple[str, ...]) -> None:
     with fails(None, *named) as told:
         ProbeBank.from_pretrained(edited(tmp_path / "p", **changes))
@@ -554,14 +534,10 @@ def test_links_of_the_hubs_cache_to_its_blobs_are_files(pictured: Path, tmp_path
         ProbeBank.from_pretrained(snapshot)
 
 
-@pytest.mark.parametrize(
-    ("blob", "named"),
-    [
-        (b'{"a":' * 101 + b"1" + b"}" * 101, "brackets"), (b"[" * 100_000, "brackets"),
-        (b'{"a": "\xff"}', "byte 7"), (b'{"a": 1' + b"0" * 5000 + b"}", "5001 digits"),
-    ],
-    ids=range(4),
-)  # fmt: skip
+@pytest.mark.parametrize(("blob", "named"), [
+    (b'{"a":' * 101 + b"1" + b"}" * 101, "brackets"), (b"[" * 100_000, "brackets"),
+    (b'{"a": "\xff"}', "byte 7"), (b'{"a": 1' + b"0" * 5000 + b"}", "5001 digits"),
+], ids=range(4))  # fmt: skip
 def test_json_that_is_deep_or_no_text_is_one_sentence(tmp_path: Path, blob: bytes, named: str) -> None:
     file = edited(tmp_path / "p") / "metrics.json"
     file.write_bytes(blob)

@@ -88,17 +88,14 @@ def test_constant_and_neighbouring_scores_still_split_as_counted(typed: str, at:
         assert found == pytest.approx(max(quality(typed, wrong, way) for way in ways))
 
 
-@pytest.mark.parametrize(
-    ("typed", "named"),
-    [
-        ("best", "budget=.."), ("", "threshold="), ("best=0.4", "threshold=best=0.4"),
-        ("budget", "budget=0.4"), ("budget=", "''"), ("budget=many", "'many'"), ("budget=1.5", "from 0 to 1"),
-        ("budget=nan", "from 0 to 1"), ("recall_at_fpr=-0.1", "from 0 to 1"), ("cost=0", "above 0"),
-        ("cost=inf", "above 0"), ("f1=0.5", "write threshold=f1"), ("risk", "risk=0.1@0.95"),
-        ("risk=0.1", "the confidence"), ("risk=0@0.9", "between 0 and 1"), ("risk=0.1@1", "between 0 and 1"),
-        ("risk=0.1@nan", "between 0 and 1"), ("risk=0.1@", "'0.1@'"), ("budget=0.4@0.9", "budget=0.4"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("typed", "named"), [
+    ("best", "budget=.."), ("", "threshold="), ("best=0.4", "threshold=best=0.4"),
+    ("budget", "budget=0.4"), ("budget=", "''"), ("budget=many", "'many'"), ("budget=1.5", "from 0 to 1"),
+    ("budget=nan", "from 0 to 1"), ("recall_at_fpr=-0.1", "from 0 to 1"), ("cost=0", "above 0"),
+    ("cost=inf", "above 0"), ("f1=0.5", "write threshold=f1"), ("risk", "risk=0.1@0.95"),
+    ("risk=0.1", "the confidence"), ("risk=0@0.9", "between 0 and 1"), ("risk=0.1@1", "between 0 and 1"),
+    ("risk=0.1@nan", "between 0 and 1"), ("risk=0.1@", "'0.1@'"), ("budget=0.4@0.9", "budget=0.4"),
+])  # fmt: skip
 def test_a_threshold_that_is_none_is_refused(typed: str, named: str) -> None:
     code: Code = "unknown-choice" if "best" in typed or not typed else "bad-value"
     with fails(code, f"threshold={typed}", named):
@@ -179,17 +176,14 @@ def test_calibration_survives_json(made: Any) -> None:
     assert np.isnan(made(np.array([np.nan]))).all()  # never certain
 
 
-@pytest.mark.parametrize(
-    ("kind", "numbers"),
-    [
-        (Temperature, (0.0,)), (Temperature, (np.nan,)), (Platt, (np.inf, 0.0)), (Isotonic, ((), ())),
-        *((Isotonic, knots) for knots in (
-            ((1.0,), (0.1, 0.2)), ((1.0, 1.0), (0.1, 0.2)), ((1.0, 2.0), (0.2, 0.1)),
-            ((1.0, 2.0), (0.0, 0.1)), ((1.0, 2.0), (0.5, 1.0)), ((1.0, np.nan), (0.5, 0.6)),
-        )),
-        (c.calibration_from_dict, ({"method": "beta"},)),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("kind", "numbers"), [
+    (Temperature, (0.0,)), (Temperature, (np.nan,)), (Platt, (np.inf, 0.0)), (Isotonic, ((), ())),
+    *((Isotonic, knots) for knots in (
+        ((1.0,), (0.1, 0.2)), ((1.0, 1.0), (0.1, 0.2)), ((1.0, 2.0), (0.2, 0.1)),
+        ((1.0, 2.0), (0.0, 0.1)), ((1.0, 2.0), (0.5, 1.0)), ((1.0, np.nan), (0.5, 0.6)),
+    )),
+    (c.calibration_from_dict, ({"method": "beta"},)),
+])  # fmt: skip
 def test_calibration_that_is_none_is_refused(kind: Any, numbers: tuple[Any, ...]) -> None:
     with pytest.raises(ValueError):
         kind(*numbers)

@@ -6,11 +6,10 @@ import httpx
 import numpy as np
 import pytest
 import torch
-from refusals import fails
+from refusals import exits, fails
 from serving import bank_for, running
 from tiny import PROMPTS, tiny_lm
 
-from probers import CausalLM
 from probers.commands import main as cli
 from probers.score import check
 from probers.score.check import compare_states, our_states, relative_difference
@@ -24,11 +23,6 @@ def states():
     """Ours of every layer of a tiny model, and after its final norm."""
     lm = tiny_lm(dtype="float32")
     return our_states(lm, lm.generate(PROMPTS, max_new_tokens=12))
-
-
-@pytest.fixture(scope="module")
-def lm():
-    return CausalLM.from_pretrained("testbed", dtype="float32")
 
 
 def told(states, theirs, **options):
@@ -94,9 +88,7 @@ QUICK = ("model.dtype=float32", "model.device=cpu", "max_new_tokens=8")
 
 
 def code(*arguments):
-    with pytest.raises(SystemExit) as exit_:
-        cli.main("check", [*arguments, *QUICK])
-    return exit_.value.code
+    return exits("check", [*arguments, *QUICK])
 
 
 def test_transformers_gives_our_states_but_for_the_norm_after_the_last_layer(lm, tmp_path, capsys):
@@ -110,8 +102,8 @@ def test_transformers_gives_our_states_but_for_the_norm_after_the_last_layer(lm,
     assert "    6  " in shown.out and shown.out.splitlines()[-2].endswith("same")
 
 
-def test_layers_that_an_engine_counts_otherwise_are_named(monkeypatch, capsys):
-    forward = CausalLM.from_pretrained("testbed").model.__class__.forward
+def test_layers_that_an_engine_counts_otherwise_are_named(lm, monkeypatch, capsys):
+    forward = lm.model.__class__.forward
 
     def shifted(self, *args, **kwargs):
         made = forward(self, *args, **kwargs)

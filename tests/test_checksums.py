@@ -77,15 +77,13 @@ def test_a_finished_run_of_an_earlier_version_is_recognised_and_an_unfinished_on
     assert not RunFolder(Path("finished"), "rag", {"inputs": inputs("corpus")}).complete
 
 
-@pytest.mark.parametrize(
-    "damage", [b"", b"{", b"[]", b'{"sha256": 1}', b'{"1 1": [1, 2, "a"], "sha256": ""}']
-)
-def test_a_damaged_memory_is_ignored(reads, damage):
+@pytest.mark.parametrize("blob", [b"", b"{", b"[]", b'{"sha256": 1}', b'{"1 1": [1, 2, "a"], "sha256": ""}'])
+def test_a_damaged_memory_is_ignored(reads, blob):
     Path("f").write_bytes(b"x" * SIZE)
     first = file_digest(Path("f"))
     (memory,) = Path("runs/cache/files").iterdir()
     assert file_digest(Path("f")) == first and len(reads) == 1
-    memory.write_bytes(damage)
+    memory.write_bytes(blob)
     assert file_digest(Path("f")) == first and len(reads) == 2
 
 

@@ -5,6 +5,7 @@ from functools import partial
 from itertools import islice
 
 import pytest
+from artefacts import write_lines
 from refusals import fails
 
 import probers.commands.compose as config
@@ -34,12 +35,7 @@ def articles(tmp_path):
             "In winter it is cold there .",
         ]
         lines.append({"title": town, "sentences": sentences})
-    return write(tmp_path / "articles.jsonl", lines)
-
-
-def write(file, lines):
-    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return file
+    return write_lines(tmp_path / "articles.jsonl", lines)
 
 
 def asked(file, **options):
@@ -76,13 +72,13 @@ def test_articles_are_dealt_as_the_labels_of_wiki_deal_them(articles, seed):
 
 
 def test_what_cannot_be_asked_is_told(articles, tmp_path):
-    with fails("missing-value", "questions.articles=FILE"):
-        open_questions("completion")
-    with fails("no-file"):
-        open_questions("completion", articles=str(tmp_path / "none.jsonl"))
-    with fails("unsupported"):
-        open_questions("completion", articles="wikipedia")
-    with articles.open("a") as file:
+    for options, code, *named in (
+        ({}, "missing-value", "questions.articles=FILE"),
+        ({"articles": str(tmp_path / "none.jsonl")}, "no-file"), ({"articles": "wikipedia"}, "unsupported"),
+    ):  # fmt: skip
+        with fails(code, *named):
+            open_questions("completion", **options)
+    with open(articles, "a") as file:
         file.write("{broken\n")
     with fails("bad-line", "line 11", "on_bad_line=skip"):
         asked(articles)
@@ -93,7 +89,7 @@ def test_articles_as_a_corpus_are_whole_sentences_in_natural_text(tmp_path):
     sentences = [f"Sentence {n} has these words , and " + "more " * 27 + "." for n in range(9)]
     lines = [{"title": "A", "sentences": sentences}, {"title": "A", "sentences": ["Another one ."]}]
     lines.append({"id": "b", "title": "A", "sentences": ["word " * (2 * WORDS)]})
-    file = write(tmp_path / "a.jsonl", lines)
+    file = write_lines(tmp_path / "a.jsonl", lines)
     for in_memory in (0, 1 << 20):
         found = list(load_corpus(file, cache=tmp_path / "cache", in_memory=in_memory))
         assert [p.id for p in found] == ["A#0", "A#1", "A#2", "b#0"]  # the second A has no id
@@ -200,7 +196,7 @@ def test_commands_answer_completions_and_judge_them(tmp_path):
 
 def test_another_prompt_than_they_are_made_for_is_said(tmp_path, caplog):
     lines = [{"title": a.title, "sentences": list(a.sentences)} for a in islice(open_articles("testbed"), 30)]
-    write(tmp_path / "a.jsonl", lines)
+    write_lines(tmp_path / "a.jsonl", lines)
     asked = ["questions=completion", f"questions.articles={tmp_path}/a.jsonl", "limit=1", "trigger=never"]
     cli.run("rag", [*asked, f"out={tmp_path}/a"])
     assert "questions=completion are made for prompt=completion, but the prompt is testbed" in caplog.text
@@ -219,7 +215,7 @@ def test_other_sets_have_no_such_figure(tmp_path):
 def test_a_prober_trained_on_completions_is_asked_about_other_articles_only(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     taken = islice(open_articles("testbed"), 200)
-    write(tmp_path / "articles.jsonl", [{"title": a.title, "sentences": list(a.sentences)} for a in taken])
+    write_lines(tmp_path / "articles.jsonl", [{"title": a.title, "sentences": [*a.sentences]} for a in taken])
     from_file = partial(overrides, **{"questions.articles": "articles.jsonl"})
     cli.run("datagen", ["--source", "cot", *from_file("store", limit=60, label="match", layers="[8,12]")])
     cli.run("train", ["data=store", "layer=all", "out=prober", "resamples=100"])

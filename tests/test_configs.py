@@ -4,12 +4,11 @@ import inspect
 from dataclasses import fields
 
 import pytest
-from refusals import fails
+from refusals import exits, fails
 
 from probers.commands.components import COMPONENTS, Component, choices, node_of, target_of
 from probers.commands.compose import COMMANDS, compose, groups_of, request, settings_of
 from probers.commands.help import help_of
-from probers.commands.main import main
 from probers.commands.settings import Settings
 from probers.commands.signatures import signature
 from probers.data.questions import DATASETS, source_class
@@ -29,9 +28,7 @@ def test_every_key_of_a_command_is_described(command, capsys):
     assert len(keys) == len(set(keys))
     parts = [key for named in told.groups.values() for choice in named.values() for key in choice.keys]
     assert [key.name for key in (*told.keys, *parts) if not key.about] == []
-    with pytest.raises(SystemExit) as ended:
-        main(command, ["--help"])
-    assert not ended.value.code
+    assert not exits(command, ["--help"])
     text = capsys.readouterr().out
     assert all(f"{name}=" in text for name in keys)
     assert max(map(len, text.splitlines())) <= 130
@@ -72,11 +69,8 @@ def test_settings_made_in_python_are_those_that_are_typed():
     assert settings_of("datagen")(limit=5).record["limit"] == 5
 
 
-def test_the_shipped_checkpoint_was_trained_on_the_default_world():
-    assert world_config() == WorldConfig()
-
-
-def test_the_prompt_of_the_table_is_the_testbeds():
+def test_the_testbeds_world_and_prompt_are_the_default_ones():
+    assert world_config() == WorldConfig()  # which the shipped checkpoint was trained on
     assert request("datagen", []).prompt.make().fingerprint == TESTBED_PROMPT.fingerprint
 
 

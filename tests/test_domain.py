@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from artefacts import harm
 from planted import make_store, make_token_store
 from refusals import fails
 from serving import PROMPT, bank_for, running
@@ -18,7 +19,6 @@ from probers.bank.io import CONFIG
 from probers.checksums import sealed
 from probers.datagen.labels.base import recorded, recorded_needs
 from probers.engine.language_model import Sampling
-from probers.engine.model import CausalLM
 from probers.online.scores import GrowingScores, text_needs, text_scores
 from probers.train.assemble import fit_domain, surprise_of
 from probers.train.data import Dataset
@@ -130,10 +130,10 @@ def test_it_is_saved_with_the_prober_and_a_prober_without_one_has_none(tmp_path)
 def test_a_damaged_domain_is_one_sentence(tmp_path):
     make_bank(domain=some_domain()).save_pretrained(tmp_path)
     blob = (tmp_path / FILE).read_bytes()
-    for damaged in (blob[:-3], blob[:-1] + bytes([blob[-1] ^ 1]), b"", None):
-        (tmp_path / FILE).unlink(missing_ok=True)
-        if damaged is not None:
-            (tmp_path / FILE).write_bytes(damaged)
+    for damage in ("cut", "altered", "gone", None):
+        (tmp_path / FILE).write_bytes(blob if damage else b"")
+        if damage:
+            harm(tmp_path / FILE, damage)
         with fails("damaged", "domain.safetensors"):
             ProbeBank.from_pretrained(tmp_path)
 
@@ -143,12 +143,9 @@ def test_no_domain_is_made_of_numbers_that_are_none(field):
     domain = some_domain()
     bad = getattr(domain, field).clone()
     bad.flatten()[0] = float("nan") if field == "mean" else 0.0
-    with pytest.raises(ValueError):
-        replace(domain, **{field: bad})
-    with pytest.raises(ValueError):
-        replace(domain, mean=domain.mean[:1])
-    with pytest.raises(ValueError):
-        replace(domain, surprise=(0.3, float("nan")))
+    for change in ({field: bad}, {"mean": domain.mean[:1]}, {"surprise": (0.3, float("nan"))}):
+        with pytest.raises(ValueError):
+            replace(domain, **change)
 
 
 def test_running_scores_know_the_distances_and_an_assessment_says_them():
@@ -188,9 +185,8 @@ def test_a_text_is_as_far_as_the_tokens_that_it_is_judged_by():
     assert told(before, named).domain.distance == 1.0 and told(before, plain).domain is None
 
 
-def test_surprise_is_nothing_of_what_the_model_writes_itself_and_is_recorded_of_the_whole_text():
+def test_surprise_is_nothing_of_what_the_model_writes_itself_and_is_recorded_of_the_whole_text(lm):
     """Against the distributions of a plain forward pass."""
-    lm = CausalLM.from_pretrained("testbed", dtype="float32")
     needs = recorded_needs(Needs.of([4], pool="tokens"))
     (own,) = lm.generate([PROMPT], max_new_tokens=16, needs=needs)
     (other,) = lm.score([PROMPT], [" nowhere in the seven towns that Bert Quill built."], needs=needs)
@@ -260,8 +256,7 @@ def test_an_assessment_says_the_surprise_and_calls_it_unlike():
 
 
 @pytest.mark.parametrize("pool", ["tokens", "mean"])
-def test_a_server_says_it_of_what_it_wrote(pool):
-    lm = CausalLM.from_pretrained("testbed", dtype="float32")
+def test_a_server_says_it_of_what_it_wrote(lm, pool):
     bank = replace(bank_for(lm, pool), domain=some_domain(width=lm.width))
     with running(lm, bank) as server:
         asked = {"model": "testbed", "prompt": PROMPT, "max_tokens": 12, "temperature": 0}

@@ -71,9 +71,6 @@ def ids(rows):
     return [[p.id for p in row] for row in rows]
 
 
-# --- ranking ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("formula", [{}, {"k1": 0.9, "b": 0.4}])
 def test_it_ranks_as_bm25_does(elastic, formula):
     passages = skewed(300)
@@ -125,11 +122,10 @@ def test_an_analyzer_of_the_server_with_stop_words_and_two_fields(server):
         connect(server, passages, analyzer="klingon")
 
 
-@pytest.mark.parametrize(
-    "query",
-    ['"quoted" AND (amber OR', "amber~2 +basil -cedar", "title:amber*", "\\ / { } [ ] ^", '{"match_all": {}}',
-     "amber\nbasil\x00\ud800", "the", ""],
-)  # fmt: skip
+@pytest.mark.parametrize("query", [
+    '"quoted" AND (amber OR', "amber~2 +basil -cedar", "title:amber*", "\\ / { } [ ] ^", '{"match_all": {}}',
+    "amber\nbasil\x00\ud800", "the", "",
+])  # fmt: skip
 def test_a_query_is_words_and_nothing_else(server, query):
     passages = corpus("amber basil", "cedar dune", "title match")
     assert ids(connect(server, passages).search([query], 5)) == ids(BM25(passages).search([query], 5))
@@ -160,9 +156,6 @@ def test_k_is_checked_and_may_exceed_the_corpus(elastic):
     assert not elastic.requests
 
 
-# --- loading ----------------------------------------------------------------------------------------
-
-
 def test_a_complete_index_is_used_again_and_another_corpus_or_setting_is_not(server):
     connect(server, ALL)
     assert len(server.asked("bulk")) == 1
@@ -176,7 +169,6 @@ def test_a_complete_index_is_used_again_and_another_corpus_or_setting_is_not(ser
 
 
 def test_a_named_index_is_made_anew_when_its_corpus_changed(server, caplog):
-    caplog.set_level(logging.INFO, "probers")
     connect(server, corpus("amber", "basil"), index="wiki")
     changed = connect(server, corpus("cedar", "basil"), index="wiki")
     assert "index wiki is made anew for: corpus" in caplog.messages
@@ -246,8 +238,6 @@ def test_a_bar_is_shown_for_many_passages(elastic, capsys):
     assert capsys.readouterr().err == ""
 
 
-# --- failures ---------------------------------------------------------------------------------------
-
 ERROR = {"type": "es_rejected_execution_exception", "reason": "queue is full"}
 BUSY = (429, {"Retry-After": "0"}, {"error": ERROR})
 GONE = (503, {"Content-Type": "text/html"}, b"<html>no backend</html>")
@@ -276,12 +266,10 @@ def test_a_passing_fault_is_tried_again_and_nothing_is_twice_there(server, endpo
     assert len(index.docs) == len(WORDS)
 
 
-@pytest.mark.parametrize(
-    ("fault", "reason"),
-    [(BUSY, "HTTP 429 es_rejected_execution_exception: queue is full"), (GONE, "HTTP 503"),
-     ("cut", "IncompleteRead"), ("hang", "timed out")],
-    ids=named,
-)  # fmt: skip
+@pytest.mark.parametrize(("fault", "reason"), [
+    (BUSY, "HTTP 429 es_rejected_execution_exception: queue is full"), (GONE, "HTTP 503"),
+    ("cut", "IncompleteRead"), ("hang", "timed out"),
+], ids=named)  # fmt: skip
 def test_a_lasting_fault_in_a_search_is_one_clear_sentence_and_then_it_goes_on(server, fault, reason):
     retriever = connect(server, corpus("amber", "basil"), retries=1, timeout=0.5)
     server.faults["search"] = [fault] * 2
@@ -291,15 +279,8 @@ def test_a_lasting_fault_in_a_search_is_one_clear_sentence_and_then_it_goes_on(s
     assert ids(retriever.search(["amber"], 1)) == [["p0"]]
 
 
-@pytest.fixture
-def gone():
-    """The address of a server that is not there."""
-    with FakeElasticsearch() as fake:
-        pass
-    return fake.url
-
-
-def test_of_several_nodes_one_may_be_dead(server, gone, monkeypatch):
+def test_of_several_nodes_one_may_be_dead(server, monkeypatch):
+    gone = "http://127.0.0.1:9"  # where nobody listens
     with fails("network", gone, "Connection refused", kind=RunError):
         connect(server, corpus("amber"), url=gone)
     monkeypatch.setattr(time, "sleep", None)  # nothing is waited for
@@ -411,13 +392,11 @@ FAILED = {"root_cause": [{"type": "query_shard_exception", "reason": "bad field"
 WHOLE = {"timed_out": False, "_shards": {"failed": 0}, "hits": {"hits": []}}
 
 
-@pytest.mark.parametrize(
-    ("answer", "said", "kind"),
-    [((200, {}, WHOLE | {"timed_out": True}), "'basil'", RunError),
-     ((200, {}, WHOLE | {"_shards": {"failed": 1}}), "'basil'", RunError),
-     ((400, {}, {"error": FAILED, "status": 400}), "HTTP 400 query_shard_exception: bad field", UserError)],
-    ids=["late", "shard", "error"],
-)  # fmt: skip
+@pytest.mark.parametrize(("answer", "said", "kind"), [
+    ((200, {}, WHOLE | {"timed_out": True}), "'basil'", RunError),
+    ((200, {}, WHOLE | {"_shards": {"failed": 1}}), "'basil'", RunError),
+    ((400, {}, {"error": FAILED, "status": 400}), "HTTP 400 query_shard_exception: bad field", UserError),
+], ids=["late", "shard", "error"])  # fmt: skip
 def test_an_answer_in_part_or_none_is_refused(server, answer, said, kind):
     retriever = connect(server, corpus("amber", "basil", "cedar"))
     server.faults["search"] = [None, answer]
@@ -435,13 +414,9 @@ def test_a_redirection_is_not_followed(server, monkeypatch):
         assert not other.requests
 
 
-# --- servers, addresses, secrets --------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("product", "numbers"),
-    [("Elasticsearch", "7.0.0 7.17.28 8.0.0 9.1.2"), ("OpenSearch", "1.3.20 2.19.1 3.0.0")],
-)
+@pytest.mark.parametrize(("product", "numbers"), [
+    ("Elasticsearch", "7.0.0 7.17.28 8.0.0 9.1.2"), ("OpenSearch", "1.3.20 2.19.1 3.0.0"),
+])  # fmt: skip
 def test_servers_that_speak_it_are_taken_and_no_others(elastic, product, numbers):
     for number in numbers.split():
         elastic.version(number, product=product)
@@ -456,17 +431,14 @@ def test_servers_that_speak_it_are_taken_and_no_others(elastic, product, numbers
         assert {name for name, _ in elastic.requests} == {"root"}
 
 
-@pytest.mark.parametrize(
-    ("answer", "message"),
-    [
-        ((200, {"Content-Type": "text/html"}, b"<html>hello</html>"), "text/html"),
-        ((200, {}, b'{"version": {"num'), "JSONDecodeError"),
-        ((404, {"Content-Type": "text/html"}, b"<html>nothing</html>"), "HTTP 404"),
-        ((301, {"Location": "https://there:9200/"}, b""), "HTTP 301"),
-        ((200, {}, {"version": 3}), "Error"),
-        ((200, {}, ["a"]), "Error"),
-    ],
-)
+@pytest.mark.parametrize(("answer", "message"), [
+    ((200, {"Content-Type": "text/html"}, b"<html>hello</html>"), "text/html"),
+    ((200, {}, b'{"version": {"num'), "JSONDecodeError"),
+    ((404, {"Content-Type": "text/html"}, b"<html>nothing</html>"), "HTTP 404"),
+    ((301, {"Location": "https://there:9200/"}, b""), "HTTP 301"),
+    ((200, {}, {"version": 3}), "Error"),
+    ((200, {}, ["a"]), "Error"),
+])  # fmt: skip
 def test_what_is_no_such_server_at_all_is_told(elastic, answer, message):
     elastic.version("", product="Another engine")
     elastic.faults["root"] = [answer]
@@ -474,20 +446,17 @@ def test_what_is_no_such_server_at_all_is_told(elastic, answer, message):
         connect(elastic, corpus("amber"))
 
 
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        ({"url": None}, ["ES_URL"]), ({"url": "localhost:9200"}, ["'localhost:9200'"]),
-        ({"url": ["http://x:1", "ftp://x:1"]}, ["'http://x:1 ftp://x:1'"]),
-        ({"url": "http://x:y"}, ["'http://x:y'"]), ({"url": "http://x:1/?pretty"}, ["retriever.url"]),
-        ({"url": "http://x:1\n"}, ["retriever.url"]), ({"index": "Wiki"}, ["[Wiki]", "retriever.index"]),
-        ({"index": "_wiki"}, ["[_wiki]", "retriever.index"]), ({"index": "a,b"}, ["[a,b]"]),
-        ({"k1": -1}, ["k1=-1"]), ({"b": 2}, ["b=2"]), ({"analyzer": "a b"}, ["[a b]", "retriever.analyzer"]),
-        ({"shards": 0}, ["shards=0"]), ({"timeout": 0}, ["timeout=0"]), ({"retries": -1}, ["retries=-1"]),
-        ({"ca_file": __file__}, [f"ca_file={__file__}", "verify=true"]),
-        ({"ca_file": __file__, "url": "https://x:1", "verify": False}, ["verify=true"]),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("options", "named"), [
+    ({"url": None}, ["ES_URL"]), ({"url": "localhost:9200"}, ["'localhost:9200'"]),
+    ({"url": ["http://x:1", "ftp://x:1"]}, ["'http://x:1 ftp://x:1'"]),
+    ({"url": "http://x:y"}, ["'http://x:y'"]), ({"url": "http://x:1/?pretty"}, ["retriever.url"]),
+    ({"url": "http://x:1\n"}, ["retriever.url"]), ({"index": "Wiki"}, ["[Wiki]", "retriever.index"]),
+    ({"index": "_wiki"}, ["[_wiki]", "retriever.index"]), ({"index": "a,b"}, ["[a,b]"]),
+    ({"k1": -1}, ["k1=-1"]), ({"b": 2}, ["b=2"]), ({"analyzer": "a b"}, ["[a b]", "retriever.analyzer"]),
+    ({"shards": 0}, ["shards=0"]), ({"timeout": 0}, ["timeout=0"]), ({"retries": -1}, ["retries=-1"]),
+    ({"ca_file": __file__}, [f"ca_file={__file__}", "verify=true"]),
+    ({"ca_file": __file__, "url": "https://x:1", "verify": False}, ["verify=true"]),
+])  # fmt: skip
 def test_a_mistaken_request_is_told_before_anything_is_made(elastic, options, named):
     with fails(None, *named):
         connect(elastic, corpus("amber"), **options)
@@ -571,12 +540,11 @@ def test_an_address_with_a_password_is_refused_as_an_option_without_being_shown(
     assert "hid" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    "environ",
-    [{"ES_API_KEY": KEY, "ES_USERNAME": USER, "ES_PASSWORD": "hidden"}, {"ES_USERNAME": USER},
-     {"ES_PASSWORD": "hidden"}, {"ES_API_KEY": "hid den\nc"},
-     {"ES_USERNAME": "reader", "ES_PASSWORD": "hidd\u00e9n"}],
-)  # fmt: skip
+@pytest.mark.parametrize("environ", [
+    {"ES_API_KEY": KEY, "ES_USERNAME": USER, "ES_PASSWORD": "hidden"}, {"ES_USERNAME": USER},
+    {"ES_PASSWORD": "hidden"}, {"ES_API_KEY": "hid den\nc"},
+    {"ES_USERNAME": "reader", "ES_PASSWORD": "hidd\u00e9n"},
+])  # fmt: skip
 def test_credentials_that_contradict_each_other_are_told(elastic, monkeypatch, environ):
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
@@ -610,8 +578,6 @@ def test_certificates_are_checked_unless_told_otherwise(elastic, certificate):
         with fails("network", kind=RunError):
             connect(secure, corpus("amber"), url=secure.url.replace("https", "http"), retries=0)
 
-
-# --- a real server ----------------------------------------------------------------------------------
 
 REAL = os.environ.get("ES_URL")
 

@@ -32,10 +32,7 @@ OTHERS: dict[str, dict[str, Any]] = {
         "attention_types": [[["global", "local"], 1], [["global"], 1]], "max_position_embeddings": CONTEXT,
     },
     "CodeGen": {**OLD, "rotary_dim": 4},
-    "Phi3": BASE,
-    "Starcoder2": BASE,
-    "StableLm": BASE,
-    "Olmo2": BASE,
+    "Phi3": BASE, "Starcoder2": BASE, "StableLm": BASE, "Olmo2": BASE,
     "Cohere2": {**BASE, "sliding_window": 8},
     "Mixtral": {**BASE, "num_local_experts": 4},
     "DeepseekV3": LATENT,
@@ -98,24 +95,18 @@ LEARNED = {
 BERT = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
 
 
-@pytest.mark.parametrize(
-    ("name", "config", "options"),
-    [
-        ("BartForCausalLM", "BartConfig", LEARNED),
-        ("MarianForCausalLM", "MarianConfig", {**LEARNED, "pad_token_id": 0}),
-        ("TrOCRForCausalLM", "TrOCRConfig", LEARNED),
-        (
-            "ProphetNetForCausalLM",
-            "ProphetNetConfig",
-            {"hidden_size": 32, "num_decoder_layers": 2, "num_decoder_attention_heads": 4, "pad_token_id": 0},
-        ),
-        ("OpenAIGPTLMHeadModel", "OpenAIGPTConfig", OLD),
-        ("MiniMaxForCausalLM", "MiniMaxConfig", {**BASE, "num_local_experts": 2, "head_dim": 8}),
-        ("BertLMHeadModel", "BertConfig", BERT),
-        ("XLNetLMHeadModel", "XLNetConfig", {"d_model": 32, "n_layer": 2, "n_head": 4}),
-        ("T5ForConditionalGeneration", "T5Config", {"d_model": 32, "num_layers": 2, "num_heads": 4}),
-    ],
-)
+@pytest.mark.parametrize(("name", "config", "options"), [
+    ("BartForCausalLM", "BartConfig", LEARNED),
+    ("MarianForCausalLM", "MarianConfig", {**LEARNED, "pad_token_id": 0}),
+    ("TrOCRForCausalLM", "TrOCRConfig", LEARNED),
+    ("ProphetNetForCausalLM", "ProphetNetConfig",
+     {"hidden_size": 32, "num_decoder_layers": 2, "num_decoder_attention_heads": 4, "pad_token_id": 0}),
+    ("OpenAIGPTLMHeadModel", "OpenAIGPTConfig", OLD),
+    ("MiniMaxForCausalLM", "MiniMaxConfig", {**BASE, "num_local_experts": 2, "head_dim": 8}),
+    ("BertLMHeadModel", "BertConfig", BERT),
+    ("XLNetLMHeadModel", "XLNetConfig", {"d_model": 32, "n_layer": 2, "n_head": 4}),
+    ("T5ForConditionalGeneration", "T5Config", {"d_model": 32, "num_layers": 2, "num_heads": 4}),
+])  # fmt: skip
 def test_what_is_no_decoder_for_batches_is_refused_by_name(name, config, options):
     tokenizer = byte_level()
     config = getattr(transformers, config)(vocab_size=len(tokenizer), **options)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from artefacts import contents, write_lines
 from attack.damage import altered, wrong_value
 from attack.sandbox import INTERNALS
 from hypothesis import HealthCheck, given, settings
@@ -34,10 +35,6 @@ FIXTURES = [HealthCheck.function_scoped_fixture]
 often = settings(derandomize=True, max_examples=120, suppress_health_check=FIXTURES)
 CONFIG = {"seed": 0, "k": [1, 2], "model": {"name": "testbed"}}
 NAMES = st.text(st.sampled_from("ab.-_ é0"), min_size=1, max_size=6).filter(lambda n: n.strip(". ") != "")
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
 @pytest.fixture
@@ -130,22 +127,23 @@ def test_a_lock_names_its_holder_and_ends_with_the_command(fresh):
 @often
 @given(extra=st.sets(NAMES, max_size=2), there=st.booleans())
 def test_a_wrong_request_takes_back_what_it_wrote_and_no_more(fresh, extra, there):
-    out = fresh() / "a" / "out"
+    out, old = fresh() / "a" / "out", RunFolder(fresh(), "rag", CONFIG)
     if there:
         out.mkdir(parents=True)
+    old.claim()  # an unfinished run of another time
     with pytest.raises(UserError), taking_back():
+        assert old.claim()
         folder = RunFolder(out, "rag", CONFIG)
         folder.claim()
         for name in extra:
-            (out / f"x{name}").write_text("computed")
+            (out / f"x{name}").mkdir()
+            (out / f"x{name}" / "00000.json").write_text("computed")
         raise UserError("wrong")
+    assert (old.path / "run.json").exists()
     if extra:
-        assert {f"x{name}" for name in extra} <= set(contents(out))
+        assert {f"x{name}/00000.json" for name in extra} <= set(contents(out))
     else:
         assert not contents(out.parent) and out.exists() == there
-
-
-# Readers of small JSON files.
 
 
 @dataclass(frozen=True)
@@ -155,10 +153,6 @@ class Reader:
     file: str
     read: Callable[[Path], Any]
     lines: bool = False
-
-
-def _prober_of(folder: Path) -> Any:
-    return [newest_prober(kind, model="testbed", root=folder) for kind in ("answers", "tokens")]
 
 
 def _store(folder: Path) -> Any:
@@ -180,10 +174,6 @@ def _built(folder: Path) -> Any:
     return build_once(folder / "built", "store", make, lambda: None)
 
 
-def _official(name: str, file: str) -> Callable[[Path], Any]:
-    return lambda folder: open_questions(name, path=str(folder / file), on_bad_line="error").questions
-
-
 SETS = {
     "hotpotqa": "hotpot_distractor.json", "2wikimultihopqa": "twowiki.json", "nq": "dpr_nq.json",
     "triviaqa": "triviaqa.json", "musique": "musique_full.jsonl", "strategyqa": "strategyqa.json",
@@ -193,7 +183,8 @@ SETS = {
 ASKED = [Question("q0", "Who?"), Question("q1", "Where?")]
 READERS = {
     "run.json": Reader("run/run.json", lambda run: (read_state(run), newest_run(["rag"], root=run.parent))),
-    "config.json of a run": Reader("train/config.json", lambda folder: _prober_of(folder.parent)),
+    "config.json of a run": Reader("train/config.json", lambda folder: [
+        newest_prober(kind, model="testbed", root=folder.parent) for kind in ("answers", "tokens")]),
     "config.json of a prober": Reader("prober/config.json", ProbeBank.from_pretrained),
     "metrics.json of a prober": Reader("prober/metrics.json", ProbeBank.from_pretrained),
     "config.json of a classifier": Reader(
@@ -212,7 +203,9 @@ READERS = {
         "in/traces.jsonl", lambda folder: TraceFile(folder / "traces.jsonl").resume(ASKED), lines=True),
     "built.json": Reader("cache/built/built.json", lambda folder: _built(folder.parent)),
     **{
-        name: Reader(f"official/{file}", _official(name, file), lines=file.endswith("l"))
+        name: Reader(
+            f"official/{file}", lambda folder, name=name, file=file: open_questions(
+                name, path=str(folder / file), on_bad_line="error").questions, lines=file.endswith("l"))
         for name, file in SETS.items()
     },
 }  # fmt: skip
@@ -259,9 +252,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
              "counters": counters} for q in ASKED
         ],
     }.items():  # fmt: skip
-        file = top / "in" / f"{name}.jsonl"
-        file.parent.mkdir(exist_ok=True)
-        file.write_text("".join(json.dumps(record) + "\n" for record in records))
+        (top / "in").mkdir(exist_ok=True)
+        write_lines(top / "in" / f"{name}.jsonl", records)
     _built(top / "cache")
     shutil.copytree(Path(__file__).parent / "data/questions", top / "official")
     return top
@@ -337,15 +329,10 @@ def test_drawn_damage_is_one_sentence_or_fine(damaged, rng):
     told(top, reader, values)
 
 
-def _of_2wiki(file: Path) -> Any:
-    return TwoWikiMultihopQA(path=str(file), aliases=str(file))._names
-
-
-def _of_strategyqa(file: Path) -> Any:
-    return StrategyQA(path=str(file), paragraphs=str(file))._texts
-
-
-@pytest.mark.parametrize("read", [_aliases, _of_2wiki, _of_strategyqa])
+@pytest.mark.parametrize("read", [
+    _aliases, lambda file: TwoWikiMultihopQA(path=str(file), aliases=str(file))._names,
+    lambda file: StrategyQA(path=str(file), paragraphs=str(file))._texts,
+])  # fmt: skip
 def test_brackets_without_end_in_a_table_beside_questions_are_one_sentence(tmp_path, read):
     file = tmp_path / "table.jsonl"
     file.write_text("[" * 100_000 + "]" * 100_000)

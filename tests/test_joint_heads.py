@@ -33,6 +33,7 @@ WIDTH, LAYERS = 6, (1, 2)
 JOINT = Task.of(Column.of("resid_post", LAYERS))
 #: Small enough for tests, with a reach of nine tokens.
 SMALL: Any = {"size": 16, "blocks": 2, "window": 5}
+TOKENS = FeatureSpec(replace(SPEC.model, width=WIDTH), LAYERS, WIDTH, pool="tokens", dtype="float32")
 
 
 def token_rows(text: int, spans: list[int | None]) -> list[dict[str, Any]]:
@@ -113,10 +114,8 @@ def test_only_a_sequence_head_reads_what_stands_before_a_span(before: Dataset) -
     """Converse: not the same head where its window ends before it, nor a linear head of both layers."""
     one = {**SMALL, "blocks": 1}
     far, near = (partial(SequenceHead, **{**one, "window": window}) for window in (5, 2))
-    found = [
-        aurocs(before, train(before, [JOINT], head, **HOW), "max")[0] for head in (far, near, ConcatHead)
-    ]
-    assert found[0] > 0.9 and max(found[1:]) < 0.65
+    made = [aurocs(before, train(before, [JOINT], head, **HOW), "max")[0] for head in (far, near, ConcatHead)]
+    assert made[0] > 0.9 and max(made[1:]) < 0.65
 
 
 @pytest.fixture(scope="module")
@@ -141,9 +140,7 @@ def test_a_signal_of_attention_alone_is_read_beside_the_states(ratios: FeatureSt
 FAST = ["pool=tokens", "epochs=2", "resamples=100", "device=cpu", "learning_curve=false", "domain=0.1"]
 
 
-def test_a_prober_that_reads_beside_the_states_is_saved_and_scores_the_store(
-    ratios: FeatureStore, tmp_path: Path
-) -> None:
+def test_a_prober_that_reads_beside_the_states_is_saved_and_scores_the_store(ratios, tmp_path):
     typed = [f"data={ratios.path}", f"out={tmp_path / 'p'}", *FAST, "head=concat", "beside=[lookback]"]
     out = cli.run("train", typed)
     bank, figures = ProbeBank.from_pretrained(out), json.loads((out / "metrics.json").read_text())
@@ -163,18 +160,13 @@ def test_a_prober_that_reads_beside_the_states_is_saved_and_scores_the_store(
     assert bank.domain is not None and bank.domain.shape == (4, WIDTH)
 
 
-@pytest.mark.parametrize(
-    ("typed", "code", "named"),
-    [
-        (["head=radio", "beside=[lookback]"], "unsupported", "head=radio"),
-        (["head=mix", "beside=[lookback]"], "unsupported", "head=mix"),
-        (["head=concat", "beside=[attention]"], "missing-value", "site=attention"),
-        (["head=concat", "beside=[entropy]"], "bad-value", "beside="),
-    ],
-)
-def test_what_cannot_be_read_beside_is_refused(
-    ratios: FeatureStore, tmp_path: Path, typed: list[str], code: Any, named: str
-) -> None:
+@pytest.mark.parametrize(("typed", "code", "named"), [
+    (["head=radio", "beside=[lookback]"], "unsupported", "head=radio"),
+    (["head=mix", "beside=[lookback]"], "unsupported", "head=mix"),
+    (["head=concat", "beside=[attention]"], "missing-value", "site=attention"),
+    (["head=concat", "beside=[entropy]"], "bad-value", "beside="),
+])  # fmt: skip
+def test_what_cannot_be_read_beside_is_refused(ratios, tmp_path, typed, code, named):
     with fails(code, named):
         cli.run("train", [f"data={ratios.path}", f"out={tmp_path / 'p'}", *FAST, *typed])
     assert not (tmp_path / "p").exists()
@@ -201,13 +193,8 @@ def test_a_joint_head_beside_others_is_the_one_trained_alone(layers: Dataset, he
 def test_joined_layers_are_one_logistic_regression(layers: Dataset) -> None:
     """Against scikit-learn on the joined states, without a penalty, by the margins of the test tokens."""
     how = {
-        "lr": 2e-2,
-        "epochs": 150,
-        "batch_size": 64,
-        "weight_decay": 0.0,
-        "warmup_epochs": 149,
-        "checks": 1,
-    }
+        "lr": 2e-2, "epochs": 150, "batch_size": 64, "weight_decay": 0.0, "warmup_epochs": 149, "checks": 1,
+    }  # fmt: skip
     fitted = train(layers, [JOINT], ConcatHead, gamma=1.0, **how)
     examples, members = layers.examples, layers.examples.members
     assert members is not None
@@ -256,9 +243,7 @@ def test_the_controls_of_a_joint_head_read_all_layers(layers: Dataset) -> None:
     assert len({task.stream for task in tasks}) == 4
 
 
-def test_a_killed_training_of_a_sequence_head_ends_the_same(
-    before: Dataset, tmp_path: Path, monkeypatch: Any
-) -> None:
+def test_a_killed_training_of_a_sequence_head_ends_the_same(before, tmp_path, monkeypatch):
     head = partial(SequenceHead, **SMALL)
     training = partial(train, before, [JOINT, replace(JOINT, seed=1)], head, loss="span_max", epochs=2)
     expected = training()
@@ -270,27 +255,20 @@ def test_a_killed_training_of_a_sequence_head_ends_the_same(
 
 def test_sequence_heads_need_tokens(store: FeatureStore) -> None:
     with fails("mismatch", "head=sequence", "pool=tokens"):
-        train(
-            Dataset.load([store]), [Task.of(Column.of("resid_post", (1, 2)))], partial(SequenceHead, **SMALL)
-        )
+        task = Task.of(Column.of("resid_post", (1, 2)))
+        train(Dataset.load([store]), [task], partial(SequenceHead, **SMALL))
     pooled = FeatureSpec(SPEC.model, (1, 2), SPEC.width)
     with fails("mismatch", "pool=mean"):
         ProbeBank(pooled, SequenceHead(["a"], SPEC.width, 2, **SMALL))
 
 
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        ({"size": 4}, "head.size=4"), ({"blocks": 3}, "head.blocks=3"), ({"window": 0}, "head.window=0"),
-        ({"size": 71}, "head.size=71"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("options", "named"), [
+    ({"size": 4}, "head.size=4"), ({"blocks": 3}, "head.blocks=3"), ({"window": 0}, "head.window=0"),
+    ({"size": 71}, "head.size=71"),
+])  # fmt: skip
 def test_options_out_of_range_are_refused(options: dict[str, Any], named: str) -> None:
     with fails("bad-value", named):
         SequenceHead(["a"], 4, 2, **options)
-
-
-# Scores of sequences.
 
 
 def sequence(**options: Any) -> SequenceHead:
@@ -359,7 +337,6 @@ def grown(growing: GrowingScores, texts: list[torch.Tensor]) -> list[list[float]
         if live:
             states = torch.stack([texts[i][step - 2 * i] for i in live])
             for i, score in zip(live, growing.add_each(live, states), strict=True):
-                assert isinstance(score, float)
                 found[i].append(score)
     return found
 
@@ -367,8 +344,7 @@ def grown(growing: GrowingScores, texts: list[torch.Tensor]) -> list[list[float]
 @pytest.mark.parametrize("window", [1, 5])
 def test_growing_texts_have_the_scores_of_whole_ones(window: int) -> None:
     """Three texts that begin and end at different times, beside each other and alone."""
-    spec = FeatureSpec(replace(SPEC.model, width=WIDTH), LAYERS, WIDTH, pool="tokens", dtype="float32")
-    bank = ProbeBank(spec, sequence(window=window), aggregate="max")
+    bank = ProbeBank(TOKENS, sequence(window=window), aggregate="max")
     texts = [torch.randn(n, 2, WIDTH) for n in (14, 9, 20)]
     growing = GrowingScores(bank)
     found = grown(growing, texts)
@@ -383,11 +359,7 @@ def test_growing_texts_have_the_scores_of_whole_ones(window: int) -> None:
 
 
 def test_a_long_text_is_scored_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    bank = ProbeBank(
-        FeatureSpec(replace(SPEC.model, width=WIDTH), LAYERS, WIDTH, pool="tokens"),
-        sequence(),
-        aggregate="max",
-    )
+    bank = ProbeBank(TOKENS, sequence(), aggregate="max")
     x = torch.randn(50, 2, WIDTH)
     whole = bank.score(x)
     monkeypatch.setattr("probers.bank.decision.CHUNK", 7)
@@ -395,8 +367,7 @@ def test_a_long_text_is_scored_in_pieces(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_marked_span_is_scored_alone_and_not_while_it_grows() -> None:
-    spec = FeatureSpec(replace(SPEC.model, width=WIDTH), LAYERS, WIDTH, pool="tokens", dtype="float32")
-    bank = ProbeBank(spec, sequence(marker=True), aggregate="max")
+    bank = ProbeBank(TOKENS, sequence(marker=True), aggregate="max")
     with fails("unsupported", "score_spans"):
         GrowingScores(bank)
     x = torch.randn(15, 2, WIDTH)

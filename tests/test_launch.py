@@ -9,11 +9,9 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 from unittest.mock import Mock
 
 import psutil
@@ -51,11 +49,6 @@ def made(tmp_path_factory):
     return folder
 
 
-def ray_processes(of: int | None = None) -> list[psutil.Process]:
-    """What runs below a process, by default this one."""
-    return psutil.Process(of).children(recursive=True)
-
-
 def driver(out: Path, *more: str, limit: int = 8, before: str = "", **given) -> subprocess.Popen:
     """The command as it is typed, in a process of its own."""
     code = f"from probers.commands.main import datagen\n{before}\ndatagen()"
@@ -78,7 +71,8 @@ def wait_for(what, process: subprocess.Popen, seconds: float = 300):
 def working(process: subprocess.Popen) -> list[psutil.Process]:
     """The workers of a driver that have been told what to do."""
     try:
-        return [p for p in ray_processes(process.pid) if p.name().startswith("ray::Worker.make")]
+        below = psutil.Process(process.pid).children(recursive=True)
+        return [p for p in below if p.name().startswith("ray::Worker.make")]
     except psutil.NoSuchProcess:
         return []
 
@@ -91,7 +85,7 @@ def test_a_worker_and_the_driver_are_killed_and_the_same_command_makes_the_run_o
         first = driver(out, "launch.parts=3", "launch.workers=2", **given)
         wait_for(lambda: working(first), first)[0].kill()
         wait_for(lambda: "is begun again" in log.read_text() and list(out.glob("parts/*of3")), first)
-        mine = ray_processes(first.pid)
+        mine = psutil.Process(first.pid).children(recursive=True)
         heard = {c.laddr.port for p in mine for c in p.net_connections("tcp") if c.status == "LISTEN"}
         assert 8265 not in heard  # Ray's dashboard
         assert not [p for p in mine if p.name().startswith("probers")]
@@ -115,23 +109,19 @@ def test_a_cluster_without_the_package_is_one_sentence(tmp_path):
     (tmp_path / "other/probers").mkdir(parents=True)
     (tmp_path / "other/probers/__init__.py").touch()  # workers find it before the one that is installed
     before = f"import os; os.environ['PYTHONPATH'] = '{tmp_path}/other'"
-    process = driver(
-        tmp_path / "run", "launch.workers=1", before=before, cwd=tmp_path, stderr=subprocess.PIPE
-    )
-    said = process.communicate()[1].splitlines()[-1]
+    ran = driver(tmp_path / "run", "launch.workers=1", before=before, cwd=tmp_path, stderr=subprocess.PIPE)
+    said = ran.communicate()[1].splitlines()[-1]
     assert said.startswith("probers-datagen: ") and said.endswith("[worker]")
-    assert process.returncode == 2 and not (tmp_path / "run/parts").exists()
+    assert ran.returncode == 2 and not (tmp_path / "run/parts").exists()
 
 
 class FakeRay:
     """Workers that answer at once: ``answers`` in turn, of which errors are raised, then "done"."""
 
-    def __init__(
-        self, folder: Path, parts: int, answers: list, version: str = ray_workers.__version__
-    ) -> None:
+    def __init__(self, folder: Path, parts: int, answers: list, version=ray_workers.__version__) -> None:
         self.parts, self.answers, self.version = Parts("datagen", COT, str(folder), parts), answers, version
         self.asked, self.begun, self.ended = [], [], []
-        self.exceptions = SimpleNamespace(RayError=LostError)
+        self.exceptions = SimpleNamespace(RayError=EOFError)
 
     def run(self, workers: int, **options):
         try:
@@ -140,16 +130,17 @@ class FakeRay:
             assert set(self.ended) == set(self.begun)
 
     def remote(self, *_):
-        hello, make = (SimpleNamespace(remote=call) for call in (self._hello, self._make))
-        self.begun.append(FakeWorker(f"w{len(self.begun) + 1}", hello, make))
-        return self.begun[-1]
+        worker = Mock(**{"hello.remote": self._hello, "make.remote": self._make})
+        worker.name = f"w{len(self.begun) + 1}"
+        self.begun.append(worker)
+        return worker
 
     def _hello(self):
-        return Answer([self.version, self.begun[-1].name, ""])
+        return Mock(value=[self.version, self.begun[-1].name, ""])
 
     def _make(self, command, typed, out, part):
         self.asked.append(part)
-        return Answer(self.answers.pop(0) if self.answers else ["done", ""])
+        return Mock(value=self.answers.pop(0) if self.answers else ["done", ""])
 
     def wait(self, calls, timeout):
         return calls[:1], calls[1:]
@@ -163,24 +154,8 @@ class FakeRay:
         self.ended.append(made)
 
 
-class LostError(Exception):
-    pass
-
-
-@dataclass(eq=False)
-class FakeWorker:
-    name: str
-    hello: Any
-    make: Any
-
-
-@dataclass(eq=False)
-class Answer:
-    value: Any
-
-
 def test_a_part_whose_worker_is_lost_goes_to_another_and_not_for_ever(tmp_path, capsys):
-    lost = LostError("it died.\nTrace")
+    lost = EOFError("it died.\nTrace")
     ray = FakeRay(tmp_path, 2, [lost])
     ray.run(1)
     assert ray.asked == ["1/2", "2/2", "1/2"] and len(ray.begun) == 2
@@ -208,16 +183,13 @@ def test_a_refusal_ends_all_workers_and_a_part_that_another_writes_is_asked_for_
     assert capsys.readouterr().out.count("is retried later: out=x is being written") == 2
 
 
-@pytest.mark.parametrize(
-    ("told", "kind", "named"),
-    [
-        ("The actor with name Worker failed to import on the worker.\nNo module named 'probers'", UserError,
-         ["No module named 'probers'"]),
-        ("no memory", RunError, ["a worker", "3 times", "(no memory)"]),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("told", "kind", "named"), [
+    ("The actor with name Worker failed to import on the worker.\nNo module named 'probers'", UserError,
+     ["No module named 'probers'"]),
+    ("no memory", RunError, ["a worker", "3 times", "(no memory)"]),
+])  # fmt: skip
 def test_a_worker_that_cannot_begin_is_told_of_as_such(told, kind, named, tmp_path, monkeypatch):
-    monkeypatch.setattr(FakeRay, "_hello", lambda ray: Answer(LostError(told)))
+    monkeypatch.setattr(FakeRay, "_hello", lambda ray: Mock(value=EOFError(told)))
     with fails("worker", *named, kind=kind):
         FakeRay(tmp_path, 1, []).run(1)
 
@@ -310,31 +282,23 @@ def test_parts_of_another_request_or_model_are_not_taken_for_done(made, tmp_path
         cli.run("datagen", [*COT, f"out={out}", "launch=ray"])
 
 
-@pytest.mark.parametrize(
-    ("command", "typed", "code", "named"),
-    [
-        ("datagen", ["launch=ray", "part=1/2"], "conflict", "part=1/2"),
-        ("rag", ["launch=ray", "question=Who?", "out=x"], "conflict", "question="),
-        ("rag", ["launch=submitit"], "missing-value", "out=FOLDER"),
-        ("datagen", ["launch=ray", "overwrite=true"], "conflict", "overwrite=true"),
-        ("datagen", ["launch=ray", "launch.parts=0"], "bad-value", "launch.parts=0"),
-        ("compare", ["launch=submitit", "launch.parts=0"], "bad-value", "launch.parts=0"),
-        ("datagen", ["launch=ray", "launch.speed=9"], "unknown-key", "launch.speed"),
-        ("datagen", ["launch.parts=4"], "unknown-key", "launch.parts"),
-        ("train", ["launch=dask"], "unknown-choice", "dask"),
-        ("score", ["launch=ray"], "unknown-key", "launch"),
-        ("datagen", ["launch=submitit", "launch.cluster=pbs"], "bad-value", "launch.cluster=pbs"),
-        ("datagen", ["launch=ray", "launch.address=127.0.0.1:1"], "network", "launch.address=127.0.0.1:1"),
-        ("datagen", ["launch=ray", "launch.address=here:x"], "network", "launch.address=here:x"),
-        ("datagen", ["launch=submitit"], "worker", "launch.cluster=slurm"),
-        (
-            "datagen",
-            ["launch=submitit", "launch.slurm={speed: 9}", "launch.cluster=local"],
-            "worker",
-            "speed",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("command", "typed", "code", "named"), [
+    ("datagen", ["launch=ray", "part=1/2"], "conflict", "part=1/2"),
+    ("rag", ["launch=ray", "question=Who?", "out=x"], "conflict", "question="),
+    ("rag", ["launch=submitit"], "missing-value", "out=FOLDER"),
+    ("datagen", ["launch=ray", "overwrite=true"], "conflict", "overwrite=true"),
+    ("datagen", ["launch=ray", "launch.parts=0"], "bad-value", "launch.parts=0"),
+    ("compare", ["launch=submitit", "launch.parts=0"], "bad-value", "launch.parts=0"),
+    ("datagen", ["launch=ray", "launch.speed=9"], "unknown-key", "launch.speed"),
+    ("datagen", ["launch.parts=4"], "unknown-key", "launch.parts"),
+    ("train", ["launch=dask"], "unknown-choice", "dask"),
+    ("score", ["launch=ray"], "unknown-key", "launch"),
+    ("datagen", ["launch=submitit", "launch.cluster=pbs"], "bad-value", "launch.cluster=pbs"),
+    ("datagen", ["launch=ray", "launch.address=127.0.0.1:1"], "network", "launch.address=127.0.0.1:1"),
+    ("datagen", ["launch=ray", "launch.address=here:x"], "network", "launch.address=here:x"),
+    ("datagen", ["launch=submitit"], "worker", "launch.cluster=slurm"),
+    ("datagen", ["launch=submitit", "launch.slurm={fast: 9}", "launch.cluster=local"], "worker", "fast"),
+])  # fmt: skip
 def test_what_cannot_be_launched_is_one_sentence(command, typed, code, named, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with fails(code, named):
@@ -411,18 +375,17 @@ def test_the_bar_counts_parts_and_what_is_made_of_them(tmp_path):
         assert bar._bar.n == 3 and "35 cuts" in bar._bar.postfix
 
 
-def killed(folder: Path, limit: int, most: int) -> dict[str, int]:
-    """Kill workers and driver of a run at random moments, and compare it with the run in one piece."""
-    rng, out = random.Random(0), folder / "run"
-    one = cli.run("datagen", ["source=cot", f"limit={limit}", *ALONE, f"out={folder}/whole"])
+@pytest.mark.slow
+def test_twenty_kills_of_workers_and_driver_end_in_the_same_bytes(tmp_path):
+    """At random moments; the run is compared with the one in one piece."""
+    rng, out = random.Random(0), tmp_path / "run"
+    one = cli.run("datagen", ["source=cot", "limit=160", *ALONE, f"out={tmp_path}/whole"])
     kills = {"worker": 0, "driver": 0, "interrupted": 0}
-    with (folder / "log").open("w") as log:
-        begin = partial(
-            driver, out, "launch.parts=5", "launch.workers=2", "launch.tries=100",
-            limit=limit, stdout=log, stderr=log,
-        )  # fmt: skip
+    with (tmp_path / "log").open("w") as log:
+        typed = ("launch.parts=5", "launch.workers=2", "launch.tries=100")
+        begin = partial(driver, out, *typed, limit=160, stdout=log, stderr=log)
         process = begin()
-        while sum(kills.values()) < most:
+        while sum(kills.values()) < 20:
             time.sleep(rng.uniform(0, 4))
             what = rng.choice(["worker", "worker", "driver", "interrupted"])
             if what == "worker":
@@ -431,24 +394,15 @@ def killed(folder: Path, limit: int, most: int) -> dict[str, int]:
                 if what == "interrupted":
                     wait_for(partial(working, process), process)
                 assert process.poll() is None, "the run ended before it could be killed: raise limit"
-                below = ray_processes(process.pid)
+                below = psutil.Process(process.pid).children(recursive=True)
                 process.send_signal(signal.SIGKILL if what == "driver" else signal.SIGINT)
                 assert process.wait() == (-signal.SIGKILL if what == "driver" else 130)
                 assert psutil.wait_procs(below, timeout=300)[1] == []
                 process = begin()
             kills[what] += 1
         assert process.wait() == 0
-    assert (folder / "log").read_text().count("the same command goes on from there") == kills["interrupted"]
-    assert computed(out) == computed(one)
-    return kills
-
-
-@pytest.mark.slow
-def test_twenty_kills_of_workers_and_driver_end_in_the_same_bytes(tmp_path, capsys):
-    kills = killed(tmp_path, 160, 20)
-    assert min(kills.values()) > 1
-    with capsys.disabled():
-        print(f"\n{kills}: the bytes of one piece")
+    assert (tmp_path / "log").read_text().count("the same command goes on from there") == kills["interrupted"]
+    assert computed(out) == computed(one) and min(kills.values()) > 1
 
 
 @pytest.mark.slow

@@ -80,8 +80,7 @@ def test_pools_and_other_features_beside_it(pool):
     for one, other, positions in zip(made, again, whole, strict=True):
         expected = {
             "mean": positions.state[1:].mean(axis=0), "last": positions.state[-1],
-            "prompt": positions.state[0],
-            "tokens": positions.state[1:], "predicting": positions.state[:-1],
+            "prompt": positions.state[0], "tokens": positions.state[1:], "predicting": positions.state[:-1],
         }[pool]  # fmt: skip
         np.testing.assert_allclose(one.states[heads], expected, **CLOSE)
         np.testing.assert_allclose(other.states[heads], expected, **CLOSE)

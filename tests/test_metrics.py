@@ -241,9 +241,6 @@ def test_holm_against_its_formula(p: list[float]) -> None:
         assert {i for i, value in enumerate(found) if value < level} == rejected
 
 
-# AUROC within strata
-
-
 def one_by_one(labels, scores, strata, weights) -> float:
     wins = pairs = 0.0
     for i, j in product(np.flatnonzero(labels), np.flatnonzero(labels == 0)):
@@ -292,10 +289,14 @@ def test_what_knows_the_length_alone_knows_nothing_within_it():
     assert interval.high < 0.55
 
 
-def test_strata_of_one_class_are_not_compared():
+def test_strata_of_one_class_scores_that_are_no_numbers_and_unlike_sizes_are_not_compared():
     labels, scores = np.array([1, 1, 0, 1, 0]), np.array([0.0, 1.0, 9.0, 3.0, 2.0])
     assert pooled_auroc(labels, scores, np.array([0, 0, 1, 2, 2])) == 1.0
     assert np.isnan(pooled_auroc(labels, scores, np.array([0, 0, 1, 2, 3])))
+    with fails("failed", kind=RunError):
+        pooled_auroc(np.array([1, 0]), np.array([np.nan, 1.0]), np.zeros(2, int))
+    with pytest.raises(ValueError):
+        pooled_auroc(np.array([1, 0]), np.array([0.0, 1.0]), np.zeros(3, int))
 
 
 def test_strata_are_named_and_crossed():
@@ -312,10 +313,3 @@ def test_strata_are_named_and_crossed():
     assert ranges.names == ("10-19", "20-29", "30-39", "40-49", "50-59")
     assert ranges.counts(np.zeros(50))[0].tolist() == [10] * 5
     assert Strata.by_length(np.full(9, 48), short=False).names == ("48",)
-
-
-def test_scores_that_are_no_numbers_and_unlike_sizes_are_refused():
-    with fails("failed", kind=RunError):
-        pooled_auroc(np.array([1, 0]), np.array([np.nan, 1.0]), np.zeros(2, int))
-    with pytest.raises(ValueError):
-        pooled_auroc(np.array([1, 0]), np.array([0.0, 1.0]), np.zeros(3, int))

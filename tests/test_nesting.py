@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from test_lm import assert_all_same
+from test_lm import alone, assert_all_same
 from tiny import FAMILIES, forwarded, tiny_lm
 
 from probers.engine import batch_size as nesting
@@ -38,23 +38,14 @@ def eager(monkeypatch):
     monkeypatch.setattr(nesting, "_LEAST", 1)
 
 
-def alone(lm, prompts, **options):
-    return [lm.generate([prompt], **options)[0] for prompt in prompts]
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_nested_prompts_give_what_each_gives_alone(family, eager):
-    lm = tiny_lm(family)
+@pytest.mark.parametrize(
+    ("family", "batches"),
+    [*((family, {}) for family in FAMILIES), *(("llama", {"batch_size": size}) for size in (2, 3, 8))],
+)
+def test_nested_prompts_give_what_each_gives_alone(family, batches, eager):
+    lm = tiny_lm(family, **batches)
     together = lm.generate(PROMPTS, max_new_tokens=10, needs=NEEDS)
     assert_all_same(together, alone(lm, PROMPTS, max_new_tokens=10, needs=NEEDS))
-
-
-@pytest.mark.parametrize("batch_size", [2, 3, 8])
-def test_any_batch_size_gives_the_same(batch_size, eager):
-    lm = tiny_lm("llama", batch_size=batch_size)
-    assert_all_same(
-        lm.generate(PROMPTS, max_new_tokens=6, needs=NEEDS), alone(lm, PROMPTS, max_new_tokens=6, needs=NEEDS)
-    )
 
 
 def test_what_is_nested_is_not_computed_again(monkeypatch):
@@ -91,9 +82,7 @@ def test_nested_prompts_give_what_plain_transformers_gives(family, eager):
 
 @pytest.mark.parametrize("batch_size", [1, 2, "auto"])
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
-def test_cuts_of_one_text_are_read_once_whatever_batch_they_are_written_in(
-    family, batch_size, monkeypatch, eager
-):
+def test_cuts_of_one_text_are_read_once_whatever_the_batch(family, batch_size, monkeypatch, eager):
     lm = tiny_lm(family, batch_size=batch_size)
     texts = [head(text, end) for text in (ONE, OTHER) for end in (20, 50, 100)]
     lengths = [len(lm.tokenizer(text)["input_ids"]) for text in texts]
@@ -144,17 +133,13 @@ def test_prompts_of_one_token_are_not_cut(eager):
     assert_all_same(together, alone(lm, ["S", "She", ONE], max_new_tokens=4, needs=NEEDS))
 
 
-SEQUENCES = st.lists(st.lists(st.integers(0, 2), max_size=6), max_size=12)
-
-
-@given(SEQUENCES)
+@given(st.lists(st.lists(st.integers(0, 2), max_size=6), max_size=12))
 def test_the_longest_is_one_that_begins_with_it_and_begins_no_other(sequences):
     found = longest(sequences)
     for own, leaf in zip(sequences, found, strict=True):
-        assert sequences[leaf][: len(own)] == own and found[leaf] == leaf
-        assert not any(
-            len(s) > len(sequences[leaf]) and s[: len(sequences[leaf])] == sequences[leaf] for s in sequences
-        )
+        most = sequences[leaf]
+        assert most[: len(own)] == own and found[leaf] == leaf
+        assert not any(len(s) > len(most) and s[: len(most)] == most for s in sequences)
 
 
 def test_order_does_not_matter():

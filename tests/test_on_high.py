@@ -29,11 +29,6 @@ ASKED = [
 
 
 @pytest.fixture(scope="module")
-def lm() -> CausalLM:
-    return CausalLM.from_pretrained("testbed", dtype="float32")
-
-
-@pytest.fixture(scope="module")
 def bank(lm: CausalLM) -> ProbeBank:
     return bank_for(lm)
 
@@ -47,12 +42,10 @@ def server(lm: CausalLM, bank: ProbeBank) -> Iterator[Running]:
 def complete(server: Running, prompt: Any = PROMPT, *, stream: bool = False, **own: Any) -> Any:
     """The answer of a request with ``hallucination`` made of the other arguments; of a stream its pieces."""
     options = {name: own.pop(name) for name in ("n", "seed", "temperature", "logprobs") if name in own}
-    body: dict[str, Any] = {"max_tokens": 32, "temperature": 0, **options}
+    body = {"model": "testbed", "prompt": prompt, "max_tokens": 32, "temperature": 0, **options}
     if stream:
         body |= {"stream": True, "stream_options": {"include_usage": True}}
-    made = server.client.completions.create(
-        model="testbed", prompt=prompt, extra_body={"hallucination": own}, **body
-    )
+    made = server.client.completions.create(**body, extra_body={"hallucination": own})
     return list(made) if stream else made
 
 
@@ -60,22 +53,17 @@ def assessed(server: Running, text: str, prompt: str, assess: Assessor) -> dict[
     """The field of a text that exists, as probers-score makes it."""
     assert server.idle()  # nothing else may run the model
     lm, bank = server.served.scheduler.lm, server.served.scheduler.bank
-    assert bank is not None
     (read,) = lm.score([prompt], [text], needs=text_needs(bank))
-    assert read.state is not None
     return assess.of_generation(read, *text_scores(bank, read.state))
 
 
 @pytest.mark.parametrize("unit", ["span", "sentence", "token"])
-def test_a_text_ends_before_its_first_unit_above_the_threshold(
-    server: Running, bank: ProbeBank, unit: str
-) -> None:
+def test_a_text_ends_before_its_first_unit_above_the_threshold(server, bank, unit):
     stopped = 0
     for prompt in ASKED[:3]:
         free = complete(server, prompt).choices[0].text
-        scores = [
-            span["score"] for span in assessed(server, free, prompt, Assessor(bank, None, unit))["spans"]
-        ]
+        spans = assessed(server, free, prompt, Assessor(bank, None, unit))["spans"]
+        scores = [span["score"] for span in spans]
         for threshold in [np.quantile(scores, 0.6), max(scores) + 1]:
             told = assessed(server, free, prompt, Assessor(bank, float(threshold), unit))
             above = [span for span in told["spans"] if span["score"] > threshold]
@@ -138,22 +126,17 @@ def test_the_lowest_of_the_draws_is_returned(server: Running, lm: CausalLM) -> N
     assert [c.text for c in draws(1e9).choices] == [c.text for c in free[0]]
     assert all(c.hallucination["acted"] is None for c in draws(1e9).choices)
     first = [choice.hallucination["score"] for choice in free[0]]
-    one = draws(
-        (first[0] + first[1]) / 2, draws=2
-    ).choices  # the choice that is low enough is not drawn again
+    middle = (first[0] + first[1]) / 2
+    one = draws(middle, draws=2).choices  # the choice that is low enough is not drawn again
     for choice, score in zip(one, first, strict=True):
-        assert (choice.hallucination["acted"] is None) == (score < (first[0] + first[1]) / 2)
+        assert (choice.hallucination["acted"] is None) == (score < middle)
 
 
 def test_headers_say_what_the_answer_does(server: Running) -> None:
     def asked(**own: Any) -> httpx.Headers:
         body = {
-            "model": "testbed",
-            "prompt": PROMPT,
-            "temperature": 0,
-            "max_tokens": 32,
-            "hallucination": own,
-        }
+            "model": "testbed", "prompt": PROMPT, "temperature": 0, "max_tokens": 32, "hallucination": own,
+        }  # fmt: skip
         return httpx.post(f"{server.url}/v1/completions", json=body).headers
 
     plain, stopped = asked(threshold=1e6), asked(on_high="stop", threshold=-1e6)
@@ -163,17 +146,14 @@ def test_headers_say_what_the_answer_does(server: Running) -> None:
     assert stopped["x-hallucination-action"] == "stop"
 
 
-REFUSED: list[tuple[dict[str, Any], str]] = [
+@pytest.mark.parametrize(("own", "param"), [
     ({"on_high": "explode"}, "hallucination.on_high"),
     ({"on_high": "retry"}, "hallucination.on_high"),  # at temperature 0
     ({"on_high": "stop", "unit": "answer"}, "hallucination.on_high"),
     ({"on_high": "retry", "draws": 1}, "hallucination.draws"),
     ({"on_high": "abstain", "abstention": ""}, "hallucination.abstention"),
     ({"unit": "word"}, "hallucination.unit"),
-]
-
-
-@pytest.mark.parametrize(("own", "param"), REFUSED)
+])  # fmt: skip
 def test_what_cannot_be_done_is_named(server: Running, own: dict[str, Any], param: str) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
         complete(server, **own)
@@ -183,9 +163,8 @@ def test_what_cannot_be_done_is_named(server: Running, own: dict[str, Any], para
 def test_probers_of_whole_answers_and_of_entities_judge_nothing_else(lm: CausalLM) -> None:
     pooled, tokens = bank_for(lm, "mean"), bank_for(lm)
     entities = replace(tokens, spec=replace(tokens.spec, position="entity"))
-    assert units_of(pooled) == ("answer",) and units_of(entities) == units_of(bank_for(lm, "predicting")) == (
-        "span",
-    )
+    assert units_of(pooled) == ("answer",)
+    assert units_of(entities) == units_of(bank_for(lm, "predicting")) == ("span",)
     with running(lm, pooled) as server:
         for own, param in ([{"on_high": "stop"}, "on_high"], [{"unit": "token"}, "unit"]):
             with pytest.raises(openai.BadRequestError) as refused:
@@ -229,9 +208,8 @@ def test_a_stopping_criterion_stops_where_the_server_does(server: Running, bank:
         with_stop = complete(server, prompt, on_high="stop", threshold=threshold).choices[0]
         stop = bank.stopping_criteria(lm.model, lm.tokenizer, threshold, unit="span")
         given = lm.tokenizer([prompt], return_tensors="pt")
-        made = lm.model.generate(
-            **given, max_new_tokens=40, do_sample=False, stopping_criteria=[stop], pad_token_id=0
-        )
+        how = {"max_new_tokens": 40, "do_sample": False, "pad_token_id": 0}
+        made = lm.model.generate(**given, **how, stopping_criteria=[stop])
         stop.close()
         prompt_ids = given["input_ids"][0].tolist()
         text, _ = token_offsets(lm.tokenizer, made[0, len(prompt_ids) :].tolist(), prompt_ids)

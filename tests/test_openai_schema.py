@@ -77,9 +77,8 @@ def document() -> dict[str, Any]:
         ("/completions", completion_create_params.CompletionCreateParamsNonStreaming, Completion),
         ("/chat/completions", chat_params.CompletionCreateParamsNonStreaming, ChatCompletion),
     ):
-        told = component(
-            answer.__name__, answer.model_json_schema(ref_template="#/components/schemas/{model}")
-        )
+        form = answer.model_json_schema(ref_template="#/components/schemas/{model}")
+        told = component(answer.__name__, form)
         error = {"description": "refused", "content": {"application/json": {"schema": ERROR}}}
         paths[path] = {"post": {
             "requestBody": {

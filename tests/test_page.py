@@ -81,9 +81,7 @@ RETRIEVED = Prepared(
     ],
 )  # fmt: skip
 LONG = Prepared(
-    tokens(
-        *(each for i in range(1, 41) for each in ((f" Sentence{i}", i / 41, 0.5), (" goes on.", 0.5, 0.5)))
-    )
+    tokens(*(t for i in range(1, 41) for t in ((f" Sentence{i}", i / 41, 0.5), (" goes on.", 0.5, 0.5))))
 )
 PREPARED = {
     "plain": PLAIN, "smiling": SMILING, EVIL: HTML, "retrieved": RETRIEVED, "long": LONG,
@@ -234,6 +232,9 @@ def test_tokens_show_what_is_known_of_them(page: Page) -> None:
     parts = ("line", "style", "thickness")
     steps = page.all("#legend .tok:not(.unread) .ink")
     assert len({tuple(e.value_of_css_property(f"text-decoration-{p}") for p in parts) for e in steps}) == 5
+    assert not page.shown("#unlike")
+    page.answered("unlike")
+    assert "Unlike the training data (distance 9.5, limit 7.25)" in page.text("#unlike")
 
 
 def test_the_request_is_what_was_set(page: Page) -> None:
@@ -272,7 +273,6 @@ def test_replay_follows_the_threshold_both_ways_and_asks_nothing(page: Page) -> 
     assert "Does not fire" in page.panel("A")["verdict"] and page.panel("A")["discarded"] == ""
     page.set("#number-A", "0.4")
     assert "Fires" in page.panel("A")["verdict"]
-
     page.choose("B", "flare")
     assert "Fires at sentence 1 of 2: score 0.85, threshold 0.2" in page.panel("B")["verdict"]
     assert page.panel("B")["discarded"] == PLAIN.text
@@ -373,13 +373,6 @@ def test_a_key_is_asked_for_and_not_kept(page: Page) -> None:
     assert page.js("return JSON.stringify(localStorage) + document.cookie").count("secret") == 0
     page.open()
     assert page.shown("#locked")
-
-
-def test_unlike_the_training_data(page: Page) -> None:
-    page.answered("plain")
-    assert not page.shown("#unlike")
-    page.answered("unlike")
-    assert "Unlike the training data (distance 9.5, limit 7.25)" in page.text("#unlike")
 
 
 def test_keyboard_alone(page: Page) -> None:

@@ -3,7 +3,7 @@
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
@@ -16,7 +16,7 @@ from artefacts import write_lines
 from hydra import compose, initialize_config_module
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf, open_dict
-from refusals import fails
+from refusals import exits, fails
 from tiny import save_tiny, tiny_lm
 
 from probers.bank.bank import ProbeBank
@@ -32,7 +32,7 @@ from probers.engine.model import CausalLM
 from probers.heads import HEADS, WRONG
 from probers.rag.compare.methods import build_methods, vary
 from probers.rag.queries import QFS
-from probers.rag.triggers import Always, FixedLength, Never, Radio, Rind
+from probers.rag.triggers import Always, FixedLength, Never, Rind
 from probers.store.spec import FeatureSpec
 from probers.store.store import FeatureStore
 
@@ -67,8 +67,6 @@ PUBLISHED = {
     "vicuna_13b": [(1.2, 1.2, 1.2, 25, 0.1), (1.4, 1.2, 1.2, 35, 0.1),
                    (1.3, 1.3, 1.3, 35, 0.4), (1.5, 1.5, 1.5, 25, 0.1)],
 }  # fmt: skip
-
-
 #: Top-n by version where it is not that of the first.
 NEWER = {("llama2_7b", "2wiki"): {"conference": 25, "october_2025": 25}}
 
@@ -110,17 +108,14 @@ def checked(command: str, preset: str, *overrides: str) -> tuple[DictConfig, dic
 FREE = ("methods", "vary", "limit", "balance_to")
 
 
-def keys(cfg: DictConfig) -> set[str]:
+def keys(node: DictConfig, path: str = "") -> set[str]:
     """Every key of a configuration by its path; what a user may name freely is one key."""
-
-    def walk(node: DictConfig, path: str) -> Iterator[str]:
-        for key in node:
-            yield f"{path}{key}"
-            inner = node._get_node(key)
-            if isinstance(inner, DictConfig) and not inner._is_none() and f"{path}{key}" not in FREE:
-                yield from walk(inner, f"{path}{key}.")
-
-    return set(walk(cfg, ""))
+    found = {f"{path}{key}" for key in node}
+    for key in node:
+        inner = node._get_node(key)
+        if isinstance(inner, DictConfig) and not inner._is_none() and f"{path}{key}" not in FREE:
+            found |= keys(inner, f"{path}{key}.")
+    return found
 
 
 def unknown_keys(command: str, cfg: DictConfig, choices: dict[str, str]) -> set[str]:
@@ -238,27 +233,20 @@ def test_the_help_names_presets_and_methods_and_not_what_is_in_them():
     assert "experiment" not in help_text("demo")
 
 
-@pytest.mark.parametrize(
-    ("command", "overrides", "named"),
-    [
-        ("compare", f"experiment={FIRST[0]}", ["probers-compare", "method=dragin_table "]),
-        ("datagen", "experiment=radio_llama2_7b", ["probers-datagen", "method=radio_data "]),
-        ("rag", f"experiment={FIRST[0]} method=dragin_table", ["probers-compare", "dragin, fl"]),
-        (
-            "compare",
-            f"experiment={FIRST[0]} method=flare",
-            ["probers-rag", "probers-compare", "dragin_table"],
-        ),
-        ("train", "experiment=radio_llama2_7b", ["probers-rag, ", "probers-train", "probing_rag_train, "]),
-        ("rag", "experiment=radio_train", ["experiment=radio_train", "probers-train; "]),
-        ("rag", "experiment=dragin", ["'dragin'", "dragin_llama2_13b_2wiki"]),
-        ("rag", "experiment=radio_llama2_7b method=flair", ["'flair'", "radio"]),
-        ("rag", "experiment=radio_llama2_7b method=flare", ["method=flare", "radio_llama2_7b", "radio, "]),
-        ("rag", "method=flare", ["experiment=NAME"]),
-        ("train", "experiment=radio_train method=radio", ["method=radio"]),
-        ("rag", f"experiment={FIRST[0]} published.version=third", ["published.theta.third"]),
-    ],
-)
+@pytest.mark.parametrize(("command", "overrides", "named"), [
+    ("compare", f"experiment={FIRST[0]}", ["probers-compare", "method=dragin_table "]),
+    ("datagen", "experiment=radio_llama2_7b", ["probers-datagen", "method=radio_data "]),
+    ("rag", f"experiment={FIRST[0]} method=dragin_table", ["probers-compare", "dragin, fl"]),
+    ("compare", f"experiment={FIRST[0]} method=flare", ["probers-rag", "probers-compare", "dragin_table"]),
+    ("train", "experiment=radio_llama2_7b", ["probers-rag, ", "probers-train", "probing_rag_train, "]),
+    ("rag", "experiment=radio_train", ["experiment=radio_train", "probers-train; "]),
+    ("rag", "experiment=dragin", ["'dragin'", "dragin_llama2_13b_2wiki"]),
+    ("rag", "experiment=radio_llama2_7b method=flair", ["'flair'", "radio"]),
+    ("rag", "experiment=radio_llama2_7b method=flare", ["method=flare", "radio_llama2_7b", "radio, "]),
+    ("rag", "method=flare", ["experiment=NAME"]),
+    ("train", "experiment=radio_train method=radio", ["method=radio"]),
+    ("rag", f"experiment={FIRST[0]} published.version=third", ["published.theta.third"]),
+])  # fmt: skip
 def test_what_a_command_would_not_run_is_one_sentence(command, overrides, named):
     with fails(None, *named):
         cli.compose(command, overrides.split())
@@ -332,14 +320,6 @@ def test_a_misspelt_key_would_be_found():
     assert unknown_keys("rag", cfg, choices) == {"max_new_token", "trigger.treshold"}
 
 
-def test_radios_knobs_are_the_papers(lm):
-    cfg, _ = composed("rag", "radio_llama2_7b")
-    made = build(cfg.trigger, bank=tiny_bank(lm, "radio", build(cfg.prompt)))
-    assert isinstance(made, Radio)
-    assert (made.threshold, made.above_mean, cfg.query.norm) == (0.5, True, "minmax")
-    assert (cfg.query.top_n, cfg.max_new_tokens, cfg.k, cfg.limit) == (25, 256, 3, 1000)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("preset", "command", "method"),
@@ -392,17 +372,15 @@ def fired(trace: dict[str, Any]) -> list[dict[str, Any]]:
 def write_questions(path: Path, golds: Mapping[str, str] | None = None) -> None:
     """Questions as the official files of HotpotQA and 2WikiMultihopQA (with ``evidences``) have them."""
     rows = []
-    for i in range(20 if golds is None else len(golds)):
-        town, founder = f"Jomholm {i}", f"Mira {i}"
-        gold = founder if golds is None else golds[f"q{i}"]
-        row = {
-            "_id": f"q{i}", "question": f"Who founded the mill in {town}?", "type": "bridge", "level": "hard",
+    for name, gold in (golds or {f"q{i}": f"Mira {i}" for i in range(20)}).items():
+        town, founder = f"Jomholm {name[1:]}", f"Mira {name[1:]}"
+        evidences = {"evidences": [[f"Mill of {town}", "founded by", founder]]}
+        rows.append({
+            "_id": name, "question": f"Who founded the mill in {town}?", "type": "bridge", "level": "hard",
             "answer": gold, "supporting_facts": [[f"Mill of {town}", 0]],
             "context": [[f"Mill of {town}", [f"The mill in {town} was founded by {founder}."]]],
-        }  # fmt: skip
-        if path.stem == "2wiki":
-            row["evidences"] = [[f"Mill of {town}", "founded by", founder]]
-        rows.append(row)
+            **(evidences if path.stem == "2wiki" else {}),
+        })  # fmt: skip
     path.write_text(json.dumps(rows))
 
 
@@ -457,7 +435,6 @@ def test_dragins_table_runs_from_its_preset(place):
     said = {id: t["answer"] if int(id[1:]) % 2 else "zebra" for id, t in closed.items()}
     write_questions(here.folder / "hotpotqa.json", said)
     results, ran = here.compare(preset, "dragin_table", version, "max_new_tokens=36")
-
     assert {*results["methods"]} == {"wo", "sr", "fl", "fs", "flare", "dragin", "random", "oracle"}
     options = results["options"]
     assert options["fl"] == {"n": 32}
@@ -469,7 +446,6 @@ def test_dragins_table_runs_from_its_preset(place):
     asked = {"wo": "question", "sr": "question", "fl": "last_tokens", "fs": "last_sentence", "flare": "flare",
              "dragin": "qfs"}  # fmt: skip
     assert {name: results["queries"][name] for name in asked} == asked
-
     right = [t["id"] for t in ran["wo"] if int(t["id"][1:]) % 2 and t["answer"]]
     assert 0 < len(right) < results["n"] and results["methods"]["wo"]["em"] == len(right) / results["n"]
     for name, found in ran.items():
@@ -529,6 +505,8 @@ def test_probing_rags_table_runs_from_its_preset(place, tiny):
 def test_radios_table_runs_from_its_preset(place, tiny):
     here = place("2wiki")
     prober = save_prober(here, tiny, "radio_llama2_7b")
+    cfg, _ = composed("rag", "radio_llama2_7b")  # before anything is made small
+    assert (cfg.max_new_tokens, cfg.k, cfg.limit) == (256, 3, 1000)
     results, ran = here.compare("radio_llama2_7b", "radio_table", f"prober={prober}", "max_new_tokens=12")
     names = "always fixed_length fixed_sentence flare never radio random rind_released"
     assert " ".join(sorted(results["methods"])) == names
@@ -555,8 +533,6 @@ ROWS = {
     "wo": ("never", None), "probing": ("probing", None), "probing_released": ("probing", "question"),
     "radio": ("radio", None),
 }  # fmt: skip
-
-
 RUNS = [*((p, m) for p in FIRST for m in family(p)["rag"]), ("probing_rag_mistral_7b", "probing")]
 
 
@@ -577,10 +553,8 @@ def test_every_method_runs_as_a_command(preset, method, place, tiny, caplog):
         asked = queries(trace)
         assert len(asked) <= results["config"]["max_retrievals"]
         assert first is None or asked[0] == trace["question"]
-    if method == "wo":
-        assert not any(queries(t) for t in found)
-    elif method == "sr":
-        assert all(len(queries(t)) == 1 for t in found)
+    counts = {len(queries(t)) for t in found}
+    assert counts == {"wo": {0}, "sr": {1}}.get(method, counts)
     if method == "probing_released":  # the whole output, exemplars included, from the second query on
         exemplar = "Query: Which was built first"
         assert all(exemplar not in queries(t)[0] for t in found)
@@ -630,10 +604,9 @@ def test_probing_rags_examples_are_made_trained_on_and_used(place):
     assert results["n"] == 3 and list(results["methods"]) == ["probing"]
 
 
-@pytest.mark.parametrize(("more", "last"), [((), 16), (("published.version=paper",), 14)])
-def test_probing_rags_layers_are_the_codes_or_the_papers(more, last):
-    cfg, _ = composed("datagen", "probing_rag_gemma_2b", "method=probing_data", *more)
-    assert [k - 1 for k in cfg.layers] == list(range(6, last + 1, 2))  # counted from 0
+def test_probing_rags_layers_may_be_the_papers_and_not_the_codes():
+    cfg, _ = composed("datagen", FIRST[1], "method=probing_data", "published.version=paper")
+    assert [k - 1 for k in cfg.layers] == list(range(6, 15, 2))  # counted from 0
 
 
 def test_probing_rags_table_judges_answers_as_its_paper():
@@ -651,8 +624,7 @@ def test_a_model_that_the_numbers_are_not_for_is_told_once(place, capsys):
         ([preset, "method=wo", "model=other", "corpus=nowhere"], 1),
         (["model=other", "corpus=nowhere"], 0),
     ):
-        with pytest.raises(SystemExit):
-            cli.main("rag", arguments)
+        exits("rag", arguments)
         told = capsys.readouterr().out
         note = f"note: {preset} is published for meta-llama/Llama-2-7b-chat-hf: its"
         assert told.count(note) == told.count("is published for") == count, arguments

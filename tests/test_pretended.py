@@ -67,18 +67,15 @@ def test_what_may_mix_does_and_stays_on_its_device():
         assert device_of(torch.nn.Linear(2, 2).to(FIRST).weight.data) == torch.device(FIRST)
 
 
-@pytest.mark.parametrize(
-    ("how", "ask"),
-    [
-        ("_local_scalar_dense", lambda x: x[1].item()), ("_local_scalar_dense", lambda x: float(x[0])),
-        ("_local_scalar_dense", lambda x: bool(x[0] > 1)), ("tolist", lambda x: x.tolist()),
-        ("cpu", lambda x: x.cpu()), ("cpu", lambda x: x.to("cpu", torch.float64)),
-        ("nonzero", lambda x: x.nonzero()),
-        ("index", lambda x: x[x > 1]), ("index_put_", lambda x: x.index_put_((x > 0,), x[1:].clone())),
-        ("copy_", lambda x: torch.zeros(3).copy_(x)), ("equal", lambda x: torch.equal(x, x)),
-        ("masked_select", lambda x: x.masked_select(x > 1)), ("nonzero", lambda x: torch.where(x > 1)),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("how", "ask"), [
+    ("_local_scalar_dense", lambda x: x[1].item()), ("_local_scalar_dense", lambda x: float(x[0])),
+    ("_local_scalar_dense", lambda x: bool(x[0] > 1)), ("tolist", lambda x: x.tolist()),
+    ("cpu", lambda x: x.cpu()), ("cpu", lambda x: x.to("cpu", torch.float64)),
+    ("nonzero", lambda x: x.nonzero()),
+    ("index", lambda x: x[x > 1]), ("index_put_", lambda x: x.index_put_((x > 0,), x[1:].clone())),
+    ("copy_", lambda x: torch.zeros(3).copy_(x)), ("equal", lambda x: torch.equal(x, x)),
+    ("masked_select", lambda x: x.masked_select(x > 1)), ("nonzero", lambda x: torch.where(x > 1)),
+])  # fmt: skip
 def test_each_copy_to_the_host_is_counted_with_its_line(how: str, ask: Callable[[Any], Any]):
     with pretending() as copies:
         there = torch.arange(3.0, device=FIRST)
@@ -293,9 +290,7 @@ def passages() -> BM25:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_the_loop_of_every_trigger_is_that_of_the_cpu(
-    name: str, passages: BM25, monkeypatch: pytest.MonkeyPatch
-):
+def test_the_loop_of_every_trigger_is_that_of_the_cpu(name, passages, monkeypatch):
     """No trigger decides within a text: of each text it reads what was copied once, at its end."""
     answers = []
     with pretending() as copies:
@@ -368,9 +363,8 @@ def test_continuous_batches_copy_once_a_token(pool: Pool, where: str):
                 batch.add(made)
                 drain(batch)
             states = [torch.stack(recorded.states[id(text)]).cpu().numpy() for text in made]
-            texts[place] = [
-                (t.row.ids, t.logprobs, t.entropies, t.tops, s) for t, s in zip(made, states, strict=True)
-            ]
+            pairs = zip(made, states, strict=True)
+            texts[place] = [(t.row.ids, t.logprobs, t.entropies, t.tops, own) for t, own in pairs]
         assert_same(texts[where], texts["cpu"])
 
         def write(count: int, reader: Any = lambda texts, states: None) -> None:

@@ -5,13 +5,14 @@ import os
 import re
 import shutil
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 from artefacts import write_lines
 from fake_elasticsearch import FakeElasticsearch
 from fake_lm import linear_bank
-from refusals import fails
+from refusals import exits, fails
 from test_compare import model, of_other_weights, place  # noqa: F401
 
 from probers.adaptive.classifiers import AdaptiveClassifier
@@ -73,32 +74,27 @@ def shown_of(rag, capsys, *overrides):
 
 
 KNOWN = "It must be Land3. So the answer is Land3."
-
-
 WRONG, ASKED = "It must be Nowhere. So the answer is Nowhere.", "query: Where is town 3?"
 NOTHING = {2: "kept: nothing of it", 3: "query: It must be", 4: "fetched: nothing"}
 
 
-@pytest.mark.parametrize(
-    ("overrides", "lines"),
-    [
-        # What is fetched before the text is shown before it.
-        (["trigger=always"],
-         {0: "▲ always fired before the text", 1: ASKED, 3: f"[1] {KNOWN}", 4: "always did not fire again"}),
-        # A rule fires after what it waited for, and has no score.
-        (["trigger=fixed_sentence"],
-         {0: "▲ fixed_sentence fired before the text", 5: "kept: It must be Land3. | discarded: So",
-          4: "▲ fixed_sentence fired after “Land3.”, character 18"}),
-        (["trigger=fixed_length", "trigger.n=2"],
-         {4: "▲ fixed_length fired after “must”, character 8", 5: "kept: It must | discarded: be"}),
-        # Tokens that fired are shown as their words; the sentence is written anew from its beginning.
-        (["trigger=flare", "query=question"],
-         {1: "▲ flare fired at “Nowhere.”, character 12: score 0.865, threshold 0.2",
-          2: "kept: nothing of it", 3: ASKED}),
-        (["trigger=flare", "query=flare"], NOTHING),
-        (["trigger=entropy", "trigger.scope=sentence", "query=flare"], NOTHING | {5: f"[2] {WRONG}"}),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("overrides", "lines"), [
+    # What is fetched before the text is shown before it.
+    (["trigger=always"],
+     {0: "▲ always fired before the text", 1: ASKED, 3: f"[1] {KNOWN}", 4: "always did not fire again"}),
+    # A rule fires after what it waited for, and has no score.
+    (["trigger=fixed_sentence"],
+     {0: "▲ fixed_sentence fired before the text", 5: "kept: It must be Land3. | discarded: So",
+      4: "▲ fixed_sentence fired after “Land3.”, character 18"}),
+    (["trigger=fixed_length", "trigger.n=2"],
+     {4: "▲ fixed_length fired after “must”, character 8", 5: "kept: It must | discarded: be"}),
+    # Tokens that fired are shown as their words; the sentence is written anew from its beginning.
+    (["trigger=flare", "query=question"],
+     {1: "▲ flare fired at “Nowhere.”, character 12: score 0.865, threshold 0.2",
+      2: "kept: nothing of it", 3: ASKED}),
+    (["trigger=flare", "query=flare"], NOTHING),
+    (["trigger=entropy", "trigger.scope=sentence", "query=flare"], NOTHING | {5: f"[2] {WRONG}"}),
+])  # fmt: skip
 def test_the_terminal_shows_what_fired_where_and_what_came_of_it(rag, capsys, overrides, lines):
     shown = shown_of(rag, capsys, *overrides)
     assert {i: shown[i] for i in lines} == lines
@@ -110,33 +106,20 @@ def test_a_trigger_that_does_not_fire_says_only_that(rag, capsys):
     assert shown_of(rag, capsys, "trigger=never")[1:] == ["never did not fire"]
 
 
-class Says:
-    """A classifier that is sure of one strategy."""
-
-    def __init__(self, row):
-        self.row = row
-
-    def probabilities(self, questions):
-        return np.array([self.row] * len(questions))
-
-
-@pytest.mark.parametrize(
-    ("row", "fired", "verdicts"),
-    [
-        ([0.8, 0.1, 0.1], 0, ["adaptive did not fire: score -0.7, threshold 0"]),
-        ([0.1, 0.8, 0.1], 1,
-         ["▲ adaptive fired before the text: score 0.7, threshold 0", "adaptive did not fire again"]),
-        ([0.2, 0.2, 0.6], 2,
-         ["▲ adaptive fired before the text: score 0.4, threshold 0",
-          "▲ adaptive fired after “Land3.”, character 18",
-          "▲ adaptive fired after “Land3.”, character 18; no retrieval is left"]),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("row", "fired", "verdicts"), [
+    ([0.8, 0.1, 0.1], 0, ["adaptive did not fire: score -0.7, threshold 0"]),
+    ([0.1, 0.8, 0.1], 1,
+     ["▲ adaptive fired before the text: score 0.7, threshold 0", "adaptive did not fire again"]),
+    ([0.2, 0.2, 0.6], 2,
+     ["▲ adaptive fired before the text: score 0.4, threshold 0",
+      "▲ adaptive fired after “Land3.”, character 18",
+      "▲ adaptive fired after “Land3.”, character 18; no retrieval is left"]),
+])  # fmt: skip
 def test_the_score_of_a_question_is_shown_once(rag, capsys, monkeypatch, row, fired, verdicts):
-    monkeypatch.setattr("probers.adaptive.classifiers.load_classifier", lambda name: Says(row))
-    lines = shown_of(
-        rag, capsys, "trigger=adaptive", "trigger.classifier=any", "query=question", "max_retrievals=2"
-    )
+    sure = Mock(probabilities=lambda questions: np.array([row] * len(questions)))
+    monkeypatch.setattr("probers.adaptive.classifiers.load_classifier", lambda name: sure)
+    typed = ("trigger=adaptive", "trigger.classifier=any", "query=question", "max_retrievals=2")
+    lines = shown_of(rag, capsys, *typed)
     assert [line for line in lines if "fire" in line] == verdicts
     assert sum(line.startswith("query:") for line in lines) == fired
 
@@ -194,36 +177,26 @@ def test_results_and_traces_say_which_filter_found_content_words(rag, monkeypatc
     assert [figures(out)["filter"], *(trace["filter"] for trace in traces(out))] == [filter] * 3
 
 
-def test_an_out_folder_of_a_different_run_is_refused(rag):
-    rag("trigger=never", "split=test", "out=here")
-    with fails("out-taken", "here"):
-        rag("trigger=always", "split=test", "out=here")
-    rag("trigger=always", "split=test", "out=here", "overwrite=true")
-
-
-@pytest.mark.parametrize(
-    ("overrides", "code", "named"),
-    [
-        (["question=  "], "empty", "question"),
-        (["trigger=sometimes"], "unknown-choice", "adaptive, always, before_entity"),
-        (["question=x?", "trigger=probing"], "no-artifact", "probers-datagen"),
-        (["question=x?", "trigger=probing", "prober=nowhere"], None, "nowhere"),
-        (["question=x?", "trigger=random", "trigger.rate=-1"], "bad-value", "trigger.rate=-1"),
-        (["question=x?", "trigger=never", "k=0"], "bad-value", "k=0"),
-        (["question=x?", "trigger=oracle"], "labels", "oracle"),
-        (["question=x?", "trigger=adaptive"], "no-artifact", "probers-train head=adaptive"),
-        (["question=x?", "trigger=adaptive", "trigger.classifier=prober"], None, "head=adaptive"),
-        (["question=x?", "trigger=radio"], "no-artifact", "pool=tokens' and 'probers-train head=radio'"),
-        (["question=x?", "trigger=radio", "prober=prober"], "mismatch", "prober prober reads mean"),
-        (["question=x?", "trigger=before_entity"], "no-artifact", "pool=predicting"),
-        (["question=x?", "trigger=before_entity", "prober=prober"], "mismatch", "prober prober reads mean"),
-        (["question=x?", "trigger=probing_before"], "no-artifact", "--source cot pool=prompt"),
-        (["question=x?", "trigger=probing_before", "prober=prober"], "mismatch", "prober prober reads mean"),
-        (["question=x?", "trigger=entity_signal", "trigger.signal=hope"], None, "trigger.signal=hope"),
-        (["trigger=never", "corpus=missing.jsonl"], None, "missing.jsonl"),
-        (["trigger=never", "trigger.rate=1"], None, "rate"),
-    ],
-)
+@pytest.mark.parametrize(("overrides", "code", "named"), [
+    (["question=  "], "empty", "question"),
+    (["trigger=sometimes"], "unknown-choice", "adaptive, always, before_entity"),
+    (["question=x?", "trigger=probing"], "no-artifact", "probers-datagen"),
+    (["question=x?", "trigger=probing", "prober=nowhere"], None, "nowhere"),
+    (["question=x?", "trigger=random", "trigger.rate=-1"], "bad-value", "trigger.rate=-1"),
+    (["question=x?", "trigger=never", "k=0"], "bad-value", "k=0"),
+    (["question=x?", "trigger=oracle"], "labels", "oracle"),
+    (["question=x?", "trigger=adaptive"], "no-artifact", "probers-train head=adaptive"),
+    (["question=x?", "trigger=adaptive", "trigger.classifier=prober"], None, "head=adaptive"),
+    (["question=x?", "trigger=radio"], "no-artifact", "pool=tokens' and 'probers-train head=radio'"),
+    (["question=x?", "trigger=radio", "prober=prober"], "mismatch", "prober prober reads mean"),
+    (["question=x?", "trigger=before_entity"], "no-artifact", "pool=predicting"),
+    (["question=x?", "trigger=before_entity", "prober=prober"], "mismatch", "prober prober reads mean"),
+    (["question=x?", "trigger=probing_before"], "no-artifact", "--source cot pool=prompt"),
+    (["question=x?", "trigger=probing_before", "prober=prober"], "mismatch", "prober prober reads mean"),
+    (["question=x?", "trigger=entity_signal", "trigger.signal=hope"], None, "trigger.signal=hope"),
+    (["trigger=never", "corpus=missing.jsonl"], None, "missing.jsonl"),
+    (["trigger=never", "trigger.rate=1"], None, "rate"),
+])  # fmt: skip
 def test_bad_requests_are_one_sentence(rag, overrides, code, named):
     with fails(code, named):
         rag(*overrides)
@@ -263,13 +236,6 @@ def test_a_prober_of_another_quantization_is_refused_or_warned_of(rag, caplog, w
         rag(*given)
     assert len(traces(rag(*given, "allow_other=true"))) == 2
     assert f"warning: the prober came from the model fake@{other}" in caplog.text
-
-
-def test_questions_without_answers_are_refused_for_the_oracle_before_a_model_is_loaded(rag):
-    (rag.path / "open.jsonl").write_text('{"id": "a", "question": "Where is town 3?"}\n')
-    with fails("labels", "trigger=oracle", "1 of 1"):
-        cli.run("rag", ["questions=open.jsonl", "corpus=corpus.jsonl", "trigger=oracle", "split=null"])
-    assert not rag.models and not (rag.path / "runs").exists()
 
 
 @pytest.fixture
@@ -356,11 +322,8 @@ def test_the_newest_of_the_kind_that_is_wanted_is_taken(rag, caplog):
         assert f"{found} (the newest" in caplog.text
     # A comparison gives each method its own.
     its = {
-        "radio": "tokens",
-        "before_entity": "entities",
-        "probing_before": "prompts",
-        "adaptive": "adaptive",
-    }
+        "radio": "tokens", "before_entity": "entities", "probing_before": "prompts", "adaptive": "adaptive",
+    }  # fmt: skip
     compared, notes = complete(request("compare", [f"triggers=[{','.join(its)}]"]))
     assert not notes
     for name, method in zip(its, build_methods(compared, bank=None), strict=True):
@@ -387,10 +350,14 @@ def test_a_preset_answers_a_typed_question_without_its_question_set(rag, capsys,
     assert "[2] … It must be Land3." in shown  # one sentence is written from passages
 
 
-def test_questions_without_answers_are_answered_and_have_no_figures(rag, capsys):
-    first = {"id": "a", "question": "Where is town 3?"}
-    write_lines(rag.path / "open.jsonl", [first, {"id": "b", "question": "Where is town 4?", "answers": []}])
-    out = cli.run("rag", ["questions=open.jsonl", "corpus=corpus.jsonl", "trigger=entropy", "split=null"])
+def test_questions_without_answers_are_answered_without_figures_but_not_for_the_oracle(rag, capsys):
+    asked = "Where is town {}?".format
+    lines = [{"id": "a", "question": asked(3)}, {"id": "b", "question": asked(4), "answers": []}]
+    typed = [f"questions={write_lines(rag.path / 'open.jsonl', lines)}", "corpus=corpus.jsonl", "split=null"]
+    with fails("labels", "trigger=oracle", "2 of 2"):
+        cli.run("rag", [*typed, "trigger=oracle"])
+    assert not rag.models and not (rag.path / "runs").exists()
+    out = cli.run("rag", [*typed, "trigger=entropy"])
     found = figures(out)["methods"]["entropy"]
     assert found["em"] is found["f1"] is found["acc"] is None and found["trigger"]["auroc"] is None
     assert found["retrievals"] == 1.0
@@ -437,10 +404,9 @@ def test_a_server_that_goes_away_ends_the_run_and_the_same_command_goes_on(rag, 
              "retriever.retries=1"]  # fmt: skip
     whole = (rag(*asked, "out=whole") / "traces.jsonl").read_text()
     server.faults["search"] = [None] * 20 + ["reset"] * 9
-    with pytest.raises(SystemExit) as ended:
-        cli.main("rag", [*COMMON, *asked, "out=parts"])
+    assert exits("rag", [*COMMON, *asked, "out=parts"]) == 1
     error = capsys.readouterr().err.splitlines()[-1]
-    assert ended.value.code == 1 and error.startswith("probers-rag: ") and server.url in error
+    assert error.startswith("probers-rag: ") and server.url in error
     kept = (rag.path / "parts" / "traces.jsonl").read_text()
     assert 0 < len(kept.splitlines()) < 40
     server.faults.clear()

@@ -4,7 +4,6 @@ import base64
 import hashlib
 import json
 import re
-import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 from test_agreement import text, write
+from test_page import Page as Shown
 from test_page import browser, luminance  # noqa: F401
 from test_sample import PAYLOAD
 from test_sample import Page as Parsed
@@ -40,7 +40,7 @@ def verdicts(texts: list[Text], *how: int) -> Counter[str]:
     return Counter(drawn.verdict for drawn in draw_verdicts(texts, *how))
 
 
-def test_half_of_each_verdict_is_drawn_and_some_unknown_ones(tmp_path: Path) -> None:
+def test_half_of_each_verdict_is_drawn_by_seed_in_any_order_and_some_unknown_ones(tmp_path: Path) -> None:
     texts = read(tmp_path, judged(200))  # 200 supported, 50 contradicted, 20 unknown
     assert verdicts(texts, 40) == {"supported": 20, "contradicted": 20, "unknown": 15}
     assert verdicts(texts, 41) == {"supported": 21, "contradicted": 20, "unknown": 15}
@@ -49,10 +49,6 @@ def test_half_of_each_verdict_is_drawn_and_some_unknown_ones(tmp_path: Path) -> 
     assert verdicts(texts, 900) == {"supported": 200, "contradicted": 50, "unknown": 15}
     assert verdicts(read(tmp_path, [text(1, year=True), text(2, year=True)]), 8) == {"contradicted": 2}
     assert draw_verdicts([]) == []
-
-
-def test_the_draw_is_seeded_and_the_same_in_any_order(tmp_path: Path) -> None:
-    texts = read(tmp_path, judged(200))
     first = draw_verdicts(texts, 40)
     names = [(d.text.id, d.kind, d.mark.ranges) for d in first]
     assert len(set(names)) == 55
@@ -118,37 +114,28 @@ def test_whatever_was_written_is_inert(tmp_path: Path) -> None:
 # In a browser.
 
 
-class Reading:
+class Reading(Shown):
     """The page in the browser, opened as a file, and the folder that it saves to."""
 
     def __init__(self, driver: Any, folder: Path, texts: list[dict[str, Any]], **how: int) -> None:
-        self.driver, self.folder = driver, folder
-        self.texts = read(folder, texts)
-        self.drawn = draw_verdicts(self.texts, **how)
-        (folder / "reading.html").write_text(
-            reading_page(self.texts, about={"Judge": "article"}, **how), encoding="utf-8"
-        )
-        driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
-        driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
-        behaviour = {"behavior": "allow", "downloadPath": str(folder / "saved")}
-        driver.execute_cdp_cmd("Browser.setDownloadBehavior", behaviour)
+        self.browser, self.folder, self.judged = driver, folder, read(folder, texts)
+        self.drawn = draw_verdicts(self.judged, **how)
+        page = reading_page(self.judged, about={"Judge": "article"}, **how)
+        (folder / "reading.html").write_text(page, encoding="utf-8")
+        self.emulate("Emulation.clearDeviceMetricsOverride")
+        self.emulate("Emulation.setEmulatedMedia", features=[])
+        self.emulate("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(folder / "saved"))
         driver.get_log("browser")
         self.open()
 
     def open(self) -> None:
-        self.driver.get("about:blank")
-        self.driver.get((self.folder / "reading.html").as_uri())
-
-    def js(self, code: str, *values: Any) -> Any:
-        return self.driver.execute_script(code, *values)
+        self.browser.get("about:blank")
+        self.browser.get((self.folder / "reading.html").as_uri())
 
     def press(self, *keys: str) -> None:
         from selenium.webdriver import ActionChains
 
-        ActionChains(self.driver).send_keys(*keys).perform()
-
-    def click(self, selector: str) -> None:
-        self.driver.find_element("css selector", selector).click()
+        ActionChains(self.browser).send_keys(*keys).perform()
 
     @property
     def current(self) -> int:
@@ -158,20 +145,17 @@ class Reading:
     @property
     def counts(self) -> list[int]:
         """Read, agreed and corrected."""
-        told = self.js("return document.querySelector('#counts').textContent")
-        found = re.fullmatch(r"(\d+) of \d+ read · (\d+) agreed · (\d+) corrected", told)
+        found = re.fullmatch(r"(\d+) of \d+ read · (\d+) agreed · (\d+) corrected", self.text("#counts"))
         assert found
         return list(map(int, found.groups()))
 
     @property
     def states(self) -> str:
-        return "".join(self.js("return [...document.querySelectorAll('.state')].map(e => e.textContent[0])"))
+        return "".join(text[0] for text in self.texts(".state"))
 
     def saved(self) -> Path:
-        path, ends = self.folder / "saved" / "hand.jsonl", time.monotonic() + 10
-        while not path.exists():
-            assert time.monotonic() < ends, "nothing was saved"
-            time.sleep(0.05)
+        path = self.folder / "saved" / "hand.jsonl"
+        self.until(path.exists)
         return path
 
 
@@ -214,7 +198,7 @@ def test_what_was_read_outlives_a_reload_and_is_saved_for_the_comparison(reading
     states = reading.states
     reading.open()
     assert reading.counts == [6, 3, 3] and reading.states == states and reading.current == 6
-    reading.click(f".case:nth-child(8) [data-verdict={reading.drawn[7].verdict}]")
+    reading.find(f".case:nth-child(8) [data-verdict={reading.drawn[7].verdict}]").click()
     choices[7] = reading.drawn[7].mark.wrong
     assert reading.counts == [7, 4, 3]
     reading.press("d")
@@ -231,7 +215,7 @@ def test_what_was_read_outlives_a_reload_and_is_saved_for_the_comparison(reading
         if marks
     }
     assert found == expected
-    before = {one.id: one for one in reading.texts}
+    before = {one.id: one for one in reading.judged}
     for one in hand.values():
         same = before[one.id]
         assert (one.answer, one.messages, one.group) == (same.answer, same.messages, same.group)
@@ -245,9 +229,9 @@ def test_what_was_read_outlives_a_reload_and_is_saved_for_the_comparison(reading
 def test_choices_are_those_of_a_page_of_the_same_content(reading: Reading) -> None:
     reading.press(ENTER)
     texts = [json.loads(line) for line in (reading.folder / "run" / "judged.jsonl").open()]
-    other = Reading(reading.driver, reading.folder, [*texts, text(40, place=True)], count=9)
+    other = Reading(reading.browser, reading.folder, [*texts, text(40, place=True)], count=9)
     assert other.counts == [0, 0, 0]
-    same = Reading(reading.driver, reading.folder, texts, count=9)
+    same = Reading(reading.browser, reading.folder, texts, count=9)
     assert same.counts == [1, 1, 0]
     for damaged in ("{]", "{}", '[["length", "unknown"], [1, "toString"], [99, "unknown"]]'):
         same.js("localStorage.setItem(Object.keys(localStorage)[0], arguments[0])", damaged)
@@ -258,17 +242,15 @@ def test_choices_are_those_of_a_page_of_the_same_content(reading: Reading) -> No
 def test_nothing_read_is_nothing_saved_and_text_stays_text(browser: Any, tmp_path: Path) -> None:  # noqa: F811
     answer = f"\U0001f388 {PAYLOAD} 1815."
     start = answer.index("1815")
-    one = {"id": PAYLOAD, "prompt": PAYLOAD, "answer": answer}
-    one |= {
-        "spans": [{"start": start, "end": start + 4, "wrong": False, "type": PAYLOAD, "evidence": PAYLOAD}]
-    }
+    mark = {"start": start, "end": start + 4, "wrong": False, "type": PAYLOAD, "evidence": PAYLOAD}
+    one = {"id": PAYLOAD, "prompt": PAYLOAD, "answer": answer, "spans": [mark]}
     page = Reading(browser, tmp_path, [one])
     page.press("d")
-    assert "othing" in page.js("return document.querySelector('#told').textContent")
+    assert "othing" in page.text("#told")
     assert page.js("return document.querySelectorAll('main img, main a').length") == 0
-    assert page.js("return document.querySelector('mark').textContent") == "1815"
+    assert page.text("mark") == "1815"
     page.press("u")
-    page.click("#save")
+    page.find("#save").click()
     (again,) = TextSource(str(page.saved())).all()
     assert (again.id, again.prompt, again.answer) == (one["id"], PAYLOAD, answer)
     assert [(m.start, m.wrong, m.type) for m in again.spans] == [(start, None, PAYLOAD)]
@@ -277,14 +259,13 @@ def test_nothing_read_is_nothing_saved_and_text_stays_text(browser: Any, tmp_pat
 
 
 def test_dark_light_narrow_and_folded(reading: Reading) -> None:
-    Reading(reading.driver, reading.folder, [text(1, answer=LONG, sentence=False)])
+    Reading(reading.browser, reading.folder, [text(1, answer=LONG, sentence=False)])
     assert not reading.js("return document.querySelector('details').open")
-    reading.click("summary")
+    reading.find("summary").click()
     reading.press(ENTER)  # which folds it again, and is no verdict
     assert reading.counts == [0, 0, 0] and not reading.js("return document.querySelector('details').open")
     for scheme in ("dark", "light"):
-        media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
-        reading.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
+        reading.prefer("color-scheme", scheme)
         shades = reading.js(
             """return ['.keys', '.label', '.state', '.asked', 'mark', 'button'].map(s => {
                 const e = document.querySelector(s); let g = e;
@@ -295,5 +276,5 @@ def test_dark_light_narrow_and_folded(reading: Reading) -> None:
             pair = sorted(map(luminance, (ink, ground)))
             assert (pair[1] + 0.05) / (pair[0] + 0.05) >= 4.5, (scheme, name)
     phone = {"width": 320, "height": 640, "deviceScaleFactor": 1, "mobile": True}
-    reading.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", phone)
+    reading.emulate("Emulation.setDeviceMetricsOverride", **phone)
     assert reading.js("return document.documentElement.scrollWidth") <= 320

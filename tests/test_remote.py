@@ -1,6 +1,5 @@
 """The loop over a server is the loop in this process, as far as a server tells what it reads."""
 
-import importlib.util
 import json
 import math
 import runpy
@@ -26,29 +25,15 @@ from probers.datagen.judges.base import Answer, Grounds
 from probers.datagen.judges.openai import OpenAIJudge
 from probers.datagen.judges.replies import NO_JSON
 from probers.engine.tokens import SentenceEnd, Stops
-from probers.rag import RAG
+from probers.rag import RAG, triggers
 from probers.rag.remote import Choice, Logprobs, RemoteLM, ServedGeneration, entropy_of_top, generation
 from probers.rag.retrievers.bm25 import BM25
-from probers.rag.triggers import (
-    EntitySignal,
-    Entropy,
-    FixedSentence,
-    Flare,
-    Never,
-    Probing,
-    Rind,
-    ServedProbing,
-)
+from probers.rag.triggers import EntitySignal, Entropy, FixedSentence, Flare, Never, Probing, ServedProbing
 from probers.testbed.assets import load_questions
 from probers.types import Needs, RunError, UserError
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 PROMPTS = [PROMPT, "Question: Where was Lena Zaser born?\nAnswer:", "Lena Zaser was born in", "The"]
-
-
-@pytest.fixture(scope="module")
-def lm() -> CausalLM:
-    return CausalLM.from_pretrained("testbed", dtype="float32")
 
 
 @pytest.fixture(scope="module")
@@ -76,9 +61,7 @@ def remote(server: Running, **options: Any) -> RemoteLM:
 @pytest.mark.parametrize(
     "stop", [[], ["\n"], ["works", "\n"], [SentenceEnd()], [lambda text: "works" in text, "\n"]]
 )
-def test_a_generation_is_the_one_of_this_process(
-    lm: CausalLM, server: Running, bare: Running, stop: Any
-) -> None:
+def test_a_generation_is_the_one_of_this_process(lm, server, bare, stop):
     limits = [40, 3, 24, 24]
     alone = lm.generate(PROMPTS, max_new_tokens=limits, stop=stop, needs=Needs(top=True))
     for served in (server, bare):
@@ -105,13 +88,10 @@ def test_the_entropy_of_the_likeliest_is_a_lower_bound() -> None:
     assert entropy_of_top([1.0]) == 0 and entropy_of_top([0.5, 0.5]) == pytest.approx(math.log(2))
 
 
-TRIGGERS = [
+@pytest.mark.parametrize("trigger", [
     Flare(threshold=0.05), Entropy(threshold=0.05), FixedSentence(), Never(), EntitySignal(threshold=0.1),
     ServedProbing(), ServedProbing(threshold=50.0),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("trigger", TRIGGERS, ids=lambda trigger: trigger.name)
+], ids=lambda trigger: trigger.name)  # fmt: skip
 def test_the_loop_goes_the_same_way(lm: CausalLM, server: Running, corpus: BM25, trigger: Any) -> None:
     own = Probing(bank_for(lm), threshold=trigger.threshold) if trigger.served else trigger
     questions = load_questions()[:3]
@@ -131,11 +111,10 @@ def test_the_loop_goes_the_same_way(lm: CausalLM, server: Running, corpus: BM25,
         assert (a.text, a.answer, a.retrievals) == (b.text, b.answer, b.retrievals)
 
 
-def test_what_a_server_does_not_hand_out_is_refused_by_name(
-    lm: CausalLM, server: Running, bare: Running, corpus: BM25
-) -> None:
+def test_what_a_server_does_not_hand_out_is_refused_by_name(lm, server, bare, corpus):
     for model, trigger, named in (
-        (remote(server), Rind(), "trigger=rind"), (remote(server), Probing(bank_for(lm)), "trigger=probing"),
+        (remote(server), triggers.Rind(), "trigger=rind"),
+        (remote(server), Probing(bank_for(lm)), "trigger=probing"),
         (remote(bare), ServedProbing(), "trigger=probing"), (lm, ServedProbing(), "trigger=probing"),
     ):  # fmt: skip
         with fails("unsupported", named):
@@ -149,9 +128,7 @@ def command(server: Running | None, out: Path, *given: str) -> Any:
 
 
 @pytest.mark.long
-def test_the_command_answers_the_same_and_resumes(
-    server: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_answers_the_same_and_resumes(server, tmp_path, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
     flare = ("trigger=flare", "query=flare")
     found, own = command(server, tmp_path / "out", *flare), command(None, tmp_path / "own", *flare)
@@ -176,27 +153,20 @@ def test_the_command_answers_the_same_and_resumes(
         command(server, tmp_path / "out", *flare)
 
 
-@pytest.mark.parametrize(
-    ("given", "told"),
-    [
-        (["trigger=rind"], ["trigger=rind", "attention"]),
-        (["trigger=radio"], ["trigger=radio", "hidden states"]),
-        (["trigger=flare", "query=qfs"], ["query=qfs", "attention"]),
-        (["trigger.with_entropy=true"], ["trigger=probing", "with_entropy"]),
-        (["trigger=never", "prompt=chat"], ["tokenizer"]),
-        (["trigger=never", "model=other"], ["'other'", "model=NAME", "testbed"]),
-    ],
-)
-def test_the_command_refuses_before_it_asks(
-    server: Running, tmp_path: Path, given: list[str], told: list[str]
-) -> None:
+@pytest.mark.parametrize(("given", "told"), [
+    (["trigger=rind"], ["trigger=rind", "attention"]),
+    (["trigger=radio"], ["trigger=radio", "hidden states"]),
+    (["trigger=flare", "query=qfs"], ["query=qfs", "attention"]),
+    (["trigger.with_entropy=true"], ["trigger=probing", "with_entropy"]),
+    (["trigger=never", "prompt=chat"], ["tokenizer"]),
+    (["trigger=never", "model=other"], ["'other'", "model=NAME", "testbed"]),
+])  # fmt: skip
+def test_the_command_refuses_before_it_asks(server, tmp_path, given, told):
     with fails("model" if "model=other" in given else "unsupported", *told):
         command(server, tmp_path / "out", *given)
 
 
-def test_a_comparison_leaves_out_what_cannot_be_had(
-    server: Running, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_comparison_leaves_out_what_cannot_be_had(server, tmp_path, caplog):
     given = [
         f"engine={server.url}/v1", "limit=4", "validation=8", "sweep=0", "resamples=100",
         f"out={tmp_path / 'out'}", "triggers=[never,entropy,probing,probing_entropy,rind_paper,radio]",
@@ -233,21 +203,16 @@ def said(text: str = " a", logprobs: Any = MADE) -> Any:
     return {"choices": [{"index": 0, "text": text, "finish_reason": "stop", "logprobs": logprobs}]}
 
 
-@pytest.mark.parametrize(
-    ("status", "body", "kind", "told"),
-    [
-        (401, {"error": {"message": "no key"}}, UserError, ["OPENAI_API_KEY", "no key"]),
-        (404, {"error": {"message": "nothing"}}, UserError, ["/v1", "nothing"]),
-        (400, {"error": {"message": "logprobs are off"}}, UserError, ["400", "logprobs are off"]),
-        (400, {"error": {"message": "prompt too long"}}, UserError, ["400", "prompt too long"]),
-        (200, said(logprobs=None), UserError, ["log-probabilities of m"]),
-        (200, {"choices": []}, RunError, ["choices: "]),
-        (200, [1], RunError, ["no JSON"]),
-    ],
-)
-def test_what_a_server_says_wrong_is_one_sentence(
-    status: int, body: Any, kind: type[Any], told: list[str], monkeypatch: Any
-) -> None:
+@pytest.mark.parametrize(("status", "body", "kind", "told"), [
+    (401, {"error": {"message": "no key"}}, UserError, ["OPENAI_API_KEY", "no key"]),
+    (404, {"error": {"message": "nothing"}}, UserError, ["/v1", "nothing"]),
+    (400, {"error": {"message": "logprobs are off"}}, UserError, ["400", "logprobs are off"]),
+    (400, {"error": {"message": "prompt too long"}}, UserError, ["400", "prompt too long"]),
+    (200, said(logprobs=None), UserError, ["log-probabilities of m"]),
+    (200, {"choices": []}, RunError, ["choices: "]),
+    (200, [1], RunError, ["no JSON"]),
+])  # fmt: skip
+def test_what_a_server_says_wrong_is_one_sentence(status, body, kind, told, monkeypatch):
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     listed = {"object": "list", "data": [{"id": "m"}]}
     with lying(lambda asked: (status, body, {}), listed) as url, fails(None, url, *told, kind=kind):
@@ -315,9 +280,7 @@ def test_the_forms_of_other_servers_are_read_alike() -> None:
             made_of(text, wrong)
 
 
-def test_our_own_server_takes_a_judges_requests_and_its_model_is_no_judge(
-    lm: CausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_our_own_server_takes_a_judges_requests_and_its_model_is_no_judge(lm, tmp_path, monkeypatch):
     text = "She was born in London."
     place = text.index("London")
     asked = Answer("a", "Who was she?", text, (Mark(((place, place + 6),), None),))
@@ -334,20 +297,13 @@ def test_our_own_server_takes_a_judges_requests_and_its_model_is_no_judge(
     assert made.calls.sent == 1 and made.calls.budget.tokens > 0 and not made.calls.estimated
 
 
-NEEDED = {
-    "langchain": ("langchain_core", "langchain_openai"),
-    "llama_index": ("llama_index.core",),
-    "haystack": ("haystack",),
-}
-
-
-@pytest.mark.parametrize("name", NEEDED)
-def test_the_examples_retrieve_only_where_an_answer_is_probably_wrong(
-    lm: CausalLM, name: str, capsys: pytest.CaptureFixture[str], monkeypatch: Any
-) -> None:
-    for package in NEEDED[name]:
-        if importlib.util.find_spec(package.partition(".")[0]) is None:
-            pytest.skip(f'{package} is not installed: pip install "probers[examples]"')
+@pytest.mark.parametrize(("name", "needs"), [
+    ("langchain", ("langchain_core", "langchain_openai")), ("llama_index", ("llama_index.core",)),
+    ("haystack", ("haystack",)),
+])  # fmt: skip
+def test_the_examples_retrieve_only_where_an_answer_is_probably_wrong(lm, name, needs, capsys, monkeypatch):
+    for package in needs:
+        pytest.importorskip(package, reason='pip install "probers[examples]"')
     monkeypatch.setenv("OPENAI_API_KEY", "-")
     monkeypatch.setenv("HAYSTACK_TELEMETRY_ENABLED", "False")
     told = {}

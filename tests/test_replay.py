@@ -25,17 +25,12 @@ def town(prompt):
     return int(prompt.rsplit("Where is town ", 1)[1].split("?")[0])
 
 
-def stages(i):
-    """Retrievals after which town i's answer is right; 9 is never."""
-    return (0, 1, 2, 0, 1, 9)[i % 6]
-
-
 def write(prompt):
     i = town(prompt)
     seen = prompt.count("hint")
     if i % 10 == 3 and seen:  # a right answer that retrieval spoils
         return " It is Elsewhere. So the answer is Elsewhere."
-    right = seen >= stages(i)
+    right = seen >= (0, 1, 2, 0, 1, 9)[i % 6]  # retrievals after which it is right; 9 is never
     return f" Stage{seen} it is. So the answer is {f'Land{i}' if right else f'Nowhere{seen}'}."
 
 
@@ -189,11 +184,8 @@ def test_tokens_read_are_unknown_where_a_server_does_not_tell_them():
 
 
 def test_recorded_answers_are_kept_and_read_again(tmp_path):
-    file, lm, triggers = (
-        tmp_path / "replay" / "answer.json",
-        FakeLM(write, entropy),
-        {"entropy": Entropy(0.5)},
-    )
+    file, triggers = tmp_path / "replay" / "answer.json", {"entropy": Entropy(0.5)}
+    lm = FakeLM(write, entropy)
     first = record_once(file, loop(lm), triggers, QUESTIONS, progress="replay")
     lm.prompts.clear()
     assert record_once(file, loop(lm), triggers, QUESTIONS, progress="replay") == first
@@ -204,9 +196,6 @@ def test_thinned_keeps_both_ends():
     assert thinned(3) == [0, 1, 2]
     many = thinned(1000)
     assert (len(many), many[0], many[-1]) == (60, 0, 999)
-
-
-# Sharing.
 
 
 def test_the_same_is_generated_once_and_results_are_the_same():
@@ -298,12 +287,7 @@ def test_memory_is_bounded_and_the_first_are_kept():
 
 
 def test_seconds_are_those_of_a_method_alone():
-    class Slow(FakeLM):
-        def generate(self, prompts, **options):
-            time.sleep(0.002 * len(prompts))
-            return super().generate(prompts, **options)
-
-    rag = sharing(Slow(write, entropy))
+    rag = sharing(FakeLM(lambda prompt: time.sleep(0.002) or write(prompt), entropy))
     assert all(run(rag, Never()).cost("seconds").mean() >= 0.002 for _ in range(2))
 
 

@@ -4,14 +4,18 @@ import json
 import math
 from collections import Counter
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 from fake_lm import SPEC, FakeLM, FakeRetriever, passage
+from refusals import exits, fails
 
 from probers import CausalLM
 from probers.commands.components import Component
 from probers.datagen.labels.cot import BY_ENTROPY
+from probers.rag import triggers as rules
 from probers.rag.build import unserved
 from probers.rag.compare.outcomes import Outcomes
 from probers.rag.compare.shared_generations import GenerationCache, SharedRAG
@@ -20,16 +24,10 @@ from probers.rag.loop import RAG
 from probers.rag.protocol import UNANSWERED, check_readable
 from probers.rag.queries import AnswerQuery
 from probers.rag.traces import TraceFile
-from probers.rag.triggers import (
-    Eigenscore,
-    LexicalSimilarity,
-    Never,
-    PTrue,
-    SelfConsistency,
-    SemanticEntropy,
-    Verbalised,
-)
-from probers.types import Question, UserError
+from probers.rag.triggers import Eigenscore, LexicalSimilarity, SelfConsistency, SemanticEntropy, Verbalised
+from probers.store.store import FeatureStore
+from probers.train.before_after import _SAMPLED, _further
+from probers.types import Question
 
 #: What is drawn for each town, five times; the greedy answer is the first.
 DRAWN = [
@@ -38,12 +36,7 @@ DRAWN = [
     ("Oslo", "Rome", "Paris", "Bern", "Wien"),
     ("John Adams", "John Quincy Adams", "John Adams", "John Adams", "John Adams"),
 ]
-ENTROPIES = [
-    0.0,
-    -0.6 * math.log(0.6) - 0.4 * math.log(0.4),
-    math.log(5),
-    -0.8 * math.log(0.8) - 0.2 * math.log(0.2),
-]
+ENTROPIES = [-sum(p * math.log(p) for p in shares) for shares in ([1.0], [0.6, 0.4], [0.2] * 5, [0.8, 0.2])]
 SHARES = [1.0, 0.6, 0.2, 0.8]
 QUESTIONS = [Question(f"q{i}", f"Where is town {i}?", ("Paris",)) for i in range(24)]
 
@@ -90,7 +83,7 @@ class Planted(FakeLM):
 
 def loop(kind=RAG, trigger=None, **more):
     retriever = FakeRetriever(lambda query: [passage("hint")])
-    return kind(Planted(), retriever, trigger or Never(), AnswerQuery(), max_new_tokens=30, **more)
+    return kind(Planted(), retriever, trigger or rules.Never(), AnswerQuery(), max_new_tokens=30, **more)
 
 
 def decisions(rag, questions=QUESTIONS[:4]):
@@ -100,10 +93,7 @@ def decisions(rag, questions=QUESTIONS[:4]):
 
 @pytest.mark.parametrize(
     "trigger, expected",
-    [
-        (SemanticEntropy(1.0), ENTROPIES),
-        (SelfConsistency(0.5), [1 - share for share in SHARES]),
-    ],
+    [(SemanticEntropy(1.0), ENTROPIES), (SelfConsistency(0.5), [1 - share for share in SHARES])],
 )
 def test_signals_of_planted_distributions_are_their_closed_forms(trigger, expected):
     found, answers = decisions(loop(trigger=trigger))
@@ -192,37 +182,31 @@ def test_a_killed_run_resumes_with_the_same_traces(tmp_path):
     assert traces(whole)[0]["rounds"][0]["decision"]["evidence"]["samples"]
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: SemanticEntropy(samples=1), lambda: LexicalSimilarity(samples=1),
-        lambda: Eigenscore(samples=1), lambda: SelfConsistency(samples=0),
-        lambda: SemanticEntropy(variant="other"), lambda: SemanticEntropy(temperature=0),
-        lambda: PTrue(form="Is it true?"), lambda: Verbalised(form="{question}"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("make", [
+    lambda: SemanticEntropy(samples=1), lambda: LexicalSimilarity(samples=1),
+    lambda: Eigenscore(samples=1), lambda: SelfConsistency(samples=0),
+    lambda: SemanticEntropy(variant="other"), lambda: SemanticEntropy(temperature=0),
+    lambda: rules.PTrue(form="Is it true?"), lambda: Verbalised(form="{question}"),
+])  # fmt: skip
 def test_options_that_make_no_sense_are_refused(make):
-    with pytest.raises(UserError):
+    with fails(None):
         make()
 
 
 def test_states_are_asked_for_where_there_are_some():
-    with pytest.raises(UserError) as error:
+    with fails("layers"):
         Eigenscore(layer=9).check(SPEC, None)
-    assert error.value.code == "layers"
     server = Planted()
     server.spec = replace(SPEC, layers=0, width=0)
-    with pytest.raises(UserError) as error:
+    with fails("unsupported"):
         check_readable(server, Eigenscore(), AnswerQuery())
-    assert error.value.code == "unsupported"
     check_readable(server, SemanticEntropy(), AnswerQuery())
 
 
-@pytest.mark.parametrize(
-    "name, server, vllm",
-    [("semantic_entropy", True, False), ("eigenscore", False, False), ("p_true", False, True),
-     ("verbalised", True, True)],
-)  # fmt: skip
+@pytest.mark.parametrize("name, server, vllm", [
+    ("semantic_entropy", True, False), ("eigenscore", False, False), ("p_true", False, True),
+    ("verbalised", True, True),
+])  # fmt: skip
 def test_engines_that_lack_something_are_refused_beforehand(name, server, vllm):
     trigger, query = Component.of("trigger", name), Component.of("query", "answer")
     assert (unserved("http://localhost:1", trigger, query) is None) == server
@@ -243,7 +227,7 @@ def test_the_model_is_asked_about_its_own_answer():
     question = Question("q", "Who does Lena Zaser work for?", ("?",))
     retriever = FakeRetriever(lambda query: [])
     found = []
-    for trigger in (PTrue(9.0), PTrue(9.0, samples=2)):
+    for trigger in (rules.PTrue(9.0), rules.PTrue(9.0, samples=2)):
         rag = RAG(lm, retriever, trigger, AnswerQuery())
         ((decision,), (answer,)) = decisions(rag, [question])
         assert 0 <= decision.score <= 1 and not decision.fire
@@ -252,24 +236,12 @@ def test_the_model_is_asked_about_its_own_answer():
     assert found[1][1] == 4 and len(found[1][0].evidence["samples"]) == 2
 
 
-def test_every_trigger_is_a_component_with_its_options():
-    for name in ("self_consistency", "semantic_entropy", "lexical_similarity", "eigenscore", "p_true"):
-        trigger = Component.of("trigger", name, samples=7, seed=3).make()
-        assert trigger.name == name and trigger.samples == 7 and trigger.seed == 3
-    assert Component.of("trigger", "verbalised").make().name == "verbalised"
-
-
 @pytest.fixture(scope="module")
 def sampled(tmp_path_factory):
     """A store with the columns of samples and labels by semantic entropy."""
-    from probers.commands.main import datagen
-    from probers.store.store import FeatureStore
-
     out = tmp_path_factory.mktemp("sampled") / "store"
     typed = ["--source", "cot", "limit=16", "layers=[4]", "samples=3", "temperature=2", f"label={BY_ENTROPY}"]
-    with pytest.raises(SystemExit) as end:
-        datagen([*typed, f"out={out}"])
-    assert not end.value.code
+    assert not exits("datagen", [*typed, f"out={out}"])
     return FeatureStore.open(out)
 
 
@@ -286,24 +258,15 @@ def test_a_store_has_the_detectors_and_labels_by_the_cut(sampled):
 
 
 def test_samples_that_cannot_be_drawn_are_refused(tmp_path):
-    from probers.commands.main import datagen
-
     for more in (
         [f"label={BY_ENTROPY}"], ["samples=1"], [f"label={BY_ENTROPY}", "samples=5", "balance_to={train: 4}"],
         ["samples=5", "engine=vllm"], ["samples=5", "temperature=0"],
     ):  # fmt: skip
-        with pytest.raises(SystemExit) as end:
-            datagen(["--source", "cot", "limit=8", f"out={tmp_path}/x", *more])
-        assert end.value.code == 2
+        assert exits("datagen", ["--source", "cot", "limit=8", f"out={tmp_path}/x", *more]) == 2
     assert not (tmp_path / "x").exists()
 
 
 def test_values_that_are_missing_count_as_the_training_mean():
-    from types import SimpleNamespace
-
-    import pandas as pd
-
-    from probers.train.before_after import _SAMPLED, _further
 
     table = pd.DataFrame({"verbalised": [0.2, 0.8, None, 0.9], "verbalised_tokens": [3, 3, 4, 2]})
     examples = SimpleNamespace(table=table, rows={"train": np.array([0, 1])})
@@ -313,18 +276,9 @@ def test_values_that_are_missing_count_as_the_training_mean():
 
 
 def test_a_comparison_tells_what_could_not_be_read(tmp_path):
-    from probers.commands.main import compare
-
-    typed = [
-        "limit=4",
-        "validation=12",
-        "triggers=[never,semantic_entropy,verbalised]",
-        "sweep=0",
-        "resamples=100",
-    ]
-    with pytest.raises(SystemExit) as end:
-        compare([*typed, "max_new_tokens=24", "max_retrievals=1", "examples=1", f"out={tmp_path}"])
-    assert not end.value.code
+    typed = ["limit=4", "validation=12", "triggers=[never,semantic_entropy,verbalised]", "sweep=0"]
+    typed += ["resamples=100", "max_new_tokens=24", "max_retrievals=1", "examples=1", f"out={tmp_path}"]
+    assert not exits("compare", typed)
     results = json.loads((tmp_path / "results.json").read_text())
     calls = {name: entry["generations"] for name, entry in results["methods"].items()}
     assert calls["semantic_entropy"] >= 6 > calls["never"]

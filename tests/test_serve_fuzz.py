@@ -22,20 +22,19 @@ BODIES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 FIELDS = [
     *BODIES["/v1/completions"], *BODIES["/v1/chat/completions"], "max_completion_tokens", "top_p", "n",
-    "stop",
-    "seed", "stream", "stream_options", "logprobs", "top_logprobs", "hallucination", "retrieval", "tools",
-    "echo", "suffix", "user", "logit_bias", "presence_penalty", "best_of", "response_format",
+    "stop", "seed", "stream", "stream_options", "logprobs", "top_logprobs", "hallucination", "retrieval",
+    "tools", "echo", "suffix", "user", "logit_bias", "presence_penalty", "best_of", "response_format",
     "metadata", "\x00", "__proto__", "prompt.0",
 ]  # fmt: skip
 VALUES: list[Any] = [
     None, True, False, 0, 1, -1, 2**63, -(2**63), 10**400, 0.5, -0.0, 1e308, "", "a", "\x00", "\ud800", "🎈",
-    "a" * 5000,
-    [], [[]], [0], [-1], [2**40], ["a", "b"], [["a"]], [0, "a"], [None], {}, {"a": 1}, {"role": "user"},
-    [{"role": "user", "content": None}], [{"role": "tool", "content": "x"}], [{"content": "x"}],
-    [{"role": "user", "content": [{"type": "image_url"}]}], {"include_usage": True}, {"include_usage": 1},
-    {"threshold": 1e308}, {"threshold": "x"}, {"trigger": "never"}, {"trigger": "probing", "k": 0},
-    {"trigger": "flare", "threshold": -1}, {"trigger": "../x"}, {"trigger": "rind", "query": "qfs", "k": 20},
-    {"trigger": "entropy", "query": "x"}, {"trigger": "always", "max_retrievals": 0}, {"type": "json_object"},
+    "a" * 5000, [], [[]], [0], [-1], [2**40], ["a", "b"], [["a"]], [0, "a"], [None], {}, {"a": 1},
+    {"role": "user"}, [{"role": "user", "content": None}], [{"role": "tool", "content": "x"}],
+    [{"content": "x"}], [{"role": "user", "content": [{"type": "image_url"}]}], {"include_usage": True},
+    {"include_usage": 1}, {"threshold": 1e308}, {"threshold": "x"}, {"trigger": "never"},
+    {"trigger": "probing", "k": 0}, {"trigger": "flare", "threshold": -1}, {"trigger": "../x"},
+    {"trigger": "rind", "query": "qfs", "k": 20}, {"trigger": "entropy", "query": "x"},
+    {"trigger": "always", "max_retrievals": 0}, {"type": "json_object"},
 ]  # fmt: skip
 
 
@@ -79,14 +78,10 @@ def send(server: Running, count: int, seed: int) -> dict[int, int]:
     return seen
 
 
-def test_mangled_requests(server: Running) -> None:
-    seen = send(server, 400, 1)
+@pytest.mark.parametrize(("count", "seed"), [(400, 1), pytest.param(10_000, 2, marks=pytest.mark.slow)])
+def test_mangled_requests(server: Running, count: int, seed: int) -> None:
+    seen = send(server, count, seed)
     assert seen[200] > 20 and seen[400] > 150
-
-
-@pytest.mark.slow
-def test_ten_thousand_mangled_requests(server: Running) -> None:
-    send(server, 10_000, 2)
 
 
 @pytest.mark.slow

@@ -246,14 +246,10 @@ def test_429_and_503_wait_as_told_and_requests_are_spaced_by_the_rate(wiki, monk
     assert len(noted) == 2 and 9 < noted[0] <= 10 and 18 < noted[1] <= 20
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [
-        "half", "reset", "hang", (500, {}, {}), (200, {}, b"<html>busy</html>"),
-        (200, {}, {"error": {"code": "maxlag", "info": "3 s"}}),
-    ],
-    ids=["half a body", "reset", "timeout", "500", "not JSON", "maxlag"],
-)  # fmt: skip
+@pytest.mark.parametrize("fault", [
+    "half", "reset", "hang", (500, {}, {}), (200, {}, b"<html>busy</html>"),
+    (200, {}, {"error": {"code": "maxlag", "info": "3 s"}}),
+], ids=["half a body", "reset", "timeout", "500", "not JSON", "maxlag"])  # fmt: skip
 def test_a_passing_fault_is_tried_again_and_a_lasting_one_is_listed(wiki, fault):
     wiki.pages = towns("Aston", "Bexley")
     wiki.faults = [fault]
@@ -313,22 +309,19 @@ def test_a_compressed_answer_is_read_and_progress_is_told(wiki):
     assert told[0] == (0, 2, "Aston") and told[-1][:2] == (2, 2) and any("500" in t[2] for t in told)
 
 
-@pytest.mark.parametrize(
-    ("options", "code", "named"),
-    [
-        ({}, "missing-value", "wikipedia.titles"),
-        ({"titles": ["a"], "random": True}, "conflict", "titles and random"),
-        ({"titels": ["a"]}, "unknown-key", "wikipedia.titels"),
-        ({"titles": [" "]}, "empty", "wikipedia.titles"),
-        ({"titles": "no/such/file.txt"}, "no-file", "no/such/file.txt"),
-        ({"titles": ["a"], "rate": 0}, "bad-value", "wikipedia.rate=0"),
-        ({"titles": ["a"], "retries": -1}, "bad-value", "wikipedia.retries=-1"),
-        ({"titles": ["a"], "language": "en/x"}, "bad-value", "language=en/x"),
-        ({"titles": ["a"], "api_url": "ftp://x"}, "bad-value", "api_url=ftp"),
-        ({"titles": ["a"], "contact": "jö@x"}, "bad-value", "wikipedia.contact"),
-        ({"random": True}, "missing-value", "limit"),
-    ],
-)
+@pytest.mark.parametrize(("options", "code", "named"), [
+    ({}, "missing-value", "wikipedia.titles"),
+    ({"titles": ["a"], "random": True}, "conflict", "titles and random"),
+    ({"titels": ["a"]}, "unknown-key", "wikipedia.titels"),
+    ({"titles": [" "]}, "empty", "wikipedia.titles"),
+    ({"titles": "no/such/file.txt"}, "no-file", "no/such/file.txt"),
+    ({"titles": ["a"], "rate": 0}, "bad-value", "wikipedia.rate=0"),
+    ({"titles": ["a"], "retries": -1}, "bad-value", "wikipedia.retries=-1"),
+    ({"titles": ["a"], "language": "en/x"}, "bad-value", "language=en/x"),
+    ({"titles": ["a"], "api_url": "ftp://x"}, "bad-value", "api_url=ftp"),
+    ({"titles": ["a"], "contact": "jö@x"}, "bad-value", "wikipedia.contact"),
+    ({"random": True}, "missing-value", "limit"),
+])  # fmt: skip
 def test_a_mistaken_request_is_told_at_once(options, code, named):
     with fails(code, named):
         open_articles("wikipedia", wikipedia=options)
@@ -352,18 +345,14 @@ def test_the_articles_of_a_file_have_exact_shares_and_limits_are_nested(tmp_path
     assert [a.title for a in open_articles(path, limit=10, seed=1)] != [a.title for a in drawn[10]]
 
 
-@pytest.mark.parametrize(
-    ("line", "reason"),
-    [
-        ('{"title": "x", "text": ', "Expecting"),
-        ('{"text": "x"}', "no 'title'"), ('{"title": "x"}', "no 'text' and no 'sentences'"),
-        ('{"title": 3, "text": "x"}', "title must be a string"),
-        ('{"title": "x", "text": ["x"]}', "text must be a string"),
-        ('{"title": "x", "sentences": "y"}', "list of strings"), ("[1]", "JSON object"),
-        ("[" * 100_000, ""),
-        ('{"id": "n", "title": "x", "text": "It is. It was."}', "already on line 1"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("line", "reason"), [
+    ('{"title": "x", "text": ', "Expecting"), ('{"text": "x"}', "no 'title'"),
+    ('{"title": "x"}', "no 'text' and no 'sentences'"),
+    ('{"title": 3, "text": "x"}', "title must be a string"),
+    ('{"title": "x", "text": ["x"]}', "text must be a string"),
+    ('{"title": "x", "sentences": "y"}', "list of strings"), ("[1]", "JSON object"), ("[" * 100_000, ""),
+    ('{"id": "n", "title": "x", "text": "It is. It was."}', "already on line 1"),
+])  # fmt: skip
 def test_a_malformed_line_stops_before_the_first_article_or_is_listed(tmp_path, line, reason):
     path = tmp_path / "a.jsonl"
     path.write_text(json.dumps({"id": "n", **records(1)[0]}) + "\n\n" + line + "\n")
@@ -426,24 +415,19 @@ def test_rules_are_options_and_nothing_usable_says_why(tmp_path):
         open_articles(write_lines(tmp_path / "empty.jsonl", []))
 
 
-@pytest.mark.parametrize(
-    ("read", "code"),
-    [
-        (lambda: Rules(min_sentences=0), "bad-value"), (lambda: Rules(max_chars=0), "bad-value"),
-        (lambda: open_articles("testbed", limit=0), "bad-value"), (lambda: open_articles("hf:"), "bad-value"),
-        (lambda: open_articles("hf:a:b:c:d"), "bad-value"), (lambda: open_articles("wikipeda"), "no-file"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("read", "code"), [
+    (lambda: Rules(min_sentences=0), "bad-value"), (lambda: Rules(max_chars=0), "bad-value"),
+    (lambda: open_articles("testbed", limit=0), "bad-value"), (lambda: open_articles("hf:"), "bad-value"),
+    (lambda: open_articles("hf:a:b:c:d"), "bad-value"), (lambda: open_articles("wikipeda"), "no-file"),
+])  # fmt: skip
 def test_what_cannot_be_read_is_told_at_once(read, code):
     with fails(code):
         read()
 
 
 def test_the_report_counts_by_kind_and_names_the_first(tmp_path):
-    path = write_lines(
-        tmp_path / "a.jsonl", [*records(1), *({"title": f"E{i}", "text": ""} for i in range(1500))]
-    )
-    source = open_articles(path)
+    empty = ({"title": f"E{i}", "text": ""} for i in range(1500))
+    source = open_articles(write_lines(tmp_path / "a.jsonl", [*records(1), *empty]))
     assert len(list(source)) == 1 and len(source.problems) == 1500 and len(list(source.problems)) == 1000
     lines = source.problems.lines(most=3)
     assert lines[0].startswith("1500 articles") and lines[1] == "  E0: empty" and "1497" in lines[-1]
@@ -498,9 +482,8 @@ def test_a_dataset_is_streamed_from_parquet_with_its_splits(tmp_path):
 def test_a_dataset_of_json_lines_may_have_sentences_and_needs_its_columns(tmp_path):
     for name in ("good", "other"):
         (tmp_path / name).mkdir()
-    write_lines(
-        tmp_path / "good/train.jsonl", [{"title": "Aston", "sentences": ["It is here.", "It is old."]}]
-    )
+    good = [{"title": "Aston", "sentences": ["It is here.", "It is old."]}]
+    write_lines(tmp_path / "good/train.jsonl", good)
     (article,) = open_articles(f"hf:{tmp_path}/good")
     assert article.sentences == ("It is here.", "It is old.") and article.id == "1"
     write_lines(tmp_path / "other/train.jsonl", [{"name": "Aston", "text": "It is here."}])

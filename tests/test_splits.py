@@ -23,14 +23,11 @@ def leak(row: dict) -> dict:
     return row | ({"split": "test"} if row["id"] == "q0" else {})
 
 
-@pytest.mark.parametrize(
-    ("edit", "code", "named"),
-    [
-        (leak, "overlap", "'g0'"),
-        (lambda row: row | ({"split": "train"} if row["split"] == "test" else {}), "labels", "test"),
-        (lambda row: row | ({"correct": 1} if row["split"] == "validation" else {}), "labels", "validation"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("edit", "code", "named"), [
+    (leak, "overlap", "'g0'"),
+    (lambda row: row | ({"split": "train"} if row["split"] == "test" else {}), "labels", "test"),
+    (lambda row: row | ({"correct": 1} if row["split"] == "validation" else {}), "labels", "validation"),
+])  # fmt: skip
 def test_data_that_would_prove_nothing_is_refused(tmp_path: Path, edit: Any, code: Any, named: str) -> None:
     with fails(code, named):
         load_examples([make_store(tmp_path / "s", 80, edit=edit)])
@@ -135,6 +132,5 @@ def test_the_tokens_of_a_text_are_one_example_with_its_signals(tmp_path: Path) -
         assert texts["mean_entropy"][i] == pytest.approx(part["mean_entropy"].mean())
         assert texts["min_prob"][i] == part["min_prob"].min()
     examples = load_examples([store])
-    np.testing.assert_array_equal(
-        examples.text_of[np.concatenate(members)], np.repeat(range(40), [len(m) for m in members])
-    )
+    sizes = [len(rows) for rows in members]
+    np.testing.assert_array_equal(examples.text_of[np.concatenate(members)], np.repeat(range(40), sizes))

@@ -135,7 +135,6 @@ def test_it_is_the_logistic_regression_of_scikit_learn_on_half_of_the_validation
     reference = LogisticRegression().fit((scores[first] - mean) / scale, wrong[first])
     expected = reference.decision_function((scores - mean) / scale)
     both = weighed(store, *names)
-    assert isinstance(both.head, StackedHead)
     np.testing.assert_allclose(both.score(x), expected, atol=2e-3, rtol=2e-3)
     np.testing.assert_allclose(both.head.weights[0], reference.coef_[0], atol=2e-3)
 
@@ -158,12 +157,10 @@ def test_its_score_is_that_of_its_members_put_together(folder: Path) -> None:
     whole = ProbeBank.from_pretrained(folder / "all")
     assert whole.layers == (1, 2, 3) and isinstance(whole.head, StackedHead)
     x = torch.randn(50, 3, WIDTH)
-    margin = float(whole.head.intercept)
+    head, margin = whole.head, float(whole.head.intercept)
     for i in range(3):
         score = ProbeBank.from_pretrained(folder / f"layer{i + 1}").score(x[:, [i]])
-        mean, scale, weight = (
-            float(v[0, i]) for v in (whole.head.mean, whole.head.scale, whole.head.weights)
-        )
+        mean, scale, weight = (float(v[0, i]) for v in (head.mean, head.scale, head.weights))
         margin = margin + weight * (score - mean) / scale
     np.testing.assert_allclose(whole.score(x), margin, atol=1e-4)
 
@@ -253,7 +250,6 @@ def test_a_stack_of_stacks_comes_back(tmp_path: Path) -> None:
     for each in (bank, *alone):
         for parameter in each.head.parameters():
             parameter.copy_(parameter.half().float())
-    assert isinstance(bank.head, StackedHead)
     bank.head.weights[0, 1] = 1e-9
     bank.save_pretrained(tmp_path)
     again, x = ProbeBank.from_pretrained(tmp_path), torch.randn(12, 3, WIDTH)
@@ -291,9 +287,6 @@ def test_members_of_one_and_the_same_layer(folder: Path, tmp_path: Path) -> None
     assert bank.layers == (2,) and bank.score(torch.randn(4, 1, WIDTH)).shape == (4,)
 
 
-# Refusals.
-
-
 def refused(folder: Path, out: Path, code: Any, *said: str, **changes: Any) -> None:
     """Nothing is written where a stack is refused."""
     members = changes.pop("members", [folder / "layer1", folder / "layer2"])
@@ -319,16 +312,11 @@ def test_texts_that_a_member_was_trained_on_are_a_leak(folder: Path, tmp_path: P
     assert weighed(fresh, folder / "layer1", folder / "layer2").layers == (1, 2)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"pool": "last"}, {"site": "mlp_out"}, {"position": "entity"},
-        {"model": replace(SPEC.model, id="other", revision="other")},
-    ],
-)  # fmt: skip
-def test_another_pool_site_position_or_model_is_refused(
-    folder: Path, tmp_path: Path, change: dict[str, Any]
-) -> None:
+@pytest.mark.parametrize("change", [
+    {"pool": "last"}, {"site": "mlp_out"}, {"position": "entity"},
+    {"model": replace(SPEC.model, id="other", revision="other")},
+])  # fmt: skip
+def test_another_pool_site_position_or_model_is_refused(folder, tmp_path, change):
     """Of a member, and of the store."""
     spec: FeatureSpec = replace(SPEC, layers=(1,), **change)
     ProbeBank(spec, HEADS["linear"](["a"], WIDTH)).save_pretrained(tmp_path / "other")

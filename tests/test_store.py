@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -58,9 +59,7 @@ def make_states(n: int, seed: int) -> np.ndarray:
     return make_all(n, seed)[0]
 
 
-def build(
-    path: Path, start: int = 0, *, sizes=(5, 0, 3), step: int = 100, features=(SPEC,), config=None, edit=dict
-) -> FeatureStore:
+def build(path: Path, start: int = 0, *, sizes=(5, 0, 3), step=100, features=(SPEC,), config=None, edit=dict):
     """A store of rows from ``start`` on, each of them changed by ``edit``."""
     store = FeatureStore.create(path, features, config=config or {"seed": 0}, shards=len(sizes))
     for index in store.missing:
@@ -70,13 +69,8 @@ def build(
     return FeatureStore.open(path)
 
 
-def build_all(path: Path, start: int = 0, **options) -> FeatureStore:
-    return build(path, start, features=FEATURES, **options)
-
-
-def build_part(path: Path, start: int, *, sizes=(4, 0, 2), spec=SPEC, **changes) -> FeatureStore:
-    """One worker's store."""
-    return build(path, start, sizes=sizes, step=10, features=(spec,), **changes)
+build_all = partial(build, features=FEATURES)
+build_part = partial(build, sizes=(4, 0, 2), step=10)  # one worker's store
 
 
 def begun(path: Path, *, shards: int = 1, written: tuple[int, ...] = (0,)) -> FeatureStore:
@@ -87,7 +81,8 @@ def begun(path: Path, *, shards: int = 1, written: tuple[int, ...] = (0,)) -> Fe
     return store
 
 
-def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+def test_what_is_written_is_read_back_and_a_layer_without_the_others(tmp_path: Path) -> None:
+    """Claim: damage in layer 5's bytes leaves layer 2 as it was; converse: layer 5 changes."""
     store = build(tmp_path / "s")
     everything = np.concatenate([make_states(5, 0), make_states(3, 2)]).astype(np.float16)
     assert len(store) == 8 and store.summary == {"made": 0} and store.config == {"seed": 0}
@@ -102,11 +97,6 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     for read in (lambda: store.layer(3), lambda: store.to_datasets([3])):
         with fails("layers", "layer=3", "0, 2, 5", "testbed", "6"):
             read()
-
-
-def test_a_layer_is_read_without_the_others(tmp_path: Path) -> None:
-    """Claim: damage in layer 5's bytes leaves layer 2 as it was; converse: layer 5 changes."""
-    store = build(tmp_path / "s")
     file = tmp_path / "s/shards/00000.safetensors"
     before = {k: store.layer(k) for k in (2, 5)}
     blob, (first, last) = file.read_bytes(), span(file, 5)
@@ -183,6 +173,7 @@ def test_another_run_in_the_folder_is_refused(tmp_path: Path) -> None:
     for features, config, shards, named in (
         ([SPEC], {"seed": 1}, 3, ("configuration, seed", "0 there, 1 now")),
         ([SPEC.select((2,))], {"seed": 0}, 3, ("features, layers", "[0, 2, 5] there, [2] now")),
+        ([replace(SPEC, dtype="fp8")], {"seed": 0}, 3, ("features, dtype",)),
         ([SPEC], {"seed": 0}, 4, ("number of shards",)),
     ):
         with fails("out-taken", *named):
@@ -394,17 +385,13 @@ def test_memory_does_not_grow_with_the_store(tmp_path: Path, monkeypatch: pytest
     assert grown[1 << 20] < whole / 3 and grown[1 << 30] > whole * 2 / 3
 
 
-def edit_header(change: Any) -> Any:
-    """An edit of a safetensors file's header that keeps the file's size."""
-
-    def edit(blob: bytearray) -> None:
-        length = int.from_bytes(blob[:8], "little")
-        header = json.loads(blob[8 : 8 + length])
-        change(header)
-        new = json.dumps(header, separators=(",", ":")).encode()
-        blob[8 : 8 + length] = new.ljust(length)[:length]
-
-    return edit
+def with_header(blob: bytes, change: Any) -> bytes:
+    """A safetensors file of the same size whose header is changed."""
+    length = int.from_bytes(blob[:8], "little")
+    header = json.loads(blob[8 : 8 + length])
+    change(header)
+    new = json.dumps(header, separators=(",", ":")).encode()
+    return blob[:8] + new.ljust(length)[:length] + blob[8 + length :]
 
 
 def test_headers_that_cannot_be_used_are_named(tmp_path: Path) -> None:
@@ -413,22 +400,14 @@ def test_headers_that_cannot_be_used_are_named(tmp_path: Path) -> None:
     name = "shards/00002.safetensors"
     file = store.path / name
     whole = file.read_bytes()
-
-    def put(place: int, new: bytes) -> Any:
-        return lambda blob: blob.__setitem__(slice(place, place + len(new)), new)
-
-    for edit, reason in (
-        (put(0, (1 << 60).to_bytes(8, "little")), f"{1 << 60} bytes"),
-        (put(0, bytes(8)), "0 bytes"),
-        (put(8, b"\xff"), ""),
-        (put(8, b"[1"), ""),
-        (edit_header(lambda h: h["layer.2"].update(dtype="I16")), "'dtype': 'I16'"),
-        (edit_header(lambda h: h["layer.2"].update(shape=[2, 8])), "'shape': [2, 8]"),
-        (edit_header(lambda h: h.update({"layer.3": h.pop("layer.2")})), "['layer.0', 'layer.3'"),
-        (edit_header(lambda h: h["layer.2"].update(data_offsets=[0, 48])), "overlap"),
-    ):
-        blob = bytearray(whole)
-        edit(blob)
+    for blob, reason in (
+        ((1 << 60).to_bytes(8, "little") + whole[8:], f"{1 << 60} bytes"), (bytes(8) + whole[8:], "0 bytes"),
+        (whole[:8] + b"\xff" + whole[9:], ""), (whole[:8] + b"[1" + whole[10:], ""),
+        (with_header(whole, lambda h: h["layer.2"].update(dtype="I16")), "'dtype': 'I16'"),
+        (with_header(whole, lambda h: h["layer.2"].update(shape=[2, 8])), "'shape': [2, 8]"),
+        (with_header(whole, lambda h: h.update({"layer.3": h.pop("layer.2")})), "['layer.0', 'layer.3'"),
+        (with_header(whole, lambda h: h["layer.2"].update(data_offsets=[0, 48])), "overlap"),
+    ):  # fmt: skip
         assert len(blob) == len(whole)
         file.write_bytes(blob)
         with fails("damaged", name):
@@ -489,19 +468,16 @@ def test_manifests_that_do_not_fit_are_named(tmp_path: Path) -> None:
                 FeatureStore.open(store.path)
 
 
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        (lambda t: t.drop(columns="group"), "column group"),
-        (lambda t: t.assign(correct=t["correct"].astype(str)), "column correct of type string, not int64"),
-        (lambda t: t.assign(extra=[[1]] * len(t)), "column extra of type list<"),
-        (lambda t: t.assign(**{"a\n\x1b": [b""] * len(t)}), r"column 'a\n\x1b' of type binary"),
-        (lambda t: t.assign(split="elsewhere"), " split "),
-        (lambda t: t.assign(correct=7), " correct "),
-        (lambda t: t.assign(text=[None, *t["text"][1:]]), " text "),
-        (lambda t: t[1:], "4 rows"),
-    ],
-)
+@pytest.mark.parametrize(("change", "named"), [
+    (lambda t: t.drop(columns="group"), "column group"),
+    (lambda t: t.assign(correct=t["correct"].astype(str)), "column correct of type string, not int64"),
+    (lambda t: t.assign(extra=[[1]] * len(t)), "column extra of type list<"),
+    (lambda t: t.assign(**{"a\n\x1b": [b""] * len(t)}), r"column 'a\n\x1b' of type binary"),
+    (lambda t: t.assign(split="elsewhere"), " split "),
+    (lambda t: t.assign(correct=7), " correct "),
+    (lambda t: t.assign(text=[None, *t["text"][1:]]), " text "),
+    (lambda t: t[1:], "4 rows"),
+])  # fmt: skip
 def test_rows_of_another_shape_are_named(tmp_path, change, named):
     store = build(tmp_path / "s")
     rows = pa.Table.from_pandas(change(read_rows(store.path, 0).to_pandas()), preserve_index=False)
@@ -537,13 +513,10 @@ WRITES = [
 ]  # fmt: skip
 
 
-CAUSES = [
-    (errno.ENOSPC, "the disk is full"), (errno.EDQUOT, "quota"), (errno.EACCES, "Permission denied"),
-]  # fmt: skip
-
-
 @pytest.mark.parametrize("call", ["fsync", "replace"])
-@pytest.mark.parametrize(("number", "cause"), CAUSES)
+@pytest.mark.parametrize(("number", "cause"), [
+    (errno.ENOSPC, "the disk is full"), (errno.EDQUOT, "quota"), (errno.EACCES, "Permission denied"),
+])  # fmt: skip
 def test_a_write_that_fails_loses_nothing(tmp_path, monkeypatch, call, number, cause):
     """Claim: whichever write fails, earlier shards stay and the same calls end in the same bytes."""
     whole = contents(build(tmp_path / "whole").path)
@@ -606,23 +579,22 @@ def test_merged_stores_are_one_store(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert len(again) == 15  # a merged store is a store like any other
 
 
-@pytest.mark.parametrize(
-    ("changes", "code", "named"),
-    [
-        ({"spec": replace(SPEC, model=replace(MODEL, revision="zzz"))}, "mismatch", "b by testbed@zzz"),
-        ({"spec": SPEC.select((2,))}, "mismatch", "b layers=(2,)"),
-        ({"spec": replace(SPEC, dtype="float32")}, "mismatch", "b dtype='float32'"),
-        ({"spec": replace(SPEC, pool="last")}, "mismatch", "b pool='last'"),
-        ({"spec": replace(SPEC, prompt="p2")}, "mismatch", "b prompt='p2'"),
-        ({"edit": lambda row: row | {"more": 1}}, "mismatch", "more: int64)"),
-        ({"edit": lambda row: row | {"extra": 1}}, "mismatch", "extra: int64"),
-        ({"edit": lambda row: row | {"id": "q2" if row["id"] == "q101" else row["id"]}}, "overlap", "id q2"),
-        ({"edit": lambda row: row | {"group": "g1", "split": "test"}}, "overlap", "'g1' is in train of"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "code", "named"), [
+    (replace(SPEC, model=replace(MODEL, revision="zzz")), "mismatch", "b by testbed@zzz"),
+    (SPEC.select((2,)), "mismatch", "b layers=(2,)"),
+    (replace(SPEC, dtype="float32"), "mismatch", "b dtype='float32'"),
+    (replace(SPEC, dtype="fp8"), "mismatch", "b dtype='fp8'"),
+    (replace(SPEC, pool="last"), "mismatch", "b pool='last'"),
+    (replace(SPEC, prompt="p2"), "mismatch", "b prompt='p2'"),
+    (lambda row: row | {"more": 1}, "mismatch", "more: int64)"),
+    (lambda row: row | {"extra": 1}, "mismatch", "extra: int64"),
+    (lambda row: row | {"id": "q2" if row["id"] == "q101" else row["id"]}, "overlap", "id q2"),
+    (lambda row: row | {"group": "g1", "split": "test"}, "overlap", "'g1' is in train of"),
+])  # fmt: skip
 def test_stores_that_do_not_fit_are_not_merged(tmp_path, changes, code, named):
     build_part(tmp_path / "a", 0)
-    build_part(tmp_path / "b", 100, **changes)
+    changed = {"features": (changes,)} if isinstance(changes, FeatureSpec) else {"edit": changes}
+    build_part(tmp_path / "b", 100, **changed)
     with fails(code, tmp_path / "a", tmp_path / "b", named):
         FeatureStore.merge([tmp_path / "a", tmp_path / "b"], tmp_path / "m")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "b"]
@@ -648,7 +620,7 @@ def test_merges_that_cannot_be_are_refused(tmp_path: Path) -> None:
         FeatureStore.merge([a], tmp_path / "m")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "half", "there"]
     elsewhere = replace(SPEC, model=replace(MODEL, id="/moved/here"))  # the same weights under another name
-    merged = [build_part(tmp_path / "b", 100), build_part(tmp_path / "c", 200, spec=elsewhere)]
+    merged = [build_part(tmp_path / "b", 100), build_part(tmp_path / "c", 200, features=(elsewhere,))]
     names = [s["model"]["id"] for s in FeatureStore.merge(merged, tmp_path / "m").summary["merged"]]
     assert names == ["testbed", "/moved/here"]
 
@@ -706,7 +678,7 @@ def test_a_hugging_face_dataset_has_every_column_and_the_layers_asked_for(tmp_pa
     right = data.filter(lambda row: row["correct"] == 1)  # in the dataset's own ways, vectors follow rows
     kept = store.layer(2)[table["correct"].to_numpy() == 1]
     np.testing.assert_array_equal(right.with_format("numpy")[:]["layer.2"], kept)
-    wide = build_part(tmp_path / "f", 0, spec=replace(SPEC, dtype="float32")).to_datasets([0])
+    wide = build_part(tmp_path / "f", 0, features=(replace(SPEC, dtype="float32"),)).to_datasets([0])
     assert wide.features["layer.0"].feature.dtype == "float32"
     files, cache = str(tmp_path / "s/shards/*.parquet"), str(tmp_path / "c")
     data = datasets.load_dataset("parquet", data_files=files, split="train", cache_dir=cache)
@@ -797,7 +769,6 @@ def test_a_shard_is_written_anew_whole_or_not_at_all(tmp_path: Path, monkeypatch
     before = {p.name: p.read_bytes() for p in tmp_path.glob("shards/*")}
     store.write_shard(0, found, states, units=units, left_out=left_out)
     assert {p.name: p.read_bytes() for p in tmp_path.glob("shards/*")} == before
-
     with monkeypatch.context() as patched:
         patched.setattr("probers.store.store.write_bytes", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
@@ -888,15 +859,12 @@ def test_stores_of_several_features_are_merged(tmp_path: Path) -> None:
         FeatureStore.merge([a, build_part(tmp_path / "one", 2000)], tmp_path / "n")
 
 
-@pytest.mark.parametrize(
-    ("values", "kept"),
-    [
-        ([1, 2.7, None], [1.0, 2.7, None]), ([None, "a", "b"],) * 2, ([True, False, True],) * 2,
-        ([np.float32(1.5), 1, np.int64(2)], [1.5, 1.0, 2.0]),
-        ([np.bool_(True), False, None], [True, False, None]),
-        ([3, 4, 5],) * 2, ([1, "a", 2], None), ([True, 1, 2], None), ([None] * 3, None), ([[1]] * 3, None),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("values", "kept"), [
+    ([1, 2.7, None], [1.0, 2.7, None]), ([None, "a", "b"],) * 2, ([True, False, True],) * 2,
+    ([np.float32(1.5), 1, np.int64(2)], [1.5, 1.0, 2.0]),
+    ([np.bool_(True), False, None], [True, False, None]),
+    ([3, 4, 5],) * 2, ([1, "a", 2], None), ([True, 1, 2], None), ([None] * 3, None), ([[1]] * 3, None),
+])  # fmt: skip
 def test_a_further_column_keeps_its_values_or_is_refused(tmp_path: Path, values, kept) -> None:
     rows = [row | {"more": value} for row, value in zip(make_rows(3), values, strict=True)]
     if kept is None:  # of several types, or of one that has no place there

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig, OmegaConf
 from pytest import MonkeyPatch
-from refusals import fails
+from refusals import exits, fails
 
 from probers.commands import main as cli
 from probers.commands.main import combinations, folder_names, varied
@@ -72,9 +72,7 @@ def command(monkeypatch: MonkeyPatch) -> Command:
 
 
 def sweep(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as caught:
-        cli.main("train", ["-m", *arguments])
-    return caught.value.code
+    return exits("train", ["-m", *arguments])
 
 
 def test_each_job_has_a_folder_and_the_table_comes_last(command: Command, capsys: Any) -> None:
@@ -94,13 +92,10 @@ def test_a_folder_that_was_given_is_left_alone(command: Command, given: str) -> 
     assert key == "suffix" or [c.suffix for c in command.called] == [None, None]
 
 
-@pytest.mark.parametrize(
-    ("errors", "code"),
-    [
-        ({1: RunError("a")}, 1), ({1: RunError("a"), 2: UserError("b")}, 2),
-        ({1: UserError("a"), 2: RunError("b")}, 2), ({3: OSError(28, "No space left on device", "/x")}, 1),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("errors", "code"), [
+    ({1: RunError("a")}, 1), ({1: RunError("a"), 2: UserError("b")}, 2),
+    ({1: UserError("a"), 2: RunError("b")}, 2), ({3: OSError(28, "No space left on device", "/x")}, 1),
+])  # fmt: skip
 def test_a_failing_job_loses_no_other(command: Command, capsys: Any, errors: Any, code: int) -> None:
     command.fails.update(errors)
     assert sweep("seed=1,2,3") == code and len(command.called) == 3
@@ -160,11 +155,9 @@ def test_the_table_of_stores_sites_and_long_names(tmp_path: Path) -> None:
     assert max(len(line) for line in text.splitlines()[:-1]) <= 100 + len("wiki-all/y")
 
 
-@pytest.mark.parametrize(
-    "blob", [b"{", b"\xff{}", b"[1]", b'{"layers": []}', b'{"layers": 1, "ensemble": 2}']
-)
-def test_damaged_figures_of_a_run_are_named(tmp_path: Path, blob: bytes) -> None:
+@pytest.mark.parametrize("raw", [b"{", b"\xff{}", b"[1]", b'{"layers": []}', b'{"layers": 1, "ensemble": 2}'])
+def test_damaged_figures_of_a_run_are_named(tmp_path: Path, raw: bytes) -> None:
     folders = [prober(tmp_path / name, 0.7) for name in ("x", "y")]
-    (tmp_path / "y/metrics.json").write_bytes(blob)
+    (tmp_path / "y/metrics.json").write_bytes(raw)
     with fails(None, "y/metrics.json", kind=RunError):
         compare_runs([["a"], ["b"]], folders)

@@ -22,13 +22,11 @@ from probers.commands.presets import methods
 TEXT = (Path(__file__).parents[1] / "docs" / "tables.md").read_text()
 
 
-def typed() -> list[list[str]]:
-    """Every command of the document, by word."""
-    found = re.findall(r"^(probers-(?:.*\\\n)*.*)", TEXT, re.MULTILINE)
-    return [shlex.split(command.replace("\\\n", " ")) for command in found]
-
-
-COMMANDS = typed()
+#: Every command of the document, by word.
+COMMANDS = [
+    shlex.split(command.replace("\\\n", " "))
+    for command in re.findall(r"^(probers-(?:.*\\\n)*.*)", TEXT, re.MULTILINE)
+]
 
 
 def value(command: list[str], key: str) -> str | None:
@@ -148,8 +146,9 @@ def place(tmp_path_factory) -> Path:
 def parts(place) -> dict[str, str]:
     """A tiny encoder for texts and a tiny T5, as folders."""
     from sentence_transformers import SentenceTransformer, models
+    from test_adaptive import letters
     from tiny import byte_level
-    from transformers import BertConfig, BertModel, T5Config, T5ForConditionalGeneration
+    from transformers import BertConfig, BertModel
 
     torch.manual_seed(0)
     tokenizer = byte_level(every_byte=True, size=400)
@@ -159,14 +158,7 @@ def parts(place) -> dict[str, str]:
     tokenizer.save_pretrained(place / "bert")
     words = models.Transformer(str(place / "bert"), max_seq_length=64)
     SentenceTransformer(modules=[words, models.Pooling(8)], device="cpu").save(str(place / "encoder"))
-    ids = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
-    t5 = T5Config(
-        vocab_size=len(tokenizer), d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2,
-        decoder_start_token_id=ids["pad_token_id"], **ids,
-    )  # fmt: skip
-    T5ForConditionalGeneration(t5).save_pretrained(place / "t5")
-    tokenizer.save_pretrained(place / "t5")
-    return {name: str(place / name) for name in ("encoder", "t5")}
+    return {"encoder": str(place / "encoder"), "t5": letters(place / "t5")}
 
 
 @pytest.fixture(scope="module")

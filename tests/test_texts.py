@@ -39,26 +39,17 @@ def labels(text, unit):
 def test_a_line_has_spans_and_what_follows_from_them():
     text = read_text(ADA, "line 1")
     assert labels(text, "span") == [("1815", False), ("Paris", True)]
-    assert labels(text, "sentence") == [
-        ("She was born in 1815 in Paris.", True),
-        ("She wrote on engines.", None),
-    ]
+    found = [("She was born in 1815 in Paris.", True), ("She wrote on engines.", None)]
+    assert labels(text, "sentence") == found
     assert text.wrong is True and (text.writer, text.group) == ("gpt-x", "Ada Lovelace")
     right = read_text(ADA | {"outside": "right"}, "line 1")
     assert [wrong for _, wrong in labels(right, "sentence")] == [True, False]
 
 
-@pytest.mark.parametrize(
-    ("spans", "outside", "wrong"),
-    [
-        ([], "right", False),
-        ([], "unknown", None),
-        ([False], "unknown", False),
-        ([None], "right", None),
-        ([None, True], "right", True),
-        (None, "right", None),
-    ],
-)
+@pytest.mark.parametrize(("spans", "outside", "wrong"), [
+    ([], "right", False), ([], "unknown", None), ([False], "unknown", False), ([None], "right", None),
+    ([None, True], "right", True), (None, "right", None),
+])  # fmt: skip
 def test_the_answer_is_wrong_with_any_wrong_span(spans, outside, wrong):
     marks = spans and [{"start": 4 * i, "end": 4 * i + 3, "wrong": each} for i, each in enumerate(spans)]
     assert read_text({"answer": "one two six", "spans": marks, "outside": outside}, "").wrong is wrong
@@ -89,9 +80,7 @@ BAD = {
     "outside": {"spans": [{"start": 0, "end": 99, "wrong": True}]},
     "empty": {"spans": [{"start": 3, "end": 3, "wrong": True}]},
     "no number": {"spans": [{"start": "0", "end": 3, "wrong": True}]},
-    "overlap": {
-        "spans": [{"start": 0, "end": 5, "wrong": True}, {"start": 3, "end": 9, "wrong": False}]
-    },
+    "overlap": {"spans": [{"start": 0, "end": 5, "wrong": True}, {"start": 3, "end": 9, "wrong": False}]},
     "missing": {"spans": [{"text": "Rome", "wrong": True}]},
     "twice": {"spans": [{"text": "She", "wrong": True}]},
     "twice, overlapping": {"answer": "aha-aha-aha", "spans": [{"text": "aha-aha", "wrong": True}]},
@@ -99,9 +88,7 @@ BAD = {
     "before the start": {"spans": [{"text": ".", "index": -1, "wrong": True}]},
     "no label": {"spans": [{"start": 0, "end": 3}]},
     "both": {"prompt": "p", "messages": [{"role": "user", "content": "q"}]},
-    "split": {"split": "holdout"},
-    "odd label": {"wrong": "perhaps"},
-    "no text": {"answer": "  "},
+    "split": {"split": "holdout"}, "odd label": {"wrong": "perhaps"}, "no text": {"answer": "  "},
 }  # fmt: skip
 
 
@@ -149,14 +136,8 @@ def test_duplicate_ids_and_lines_without_any_label(tmp_path):
 def test_what_is_advised_for_labels_of_one_kind_helps(unit, tmp_path):
     """Where all are wrong: what is outside, and for marks another unit. Where all are right it is no help."""
     marks, name = unit in ("span", "claim"), "claims" if unit == "claim" else "spans"
-    lines = [
-        {
-            "answer": f"She {i} saw it. She left.",
-            "spans": [],
-            name: [{"text": "saw", "wrong": True}] * (i % 2),
-        }
-        for i in range(8)
-    ]
+    one, saw = [{"text": "saw", "wrong": True}], "She {} saw it. She left."
+    lines = [{"answer": saw.format(i), "spans": [], name: one * (i % 2)} for i in range(8)]
     file = write_lines(tmp_path / "a.jsonl", lines)
     with fails("labels", "outside=right", *(["unit=sentence", "unit=answer"] if marks else [])):
         source(file, on_bad_line="skip").survey(unit)
@@ -198,11 +179,13 @@ def test_tokens_belong_to_the_span_with_most_of_their_characters(tokenizer, data
             assert labels.wrong[token] == 0 and labels.mark[token] >= len(marks)
 
 
+OFFSETS = [(0, 3), (3, 7), (7, 8), (8, 12), (12, 17), (17, 22), (22, 23)]
+
+
 @pytest.mark.parametrize("wrong", [True, False])
 def test_the_label_of_a_whole_answer_is_that_of_each_sentence(wrong):
     """Of both kinds alike: else the length of a span would tell them apart."""
-    offsets = [(0, 3), (3, 7), (7, 8), (8, 12), (12, 17), (17, 22), (22, 23)]
-    found = token_labels(read_text({"answer": "Ann saw. Bob left home.", "wrong": wrong}, ""), offsets)
+    found = token_labels(read_text({"answer": "Ann saw. Bob left home.", "wrong": wrong}, ""), OFFSETS)
     assert found.mark.tolist() == [0, 0, 0, 1, 1, 1, 1]
     assert found.wrong.tolist() == [int(wrong)] * 7 and found.inside.tolist() == [1] * 7
 
@@ -218,13 +201,12 @@ def test_a_wrong_answer_without_marks_is_wrong_whatever_the_outside_counts_as():
 
 def test_text_outside_that_is_right_is_cut_into_runs_by_sentence():
     text = {"answer": "Ann saw. Bob left home.", "outside": "right"}
-    offsets = [(0, 3), (3, 7), (7, 8), (8, 12), (12, 17), (17, 22), (22, 23)]
-    right = token_labels(read_text(text | {"spans": []}, ""), offsets)
+    right = token_labels(read_text(text | {"spans": []}, ""), OFFSETS)
     assert right.mark.tolist() == [0, 0, 0, 1, 1, 1, 1] and not right.inside.any()
     marked = text | {"spans": [{"start": 13, "end": 17, "wrong": True}]}
-    found = token_labels(read_text(marked, ""), offsets)
+    found = token_labels(read_text(marked, ""), OFFSETS)
     assert found.mark.tolist() == [1, 1, 1, 2, 0, 3, 3] and found.wrong.tolist() == [0, 0, 0, 0, 1, 0, 0]
-    unknown = token_labels(read_text(marked | {"outside": "unknown"}, ""), offsets)
+    unknown = token_labels(read_text(marked | {"outside": "unknown"}, ""), OFFSETS)
     assert unknown.mark.tolist() == found.mark.tolist()
     assert unknown.inside.tolist() == [-1, -1, -1, -1, 1, -1, -1]
     assert found.inside.tolist() == [0, 0, 0, 0, 1, 0, 0]
@@ -264,13 +246,10 @@ def test_published_layouts_are_told_apart_and_read(name, tmp_path):
 def test_ragtruth_finds_its_prompts_beside(tmp_path):
     file = write_lines(tmp_path / "response.jsonl", LAYOUTS["ragtruth"][0])
     assert {text.prompt for text in source(file).all()} == {None}
-    sources = [
-        {"source_id": "0", "task_type": "QA", "prompt": "Answer!"},
-        {"source_id": "1", "prompt": "Now!"},
-    ]
-    write_lines(tmp_path / "source_info.jsonl", sources)
+    told = [{"source_id": "0", "task_type": "QA", "prompt": "Answer!"}, {"source_id": "1", "prompt": "Now!"}]
+    write_lines(tmp_path / "source_info.jsonl", told)
     assert [text.prompt for text in source(file).all()] == ["Answer!", "Answer!", "Now!", "Now!"]
-    write_lines(tmp_path / "source_info.jsonl", sources[:1])
+    write_lines(tmp_path / "source_info.jsonl", told[:1])
     with fails("bad-line", "line 3", "source_id 1"):
         list(source(file).all())
 
@@ -281,9 +260,8 @@ def test_without_their_list_of_labels_records_are_undecided(name, tmp_path):
     nulls = dict.fromkeys(("labels", "hard_labels", "soft_labels", "hallucination", "annotations"))
     rows = [r for r in LAYOUTS[name][0] if not {"right_answer", "right_response", "right_summary"} & {*r}]
     records = [record | {key: None for key in nulls if key in record} for record in rows]
-    assert [text.wrong for text in source(write_lines(tmp_path / "a.jsonl", records)).all()] == [None] * len(
-        rows
-    )
+    texts = source(write_lines(tmp_path / "a.jsonl", records)).all()
+    assert [text.wrong for text in texts] == [None] * len(rows)
 
 
 def test_what_layouts_have_beside_labels_is_kept(tmp_path):
@@ -293,10 +271,7 @@ def test_what_layouts_have_beside_labels_is_kept(tmp_path):
             file = write_lines(tmp_path / f"{name}.jsonl", [record | {"split": "val"} for record in records])
             assert {text.split for text in source(file).all()} == {"validation"}, name
     pairs = source(write_lines(tmp_path / "pairs.jsonl", LAYOUTS["halueval"][0][1:3])).all()
-    assert [(text.passages, text.prompt) for text in pairs][::2] == [
-        (("k",), "[Human]: hi"),
-        ((), "d\nSummary:"),
-    ]
+    assert [(t.passages, t.prompt) for t in pairs][::2] == [(("k",), "[Human]: hi"), ((), "d\nSummary:")]
     hub = {"question": "q?", "correct_answers": ["a", "b"], "incorrect_answers": ["c"]}
     texts = source(write_lines(tmp_path / "hub.jsonl", [hub])).all()
     assert [text.wrong for text in texts] == [False, False, True]
@@ -312,11 +287,9 @@ def test_splits_of_the_hub_are_kept_where_their_names_are_known(name, kept, tmp_
 def test_statements_of_a_table_and_one_object_on_one_line(tmp_path):
     with (tmp_path / "cities.csv").open("w", newline="") as file:
         rows = [
-            ["statement", "label", "city"],
-            ["Lodz is in Poland, Europe.", "1", "Lodz"],
-            ["Lodz, Peru.", "0", "Lodz"],
-            ["Lodz, Chile.", "", ""],
-        ]
+            ["statement", "label", "city"], ["Lodz is in Poland, Europe.", "1", "Lodz"],
+            ["Lodz, Peru.", "0", "Lodz"], ["Lodz, Chile.", "", ""],
+        ]  # fmt: skip
         csv.writer(file).writerows(rows)
     texts = list(source(tmp_path / "cities.csv").all())
     assert [(t.wrong, t.group, t.dataset) for t in texts] == [
@@ -358,10 +331,8 @@ def test_the_splits_of_a_file_are_kept_where_they_are_enough(tmp_path):
     lines[1] |= {"split": "train"}
     with fails("overlap", "a.jsonl"):
         list(source(write_lines(tmp_path / "a.jsonl", lines)).labelled("answer"))
-    same = [
-        of_groups(2)[0] | {"split": "train"},
-        of_groups(2)[0] | {"id": "x", "group": "h", "split": "test"},
-    ]
+    first, *_ = of_groups(2)
+    same = [first | {"split": "train"}, first | {"id": "x", "group": "h", "split": "test"}]
     with fails("overlap", "line 2", "line 1"):
         list(source(write_lines(tmp_path / "c.jsonl", same)).labelled("answer"))
 

@@ -38,8 +38,6 @@ from probers.types import RunError
 
 pytestmark = pytest.mark.usefixtures("pictures")
 
-RESAMPLES = 100
-
 
 def make_examples(*, datasets: int = 1) -> Examples:
     """Planted texts of 400 groups; entropies and texts know a little of the labels."""
@@ -53,8 +51,8 @@ def make_examples(*, datasets: int = 1) -> Examples:
     return Examples(table, rows)
 
 
-def evaluator_of(examples: Examples, resamples: int = RESAMPLES) -> Evaluator:
-    return Evaluator(examples, ThresholdRule(), resamples=resamples, seed=0)
+def evaluator_of(examples: Examples) -> Evaluator:
+    return Evaluator(examples, ThresholdRule(), resamples=100, seed=0)
 
 
 def noisy(examples: Examples, distance: float, seed: int) -> np.ndarray:
@@ -129,12 +127,8 @@ def run(examples: Examples) -> Any:
     """A whole run: what was trained, and its figures."""
     trained = make_trained(examples, seeds=3)
     evaluator = evaluator_of(examples)
-    return SimpleNamespace(
-        trained=trained, evaluator=evaluator, figures=summarise(trained, evaluator, {"steps": 7})
-    )
-
-
-# Figures of one detector
+    figures = summarise(trained, evaluator, {"steps": 7})
+    return SimpleNamespace(trained=trained, evaluator=evaluator, figures=figures)
 
 
 def test_many_figures_at_once_are_those_of_one_at_a_time(examples: Examples) -> None:
@@ -181,9 +175,6 @@ def test_tenths_of_calibrated_probabilities_lie_on_the_diagonal() -> None:
     assert (true[1:9] > draw.tenths(wrong, probability**4)[0][1:9] + 0.03).all()
 
 
-# Conditions, datasets, pairs
-
-
 def test_figures_within_a_condition_are_those_of_its_texts(examples: Examples) -> None:
     evaluator = evaluator_of(examples)
     # Ranks well only within a condition.
@@ -217,9 +208,8 @@ def test_conditions_of_one_value_none_or_one_class(examples: Examples) -> None:
 
 def test_pairs_are_paired_differences(examples: Examples) -> None:
     evaluator = evaluator_of(examples)
-    good, same, poor = (
-        Detector(n, noisy(examples, d, s), "") for n, d, s in (("g", 1.5, 0), ("s", 1.5, 0), ("p", 0.2, 1))
-    )
+    kinds = (("g", 1.5, 0), ("s", 1.5, 0), ("p", 0.2, 1))
+    good, same, poor = (Detector(n, noisy(examples, d, s), "") for n, d, s in kinds)
     found = evaluator.pairs([good], [same, poor, Detector("constant", np.ones(len(examples.table)), "")])
     assert set(found) == {"g vs s", "g vs p"}
     assert found["g vs s"]["auroc"] == {"diff": 0.0, "ci95": [0.0, 0.0]}
@@ -231,9 +221,6 @@ def test_pairs_are_paired_differences(examples: Examples) -> None:
     assert expected.low > 0
 
 
-# Controls
-
-
 def test_the_sequence_log_prob_is_the_sum_over_tokens(examples: Examples) -> None:
     found, columns = {d.name: d.scores for d in control_detectors(examples)[0]}, examples.table
     np.testing.assert_allclose(found["sequence log-prob"], -(columns["mean_logprob"] * columns["n_tokens"]))
@@ -243,9 +230,6 @@ def test_the_sequence_log_prob_is_the_sum_over_tokens(examples: Examples) -> Non
     detectors, notes = control_detectors(without)
     assert "sequence log-prob" not in [d.name for d in detectors]
     assert any("sequence log-prob" in note and "mean_logprob" in note for note in notes)
-
-
-# metrics.json
 
 
 def test_the_summary_has_every_part_and_is_json(run: Any, examples: Examples) -> None:
@@ -321,9 +305,6 @@ def test_splits_name_their_datasets_and_training_on_others_is_said(run: Any) -> 
     assert found == ["out of domain: trained on set0, set1, tested on set2"]
 
 
-# The printed table
-
-
 @pytest.mark.parametrize(
     "keys",
     [(("resid_post", 10),), tuple((s, k) for s in ("resid_post", "attn_out") for k in range(1, 5))],
@@ -345,9 +326,6 @@ def test_the_table_fits_the_terminal(keys: Any) -> None:
     assert ("attn_out layer 4" in text) is not single and ("all layers" in text) is not single
     site, layer, *_ = trained.best
     assert (f"{site} layer {layer} *" in text) is not single
-
-
-# Pictures
 
 
 @given(st.lists(st.floats(-0.2, 1.2), min_size=1, max_size=14), st.floats(0.01, 0.07))
@@ -414,9 +392,6 @@ def test_pictures_do_without_what_a_store_lacks(tmp_path: Path, examples: Exampl
     draw.write_plots(tmp_path, figures, trained, evaluator)
     assert sorted(p.name for p in tmp_path.iterdir()) == NAMES
     assert max(map(len, table(figures).splitlines())) <= 100
-
-
-# The card
 
 
 def card_of(trained: Any, figures: Any) -> str:

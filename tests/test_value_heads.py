@@ -54,9 +54,8 @@ def written(folder: Path, tensors, layer_idx=1, **config) -> Path:
 
 
 def imported(probe: Path, out: Path, *typed: str) -> ProbeBank:
-    cli.run(
-        "import", [str(probe), f"model={tiny_path('llama', 0)}", f"out={out}", "batch_size=8", *ON, *typed]
-    )
+    given = [str(probe), f"model={tiny_path('llama', 0)}", f"out={out}", "batch_size=8", *ON]
+    cli.run("import", [*given, *typed])
     return ProbeBank.from_pretrained(out)
 
 
@@ -180,9 +179,8 @@ def test_threshold_and_calibration_are_those_of_validation_spans(whole, tmp_path
         logits, offsets = hook(line["prompt"], line["answer"])
         for mark in line.get("spans") or [{"start": 0, "end": 99, "wrong": line["wrong"]}]:
             if line["split"] in found:
-                found[line["split"]].append(
-                    (mark["wrong"], score(logits, offsets, mark["start"], mark["end"]))
-                )
+                place = mark["start"], mark["end"]
+                found[line["split"]].append((mark["wrong"], score(logits, offsets, *place)))
     (wrong, scores), (test_wrong, test_scores) = (np.array(found[side]).T for side in found)
     assert bank.metrics["splits"]["validation"]["n"] == len(wrong)
     assert bank.metrics["span"]["auroc"] == pytest.approx(roc_auc_score(test_wrong, test_scores), abs=1e-9)
@@ -306,8 +304,6 @@ def test_requests_without_a_model_or_probe_say_what_is_missing(tmp_path):
 
 
 def test_of_the_hub_only_the_files_of_its_folder_are_asked_for(tmp_path, monkeypatch):
-    import huggingface_hub
-
     written(tmp_path / "snapshot" / "linear", linear().state_dict(), 0)
     asked = []
 
@@ -315,11 +311,10 @@ def test_of_the_hub_only_the_files_of_its_folder_are_asked_for(tmp_path, monkeyp
         asked.append((repo, options.pop("allow_patterns"), options))
         return str(tmp_path / "snapshot")
 
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
     monkeypatch.chdir(tmp_path)
-    cli.run(
-        "import", ["owner/probes", "subfolder=linear", "revision=v1", f"model={tiny_path('llama', 0)}", *ON]
-    )
+    typed = ["owner/probes", "subfolder=linear", "revision=v1", f"model={tiny_path('llama', 0)}", *ON]
+    cli.run("import", typed)
     assert ProbeBank.from_pretrained("runs/import/linear").layers == (1,)
     ((repo, patterns, options),) = asked
     assert (repo, options) == ("owner/probes", {"revision": "v1"})
@@ -329,18 +324,17 @@ def test_of_the_hub_only_the_files_of_its_folder_are_asked_for(tmp_path, monkeyp
 
 def test_what_is_no_linear_head_of_tokens_is_not_exported(tmp_path):
     spec = FeatureSpec(tiny_lm().spec, (1, 3), WIDTH, pool="tokens")
-    names, rule = ["a", "b"], Ensemble()
-    with fails("unsupported", "head=probing_rag"):
-        fold(spec, ProbingRagHead(names, WIDTH, hidden=8), rule, 1)
-    with fails("unsupported", "pool=mean"):
-        fold(replace(spec, pool="mean"), LinearHead(names, WIDTH), rule, 1)
-    with fails("unsupported", "site=mlp_out"):
-        fold(replace(spec, site="mlp_out"), LinearHead(names, WIDTH), rule, 1)
-    with fails("missing-value", "1, 3"):
-        fold(spec, LinearHead(names, WIDTH), rule)
-    with fails("unsupported", "layer=0"):
-        fold(replace(spec, layers=(0, 3)), LinearHead(names, WIDTH), rule, 0)
-    ProbeBank(spec, half_precision(LinearHead(names, WIDTH)), aggregate="max").save_pretrained(tmp_path / "p")
+    head, other = LinearHead(["a", "b"], WIDTH), ProbingRagHead(["a", "b"], WIDTH, hidden=8)
+    for given, code, named in (
+        ((spec, other, Ensemble(), 1), "unsupported", "head=probing_rag"),
+        ((replace(spec, pool="mean"), head, Ensemble(), 1), "unsupported", "pool=mean"),
+        ((replace(spec, site="mlp_out"), head, Ensemble(), 1), "unsupported", "site=mlp_out"),
+        ((spec, head, Ensemble()), "missing-value", "1, 3"),
+        ((replace(spec, layers=(0, 3)), head, Ensemble(), 0), "unsupported", "layer=0"),
+    ):
+        with fails(code, named):
+            fold(*given)
+    ProbeBank(spec, half_precision(head), aggregate="max").save_pretrained(tmp_path / "p")
     typed = [str(tmp_path / "p"), f"out={tmp_path / 'out'}"]
     before = contents(cli.run("export", [*typed, "layer=1"]))
     assert contents(cli.run("export", [*typed, "layer=1"])) == before

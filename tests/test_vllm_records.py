@@ -6,18 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from refusals import exits
 from tiny import PROMPTS, tiny_lm
 
-from probers.commands import main as cli
 from probers.engine.vllm.records import TextRecord
 from probers.types import Feature, Needs
 
 DEPTH = 3
-POOLS: list[tuple[Any, tuple[int, ...]]] = [
-    ("predicting", (0, 2)), ("tokens", (1, 3)), ("positions", (0, 1, 2, 3)), ("mean", (2,)), ("last", (3, 1)),
-    ("prompt", (0, 2)),
-    ("mind", (DEPTH,)), ("mind_tokens", (DEPTH,)),
-]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -34,11 +29,12 @@ def text() -> tuple[Any, Any, torch.Tensor]:
     return lm, made, torch.from_numpy(states)
 
 
-@pytest.mark.parametrize(("pool", "layers"), POOLS)
+@pytest.mark.parametrize(("pool", "layers"), [
+    ("predicting", (0, 2)), ("tokens", (1, 3)), ("positions", (0, 1, 2, 3)), ("mean", (2,)), ("last", (3, 1)),
+    ("prompt", (0, 2)), ("mind", (DEPTH,)), ("mind_tokens", (DEPTH,)),
+])  # fmt: skip
 @pytest.mark.parametrize("kept", [1, 6, 9])
-def test_states_of_every_pool_as_places_come(
-    text: tuple[Any, Any, torch.Tensor], pool: Any, layers: tuple[int, ...], kept: int
-) -> None:
+def test_states_of_every_pool_as_places_come(text, pool, layers, kept):
     lm, made, states = text
     needs = Needs((Feature(layers, pool=pool), Feature((1,), pool="last" if pool != "last" else "mean")))
     rng, record = random.Random(kept), TextRecord(needs, 5)
@@ -77,18 +73,10 @@ def test_the_first_broken_state_is_named_by_token_and_layer() -> None:
 
 
 @pytest.mark.parametrize("command", ["datagen", "compare", "rag", "check"])
-def test_without_vllm_the_extra_is_named(
-    command: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_vllm_the_extra_is_named(command, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("probers.engine.vllm.lm.find_spec", lambda name: None)
-    more = {
-        "datagen": [f"out={tmp_path / 'out'}", "limit=4"],
-        "compare": [f"out={tmp_path / 'out'}", "limit=4", "triggers=[never]"],
-        "rag": ["trigger=never", "question=Who?"],
-        "check": [],
-    }[command]
-    with pytest.raises(SystemExit) as ended:
-        cli.main(command, ["engine=vllm", *more])
-    said = capsys.readouterr().err
-    assert ended.value.code == 2 and 'engine=vllm needs vLLM: pip install "probers[vllm]"' in said
+    more = {"compare": ["triggers=[never]"], "rag": ["trigger=never", "question=Who?"]}.get(command, [])
+    out = [] if command == "check" else [f"out={tmp_path / 'out'}", "limit=4"]
+    assert exits(command, ["engine=vllm", *out, *more]) == 2
+    assert 'engine=vllm needs vLLM: pip install "probers[vllm]"' in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
