@@ -52,13 +52,13 @@ class _TapName(str):
     Families compare that name to decide what they hand over (DeepSeek V3.2: the mask of its selected tokens).
     """
 
-    def __new__(cls, own: str) -> Self:
+    own: str
+    __hash__ = str.__hash__  # by which the tap is looked up
+
+    def __new__(cls, own: str) -> _TapName:
         name = super().__new__(cls, _TAP)
         name.own = own
         return name
-
-    own: str
-    __hash__ = str.__hash__  # by which the tap is looked up
 
     def __eq__(self, other: object) -> bool:
         return other == self.own or str.__eq__(self, other)
