@@ -263,7 +263,7 @@ def as_trainer(path: str, steps: str) -> None:
 
     from probers.train.data import CHUNK, Column, StoreStates
     from probers.train.fit import moments
-    from probers.train.module import Batches, Schedule, StoreData
+    from probers.train.module import Batches, Schedule, StoreData, loader
 
     store = FeatureStore.open(path)
     splits = store.table()["split"].to_numpy()
@@ -274,10 +274,10 @@ def as_trainer(path: str, steps: str) -> None:
         columns = [Column(store.spec.site, layer) for layer in store.spec.layers]
         states, training = StoreStates([store], columns), torch.from_numpy(rows["train"])
         schedule = Schedule(-(-len(training) // BATCH), 1, 1)
-        data = StoreData(states, targets, rows, Batches(training, BATCH, [0], schedule))
+        data = loader(StoreData(states, targets, None), Batches(training, BATCH, [0], schedule))
         every = torch.arange(len(columns))
         moments(states, training[:most], every, targets.expand(-1, len(columns)))
-        for _, batch in zip(range(steps), data.training(), strict=False):
+        for _, batch in zip(range(steps), data, strict=False):
             batch[0].float().sum()
         for start in range(0, min(most, len(states)), CHUNK):
             states[start : start + CHUNK].float().sum()

@@ -121,12 +121,17 @@ class Place:
         return {int(re.findall(r"\d+", p)[0]) for p in self.models[0].prompts[: len(VALIDATION)]}
 
 
+def of_other_weights(prober):
+    """Let a prober be of other weights, which no other test has; says of which."""
+    bank, revision = ProbeBank.from_pretrained(prober), uuid.uuid4().hex[:12]
+    spec = replace(bank.spec, model=replace(bank.spec.model, revision=revision))
+    replace(bank, spec=spec).save_pretrained(prober)
+    return revision
+
+
 def test_a_prober_of_another_quantization_is_compared_where_that_is_allowed(place):
-    bank = ProbeBank.from_pretrained(place.path / "prober")
-    other = replace(bank.spec.model, revision=uuid.uuid4().hex[:12])  # which no other test has
-    replace(bank, spec=replace(bank.spec, model=other)).save_pretrained(place.path / "prober")
-    given = ("triggers=[never,probing]", "sweep=0")
-    with fails(None, f"fake@{other.revision}", "now is fake@r1", "allow_other=true"):
+    other, given = of_other_weights(place.path / "prober"), ("triggers=[never,probing]", "sweep=0")
+    with fails(None, f"fake@{other}", "now is fake@r1", "allow_other=true"):
         place.compare(*given)
     assert place.compare(*given, "allow_other=true")["n"] == 40
 

@@ -25,7 +25,7 @@ from probers.files import canonical_json, write_text
 from probers.prompts import TESTBED_PROMPT
 from probers.rag.retrievers import BM25
 from probers.testbed.assets import load_corpus, load_questions, load_world
-from probers.testbed.world import KINDS, World, WorldConfig
+from probers.testbed.world import World, WorldConfig
 from probers.types import Passage, Question, Retriever
 from probers.uncertainty import signals
 
@@ -200,7 +200,7 @@ def _with_gold(
 def _by_kind(asked: list[Question], answers: list[str]) -> dict[str, dict[str, float]]:
     """Compute exact match and count by knowledge and hops, e.g. ``{"known 1": {"em": .97, "n": 310}}``."""
     table = {}
-    for kind in KINDS:
+    for kind in ("known", "stale", "misbelieved", "unknown"):
         for hops in (1, 2):
             part = [
                 exact_match(a, q.answers)
