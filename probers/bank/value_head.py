@@ -162,8 +162,9 @@ def _linear(found: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
     named = {key.rpartition(".")[2]: value for key, value in found.items()}
     prefixes = {key.rpartition(".")[0] for key in found}
     if len(found) != 2 or named.keys() != {"weight", "bias"} or len(prefixes) != 1:
-        told = f"the probe {name} has the tensors {shown(sorted(found))} in {WEIGHTS}: "
-        raise UserError(f"{told}only a linear probe with one weight and one bias can be read", "unsupported")
+        told = f"the probe {name} has the tensors {shown(sorted(found))} in {WEIGHTS}"
+        why = "only a linear probe with one weight and one bias can be read"
+        raise UserError(f"{told}: {why}", "unsupported")
     return named
 
 

@@ -171,10 +171,11 @@ class AttentionTap(ExitStack):
         """Keep the tensors that the weights of the positions to be read need."""
         if not self._queries:
             return
-        hidden = ("position_bias", *(() if self.implementation in _MASKED else _SELECTED))
-        if found := [name for name in hidden if options.get(name) is not None]:
-            told = f"it uses {found[0]}" + ("" if found[0] == "position_bias" else ": load it with attn=sdpa")
-            raise UserError(f"attention of {self._family} cannot be read: {told}", "model")
+        told = f"attention of {self._family} cannot be read"
+        if options.get("position_bias") is not None:
+            raise UserError(f"{told}: it uses position_bias", "model")
+        if self.implementation not in _MASKED and any(options.get(name) is not None for name in _SELECTED):
+            raise UserError(f"{told}: its kernel selects tokens: load it with attn=sdpa", "model")
         length = query.shape[2]
         self._read = Attended(
             query=query[:, :, -self._queries :],

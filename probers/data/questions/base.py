@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, NamedTuple, get_args, get_origin
 
 from ...files import given_file
-from ...options import Name
+from ...options import Name, field_types
 from ...types import Question, UserError
 from ..records import Row, file_rows, hub_rows
 from .values import Record, accepted, hashed, identifier, strings, text
@@ -77,7 +77,8 @@ class QuestionSource:
         if self.path is not None and used:
             told = f"{used} is for a copy on the Hub, and questions.path={self.path} is a file"
             raise UserError(told, "conflict")
-        for option, kind in get_type_hints(type(self)).items():
+        own: Any = type(self)
+        for option, kind in field_types(own).items():
             if get_origin(kind) is Literal and (value := getattr(self, option)) not in get_args(kind):
                 told = f"questions.{option}={value} is unknown: choose {' or '.join(get_args(kind))}"
                 raise UserError(told, "unknown-choice")
