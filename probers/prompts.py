@@ -6,10 +6,12 @@ One template serves datagen and the RAG loop, and its hash is part of the Featur
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import InitVar, asdict, dataclass, field, replace
+from dataclasses import InitVar, asdict, dataclass, field, fields, replace
 from datetime import date
+from pathlib import Path
 from string import Formatter
 from typing import Any
 
@@ -17,6 +19,8 @@ from jinja2 import TemplateError
 
 from .files import digest, given_file
 from .types import UserError, first_line
+
+log = logging.getLogger(__name__)
 
 #: Names that forms may have in braces.
 _FORMS = {"passage": ("i", "text"), "question_form": ("question",), "article": ("title",)}
@@ -65,11 +69,24 @@ class PromptTemplate:
         object.__setattr__(self, "stop", tuple(self.stop))
         if exemplars_file is not None:
             object.__setattr__(self, "exemplars", _text_of(exemplars_file))
-        for name, fields in _FORMS.items():
-            _check_form(name, getattr(self, name), fields)
+        for name, names in _FORMS.items():
+            _check_form(name, getattr(self, name), names)
 
     def bind(self, tokenizer: Any) -> PromptTemplate:
-        """Bind to one model's chat template (UserError if it has none); return itself unless ``chat``."""
+        """Bind to the model of a tokenizer, None where it is out of reach, as behind a URL.
+
+        prompt=auto becomes the model's own form: its chat template, or the plain form where it has none or
+        is out of reach; the testbed's for the testbed. A chat prompt is put through the chat template
+        (UserError if there is none). Any other is returned as it is.
+        """
+        if self.name == AUTO:
+            usual = PromptTemplate(AUTO)
+            changed = {
+                f.name: value
+                for f in fields(self)
+                if f.init and (value := getattr(self, f.name)) != getattr(usual, f.name)
+            }
+            return replace(_form_for(tokenizer), **changed).bind(tokenizer)
         if not self.chat:
             return self
         bound = replace(self)
@@ -112,8 +129,8 @@ class PromptTemplate:
     @property
     def fingerprint(self) -> str:
         """Hash of every field: two runs compare only if it is the same."""
-        fields = {k: v for k, v in asdict(self).items() if k != "_around"}
-        return digest(repr(sorted(fields.items())), 12)
+        values = {k: v for k, v in asdict(self).items() if k != "_around"}
+        return digest(repr(sorted(values.items())), 12)
 
     @property
     def _frame(self) -> tuple[str, str]:
@@ -129,14 +146,14 @@ class PromptTemplate:
         return before + message + between + answer
 
 
-def _check_form(name: str, form: str, fields: Sequence[str]) -> None:
-    """Refuse a form whose braces hold anything but the names of ``fields``."""
+def _check_form(name: str, form: str, known: Sequence[str]) -> None:
+    """Refuse a form whose braces hold anything but the ``known`` names."""
     try:
         parts = [part for part in Formatter().parse(form) if part[1] is not None]
     except ValueError:
         parts = [("", None, "", "")]
-    if any(field not in fields or spec or conversion for _, field, spec, conversion in parts):
-        names = " and ".join(f"{{{field}}}" for field in fields)
+    if any(name_ not in known or spec or conversion for _, name_, spec, conversion in parts):
+        names = " and ".join(f"{{{each}}}" for each in known)
         told = f"prompt.{name}={form!r} cannot be filled in: braces may hold {names} alone"
         raise UserError(f"{told}; write {{{{ and }}}} for braces that are text")
 
@@ -153,6 +170,9 @@ def _text_of(exemplars_file: str) -> str:
 
 def _chat_frame(tokenizer: Any, name: str) -> tuple[str, str]:
     """Return a chat template's text before a user's message, and between it and the answer."""
+    if tokenizer is None:
+        message = f"prompt={name} is a chat prompt, and a model behind a URL does not hand out its tokenizer"
+        raise UserError(f"{message}: choose another prompt", "unsupported")
     text = chat_text(tokenizer, [{"role": "user", "content": _PLACE}], f"prompt={name} is a chat prompt")
     before, found, between = text.partition(_PLACE)
     if not found:
@@ -198,8 +218,31 @@ def fix_date(tokenizer: Any, day: date) -> bool:
     return True
 
 
+#: Name of the prompt that takes the form of the model that it is bound to.
+AUTO = "auto"
 #: The form on which the testbed's model was trained.
 TESTBED_PROMPT = PromptTemplate("testbed")
+#: Forms of prompt=auto for all other models: with a chat template, and without.
+CHAT_PROMPT = PromptTemplate("chat", article="Tell me something about {title}.", chat=True, stop=())
+PLAIN_PROMPT = PromptTemplate("plain")
+#: The form that fits the model, whichever it is.
+AUTO_PROMPT = PromptTemplate(AUTO)
+#: File beside the testbed's model, and beside those that its recipe made.
+TESTBED_FILE = "testbed.json"
+
+
+def _form_for(tokenizer: Any) -> PromptTemplate:
+    """Choose the form in which a model is asked."""
+    if tokenizer is None:
+        log.info("note: prompt=auto takes the plain form: the model's chat template is out of reach")
+    if of_testbed(tokenizer):
+        return TESTBED_PROMPT
+    return CHAT_PROMPT if getattr(tokenizer, "chat_template", None) else PLAIN_PROMPT
+
+
+def of_testbed(tokenizer: Any) -> bool:
+    """Tell whether a tokenizer is that of the testbed, or of a model made by its recipe."""
+    return Path(getattr(tokenizer, "name_or_path", None) or "", TESTBED_FILE).is_file()
 
 
 def passages_that_fit(

@@ -16,7 +16,7 @@ from probers.commands.runs import tell
 from probers.engine.kv_cache import PrefixCache
 from probers.engine.tokens import SentenceEnd, Stop
 from probers.evaluation.answers import final_answer
-from probers.prompts import TESTBED_PROMPT, PromptTemplate, passages_that_fit
+from probers.prompts import AUTO_PROMPT, PromptTemplate, passages_that_fit
 from probers.text import split_sentences
 from probers.types import Generation, Needs, Question, Retriever, UserError
 
@@ -269,7 +269,7 @@ class RAG:
     retriever: Retriever
     trigger: Trigger
     query: QueryFormulator = field(default_factory=AnswerQuery)
-    prompt: PromptTemplate = TESTBED_PROMPT
+    prompt: PromptTemplate = AUTO_PROMPT
     k: int = 3
     max_new_tokens: int = 64
     max_retrievals: int = 3
@@ -286,9 +286,8 @@ class RAG:
             raise UserError(f"this trigger and query do not go together: {error}", "conflict") from error
         check_readable(self.lm, self.trigger, self.query)
         check_counts(self.trigger, self.retriever)
+        self.prompt = self.prompt.bind(getattr(self.lm, "tokenizer", None))
         self.trigger.check(self.lm.spec, self.prompt)
-        if self.prompt.chat:
-            self.prompt = self.prompt.bind(self.lm.tokenizer)
 
     @property
     def filter(self) -> str | None:

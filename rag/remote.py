@@ -213,6 +213,9 @@ class RemoteLM(LanguageModel):
         exact: entropies are those of whole distributions, not :func:`~probers.uncertainty.entropy_of_top`.
     """
 
+    #: Out of reach.
+    tokenizer: Any = None
+
     def __init__(self, url: str, name: str, *, at_once: int = 8) -> None:
         self.url, self.name, self._at_once = url, name, at_once
         self._server = Server("engine", url, "batch_size")
@@ -231,11 +234,6 @@ class RemoteLM(LanguageModel):
         scores = "none" if self.prober is None else self.prober.get("name", "unnamed")
         entropies = "exact" if self.exact else f"estimated from the {self.top} likeliest tokens"
         return f"prober: {scores}; entropies: {entropies}"
-
-    @property
-    def tokenizer(self) -> NoReturn:
-        told = f"a chat prompt needs the tokenizer, but {self._lacks('it')}: choose another prompt"
-        raise UserError(told, "unsupported")
 
     def fits(self, prompts: Sequence[str], more: Sequence[int]) -> list[bool]:
         return [True] * len(prompts)  # the server refuses prompts that are too long

@@ -122,7 +122,7 @@ class LabelBuilder(ABC):
     _read = 0
 
     def __post_init__(self) -> None:
-        if self.prompt.chat and self.lm is not None:
+        if self.lm is not None:
             self.prompt = self.prompt.bind(self.lm.tokenizer)
 
     @classmethod

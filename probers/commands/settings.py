@@ -177,6 +177,8 @@ class TextFile:
     format: Literal["auto"] | TextFormat = "auto"
     """layout of the file; auto tells it by its fields. jsonl has answer, prompt or messages, and wrong,
     spans, sentences or claims"""
+    columns: Mapping[str, Name] | None = None
+    """columns under other names than their fields, as {prompt: question, answer: output, wrong: is_wrong}"""
     outside: Literal["auto"] | Outside = "auto"
     """text outside of the spans: right if annotators marked all errors, unknown if they judged only
     some of the text. auto depends on the format; for jsonl it is unknown, unless a line says it"""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Container, Iterable, Iterator, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from threading import RLock
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ import torch
 from ..capture.blocks import decoder_layers
 from ..capture.hidden_states import check_needs
 from ..store.spec import ModelSpec
-from ..types import AttentionRows, Generation, Needs, UserError
+from ..types import AttentionRows, Generation, Needs, Site, UserError
 from .batch_size import IDLE, Batches, nested, read_nested
 from .decode import Request, generate_batch
 from .forward import Decoder, attend_alone, read_prefixes, score_batch
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 log = logging.getLogger(__name__)
+
+Made = TypeVar("Made")
 
 
 class CausalLM(LanguageModel):
@@ -54,7 +57,6 @@ class CausalLM(LanguageModel):
             told = f"on_too_long={on_too_long} is not error, skip or truncate_left"
             raise UserError(told, "unknown-choice")
         self.model, self.tokenizer = model, tokenizer
-        self.device: torch.device = model.device
         self.width = int(model.config.get_text_config().hidden_size)
         self.on_too_long: TooLong = on_too_long
         self._name, self._revision, self._batch_size = name or type(model).__name__, revision, batch_size
@@ -64,6 +66,12 @@ class CausalLM(LanguageModel):
         self.context = context_length(model.config)
         self._prefix: tuple[str, CachedPrefix] | None = None
         self._batches = Batches(batch_size, self.device)
+        self._lock = RLock()
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the model, which may be moved."""
+        return self.model.device  # type: ignore[no-any-return]
 
     @classmethod
     def from_pretrained(
@@ -113,6 +121,54 @@ class CausalLM(LanguageModel):
     def generate_each(
         self, requests: Sequence[GenerationRequest], how: Decoding, *, known: Container[int] = ()
     ) -> Iterator[dict[int, Generation]]:
+        return self._one_at_a_time(self._generate_each(requests, how, known))
+
+    def score_each(
+        self, requests: Sequence[ScoreRequest], how: Scoring, *, known: Container[int] = ()
+    ) -> Iterator[dict[int, Generation]]:
+        return self._one_at_a_time(self._score_each(requests, how, known))
+
+    def _one_at_a_time(self, batches: Iterator[Made]) -> Iterator[Made]:
+        """Let other threads wait while a batch runs: its hooks and caches belong to one pass."""
+        while True:
+            with self._lock:
+                batch = next(batches, None)
+            if batch is None:
+                return
+            yield batch
+
+    def states(
+        self, texts: Sequence[str], *, layers: Literal["all"] | Sequence[int] = "all",
+        pool: Literal["mean", "last", "tokens"] = "mean", site: Site = "resid_post",
+        prompts: Sequence[str] | None = None,
+    ) -> np.ndarray | list[np.ndarray]:  # fmt: skip
+        """Read texts in one pass each and return their hidden states.
+
+        Args:
+            layers: blocks after which the state is read, from 1; 0 is the embedding output. "all" leaves it
+                out.
+            pool: "mean" or "last" over the tokens of a text, or all "tokens".
+            prompts: what stands before each text, and is not pooled; None is nothing.
+
+        Returns:
+            Array (n, layers, d) in single precision; with "tokens" a list of arrays (tokens, layers, d).
+
+        Raises:
+            UserError: a layer or site that the model lacks, or a text longer than its context.
+        """
+        wanted = tuple(range(1, self.num_layers + 1) if layers == "all" else layers)
+        if not wanted:
+            raise UserError("layers=[] names no layer: give numbers from 1, or all", "layers")
+        needs = Needs.of(wanted, site=site, pool=pool)
+        made = self.score([""] * len(texts) if prompts is None else prompts, texts, needs=needs)
+        each = [one.state for one in made if one.state is not None]
+        if pool == "tokens":
+            return each
+        return np.stack(each) if each else np.empty((0, len(wanted), self.width), np.float32)
+
+    def _generate_each(
+        self, requests: Sequence[GenerationRequest], how: Decoding, known: Container[int]
+    ) -> Iterator[dict[int, Generation]]:
         self.check(how.needs)
         stops = self.stops(how.stop)
         encoded = self._encode(requests)
@@ -149,8 +205,8 @@ class CausalLM(LanguageModel):
             lengths, read = {i: len(ids[i]) for i in batch}, whole is not None
             yield from self._batches.each(lengths, work, known=known, price=IDLE if read else None, read=read)
 
-    def score_each(
-        self, requests: Sequence[ScoreRequest], how: Scoring, *, known: Container[int] = ()
+    def _score_each(
+        self, requests: Sequence[ScoreRequest], how: Scoring, known: Container[int]
     ) -> Iterator[dict[int, Generation]]:
         self.check(how.needs)
         encoded, texts = self._encode_texts(requests)

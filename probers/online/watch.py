@@ -128,12 +128,12 @@ class Scores(AbstractContextManager["Scores"]):
         return self._watcher.batch
 
 
-class StopOnScore(StoppingCriteria):
+class StopOnScore(StoppingCriteria, AbstractContextManager["StopOnScore"]):
     """Stopping criterion that ends a row above a threshold: :meth:`.ProbeBank.stopping_criteria`.
 
-    The model has hooks until the object is collected or :meth:`close` is called. With ``assess`` a row
-    ends at the first of its units above the threshold, like the server's ``on_high=stop``. With heads of
-    ``pool=predicting`` a row ends as soon as an entity has begun whose score was above the threshold; the
+    The model has hooks until the ``with`` block ends, :meth:`close` is called, or the object is collected.
+    With ``assess`` a row ends at the first of its units above the threshold, like the server's
+    ``on_high=stop``. With heads of ``pool=predicting`` a row ends as soon as an entity has begun whose score was above the threshold; the
     text to keep ends before it, see :attr:`entities`.
     """
 
@@ -194,6 +194,12 @@ class StopOnScore(StoppingCriteria):
     def close(self) -> None:
         """Remove the hooks from the model; the criterion cannot be used afterwards."""
         self._finalizer()
+
+    def __enter__(self) -> StopOnScore:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     def __call__(self, input_ids: torch.LongTensor, scores: Any, **kwargs: Any) -> torch.BoolTensor:
         """Decide which rows to stop, (batch,), by the tokens before the newest, which is not forwarded yet.

@@ -18,6 +18,7 @@ from ...options import shown
 from ...types import TextFormat, UserError
 from ..questions.values import Record, optional, records, strings, text
 from ..records import Row, file_rows, open_text
+from ..rows import lacking
 from .base import find_text, truth
 
 Line = dict[str, Any]
@@ -262,9 +263,8 @@ def format_of(record: Any, path: str) -> TextFormat:
     for name, (fields, _) in FORMATS.items():
         if any(one <= names for one in fields) and not (name == "helm" and "answer" in names):
             return name
-    known = ", ".join(FORMATS)
-    told = f"texts={path}: the fields {shown(sorted(names))} are of no known format"
-    raise UserError(f"{told}: write lines with answer and wrong, or name one of {known}", "bad-file")
+    message = f"texts={path} is of no known format (texts.format is one of {', '.join(FORMATS)})"
+    raise UserError(f"{message}: {lacking('answer', sorted(names))}", "bad-file")
 
 
 def lines_of(format_: TextFormat, record: Any, place: Place) -> Iterable[Line]:

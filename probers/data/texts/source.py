@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from array import array
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from ...checksums import draw_key
+from ...checksums import inputs as content_of
 from ...files import digest, given_file
 from ...text import count
 from ...types import SPLITS, Outside, TextFormat, Unit, UserError
 from ..records import BadLine, LeftOut, Row, hub_splits, what_is_wrong
+from ..rows import lacking, records_of, renamed, unread_labels
 from ..splits import Splits
 from .base import SPLIT_NAMES, Text, read_text
 from .formats import Place, format_of, lines_of, rows_of, sources_beside
@@ -28,7 +31,8 @@ class TextSource:
     """Texts with their labels, read anew by every iteration; memory grows by some bytes a text.
 
     Attributes:
-        path: file, or ``hf:ID[:config][:split]``.
+        path: file, ``hf:ID[:config][:split]``, or rows (:func:`probers.data.rows.records_of`).
+        columns: name of the column of each field that has another, as ``{"answer": "output"}``.
         format: layout; auto tells it by the fields.
         outside: what text outside of the spans is; auto is what the format or line says.
         limit: most texts, whole groups drawn by ``seed``; None takes all.
@@ -39,7 +43,8 @@ class TextSource:
         UserError: no such file, a malformed line with ``on_bad_line="error"``, or no usable text.
     """
 
-    path: str | None
+    path: Any
+    columns: Mapping[str, str] | None = None
     format: Literal["auto"] | TextFormat = "auto"
     outside: Literal["auto"] | Outside = "auto"
     on_bad_line: BadLine = "error"
@@ -48,8 +53,12 @@ class TextSource:
     left_out: LeftOut = field(default_factory=partial(LeftOut, "text"), init=False)
     _no_prompts: bool = field(default=False, init=False)
     _surveys: dict[Unit, Survey] = field(default_factory=dict, init=False)
+    _records: list[dict[str, Any]] | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
+        if self.path is not None and not isinstance(self.path, (str, Path)):
+            self._records, self.path = records_of(self.path), None
+            return
         if self.path is None:
             told = "no texts are given: texts=FILE with lines of answer and wrong, or texts=hf:ID"
             raise UserError(told, "missing-value")
@@ -58,7 +67,14 @@ class TextSource:
 
     @property
     def _spec(self) -> str:
-        return str(self.path)
+        return "rows" if self._records is not None else str(self.path)
+
+    @property
+    def inputs(self) -> dict[str, str]:
+        """Content of the texts, by name, for a run that resumes with the same texts only."""
+        if self._records is None:
+            return content_of(self._spec)
+        return {"rows": digest(json.dumps(self._records, default=str, ensure_ascii=False))}
 
     @property
     def _name(self) -> str:
@@ -71,6 +87,15 @@ class TextSource:
         return self._spec if self._spec.startswith("hf:") else Path(self._spec).name
 
     def _rows(self) -> Iterator[Row]:
+        for row in self._read_rows():
+            if self.columns and isinstance(row.record, Mapping):
+                row = row._replace(record=renamed(row.record, self.columns))
+            yield row
+
+    def _read_rows(self) -> Iterator[Row]:
+        if self._records is not None:
+            yield from (Row(f"row {number}", record) for number, record in enumerate(self._records, 1))
+            return
         if not self._spec.startswith("hf:"):
             yield from rows_of(Path(self._spec))
             return
@@ -82,7 +107,8 @@ class TextSource:
 
     def read(self) -> Iterator[tuple[str, Text | str]]:
         """Read every text with its place, or the reason why a line holds none."""
-        place = Place(Path(self._spec))
+        # Rows have no files beside them.
+        place = Place(Path(self._spec) if self._records is None else Path("rows", "rows"))
         format_: TextFormat | None = None if self.format == "auto" else self.format
         outside = None if self.outside == "auto" else self.outside
         seen: dict[int, str] = {}
@@ -145,7 +171,7 @@ class TextSource:
             if judged or (unit == "token" and one.wrong is not None):
                 yield one
             elif one.wrong is None and "wrong" not in one.record and not one.marked:
-                self.refuse(one.where, "no label: give wrong, spans, sentences or claims")
+                self.refuse(one.where, f"no label: {lacking('wrong', list(one.record))}")
             else:
                 self.left_out.add(one.where, f"no label for unit={unit}")
 
@@ -158,7 +184,9 @@ class TextSource:
     def _read_through(self, unit: Unit) -> Survey:
         found, texts = _Found(), dict[int, tuple[int, int, str]]()
         labels: Counter[bool] = Counter()
+        unread: dict[str, None] = {}
         for one in self._usable(unit):
+            unread |= dict.fromkeys(unread_labels(one.record))
             key, side = draw_key("split", self.seed, one.group), SPLITS.index(one.split) if one.split else -1
             mark = draw_key("text", 0, "\n".join((*one.passages, one.asked, one.answer)))
             first, other, where = texts.setdefault(mark, (key, side, one.where))
@@ -185,7 +213,11 @@ class TextSource:
         if len(set(found.groups)) < len(SPLITS):
             told = "too few for three splits: give group, since texts of one prompt are one group by default"
             raise UserError(f"texts={self._spec} has {len(set(found.groups))} groups, {told}", "labels")
-        return self._drawn(found)
+        survey = self._drawn(found)
+        ignored = [
+            f"column {name} is not read: name the column of labels by wrong={name!r}" for name in unread
+        ]
+        return replace(survey, notes=(*survey.notes, *ignored))
 
     def _drawn(self, found: _Found) -> Survey:
         """Draw whole groups and deal them to splits."""

@@ -1,0 +1,142 @@
+"""Rows of texts that a user holds: a DataFrame, a list of dictionaries, a ``datasets.Dataset``, or columns.
+
+The fields are those of files of labelled texts. A column under another name is mapped to its field, and
+columns that look like fields or labels under another name are answered with their names, never ignored.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from ..options import shown
+from ..types import UserError
+
+#: Fields of a labelled text, and names under which others have them.
+FIELDS: dict[str, tuple[str, ...]] = {
+    "id": ("uid", "idx", "index"),
+    "prompt": ("question", "query", "input", "instruction", "context", "user"),
+    "messages": ("conversation", "chat", "dialogue", "dialog"),
+    "answer": ("response", "output", "completion", "generation", "generated", "prediction", "reply", "text"),
+    "passages": ("contexts", "documents", "docs", "knowledge", "evidence"),
+    "wrong": (
+        "is_wrong", "incorrect", "is_incorrect", "hallucinated", "hallucination", "is_hallucination",
+        "is_hallucinated", "label", "labels", "target", "y",
+    ),
+    "spans": ("span", "annotations", "hallucinated_spans"),
+    "sentences": ("sentence_labels",),
+    "claims": ("facts",),
+    "outside": (),
+    "group": ("group_id", "question_id", "topic"),
+    "split": ("fold", "subset"),
+    "writer": ("model", "model_id", "generator"),
+    "dataset": ("source", "data_set"),
+}  # fmt: skip
+#: Labels that say the opposite of ``wrong``.
+_OPPOSITE = ("correct", "is_correct", "right", "truthful", "factual", "supported", "faithful")
+
+
+def records_of(rows: Any) -> list[dict[str, Any]]:
+    """Turn rows into plain records, in their order; cells without a value are None.
+
+    Args:
+        rows: a DataFrame of pandas, a ``datasets.Dataset``, a mapping of columns of equal length, or an
+            iterable of mappings, which is read once.
+
+    Raises:
+        UserError: no rows, or something else.
+    """
+    if hasattr(rows, "to_dict") and hasattr(rows, "columns"):  # pandas
+        rows = rows.to_dict("records")
+    elif isinstance(rows, Mapping):
+        rows = _of_columns(rows)
+    if isinstance(rows, (str, bytes)) or not isinstance(rows, Iterable):
+        raise UserError(f"rows must be a table or a list of dictionaries, found {type(rows).__name__}")
+    records = []
+    for number, row in enumerate(rows, 1):
+        if not isinstance(row, Mapping):
+            message = f"row {number} must be a dictionary with answer and wrong, found {shown(row)}"
+            raise UserError(f"{message}: give [{{'prompt': .., 'answer': .., 'wrong': ..}}, ..]")
+        records.append({str(name): _plain(value) for name, value in row.items()})
+    if not records:
+        raise UserError(
+            "there are no rows: give texts with answer and wrong (a generator is read once)", "empty"
+        )
+    return records
+
+
+def _of_columns(columns: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """Make rows of columns (UserError: unequal lengths)."""
+    lengths = {name: len(values) for name, values in columns.items()}
+    if len(set(lengths.values())) > 1:
+        sizes = ", ".join(f"{name} {length}" for name, length in lengths.items())
+        raise UserError(
+            f"the columns have different lengths ({sizes}): give each one value per row", "mismatch"
+        )
+    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+
+
+def _plain(value: Any) -> Any:
+    """Turn numpy scalars and arrays into Python values, and cells without a value into None."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, float) and math.isnan(value):
+        return None
+    return None if type(value).__name__ in ("NAType", "NaTType") else value
+
+
+def renamed(record: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
+    """Rename the columns of a record to the fields that they hold.
+
+    Args:
+        columns: name of the column of each field, as ``{"answer": "output"}``.
+
+    Raises:
+        UserError: a field that texts do not have, or a column that the record lacks.
+    """
+    for field, column in columns.items():
+        if field not in FIELDS:
+            raise UserError(
+                f"columns: texts have no field {shown(field)}{nearest(field, FIELDS)}", "unknown-key"
+            )
+        if column not in record:
+            message = f"columns: {field} is said to be {shown(column)}, which is no column"
+            raise UserError(
+                f"{message}{nearest(column, record)}: there are {', '.join(record)}", "unknown-key"
+            )
+    taken = set(columns.values())
+    rest = {name: value for name, value in record.items() if name not in taken and name not in columns}
+    return rest | {field: record[column] for field, column in columns.items()}
+
+
+def nearest(name: str, known: Collection[str]) -> str:
+    """Name the nearest of the known names, as part of a sentence; "" if none is near."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f" (did you mean {close[0]}?)" if close else ""
+
+
+def alias_of(field: str, names: Collection[str]) -> str | None:
+    """Find the column that probably holds a field under another name; None without one."""
+    lower = {name.lower(): name for name in names if name not in FIELDS}
+    close = [alias for alias in FIELDS[field] if alias in lower]
+    close = close or difflib.get_close_matches(field, list(lower), n=1, cutoff=0.75)
+    return lower[close[0]] if close else None
+
+
+def lacking(field: str, names: Collection[str]) -> str:
+    """Describe a missing field: the columns that are there, and the mapping that probably mends it."""
+    message = f"no field {field!r} among the columns {', '.join(map(str, names)) or '(none)'}"
+    if (column := alias_of(field, names)) is not None:
+        return (
+            f"{message}: if {column} holds it, give {field}={column!r} (texts.columns={{{field}: {column}}})"
+        )
+    if field == "wrong" and (opposite := [name for name in names if name.lower() in _OPPOSITE]):
+        return f"{message}: {opposite[0]} says the opposite, so give its negation as wrong"
+    return f"{message}: rename the column that holds it to {field!r}, or map it (texts.columns)"
+
+
+def unread_labels(names: Collection[str]) -> list[str]:
+    """List the columns that look like labels under names that are not read."""
+    return [name for name in names if name.lower() in (*FIELDS["wrong"], *_OPPOSITE)]
