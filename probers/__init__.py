@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from .types import lazily
 
 if TYPE_CHECKING:
-    from .bank.bank import ProbeBank
+    from .bank.bank import ProbeBank, Prober
     from .engine.language_model import Sampling
     from .engine.model import CausalLM
     from .engine.tokens import SentenceEnd
@@ -15,9 +15,18 @@ if TYPE_CHECKING:
     from .types import Needs
 
 __version__ = "0.2.0"
-__all__ = ["CausalLM", "FeatureStore", "Needs", "ProbeBank", "Sampling", "SentenceEnd", "__version__"]
+__all__ = [
+    "CausalLM",
+    "FeatureStore",
+    "Needs",
+    "ProbeBank",
+    "Prober",
+    "Sampling",
+    "SentenceEnd",
+    "__version__",
+]
 
 __getattr__ = lazily(__name__, {
-    "bank.bank": "ProbeBank", "engine.language_model": "Sampling", "engine.model": "CausalLM",
+    "bank.bank": "Prober ProbeBank", "engine.language_model": "Sampling", "engine.model": "CausalLM",
     "engine.tokens": "SentenceEnd", "store.store": "FeatureStore", "types": "Needs",
 })  # fmt: skip
