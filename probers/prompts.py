@@ -6,7 +6,6 @@ One template serves datagen and the RAG loop, and its hash is part of the Featur
 from __future__ import annotations
 
 import json
-import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, asdict, dataclass, field, fields, replace
@@ -19,8 +18,6 @@ from jinja2 import TemplateError
 
 from .files import digest, given_file
 from .types import UserError, first_line
-
-log = logging.getLogger(__name__)
 
 #: Names that forms may have in braces.
 _FORMS = {"passage": ("i", "text"), "question_form": ("question",), "article": ("title",)}
@@ -233,8 +230,6 @@ TESTBED_FILE = "testbed.json"
 
 def _form_for(tokenizer: Any) -> PromptTemplate:
     """Choose the form in which a model is asked."""
-    if tokenizer is None:
-        log.info("note: prompt=auto takes the plain form: the model's chat template is out of reach")
     if of_testbed(tokenizer):
         return TESTBED_PROMPT
     return CHAT_PROMPT if getattr(tokenizer, "chat_template", None) else PLAIN_PROMPT

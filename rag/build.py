@@ -15,6 +15,7 @@ from probers.bank.io import CONFIG, locate
 from probers.commands.components import Component
 from probers.commands.runs import RunFolder
 from probers.data.splits import Seen
+from probers.prompts import AUTO
 from probers.types import Question, UserError
 
 from .protocol import as_trigger, attends, name_of, reads_states
@@ -43,6 +44,10 @@ def remote(settings: Answering, folder: RunFolder | None = None) -> RemoteLM | N
         return None
     lm = RemoteLM(engine, settings.model.name, at_once=8 if at_once == "auto" else at_once)
     log.info("engine: %s, model %s (%s)", engine, settings.model.name, lm.told)
+    if settings.prompt.name == AUTO:
+        log.info(
+            "note: prompt=auto takes the plain form: the chat template of a model behind a URL is out of reach"
+        )
     if folder is not None:
         begun = folder.chosen.get("engine", lm.told)
         if begun != lm.told:

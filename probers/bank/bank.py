@@ -19,7 +19,7 @@ import torch
 from huggingface_hub import ModelHubMixin
 
 from ..data.splits import Seen
-from ..heads import CORRECT, WRONG, Memory, ProbeHead
+from ..heads import CORRECT, WRONG, Memory, ProbeHead, head_name
 from ..online.scores import Aggregate, aggregate, check_aggregate, check_spans
 from ..store.spec import FeatureSpec, ModelSpec
 from ..types import Needs, UserError
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Prober(ModelHubMixin):
     """Frozen heads, one per layer of ``spec.layers`` or one of all; call it with states to get scores.
 
@@ -102,6 +102,10 @@ class Prober(ModelHubMixin):
             raise UserError("aggregate=null: heads of single tokens need max, mean or last", "conflict")
         object.__setattr__(self, "ensemble", self.ensemble.over(len(self.head.streams)))
         self.head.eval().requires_grad_(False)
+
+    def __repr__(self) -> str:
+        places = f"{head_name(self.head)} on {', '.join(dict.fromkeys(self.spec.names))} of {self.spec.model}"
+        return f"Prober({places}, pool={self.spec.pool}, position={self.spec.position})"
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -243,16 +247,22 @@ class Prober(ModelHubMixin):
 
         return Scores(self, model, per=per, tokenizer=tokenizer)
 
-    def stopping_criteria(
+    def stopping(
         self, model: Any, tokenizer: Any, threshold: float | None = None, *, min_tokens: int = 1,
         unit: Unit | None = None,
     ) -> StopOnScore:  # fmt: skip
         """Make ``model.generate(..., stopping_criteria=[...])`` end a row whose score is too high.
 
+        ::
+
+            with prober.stopping(model, tokenizer) as stop:
+                sequences = model.generate(**inputs, stopping_criteria=[stop])
+            print(stop.fired)
+
         ``generate`` asks after sampling a token and before forwarding it: the decision uses the tokens
         before that one, and the result contains the sampled token. Heads of ``pool=predicting`` end a
         row after the start of an entity whose score before it was too high; ``stop.entities`` tells the cut.
-        The model has hooks until the object is closed (``.close()``) or collected. ``min_tokens`` are read
+        The model has hooks until the block ends, or the object is closed or collected. ``min_tokens`` are read
         before the first decision: heads of whole answers know little about the first few tokens.
 
         ``unit`` "span", "sentence" or "token" ends a row at the first of these whose score is too high, like
@@ -267,6 +277,9 @@ class Prober(ModelHubMixin):
             raise UserError(told, "unsupported")
         assess = None if unit is None else Assessor(self, threshold, unit)
         return StopOnScore(self, model, tokenizer, threshold, min_tokens=min_tokens, assess=assess)
+
+    #: Name of :meth:`stopping` up to version 0.2.
+    stopping_criteria = stopping
 
     def _save_pretrained(self, save_directory: Path) -> None:
         """Write the files of :mod:`.io`; round the weights by ``half_precision`` before."""

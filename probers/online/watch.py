@@ -207,7 +207,7 @@ class StopOnScore(StoppingCriteria, AbstractContextManager["StopOnScore"]):
         UserError for an unsupported call or another model, RunError for states that are not finite.
         """
         if not self._finalizer.alive:
-            raise UserError("this criterion is closed: call bank.stopping_criteria again", code="conflict")
+            raise UserError("this criterion is closed: call prober.stopping again", code="conflict")
         if (batch := self._watcher.batch) is None:
             raise UserError("this criterion watches another model than the one that runs", code="mismatch")
         if batch.problem is not None:
