@@ -46,7 +46,7 @@ def remote(settings: Answering, folder: RunFolder | None = None) -> RemoteLM | N
     log.info("engine: %s, model %s (%s)", engine, settings.model.name, lm.told)
     if settings.prompt.name == AUTO:
         log.info(
-            "note: prompt=auto takes the plain form: the chat template of a model behind a URL is out of reach"
+            "note: prompt=auto takes the plain form: a URL does not hand out the chat template of its model"
         )
     if folder is not None:
         begun = folder.chosen.get("engine", lm.told)

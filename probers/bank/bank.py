@@ -262,8 +262,8 @@ class Prober(ModelHubMixin):
         ``generate`` asks after sampling a token and before forwarding it: the decision uses the tokens
         before that one, and the result contains the sampled token. Heads of ``pool=predicting`` end a
         row after the start of an entity whose score before it was too high; ``stop.entities`` tells the cut.
-        The model has hooks until the block ends, or the object is closed or collected. ``min_tokens`` are read
-        before the first decision: heads of whole answers know little about the first few tokens.
+        The model has hooks until the block ends, or the object is closed or collected. ``min_tokens`` are
+        read before the first decision: heads of whole answers know little about the first few tokens.
 
         ``unit`` "span", "sentence" or "token" ends a row at the first of these whose score is too high, like
         the server's ``on_high=stop``; ``stop.spans`` says where to cut. UserError for a unit that the
