@@ -17,7 +17,7 @@ _SHOWN = 60
 
 
 @dataclass(frozen=True, slots=True)
-class ScoredSpan:
+class ScoredPart:
     """A judged part of a text: its characters [start, end), its score, and P(wrong) from 0 to 1."""
 
     text: str
@@ -66,13 +66,13 @@ class Scored:
         return None if self.response is None else self.response.domain
 
     @property
-    def spans(self) -> tuple[ScoredSpan, ...]:
+    def spans(self) -> tuple[ScoredPart, ...]:
         """Judged parts, from left to right."""
         if self.response is None:
             return ()
         threshold = self.response.threshold
         return tuple(
-            ScoredSpan(self.text[s.start : s.end], s.start, s.end, s.score, s.p_wrong, s.score > threshold)
+            ScoredPart(self.text[s.start : s.end], s.start, s.end, s.score, s.p_wrong, s.score > threshold)
             for s in self.response.spans
         )
 
@@ -124,9 +124,9 @@ class Scored:
         return f'<div style="white-space:pre-wrap">{text}</div><small>{chance}{note}</small>'
 
     @property
-    def _marked(self) -> list[ScoredSpan]:
+    def _marked(self) -> list[ScoredPart]:
         """List the parts that fire and do not overlap; a part that is the whole text is not marked."""
-        marked: list[ScoredSpan] = []
+        marked: list[ScoredPart] = []
         for span in sorted(self.spans, key=lambda span: span.start):
             whole = (span.start, span.end) == (0, len(self.text))
             if span.fires and not whole and (not marked or span.start >= marked[-1].end):

