@@ -47,11 +47,11 @@ def run(settings: Train, parts: PartRuns | None = None, search: Chosen | None = 
 
     ``parts`` have trained its heads, or a ``search`` has chosen them.
     """
-    from probers.adaptive.training import TARGETS
+    from probers.adaptive.training import TARGET
     from probers.adaptive.training import run as run_classifier
 
     part = settings.partition
-    if settings.head.target in TARGETS:
+    if settings.head.target == TARGET:
         if part is not None:
             why = "divides layers, and a classifier of questions has none: leave part out"
             raise UserError(f"part={part} {why}", code="conflict")

@@ -13,7 +13,7 @@ from ..checksums import draw_key, unsealed
 from ..files import digest, read_json
 from ..options import shown
 from ..types import SPLITS, RunError, UserError, first_line
-from .spec import FP8, TOO_LARGE, FeatureSpec, fp8_encode
+from .spec import FeatureSpec
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -50,8 +50,12 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 def read_specs(path: Path, manifest: Mapping[str, Any]) -> tuple[FeatureSpec, ...]:
     """Read the specifications of a store's features from its manifest; UserError if damaged."""
+    described = [manifest["spec"], *manifest.get("more", ())]
+    if any(each.get("dtype") == "fp8" for each in described):
+        told = f"the feature store {path} has dtype=fp8, which is no longer read"
+        raise UserError(f"{told}: make it again with dtype=float16", "unsupported")
     try:
-        specs = tuple(FeatureSpec.from_dict(each) for each in [manifest["spec"], *manifest.get("more", ())])
+        specs = tuple(map(FeatureSpec.from_dict, described))
         check_features(specs)
     except (UserError, ValueError) as error:
         raise damaged(path, MANIFEST, f"describes no valid features: {error}") from error
@@ -186,24 +190,16 @@ _NULLABLE = ("rind_max", "em", "acc", "f1", "eigenscore", "verbalised", "questio
 def encode_states(rows: Sequence[Mapping[str, Any]], states: np.ndarray, spec: FeatureSpec) -> bytes:
     """Encode states (n, layers, d) as safetensors, one tensor ``layer.<k>`` (n, d) per layer.
 
-    With dtype "fp8" these are codes, and a tensor ``scale`` (n, layers) has their factors.
     RunError names a value that is not finite in the store's number format.
     """
     # Layers first, in one pass: each layer's block is then contiguous, as in the file.
     with np.errstate(over="ignore"):
         stored = np.ascontiguousarray(np.asarray(states).transpose(1, 0, 2), dtype=spec.read_as)
-    finite = np.abs(stored) < TOO_LARGE if spec.dtype == FP8 else np.isfinite(stored)
+    finite = np.isfinite(stored)
     if not finite.all():
         row, layer = (int(i[0]) for i in np.nonzero(~finite.all(axis=2).T))
         where = f"{rows[row]['id']} at layer {spec.layers[layer]}"
         raise RunError(f"the states of {where} are not finite in {spec.dtype}", "bad-value")
-    if spec.dtype == FP8:
-        import torch
-        from safetensors.torch import save as save_tensors
-
-        codes, scales = fp8_encode(torch.from_numpy(stored))
-        tensors = {f"layer.{k}": codes[i] for i, k in enumerate(spec.layers)}
-        return save_tensors({"scale": scales.T.contiguous(), **tensors})
     from safetensors.numpy import save
 
     return save({f"layer.{k}": stored[i] for i, k in enumerate(spec.layers)})

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ..types import Beside, Site, UserError
-from .merge import check_alike, check_ids
 from .reader import StateReader
 from .spec import FeatureSpec
 from .store import FeatureStore
@@ -128,3 +127,22 @@ def by_site(stores: Sequence[FeatureStore]) -> list[Stored]:
             check_alike(others[0].spec, spec, others[0].path, store.path)
         others.append(store)
     return [given[0] if len(given) == 1 else JoinedStores(tuple(given)) for given in found.values()]
+
+
+def check_alike(one: FeatureSpec, another: FeatureSpec, path: Path, other: Path) -> None:
+    """Refuse features of two stores that cannot be joined (UserError)."""
+    one.check(another, what=f"the features of {path}", against=f"those of {other}")
+    for name in ("layers", "dtype"):
+        mine, theirs = getattr(one, name), getattr(another, name)
+        if mine != theirs:
+            told = f"{path} has {name}={mine!r}, {other} {name}={theirs!r}"
+            raise UserError(f"{told}: only stores of the same {name} can be joined", "mismatch")
+
+
+def check_ids(known: dict[str, Path], ids: Iterable[str], path: Path) -> None:
+    """Add a store's ids to those of the stores before it; UserError if one repeats."""
+    for name in ids:
+        if name in known:
+            told = f"the id {name} is in {known[name]} and again in {path}: give every text once"
+            raise UserError(told, "overlap")
+        known[name] = path

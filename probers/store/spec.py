@@ -2,12 +2,6 @@
 
 A specification is written into the feature store, copied into every prober trained from it, and compared
 before a prober reads another model's states: features computed in another way are refused.
-
-Number format "fp8" is float8 e4m3 (Micikevicius et al. 2022): 3 bits after the leading one, from 448 down to
-2^-6, below it steps of 2^-9. A vector is divided by the power of two that brings its largest number to
-between 232 and 464, which is then rounded to 448 at most. So the error of a number is at most a 16th of it,
-or the vector's largest number over 237,568. A power of two changes no digit: writing what was read gives the
-same bytes.
 """
 
 from __future__ import annotations
@@ -15,27 +9,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import chain, groupby
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from ..options import Count, Limits, Line, Name, Natural, check_record
 from ..types import Beside, Feature, Needs, Pool, Site, UserError
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-FP8 = "fp8"
 #: Prefix of an adapter's digest in the revision of a model that runs with it.
 ADAPTER_MARK = "+lora-"
-#: Limit of stored numbers: larger ones could be rounded up beyond float32.
-TOO_LARGE = 2.0**127
 
-_SMALLEST = -126  # exponent of the smallest scale, the smallest normal number of float32
-_TURN = 464 / 512  # numbers between this share of a power of two and the power would be rounded to over 448
 _LAYERS = 10_000  # more than any model has
 _Layers = Annotated[tuple[Natural, ...], Limits(max_length=_LAYERS)]
-_Format = Annotated[str, Limits("float16, float32, float64 or fp8", pattern="^(float(16|32|64)|fp8)$")]
+_Format = Annotated[str, Limits("float16, float32 or float64", pattern="^float(16|32|64)$")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,17 +117,17 @@ class FeatureSpec:
     @property
     def read_as(self) -> np.dtype:
         """Number format of vectors that are read."""
-        return np.dtype("float32" if self.dtype == FP8 else self.dtype)
+        return np.dtype(self.dtype)
 
     @property
     def vector_bytes(self) -> int:
-        """Bytes of one stored vector without its scale."""
-        return self.width * (1 if self.dtype == FP8 else self.read_as.itemsize)
+        """Bytes of one stored vector."""
+        return self.width * self.read_as.itemsize
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of all stored vectors of a row, with their scales."""
-        return len(self.layers) * (self.vector_bytes + 4 * (self.dtype == FP8))
+        """Bytes of all stored vectors of a row."""
+        return len(self.layers) * self.vector_bytes
 
     def select(self, layers: Sequence[int]) -> FeatureSpec:
         """Keep some of the layers; UserError lists the existing ones."""
@@ -209,27 +195,3 @@ def parse_layers(value: Any, named: Mapping[str, Sequence[int]], key: str) -> tu
         words = ", ".join(named)
         raise UserError(f"{key}={value} is not valid: give {words}, a number or a list like [4,8]")
     return tuple(sorted(set(wanted)))
-
-
-def fp8_encode(vectors: Tensor) -> tuple[Tensor, Tensor]:
-    """Encode float32 vectors (.., d) below :data:`TOO_LARGE` as codes in e4m3 and float32 scales (..,)."""
-    import torch
-
-    half, exponent = torch.frexp(vectors.abs().amax(dim=-1))
-    exponent = (exponent - 9 + (half > _TURN)).clamp(min=_SMALLEST)
-    scales = torch.ldexp(torch.ones_like(half), exponent)
-    return (vectors / scales[..., None]).to(torch.float8_e4m3fn), scales
-
-
-def fp8_decode(codes: np.ndarray, scales: np.ndarray) -> np.ndarray:
-    """Decode codes (.., d), as bytes, and scales (..,) to float32."""
-    import torch
-
-    vectors = torch.from_numpy(codes).view(torch.float8_e4m3fn).float()
-    return vectors.mul_(torch.from_numpy(scales)[..., None]).numpy()
-
-
-def fp8_rounded(vectors: Tensor) -> Tensor:
-    """Round vectors to the values that reading would return."""
-    codes, scales = fp8_encode(vectors)
-    return codes.float().mul_(scales[..., None])

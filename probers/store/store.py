@@ -2,8 +2,8 @@
 
 docs/formats.md describes the files. Each is written under another name and then renamed, a shard's JSON
 record last: it marks a whole shard. No file holds times or machine names: a store that was killed and resumed
-is byte-identical to one that was not. One process writes a folder; several workers write a folder each.
-:meth:`FeatureStore.merge` copies these into one, and :class:`.joined.JoinedStores` reads them in place.
+is byte-identical to one that was not. One process writes a folder; several workers write a folder each, which
+:class:`.joined.JoinedStores` reads as one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from ..checksums import check, sealed
 from ..files import canonical_json, digest, write_bytes, writing
 from ..types import RunError, UserError
 from . import files
-from .merge import merge
 from .reader import StateReader
 from .spec import FeatureSpec
 
@@ -100,23 +99,6 @@ class FeatureStore:
         if (found := check(path, manifest["files"], contents=checksums)) is not None:
             raise files.damaged(path, *found)
         return store
-
-    @classmethod
-    def merge(cls, stores: Sequence[FeatureStore | str | Path], out: str | Path) -> FeatureStore:
-        """Join finished stores of the same features, made by several workers, into a new one.
-
-        Shard files are hard-linked where the file system allows it; ``summary["merged"]`` says which rows
-        came from which store. The same stores in the same order give the same bytes.
-
-        Raises:
-            UserError: stores of other features, models or columns; an id that occurs twice; a group in two
-                splits; an existing ``out``; see also :meth:`open`.
-        """
-        paths = [store.path if isinstance(store, FeatureStore) else Path(store) for store in stores]
-        for path in paths:
-            cls.open(path)
-        merge(paths, Path(out))
-        return cls.open(out)
 
     @property
     def spec(self) -> FeatureSpec:
