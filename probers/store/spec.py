@@ -159,7 +159,7 @@ class FeatureSpec:
 
     def to_dict(self) -> dict[str, Any]:
         found = {**asdict(self), "layers": list(self.layers), "beside": list(map(asdict, self.beside))}
-        if not self.beside:  # earlier files have no such key
+        if not self.beside:  # as in every store
             del found["beside"]
         return found
 
