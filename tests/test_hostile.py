@@ -26,8 +26,7 @@ from probers.data import load_corpus
 from probers.data.articles import open_articles
 from probers.data.cache import build_once
 from probers.data.questions import load_questions, open_questions
-from probers.data.questions.strategyqa import StrategyQA
-from probers.data.questions.twowikimultihopqa import TwoWikiMultihopQA
+from probers.data.questions.multihop import StrategyQA, TwoWikiMultihopQA
 from probers.equivalence.names import load_aliases
 from probers.rag.traces import TraceFile
 from probers.types import Question, RunError, UserError
