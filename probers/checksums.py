@@ -55,7 +55,7 @@ def inputs(*sources: str | Path) -> dict[str, str]:
     A folder stands for the files directly in it, without hidden ones; missing files (such as "testbed")
     have "".
     """
-    found = {}
+    names = {}
     for source in map(str, sources):
         path = Path(source)
         files = sorted(path.glob("[!.]*")) if path.is_dir() else [path]
@@ -64,16 +64,16 @@ def inputs(*sources: str | Path) -> dict[str, str]:
             size = file.stat().st_size
             content.update(f"{file.name} {size} ".encode())
             content.update((sha256 if size <= _SMALL else file_digest)(file).encode())
-        found[source] = content.hexdigest()[:16] if path.exists() else ""
-    return found
+        names[source] = content.hexdigest()[:16] if path.exists() else ""
+    return names
 
 
 def _hashed(path: Path, kind: Callable[[], Any]) -> str:
-    found = kind()
+    hasher = kind()
     with path.open("rb") as file:
         while block := file.read(1 << 20):
-            found.update(block)
-    return found.hexdigest()
+            hasher.update(block)
+    return hasher.hexdigest()
 
 
 def _digests(
@@ -88,10 +88,10 @@ def _digests(
             times = [stat.st_mtime_ns, stat.st_ctime_ns]
             if anew or known.get(name, [])[:-1] != times:
                 fresh.pop(name, None)
-                found = _hashed(path, kind)
+                hashed = _hashed(path, kind)
                 if started - max(times) > _RACY:  # else it could change without a change of its times
-                    fresh[name] = [*times, found]
-                yield name, found
+                    fresh[name] = [*times, hashed]
+                yield name, hashed
             else:
                 yield name, known[name][-1]
     finally:
@@ -112,15 +112,15 @@ def sampled(files: Iterable[Path], *, about: bytes = b"", named: bool = True) ->
 
     ``about`` is further content that counts; ``named`` includes the files' names.
     """
-    found = hashlib.sha256(about)
+    hasher = hashlib.sha256(about)
     for path in files:
         size = path.stat().st_size
-        found.update(f"{path.name if named else ''}:{size}".encode())
+        hasher.update(f"{path.name if named else ''}:{size}".encode())
         with path.open("rb") as file:
             for place in range(_PLACES):
                 file.seek(max(0, size - _SAMPLE) * place // (_PLACES - 1))
-                found.update(file.read(_SAMPLE))
-    return found.hexdigest()[:12]
+                hasher.update(file.read(_SAMPLE))
+    return hasher.hexdigest()[:12]
 
 
 def seal(value: Mapping[str, Any]) -> dict[str, Any]:
@@ -193,8 +193,8 @@ def check(
     if (total := sum(file["bytes"] for name, file in files.items() if name not in known)) > _MANY:
         log.warning("comparing %.1f GB in %s with their checksums, once", total / 1e9, folder)
     paths = {name: folder / name for name in files}
-    for name, found in _digests(paths, memory, anew=anew):
-        if found != files[name]["sha256"]:
+    for name, hashed in _digests(paths, memory, anew=anew):
+        if hashed != files[name]["sha256"]:
             return name, "was altered"
     return None
 
@@ -252,10 +252,10 @@ def sealed_lines(records: Iterable[Mapping[str, Any]]) -> str:
 
 def unsealed_lines(path: Path) -> list[dict[str, Any]]:
     """Read a file of :func:`sealed_lines`; ValueError names a damaged line, OSError as for any file."""
-    found = []
+    records = []
     for number, line in enumerate(read_text(path).removesuffix("\n").split("\n"), 1):
         try:
-            found.append(unseal(json.loads(line)))
+            records.append(unseal(json.loads(line)))
         except (ValueError, RecursionError) as error:
             raise ValueError(f"is damaged in line {number} ({first_line(error)})") from error
-    return found
+    return records

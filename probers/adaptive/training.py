@@ -60,14 +60,14 @@ def run(request: Any) -> Path:
     _refuse_unused(request)
     settings, seed = request.head.make(), request.seed
     paths = _data(request.data)
-    told = ", ".join(map(str, paths))
-    log.info("reading %s", told)
+    given = ", ".join(map(str, paths))
+    log.info("reading %s", given)
     parts = [read(path, checksums=request.checksums) for path in paths]
     answers = joined(parts)
     labelled, record = label(answers, settings.bias)
     for split in ("train", "test"):
         if split not in labelled:
-            raise UserError(f"{told} has no {split} question that every strategy was tried on", "labels")
+            raise UserError(f"{given} has no {split} question that every strategy was tried on", "labels")
     train, test = labelled["train"], labelled["test"]
     classifier = settings.fit(train)  # refuses questions without anything to learn
     suffix = f",{request.suffix}" if request.suffix else ""
@@ -108,8 +108,8 @@ def _refuse_unused(request: Any) -> None:
         default = option.default if option.default_factory is MISSING else option.default_factory()
         used = option.name in (*_USED, "device", "logger", "save_every") or option.name.startswith("_")
         if not used and (value := getattr(request, option.name)) != default:
-            told = f"a classifier of questions takes options as head.NAME, not {option.name}={value}"
-            raise UserError(f"{told}: leave it out", "conflict")
+            message = f"a classifier of questions takes options as head.NAME, not {option.name}={value}"
+            raise UserError(f"{message}: leave it out", "conflict")
 
 
 def _data(given: str | list[str] | None) -> list[Path]:
@@ -118,10 +118,10 @@ def _data(given: str | list[str] | None) -> list[Path]:
         raise UserError("data=[] names no run or store: give a folder, or several", "missing-value")
     if given is not None:
         return [Path(path) for path in ([given] if isinstance(given, str) else given)]
-    if (found := newest_store("cot")) is None:
-        told = f"'probers-datagen --source cot' makes one, or pass data=FOLDER, also of '{HOW}'"
-        raise UserError(f"no store of answered questions exists under runs/: {told}", "no-artifact")
-    return [found]
+    if (newest := newest_store("cot")) is None:
+        remedy = f"'probers-datagen --source cot' makes one, or pass data=FOLDER, also of '{HOW}'"
+        raise UserError(f"no store of answered questions exists under runs/: {remedy}", "no-artifact")
+    return [newest]
 
 
 def _split(part: Labelled) -> dict[str, Any]:
@@ -147,8 +147,8 @@ def measure(
         scores = {name: each[:, 1:].max(axis=1) - each[:, 0] for name, each in chances.items()}
         aurocs = {name: bootstrap.interval(each, partial(auroc, wrong)) for name, each in scores.items()}
     for name in list(right)[1:]:
-        found = bootstrap.difference(right[CLASSIFIER], right[name])
-        pair = {"diff": found.value, "ci95": [found.low, found.high]}
+        difference = bootstrap.difference(right[CLASSIFIER], right[name])
+        pair = {"diff": difference.value, "ci95": [difference.low, difference.high]}
         pairs[f"{CLASSIFIER} vs {name}"] = {"accuracy": pair}
     confusion = np.zeros((len(STRATEGIES), len(STRATEGIES)), dtype=int)
     np.add.at(confusion, (gold, said[CLASSIFIER]), 1)
@@ -179,9 +179,9 @@ def _ratio(part: int, whole: int) -> float | None:
 def table(figures: Mapping[str, Any]) -> str:
     """Format the figures as text for the terminal."""
     test, names = figures["splits"]["test"], figures["strategies"]
-    told = "cheapest strategy that answers right, told from the question alone"
+    task = "cheapest strategy that answers right, told from the question alone"
     lines = [
-        f"test: {test['n']} questions, {test['groups']} groups; {told}",
+        f"test: {test['n']} questions, {test['groups']} groups; {task}",
         f"labels: {_told(figures['labels'])}",
         f"  {'':20}{'accuracy':22}AUROC, no or some retrieval",
     ]
@@ -220,9 +220,9 @@ def write_card(figures: Mapping[str, Any], *, model: str, data: Sequence[Path], 
 
 def _notes(figures: Mapping[str, Any]) -> list[str]:
     """List figures that speak against the classifier, one sentence each."""
-    found: list[str] = []
+    notes: list[str] = []
     if not figures["pairs"][f"{CLASSIFIER} vs {MAJORITY}"]["accuracy"]["ci95"][0] > 0:
-        found.append(f"it is not shown to be better than saying {figures['majority']!r} of every question")
+        notes.append(f"it is not shown to be better than saying {figures['majority']!r} of every question")
     if silent := [n for n, e in figures["by_strategy"].items() if e["n"] and not e["predicted_share"]]:
-        found.append(f"it never says {' or '.join(map(repr, silent))}")
-    return found
+        notes.append(f"it never says {' or '.join(map(repr, silent))}")
+    return notes

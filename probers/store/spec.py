@@ -91,8 +91,8 @@ class FeatureSpec:
         if not layers or list(layers) != sorted(set(layers)):
             raise ValueError(f"layers must be ascending without repeats and not empty, got {self.layers}")
         if layers[0] < 0 or layers[-1] > self.model.layers:
-            told = f"layers={list(layers)} is out of range: {self.model.id} has {self.model.layers} layers"
-            raise UserError(f"{told} (0 is the embedding output)", "layers")
+            message = f"layers={list(layers)} is out of range: {self.model.id} has {self.model.layers} layers"
+            raise UserError(f"{message} (0 is the embedding output)", "layers")
         object.__setattr__(self, "layers", layers)
 
     @property
@@ -132,20 +132,20 @@ class FeatureSpec:
     def select(self, layers: Sequence[int]) -> FeatureSpec:
         """Keep some of the layers; UserError lists the existing ones."""
         if absent := [k for k in layers if k not in self.layers]:
-            told = f"layer={absent[0] if len(absent) == 1 else absent} is not in the features"
+            message = f"layer={absent[0] if len(absent) == 1 else absent} is not in the features"
             model = f"{self.model.id}, which has {self.model.layers} layers (0 is the embedding output)"
             there = ranges(self.layers)
-            raise UserError(f"{told}: they hold layers {there} of {model}; choose among these", "layers")
+            raise UserError(f"{message}: they hold layers {there} of {model}; choose among these", "layers")
         return replace(self, layers=tuple(sorted(set(layers))))
 
     def check_model(self, model: ModelSpec, *, what: str = "the features") -> None:
         """Refuse a model other than that of these features, called ``what`` (UserError)."""
         if not self.model.same_as(model):
-            told = f"{what} came from the model {self.model}, but the model now is {model}"
+            message = f"{what} came from the model {self.model}, but the model now is {model}"
             remedy = "use that model, or make features and prober again with this one"
             if self.model.adapter != model.adapter:
                 remedy = "read both with the same adapter (model.adapter=FOLDER), or both without"
-            raise UserError(f"{told}: {remedy}", "mismatch")
+            raise UserError(f"{message}: {remedy}", "mismatch")
 
     def check(self, other: FeatureSpec, *, what: str = "the features", against: str = "the others") -> None:
         """Refuse vectors that were read in another way, except for the layers (UserError)."""
@@ -153,15 +153,15 @@ class FeatureSpec:
         for name in ("site", "pool", "position", "width", "prompt"):
             mine, theirs = getattr(self, name), getattr(other, name)
             if mine != theirs:
-                told = f"{what} have {name}={mine!r}, {against} {name}={theirs!r}"
+                message = f"{what} have {name}={mine!r}, {against} {name}={theirs!r}"
                 options = "source and unit" if name == "position" else name
-                raise UserError(f"{told}: make one of them again with the same {options}", "mismatch")
+                raise UserError(f"{message}: make one of them again with the same {options}", "mismatch")
 
     def to_dict(self) -> dict[str, Any]:
-        found = {**asdict(self), "layers": list(self.layers), "beside": list(map(asdict, self.beside))}
+        fields = {**asdict(self), "layers": list(self.layers), "beside": list(map(asdict, self.beside))}
         if not self.beside:  # as in every store
-            del found["beside"]
-        return found
+            del fields["beside"]
+        return fields
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> FeatureSpec:
