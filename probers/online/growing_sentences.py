@@ -15,7 +15,7 @@ from torch import Tensor
 from ..entities import Recogniser
 from ..text import ENGLISH, split_sentences
 from ..types import RunError
-from .scores import GrowingScores, Prober
+from .scores import GrowingScores, Scorer
 
 
 @dataclass(slots=True)
@@ -38,7 +38,7 @@ class _Text:
 class GrowingSentences:
     """:class:`.GrowingScores` for a prober of pooled sentences (UserError: another prober)."""
 
-    def __init__(self, bank: Prober) -> None:
+    def __init__(self, bank: Scorer) -> None:
         self._scores = GrowingScores(bank, sentences=True)
         self._borders = ENGLISH
         if bank.recogniser is not None:
