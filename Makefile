@@ -3,13 +3,10 @@
 # make real: the same on SmolLM2-135M and real articles; articles=FILE are others, full=true takes more of them.
 # make real judged=true: its long answers about the articles, judged by these.
 # make gpu model=NAME device=cuda: the benchmarks that need an accelerator, pass or fail (docs/benchmarks.md).
-# make attack scale=0.02: wrong options, damaged files, kills and lying servers (docs/reliability.md).
 # With it every process would compile torch and transformers anew.
 unexport PYTHONDONTWRITEBYTECODE
 VENV := .venv
 PYTHON ?= python3
-seed ?= 1
-scale ?= 1
 # Processes of make test, long and slow.
 workers ?= 2
 articles ?= ../shared/data/wiki_articles.jsonl
@@ -27,9 +24,9 @@ PYTEST := PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(VENV)/bin/python -m pytest $(PLUGIN
 
 # Files of tests that try many of a kind: presets, devices, kills, parts, servers and pages, other languages,
 # damaged inputs, and the procedures that others released.
-BREADTH := adaptive attack benchmarks compare_probers completion curriculum demo dense docs drafting elasticsearch \
+BREADTH := adaptive benchmarks compare_probers completion curriculum demo dense docs drafting elasticsearch \
 	families fidelity gguf hostile judges languages launch on_high page parts parts_answers parts_train pools \
-	presets pretended rarity remote replay report reruns sampled score_command search_server serve_command serve_fuzz \
+	presets pretended rarity remote replay report reruns sampled score_command serve_command serve_fuzz \
 	vllm_launch
 
 # Dependencies that make test-lowest installs in their lowest version.
@@ -43,7 +40,7 @@ VLLM_VENV := .venv-vllm
 VLLM_INSTALLED := $(VLLM_VENV)/.installed
 endif
 
-.PHONY: demo real gpu test test-all coverage test-lowest test-vllm long slow attack lint docs clean
+.PHONY: demo real gpu test test-all coverage test-lowest test-vllm long slow lint docs clean
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/probers-demo
@@ -85,11 +82,6 @@ long: $(VENV)/.installed-test
 
 slow: $(VENV)/.installed-test
 	$(PYTEST) -m slow
-
-# only=KIND or KIND:CASE, report=FILE and folder=FOLDER (inputs that are kept) may be given too.
-attack: $(VENV)/.installed-test
-	PYTHONPATH=tools:tests $(VENV)/bin/python -m attack.campaign seed=$(seed) scale=$(scale) \
-		'only=$(only)' 'report=$(report)' 'folder=$(folder)'
 
 # The site, into build/docs; warnings are errors.
 docs: $(VENV)/.installed-docs

@@ -8,15 +8,17 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from clock import COLD, PARTS, Clock
-from store import peaks
 
 from probers import FeatureStore
 from probers.heads import ProbingRagHead
@@ -154,6 +156,33 @@ def _fastest(call: Callable[[], Any], repeats: int = 5) -> float:
 
 
 WAYS: dict[str, Callable[..., dict[str, Any]]] = {"fit": as_fit, "memory": as_memory, "plain": as_plain}
+
+
+@contextmanager
+def peaks() -> Iterator[dict[str, int]]:
+    """Record the peak of memory above the start, sampled every two milliseconds."""
+    start, grown, over = memory(), {"anonymous": 0, "mapped": 0}, threading.Event()
+
+    def watch() -> None:
+        while not over.wait(0.002):
+            for name, value in memory().items():
+                grown[name] = max(grown[name], value - start[name])
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        yield grown
+    finally:
+        over.set()
+        watcher.join()
+
+
+def memory() -> dict[str, int]:
+    """Measure this process's memory in bytes: its own, and of files that it has mapped."""
+    status = Path("/proc/self/status").read_text()
+    kilobytes = {name: int(status.split(f"{name}:")[1].split()[0]) for name in ("RssAnon", "RssFile")}
+    return {"anonymous": kilobytes["RssAnon"] * 1024, "mapped": kilobytes["RssFile"] * 1024}
+
 
 if __name__ == "__main__":
     asked = json.loads(sys.argv[1])

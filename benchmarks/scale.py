@@ -7,8 +7,8 @@ RESULTS.md for each value of ``--only``:
   articles are repeated under other titles, and one entity of each is cut: the content of the labels does not
   matter here, only their number.
 - parts: the same datagen in 1, 2 and 4 parts, one after the other, and the cost of merging them.
-- rows: the cost of a store's rows without their states, which are tiny here: finishing it, opening it,
-  merging two halves, and holding its table as training does.
+- rows: the cost of a store's rows without their states, which are tiny here: finishing it, opening it, and
+  holding its table as training does.
 """
 
 from __future__ import annotations
@@ -193,7 +193,6 @@ STEPS: dict[str, Callable[[Path, int], Any]] = {
     "resumed and finished": lambda where, count: begun(where / "all", count).finish(),
     "opened, sizes compared": lambda where, _: FeatureStore.open(where / "all", checksums=False),
     "opened, all bytes compared": lambda where, _: FeatureStore.open(where / "all"),
-    "two halves merged": lambda where, _: FeatureStore.merge([where / "0", where / "1"], where / "merged"),
     "table in memory": lambda where, _: FeatureStore.open(where / "all", checksums=False).table(),
 }
 
@@ -204,8 +203,6 @@ def rows(folder: Path, _: Sequence[int], results: Results) -> None:
     for size in ROWS:
         where = folder / f"rows-{size}"
         write_rows(where / "all", 0, size)
-        for half in (0, 1):
-            write_rows(where / str(half), half * size // 2, size // 2).finish()
         for name, ran in found.items():
             ran.append(run("step", name, str(where), str(size)))
     more = 1e6 / (ROWS[1] - ROWS[0])

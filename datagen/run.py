@@ -125,8 +125,7 @@ def run(settings: Datagen, parts: PartRuns | None = None) -> Path:
     quotas = Quotas(settings.balance_to or {}, by=kind.balance_by, parts=kind.parts)
     prepared = kind.prepare(settings)
     files = (*prepared.files, *prompt_files(settings))
-    asked = {key: value for key, value in settings.record.items() if key != "language"}
-    config = asked | {"inputs": inputs(*files), **prepared.record}
+    config = settings.record | {"inputs": inputs(*files), **prepared.record}
     out = Path(settings.out)
     folder = RunFolder(out if part is None else part.folder(out), "datagen", config)
     made = None

@@ -58,8 +58,8 @@ class Datagen(Reading):
     last token, before the answer); wiki also has tokens (a row for each) and predicting (the state before
     the entity, which predicts it). A list takes several, except tokens: [predicting,mean] makes one store
     with every pool of every site in one pass"""
-    dtype: Literal["float16", "float32", "fp8"] = "float16"
-    """number format of stored states; fp8 has 8 bits and a scale for each vector"""
+    dtype: Literal["float16", "float32"] = "float16"
+    """number format of stored states"""
     label: Name = "em"
     """cot: rule for right answers: em (exact match), acc (gold answer in the text), match (the same meaning,
     see matcher) or f1>=0.8; or semantic_entropy, which needs samples and no gold answers: answers to

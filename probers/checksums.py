@@ -18,8 +18,8 @@ from .types import RunError, UserError, first_line
 
 log = logging.getLogger(__name__)
 
-#: Bytes at each end of a file that named an input in earlier versions.
-_END = 1 << 20
+#: Larger inputs are read again only after they have changed.
+_SMALL = 1 << 21
 #: Bytes read at each sampled place of a file, and the number of places.
 _SAMPLE, _PLACES = 4096, 64
 _RACY = 2_000_000_000  # nanoseconds: clocks of file systems may be this coarse
@@ -49,14 +49,13 @@ def file_digest(path: Path, cache: Path = CACHE) -> str:
     return dict(_digests({name: path}, memory, lambda: hashlib.blake2b(digest_size=16)))[name]
 
 
-def inputs(*sources: str | Path, ends: bool = False) -> dict[str, str]:
+def inputs(*sources: str | Path) -> dict[str, str]:
     """Name the content of every file or folder that a run reads by 16 hexadecimal digits.
 
     A folder stands for the files directly in it, without hidden ones; missing files (such as "testbed")
-    have "". ``ends`` reads only the first and last MiB of each file, like earlier versions: for files up to 2
-    MiB both names are equal.
+    have "".
     """
-    found = {}
+    names = {}
     for source in map(str, sources):
         path = Path(source)
         files = sorted(path.glob("[!.]*")) if path.is_dir() else [path]
@@ -64,33 +63,17 @@ def inputs(*sources: str | Path, ends: bool = False) -> dict[str, str]:
         for file in (f for f in files if f.is_file()):
             size = file.stat().st_size
             content.update(f"{file.name} {size} ".encode())
-            content.update(_ends(file, size) if ends or size <= 2 * _END else file_digest(file).encode())
-        found[source] = content.hexdigest()[:16] if path.exists() else ""
-    return found
-
-
-def inputs_by_ends(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Name the same inputs like :func:`inputs` of earlier versions, also within nested mappings."""
-    return {
-        source: inputs_by_ends(name) if isinstance(name, Mapping)
-        else inputs(source, ends=True)[source] if name and Path(source).exists() else name
-        for source, name in found.items()
-    }  # fmt: skip
-
-
-def _ends(file: Path, size: int) -> bytes:
-    with file.open("rb") as handle:
-        first = handle.read(_END)
-        handle.seek(max(0, size - _END))
-        return first + handle.read()
+            content.update((sha256 if size <= _SMALL else file_digest)(file).encode())
+        names[source] = content.hexdigest()[:16] if path.exists() else ""
+    return names
 
 
 def _hashed(path: Path, kind: Callable[[], Any]) -> str:
-    found = kind()
+    hasher = kind()
     with path.open("rb") as file:
         while block := file.read(1 << 20):
-            found.update(block)
-    return found.hexdigest()
+            hasher.update(block)
+    return hasher.hexdigest()
 
 
 def _digests(
@@ -105,10 +88,10 @@ def _digests(
             times = [stat.st_mtime_ns, stat.st_ctime_ns]
             if anew or known.get(name, [])[:-1] != times:
                 fresh.pop(name, None)
-                found = _hashed(path, kind)
+                hashed = _hashed(path, kind)
                 if started - max(times) > _RACY:  # else it could change without a change of its times
-                    fresh[name] = [*times, found]
-                yield name, found
+                    fresh[name] = [*times, hashed]
+                yield name, hashed
             else:
                 yield name, known[name][-1]
     finally:
@@ -129,15 +112,15 @@ def sampled(files: Iterable[Path], *, about: bytes = b"", named: bool = True) ->
 
     ``about`` is further content that counts; ``named`` includes the files' names.
     """
-    found = hashlib.sha256(about)
+    hasher = hashlib.sha256(about)
     for path in files:
         size = path.stat().st_size
-        found.update(f"{path.name if named else ''}:{size}".encode())
+        hasher.update(f"{path.name if named else ''}:{size}".encode())
         with path.open("rb") as file:
             for place in range(_PLACES):
                 file.seek(max(0, size - _SAMPLE) * place // (_PLACES - 1))
-                found.update(file.read(_SAMPLE))
-    return found.hexdigest()[:12]
+                hasher.update(file.read(_SAMPLE))
+    return hasher.hexdigest()[:12]
 
 
 def seal(value: Mapping[str, Any]) -> dict[str, Any]:
@@ -145,14 +128,14 @@ def seal(value: Mapping[str, Any]) -> dict[str, Any]:
     return {**value, _SEAL: digest(canonical_json(dict(value)), 64)}
 
 
-def unseal(value: Any, *, older: bool = True) -> dict[str, Any]:
-    """Check and remove the checksum of :func:`seal` (ValueError); ``older`` accepts a value without one."""
+def unseal(value: Any) -> dict[str, Any]:
+    """Check and remove the checksum of :func:`seal` (ValueError: altered, or without one)."""
     if not isinstance(value, dict):
         raise ValueError("holds no JSON object")
     content = {key: entry for key, entry in value.items() if key != _SEAL}
-    if _SEAL not in value and not older:
+    if _SEAL not in value:
         raise ValueError("carries no checksum")
-    if _SEAL in value and value != seal(content):
+    if value != seal(content):
         raise ValueError("was altered")
     return content
 
@@ -162,21 +145,21 @@ def sealed(value: Mapping[str, Any]) -> str:
     return canonical_json(seal(value))
 
 
-def unsealed(path: Path, *, older: bool = True) -> dict[str, Any]:
+def unsealed(path: Path) -> dict[str, Any]:
     """Read a file written with :func:`sealed`: OSError if unreadable, else errors of :func:`unseal`."""
-    return unseal(read_json(path), older=older)
+    return unseal(read_json(path))
 
 
 def made_once(path: Path, make: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
     """Read the plain containers that ``make`` returned in an earlier run, or make and write them."""
     try:
-        return unsealed(path, older=False)
+        return unsealed(path)
     except FileNotFoundError:
         pass
     except (OSError, ValueError) as error:
         log.info("%s %s: making it again", path, first_line(error))
     write_text(path, sealed(make()))
-    return unsealed(path, older=False)
+    return unsealed(path)
 
 
 def take(folder: Path, names: Iterable[str]) -> dict[str, dict[str, Any]]:
@@ -210,8 +193,8 @@ def check(
     if (total := sum(file["bytes"] for name, file in files.items() if name not in known)) > _MANY:
         log.warning("comparing %.1f GB in %s with their checksums, once", total / 1e9, folder)
     paths = {name: folder / name for name in files}
-    for name, found in _digests(paths, memory, anew=anew):
-        if found != files[name]["sha256"]:
+    for name, hashed in _digests(paths, memory, anew=anew):
+        if hashed != files[name]["sha256"]:
             return name, "was altered"
     return None
 
@@ -246,7 +229,7 @@ class Journal:
         records: dict[int, dict[str, Any]] = {}
         for number, line in enumerate(lines, 1):
             with suppress(ValueError, RecursionError):
-                records[number] = unseal(json.loads(line), older=False)
+                records[number] = unseal(json.loads(line))
         damaged = tuple(n for n in range(1, len(lines) + 1) if n not in records)
         return Lines(records, damaged, bool(rest))
 
@@ -269,10 +252,10 @@ def sealed_lines(records: Iterable[Mapping[str, Any]]) -> str:
 
 def unsealed_lines(path: Path) -> list[dict[str, Any]]:
     """Read a file of :func:`sealed_lines`; ValueError names a damaged line, OSError as for any file."""
-    found = []
+    records = []
     for number, line in enumerate(read_text(path).removesuffix("\n").split("\n"), 1):
         try:
-            found.append(unseal(json.loads(line), older=False))
+            records.append(unseal(json.loads(line)))
         except (ValueError, RecursionError) as error:
             raise ValueError(f"is damaged in line {number} ({first_line(error)})") from error
-    return found
+    return records

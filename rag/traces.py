@@ -32,8 +32,8 @@ class Counters:
         alarms: number of times the trigger fired for something it read in a text, also when no retrieval was
             left; rules and chance read nothing and raise none (RaDIO's Hc).
         tokens, sentences: everything that was generated, including discarded text.
-        read_tokens: tokens of the prompts of all calls, however many of them were cached. 0 in traces from
-            before they were counted, and if a server does not tell them.
+        read_tokens: tokens of the prompts of all calls, however many of them were cached. 0 if a server does
+            not tell them.
         kept_tokens: tokens of the final text.
         forced: True if the words that announce the answer had to be inserted.
         seconds: wall time, divided evenly among the questions answered together; a text that is taken again

@@ -28,6 +28,7 @@ from probers.bank.decision import Ensemble, half_precision
 from probers.bank.risk_control import Promise
 from probers.bank.value_head import FILES as VALUE_HEAD
 from probers.capture.pooling import as_stored
+from probers.checksums import sealed, sha256, unseal, unsealed
 from probers.commands.compose import compose
 from probers.commands.inputs import find_prober
 from probers.heads import HEADS, LinearHead, Moments, ProbingRagHead, factory, is_joint
@@ -200,7 +201,7 @@ def test_missing_and_damaged_files_are_named(tmp_path: Path) -> None:
     refused("no-artifact", "config.json")
     make_bank().save_pretrained(tmp_path)
     config, weights = tmp_path / "config.json", tmp_path / "heads.safetensors"
-    said, blob, plain = config.read_text(), weights.read_bytes(), json.dumps(without_checksums(tmp_path))
+    said, blob = config.read_text(), weights.read_bytes()
     for altered in (blob[:-10], blob[:-1] + bytes([blob[-1] ^ 1])):
         weights.write_bytes(altered)
         refused("damaged", weights.name)
@@ -213,8 +214,10 @@ def test_missing_and_damaged_files_are_named(tmp_path: Path) -> None:
     tensors = load_file(weights)
     tensors["layer.5.linear3.bias"][0] = torch.nan
     save_file(tensors, weights)
-    config.write_text(plain)
+    config.write_text(sealed(unseal(json.loads(said)) | {"weights": sha256(weights)}))
     refused("damaged", weights.name)
+    config.write_text(json.dumps(unseal(json.loads(said))))
+    refused("damaged", config.name)
 
 
 class OwnHead(LinearHead):
@@ -426,21 +429,18 @@ def test_heads_that_pool_tokens_read_spans_of_any_length() -> None:
         Prober(SPEC, PoolHead(["a", "b"], 8))
 
 
-def without_checksums(folder: Path) -> dict[str, Any]:
-    """What ``config.json`` says, as earlier versions wrote it."""
-    config = json.loads((folder / "config.json").read_text())
-    del config["sha256"], config["weights"]
-    return config
-
-
 def edited(folder: Path, **changes: Any) -> Path:
-    """A saved prober of an earlier version; ``a__b`` is the field b of a in ``config.json``."""
+    """A saved prober with another ``config.json``, checksum and all; ``a__b`` is the field b of a."""
     make_bank(entropy_model=ENTROPY).save_pretrained(folder)
-    config = without_checksums(folder)
+    config = unsealed(folder / "config.json")
     for path, value in changes.items():
         *parents, leaf = path.split("__")
         reduce(getitem, parents, config)[leaf] = value
-    (folder / "config.json").write_text(json.dumps(config))
+    try:
+        text = sealed(config)
+    except ValueError:  # a number that is not finite
+        text = json.dumps(config)
+    (folder / "config.json").write_text(text)
     return folder
 
 
@@ -490,7 +490,7 @@ def test_a_foreign_config_is_checked(tmp_path: Path, changes: dict[str, Any], na
 
 @pytest.fixture
 def pictured(tmp_path: Path) -> Path:
-    """The folder of a prober with a picture, which is read though it has no checksums."""
+    """The folder of a prober with a picture."""
     folder = edited(tmp_path / "p")
     (folder / "plots").mkdir()
     (folder / "plots/a.png").write_bytes(b"png")

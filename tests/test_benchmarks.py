@@ -427,6 +427,18 @@ def test_results_name_no_folder_of_the_machine_they_were_measured_on():
     assert report.invocation("x.py", given) == "python benchmarks/x.py --sizes 10,20 --write"
 
 
+def test_a_section_of_the_results_is_replaced_and_the_others_stay(tmp_path):
+    file = tmp_path / "R.md"
+    for name, body in (("a", "one"), ("b", "two\n\n### part"), ("a", "three \\1"), ("a b", "four")):
+        report.write_section(name, "python x", body, file=file)
+    text = file.read_text()
+    assert text.startswith("# Benchmarks") and report.machine() in text
+    assert [line for line in text.splitlines() if line.startswith("## ")] == ["## a", "## b", "## a b"]
+    assert "one" not in text.split("## a")[1] and "three \\1\n\n## b" in text and "### part\n\n## a b" in text
+    report.write_section("a b", "python x", "four", file=file)
+    assert file.read_text() == text
+
+
 @pytest.fixture
 def verdicts(monkeypatch):
     """What the sections of gpu.py find of the target of the server, in place of running them."""

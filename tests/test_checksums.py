@@ -1,6 +1,5 @@
 """Names of contents, and journals: what a changed byte, a kill or a damaged memory does."""
 
-import json
 import os
 from pathlib import Path
 
@@ -48,33 +47,17 @@ def test_a_byte_in_the_middle_of_a_large_file_makes_another_run(reads):
         changed.begin()
 
 
-def test_small_files_and_folders_keep_the_names_of_earlier_versions(reads):
+def test_small_files_and_folders_are_named_by_all_of_their_content(reads):
     Path("small").write_bytes(b"y" * 5000)
     Path("folder").mkdir()
     Path("folder/a").write_bytes(b"z" * (2 << 20))
     Path("folder/.hidden").write_text("of the run that wrote the folder")
     named = inputs("small", "folder", "testbed")
-    assert named == inputs("small", "folder", "testbed", ends=True) and named["testbed"] == "" and not reads
-    assert named["small"] == "77dae47705de4c99"  # of version 0.1
+    assert named["testbed"] == "" and not Path("runs").exists()
+    Path("folder/.hidden").write_text("changed")
+    assert inputs("small", "folder", "testbed") == named
     change_a_byte(Path("folder/a"), 1 << 20)
     assert inputs("folder")["folder"] != named["folder"]
-
-
-def test_a_finished_run_of_an_earlier_version_is_recognised_and_an_unfinished_one_refused(reads):
-    Path("corpus").write_bytes(b"x" * SIZE)
-    now, before = inputs("corpus"), inputs("corpus", ends=True)
-    assert now != before
-    for out in ("finished", "unfinished"):
-        old = RunFolder(Path(out), "rag", {"inputs": before})
-        old.begin()
-        if out == "finished":
-            old.finish()
-    assert RunFolder(Path("finished"), "rag", {"inputs": now}).complete
-    with fails(None, "inputs.corpus"):
-        RunFolder(Path("unfinished"), "rag", {"inputs": now}).begin()
-    with Path("corpus").open("ab") as file:
-        file.write(b"more")
-    assert not RunFolder(Path("finished"), "rag", {"inputs": inputs("corpus")}).complete
 
 
 @pytest.mark.parametrize("blob", [b"", b"{", b"[]", b'{"sha256": 1}', b'{"1 1": [1, 2, "a"], "sha256": ""}'])
@@ -102,16 +85,14 @@ def test_where_nothing_can_be_written_files_are_read_again(reads):
     assert inputs("f") == inputs("f") and len(reads) == 2
 
 
-def test_a_folder_is_checked_once_and_a_memory_of_before_is_taken(reads, tmp_path):
-    folder, memory = Path("store"), Path(".store.checked.json")
+def test_a_folder_is_checked_once(reads, tmp_path):
+    folder = Path("store")
     folder.mkdir()
     for name in "ab":
         (folder / name).write_text(name * 10)
     files = take(folder, "ab")
     reads.clear()
     assert check(folder, files) is None and check(folder, files) is None and len(reads) == 2
-    memory.write_text(json.dumps({k: v for k, v in json.loads(memory.read_text()).items() if k != "sha256"}))
-    assert check(folder, files) is None and len(reads) == 2
     assert check(folder, files, anew=True) is None and len(reads) == 4
     change_a_byte(folder / "b", 3)
     assert check(folder, files) == ("b", "was altered") and check(folder, files, contents=False) is None

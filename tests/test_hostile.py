@@ -2,6 +2,9 @@
 
 import copy
 import json
+import os
+import random
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -11,11 +14,9 @@ from typing import Any
 
 import pytest
 from artefacts import contents, write_lines
-from attack.damage import altered, wrong_value
-from attack.sandbox import INTERNALS
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from refusals import claimed, fails
+from refusals import claimed, exits, fails
 
 from probers import CausalLM, FeatureStore, Prober
 from probers.adaptive.classifiers import AdaptiveClassifier
@@ -25,14 +26,28 @@ from probers.data import load_corpus
 from probers.data.articles import open_articles
 from probers.data.cache import build_once
 from probers.data.questions import load_questions, open_questions
-from probers.data.questions.strategyqa import StrategyQA
-from probers.data.questions.twowikimultihopqa import TwoWikiMultihopQA
+from probers.data.questions.multihop import StrategyQA, TwoWikiMultihopQA
 from probers.equivalence.names import load_aliases
 from probers.rag.traces import TraceFile
 from probers.types import Question, RunError, UserError
 
 FIXTURES = [HealthCheck.function_scoped_fixture]
 often = settings(derandomize=True, max_examples=120, suppress_health_check=FIXTURES)
+#: Python's messages about its own objects, which are no sentence for a user.
+INTERNALS = re.compile(
+    r"object is not (subscriptable|iterable|callable)|NoneType|has no attribute|object cannot be interpreted"
+    r"|list indices must be|unhashable type|unexpected keyword|positional argument|could not convert"
+    r"|not supported between|unsupported operand|invalid literal for|cannot unpack|not enough values"
+    r"|too many values to unpack|must be str, not|expected str instance|bytes-like object|index out of range"
+    r"|object of type '|<class '|\bat 0x[0-9a-f]{6,}|surrogates not allowed|embedded null byte"
+    r"|maximum recursion depth|\bKeyError\b|\bTypeError\b|\bAttributeError\b|\bIndexError\b"
+)
+#: JSON values that may stand where another is expected.
+WRONG: tuple[Any, ...] = (
+    None, True, 0, 2, -1, -0.0, 1e308, 10**30, float("nan"), float("-inf"), "", "x", "1", "\0", "\ud800",
+    "../../x", "/etc/passwd", "\n", "\x1b[31m", "x" * 100_000, [], [[]], {}, {"": None}, {"a": {"b": [1]}},
+    [1, 2, 3], [0] * 10_000,
+)  # fmt: skip
 CONFIG = {"seed": 0, "k": [1, 2], "model": {"name": "testbed"}}
 NAMES = st.text(st.sampled_from("ab.-_ é0"), min_size=1, max_size=6).filter(lambda n: n.strip(". ") != "")
 
@@ -323,10 +338,31 @@ def test_drawn_damage_is_one_sentence_or_fine(damaged, rng):
     top, reader, values = damaged
     values = copy.deepcopy(values)
     at = rng.randrange(len(values))
-    values[at], _ = altered(values[at], rng)
+    alter(values[at], rng)
     if rng.random() < 0.3:
-        values[rng.randrange(len(values))] = wrong_value(rng)
+        values[rng.randrange(len(values))] = copy.deepcopy(rng.choice(WRONG))
     told(top, reader, values)
+
+
+def alter(value: Any, rng: random.Random) -> None:
+    """Change a JSON value in one place: lose, rename, nest, double or replace what stands there."""
+    if not (places := list(_places([value], most=10_000))[1:]):
+        return
+    holder, key = rng.choice(places)
+    old = holder[key]
+    way = rng.choice(["lost", "renamed", "nested", "doubled", "added", "replaced", "replaced"])
+    if way == "lost":
+        del holder[key]
+    elif way == "renamed" and isinstance(holder, dict):
+        holder[f"{key}s"] = holder.pop(key)
+    elif way == "nested":
+        holder[key] = rng.choice([[old], {"value": old}])
+    elif way == "doubled" and isinstance(old, list):
+        holder[key] = old + copy.deepcopy(old)
+    elif way == "added" and isinstance(holder, dict):
+        holder[rng.choice(["schema", "version", "_target_", "extra", ""])] = copy.deepcopy(rng.choice(WRONG))
+    else:
+        holder[key] = copy.deepcopy(rng.choice(WRONG))
 
 
 @pytest.mark.parametrize("read", [
@@ -343,3 +379,20 @@ def test_brackets_without_end_in_a_table_beside_questions_are_one_sentence(tmp_p
 def test_a_device_map_of_numbers_is_one_sentence():
     with fails(None, "device_map={1: 2}"):
         CausalLM.from_pretrained("testbed", device_map={1: 2})
+
+
+@pytest.mark.parametrize(("command", "typed", "named"), [
+    ("train", ["data=fifo"], "fifo"), ("datagen", ["out=/dev/null/x", "limit=1"], "/dev/null/x"),
+    ("train", ["data=\udcff"], "data"), ("datagen", [f"layers={'[' * 5000}{']' * 5000}"], "layers"),
+    ("rag", ["trigger={_target_: os.system}", "question=x"], "trigger"),
+    ("rag", ["corpus=loop", "question=x"], "loop"),
+], ids=lambda part: ascii(part)[:40])  # fmt: skip
+def test_a_hostile_option_is_one_sentence(command, typed, named, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "loop").symlink_to("loop")
+    os.mkfifo(tmp_path / "fifo")
+    assert exits(command, typed) in (1, 2)
+    message = capsys.readouterr().err.strip().splitlines()[-1]
+    assert message.startswith(f"probers-{command}: ") and named in message and message.isprintable()
+    assert not INTERNALS.search(message)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["fifo", "loop"]

@@ -1,6 +1,5 @@
 """Languages other than English: entities, sentences, matching, finding of the language, and runs of two."""
 
-import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -192,10 +191,11 @@ def test_vectors_of_a_script_without_spaces(tmp_path):
 
 
 def test_a_prober_keeps_the_language_of_its_labels():
-    assert _recogniser({"source": "wiki", "recogniser": "auto"}) == "auto"
     assert _recogniser({"source": "wiki", "recogniser": "auto", "language": "de"}) == "rules:de"
     assert _recogniser({"source": "judged", "recogniser": "rules", "language": "ja"}) == "rules:ja"
-    assert _recogniser({"source": "judged", "recogniser": "rules"}) is None
+    for english in ({}, {"language": "en"}, {"language": "auto"}):
+        assert _recogniser({"source": "judged", "recogniser": "rules", **english}) is None
+        assert _recogniser({"source": "wiki", "recogniser": "auto", **english}) == "auto"
     text = " am 3. Mai 1998 in Wien. Er kam."
     offsets = [(m.start(), m.end()) for m in re.finditer(r"\s*\S+", text)]
     for recogniser, spans in (("rules:de", ["3. Mai 1998", "Wien"]), ("rules", ["3. Mai 1998", "Wien"][1:])):
@@ -263,7 +263,7 @@ def test_a_run_in_another_language(code, texts, model, tmp_path, caplog):
             datagen(articles, tmp_path / "en", f"model={model}", "language=en")
         return
     english = datagen(articles, tmp_path / "en", f"model={model}", "language=en")
-    assert "language" not in english.config and not english.table().equals(rows)
+    assert english.config["language"] == "en" and not english.table().equals(rows)
 
 
 @pytest.mark.long
@@ -290,9 +290,8 @@ def test_a_resumed_run_and_parts_equal_the_whole(model, tmp_path, monkeypatch):
     assert merged.table().equals(whole.table()) and merged.config["language"] == "de"
 
 
-def test_english_runs_are_recorded_as_before(tmp_path):
+def test_english_runs_record_their_language(tmp_path):
     out = tmp_path / "store"
     cli.run("datagen", ["source=wiki", "limit=6", f"out={out}", "layers=[6]"])
-    assert "language" not in FeatureStore.open(out).config
-    assert "language" not in json.loads((out / "run.json").read_text()).get("config", {})
+    assert FeatureStore.open(out).config["language"] == "en"
     assert replace(ENGLISH, name="x").english

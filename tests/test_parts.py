@@ -59,7 +59,7 @@ def test_a_block_of_layers_is_a_stretch_and_all_of_them_are_everything():
     [
         (COT, 3),
         pytest.param(WIKI, 2, marks=LONG),
-        pytest.param([*WIKI, *BALANCED, "context=16", "dtype=fp8"], 3, marks=LONG),
+        pytest.param([*WIKI, *BALANCED, "context=16", "dtype=float32"], 3, marks=LONG),
         pytest.param([*WIKI, "pool=tokens", "site=[resid_post,mlp_out]", "layers=[6]"], 2, marks=LONG),
         pytest.param(QUOTAS, 2, marks=LONG),
     ],

@@ -33,7 +33,7 @@ from probers.data.questions import (
     open_questions,
     source_class,
 )
-from probers.data.questions.twowikimultihopqa import TwoWikiMultihopQA
+from probers.data.questions.multihop import TwoWikiMultihopQA
 from probers.data.splits import Splits
 from probers.equivalence.names import load_aliases
 from probers.evaluation.answers import normalize_answer

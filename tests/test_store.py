@@ -2,13 +2,11 @@
 
 import ctypes
 import errno
-import importlib
 import json
 import mmap
 import os
 import random
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -173,7 +171,7 @@ def test_another_run_in_the_folder_is_refused(tmp_path: Path) -> None:
     for features, config, shards, named in (
         ([SPEC], {"seed": 1}, 3, ("configuration, seed", "0 there, 1 now")),
         ([SPEC.select((2,))], {"seed": 0}, 3, ("features, layers", "[0, 2, 5] there, [2] now")),
-        ([replace(SPEC, dtype="fp8")], {"seed": 0}, 3, ("features, dtype",)),
+        ([replace(SPEC, dtype="float32")], {"seed": 0}, 3, ("features, dtype",)),
         ([SPEC], {"seed": 0}, 4, ("number of shards",)),
     ):
         with fails("out-taken", *named):
@@ -328,10 +326,9 @@ def test_one_layer_touches_that_layers_bytes_only(tmp_path: Path) -> None:
     assert all(resident(file).all() for file in files)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "fp8"])
-def test_whatever_is_asked_is_read_from_beginning_to_end_and_once(tmp_path, monkeypatch, dtype):
+def test_whatever_is_asked_is_read_from_beginning_to_end_and_once(tmp_path, monkeypatch):
     """Rows in any order: each shard once and in ascending places, no byte twice and none too much."""
-    store = build_wide(tmp_path / "s", 4, replace(WIDE, dtype=dtype))
+    store = build_wide(tmp_path / "s", 4)
     asked: list[tuple[int, int, int]] = []
     expect = reader._Map.expect
 
@@ -468,6 +465,13 @@ def test_manifests_that_do_not_fit_are_named(tmp_path: Path) -> None:
                 FeatureStore.open(store.path)
 
 
+def test_a_store_of_8_bits_is_to_be_made_again(tmp_path: Path) -> None:
+    manifest = build(tmp_path).path / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"float16"', '"fp8"'))
+    with fails("unsupported", tmp_path, "dtype=fp8", "dtype=float16"):
+        FeatureStore.open(tmp_path)
+
+
 @pytest.mark.parametrize(("change", "named"), [
     (lambda t: t.drop(columns="group"), "column group"),
     (lambda t: t.assign(correct=t["correct"].astype(str)), "column correct of type string, not int64"),
@@ -540,127 +544,6 @@ def test_a_write_that_fails_loses_nothing(tmp_path, monkeypatch, call, number, c
         assert all(now[n] == digest for n, digest in kept.items() if n != "manifest.json")
 
 
-def test_merged_stores_are_one_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    a = build_part(tmp_path / "a", 0, config={"seed": 0, "questions": "1.jsonl"})
-    b = build_part(tmp_path / "b", 100, sizes=(3,), config={"seed": 0, "questions": "2.jsonl"})
-    before = {path: contents(tmp_path / path) for path in "ab"}
-    merged = FeatureStore.merge([a, str(tmp_path / "b")], tmp_path / "new/m")
-    assert {path: contents(tmp_path / path) for path in "ab"} == before
-    assert [p.name for p in (tmp_path / "new").iterdir()] == ["m"]
-    assert merged.spec == SPEC and merged.shards == 3 and len(merged) == 9 and merged.config == {"seed": 0}
-    together = np.concatenate([part.states(SPEC.layers) for part in (a, b)])
-    np.testing.assert_array_equal(merged.states(SPEC.layers), together)
-    assert merged.table()["id"].tolist() == [*a.table()["id"], *b.table()["id"]]
-    sources = merged.summary["merged"]
-    assert [(s["store"], s["rows"], s["shards"]) for s in sources] == [("a", 6, 2), ("b", 3, 1)]
-    assert [s["config"] for s in sources] == [{"questions": "1.jsonl"}, {"questions": "2.jsonl"}]
-    assert [s["summary"] for s in sources] == [{"made": 0}, {"made": 100}]
-    assert sources[0]["manifest"] == before["a"]["manifest.json"]
-    merged.verify()
-    linked = [tmp_path / f"{p}.safetensors" for p in ("a/shards/00002", "new/m/shards/00001")]
-    assert linked[0].samefile(linked[1])
-
-    def failing(number: int) -> Mock:
-        return Mock(side_effect=OSError(number, os.strerror(number)))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", failing(errno.ENOSPC))
-        with fails(None, "json: the disk is full", "merged", kind=RunError):
-            FeatureStore.merge([a], tmp_path / "full")
-    assert not (tmp_path / "full").exists()
-    monkeypatch.setattr(os, "link", failing(errno.EXDEV))
-    copied = FeatureStore.merge([a, b], tmp_path / "copied")
-    assert contents(tmp_path / "copied") == contents(tmp_path / "new/m")
-    assert not linked[0].samefile(tmp_path / "copied/shards/00001.safetensors")
-    copied.verify()
-    turned = FeatureStore.merge([b, a], tmp_path / "turned")
-    assert turned.table()["id"].tolist() == [*b.table()["id"], *a.table()["id"]]
-    again = FeatureStore.merge([copied, build_part(tmp_path / "c", 200)], tmp_path / "again")
-    assert len(again) == 15  # a merged store is a store like any other
-
-
-@pytest.mark.parametrize(("changes", "code", "named"), [
-    (replace(SPEC, model=replace(MODEL, revision="zzz")), "mismatch", "b by testbed@zzz"),
-    (SPEC.select((2,)), "mismatch", "b layers=(2,)"),
-    (replace(SPEC, dtype="float32"), "mismatch", "b dtype='float32'"),
-    (replace(SPEC, dtype="fp8"), "mismatch", "b dtype='fp8'"),
-    (replace(SPEC, pool="last"), "mismatch", "b pool='last'"),
-    (replace(SPEC, prompt="p2"), "mismatch", "b prompt='p2'"),
-    (lambda row: row | {"more": 1}, "mismatch", "more: int64)"),
-    (lambda row: row | {"extra": 1}, "mismatch", "extra: int64"),
-    (lambda row: row | {"id": "q2" if row["id"] == "q101" else row["id"]}, "overlap", "id q2"),
-    (lambda row: row | {"group": "g1", "split": "test"}, "overlap", "'g1' is in train of"),
-])  # fmt: skip
-def test_stores_that_do_not_fit_are_not_merged(tmp_path, changes, code, named):
-    build_part(tmp_path / "a", 0)
-    changed = {"features": (changes,)} if isinstance(changes, FeatureSpec) else {"edit": changes}
-    build_part(tmp_path / "b", 100, **changed)
-    with fails(code, tmp_path / "a", tmp_path / "b", named):
-        FeatureStore.merge([tmp_path / "a", tmp_path / "b"], tmp_path / "m")
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "b"]
-
-
-def test_merges_that_cannot_be_are_refused(tmp_path: Path) -> None:
-    a = build_part(tmp_path / "a", 0)
-    FeatureStore.create(tmp_path / "half", [SPEC], config={}, shards=2)
-    (tmp_path / "there").mkdir()
-    refused: list[tuple[list[Any], str, Any, Any]] = [
-        ([], "m", "missing-value", "merge"),
-        ([a, a], "m", "overlap", "the id q0"),
-        ([a, tmp_path / "half"], "m", "no-artifact", "0 of 2"),
-        ([a, tmp_path / "nowhere"], "m", "no-artifact", "nowhere"),
-        ([a], "there", "out-taken", f"out={tmp_path / 'there'}"),
-        ([a], "a", "out-taken", f"out={tmp_path / 'a'}"),
-    ]
-    for stores, out, code, named in refused:
-        with fails(code, named):
-            FeatureStore.merge(stores, tmp_path / out)
-    (tmp_path / "a/shards/00000.parquet").write_bytes(b"")
-    with fails("damaged", "00000.parquet"):
-        FeatureStore.merge([a], tmp_path / "m")
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "half", "there"]
-    elsewhere = replace(SPEC, model=replace(MODEL, id="/moved/here"))  # the same weights under another name
-    merged = [build_part(tmp_path / "b", 100), build_part(tmp_path / "c", 200, features=(elsewhere,))]
-    names = [s["model"]["id"] for s in FeatureStore.merge(merged, tmp_path / "m").summary["merged"]]
-    assert names == ["testbed", "/moved/here"]
-
-
-MERGER = """
-import os, sys
-from probers.store import merge as merging
-from probers.store import FeatureStore
-original, step = merging.write_bytes, int(sys.argv[1])
-calls = 0
-def counted(path, blob, *then):
-    global calls
-    calls += 1
-    if calls == step:
-        path.with_name(f".{path.name}.tmp").write_bytes(blob[:10])
-        os.kill(os.getpid(), 9)
-    original(path, blob, *then)
-merging.write_bytes = counted
-if step == 5:
-    os.rename = lambda *_: os.kill(os.getpid(), 9)
-FeatureStore.merge(sys.argv[3:], sys.argv[2])
-"""
-
-
-@pytest.mark.parametrize("step", [2, 4, 5])  # at the second sidecar, the manifest, the renaming
-def test_a_merge_that_is_killed_leaves_nothing_that_looks_finished(tmp_path: Path, step: int) -> None:
-    paths = [tmp_path / "a", tmp_path / "b"]
-    for start, path in enumerate(paths):
-        build_part(path, 100 * start, sizes=(3, 2)[: 2 - start])
-    command = [sys.executable, "-c", MERGER, str(step), str(tmp_path / "m"), *map(str, paths)]
-    assert subprocess.run(command, timeout=60).returncode == -signal.SIGKILL
-    assert not (tmp_path / "m").exists()
-    FeatureStore.merge(paths, tmp_path / "m").verify()
-    FeatureStore.merge(paths, tmp_path / "whole")
-    assert contents(tmp_path / "m") == contents(tmp_path / "whole")
-    # Beside a folder whose files are some seconds old stands what is remembered of its checksums.
-    assert sorted(p.name for p in tmp_path.iterdir() if p.is_dir()) == ["a", "b", "m", "whole"]
-    assert all(p.name.endswith(".checked.json") for p in tmp_path.iterdir() if not p.is_dir())
-
-
 def test_a_hugging_face_dataset_has_every_column_and_the_layers_asked_for(tmp_path: Path) -> None:
     datasets.disable_progress_bars()
     store = build(tmp_path / "s")
@@ -683,55 +566,6 @@ def test_a_hugging_face_dataset_has_every_column_and_the_layers_asked_for(tmp_pa
     files, cache = str(tmp_path / "s/shards/*.parquet"), str(tmp_path / "c")
     data = datasets.load_dataset("parquet", data_files=files, split="train", cache_dir=cache)
     assert data.num_rows == 8 and data[5]["id"] == "q200"
-
-
-@pytest.fixture
-def benchmark(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The benchmark of the store, as a module."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "benchmarks"))
-    return importlib.import_module("store")
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="the benchmark looks into /proc")
-def test_the_benchmark_fills_its_table_and_cleans_up(tmp_path, benchmark, monkeypatch, capsys):
-    """Nothing here looks at the clock: what the figures are is for the machine that runs it."""
-    import report
-
-    def in_this_process(path: Path, steps: int) -> tuple[int, int]:
-        benchmark.as_trainer(str(path), str(steps))
-        return tuple(json.loads(capsys.readouterr().out.splitlines()[-1]).values())  # type: ignore[return-value]
-
-    sections: list[tuple[str, str, str]] = []
-    monkeypatch.setattr(benchmark, "training_memory", in_this_process)
-    monkeypatch.setattr(report, "write_section", lambda *given: sections.append(given))
-    arguments = ["--examples=90", "--layers=3", "--width=64", "--shard-size=16", "--repeats=1", "--steps=2"]
-    (tmp_path / "disk").mkdir()
-    benchmark.main([*arguments, f"--folder={tmp_path / 'disk'}", "--write"])
-    assert not list((tmp_path / "disk").iterdir())
-    ((name, command, body),) = sections
-    assert name == "store" and command.startswith("python benchmarks/store.py --examples=90")
-    assert body in capsys.readouterr().out
-    rows = [line for line in body.splitlines() if line.startswith("| ")][2:]
-    assert [row.split(" | ")[0] for row in rows] == [
-        "| write", "| open", "| read one layer, in the page cache", "| read one layer, not in memory",
-        "| memory to read 22 examples for training", "| memory to read 90 examples for training",
-    ]  # fmt: skip
-    with pytest.raises(SystemExit):
-        benchmark.main(["--examples=0"])
-
-
-def test_a_section_of_the_results_is_replaced_and_the_others_stay(tmp_path: Path, benchmark: Any) -> None:
-    import report
-
-    file = tmp_path / "R.md"
-    for name, body in (("a", "one"), ("b", "two\n\n### part"), ("a", "three \\1"), ("a b", "four")):
-        report.write_section(name, "python x", body, file=file)
-    text = file.read_text()
-    assert text.startswith("# Benchmarks") and report.machine() in text
-    assert [line for line in text.splitlines() if line.startswith("## ")] == ["## a", "## b", "## a b"]
-    assert "one" not in text.split("## a")[1] and "three \\1\n\n## b" in text and "### part\n\n## a b" in text
-    report.write_section("a b", "python x", "four", file=file)
-    assert file.read_text() == text
 
 
 def test_a_store_of_unknown_size_is_filled_shard_by_shard(tmp_path: Path) -> None:
@@ -844,19 +678,6 @@ def test_every_features_files_are_watched(tmp_path, name, damage, caplog):
     store = FeatureStore.create(tmp_path / "s", FEATURES, config={"seed": 0}, shards=3)
     assert store.missing == [2] and name in caplog.text
     assert contents(build_all(tmp_path / "s").path) == whole
-
-
-def test_stores_of_several_features_are_merged(tmp_path: Path) -> None:
-    a, b = build_all(tmp_path / "a"), build_all(tmp_path / "b", 1000, sizes=(2,))
-    merged = FeatureStore.merge([a, b], tmp_path / "m")
-    assert merged.features == FEATURES and len(merged) == 10
-    merged.verify()
-    for spec in FEATURES:
-        read, *parts = (s.feature(pool=spec.pool, site=spec.site) for s in (merged, a, b))
-        together = np.concatenate([part.states(spec.layers) for part in parts])
-        np.testing.assert_array_equal(read.states(spec.layers), together)
-    with fails("mismatch", "a has 3", "one 1"):
-        FeatureStore.merge([a, build_part(tmp_path / "one", 2000)], tmp_path / "n")
 
 
 @pytest.mark.parametrize(("values", "kept"), [

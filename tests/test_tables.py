@@ -96,7 +96,7 @@ def test_every_method_of_a_comparison_stands_in_the_document():
 #: Layers of the testbed in the place of a published model's.
 LAYERS = {"probing_rag_gemma_2b": "[4,8,12]", "radio_llama2_7b": "[12]"}
 #: What is left out: it belongs to what is put in another's place.
-VOID = ("questions", "wikipedia", "retriever", "balance_to", "limit", "head.model")
+VOID = ("questions", "wikipedia", "retriever", "balance_to", "limit")
 SMALL = {
     "datagen": ["batch_size=8", "max_new_tokens=24"],
     "train": ["resamples=100", "epochs=2", "learning_curve=false"],
@@ -112,7 +112,7 @@ def in_the_testbed(command: list[str], parts: dict[str, str]) -> tuple[str, list
         kept = [word for word in job if word.split("=")[0].split(".")[0] not in VOID]
         # All sets are the testbed there, and no text may be given twice.
         kept = [re.sub(r"^data=\[([^,\]]+).*", r"data=[\1]", word) for word in kept]
-        more = [*SMALL[name]] if value(kept, "head") != "adaptive_t5" else ["resamples=100"]
+        more = [*SMALL[name]] if value(kept, "head") != "adaptive" else ["resamples=100"]
         if name != "train":
             kept = [word for word in kept if word.split("=")[0] not in ("model", "model.name", "articles")]
             more += ["model=testbed", "questions=testbed", "corpus=testbed"]
@@ -129,8 +129,6 @@ def in_the_testbed(command: list[str], parts: dict[str, str]) -> tuple[str, list
             more[more.index("limit=4")] = "limit=40"
         if value(kept, "method") == "dragin_where":
             more.append(f"methods.dragin_sgpt.retriever_options.model={parts['encoder']}")
-        if value(kept, "head") == "adaptive_t5":
-            more += [f"head.model={parts['t5']}", "head.epochs=1"]
         kept = ["sizes=[20,30,60]" if word.startswith("sizes=") else word for word in kept]
         kept = [re.sub(r"/\$\{questions\.hub\}$", "/${questions._target_}", word) for word in kept]
         found.append([*kept, *normalise(name, more)])
@@ -144,9 +142,8 @@ def place(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def parts(place) -> dict[str, str]:
-    """A tiny encoder for texts and a tiny T5, as folders."""
+    """A tiny encoder for texts, as a folder."""
     from sentence_transformers import SentenceTransformer, models
-    from test_adaptive import letters
     from tiny import byte_level
     from transformers import BertConfig, BertModel
 
@@ -158,7 +155,7 @@ def parts(place) -> dict[str, str]:
     tokenizer.save_pretrained(place / "bert")
     words = models.Transformer(str(place / "bert"), max_seq_length=64)
     SentenceTransformer(modules=[words, models.Pooling(8)], device="cpu").save(str(place / "encoder"))
-    return {"encoder": str(place / "encoder"), "t5": letters(place / "t5")}
+    return {"encoder": str(place / "encoder")}
 
 
 @pytest.fixture(scope="module")

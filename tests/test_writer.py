@@ -162,7 +162,7 @@ def test_parts_of_another_shard_or_that_are_damaged_are_not_used(tmp_path):
 
 @pytest.mark.long
 @pytest.mark.parametrize("arguments", [
-    ["source=cot"], ["source=cot", "dtype=fp8"], ["--source", "wiki", "negatives=untouched"],
+    ["source=cot"], ["source=cot", "dtype=float32"], ["--source", "wiki", "negatives=untouched"],
     ["--source", "wiki", "negatives=untouched", "pool=[predicting,mean]", "site=[resid_post,mlp_out]"],
 ])  # fmt: skip
 def test_of_the_real_model_too(tmp_path, monkeypatch, arguments):

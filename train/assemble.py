@@ -380,7 +380,7 @@ def fit_domain(dataset: Dataset, columns: Sequence[Column], rate: float) -> tupl
 
 
 def surprise_of(examples: Examples) -> np.ndarray | None:
-    """Surprise (texts,) of every text; None where the store is from before it was recorded."""
+    """Surprise (texts,) of every text; None where the store has no such column, or lacks some."""
     if "surprise" not in examples.table:
         return None
     found = examples.table["surprise"].to_numpy(dtype=float)

@@ -17,7 +17,7 @@ from probers.capture.recorder import as_places
 from probers.heads import ProbeHead, head_name
 from probers.options import shown
 from probers.store.joined import Stored
-from probers.store.spec import FP8, BesideSpec, FeatureSpec, parse_layers, places_for, ranges
+from probers.store.spec import BesideSpec, FeatureSpec, parse_layers, places_for, ranges
 from probers.types import Beside, Site, UserError
 
 from .examples import Examples, SplitRequest, load_examples
@@ -177,9 +177,9 @@ class Dataset:
             columns += [Column(site, k) for k in wanted]
         specs = {store.spec.site: store.spec for store in stores}
         formats = {store.spec.dtype for store in (*stores, *beside)}
-        if beside and (len(formats) > 1 or FP8 in formats):
+        if beside and len(formats) > 1:
             told = f"beside: the states are stored as {' and '.join(sorted(formats))}"
-            raise UserError(f"{told}: give stores of one format, and not fp8", "unsupported")
+            raise UserError(f"{told}: give stores of one format", "unsupported")
         read = tuple(BesideSpec(cast(Beside, store.spec.site), store.spec.width) for store in beside)
         return cls(examples, StoreStates(stores, columns, beside), columns, specs, read)
 

@@ -47,11 +47,11 @@ def run(settings: Train, parts: PartRuns | None = None, search: Chosen | None = 
 
     ``parts`` have trained its heads, or a ``search`` has chosen them.
     """
-    from probers.adaptive.training import TARGETS
+    from probers.adaptive.training import TARGET
     from probers.adaptive.training import run as run_classifier
 
     part = settings.partition
-    if settings.head.target in TARGETS:
+    if settings.head.target == TARGET:
         if part is not None:
             why = "divides layers, and a classifier of questions has none: leave part out"
             raise UserError(f"part={part} {why}", code="conflict")
@@ -199,9 +199,7 @@ def _identity(
     """Resolve the configuration with all inputs by content."""
     layers = [layer for task in tasks if task.is_probe for layer in task.column.layers]
     identity = identified(settings, paths, layers)
-    if settings.texts.path is None:
-        del identity["texts"]  # runs of before have no such key
-    else:
+    if settings.texts.path is not None:
         identity["inputs"] |= {"texts": checksums.inputs(str(settings.texts.path))}
     if method.inputs:
         identity["inputs"] |= {"probers": method.inputs}
@@ -259,10 +257,11 @@ def _write(
 
 def _recogniser(made: Mapping[str, Any]) -> str | None:
     """Name the recogniser of a prober's texts by the configuration of its stores."""
-    name, language = made.get("recogniser"), made.get("language")
-    if language is not None and name in ("rules", "auto"):
+    name, language = made.get("recogniser"), made.get("language", "en")
+    other = language not in ("auto", "en")
+    if other and name in ("rules", "auto"):
         return f"rules:{language}"
-    return name if made.get("source") == "wiki" or language is not None else None
+    return name if made.get("source") == "wiki" or other else None
 
 
 def _next(bank: Prober, out: Path, further: Sequence[Path], *, read: bool) -> str:
@@ -319,6 +318,4 @@ def identified(settings: Stores, paths: Sequence[Path], layers: Iterable[int]) -
         # The run folder ignores batch_size, which elsewhere affects speed only; here it changes the heads.
         "examples_per_step": settings.record["batch_size"],
     }
-    # Runs of before have no key beside.
-    asked = {key: value for key, value in settings.record.items() if value or key != "beside"}
-    return asked | {"data": list(map(str, paths)), "inputs": inputs}
+    return settings.record | {"data": list(map(str, paths)), "inputs": inputs}

@@ -36,7 +36,7 @@ from ..judges.base import JUDGED, WRONG, Answer, Grounds, Judge, Ruling
 from ..judges.page import reading_page
 from ..settings import Datagen
 from .base import JOURNAL, TOO_LONG, Examples, LabelBuilder, Prepared
-from .language import language_of_topics, recogniser_in, recorded_language
+from .language import language_of_topics, recogniser_in
 from .marks import MarkedRows, unit_for
 
 log = logging.getLogger(__name__)
@@ -147,7 +147,7 @@ class JudgedBuilder(LabelBuilder):
 
         named = list(_files(options))
         named += filter(None, (settings.matcher.options["aliases"], settings.matcher.options["vectors"]))
-        return Prepared(make, [*files, *named], wordnet_found(settings) | recorded_language(language))
+        return Prepared(make, [*files, *named], wordnet_found(settings) | {"language": language.code})
 
     @property
     def total(self) -> int:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import chain, islice
-from typing import Any
 
 from probers.data.articles import ArticleSource
 from probers.data.topics import Topic
 from probers.entities import Recogniser
-from probers.languages import ENGLISH, Language, language_named
+from probers.languages import Language, language_named
 from probers.languages.detection import detect
 from probers.text import join_sentences
 from probers.types import UserError
@@ -60,8 +59,3 @@ def recogniser_in(kind: str, language: Language) -> Recogniser:
         told = f"recogniser={kind} is for {recognise.language.name}, but the language is {language.name}"
         raise UserError(f"{told}: name a pipeline of that language, or recogniser=rules", "mismatch")
     return recognise
-
-
-def recorded_language(language: Language) -> dict[str, Any]:
-    """Record the language of a run; English is not recorded, as before there were others."""
-    return {} if language is ENGLISH else {"language": language.code}

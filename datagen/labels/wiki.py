@@ -40,7 +40,7 @@ from probers.types import Generation, Needs, UserError
 from ..settings import Datagen
 from .background import WrittenSpan, read_again
 from .base import TOO_LONG, VECTORS, Examples, LabelBuilder, Prepared, span_needs, span_rows
-from .language import language_of_articles, recogniser_in, recorded_language
+from .language import language_of_articles, recogniser_in
 
 log = logging.getLogger(__name__)
 
@@ -266,7 +266,7 @@ class WikiBuilder(LabelBuilder):
             )  # fmt: skip
 
         files = (settings.articles, settings.matcher.options["aliases"], settings.matcher.options["vectors"])
-        return Prepared(make, [*filter(None, files)], wordnet_found(settings) | recorded_language(language))
+        return Prepared(make, [*filter(None, files)], wordnet_found(settings) | {"language": language.code})
 
     @property
     def items(self) -> int:

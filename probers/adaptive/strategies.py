@@ -81,8 +81,9 @@ def read(path: Path, *, checksums: bool = True) -> Answers:
         return of_store(FeatureStore.open(path, checksums=checksums))
     if not state["complete"]:
         raise UserError(f"data={path} is not finished: run its command again to continue it", "no-artifact")
-    asked, file = state["identity"], path / _OUTCOMES
-    of = {asked["methods"][name]["trigger"]: name for name in reversed(asked["triggers"])}  # the first wins
+    identity, file = state["identity"], path / _OUTCOMES
+    names = reversed(identity["triggers"])  # of methods with one trigger the first wins
+    of = {identity["methods"][name]["trigger"]: name for name in names}
     if missing := [trigger for trigger in TRIGGERS.values() if trigger not in of]:
         lacks = f"data={path} compared no method of trigger {' or '.join(missing)}"
         raise UserError(f"{lacks}: head=adaptive learns from all three strategies, '{HOW}'", "labels")
@@ -94,25 +95,25 @@ def read(path: Path, *, checksums: bool = True) -> Answers:
             right = {s: bool(line["right"][name]) for s, name in methods.items() if name in line["right"]}
             rows.append(Tried(id, dataset, group, split, question, right))
     except (OSError, ValueError, LookupError, TypeError) as error:
-        told = f"{file} is missing or damaged ({first_line(error)}): compare again with overwrite=true"
-        raise UserError(told, "damaged") from error
-    return Answers(path, asked["model"]["name"], asked["wrong"], STRATEGIES, rows, sha256(file)[:16])
+        message = f"{file} is missing or damaged ({first_line(error)}): compare again with overwrite=true"
+        raise UserError(message, "damaged") from error
+    return Answers(path, identity["model"]["name"], identity["wrong"], STRATEGIES, rows, sha256(file)[:16])
 
 
 def of_store(store: FeatureStore) -> Answers:
     """Read the answers without and with passages from a store of ``probers-datagen --source cot``."""
-    found: dict[tuple[str, str], Tried] = {}
+    questions: dict[tuple[str, str], Tried] = {}
     for table in store.tables() if store.spec.position == "generated" else ():
         absent = [""] * len(table)
         columns = [table.get(name, absent) for name in (*_COLUMNS, "condition", "correct")]
         for id, dataset, group, split, question, condition, correct in zip(*columns, strict=True):
             id = id.rpartition("/")[0]
             row = Tried(id, str(dataset), str(group), split, str(question), {})
-            row = found.setdefault((id, split), row)
+            row = questions.setdefault((id, split), row)
             if condition in _CONDITIONS:
                 row.right[_CONDITIONS[condition]] = bool(correct)
     rule, tried = str(store.config.get("label", "")), tuple(_CONDITIONS.values())
-    rows, content = list(found.values()), fingerprint(store.path)
+    rows, content = list(questions.values()), fingerprint(store.path)
     return Answers(store.path, store.spec.model.id, rule, tried, rows, content)
 
 
@@ -128,11 +129,11 @@ def joined(parts: Sequence[Answers]) -> Answers:
                 raise UserError(f"{both}: {name} is {mine} in one and {theirs} in the other", "mismatch")
         for row in part.rows:
             if (other := where.setdefault((row.dataset, row.id), part.path)) != part.path:
-                told = f"question {row.id!r} is in data={other} and data={part.path}"
-                raise UserError(f"{told}: give every question once", "overlap")
+                message = f"question {row.id!r} is in data={other} and data={part.path}"
+                raise UserError(f"{message}: give every question once", "overlap")
             if (side := sides.setdefault((row.dataset, row.group), row.split)) != row.split:
-                told = f"the group {row.group!r} has questions of the {side} and of the {row.split} split"
-                raise UserError(f"{told} (data={part.path}): split them with one seed", "overlap")
+                message = f"the group {row.group!r} has questions of the {side} and of the {row.split} split"
+                raise UserError(f"{message} (data={part.path}): split them with one seed", "overlap")
     return replace(first, rows=[row for part in parts for row in part.rows])
 
 
@@ -143,7 +144,7 @@ def label(answers: Answers, bias: Bias) -> tuple[dict[str, Labelled], dict[str, 
     by data set; they are "multi" if that was not tried. UserError if no question is left, or ``bias``
     lacks a data set that needs it.
     """
-    found: dict[str, Labelled] = {}
+    splits: dict[str, Labelled] = {}
     unanswered: Counter[str] = Counter()
     if "multi" not in answers.strategies:
         bias = dict.fromkeys((row.dataset for row in answers.rows), "multi")
@@ -155,21 +156,21 @@ def label(answers: Answers, bias: Bias) -> tuple[dict[str, Labelled], dict[str, 
             unanswered[row.dataset] += 1
             strategy = bias.get(row.dataset)
         if strategy is None:
-            told = f"no strategy answers some questions of the data set {row.dataset!r}: label them with "
-            told += f"+head.bias.{row.dataset or 'NAME'}=single, multi or leave_out"
-            raise UserError(told, "missing-value")
+            message = f"no strategy answers some questions of the data set {row.dataset!r}: label them with "
+            message += f"+head.bias.{row.dataset or 'NAME'}=single, multi or leave_out"
+            raise UserError(message, "missing-value")
         if strategy != "leave_out":
-            labelled = found.setdefault(row.split, Labelled([], [], []))
+            labelled = splits.setdefault(row.split, Labelled([], [], []))
             for column, value in zip(labelled, (row.question, strategy, row.group), strict=True):
                 column.append(value)
-    if not found:
+    if not splits:
         lacks = f"{answers.path} has no question that was answered both without and with passages"
         raise UserError(f"{lacks}: make some with '{HOW}' or 'probers-datagen --source cot'", "labels")
     sources = {name: {"n": n, "label": bias[name]} for name, n in sorted(unanswered.items())}
-    return found, {"tried": list(answers.strategies), "rule": answers.rule, "unanswered": sources}
+    return splits, {"tried": list(answers.strategies), "rule": answers.rule, "unanswered": sources}
 
 
 def seen(rows: Sequence[Tried]) -> Seen:
     """Collect the groups and questions of each split."""
-    found = {s: [(row.dataset, row.group, row.question) for row in rows if row.split == s] for s in SPLITS}
-    return Seen.of(found)
+    texts = {s: [(row.dataset, row.group, row.question) for row in rows if row.split == s] for s in SPLITS}
+    return Seen.of(texts)

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from ..checksums import inputs
 from ..commands.inputs import newest_store
 from ..commands.runs import RunFolder
 from ..evaluation.bootstrap import UNDEFINED, Bootstrap, bounded, number
@@ -26,12 +25,12 @@ from .strategies import BIAS, HOW, Answers, Bias, Labelled, joined, label, read,
 
 log = logging.getLogger(__name__)
 
-#: Heads that classify questions: one of words, and a T5 that writes letters.
-TARGETS = ("probers.adaptive.training.Words", "probers.adaptive.t5.Letters")
+#: The head that classifies questions.
+TARGET = "probers.adaptive.training.Words"
 _USED = ("data", "out", "suffix", "head", "resamples", "seed", "overwrite", "wait", "checksums")
 
 #: Names of the measured predictors: the classifier and its controls.
-CLASSIFIER, MAJORITY, WORDS, SHUFFLED = "classifier", "majority", "words alone", "shuffled labels"
+CLASSIFIER, MAJORITY, SHUFFLED = "classifier", "majority", "shuffled labels"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,9 +47,8 @@ class Words:
     c: Positive = 1.0
     min_count: Count = 2
 
-    def fit(self, labelled: Mapping[str, Labelled], *, seed: int, device: str) -> AdaptiveClassifier:
+    def fit(self, train: Labelled) -> AdaptiveClassifier:
         """Fit it to the training questions; UserError if nothing can be learned from them."""
-        train = labelled["train"]
         return AdaptiveClassifier.fit(train.questions, train.strategies, c=self.c, min_count=self.min_count)
 
 
@@ -60,45 +58,38 @@ def run(request: Any) -> Path:
     UserErrors come before anything is written.
     """
     _refuse_unused(request)
-    settings, seed, device = request.head.make(), request.seed, request.device
+    settings, seed = request.head.make(), request.seed
     paths = _data(request.data)
-    told = ", ".join(map(str, paths))
-    log.info("reading %s", told)
+    given = ", ".join(map(str, paths))
+    log.info("reading %s", given)
     parts = [read(path, checksums=request.checksums) for path in paths]
     answers = joined(parts)
     labelled, record = label(answers, settings.bias)
     for split in ("train", "test"):
         if split not in labelled:
-            raise UserError(f"{told} has no {split} question that every strategy was tried on", "labels")
+            raise UserError(f"{given} has no {split} question that every strategy was tried on", "labels")
     train, test = labelled["train"], labelled["test"]
-    of_words = isinstance(settings, Words)
-    words = settings if isinstance(settings, Words) else Words(bias=settings.bias)
-    by_words = words.fit(labelled, seed=seed, device=device)  # refuses questions without anything to learn
+    classifier = settings.fit(train)  # refuses questions without anything to learn
     suffix = f",{request.suffix}" if request.suffix else ""
-    name = f"{'+'.join(path.name for path in paths)}-adaptive{'' if of_words else '_t5'}{suffix}"
+    name = f"{'+'.join(path.name for path in paths)}-adaptive{suffix}"
     out = Path(request.out or Path("runs/train", name))
     folder = RunFolder(out, "train", _identity(request, parts))
     if not folder.begin(what="classifier"):
         return out
-    classifier = by_words if of_words else settings.fit(labelled, seed=seed, device=device)
-    control, name = by_words, WORDS
-    if of_words:
-        drawn = np.random.default_rng(seed).permutation(train.strategies).tolist()
-        shuffled = {"train": train._replace(strategies=drawn)}
-        control, name = words.fit(shuffled, seed=seed, device=device), SHUFFLED
-    asked, majority = test.questions, Counter(train.strategies).most_common(1)[0][0]
-    chances = {CLASSIFIER: classifier.probabilities(asked), name: control.probabilities(asked)}
+    drawn = np.random.default_rng(seed).permutation(train.strategies).tolist()
+    control = settings.fit(train._replace(strategies=drawn))
+    questions, majority = test.questions, Counter(train.strategies).most_common(1)[0][0]
+    chances = {CLASSIFIER: classifier.probabilities(questions), SHUFFLED: control.probabilities(questions)}
     figures = measure(test, chances, majority, resamples=request.resamples, seed=seed)
     figures["splits"] = {name: _split(part) for name, part in sorted(labelled.items())}
-    figures |= {"labels": record, "base": None if of_words else public_model(settings.model)}
+    figures["labels"] = record
     seen(answers.rows).save(out)
     classifier.save(out)
     write_text(out / "metrics.json", canonical_json(figures))
     write_text(out / "README.md", write_card(figures, model=answers.model, data=paths, out=out))
     folder.finish({"model": answers.model, "accuracy": figures["detectors"][CLASSIFIER]["accuracy"]})
     log.info("%s", table(figures))
-    size = f"{len(by_words.terms)} terms" if of_words else f"a fine-tuned {figures['base']}"
-    log.info("wrote a classifier of questions with %s to %s", size, out)
+    log.info("wrote a classifier of questions with %d terms to %s", len(classifier.terms), out)
     following = 'next: probers-rag question="..." trigger=adaptive query=last_sentence trigger.classifier=%s'
     log.info(following, out)
     return out
@@ -108,11 +99,8 @@ def _identity(request: Any, parts: list[Answers]) -> dict[str, Any]:
     """Return the configuration with the inputs named by content."""
     stores, paths = [part.fingerprint for part in parts], [str(part.path) for part in parts]
     one = len(parts) == 1
-    named: dict[str, Any] = {"store": stores[0] if one else stores}
-    if (model := request.head.get("model")) is not None:
-        named["model"] = inputs(model)
     config = {key: request.record[key] for key in _USED}
-    return config | {"data": paths[0] if one else paths, "inputs": named}
+    return config | {"data": paths[0] if one else paths, "inputs": {"store": stores[0] if one else stores}}
 
 
 def _refuse_unused(request: Any) -> None:
@@ -120,8 +108,8 @@ def _refuse_unused(request: Any) -> None:
         default = option.default if option.default_factory is MISSING else option.default_factory()
         used = option.name in (*_USED, "device", "logger", "save_every") or option.name.startswith("_")
         if not used and (value := getattr(request, option.name)) != default:
-            told = f"a classifier of questions takes options as head.NAME, not {option.name}={value}"
-            raise UserError(f"{told}: leave it out", "conflict")
+            message = f"a classifier of questions takes options as head.NAME, not {option.name}={value}"
+            raise UserError(f"{message}: leave it out", "conflict")
 
 
 def _data(given: str | list[str] | None) -> list[Path]:
@@ -130,10 +118,10 @@ def _data(given: str | list[str] | None) -> list[Path]:
         raise UserError("data=[] names no run or store: give a folder, or several", "missing-value")
     if given is not None:
         return [Path(path) for path in ([given] if isinstance(given, str) else given)]
-    if (found := newest_store("cot")) is None:
-        told = f"'probers-datagen --source cot' makes one, or pass data=FOLDER, also of '{HOW}'"
-        raise UserError(f"no store of answered questions exists under runs/: {told}", "no-artifact")
-    return [found]
+    if (newest := newest_store("cot")) is None:
+        remedy = f"'probers-datagen --source cot' makes one, or pass data=FOLDER, also of '{HOW}'"
+        raise UserError(f"no store of answered questions exists under runs/: {remedy}", "no-artifact")
+    return [newest]
 
 
 def _split(part: Labelled) -> dict[str, Any]:
@@ -159,8 +147,8 @@ def measure(
         scores = {name: each[:, 1:].max(axis=1) - each[:, 0] for name, each in chances.items()}
         aurocs = {name: bootstrap.interval(each, partial(auroc, wrong)) for name, each in scores.items()}
     for name in list(right)[1:]:
-        found = bootstrap.difference(right[CLASSIFIER], right[name])
-        pair = {"diff": found.value, "ci95": [found.low, found.high]}
+        difference = bootstrap.difference(right[CLASSIFIER], right[name])
+        pair = {"diff": difference.value, "ci95": [difference.low, difference.high]}
         pairs[f"{CLASSIFIER} vs {name}"] = {"accuracy": pair}
     confusion = np.zeros((len(STRATEGIES), len(STRATEGIES)), dtype=int)
     np.add.at(confusion, (gold, said[CLASSIFIER]), 1)
@@ -191,9 +179,9 @@ def _ratio(part: int, whole: int) -> float | None:
 def table(figures: Mapping[str, Any]) -> str:
     """Format the figures as text for the terminal."""
     test, names = figures["splits"]["test"], figures["strategies"]
-    told = "cheapest strategy that answers right, told from the question alone"
+    task = "cheapest strategy that answers right, told from the question alone"
     lines = [
-        f"test: {test['n']} questions, {test['groups']} groups; {told}",
+        f"test: {test['n']} questions, {test['groups']} groups; {task}",
         f"labels: {_told(figures['labels'])}",
         f"  {'':20}{'accuracy':22}AUROC, no or some retrieval",
     ]
@@ -232,9 +220,9 @@ def write_card(figures: Mapping[str, Any], *, model: str, data: Sequence[Path], 
 
 def _notes(figures: Mapping[str, Any]) -> list[str]:
     """List figures that speak against the classifier, one sentence each."""
-    found: list[str] = []
+    notes: list[str] = []
     if not figures["pairs"][f"{CLASSIFIER} vs {MAJORITY}"]["accuracy"]["ci95"][0] > 0:
-        found.append(f"it is not shown to be better than saying {figures['majority']!r} of every question")
+        notes.append(f"it is not shown to be better than saying {figures['majority']!r} of every question")
     if silent := [n for n, e in figures["by_strategy"].items() if e["n"] and not e["predicted_share"]]:
-        found.append(f"it never says {' or '.join(map(repr, silent))}")
-    return found
+        notes.append(f"it never says {' or '.join(map(repr, silent))}")
+    return notes

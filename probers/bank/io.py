@@ -82,13 +82,13 @@ class _Adapter:
 class _Config:
     """The fields of ``config.json`` besides its format, schema and own checksum.
 
-    Earlier versions wrote neither ``weights``, the SHA-256 of their file, nor ``recogniser``; ``promise`` is
-    there only for thresholds chosen by it, ``adapter`` only if there is one.
+    ``weights`` is the SHA-256 of their file. ``domain``, ``promise`` and ``adapter`` are there only if the
+    prober has one.
     """
 
     spec: dict[str, Any]
     head: _Head
-    weights: str | None
+    weights: str
     ensemble: dict[str, Any]
     aggregate: str | None
     threshold: float
@@ -154,9 +154,7 @@ def read(folder: Path, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
         raise UserError(told, "bad-file")
     try:
         about = {key: value for key, value in unseal(config).items() if key not in ("format", "schema")}
-        about = dict.fromkeys(("weights", "recogniser", "domain", "promise", "adapter")) | about
-        if isinstance(about["domain"], dict):  # earlier versions had no surprise
-            about["domain"] = {"surprise": None, **about["domain"]}
+        about = dict.fromkeys(("domain", "promise", "adapter")) | about
         check_record(_Config, about)
         check_record(_Head, about["head"], "head.")
     except (UserError, ValueError) as error:
@@ -240,7 +238,7 @@ def load_head(
         check_component(cls, options, "head.")
     try:
         regular(file)
-        if config["weights"] not in (None, sha256(file)):
+        if config["weights"] != sha256(file):
             raise ValueError("was altered")
         with safe_open(file, framework="pt") as tensors:
             sizes = (spec.width, spec.places) if is_joint(cls) else (spec.width,)

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..store.spec import FP8, fp8_rounded
 from ..types import Pool
 
 #: Pools that keep a vector for every token; all others have one per text.
@@ -283,7 +282,5 @@ class WholePool:
 
 def as_stored(vectors: np.ndarray | Tensor, dtype: str) -> Tensor:
     """Round float32 vectors to number format ``dtype``, as the store rounds the training data of heads."""
-    if dtype == FP8:
-        return fp8_rounded(torch.as_tensor(vectors))
     kind: torch.dtype = getattr(torch, dtype)
     return torch.as_tensor(vectors).to(kind).float()

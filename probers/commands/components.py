@@ -57,7 +57,6 @@ COMPONENTS: dict[str, dict[str, str]] = {
     },
     "head": {
         "adaptive": "adaptive.training.Words",
-        "adaptive_t5": "adaptive.t5.Letters",
         "attention_pool": "heads.AttentionPoolHead",
         "concat": "heads.ConcatHead",
         "layer_attention": "heads.LayerAttentionHead",

@@ -133,7 +133,7 @@ def trained(path: Path) -> bool:
     if not path.exists():
         return False
     try:
-        if unsealed(_record(path), older=False)["files"] == take(path.parent, [path.name]):
+        if unsealed(_record(path))["files"] == take(path.parent, [path.name]):
             return True
         what = f"{path} was altered"
     except FileNotFoundError:

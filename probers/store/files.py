@@ -13,7 +13,7 @@ from ..checksums import draw_key, unsealed
 from ..files import digest, read_json
 from ..options import shown
 from ..types import SPLITS, RunError, UserError, first_line
-from .spec import FP8, TOO_LARGE, FeatureSpec, fp8_encode
+from .spec import FeatureSpec
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -34,15 +34,15 @@ def read_manifest(path: Path) -> dict[str, Any]:
     try:
         manifest = read_json(file)
     except (FileNotFoundError, NotADirectoryError):
-        told = f"{path} is not a feature store (no {MANIFEST}): probers-datagen makes one"
-        raise UserError(told, "no-artifact") from None
+        message = f"{path} is not a feature store (no {MANIFEST}): probers-datagen makes one"
+        raise UserError(message, "no-artifact") from None
     except ValueError as error:
         raise damaged(path, MANIFEST, str(error)) from error
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise UserError(f"{file} does not describe a feature store", "bad-file")
     if (schema := manifest.get("schema")) != SCHEMA:
-        told = f"the feature store {path} has schema {shown(schema)}, this reads {SCHEMA}"
-        raise UserError(told, "bad-file")
+        message = f"the feature store {path} has schema {shown(schema)}, this reads {SCHEMA}"
+        raise UserError(message, "bad-file")
     if problem := _problem(manifest):
         raise damaged(path, MANIFEST, problem)
     return manifest
@@ -50,8 +50,12 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 def read_specs(path: Path, manifest: Mapping[str, Any]) -> tuple[FeatureSpec, ...]:
     """Read the specifications of a store's features from its manifest; UserError if damaged."""
+    described = [manifest["spec"], *manifest.get("more", ())]
+    if any(each.get("dtype") == "fp8" for each in described):
+        message = f"the feature store {path} has dtype=fp8, which is no longer read"
+        raise UserError(f"{message}: make it again with dtype=float16", "unsupported")
     try:
-        specs = tuple(FeatureSpec.from_dict(each) for each in [manifest["spec"], *manifest.get("more", ())])
+        specs = tuple(map(FeatureSpec.from_dict, described))
         check_features(specs)
     except (UserError, ValueError) as error:
         raise damaged(path, MANIFEST, f"describes no valid features: {error}") from error
@@ -111,8 +115,8 @@ def check_same(path: Path, there: Mapping[str, Any], here: Mapping[str, Any]) ->
             old, new, name = old.get(key), new.get(key), f"{name}, {key}"
         if part == "more":
             old, new = ([f"{f['pool']} of {f['site']}, layers {f['layers']}" for f in s] for s in (old, new))
-        told = f"{path} holds a feature store of another {name} ({old} there, {new} now)"
-        raise UserError(f"{told}: choose another out or remove the folder", "out-taken")
+        message = f"{path} holds a feature store of another {name} ({old} there, {new} now)"
+        raise UserError(f"{message}: choose another out or remove the folder", "out-taken")
 
 
 def _problem(manifest: Mapping[str, Any]) -> str | None:
@@ -144,12 +148,12 @@ def read_sidecar(store: Path, index: int, specs: Sequence[FeatureSpec]) -> dict[
     """Read the JSON record of one shard, with files as paths in the store; RunError if it is damaged."""
     path = store / shard_file(index, "json")
     try:
-        found = unsealed(path)
-        about = {name: list(found[name]) for name in ("units", "left_out")}
-        rows, listed = int(found["rows"]), dict(found["files"])
-        own = {f"{index:05d}.{end}" for end in ("parquet", *state_suffixes(specs)) if rows > 0}
+        record = unsealed(path)
+        about = {name: list(record[name]) for name in ("units", "left_out")}
+        rows, listed = int(record["rows"]), dict(record["files"])
+        names = {f"{index:05d}.{end}" for end in ("parquet", *state_suffixes(specs)) if rows > 0}
         sound = all(map(_is_listed, listed.values())) and all(isinstance(u, str) for u in about["units"])
-        if set(listed) != own or not sound:
+        if set(listed) != names or not sound:
             raise ValueError("lists files of another shard")
     except (ValueError, TypeError, KeyError) as error:
         remedy = "the command that made the store makes the shard again"
@@ -186,24 +190,16 @@ _NULLABLE = ("rind_max", "em", "acc", "f1", "eigenscore", "verbalised", "questio
 def encode_states(rows: Sequence[Mapping[str, Any]], states: np.ndarray, spec: FeatureSpec) -> bytes:
     """Encode states (n, layers, d) as safetensors, one tensor ``layer.<k>`` (n, d) per layer.
 
-    With dtype "fp8" these are codes, and a tensor ``scale`` (n, layers) has their factors.
     RunError names a value that is not finite in the store's number format.
     """
     # Layers first, in one pass: each layer's block is then contiguous, as in the file.
     with np.errstate(over="ignore"):
         stored = np.ascontiguousarray(np.asarray(states).transpose(1, 0, 2), dtype=spec.read_as)
-    finite = np.abs(stored) < TOO_LARGE if spec.dtype == FP8 else np.isfinite(stored)
+    finite = np.isfinite(stored)
     if not finite.all():
         row, layer = (int(i[0]) for i in np.nonzero(~finite.all(axis=2).T))
         where = f"{rows[row]['id']} at layer {spec.layers[layer]}"
         raise RunError(f"the states of {where} are not finite in {spec.dtype}", "bad-value")
-    if spec.dtype == FP8:
-        import torch
-        from safetensors.torch import save as save_tensors
-
-        codes, scales = fp8_encode(torch.from_numpy(stored))
-        tensors = {f"layer.{k}": codes[i] for i, k in enumerate(spec.layers)}
-        return save_tensors({"scale": scales.T.contiguous(), **tensors})
     from safetensors.numpy import save
 
     return save({f"layer.{k}": stored[i] for i, k in enumerate(spec.layers)})
@@ -275,11 +271,11 @@ def read_rows(
     return table
 
 
-def _kind_of(column: str, found: set[type]) -> type:
+def _kind_of(column: str, types: set[type]) -> type:
     """Find the type of a further column, float for mixed numbers."""
-    kinds: set[type] = {float} if found == {int, float} else found
+    kinds: set[type] = {float} if types == {int, float} else types
     if len(kinds) != 1 or not kinds <= set(_types()):
-        held = " and ".join(sorted(each.__name__ for each in found)) or "None alone"
+        held = " and ".join(sorted(each.__name__ for each in types)) or "None alone"
         raise ValueError(f"column {column} holds {held}; str, int, float or bool can be stored")
     return next(iter(kinds))
 

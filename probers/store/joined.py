@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ..types import Beside, Site, UserError
-from .merge import check_alike, check_ids
 from .reader import StateReader
 from .spec import FeatureSpec
 from .store import FeatureStore
@@ -48,9 +47,13 @@ class JoinedStores:
             if odd := sorted({*map(str, table)} ^ {*map(str, tables[0])}):
                 pair = (store.path, self.stores[0].path)
                 has, lacks = pair if odd[0] in table else pair[::-1]
-                told = f"data={has} has the column {odd[0]}, which data={lacks} lacks: make both alike"
-                raise UserError(told, "mismatch")
-            check_ids(known, table["id"], store.path)
+                message = f"data={has} has the column {odd[0]}, which data={lacks} lacks: make both alike"
+                raise UserError(message, "mismatch")
+            for name in table["id"]:
+                if name in known:
+                    message = f"the id {name} is in {known[name]} and again in {store.path}"
+                    raise UserError(f"{message}: give every text once", "overlap")
+                known[name] = store.path
         return pd.concat(tables, ignore_index=True)
 
     def reader(self, layers: Sequence[int]) -> StateReader:
@@ -68,24 +71,24 @@ def chosen(
     taken = pool or first.spec.pool
     others = dict.fromkeys(spec.pool for spec in first.features if spec.pool != taken)
     if pool is None and others:
-        told = "pool=%s is trained on, the first that %s has; others: %s"
-        log.info(told, taken, first.path, ", ".join(others))
-    found = []
+        message = "pool=%s is trained on, the first that %s has; others: %s"
+        log.info(message, taken, first.path, ", ".join(others))
+    selected = []
     for store in stores:
         there = [spec for spec in store.features if spec.pool == taken]
         if not there and pool is None:
-            found.append(store)  # by_site names the difference
+            selected.append(store)  # by_site names the difference
             continue
         if sites is None:  # of one width, since training needs equal widths
             wanted = [spec.site for spec in there if spec.width == there[0].width]
         else:
             wanted = [spec.site for spec in there if spec.site in sites]
-        asked: Sequence[str | None] = wanted or sites or [None]
-        found += [store.feature(pool=taken, site=site) for site in asked]
+        places: Sequence[str | None] = wanted or sites or [None]
+        selected += [store.feature(pool=taken, site=site) for site in places]
     for site in sites or ():
-        if all(site != store.spec.site for store in found):
+        if all(site != store.spec.site for store in selected):
             first.feature(pool=taken, site=site)
-    return found
+    return selected
 
 
 #: One store of a site, or several read as one.
@@ -105,26 +108,36 @@ class Sources(NamedTuple):
     ) -> Sources:  # fmt: skip
         """Read stores like :func:`chosen`, and the inputs ``beside`` them; UserError if these are missing."""
         main = [store for store in stores if not {spec.site for spec in store.features} <= {*beside}]
-        found = by_site(chosen(main or stores, pool, sites))
-        return cls(found, [of_site(stores, found[0].spec.pool, kind) for kind in beside])
+        joined = by_site(chosen(main or stores, pool, sites))
+        return cls(joined, [of_site(stores, joined[0].spec.pool, kind) for kind in beside])
 
 
 def of_site(stores: Sequence[FeatureStore], pool: str, site: Site) -> Stored:
     """Read the stores with a pool and site as one; UserError if none has them."""
-    own = [store for store in stores if any((s.pool, s.site) == (pool, site) for s in store.features)]
-    (found,) = by_site(chosen(own or stores[:1], pool, [site]))  # the first one reports what is absent
-    return found
+    having = [store for store in stores if any((s.pool, s.site) == (pool, site) for s in store.features)]
+    (joined,) = by_site(chosen(having or stores[:1], pool, [site]))  # the first one reports what is absent
+    return joined
 
 
 def by_site(stores: Sequence[FeatureStore]) -> list[Stored]:
     """Join stores to one for each site, in the order of the first of each; UserError if they differ."""
     first = stores[0]
-    found: dict[Site, list[FeatureStore]] = {}
+    sites: dict[Site, list[FeatureStore]] = {}
     for store in stores:
         spec, what, against = store.spec, f"data={first.path}", f"data={store.path}"
         first.spec.check(replace(spec, site=first.spec.site), what=what, against=against)
-        others = found.setdefault(spec.site, [])
+        others = sites.setdefault(spec.site, [])
         if others:
             check_alike(others[0].spec, spec, others[0].path, store.path)
         others.append(store)
-    return [given[0] if len(given) == 1 else JoinedStores(tuple(given)) for given in found.values()]
+    return [given[0] if len(given) == 1 else JoinedStores(tuple(given)) for given in sites.values()]
+
+
+def check_alike(one: FeatureSpec, another: FeatureSpec, path: Path, other: Path) -> None:
+    """Refuse features of two stores that cannot be joined (UserError)."""
+    one.check(another, what=f"the features of {path}", against=f"those of {other}")
+    for name in ("layers", "dtype"):
+        mine, theirs = getattr(one, name), getattr(another, name)
+        if mine != theirs:
+            message = f"{path} has {name}={mine!r}, {other} {name}={theirs!r}"
+            raise UserError(f"{message}: only stores of the same {name} can be joined", "mismatch")

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..types import UserError
 from .files import damaged
-from .spec import FP8, FeatureSpec, fp8_decode
+from .spec import FeatureSpec
 
 #: Largest number of shards mapped at once; each holds a file descriptor, and a process has few.
 _MOST_MAPPED = 256
@@ -25,7 +25,7 @@ _MOST_RESIDENT = 64 << 20
 _FAULT_AROUND = 64 << 10
 #: Bytes requested ahead of their use at once; the kernel shortens long requests.
 _AHEAD = 128 << 10
-_FORMATS = {"float16": "F16", "float32": "F32", "float64": "F64", FP8: "F8_E4M3"}
+_FORMATS = {"float16": "F16", "float32": "F32", "float64": "F64"}
 
 
 class StateReader:
@@ -45,10 +45,8 @@ class StateReader:
         self.layers = tuple(layers)
         self.shape = (sum(counts), len(self.layers), spec.width)
         self.dtype = spec.read_as
-        self._stored = np.dtype(np.uint8) if spec.dtype == FP8 else spec.read_as
         self._files, self._counts, self._spec = tuple(files), tuple(counts), spec
         self._starts = np.cumsum([0, *counts[:-1]])
-        self._columns = [spec.layers.index(k) for k in layers]
         self._layouts: dict[int, tuple[int, dict[int, int]]] = {}
         self._maps: dict[int, _Map] = {}
         self._resident = 0
@@ -70,26 +68,21 @@ class StateReader:
         rows = np.asarray(rows, dtype=np.int64)
         if rows.size and (rows.min() < 0 or rows.max() >= len(self)):
             raise IndexError(f"rows from {rows.min()} to {rows.max()}, but the store has {len(self)}")
-        result = np.empty((len(rows), *self.shape[1:]), dtype=self._stored)
-        scales = np.empty(result.shape[:2], dtype=np.float32)
+        result = np.empty((len(rows), *self.shape[1:]), dtype=self.dtype)
         shards = np.searchsorted(self._starts, rows, side="right") - 1
         order = np.argsort(rows, kind="stable")
         for places in np.split(order, np.flatnonzero(np.diff(shards[order])) + 1):
             if places.size:
                 shard = int(shards[places[0]])
-                self._copy(shard, rows[places] - self._starts[shard], places, result, scales)
-        return fp8_decode(result, scales) if self._spec.dtype == FP8 else result
+                self._copy(shard, rows[places] - self._starts[shard], places, result)
+        return result
 
-    def _copy(
-        self, shard: int, rows: np.ndarray, places: np.ndarray, result: np.ndarray, scales: np.ndarray
-    ) -> None:
-        """Copy ascending rows of one shard, and their scales if any, to their places."""
+    def _copy(self, shard: int, rows: np.ndarray, places: np.ndarray, result: np.ndarray) -> None:
+        """Copy ascending rows of one shard to their places."""
         if shard not in self._maps and len(self._maps) >= _MOST_MAPPED:
             self._drop()
         mapped = self._maps.get(shard) or self._map(shard)
         positions = [self._layouts[shard][1][k] for k in self.layers]
-        if mapped.scales is not None:
-            scales[places] = mapped.scales[rows[:, None], self._columns]
         if len(rows) > 1 and (np.diff(rows) == 1).all() and (np.diff(places) == 1).all():
             first, end, there = int(rows[0]), int(rows[-1]) + 1, slice(places[0], places[-1] + 1)
             for position, column in sorted(zip(positions, range(len(positions)), strict=True)):
@@ -127,26 +120,19 @@ class StateReader:
             self._layouts[shard] = _layout(path, memory, rows, self._spec)
         start, positions = self._layouts[shard]
         shape = (len(positions), rows, self._spec.width)
-        end = start + math.prod(shape) * self._stored.itemsize
+        end = start + math.prod(shape) * self.dtype.itemsize
         if len(memory) != end:
             raise _damaged(path, f"has {len(memory)} bytes instead of {end}")
-        data, scales = np.ndarray(shape, self._stored, memory, start), None
-        if size := _scale_bytes(rows, self._spec):
-            scales = np.ndarray((rows, len(positions)), np.float32, memory, start - size)
-        self._maps[shard] = _Map(memory, data, scales)
+        self._maps[shard] = _Map(memory, np.ndarray(shape, self.dtype, memory, start))
         return self._maps[shard]
 
 
 @dataclass(slots=True)
 class _Map:
-    """One shard in memory: its bytes, its states (layers, rows, d), and the number of touched bytes.
-
-    With dtype "fp8" the states are codes, and there are ``scales`` (rows, layers), by layer number.
-    """
+    """One shard in memory: its bytes, its states (layers, rows, d), and the number of touched bytes."""
 
     memory: mmap.mmap
     data: np.ndarray
-    scales: np.ndarray | None
     touched: int = 0
 
     def expect(self, position: int, first: int, end: int) -> None:
@@ -163,8 +149,7 @@ class _Map:
 def _layout(path: Path, memory: mmap.mmap, rows: int, spec: FeatureSpec) -> tuple[int, dict[int, int]]:
     """Read from a shard's header where its states start, and the position of each layer's block.
 
-    The format leaves no gaps between tensors, so a position is an offset in units of one layer's size. Scales
-    come first, since the format sorts by the size of a number.
+    The format leaves no gaps between tensors, so a position is an offset in units of one layer's size.
     """
     length = int.from_bytes(memory[:8], "little")
     try:
@@ -173,17 +158,13 @@ def _layout(path: Path, memory: mmap.mmap, rows: int, spec: FeatureSpec) -> tupl
         header: dict[str, Any] = json.loads(memory[8 : 8 + length])
         header.pop("__metadata__", None)
         wanted = {f"layer.{k}": k for k in spec.layers}
-        if scale_bytes := _scale_bytes(rows, spec):
-            scale = {"dtype": "F32", "shape": [rows, len(wanted)], "data_offsets": [0, scale_bytes]}
-            if (found := header.pop("scale", None)) != scale:
-                raise ValueError(f"scale is {found} instead of {scale}")
         if set(header) != set(wanted):
             raise ValueError(f"it has the tensors {sorted(header)[:3]} ... instead of {list(wanted)[:3]} ...")
         expected = {"dtype": _FORMATS.get(spec.dtype), "shape": [rows, spec.width]}
         size = rows * spec.vector_bytes
         positions = {}
         for name, tensor in header.items():
-            start, end = (offset - scale_bytes for offset in tensor.pop("data_offsets"))
+            start, end = tensor.pop("data_offsets")
             if tensor != expected or end - start != size or start % size:
                 raise ValueError(f"{name} is {tensor} instead of {expected}")
             positions[wanted[name]] = start // size
@@ -191,11 +172,7 @@ def _layout(path: Path, memory: mmap.mmap, rows: int, spec: FeatureSpec) -> tupl
             raise ValueError("tensors overlap")
     except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
         raise _damaged(path, f"has a header that cannot be used ({error})") from error
-    return 8 + length + scale_bytes, positions
-
-
-def _scale_bytes(rows: int, spec: FeatureSpec) -> int:
-    return rows * (spec.row_bytes - len(spec.layers) * spec.vector_bytes)
+    return 8 + length, positions
 
 
 def _damaged(path: Path, problem: str) -> UserError:

@@ -2,12 +2,6 @@
 
 A specification is written into the feature store, copied into every prober trained from it, and compared
 before a prober reads another model's states: features computed in another way are refused.
-
-Number format "fp8" is float8 e4m3 (Micikevicius et al. 2022): 3 bits after the leading one, from 448 down to
-2^-6, below it steps of 2^-9. A vector is divided by the power of two that brings its largest number to
-between 232 and 464, which is then rounded to 448 at most. So the error of a number is at most a 16th of it,
-or the vector's largest number over 237,568. A power of two changes no digit: writing what was read gives the
-same bytes.
 """
 
 from __future__ import annotations
@@ -15,27 +9,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import chain, groupby
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from ..options import Count, Limits, Line, Name, Natural, check_record
 from ..types import Beside, Feature, Needs, Pool, Site, UserError
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-FP8 = "fp8"
 #: Prefix of an adapter's digest in the revision of a model that runs with it.
 ADAPTER_MARK = "+lora-"
-#: Limit of stored numbers: larger ones could be rounded up beyond float32.
-TOO_LARGE = 2.0**127
 
-_SMALLEST = -126  # exponent of the smallest scale, the smallest normal number of float32
-_TURN = 464 / 512  # numbers between this share of a power of two and the power would be rounded to over 448
 _LAYERS = 10_000  # more than any model has
 _Layers = Annotated[tuple[Natural, ...], Limits(max_length=_LAYERS)]
-_Format = Annotated[str, Limits("float16, float32, float64 or fp8", pattern="^(float(16|32|64)|fp8)$")]
+_Format = Annotated[str, Limits("float16, float32 or float64", pattern="^float(16|32|64)$")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +91,8 @@ class FeatureSpec:
         if not layers or list(layers) != sorted(set(layers)):
             raise ValueError(f"layers must be ascending without repeats and not empty, got {self.layers}")
         if layers[0] < 0 or layers[-1] > self.model.layers:
-            told = f"layers={list(layers)} is out of range: {self.model.id} has {self.model.layers} layers"
-            raise UserError(f"{told} (0 is the embedding output)", "layers")
+            message = f"layers={list(layers)} is out of range: {self.model.id} has {self.model.layers} layers"
+            raise UserError(f"{message} (0 is the embedding output)", "layers")
         object.__setattr__(self, "layers", layers)
 
     @property
@@ -131,35 +117,35 @@ class FeatureSpec:
     @property
     def read_as(self) -> np.dtype:
         """Number format of vectors that are read."""
-        return np.dtype("float32" if self.dtype == FP8 else self.dtype)
+        return np.dtype(self.dtype)
 
     @property
     def vector_bytes(self) -> int:
-        """Bytes of one stored vector without its scale."""
-        return self.width * (1 if self.dtype == FP8 else self.read_as.itemsize)
+        """Bytes of one stored vector."""
+        return self.width * self.read_as.itemsize
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of all stored vectors of a row, with their scales."""
-        return len(self.layers) * (self.vector_bytes + 4 * (self.dtype == FP8))
+        """Bytes of all stored vectors of a row."""
+        return len(self.layers) * self.vector_bytes
 
     def select(self, layers: Sequence[int]) -> FeatureSpec:
         """Keep some of the layers; UserError lists the existing ones."""
         if absent := [k for k in layers if k not in self.layers]:
-            told = f"layer={absent[0] if len(absent) == 1 else absent} is not in the features"
+            message = f"layer={absent[0] if len(absent) == 1 else absent} is not in the features"
             model = f"{self.model.id}, which has {self.model.layers} layers (0 is the embedding output)"
             there = ranges(self.layers)
-            raise UserError(f"{told}: they hold layers {there} of {model}; choose among these", "layers")
+            raise UserError(f"{message}: they hold layers {there} of {model}; choose among these", "layers")
         return replace(self, layers=tuple(sorted(set(layers))))
 
     def check_model(self, model: ModelSpec, *, what: str = "the features") -> None:
         """Refuse a model other than that of these features, called ``what`` (UserError)."""
         if not self.model.same_as(model):
-            told = f"{what} came from the model {self.model}, but the model now is {model}"
+            message = f"{what} came from the model {self.model}, but the model now is {model}"
             remedy = "use that model, or make features and prober again with this one"
             if self.model.adapter != model.adapter:
                 remedy = "read both with the same adapter (model.adapter=FOLDER), or both without"
-            raise UserError(f"{told}: {remedy}", "mismatch")
+            raise UserError(f"{message}: {remedy}", "mismatch")
 
     def check(self, other: FeatureSpec, *, what: str = "the features", against: str = "the others") -> None:
         """Refuse vectors that were read in another way, except for the layers (UserError)."""
@@ -167,15 +153,15 @@ class FeatureSpec:
         for name in ("site", "pool", "position", "width", "prompt"):
             mine, theirs = getattr(self, name), getattr(other, name)
             if mine != theirs:
-                told = f"{what} have {name}={mine!r}, {against} {name}={theirs!r}"
+                message = f"{what} have {name}={mine!r}, {against} {name}={theirs!r}"
                 options = "source and unit" if name == "position" else name
-                raise UserError(f"{told}: make one of them again with the same {options}", "mismatch")
+                raise UserError(f"{message}: make one of them again with the same {options}", "mismatch")
 
     def to_dict(self) -> dict[str, Any]:
-        found = {**asdict(self), "layers": list(self.layers), "beside": list(map(asdict, self.beside))}
-        if not self.beside:  # earlier files have no such key
-            del found["beside"]
-        return found
+        fields = {**asdict(self), "layers": list(self.layers), "beside": list(map(asdict, self.beside))}
+        if not self.beside:  # as in every store
+            del fields["beside"]
+        return fields
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> FeatureSpec:
@@ -209,27 +195,3 @@ def parse_layers(value: Any, named: Mapping[str, Sequence[int]], key: str) -> tu
         words = ", ".join(named)
         raise UserError(f"{key}={value} is not valid: give {words}, a number or a list like [4,8]")
     return tuple(sorted(set(wanted)))
-
-
-def fp8_encode(vectors: Tensor) -> tuple[Tensor, Tensor]:
-    """Encode float32 vectors (.., d) below :data:`TOO_LARGE` as codes in e4m3 and float32 scales (..,)."""
-    import torch
-
-    half, exponent = torch.frexp(vectors.abs().amax(dim=-1))
-    exponent = (exponent - 9 + (half > _TURN)).clamp(min=_SMALLEST)
-    scales = torch.ldexp(torch.ones_like(half), exponent)
-    return (vectors / scales[..., None]).to(torch.float8_e4m3fn), scales
-
-
-def fp8_decode(codes: np.ndarray, scales: np.ndarray) -> np.ndarray:
-    """Decode codes (.., d), as bytes, and scales (..,) to float32."""
-    import torch
-
-    vectors = torch.from_numpy(codes).view(torch.float8_e4m3fn).float()
-    return vectors.mul_(torch.from_numpy(scales)[..., None]).numpy()
-
-
-def fp8_rounded(vectors: Tensor) -> Tensor:
-    """Round vectors to the values that reading would return."""
-    codes, scales = fp8_encode(vectors)
-    return codes.float().mul_(scales[..., None])

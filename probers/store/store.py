@@ -2,8 +2,8 @@
 
 docs/formats.md describes the files. Each is written under another name and then renamed, a shard's JSON
 record last: it marks a whole shard. No file holds times or machine names: a store that was killed and resumed
-is byte-identical to one that was not. One process writes a folder; several workers write a folder each.
-:meth:`FeatureStore.merge` copies these into one, and :class:`.joined.JoinedStores` reads them in place.
+is byte-identical to one that was not. One process writes a folder; several workers write a folder each, which
+:class:`.joined.JoinedStores` reads as one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from ..checksums import check, sealed
 from ..files import canonical_json, digest, write_bytes, writing
 from ..types import RunError, UserError
 from . import files
-from .merge import merge
 from .reader import StateReader
 from .spec import FeatureSpec
 
@@ -74,9 +73,9 @@ class FeatureStore:
             write_bytes(store.path / files.MANIFEST, canonical_json(store._manifest()).encode())
         for index in files.written_shards(store.path):
             try:
-                if (found := check(store.path, store._sidecar(index)["files"])) is None:
+                if (problem := check(store.path, store._sidecar(index)["files"])) is None:
                     continue
-                log.info(f"{store.path / found[0]} {found[1]}: making its shard again")
+                log.info(f"{store.path / problem[0]} {problem[1]}: making its shard again")
             except RunError as error:
                 log.info(str(error))
             store._file(index, "json").unlink()
@@ -97,26 +96,9 @@ class FeatureStore:
             written = f"{len(files.written_shards(path))} of {store.shards or 'an unknown number of'} shards"
             remedy = "run the command that made it again, it continues where it stopped"
             raise UserError(f"the feature store {path} is incomplete ({written}): {remedy}", "no-artifact")
-        if (found := check(path, manifest["files"], contents=checksums)) is not None:
-            raise files.damaged(path, *found)
+        if (problem := check(path, manifest["files"], contents=checksums)) is not None:
+            raise files.damaged(path, *problem)
         return store
-
-    @classmethod
-    def merge(cls, stores: Sequence[FeatureStore | str | Path], out: str | Path) -> FeatureStore:
-        """Join finished stores of the same features, made by several workers, into a new one.
-
-        Shard files are hard-linked where the file system allows it; ``summary["merged"]`` says which rows
-        came from which store. The same stores in the same order give the same bytes.
-
-        Raises:
-            UserError: stores of other features, models or columns; an id that occurs twice; a group in two
-                splits; an existing ``out``; see also :meth:`open`.
-        """
-        paths = [store.path if isinstance(store, FeatureStore) else Path(store) for store in stores]
-        for path in paths:
-            cls.open(path)
-        merge(paths, Path(out))
-        return cls.open(out)
 
     @property
     def spec(self) -> FeatureSpec:
@@ -127,9 +109,10 @@ class FeatureStore:
         for index, spec in enumerate(self.features):
             if pool in (None, spec.pool) and site in (None, spec.site):
                 return replace(self, read=index)
-        asked = " ".join(f"{k}={v}" for k, v in (("pool", pool), ("site", site)) if v is not None)
+        wanted = " ".join(f"{k}={v}" for k, v in (("pool", pool), ("site", site)) if v is not None)
         there = ", ".join(f"pool={spec.pool} site={spec.site}" for spec in self.features)
-        raise UserError(f"{asked} is not in the feature store {self.path}: it holds {there}", "missing-value")
+        message = f"{wanted} is not in the feature store {self.path}: it holds {there}"
+        raise UserError(message, "missing-value")
 
     @property
     def missing(self) -> list[int]:
@@ -226,8 +209,8 @@ class FeatureStore:
     def verify(self) -> None:
         """Compare every file with its checksum, in an unfinished store too; UserError names a damaged one."""
         listed = files.read_manifest(self.path)["files"] or self._shard_files()
-        if (found := check(self.path, listed, anew=True)) is not None:
-            raise files.damaged(self.path, *found)
+        if (problem := check(self.path, listed, anew=True)) is not None:
+            raise files.damaged(self.path, *problem)
 
     @property
     def summary(self) -> dict[str, Any]:

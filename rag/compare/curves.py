@@ -120,7 +120,7 @@ def _join(
 def _recorded(run: PartRun, name: str) -> dict[str, Any]:
     path = run.path / REPLAY / name
     try:
-        return unsealed(path, older=False)
+        return unsealed(path)
     except (OSError, ValueError) as error:
         raise RunError(f"{path} is damaged ({first_line(error)}): make the part again", "damaged") from error
 

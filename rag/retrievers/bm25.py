@@ -273,7 +273,7 @@ def _count(passages: PassageStore, work: Path, tokens: int) -> list[Shard]:
     shards: list[Shard] = []
     while (record := work / f"{len(shards):05d}.json").exists():  # finished by an earlier process
         try:
-            about = unsealed(record, older=False)
+            about = unsealed(record)
             if about["files"] != take(work, about["files"]):
                 raise ValueError("belongs to files that were altered")
         except (OSError, ValueError) as error:

@@ -191,7 +191,7 @@ def _written(folder: Path) -> tuple[int, int, hashlib._Hash]:
     """Read rows, width and checksum of the vectors written so far; damage is reported."""
     content = hashlib.sha256()
     try:
-        about = unsealed(folder / _ABOUT, older=False)
+        about = unsealed(folder / _ABOUT)
         left = about["rows"] * about["width"] * 4
         with (folder / _VECTORS).open("rb") as file:
             while left and (block := file.read(min(left, _READ))):

@@ -170,10 +170,9 @@ class Adaptive(Trigger):
     then after every sentence. The score is max(P(single), P(multi)) - P(no), above 0 if it retrieves.
 
     Attributes:
-        classifier: folder of probers-train head=adaptive or adaptive_t5; path or hub id of a model of
-            transformers that writes A, B or C (the paper's T5) or has the labels no, single
-            and multi (or A, B and C); or an object with ``probabilities``. null in commands is the newest
-            classifier trained for this model under runs/.
+        classifier: folder of probers-train head=adaptive; path or hub id of a sequence classifier of
+            transformers with the labels no, single and multi (or A, B and C); or an object with
+            ``probabilities``. null in commands is the newest classifier trained for this model under runs/.
     """
 
     classifier: str | Classifier | None = None

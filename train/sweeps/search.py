@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from probers.adaptive.training import TARGETS
+from probers.adaptive.training import TARGET
 from probers.checksums import Journal, draw_key
 from probers.commands.components import Component
 from probers.commands.compose import parsed
@@ -107,7 +107,7 @@ def head_of(text: str) -> Component:
             raise UserError(f"{told}: {fix}", code="argument")
         options[found.get_key_element()] = found.value()
     made = Component.read("head", options) if "_target_" in options else Component.of("head", name, **options)
-    if made.target in TARGETS:
+    if made.target == TARGET:
         raise UserError(f"heads: {name} classifies questions and reads no states", code="unsupported")
     return made
 

@@ -212,7 +212,7 @@ class _Client:
         """Read a record of the cache; a damaged one is logged and counts as absent."""
         file = self._file(kind, name)
         try:
-            record = unsealed(file)  # older versions wrote no checksum
+            record = unsealed(file)
             about = {"schema": SCHEMA, "name": name}
             expected = _FIELDS.get(str(record.get("status")) if kind == "pages" else kind, set())
             if record.keys() == {*about, *expected} and all(record[k] == v for k, v in about.items()):

@@ -1,4 +1,4 @@
-"""Question sets in their published layouts, one file each, small ones together.
+"""Question sets in their published layouts, by kind.
 
 A set is a dataclass whose fields are its options. :func:`open_questions` takes its name,
 or an object of your own class derived from :class:`QuestionSource`.

@@ -1,14 +1,201 @@
-"""Factoid questions published without passages: PopQA, WebQuestions, Bamboogle and SimpleQA."""
+"""Factoid questions: Natural Questions, TriviaQA, SQuAD, PopQA, WebQuestions, Bamboogle and SimpleQA."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
+from urllib.parse import unquote
 
-from ...options import Name
-from ...types import Question
+from ...options import Name, shown
+from ...types import Passage, Question, UserError
+from ..records import UnusableError
 from .base import Layout, QuestionSource, layout
-from .values import Record, accepted, identifier, listed, optional, strings, text
+from .values import (
+    Record,
+    accepted,
+    flag,
+    hashed,
+    identifier,
+    listed,
+    optional,
+    passage,
+    records,
+    strings,
+    text,
+)  # fmt: skip
+
+#: ``biencoder-<dataset>-<split>.json``.
+DPR = layout("DPR's biencoder file", "question answers positive_ctxs")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DPRSource(QuestionSource):
+    """A set of questions that also comes in DPR's training files.
+
+    A subclass lists :data:`DPR` last among its layouts and makes questions of its own records
+    with :meth:`own_question`.
+
+    Attributes:
+        hard_negatives: number of passages without the answer kept from DPR's file.
+    """
+
+    hard_negatives: int = 10
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.hard_negatives < 0:
+            raise UserError(f"questions.hard_negatives={self.hard_negatives} must be 0 or more")
+
+    def question(self, record: Record) -> Question:
+        """Make the question of a record, here of DPR's layout.
+
+        Positive passages are gold: NQ's are from the annotated page, TriviaQA's were found by BM25
+        and hold an answer. Passages keep their ids of psgs_w100.tsv. The random negatives, which
+        belong to other questions, are not read. UserError for another dataset's file.
+        """
+        if "positive_ctxs" not in record:
+            return self.own_question(record)
+        origin = optional(record, "dataset")
+        if origin and not origin.startswith(self.name.removesuffix("qa")):  # "trivia_train"
+            told = f"questions={self.name}: this is DPR's file of another dataset, {origin}"
+            raise UserError(told, "mismatch")
+        gold = [_passage(p, i, True) for i, p in enumerate(records(record, "positive_ctxs"))]
+        hard = records(record, "hard_negative_ctxs")[: self.hard_negatives]
+        others = [_passage(p, i, False) for i, p in enumerate(hard, len(gold))]
+        passages = tuple(p for p in (*gold, *others) if p is not None)
+        asked, answers = text(record, "question"), accepted(strings(record, "answers"))
+        return self.made(None, asked, answers, passages=passages)
+
+    def own_question(self, record: Record) -> Question:
+        """Make the question of a record in a layout of its own; see :meth:`question`."""
+        raise NotImplementedError
+
+
+def _passage(record: Record, number: int, is_gold: bool) -> Passage | None:
+    given = record.get("passage_id", record.get("psg_id"))
+    return passage(record, str(number if given is None else given), is_gold=is_gold)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NaturalQuestions(DPRSource):
+    """``NQ-open.{train,dev}.jsonl``, or DPR's ``biencoder-nq-{train,dev}.json``.
+
+    Neither has ids: they are made from the question's text, so that both files agree.
+    """
+
+    hub: Name | None = "google-research-datasets/nq_open"
+
+    name: ClassVar[str] = "nq"
+    has_ids: ClassVar[bool] = False
+    layouts: ClassVar[tuple[Layout, ...]] = (
+        layout("NQ-open", "question answer", lacks="id _id qid question_id context paragraphs facts"),
+        DPR,
+    )
+
+    def own_question(self, record: Record) -> Question:
+        return self.made(None, text(record, "question"), accepted(strings(record, "answer")))
+
+
+#: Placeholder on the Hub in files without answers.
+_UNKNOWN = "<unk>"
+#: Fields of the answer and of lists of others, in the official files and on the Hub.
+_OFFICIAL = ("Value", "Aliases", "NormalizedAliases", "HumanAnswers")
+_ON_HUB = ("value", "aliases", "normalized_aliases", "human_answers")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TriviaQA(DPRSource):
+    """``qa/{web,wikipedia}-{train,dev}.json``, ``unfiltered-web-{train,dev}.json``, or DPR's files.
+
+    Accepted are the value, the aliases, their normalised forms and the humans' answers, as
+    in the official evaluation. Its documents, which nobody has marked as gold, are not read.
+    """
+
+    hub: Name | None = "mandarjoshi/trivia_qa"
+    config: str | None = "rc.nocontext"
+
+    name: ClassVar[str] = "triviaqa"
+    layouts: ClassVar[tuple[Layout, ...]] = (
+        layout("TriviaQA", "QuestionId Question"),
+        layout("TriviaQA on the Hub", "question_id question answer"),
+        DPR,
+    )
+
+    def own_question(self, record: Record) -> Question:
+        official = "QuestionId" in record
+        answer = record.get("Answer" if official else "answer") or {}
+        if not isinstance(answer, Mapping):
+            raise ValueError(f"the answer must be an object, found {shown(answer)}")
+        value, *lists = _OFFICIAL if official else _ON_HUB
+        given = [optional(answer, value), *(each for key in lists for each in strings(answer, key))]
+        id = identifier(record, "QuestionId" if official else "question_id")
+        asked = text(record, "Question" if official else "question")
+        return self.made(id, asked, accepted(each for each in given if each != _UNKNOWN))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SQuAD(QuestionSource):
+    """``{train,dev}-v1.1.json`` and ``{train,dev}-v2.0.json``, or rows as on the Hub.
+
+    2.0 is on the Hub as ``questions.hub=rajpurkar/squad_v2``. The question's own paragraph is
+    its passage, gold where it answers the question. Questions on one article are one group.
+
+    Attributes:
+        unanswerable: treatment of 2.0's questions that their paragraph does not answer. "exclude"
+            leaves them out; "noanswer" makes that word the gold answer, which only matches itself.
+    """
+
+    hub: Name | None = "rajpurkar/squad"
+    unanswerable: Literal["exclude", "noanswer"] = "exclude"
+
+    name: ClassVar[str] = "squad"
+    layouts: ClassVar[tuple[Layout, ...]] = (
+        layout("SQuAD", "paragraphs", lacks="question"),
+        layout("SQuAD on the Hub", "id title context question answers", lacks="supporting_facts"),
+    )
+
+    def unfold(self, record: Record) -> Sequence[Record]:
+        if "paragraphs" not in record:
+            return (record,)
+        title = {"title": record.get("title")}
+        return [
+            {**question, **title, "context": paragraph.get("context"), "paragraphs": None}
+            for paragraph in records(record, "paragraphs")
+            for question in records(paragraph, "qas")
+        ]
+
+    def question(self, record: Record) -> Question:
+        id, context = identifier(record, "id"), text(record, "context")
+        answers = _texts(record)
+        # The Hub's rows have no is_impossible: a question without an answer is unanswerable.
+        impossible = flag(record, "is_impossible") if "paragraphs" in record else not answers
+        if impossible and self.unanswerable == "exclude":
+            raise UnusableError(f"unanswerable: {id}")
+        title = unquote(optional(record, "title")).replace("_", " ")
+        asked, gold = text(record, "question"), ("noanswer",) if impossible else accepted(answers)
+        passages = (Passage("0", title, context, is_gold=not impossible),)
+        group = self.group_of(record) or hashed("squad", context)
+        return self.made(id, asked, gold, passages=passages, group=group)
+
+    def group_of(self, record: Record) -> str:
+        title = optional(record, "title")
+        return f"squad:{title}" if title else ""
+
+    def layout_of(self, record: Record) -> str:
+        if "paragraphs" not in record:
+            return self.layouts[1].name
+        return "SQuAD 2.0" if "is_impossible" in record else "SQuAD 1.1"
+
+
+def _texts(record: Record) -> Sequence[str]:
+    """List the texts of a question's answers: each with its place, on the Hub all texts and all places."""
+    answers = record.get("answers")
+    if isinstance(answers, Mapping):
+        return strings(answers, "text")
+    if answers is not None and not isinstance(answers, list):
+        raise ValueError(f"answers must be a list or an object, found {shown(answers)}")
+    return [optional(answer, "text") for answer in records(record, "answers")]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,387 @@
+"""Questions that need several passages: HotpotQA, 2WikiMultihopQA, MuSiQue, StrategyQA and IIRC."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from ...options import Name, shown
+from ...types import Passage, Question, UserError
+from ..records import UnusableError, check_object, check_strings, read_lines, what_is_wrong
+from .base import Layout, QuestionSource, layout
+from .values import Record, accepted, flag, identifier, optional, passage, records, strings, text
+
+
+@dataclass(frozen=True, kw_only=True)
+class HotpotQA(QuestionSource):
+    """``hotpot_train_v1.1.json``, ``hotpot_dev_distractor_v1.json``, ``hotpot_dev_fullwiki_v1.json``.
+
+    Passages are the paragraphs given with a question, gold where a supporting fact is in them.
+    Both settings have the same layout; missing gold paragraphs reveal fullwiki.
+    """
+
+    hub: Name | None = "hotpotqa/hotpot_qa"
+    config: str | None = "distractor"
+
+    name: ClassVar[str] = "hotpotqa"
+    layouts: ClassVar[tuple[Layout, ...]] = (
+        layout("HotpotQA", "_id question context", lacks="evidences"),
+        layout("HotpotQA on the Hub", "id question answer context supporting_facts", lacks="evidences"),
+    )
+
+    def question(self, record: Record) -> Question:
+        id = identifier(record, "_id" if "_id" in record else "id")
+        asked, answers = text(record, "question"), accepted([optional(record, "answer")])
+        return self.made(id, asked, answers, passages=paragraphs(record))
+
+    def layout_of(self, record: Record) -> str:
+        titles = {title for title, _ in _context(record)}
+        return "distractor" if supporting_titles(record) <= titles else "fullwiki"
+
+    def layout_name(self, seen: Counter[str]) -> str:
+        return "fullwiki" if seen["fullwiki"] else super().layout_name(seen)
+
+
+def paragraphs(record: Record, *, spaced: bool = True) -> tuple[Passage, ...]:
+    """Return the paragraphs of a record's context; those without text are left out.
+
+    Sentences that are ``spaced`` begin with the space before them.
+    """
+    gold = supporting_titles(record)
+    found = []
+    for i, (title, sentences) in enumerate(_context(record)):
+        text = "".join(sentences) if spaced else " ".join(s.strip() for s in sentences)
+        found.append(Passage(str(i), title, text.strip(), is_gold=title in gold))
+    return tuple(p for p in found if p.text)
+
+
+def supporting_titles(record: Record) -> frozenset[str]:
+    """Return titles of the paragraphs that hold a supporting fact."""
+    facts = record.get("supporting_facts")
+    if facts is None:
+        return frozenset()
+    return frozenset(title for title, _ in _pairs(facts, "supporting_facts", "sent_id"))
+
+
+def _context(record: Record) -> list[tuple[str, list[str]]]:
+    pairs = _pairs(record["context"], "context", "sentences")
+    for _, sentences in pairs:
+        check_strings("context must be a list of [title, sentences]: sentences", sentences)
+    return pairs
+
+
+def _pairs(value: Any, name: str, second: str) -> list[tuple[str, Any]]:
+    """Pair titles with other values: official files have lists, copies on the Hub name the parts."""
+    if isinstance(value, Mapping):  # one list per part
+        titles, others = value["title"], value[second]
+        if not isinstance(titles, list) or not isinstance(others, list) or len(titles) != len(others):
+            raise ValueError(f"{name} must have as many titles as {second}")
+        value = list(zip(titles, others, strict=True))
+    if not isinstance(value, list):
+        raise ValueError(f"{name} must be a list, found {shown(value)}")
+    pairs = [(p["title"], p[second]) if isinstance(p, Mapping) else p for p in value]
+    if not all(isinstance(p, list | tuple) and len(p) == 2 and isinstance(p[0], str) for p in pairs):
+        raise ValueError(f"{name} must be a list of [title, {second}]")
+    return [(title, other) for title, other in pairs]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TwoWikiMultihopQA(QuestionSource):
+    """``train.json`` and ``dev.json``, of the plain release or of the one with Wikidata ids.
+
+    Questions are made from templates over pairs of articles, so that many share their gold
+    articles: those are one group. The rationale consists of the evidence triples.
+
+    Attributes:
+        aliases: ``id_aliases.json`` of the release with ids: other names of the answer's
+            entity and its demonyms are then accepted, as in the official evaluation.
+    """
+
+    hub: Name | None = "framolfese/2WikiMultihopQA"
+    aliases: str | None = None
+
+    name: ClassVar[str] = "2wikimultihopqa"
+    layouts: ClassVar[tuple[Layout, ...]] = (
+        layout("2WikiMultihopQA", "_id question context evidences"),
+        layout("2WikiMultihopQA on the Hub", "id question answer context supporting_facts evidences"),
+    )
+    extra_files: ClassVar[tuple[str, ...]] = ("aliases",)
+
+    def question(self, record: Record) -> Question:
+        id = identifier(record, "_id" if "_id" in record else "id")
+        asked = text(record, "question")
+        answers = accepted([optional(record, "answer"), *self._others(record)])
+        return self.made(
+            id, asked, answers, rationale=_triples(record), passages=paragraphs(record, spaced=False),
+            group=self.group_of(record) or id,
+        )  # fmt: skip
+
+    def group_of(self, record: Record) -> str:
+        gold = supporting_titles(record)
+        return f"2wiki:{' | '.join(sorted(gold))}" if gold else ""
+
+    def _others(self, record: Record) -> tuple[str, ...]:
+        if self.aliases is None or not optional(record, "answer"):
+            return ()
+        if "answer_id" not in record:
+            raise UserError(
+                f"{self.spec} has no answer_id, which questions.aliases={self.aliases} needs: "
+                "take the files of the release with ids, or leave questions.aliases out",
+                "mismatch",
+            )
+        return self._names.get(optional(record, "answer_id"), ())
+
+    @cached_property
+    def _names(self) -> dict[str, tuple[str, ...]]:
+        """Wikidata id -> other names and demonyms."""
+        assert self.aliases is not None
+        names: dict[str, tuple[str, ...]] = {}
+        path = Path(self.aliases)
+        for number, line in read_lines(path):
+            try:
+                entry = json.loads(line)
+                check_object(entry)
+                names[identifier(entry, "Q_id")] = strings(entry, "aliases") + strings(entry, "demonyms")
+            except (ValueError, KeyError, RecursionError) as error:
+                reason = what_is_wrong(error)
+                raise UserError(f"questions.aliases={path} line {number}: {reason}", "bad-line") from error
+        return names
+
+
+def _triples(record: Record) -> str:
+    evidences = record.get("evidences")
+    if isinstance(evidences, dict):  # one list per part
+        evidences = [list(triple) for triple in zip(*evidences.values(), strict=True)]
+    if not isinstance(evidences, list):
+        return ""
+    triples = [list(t.values()) if isinstance(t, dict) else t for t in evidences]
+    if not all(isinstance(t, list) and all(isinstance(part, str) for part in t) for t in triples):
+        raise ValueError("evidences must be a list of [subject, relation, object]")
+    return " ".join(f"{', '.join(triple)}." for triple in triples)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MuSiQue(QuestionSource):
+    """``musique_ans_v1.0_{train,dev}.jsonl`` and ``musique_full_v1.0_{train,dev}.jsonl``.
+
+    The rationale is the chain of single questions with their answers.
+
+    Attributes:
+        unanswerable: treatment of the full set's questions that their paragraphs do not answer.
+            "exclude" leaves them out; "noanswer" makes that word the gold answer, which only matches itself.
+            Such a question shares the id of its answerable twin: it gets a suffix, and both are one group.
+    """
+
+    hub: Name | None = "dgslibisey/MuSiQue"
+    unanswerable: Literal["exclude", "noanswer"] = "exclude"
+
+    name: ClassVar[str] = "musique"
+    layouts: ClassVar[tuple[Layout, ...]] = (layout("MuSiQue", "id question paragraphs"),)
+
+    def question(self, record: Record) -> Question:
+        id = identifier(record, "id")
+        answerable = flag(record, "answerable") is not False
+        if not answerable and self.unanswerable == "exclude":
+            raise UnusableError(f"unanswerable: {id}")
+        given = (optional(record, "answer"), *strings(record, "answer_aliases"))
+        passages = (
+            passage(p, str(p.get("idx", i)), "paragraph_text", is_gold=flag(p, "is_supporting"))
+            for i, p in enumerate(records(record, "paragraphs"))
+        )
+        asked, answers = text(record, "question"), accepted(given) if answerable else ("noanswer",)
+        return self.made(
+            id if answerable else f"{id}-unanswerable", asked, answers,
+            rationale=_chain(record) if answerable else "",
+            passages=tuple(p for p in passages if p is not None), group=self._groups.get(id, id),
+        )  # fmt: skip
+
+    @cached_property
+    def _groups(self) -> dict[str, str]:
+        """Id of each question -> its group: questions that share a single question, even indirectly, are one.
+
+        An id lists its single questions: 2hop__482757_12019.
+        """
+        from scipy.cluster.hierarchy import DisjointSet
+
+        rows = (row.record for row in self.rows() if isinstance(row.record, Mapping))
+        ids = [id for record in rows if "__" in (id := str(record.get("id")))]
+        parts = {id: id.partition("__")[2].split("_") for id in ids}
+        joined = DisjointSet(sorted({part for own in parts.values() for part in own}))
+        for first, *others in parts.values():
+            for other in others:
+                joined.merge(first, other)
+        least: dict[str, str] = {}  # names a group the same in any order of the file
+        for part in joined:
+            least.setdefault(joined[part], part)
+        return {id: f"musique:{least[joined[own[0]]]}" for id, own in parts.items()}
+
+
+def _chain(record: Record) -> str:
+    """Write the steps as sentences; "#1" in a question stands for the first step's answer."""
+    said: list[str] = []
+    answers: dict[int, str] = {}
+    for number, step in enumerate(records(record, "question_decomposition"), 1):
+        asked = re.sub(r"#(\d+)", lambda m: answers.get(int(m[1]), m[0]), optional(step, "question"))
+        answers[number] = optional(step, "answer")
+        said.append(f"{asked}{'' if asked.endswith('?') else ':'} {answers[number]}.")
+    return " ".join(said)
+
+
+#: Values in the evidence that replace a paragraph's id.
+_NO_PARAGRAPH = ("operation", "no_evidence")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StrategyQA(QuestionSource):
+    """``strategyqa_train.json`` or ``strategyqa_train_filtered.json``; the test file has no answers.
+
+    The rationale consists of the facts. Questions about one term share facts and are one group.
+
+    Attributes:
+        paragraphs: ``strategyqa_train_paragraphs.json``; the paragraphs that any annotator gave
+            as evidence are then the gold passages. Without it there are none.
+    """
+
+    hub: Name | None = "ChilleD/StrategyQA"
+    hub_split: str = "test"
+    paragraphs: str | None = None
+
+    name: ClassVar[str] = "strategyqa"
+    layouts: ClassVar[tuple[Layout, ...]] = (layout("StrategyQA", "qid question"),)
+    extra_files: ClassVar[tuple[str, ...]] = ("paragraphs",)
+
+    def question(self, record: Record) -> Question:
+        id = identifier(record, "qid")
+        answer = flag(record, "answer")
+        if answer is None:
+            raise UnusableError("no gold answer")
+        facts = record.get("facts")
+        asked, answers = text(record, "question"), ("yes" if answer else "no",)
+        rationale = facts.strip() if isinstance(facts, str) else " ".join(strings(record, "facts"))
+        passages, group = self._evidence(record), self.group_of(record) or id
+        return self.made(id, asked, answers, rationale=rationale, passages=passages, group=group)
+
+    def group_of(self, record: Record) -> str:
+        term = optional(record, "term")
+        return f"strategyqa:{term}" if term else ""
+
+    def _evidence(self, record: Record) -> tuple[Passage, ...]:
+        if self.paragraphs is None:
+            return ()
+        found: list[Passage] = []
+        for id in dict.fromkeys(_ids(record.get("evidence"))):
+            if id not in self._texts:
+                raise ValueError(f"the paragraph {id!r} is not in questions.paragraphs={self.paragraphs}")
+            made = passage(self._texts[id], id, "content", is_gold=True)
+            if made is not None:
+                found.append(made)
+        return tuple(found)
+
+    @cached_property
+    def _texts(self) -> dict[str, Mapping[str, Any]]:
+        assert self.paragraphs is not None
+        given = f"questions.paragraphs={self.paragraphs}"
+        try:
+            texts = json.loads(Path(self.paragraphs).read_text(encoding="utf-8-sig"))
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{given} is not JSON in UTF-8: {what_is_wrong(error)}", "bad-file") from error
+        if not isinstance(texts, dict) or not all(isinstance(t, dict) for t in texts.values()):
+            raise UserError(f"{given} must be an object of paragraphs, by id", "bad-file")
+        return texts
+
+
+def _ids(evidence: Any) -> Iterator[str]:
+    """List paragraph ids in the nested lists: annotators, steps, and the evidence of each step."""
+    if isinstance(evidence, str):
+        if evidence not in _NO_PARAGRAPH:
+            yield evidence
+    elif isinstance(evidence, list):
+        for part in evidence:
+            yield from _ids(part)
+    elif evidence is not None:
+        raise ValueError(f"evidence must be nested lists of strings, found {evidence!r}")
+
+
+#: Name of the question's own passage in its context.
+_MAIN = "main"
+
+
+@dataclass(frozen=True, kw_only=True)
+class IIRC(QuestionSource):
+    """``train.json``, ``dev.json`` or ``iirc_test.json``.
+
+    Answers are of type span, value (a number with or without its unit is right), binary (yes
+    or no) or none; questions of type none, without an answer, are left out. Passages are
+    the question's own, gold where the annotators needed it, and the snippets of
+    linked articles they needed. Questions on one passage are one group.
+
+    Attributes:
+        spans: for an answer of several spans, "all" wants them together ("A, B" or "A and B"),
+            "any" accepts each alone, like DRAGIN's released evaluation.
+    """
+
+    spans: Literal["all", "any"] = "all"
+
+    name: ClassVar[str] = "iirc"
+    layouts: ClassVar[tuple[Layout, ...]] = (layout("IIRC", "questions text title"),)
+
+    def unfold(self, record: Record) -> Sequence[Record]:
+        main = passage(record, _MAIN, is_gold=None)
+        if main is None:
+            raise ValueError("text must be a non-empty string")
+        name = identifier(record, "pid") if record.get("pid") is not None else main.title
+        # The context may name articles in lower case; the links have their titles.
+        titles = {t.lower(): t for link in records(record, "links") if (t := optional(link, "target"))}
+        shared = {"on": main, "of": name, "titles": titles}
+        return [{**shared, "number": i, "asked": q} for i, q in enumerate(records(record, "questions"))]
+
+    def question(self, record: Record) -> Question:
+        asked, name = record["asked"], record["of"]
+        id = identifier(asked, "qid") if asked.get("qid") is not None else f"{name}-{record['number']}"
+        said, answers = text(asked, "question"), accepted(self._answers(asked.get("answer"), id))
+        passages = _passages(record["on"], records(asked, "context"), record["titles"])
+        return self.made(id, said, answers, passages=passages, group=f"iirc:{name}")
+
+    def layout_of(self, record: Record) -> str:
+        return self.layouts[0].name
+
+    def _answers(self, answer: Any, id: str) -> Sequence[str]:
+        if answer is None:
+            return ()
+        if not isinstance(answer, dict):
+            raise ValueError(f"answer must be an object, found {shown(answer)}")
+        kind = text(answer, "type")
+        if kind in ("none", "bad"):
+            raise UnusableError(f"answer type {kind}: {id}")
+        if kind == "span":
+            spans = [s for part in records(answer, "answer_spans") if (s := optional(part, "text"))]
+            if len(spans) < 2 or self.spans == "any":
+                return spans
+            return (", ".join(spans), f"{', '.join(spans[:-1])} and {spans[-1]}")
+        if kind == "value":
+            value = answer["answer_value"]
+            if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+                raise ValueError(f"answer_value must be a number or a string, found {value!r}")
+            value = str(value).strip()
+            return (f"{value} {optional(answer, 'answer_unit')}".strip(), value)
+        if kind == "binary":
+            verdict = text(answer, "answer_value").lower()
+            if verdict not in ("yes", "no"):
+                raise ValueError(f"answer_value must be yes or no, found {verdict!r}")
+            return (verdict,)
+        raise ValueError(f"the answer's type must be span, value, binary or none, found {kind!r}")
+
+
+def _passages(main: Passage, needed: Sequence[Record], titles: Mapping[str, str]) -> tuple[Passage, ...]:
+    """List the main passage, then the snippets of other articles, each once."""
+    named = [(optional(part, "passage"), optional(part, "text")) for part in needed]
+    found = [Passage(_MAIN, main.title, main.text, is_gold=any(title == _MAIN for title, _ in named))]
+    others = dict.fromkeys((titles.get(t.lower(), t), body) for t, body in named if t != _MAIN and body)
+    found += [Passage(str(i), title, body, is_gold=True) for i, (title, body) in enumerate(others, 1)]
+    return tuple(found)
