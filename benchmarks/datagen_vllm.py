@@ -24,10 +24,9 @@ from probers.data.articles.cuts import Cut, CutPlan
 from probers.datagen.labels.base import Examples
 from probers.datagen.labels.wiki import WikiBuilder
 from probers.engine.vllm.lm import VllmLM
-from probers.entities import Recogniser
-from probers.equivalence import EntityMatcher
 from probers.prompts import TESTBED_PROMPT
 from probers.types import Needs, Pool
+from probers.words import EntityMatcher, Recogniser
 
 SECTION = "Labels from articles with vLLM (cpu)"
 OURS, VLLM = "transformers", "vllm"

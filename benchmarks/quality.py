@@ -22,10 +22,9 @@ from probers import FeatureStore
 from probers.commands import main as cli
 from probers.data.articles import open_articles
 from probers.data.articles.cuts import natural
-from probers.entities import find_entities
-from probers.equivalence import STAGES, EntityMatcher
-from probers.equivalence.vectors import train_vectors
-from probers.text import detokenise_sentences
+from probers.words import STAGES, EntityMatcher, find_entities
+from probers.words.text import detokenise_sentences
+from probers.words.vectors import train_vectors
 
 TESTS = Path(__file__).parents[1] / "tests" / "data"
 

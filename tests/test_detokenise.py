@@ -10,7 +10,7 @@ from artefacts import needs_articles
 from hypothesis import given
 from hypothesis import strategies as st
 
-from probers.text import detokenise_sentences, is_shifted, is_tokenised
+from probers.words.text import detokenise_sentences, is_shifted, is_tokenised
 
 PAIRS = [
     ('" The Glass Orchard " is the 12th episode .', '"The Glass Orchard" is the 12th episode.'),

@@ -13,9 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from refusals import fails
 
-from probers.entities import Recogniser, find_entities
-from probers.equivalence import EntityMatcher, parse_date, parse_number
-from probers.text import detokenise_sentences
+from probers.words import EntityMatcher, Recogniser, find_entities, parse_date, parse_number
+from probers.words.text import detokenise_sentences
 
 
 @pytest.mark.parametrize(("text", "expected"), [
@@ -230,7 +229,7 @@ def pipeline(monkeypatch):
     blank = spacy.blank("en")
     kinds = {"the Acme Bank": "ORG", "1999": "DATE", "last May": "DATE", "Norway's": "GPE", "$5": "MONEY"}
     blank.add_pipe("entity_ruler").add_patterns([{"label": k, "pattern": p} for p, k in kinds.items()])
-    monkeypatch.setattr("probers.entities.recogniser._load", {"en_core_web_sm": blank}.__getitem__)
+    monkeypatch.setattr("probers.words.recogniser._load", {"en_core_web_sm": blank}.__getitem__)
     return "en_core_web_sm"
 
 

@@ -13,17 +13,15 @@ from transformers import AutoModelForCausalLM
 
 from probers.bank.assessment import Assessor
 from probers.commands import main as cli
-from probers.entities import Recogniser, find_entities, head_entity, written_entities
-from probers.equivalence import EntityMatcher
-from probers.equivalence.vectors import cosine, train_vectors
-from probers.languages import ENGLISH, LANGUAGES
-from probers.languages.detection import detect, language_in
 from probers.online.growing_spans import whole_words
 from probers.store.store import FeatureStore
 from probers.testbed.assets import load_articles
-from probers.text import join_sentences, load_vectors, split_sentences
 from probers.train.run import _recogniser
 from probers.types import Article
+from probers.words import EntityMatcher, Recogniser, find_entities, head_entity, written_entities
+from probers.words.language import ENGLISH, LANGUAGES, detect, language_in
+from probers.words.text import join_sentences, split_sentences
+from probers.words.vectors import cosine, load_vectors, train_vectors
 from tests.artefacts import contents, write_lines
 from tests.fake_lm import linear_bank
 from tests.refusals import fails, interrupted
@@ -149,7 +147,7 @@ def test_spacy_pipelines_of_a_language(lang, monkeypatch, tmp_path):
     blank.lang = lang
     patterns = {"die Acme": "ORG", "Ulmendorf": "LOC", "deutsche": "MISC", "1998": "DATE"}
     blank.add_pipe("entity_ruler").add_patterns([{"label": k, "pattern": p} for p, k in patterns.items()])
-    monkeypatch.setattr("probers.entities.recogniser._load", {"pipe": blank}.__getitem__)
+    monkeypatch.setattr("probers.words.recogniser._load", {"pipe": blank}.__getitem__)
     text = "Im Jahr 1998 baute die Acme in Ulmendorf eine deutsche Mühle für 3,5 Millionen Euro."
     if lang == "ru":
         with fails("unsupported", "language=ru", "spacy:pipe"):

@@ -14,11 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import fails
 
-from probers.equivalence import STAGES, EntityMatcher, parse_number, read_time, wordnet_available
-from probers.equivalence import wordnet as wordnet_module
-from probers.equivalence.vectors import cosine, train_vectors
-from probers.text import load_vectors
 from probers.types import Article
+from probers.words import STAGES, EntityMatcher, parse_number, read_time, wordnet_available
+from probers.words import wordnet as wordnet_module
+from probers.words.vectors import cosine, load_vectors, train_vectors
 
 PLAIN = tuple(s for s in STAGES if s not in ("wordnet", "vectors"))
 _FILE = Path(__file__).parent / "data" / "entity_pairs.jsonl"
@@ -62,7 +61,7 @@ def test_f1_by_rules_alone():
 
 def test_the_evidence_does_not_hang_on_the_order_of_a_set():
     code = (
-        "from probers.equivalence import EntityMatcher as E\n"
+        "from probers.words import EntityMatcher as E\n"
         "m = E(stages=('string',)).match\n"
         'print(m(\'1960s\', "1960\'s"), m("Night \'s Dream", "Night\'s Dream"))'
     )
@@ -277,7 +276,7 @@ def test_pickled_and_broken_vector_files_are_refused(tmp_path):
 
 
 def test_the_stages_that_can_decide_are_told(monkeypatch, tmp_path):
-    monkeypatch.setattr("probers.equivalence.matcher.find_wordnet", lambda: None)
+    monkeypatch.setattr("probers.words.matcher.find_wordnet", lambda: None)
     vectors = vector_file(tmp_path / "v.txt")
     for options, absent, last in (
         ({}, ["wordnet (python -m nltk.downloader wordnet)", "vectors"], ""),
@@ -304,7 +303,7 @@ def test_wordnet_is_read_from_the_archive_that_nltk_downloads(tmp_path, monkeypa
 
 
 def test_without_wordnet_the_stage_is_absent_and_says_so_once(monkeypatch, caplog):
-    monkeypatch.setattr("probers.equivalence.matcher.find_wordnet", lambda: None)
+    monkeypatch.setattr("probers.words.matcher.find_wordnet", lambda: None)
     wordnet_module.say_absent.cache_clear()
     matcher = EntityMatcher()
     assert matcher.active == tuple(s for s in STAGES if s not in ("wordnet", "vectors"))

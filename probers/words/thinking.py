@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from .types import UserError
+from ..types import UserError
 
 Span = tuple[int, int]
 #: Parts of a text that are read and labelled.

@@ -5,18 +5,17 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
 
-from ..languages import ENGLISH, LANGUAGES, Language, language_named
-from ..text import is_stop_word, split_sentences
 from ..types import UserError
 from .by_table import find_by_table
-from .names import find_names
-from .values import Cover, Span, find_dates, find_numbers
+from .english import Cover, Span, find_dates, find_names, find_numbers
+from .language import ENGLISH, LANGUAGES, Language, either, english, language_named
+from .text import is_stop_word, split_sentences
 
 log = logging.getLogger(__name__)
 
@@ -45,19 +44,8 @@ class Entity:
 Recognise = Callable[[str], list[Entity]]
 
 
-_ORGANISATION = re.compile(
-    r"\b(?:University|College|Institute|Bank|Party|Company|Corporation|Inc|Ltd|LLC|League|Association|Union|"
-    r"Committee|Council|Ministry|Department|Records|Orchestra|Club|F\.?C|Agency|Society|Foundation|Museum|"
-    r"Academy|Commission|Parliament|Congress|Senate|Airlines|Airways|Railway|Group|Studios|Pictures|Army|Navy)\b\.?"
-)
-_PLACE = re.compile(
-    r"(?:^|\s)(?:River|Lake|Mountains?|Mount|Islands?|Isle|Street|Avenue|Road|County|City|Township|Bay|Sea|Ocean|"
-    r"Valley|Park|Bridge|Castle|Desert|Peninsula|Province|Borough|Hills?|Cape|Fort|Port|Gulf|Strait|Harbou?r|"
-    r"Kingdom|Republic|Africa|America|Asia|Europe|Australia|England|Scotland|Wales|Ireland|France|Germany|Italy|"
-    r"Spain|Portugal|Russia|China|Japan|India|Canada|Mexico|Brazil|Egypt|Greece|Poland|Sweden|Norway|Denmark|"
-    r"Netherlands|Belgium|Austria|Switzerland|Turkey|Iran|Iraq|Israel|London|Paris|Berlin|Rome|Madrid|Moscow|"
-    r"Tokyo|Beijing|Chicago|California|Texas|Florida|Virginia|United States|United Kingdom)(?:$|\sof\b)"
-)
+_ORGANISATION = re.compile(rf"\b(?:{either(english('organisations'))})\b")
+_PLACE = re.compile(rf"(?:^|\s)(?:{either(english('places'))})(?:$|\sof\b)")
 _FIRST_PLACE = re.compile(
     r"(?:Lake|Mount|Cape|Fort|Gulf of|Isle of|River|City of|Republic of|Kingdom of)\s[A-Z]"
 )
@@ -104,16 +92,19 @@ def _is_title(inside: str) -> bool:
     return sum(w[0].isupper() or w[0].isdigit() for w in content) >= _CAPITALS * len(content)
 
 
-def find_entities(text: str, *, fine: bool = False, language: Language = ENGLISH) -> list[Entity]:
+def find_entities(
+    text: str, *, fine: bool = False, language: Language = ENGLISH, names: bool = True
+) -> list[Entity]:
     """Find the entities of a text from left to right, none overlapping another.
 
     Quoted titles come first, then dates, names and numbers; within each the longest span wins ("18 July 1995"
-    is one date). With ``fine`` a cue can refine "name" to "work", "organisation" or "place".
+    is one date). With ``fine`` a cue can refine "name" to "work", "organisation" or "place". ``names=False``
+    leaves out the names of a language other than English.
     """
     if not language.english:
         kinds = {
             span: kind if fine or kind not in _FINER else "name"
-            for span, kind in find_by_table(text, language)
+            for span, kind in find_by_table(text, language, names=names)
         }
         return [Entity(start, end, text[start:end], kind) for (start, end), kind in sorted(kinds.items())]
     cover = Cover(len(text))
@@ -224,7 +215,7 @@ class Recogniser:
     def _by_both(self, text: str) -> list[Entity]:
         """Find names by the pipeline, all else by the table of its language."""
         cover, entities = Cover(len(text)), list[Entity]()
-        for entity in find_entities(text, fine=self.fine, language=replace(self.language, names=())):
+        for entity in find_entities(text, fine=self.fine, language=self.language, names=False):
             entities.append(entity)
             cover.take((entity.start, entity.end))
         for found in _load(self.name)(text).ents:
@@ -290,7 +281,7 @@ def _breaks_off(prompt: str, language: Language) -> bool:
     ends = prompt.rstrip(" \t")
     if not ends or ends.endswith(_BEGINS):
         return False
-    return split_sentences(f"{ends} X", language.borders)[-1][0] < len(ends)
+    return split_sentences(f"{ends} X", language)[-1][0] < len(ends)
 
 
 def tokens_of(offsets: Sequence[tuple[int, int]], start: int, end: int) -> list[int]:
@@ -309,7 +300,7 @@ def written_entities(
     language = language_of(recognise)
     before = accepted if accepted.strip() else _lead(text) if _breaks_off(prompt, language) else ""
     whole = before + text
-    left_out = set() if openings else {start for start, _ in split_sentences(whole, language.borders)}
+    left_out = set() if openings else {start for start, _ in split_sentences(whole, language)}
     return [
         Entity(e.start - len(before), e.end - len(before), e.text, e.type)
         for e in recognise(whole)

@@ -5,15 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
-from ..languages import ENGLISH, Language
-from ..text import load_vectors
 from ..types import UserError
-from .by_table import compare_spelled, counts, read_number_in, read_time_in
 from .dates import compare_times, read_time
-from .names import acronym_of, common_aliases, load_aliases, normalise, same_string
+from .language import ENGLISH, Language
 from .numbers import Number, Relation, compare_numbers, read_number
 from .persons import compare_parts
-from .vectors import cosine
+from .spelling import acronym_of, common_aliases, compare_spelled, load_aliases, normalise, same_string
+from .values import counts, read_number_in, read_time_in
+from .vectors import cosine, load_vectors
 from .wordnet import HOW_TO_GET, find_wordnet, has_wordnet, same_in_wordnet, say_absent
 
 Verdict = Literal["equivalent", "different", "undecided"]

@@ -6,77 +6,23 @@ import json
 import re
 import unicodedata
 from collections.abc import Iterable
-from functools import lru_cache
+from difflib import SequenceMatcher
+from functools import cache, lru_cache
 from itertools import groupby
 from pathlib import Path
 
 from ..files import check_file
 from ..types import UserError
-from .numbers import CARDINALS, ORDINALS, roman
+from .language import Language, english, pairs, table
+from .numbers import Relation
+from .numerals import CARDINALS, ORDINALS, roman
 
-#: Common given names: a name that begins with one is a person's, and it has no plural.
-GIVEN = frozenset(
-    """
-    james john robert michael william david richard joseph thomas charles christopher daniel matthew anthony
-    mark donald steven paul andrew joshua kenneth kevin brian george edward ronald timothy jason jeffrey
-    ryan jacob gary nicholas eric jonathan stephen larry justin scott brandon benjamin samuel gregory
-    frank alexander raymond patrick jack dennis jerry tyler aaron jose henry adam douglas nathan peter
-    zachary kyle walter harold carl arthur roger keith jeremy terry lawrence sean christian albert joe
-    ethan austin jesse willie billy bruce ralph roy eugene louis philip johnny bobby franklin theodore
-    frederick ernest martin leonard edgar herbert hugh oscar oliver victor simon alan allen allan francis
-    clive gerald ludwig karl johann wolfgang friedrich wilhelm heinrich hans otto pierre jean jacques
-    marie francois claude henri charlotte emily anne anna mary patricia jennifer linda elizabeth barbara
-    susan jessica sarah karen lisa nancy betty margaret sandra ashley kimberly donna michelle carol amanda
-    melissa deborah stephanie rebecca laura sharon cynthia kathleen amy angela shirley brenda emma pamela
-    nicole helen samantha katherine christine debra rachel carolyn janet maria catherine heather diane
-    ruth julie olivia joyce virginia victoria kelly lauren christina joan evelyn judith agatha jane alice
-    eleanor hillary juan carlos luis antonio pedro diego pablo miguel giuseppe giovanni marco luigi ivan
-    vladimir sergei nikolai boris leon percy edmund horatio winston neville ulysses abraham isaac noah
-    elijah josef erik lars sven olaf adolf adrian agnes aidan akira albrecht aldous alessandro alfred ali
-    alicia alison amadeo ana anatoly anders andre andrea andreas andrei angelina angelo anita ann annie
-    anton antoine aretha ariana arnold arturo astrid audrey august auguste augustus barack barbra barry
-    bart beatrice ben bernard bertrand beth bette beyonce bjorn bob brad bram britney bryan caroline cary
-    cate cecil cesar chad charlie che chester chloe chris clara clark clarence claire claudia clint clyde
-    cole colin connie cristina curtis cyril dale damon dan dave dean demi denis denzel desmond dick
-    dimitri dmitri dolly don dora doris dorothy doug drew duncan dustin dwight dylan earl ed eddie edith
-    eduardo edvard edwin eileen elaine elena eli elisabeth elise ella ellen elton elvis emanuel emil emile
-    emilia enrico enrique enzo erich erin ernst erwin esther ethel eva evan eve ezra fatima felix
-    ferdinand fernando fidel fiona florence floyd fred frida fritz fyodor gabriel gareth gavin gene
-    geoffrey georg georges georgia gerard gertrude gilbert gina gloria glenn gordon grace graham greg
-    greta guillaume gunther gustav gustave guy hank hannah harriet harry harvey heidi helena helmut henrik
-    herman hermann hilary hiroshi holly howard hubert ian ida ignacio igor ingmar ingrid irene iris irving
-    isabel isabella jackie jake jan jared jasper javier jay jeanne jeff jen jenny jerome jill jim jimmy jo
-    joanna joaquin jodie joel joey johan johannes jon jordan jorge josephine josh juliet julia julian
-    julio julius jurgen justine kareem kate kathryn katie katharine kathy katy keira ken kirk klaus
-    kristen kurt lance leo leonardo leopold leslie lew lewis liam lily lionel liz lloyd lois lorenzo lou
-    louisa louise lucas lucy luther lydia lynn mackenzie madeleine mae malcolm manuel marcel marcus margot
-    marianne mariah marilyn marina mario marion marlon marta martha marvin mathilde matt matthias maurice
-    max maximilian maya megan melvin meryl mia mick mikhail mike miles milos milton miranda mohandas molly
-    mona monica morgan muhammad murray naomi natalia natalie natasha neil nelson nick nicolas niels niklas
-    nina nora norma norman octavia oleg oleksandr olga orson orlando osama otis owen pascal paula pauline
-    peggy penelope pete phil philippe phyllis placido quentin rafael ramon raphael raul ray reginald
-    rembrandt rene ricardo rick rita rob roberto rocky rodney roderick rodrigo roland roman ron rosa
-    rosalind rose ross rudolf rudolph rupert russell sally salvador salvatore sam sandro sara saul
-    sebastian selma serena serge sergio seth shane sheila sherlock sidney sigmund silvio simone sofia
-    sophia sophie spencer stan stanley stefan stella steve stuart sue susanna suzanne sydney sylvia ted
-    teresa terence teri thelma theo theresa therese thor tim tina toby todd tom tommy toni tony tracy
-    trevor truman umberto ursula valentina valerie vera vernon vic vincent vivian vivien vladislav wallace
-    walt wanda warren wayne wendy wilbur wilfred will willem wim winona woody xavier yasser yoko yuri yves
-    zoe""".split()
-)
+GIVEN = english("given")
 LANDFORMS = frozenset(["river", "mount"])
 #: "University of X" and "X University" are two institutions.
-TWO_UNIVERSITIES = frozenset(["miami", "washington", "york"])
+_TWO_UNIVERSITIES = frozenset(["miami", "washington", "york"])
 #: Spelling or abbreviation -> the form used in comparisons.
-SPELLINGS = dict(
-    pair.split(":")
-    for pair in (
-        "centre:center theatre:theater harbour:harbor labour:labor defence:defense colour:color honour:honor "
-        "favourite:favorite grey:gray mohammed:muhammad mohamed:muhammad encyclopaedia:encyclopedia "
-        "vol:volume pt:part dr:doctor prof:professor mt:mount ave:avenue bros:brothers corp:corporation "
-        "vs:versus v:versus &:and"
-    ).split()
-)
+_SPELLINGS = pairs(table("en")["spellings"])
 _LETTERS = str.maketrans(
     {"ø": "o", "Ø": "O", "ł": "l", "Ł": "L", "đ": "d", "Đ": "D", "ð": "d", "þ": "th", "æ": "ae", "Æ": "AE"}
     | dict.fromkeys("ʻʼʹ", "")  # the okina and its like, which are often left out
@@ -89,7 +35,7 @@ _BEFORE_A_NAME = (
     (re.compile(r"\bU\.?\s?K\.?(?=\s+[A-Z])"), "United Kingdom"),
     (re.compile(r"\bL\.?\s?A\.?(?=\s+[A-Z])"), "Los Angeles"),
 )
-_SMALL_WORDS = frozenset("of the and for in on at to de la del des du und et y a an".split())
+_SMALL_WORDS = english("small")
 
 
 #: Signs after a letter that change the name: C++ and C#, Google+, AB+ and AB−, B♭; trade marks do not.
@@ -132,7 +78,7 @@ def normalise(mention: str) -> str:
 
 
 @lru_cache(maxsize=8192)
-def words(mention: str) -> tuple[str, ...]:
+def name_words(mention: str) -> tuple[str, ...]:
     """Split into normalised words of one spelling: numbers as digits, "&" as "and", "St." as "saint"."""
     for pattern, full in _BEFORE_A_NAME:
         mention = pattern.sub(full, mention)
@@ -158,7 +104,7 @@ def _word(word: str, *, first: bool, last: bool) -> str:
     number = None if first else roman(word)
     if number is not None and (word != "v" or last):
         return str(number)
-    word = SPELLINGS.get(word, word)
+    word = _SPELLINGS.get(word, word)
     return re.sub(r"isation(s?)$", r"ization\1", word)
 
 
@@ -168,7 +114,7 @@ def forms(mention: str) -> list[tuple[str, ...]]:
     They are plain, with German umlauts as "ue", and with a possessive "s" kept, for missing apostrophes.
     """
     kept = re.sub(r"[’'](?=s\b)", "", mention)
-    return list(dict.fromkeys(map(words, (mention, mention.translate(_GERMAN), kept))))
+    return list(dict.fromkeys(map(name_words, (mention, mention.translate(_GERMAN), kept))))
 
 
 def same_string(a: str, b: str) -> str:
@@ -216,9 +162,9 @@ def same_reordered(a: str, b: str, x: tuple[str, ...], y: tuple[str, ...]) -> bo
     x, y = merge_letters(x), merge_letters(y)
     for p, q, written in ((x, y, a), (y, x, b)):
         head, comma, tail = written.partition(",")
-        if comma and "," not in tail and len(q) > 1 and words(tail) + words(head) == q:
+        if comma and "," not in tail and len(q) > 1 and name_words(tail) + name_words(head) == q:
             return True
-        if "of" in p and "of" not in q and not TWO_UNIVERSITIES & set(p):
+        if "of" in p and "of" not in q and not _TWO_UNIVERSITIES & set(p):
             cut = p.index("of")
             if p[cut + 1 :] + p[:cut] == q:
                 return True
@@ -258,34 +204,6 @@ def acronym_of(short: str, long: str) -> str:
     return ""
 
 
-#: Names of one thing that no spelling rule can join.
-_ALIASES = """
-    United States = United States of America = US = U.S. = USA = U.S.A.;
-    United Kingdom = UK = U.K. = Great Britain = Britain;
-    Soviet Union = USSR = Union of Soviet Socialist Republics; Netherlands = Holland; Myanmar = Burma;
-    Sri Lanka = Ceylon; Thailand = Siam; Iran = Persia; Czech Republic = Czechia;
-    Ivory Coast = Côte d'Ivoire; Turkey = Türkiye; Eswatini = Swaziland; Cape Verde = Cabo Verde;
-    East Timor = Timor-Leste; North Macedonia = Republic of Macedonia;
-    China = People's Republic of China = PRC; Taiwan = Republic of China; South Korea = Republic of Korea;
-    North Korea = Democratic People's Republic of Korea = DPRK;
-    East Germany = German Democratic Republic = GDR; West Germany = Federal Republic of Germany;
-    France = French Republic; Mumbai = Bombay; Kolkata = Calcutta; Chennai = Madras; Beijing = Peking;
-    Guangzhou = Canton; Istanbul = Constantinople; Kyiv = Kiev; Ho Chi Minh City = Saigon;
-    Saint Petersburg = Leningrad = Petrograd; Volgograd = Stalingrad; Oslo = Christiania; Tokyo = Edo;
-    Florence = Firenze; Venice = Venezia; Naples = Napoli; Turin = Torino; Milan = Milano; Rome = Roma;
-    Munich = München; Cologne = Köln; Nuremberg = Nürnberg; Vienna = Wien; Prague = Praha; Warsaw = Warszawa;
-    Lisbon = Lisboa; Copenhagen = København; Gothenburg = Göteborg; The Hague = Den Haag;
-    Antwerp = Antwerpen; Moscow = Moskva; Los Angeles = L.A.; New York City = NYC;
-    Washington, D.C. = Washington DC; World War I = First World War = Great War = WWI;
-    World War II = Second World War = WWII; Manchester United = Man United = Man Utd;
-    Manchester City = Man City; Mao Zedong = Mao Tse-tung;
-    Mark Twain = Samuel Clemens = Samuel Langhorne Clemens; George Orwell = Eric Blair = Eric Arthur Blair;
-    Lewis Carroll = Charles Lutwidge Dodgson = Charles Dodgson; Muhammad Ali = Cassius Clay;
-    Pelé = Edson Arantes do Nascimento; Ottoman Empire = Turkish Empire; European Union = EU;
-    Byzantine Empire = Eastern Roman Empire
-"""
-
-
 class AliasTable:
     """Groups of names with the same meaning, looked up without regard to case and punctuation."""
 
@@ -293,16 +211,16 @@ class AliasTable:
         self._groups: dict[tuple[str, ...], set[int]] = {}
         for number, group in enumerate(groups):
             for name in group:
-                self._groups.setdefault(words(name), set()).add(number)
+                self._groups.setdefault(name_words(name), set()).add(number)
 
     def same(self, a: str, b: str) -> bool:
-        return bool(self._groups.get(words(a), set()) & self._groups.get(words(b), set()))
+        return bool(self._groups.get(name_words(a), set()) & self._groups.get(name_words(b), set()))
 
 
-@lru_cache(maxsize=1)
+@cache
 def common_aliases() -> AliasTable:
     """Return the table of well-known names, built once."""
-    return AliasTable(group.strip().split(" = ") for group in _ALIASES.split(";"))
+    return AliasTable(group.split(" = ") for group in table("en")["aliases"])
 
 
 @lru_cache(maxsize=16)
@@ -322,8 +240,103 @@ def load_aliases(path: str) -> AliasTable:
         except (ValueError, RecursionError):  # also too many digits or brackets for Python
             group = None
         listed = isinstance(group, list) and len(group) > 1
-        if not listed or not all(isinstance(name, str) and words(name) for name in group):
+        if not listed or not all(isinstance(name, str) and name_words(name) for name in group):
             told = 'expected a JSON list of two or more names, as in ["Bombay", "Mumbai"]'
             raise UserError(f"{path}, line {number}: {told}", "bad-line")
         groups.append(group)
     return AliasTable(groups)
+
+
+#: Names at least this similar may be two spellings of one.
+_ALIKE = 0.8
+#: Two ways of writing the same sound in katakana: ヴァ and バ, a long vowel at the end.
+_KANA = [
+    (re.compile(a), b)
+    for a, b in (("ヴァ", "バ"), ("ヴィ", "ビ"), ("ヴェ", "ベ"), ("ヴォ", "ボ"), ("ヴ", "ブ"))
+]
+_LONG = re.compile(r"(?<=[ァ-ヴー]{2})ー(?![ァ-ヴ])")
+
+
+@cache
+def _simple() -> dict[int, str]:
+    """Map traditional Chinese characters to their simplified forms."""
+    characters = table("common")["simplified"]
+    return str.maketrans(dict(zip(characters[::2], characters[1::2], strict=True)))
+
+
+def spelled(mention: str, language: Language) -> tuple[str, ...]:
+    """Spell the words of a name in one way: without case, accents, punctuation and a leading article."""
+    text = unicodedata.normalize("NFKC", mention)
+    if not language.spaced:
+        for pattern, kana in _KANA:
+            text = pattern.sub(kana, text)
+        text = _LONG.sub("", text).translate(_simple())
+    if language.code == "de":
+        text = re.sub("[äöüÄÖÜ]", lambda m: {"ä": "ae", "ö": "oe", "ü": "ue"}[m[0].lower()], text)
+    found = normalise(text.replace("’", "'").replace("'", " ")).split()
+    while len(found) > 1 and found[0] in language.articles:
+        found = found[1:]
+    numbered = (str(roman(word) or word) if place else word for place, word in enumerate(found))
+    return tuple(numbered)
+
+
+def compare_spelled(a: str, b: str, language: Language) -> tuple[Relation | None, str]:
+    """Compare two names by spelling and say what was compared; None where it is uncertain."""
+    x, y = spelled(a, language), spelled(b, language)
+    shown = f"{' '.join(x)} / {' '.join(y)}"
+    if not x or not y:
+        return ("equivalent" if a.strip() == b.strip() else None), shown
+    same_letters = "".join(x) == "".join(y) and not any(map(str.isdigit, "".join(x)))
+    head, comma, tail = a.partition(",") if "," in a else b.partition(",")
+    turned = comma and {spelled(f"{tail} {head}", language), (*x,), (*y,)} == {x, y}
+    if x == y or same_letters or turned:
+        return "equivalent", shown
+    if len(x) == len(y) and all(_inflected(p, q, language) for p, q in zip(x, y, strict=True)):
+        return ("equivalent" if len(x) > 1 else None), shown
+    if len({_is_latin(name) for name in (a, b)} - {None}) > 1:
+        return None, f"{shown}: two scripts"
+    if not language.spaced and not set("".join(x)) & set("".join(y)):
+        return "different", shown
+    whole, part = ("".join(sorted((x, y), key=lambda z: len("".join(z)))[i]) for i in (1, 0))
+    if _lies_in(x, y, language) or _lies_in(y, x, language):
+        return "partial", shown
+    han = not language.spaced and not _is_latin(a)
+    if han and (part in whole or (language.code == "zh" and _one_place(part, whole))):
+        return "partial", shown
+    if SequenceMatcher(None, part, whole).ratio() >= _ALIKE and not any(c.isdigit() for c in part + whole):
+        return None, f"{shown}: spelled alike"
+    if _may_shorten(a, y) or _may_shorten(b, x):
+        return None, f"{shown}: an abbreviation"
+    return "different", shown
+
+
+def _lies_in(part: tuple[str, ...], whole: tuple[str, ...], language: Language) -> bool:
+    """Tell whether a name has every word of another, possibly as an initial."""
+    return all(any(_inflected(p, q, language) or (len(p) == 1 and q[0] == p) for q in whole) for p in part)
+
+
+def _inflected(a: str, b: str, language: Language) -> bool:
+    """Tell whether two words differ at most by inflectional endings: "deutsche", "deutschen"."""
+    if a == b:
+        return True
+    stem = next((i for i, (p, q) in enumerate(zip(a, b, strict=False)) if p != q), min(len(a), len(b)))
+    ends = language.endings | {""}
+    # Their shared letters may be part of both endings: "deutsche(n)".
+    return any(k >= 4 and a[k:] in ends and b[k:] in ends for k in range(stem, max(stem - 2, 0), -1))
+
+
+def _is_latin(mention: str) -> bool | None:
+    """Tell whether the letters of a mention are Latin; None where it has none."""
+    letters = [c for c in unicodedata.normalize("NFKC", mention) if c.isalpha()]
+    return any(unicodedata.name(c, "").startswith("LATIN") for c in letters) if letters else None
+
+
+def _one_place(a: str, b: str) -> bool:
+    """Tell whether two names differ in one character of several, possibly two forms of one."""
+    return len(a) == len(b) > 2 and sum(p != q for p, q in zip(a, b, strict=True)) == 1
+
+
+def _may_shorten(short: str, words: tuple[str, ...]) -> bool:
+    """Tell whether capitals alone may abbreviate a name of several words ("USA", "Vereinigte Staaten")."""
+    letters = short.replace(".", "")
+    return letters.isalpha() and letters.isupper() and 2 <= len(letters) <= 6 and len(words) > 1

@@ -10,7 +10,9 @@ from typing import NamedTuple
 
 import regex
 
-from .base import Language, either, words
+from .dates import Time
+from .language import Language, either, table, words
+from .numbers import Number
 
 #: Equivalent forms, character by character.
 _NARROW = str.maketrans(
@@ -22,11 +24,8 @@ _MYRIADS = {"万": 1e4, "萬": 1e4, "億": 1e8, "亿": 1e8, "兆": 1e12}
 _HAN = "〇零○一二三四五六七八九十百千万萬億亿兆两兩"
 #: A number of at most two digits.
 _SMALL = {True: r"(?:\d{1,2}|[一二三四五六七八九十]{1,3})", False: r"\d{1,2}"}
-_SYMBOLS = words(
-    """
-    km² km2 km/h km m² m2 m cm mm kg mg g t ha l L °C °F °K ° % ‰ kW MW GW Hz kHz MHz GHz € $ £ ¥
-    """
-)  #: Symbols as :mod:`probers.equivalence.units` has them.
+#: Symbols as :mod:`probers.words.numbers` has them.
+_SYMBOLS = words(table("common")["symbols"])
 _MONEY = {"€": "euro", "$": "dollar", "£": "pound-sterling", "¥": "yen", "km²": "km2", "m²": "m2"}
 _ISO = r"(?<![\w/.-])(?P<y>\d{4})-(?P<m>\d\d)-(?P<d>\d\d)(?![\w-])"
 _YEARS = r"(?<![\w.,-])(?P<y>[12]\d{3})\s?[–-]\s?(?P<y2>[12]\d{3}|\d\d)(?![\w-])"
@@ -44,7 +43,7 @@ class Value(NamedTuple):
 
 
 class Moment(NamedTuple):
-    """A time [start, end) of a text, with kind and parts as in :class:`probers.equivalence.dates.Time`."""
+    """A time [start, end) of a text, with kind and parts as in :class:`probers.words.dates.Time`."""
 
     start: int
     end: int
@@ -311,3 +310,30 @@ def _in_han(text: str, language: Language) -> Iterator[Value]:
         value = _han(written) * (-1 if match["minus"] else 1)
         ordinal = bool(match["th"]) or unit in ("番目", "回目")
         yield Value(match.start(), match.end(), value, "" if unit == "番目" else meant, ordinal)
+
+
+def read_time_in(mention: str, language: Language) -> Time | None:
+    """Read the time that a whole mention names, or None."""
+    text = mention.strip(" ,;:()")
+    for month, names in enumerate(language.months, 1):
+        if re.fullmatch(names, text, re.IGNORECASE):
+            return Time("day", (None, month, None))
+    found = [m for m in find_moments(text, language) if m.end - m.start == len(text)]
+    return Time(found[0].kind, found[0].parts) if found else None
+
+
+def read_number_in(mention: str, language: Language) -> Number | None:
+    """Read the number, with its unit, of a whole mention; None also for one with two readings."""
+    # "3." is an ordinal only where a word follows.
+    text = mention.strip(" ,;:()")
+    padded = f"{next(iter(sorted(language.articles)), '')} {text} X" if text.endswith(".") else text
+    shift = len(padded) - len(text) - 2 if text.endswith(".") else 0
+    for value in find_values(padded, language):
+        if value.start == shift and value.end - value.start == len(text) and not math.isnan(value.value):
+            return Number(value.value, value.unit, value.ordinal)
+    return None
+
+
+def counts(mention: str, language: Language) -> bool:
+    """Tell whether a mention holds a digit or number word, so that its spelling decides nothing."""
+    return any(c.isnumeric() for c in mention) or next(find_values(mention, language), None) is not None

@@ -6,19 +6,44 @@ import logging
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..checksums import sealed, take, unsealed
-from ..files import write_text
-from ..languages import ENGLISH, Language
-from ..text import join_sentences, split_sentences, tokenize
+from ..files import check_file, write_text
 from ..types import Article, UserError, first_line
-from .names import normalise
+from .language import ENGLISH, Language
+from .spelling import normalise
+from .text import join_sentences, split_sentences, tokenize
 
 log = logging.getLogger(__name__)
+
+
+@lru_cache(maxsize=2)
+def load_vectors(path: str) -> Any:
+    """Load gensim ``KeyedVectors`` from a word2vec file: text, or binary when it ends in ``.bin``."""
+    try:
+        check_file(path)
+        with open(path, "rb") as file:
+            start = file.read(2)
+    except OSError as e:
+        raise UserError(f"the vector file {path} cannot be read: {e.strerror}", "bad-file") from e
+    if start[:1] == b"\x80" or path.endswith((".kv", ".model", ".pkl", ".pickle")):
+        told = f"{path} is a pickled gensim file, which is not opened: save it with save_word2vec_format"
+        raise UserError(told, "bad-file")
+    from gensim.models import KeyedVectors
+
+    try:
+        binary = path.removesuffix(".gz").endswith(".bin")
+        vectors = KeyedVectors.load_word2vec_format(path, binary=binary)
+    except (ValueError, EOFError, UnicodeDecodeError, IndexError) as e:
+        form = "a line with the number of words and their width, then every word with its numbers"
+        raise UserError(f"{path} is not in the word2vec format: {form}", "bad-file") from e
+    vectors.fill_norms()
+    return vectors
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +127,7 @@ def train_vectors(
             for article in articles:
                 count += 1
                 text = join_sentences(article.sentences)
-                for start, end in split_sentences(text, language.borders):
+                for start, end in split_sentences(text, language):
                     sentence = text[start:end] if language.spaced else " ".join(tokenize(text[start:end]))
                     file.write(normalise(sentence) + "\n")
         if count < least:

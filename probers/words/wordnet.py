@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from ..types import UserError
-from .names import GIVEN, normalise
+from .language import english, table
 from .numbers import Relation
+from .spelling import GIVEN, normalise
 
 log = logging.getLogger(__name__)
 
@@ -22,20 +23,6 @@ _DEBIAN = "/usr/share/wordnet"
 #: The command that brings the files.
 HOW_TO_GET = "python -m nltk.downloader wordnet"
 _NEEDED = ("data.noun", "index.noun")
-_LEXNAMES = (
-    "adj.all adj.pert adv.all noun.Tops noun.act noun.animal noun.artifact noun.attribute noun.body "
-    "noun.cognition noun.communication noun.event noun.feeling noun.food noun.group noun.location "
-    "noun.motive noun.object noun.person noun.phenomenon noun.plant noun.possession noun.process "
-    "noun.quantity noun.relation noun.shape noun.state noun.substance noun.time verb.body verb.change "
-    "verb.cognition verb.communication verb.competition verb.consumption verb.contact verb.creation "
-    "verb.emotion verb.motion verb.perception verb.possession verb.social verb.stative verb.weather "
-    "adj.ppl"
-).split()
-#: Names that WordNet first gives to another state than is meant today.
-_MERGED = frozenset(
-    """russia;yugoslavia;united arab republic;malaya;east pakistan;west pakistan;annam;central africa;
-    gold coast""".replace("\n    ", "").split(";")
-)
 _RELATIONS = {
     "hypernym": "hypernyms", "instance": "instance_hypernyms", "part": "part_holonyms",
     "member": "member_holonyms",
@@ -109,7 +96,7 @@ def _relation(a: str, b: str, folder: str) -> tuple[Relation | Literal["whole"],
 
 def _first_sense(name: str, synsets: Sequence[Any]) -> str:
     """Return the first synset of a name; with a capital, of individuals if there are any."""
-    if normalise(name) in _MERGED:
+    if normalise(name) in english("merged"):
         return ""
     kind = [s for s in synsets if bool(s.instance_hypernyms()) == name[:1].isupper()] or synsets
     return kind[0].name() if kind else ""
@@ -154,7 +141,9 @@ def _open(folder: str, file: str) -> IO[str]:
         return (path / file).open(encoding="utf-8")
     except (FileNotFoundError, KeyError):
         if file == "lexnames":
-            return io.StringIO("".join(f"{i:02d}\t{name}\t0\n" for i, name in enumerate(_LEXNAMES)))
+            return io.StringIO(
+                "".join(f"{i:02d}\t{name}\t0\n" for i, name in enumerate(table("en")["lexnames"].split()))
+            )
         if file in _NEEDED:
             raise
         return io.StringIO()

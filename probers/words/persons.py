@@ -6,76 +6,19 @@ import re
 from itertools import takewhile
 from typing import Literal
 
-from .names import GIVEN, LANDFORMS, SIGN_WORDS, merge_letters, same_plural, words
+from .language import english, pairs, table
 from .numbers import Relation
+from .spelling import GIVEN, LANDFORMS, SIGN_WORDS, merge_letters, name_words, same_plural
 
-TITLES = frozenset(
-    """mr mrs ms miss dr doctor prof professor sir dame lord lady king queen prince princess emperor empress
-    pope president senator governor general colonel captain admiral major lieutenant sergeant chancellor
-    minister judge justice reverend rev father cardinal bishop archbishop duke duchess count
-    countess""".split()
-)
-SUFFIXES = frozenset(["jr", "sr"])
-PARTICLES = frozenset("van von de da di del della der den du la le el al bin ibn ter ten".split())
-COMPANY = frozenset("inc ltd llc corp corporation co company plc gmbh ag sa group limited".split())
-FORMS = (
-    "federal republic of, republic of, kingdom of, commonwealth of, state of, city of, town of, province of, "
-    "county of"
-).split(", ")
+_TITLES, _PARTICLES, _COMPANY = map(english, ("person_titles", "family_particles", "company"))
+_SUFFIXES = frozenset(["jr", "sr"])
+_FORMS = [form.replace("_", " ") for form in table("en")["lists"]["forms"].split()]
 #: Forms whose long and short name are two different places.
-NOT_THE_SAME = frozenset(["china", "congo"])
-#: Places that share the name of a river or mountain.
-NAMESAKES = frozenset(
-    """jordan niger senegal gambia paraguay uruguay suriname moscow kenya lebanon cameroon vernon
-    mississippi missouri ohio colorado delaware connecticut arkansas illinois iowa kansas tennessee alabama
-    minnesota wisconsin""".split()
-)
-#: Words that turn a name after them into another place or thing.
-DIRECTIONS = frozenset(
-    """new north south east west northern southern eastern western upper lower northeast northwest southeast
-    southwest""".split()
-)
-#: Words before a last word that is then no family name ("Hong Kong", "Red Cross").
-NOT_GIVEN = DIRECTIONS | frozenset(
-    """saint san santa los las el fort port lake mount cape united royal national international air bank real
-    ac inter abu hong great grand central old big little black white red blue green golden silver dark free
-    holy high middle inner outer deutsche british american french german english european african asian
-    australian canadian papua equatorial and for in on at""".split()
-)
-#: Last words that are no family name: kinds of places, organisations and works.
-GENERIC = frozenset(
-    """city town village river university college party street avenue road park island islands union state
-    states kingdom republic army navy force forces times post museum bank company records prize award awards
-    war wars sea ocean gulf bay mountain mountains hill hills valley county province region district church
-    cathedral hall house school institute association league club band show world cup championship
-    championships game games series festival center building tower bridge airport station library theater
-    hospital court council parliament senate congress department ministry office empire dynasty century album
-    song film movie book novel symphony concerto opera man woman boy girl night day love life death time home
-    road story stories star rises returns knight division regiment squadron brigade fleet society academy
-    foundation organization committee agency bureau service network television radio news magazine journal
-    press studios pictures entertainment productions group team stadium garden gardens square palace castle
-    temple lake falls heights line cross peak creek harbor harbour glacier ridge
-    springs barracks hotel speedway observer herald tribune gazette chronicle sentinel olympics bowl coast
-    desert forest beach canal channel act treaty battle siege revolution movement language
-    people peoples system theory law effect disease award medal order conference""".split()
-)
-_NICKNAMES = """
-    william: bill billy will willie; robert: bob bobby rob robbie; richard: dick rick richie;
-    james: jim jimmy jamie; joseph: joe joey; thomas: tom tommy; anthony: tony; michael: mike mick mickey;
-    edward: ed eddie ted ned; charles: charlie chuck; john: johnny jack; daniel: dan danny; david: dave davy;
-    samuel: sam sammy; benjamin: ben benny; andrew: andy drew; matthew: matt; nicholas: nick;
-    christopher: chris; stephen: steve; steven: steve; alexander: alex; elizabeth: liz beth betty;
-    katherine: kate kathy; margaret: maggie peggy; kenneth: ken kenny; ronald: ron ronnie;
-    donald: don donnie; gerald: gerry jerry; lawrence: larry; timothy: tim; gregory: greg; jeffrey: jeff;
-    patrick: pat; philip: phil; peter: pete; frederick: fred freddie; albert: al bert; susan: sue susie;
-    jennifer: jen jenny; rebecca: becky; deborah: debbie
-"""
+_TWO_STATES = frozenset(["china", "congo"])
+_NAMESAKES, _GENERIC, DIRECTIONS = map(english, ("namesakes", "generic", "directions"))
+_NO_GIVEN = DIRECTIONS | english("no_given")
 #: Nickname -> given name.
-NICKNAMES = {
-    short: full.strip()
-    for full, _, shorts in (group.partition(":") for group in _NICKNAMES.split(";"))
-    for short in shorts.split()
-}
+_NICKNAMES = pairs(table("en")["nicknames"])
 
 #: A relation, or "family" for a family name alone against a full name, with the compared parts.
 PartRelation = Relation | Literal["family"]
@@ -91,7 +34,7 @@ def same_given(a: str, b: str) -> bool:
     """Tell whether two given names may be one: the same, an initial, or a nickname."""
     if a == b or (min(len(a), len(b)) == 1 and a[0] == b[0]):
         return True
-    full_a, full_b = NICKNAMES.get(a, a), NICKNAMES.get(b, b)
+    full_a, full_b = _NICKNAMES.get(a, a), _NICKNAMES.get(b, b)
     return full_a == full_b
 
 
@@ -100,9 +43,9 @@ def _qualified(a: str, b: str) -> Finding | None:
     heads, tails = [], []
     for mention in (a, b):
         head, _, tail = mention.partition(",")
-        tail_words = words(tail)
-        title = not tail_words or (set(tail_words) & (COMPANY | SUFFIXES)) or "," in tail
-        heads.append(words(mention) if title else words(head))
+        tail_words = name_words(tail)
+        title = not tail_words or (set(tail_words) & (_COMPANY | _SUFFIXES)) or "," in tail
+        heads.append(name_words(mention) if title else name_words(head))
         tails.append(() if title else tail_words)
     if not (tails[0] or tails[1]) or not heads[0] or not heads[1]:
         return None
@@ -117,8 +60,8 @@ def _qualified(a: str, b: str) -> Finding | None:
 def _subtitled(a: str, b: str) -> Finding | None:
     """Compare a work with its subtitle, which alone is the work; its series alone is a part of the name."""
     for long, short in ((a, b), (b, a)):
-        pieces = [words(p) for p in re.split(r":|\s[–—-]\s", long)]
-        whole = words(short)
+        pieces = [name_words(p) for p in re.split(r":|\s[–—-]\s", long)]
+        whole = name_words(short)
         if len(pieces) < 2 or not whole or re.search(r":|\s[–—-]\s", short):
             continue
         if len(whole) > 1 and whole == pieces[-1]:
@@ -130,27 +73,27 @@ def _subtitled(a: str, b: str) -> Finding | None:
 
 def _described(a: str, b: str) -> Finding | None:
     """Compare without "Inc.", "Republic of", "Mount" and the like, where the names are then the same."""
-    bare = [_bare(words(m)) for m in (a, b)]
-    plain = [words(m) for m in (a, b)]
-    if bare[0] and bare[0] == bare[1] and plain[0] != plain[1] and "".join(bare[0]) not in NOT_THE_SAME:
+    bare = [_bare(name_words(m)) for m in (a, b)]
+    plain = [name_words(m) for m in (a, b)]
+    if bare[0] and bare[0] == bare[1] and plain[0] != plain[1] and "".join(bare[0]) not in _TWO_STATES:
         return "equivalent", f"{' '.join(plain[0])} / {' '.join(plain[1])} without its descriptor"
     return None
 
 
 def _bare(found: tuple[str, ...]) -> tuple[str, ...]:
     text = " ".join(found)
-    for form in FORMS:
+    for form in _FORMS:
         if text.startswith(form + " "):
             return tuple(text.removeprefix(form + " ").split())
     out = merge_letters(found)
     # A club is not the city it is named after: "FC" goes only from a longer name.
     if len(out) > 2 and "fc" in (out[0], out[-1]):
         return out[1:] if out[0] == "fc" else out[:-1]
-    while len(out) > 1 and out[-1] in COMPANY:
+    while len(out) > 1 and out[-1] in _COMPANY:
         out = out[:-1]
     if len(out) == 2:
         for gone, kept in (out, out[::-1]):
-            if gone in LANDFORMS and kept not in NAMESAKES | GIVEN:
+            if gone in LANDFORMS and kept not in _NAMESAKES | GIVEN:
                 return (kept,)
     return out
 
@@ -182,12 +125,12 @@ def _people(a: str, b: str) -> Finding | None:
 
 def _person(mention: str) -> tuple[str, tuple[str, ...], str]:
     """Split title, name and suffix ("jr"), each "" or () when missing."""
-    found = [w for w in words(mention) if w]
+    found = [w for w in name_words(mention) if w]
     title = suffix = ""
-    titles = len(list(takewhile(TITLES.__contains__, found[:-1])))
+    titles = len(list(takewhile(_TITLES.__contains__, found[:-1])))
     if titles and found[titles] != "of":  # "Lieutenant Governor of Kentucky" is an office
         title, found = found[titles - 1], found[titles:]
-    if len(found) > 2 and found[-1] in SUFFIXES:
+    if len(found) > 2 and found[-1] in _SUFFIXES:
         suffix, found = found[-1], found[:-1]
     return title, tuple(found), suffix
 
@@ -195,7 +138,7 @@ def _person(mention: str) -> tuple[str, tuple[str, ...], str]:
 def _family(name: tuple[str, ...]) -> tuple[str, ...]:
     """Return the family name with its particles: "da vinci" of "leonardo da vinci"."""
     start = len(name) - 1
-    while start > 0 and name[start - 1] in PARTICLES:
+    while start > 0 and name[start - 1] in _PARTICLES:
         start -= 1
     return name[start:]
 
@@ -213,16 +156,16 @@ def _single(x: tuple[str, ...], y: tuple[str, ...], *, titled: bool) -> PartRela
         return "different"
     extra = long[: -len(short)]
     plural = short[-1].endswith("s") and len(extra) > 1  # a team: "Lakers"
-    no_family = short[-1] in GENERIC or short[-1].isdigit() or len(short[-1]) < 2
+    no_family = short[-1] in _GENERIC or short[-1].isdigit() or len(short[-1]) < 2
     first = extra[0]
-    known = first in GIVEN or first in NICKNAMES or len(first) == 1 or bool(PARTICLES & set(long))
-    person = titled or (known and first not in NOT_GIVEN)
+    known = first in GIVEN or first in _NICKNAMES or len(first) == 1 or bool(_PARTICLES & set(long))
+    person = titled or (known and first not in _NO_GIVEN)
     return "family" if not no_family and not {"of", "and"} & set(extra) and (plural or person) else "partial"
 
 
 def _full(x: tuple[str, ...], y: tuple[str, ...]) -> PartRelation | None:
     """Compare two names of several words each: the same family name, given names that agree."""
-    if x[-1] != y[-1] or x[-1].isdigit() or x[-1] in GENERIC or "of" in x + y or "and" in x + y:
+    if x[-1] != y[-1] or x[-1].isdigit() or x[-1] in _GENERIC or "of" in x + y or "and" in x + y:
         return None
     if not same_given(x[0], y[0]):
         short, long = sorted((x, y), key=len)
