@@ -79,8 +79,8 @@ class Answer:
         text: the whole accepted text, including the rationale.
         answer: the final answer in it; "" if the model gave none.
         rounds: every pass of the loop, in order.
-        filter: the filter of content words, see :func:`probers.words.text.content_filter`; None if neither trigger
-            nor query used one.
+        filter: the filter of content words, see :func:`probers.words.text.content_filter`; None if neither
+            trigger nor query used one.
     """
 
     id: str

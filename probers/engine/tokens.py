@@ -303,7 +303,7 @@ _OPEN = re.compile(r"\s*\S*$")
 
 @dataclass(frozen=True, slots=True)
 class SentenceEnd:
-    """A stop at the end of the ``count``-th sentence, by the rules of :func:`probers.words.text.split_sentences`.
+    """A stop at the end of the ``count``-th sentence (:func:`probers.words.text.split_sentences`).
 
     A sentence end is certain when the next one begins, a token or two later; these are decoded and left
     out.

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from .wordnet import wordnet_available
 
 __all__ = [
-    "LANGUAGES", "STAGES", "Entity", "EntityMatcher", "EntityType", "Language", "Match", "Number", "Recognise",
-    "Recogniser", "Time", "Verdict", "WrittenEntity", "find_entities", "head_entity", "language_of",
+    "LANGUAGES", "STAGES", "Entity", "EntityMatcher", "EntityType", "Language", "Match", "Number",
+    "Recognise", "Recogniser", "Time", "Verdict", "WrittenEntity", "find_entities", "head_entity", "language_of",
     "normalise", "parse_date", "parse_number", "read_number", "read_time", "same_kind", "tokens_of",
     "with_scores", "wordnet_available", "written_entities",
 ]  # fmt: skip
@@ -42,7 +42,7 @@ __all__ = [
 __getattr__ = lazily(__name__, {
     "dates": "Time parse_date read_time", "language": "LANGUAGES Language",
     "matcher": "STAGES EntityMatcher Match Verdict", "numbers": "Number parse_number read_number",
-    "recogniser": "Entity EntityType Recognise Recogniser WrittenEntity find_entities head_entity language_of "
-    "same_kind tokens_of with_scores written_entities",
+    "recogniser": "Entity EntityType Recognise Recogniser WrittenEntity find_entities head_entity "
+    "language_of same_kind tokens_of with_scores written_entities",
     "spelling": "normalise", "wordnet": "wordnet_available",
 })  # fmt: skip
