@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LANGUAGES", "STAGES", "Entity", "EntityMatcher", "EntityType", "Language", "Match", "Number",
-    "Recognise", "Recogniser", "Time", "Verdict", "WrittenEntity", "find_entities", "head_entity", "language_of",
-    "normalise", "parse_date", "parse_number", "read_number", "read_time", "same_kind", "tokens_of",
-    "with_scores", "wordnet_available", "written_entities",
+    "Recognise", "Recogniser", "Time", "Verdict", "WrittenEntity", "find_entities", "head_entity",
+    "language_of", "normalise", "parse_date", "parse_number", "read_number", "read_time", "same_kind",
+    "tokens_of", "with_scores", "wordnet_available", "written_entities",
 ]  # fmt: skip
 
 __getattr__ = lazily(__name__, {

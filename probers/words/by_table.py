@@ -7,7 +7,7 @@ from typing import Literal
 
 import regex
 
-from .english import Cover, Span
+from .english import Cover, Span, is_title
 from .language import Language
 from .text import split_sentences
 from .values import find_moments, find_values
@@ -63,11 +63,8 @@ def _is_title(text: str, start: int, end: int, language: Language) -> bool:
         return False
     if not language.spaced:
         return len(inside) <= _LONGEST[1]
-    words = _WORD.findall(inside)
-    if not words or len(words) > _LONGEST[0] or not (words[0][0].isupper() or words[0][0].isdigit()):
-        return False
-    content = [w for w in words if not language.is_function_word(w)] or words
-    return sum(w[0].isupper() or w[0].isdigit() for w in content) >= language.capitals * len(content)
+    words, is_small = _WORD.findall(inside), language.is_function_word
+    return is_title(words, is_small, longest=_LONGEST[0], capitals=language.capitals)
 
 
 def _names(text: str, language: Language, cover: Cover) -> Iterator[Span]:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import dropwhile, takewhile
 from typing import Literal, NamedTuple
 
-from .language import ENGLISH, english
+from .language import ENGLISH, either, english
 from .numerals import ORDINAL_WORDS, SMALL_WORDS, TENS_WORDS
 from .text import is_stop_word, split_sentences
 
@@ -41,6 +41,15 @@ class Cover:
                 self.take(span)
                 taken.append(span)
         return taken
+
+
+def is_title(words: list[str], is_small: Callable[[str], bool], *, longest: int, capitals: float) -> bool:
+    """Tell whether words are written like a title: a share ``capitals`` of those that carry content."""
+    begin = [word[0].isupper() or word[0].isdigit() for word in words]
+    if not words or len(words) > longest or not begin[0]:
+        return False
+    content = [capital for word, capital in zip(words, begin, strict=True) if not is_small(word)] or begin
+    return sum(content) >= capitals * len(content)
 
 
 # data/en.yaml says what each list is for.
@@ -267,16 +276,9 @@ def _is_plain(token: _Token) -> bool:
 _MONTH = "|".join(ENGLISH.months) + r"|(?:Jan|Feb|Mar|Apr|Jun|Jul|Aug|Sept?|Oct|Nov|Dec)(?:\.|(?=\s+\d))"
 _DAY = r"\d{1,2}(?:st|nd|rd|th)?(?:\s?[–-]\s?\d{1,2})?"
 _ERA = r"(?:BCE|BC|CE|AD|B\.C\.E?\.?|A\.D\.)"
-_FIRST_TO_NINTH, _TENTH_TO_TWENTIETH = (
-    "|".join(ORDINAL_WORDS[1:10]),
-    "|".join([*ORDINAL_WORDS[10:], "twentieth"]),
-)
+_FIRST_TO_NINTH, _TENTH_TO_TWENTIETH = "|".join(ORDINAL_WORDS[1:10]), "|".join(ORDINAL_WORDS[10:])
+_TENTH_TO_TWENTIETH += "|twentieth"
 _ORDINAL = rf"\d{{1,2}}(?:st|nd|rd|th)|(?:twenty-)?(?:{_FIRST_TO_NINTH})|{_TENTH_TO_TWENTIETH}"
-_QUANTITY = (
-    r"(?:km|m|cm|mm|kg|g|t|ft|mi|acres?|hectares?|miles?|feet|met(?:re|er)s?|kilomet(?:re|er)s?|people|"
-    r"inhabitants|percent|%|thousand|million|billion|trillion|tons?|tonnes?|pounds|yards?|dollars|euros|square|"
-    r"cubic|years|hours|minutes)"
-)
 _WORD_BEFORE = re.compile(r"(\w+)\s$")
 _DATES = [
     re.compile(p)
@@ -296,7 +298,7 @@ _DATES = [
     )
 ]
 _YEAR = re.compile(
-    rf"(?<![\w.,$£€#])(?:1[0-9]|20)\d{{2}}\b(?!\s*{_QUANTITY}(?!\w))(?![,.]\d)"
+    rf"(?<![\w.,$£€#])(?:1[0-9]|20)\d{{2}}\b(?!\s*(?:{either(english('quantities'))})(?!\w))(?![,.]\d)"
     r"(?!-(?!(?:1[0-9]|20)\d{2}(?!\d))\w)"  # "1819-1892" are two years, "1960-like" is none
 )
 _LONE_MONTH = re.compile(
@@ -319,14 +321,8 @@ def find_dates(text: str) -> Iterator[tuple[Span, Literal["date", "year"]]]:
                 yield span, "year" if pattern is _YEAR else "date"
 
 
-_UNITS = (
-    r"km/h|k?m/s|[µμ][gm]|km²|km2|km|cm|mm|kg|mg|ha|mph|kW|MW|GW|kV|kHz|MHz|GHz|GB|MB|kB|°C|°F|°|ft|mi|lbs?|oz|yd|m²|m|g|t|L|V|W|"
-    r"(?:square|cubic|nautical|metric|short|long)\s(?:km|mi|ft|m|miles?|feet|foot|yards?|inches|tons?|tonnes?|"
-    r"kilomet(?:re|er)s?|met(?:re|er)s?)|sq\s?(?:mi|km|ft|m)|"
-    r"degrees?|miles?|feet|foot|inches|inch|yards?|met(?:re|er)s?|(?:kilo|centi|milli)met(?:re|er)s?|acres?|hectares?|"
-    r"pounds?|tons?|tonnes?|(?:kilo)?grams?|ounces?|lit(?:re|er)s?|gallons?|barrels?|knots?|"
-    r"people|inhabitants|residents|percent|per\scent|%|dollars?|euros?|cents|"
-    r"years?|months?|weeks?|days?|hours?|minutes?|seconds?|decades?|centuries"
+_UNITS = either(english("units")).replace(r"\ ", r"\s") + (
+    rf"|(?:square|cubic|nautical|metric|short|long)\s(?:{either(english('measures'))})|sq\s?(?:mi|km|ft|m)"
 )
 _SCALES = (
     r"(?:[\s-](?:hundred|thousand|million|billion|trillion|lakh|crore|m(?=\s))|\s?(?:mn|bn|tn)|"

@@ -62,11 +62,10 @@ _CURRENCIES = {sign: name.replace("_", " ") for sign, name in pairs(_TABLE["curr
 _MONEY = [*dict.fromkeys(_CURRENCIES.values())]
 _CURRENCY = re.compile("|".join(re.escape(s) for s in sorted(_CURRENCIES, key=len)[::-1] if len(s) < 4))
 _DOLLARS = frozenset(name for name in _MONEY if name.endswith("dollar"))
-_SIZES = _TABLE["sizes"]
-_SIZES |= {name: f"{name.replace(' ', '_')}:1 cent:.01" for name in _MONEY if name not in _SIZES}
+_CENTS = {name: f"{name.replace(' ', '_')}:1 cent:.01" for name in _MONEY if name not in _TABLE["sizes"]}
 #: Unit -> each of its meanings: a pound is money or mass.
 _UNITS: dict[str, list[Scale]] = {}
-for _quantity, _listed in _SIZES.items():
+for _quantity, _listed in (_TABLE["sizes"] | _CENTS).items():
     for _name, _size in numbers(_listed).items():
         _zero = -17.7778 if _size == 0.555556 else 0.0  # Fahrenheit's in Celsius
         _UNITS.setdefault(_name, []).append(Scale(_quantity, _size, _zero))

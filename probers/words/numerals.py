@@ -23,8 +23,11 @@ _ROMAN_FORM = re.compile(r"(?:xl|l?x{0,3})(?:ix|iv|v?i{0,3})")
 
 def roman(word: str) -> int | None:
     """Return the value of a lower-case roman numeral below 90, or None."""
-    if not word or not _ROMAN_FORM.fullmatch(word):
-        return None
+    return roman_value(word) if word and _ROMAN_FORM.fullmatch(word) else None
+
+
+def roman_value(word: str) -> int:
+    """Add the values of the letters i, v, x and l, of which a smaller one before a larger is subtracted."""
     values = [_ROMAN[c] for c in word]
     return sum(-v if v < max(values[i:]) else v for i, v in enumerate(values))
 

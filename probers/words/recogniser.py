@@ -13,7 +13,7 @@ import numpy as np
 
 from ..types import UserError
 from .by_table import find_by_table
-from .english import Cover, Span, find_dates, find_names, find_numbers
+from .english import Cover, Span, find_dates, find_names, find_numbers, is_title
 from .language import ENGLISH, LANGUAGES, Language, either, english, language_named
 from .text import is_stop_word, split_sentences
 
@@ -70,9 +70,6 @@ def _kind_of_name(text: str, span: Span) -> EntityType:
 
 
 _QUOTED = re.compile(r"[\"“]\s?([^\"“”\n]+?)\s?[\"”]")
-_MAX_WORDS = 14
-#: Share of a title's content words that begin with a capital or a digit.
-_CAPITALS = 0.7
 _WORD = re.compile(r"[^\W_][\w’'.&-]*")
 
 
@@ -80,16 +77,8 @@ def _works(text: str) -> Iterator[Span]:
     """Find spans between double quotes that are written like titles, without the quotes."""
     for match in _QUOTED.finditer(text):
         inside = match.group(1).rstrip(",;. ")
-        if _is_title(inside):
+        if is_title(_WORD.findall(inside), is_stop_word, longest=14, capitals=0.7):
             yield match.start(1), match.start(1) + len(inside)
-
-
-def _is_title(inside: str) -> bool:
-    words = _WORD.findall(inside)
-    if not words or len(words) > _MAX_WORDS or not (words[0][0].isupper() or words[0][0].isdigit()):
-        return False
-    content = [w for w in words if not is_stop_word(w)] or words
-    return sum(w[0].isupper() or w[0].isdigit() for w in content) >= _CAPITALS * len(content)
 
 
 def find_entities(

@@ -13,6 +13,7 @@ import regex
 from .dates import Time
 from .language import Language, either, table, words
 from .numbers import Number
+from .numerals import roman_value
 
 #: Equivalent forms, character by character.
 _NARROW = str.maketrans(
@@ -29,7 +30,6 @@ _SYMBOLS = words(table("common")["symbols"])
 _MONEY = {"€": "euro", "$": "dollar", "£": "pound-sterling", "¥": "yen", "km²": "km2", "m²": "m2"}
 _ISO = r"(?<![\w/.-])(?P<y>\d{4})-(?P<m>\d\d)-(?P<d>\d\d)(?![\w-])"
 _YEARS = r"(?<![\w.,-])(?P<y>[12]\d{3})\s?[–-]\s?(?P<y2>[12]\d{3}|\d\d)(?![\w-])"
-_ROMAN = {"I": 1, "V": 5, "X": 10}
 
 
 class Value(NamedTuple):
@@ -104,7 +104,7 @@ def _moment(found: Mapping[str, str | None], language: Language) -> tuple[str, t
     sign = -1 if found.get("bc") else 1
     if found.get("of"):
         return "decade", (100 * (number("of") or 0) - 100 + (number("decade") or 0),)
-    if (century := number("century") or _roman(found.get("roman") or "")) is not None:
+    if century := number("century") or roman_value((found.get("roman") or "").lower()):
         return "century", (sign * century,)
     if (decade := number("decade")) is not None:
         return "decade", (decade,)
@@ -121,11 +121,6 @@ def _moment(found: Mapping[str, str | None], language: Language) -> tuple[str, t
     if d2 is not None:
         return "range", (year2 if month2 else year, m, d, year2 if month2 else year, month2 or m, d2)
     return "day", (None if year is None else sign * year, m, d)
-
-
-def _roman(written: str) -> int | None:
-    values = [_ROMAN[c] for c in written.upper()]
-    return sum(-v if v < max(values[i:]) else v for i, v in enumerate(values)) or None
 
 
 def find_values(text: str, language: Language) -> Iterator[Value]:
