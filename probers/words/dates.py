@@ -81,8 +81,8 @@ class Time:
 def compare_times(a: Time, b: Time) -> Relation:
     """Tell whether two times are the same, exclude each other, or one is a part of the other."""
     if "either" in (a.kind, b.kind) and (a.kind, a.parts) != (b.kind, b.parts):
-        found = {compare_times(x, y) for x in _readings(a) for y in _readings(b)}
-        return "different" if found == {"different"} else "partial"
+        relations = {compare_times(x, y) for x in _readings(a) for y in _readings(b)}
+        return "different" if relations == {"different"} else "partial"
     if a.kind != b.kind:
         for day, stretch in ((a, b), (b, a)):
             if day.kind == "day" and stretch.kind == "range" and day.parts[0] is None:

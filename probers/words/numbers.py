@@ -145,9 +145,9 @@ def compare_numbers(a: Number, b: Number, *, tolerance: float = 0.01) -> Relatio
         if a.value == b.value and a.unit == b.unit:
             return "equivalent"
         return "partial" if a.unit != b.unit and (a.value - b.value) % 720 == 0 else "different"
-    found = {_compare_ends(a, b, scales, tolerance) for scales in _conversions(a.unit, b.unit)}
-    if "equivalent" not in found:
-        return "partial" if "partial" in found else "different"
+    relations = {_compare_ends(a, b, scales, tolerance) for scales in _conversions(a.unit, b.unit)}
+    if "equivalent" not in relations:
+        return "partial" if "partial" in relations else "different"
     if a.ordinal != b.ordinal or a.bound != b.bound:
         return "partial"
     if a.unit != b.unit and {a.unit, b.unit} <= _DOLLARS:
@@ -190,10 +190,10 @@ def read_number(mention: str) -> Number | None:
     text = re.sub(r"^the ", "", text, flags=re.IGNORECASE)
     bound = _BOUND.match(text.lower())
     text = text[bound.end() :] if bound else text
-    said = _BOUNDS[bound.group().strip()] if bound else ""
+    kind = _BOUNDS[bound.group().strip()] if bound else ""
     lower = text.lower()
-    found = _clock(lower) or _compound(lower) or _share(lower) or _in_digits(text) or _in_words(lower)
-    return found and replace(found, bound=said or found.bound)
+    number = _clock(lower) or _compound(lower) or _share(lower) or _in_digits(text) or _in_words(lower)
+    return number and replace(number, bound=kind or number.bound)
 
 
 def parse_number(mention: str) -> tuple[float, str] | None:
@@ -218,10 +218,10 @@ def _clock(text: str) -> Number | None:
 
 def _compound(text: str) -> Number | None:
     """Read a measure in two or three units ("6 ft 2 in", "1 hour 30 minutes"), in the last of them."""
-    found = [*_PARTS.finditer(text)]
-    if not 2 <= len(found) <= 3 or "".join(match[0] for match in found) != text:
+    measures = [*_PARTS.finditer(text)]
+    if not 2 <= len(measures) <= 3 or "".join(match[0] for match in measures) != text:
         return None
-    units = [_FOOT_SIGNS.get(match[2], match[2] or "") for match in found]
+    units = [_FOOT_SIGNS.get(match[2], match[2] or "") for match in measures]
     if not units[-1] and meanings(units[-2]) == meanings("ft"):
         units[-1] = "in"
     if units[-1] == "m" and meanings(units[-2]) == meanings("h"):
@@ -233,7 +233,7 @@ def _compound(text: str) -> Number | None:
     if not shared:
         return None
     sizes = [scale[min(shared)] for scale in scales]
-    values = [float(match[1]) for match in found]
+    values = [float(match[1]) for match in measures]
     if any(v * s >= above for v, s, above in zip(values[1:], sizes[1:], sizes, strict=False)):
         return None
     return Number(sum(v * s for v, s in zip(values, sizes, strict=True)) / sizes[-1], units[-1])
@@ -337,8 +337,8 @@ def _in_words(text: str) -> Number | None:
     spelled = re.sub(r"(?<=[a-z])-(?=[a-z])", " ", text).split()
     if spelled[:2] == ["one", "half"]:
         spelled = spelled[1:]
-    found = read_cardinal(spelled)
-    if found is None:
+    cardinal = read_cardinal(spelled)
+    if cardinal is None:
         return None
-    value, ordinal, used = found
+    value, ordinal, used = cardinal
     return Number(sign * value, read_unit(" ".join(spelled[used:]), money), ordinal)

@@ -80,22 +80,22 @@ def _described(a: str, b: str) -> Finding | None:
     return None
 
 
-def _bare(found: tuple[str, ...]) -> tuple[str, ...]:
-    text = " ".join(found)
+def _bare(whole: tuple[str, ...]) -> tuple[str, ...]:
+    text = " ".join(whole)
     for form in _FORMS:
         if text.startswith(form + " "):
             return tuple(text.removeprefix(form + " ").split())
-    out = merge_letters(found)
+    words = merge_letters(whole)
     # A club is not the city it is named after: "FC" goes only from a longer name.
-    if len(out) > 2 and "fc" in (out[0], out[-1]):
-        return out[1:] if out[0] == "fc" else out[:-1]
-    while len(out) > 1 and out[-1] in _COMPANY:
-        out = out[:-1]
-    if len(out) == 2:
-        for gone, kept in (out, out[::-1]):
-            if gone in LANDFORMS and kept not in _NAMESAKES | GIVEN:
-                return (kept,)
-    return out
+    if len(words) > 2 and "fc" in (words[0], words[-1]):
+        return words[1:] if words[0] == "fc" else words[:-1]
+    while len(words) > 1 and words[-1] in _COMPANY:
+        words = words[:-1]
+    if len(words) == 2:
+        for landform, name in (words, words[::-1]):
+            if landform in LANDFORMS and name not in _NAMESAKES | GIVEN:
+                return (name,)
+    return words
 
 
 def _people(a: str, b: str) -> Finding | None:
@@ -125,14 +125,14 @@ def _people(a: str, b: str) -> Finding | None:
 
 def _person(mention: str) -> tuple[str, tuple[str, ...], str]:
     """Split title, name and suffix ("jr"), each "" or () when missing."""
-    found = [w for w in name_words(mention) if w]
+    parts = [w for w in name_words(mention) if w]
     title = suffix = ""
-    titles = len(list(takewhile(_TITLES.__contains__, found[:-1])))
-    if titles and found[titles] != "of":  # "Lieutenant Governor of Kentucky" is an office
-        title, found = found[titles - 1], found[titles:]
-    if len(found) > 2 and found[-1] in _SUFFIXES:
-        suffix, found = found[-1], found[:-1]
-    return title, tuple(found), suffix
+    titles = len(list(takewhile(_TITLES.__contains__, parts[:-1])))
+    if titles and parts[titles] != "of":  # "Lieutenant Governor of Kentucky" is an office
+        title, parts = parts[titles - 1], parts[titles:]
+    if len(parts) > 2 and parts[-1] in _SUFFIXES:
+        suffix, parts = parts[-1], parts[:-1]
+    return title, tuple(parts), suffix
 
 
 def _family(name: tuple[str, ...]) -> tuple[str, ...]:

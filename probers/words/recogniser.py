@@ -97,16 +97,16 @@ def find_entities(
         }
         return [Entity(start, end, text[start:end], kind) for (start, end), kind in sorted(kinds.items())]
     cover = Cover(len(text))
-    found: dict[Span, EntityType] = {}
+    types: dict[Span, EntityType] = {}
     for start, end in cover.take_longest(_works(text)):
         other = _OTHER_BEFORE.search(text, max(0, start - 30), start)  # a band, a nickname or a term
-        found[start, end] = "work" if fine and not other else "name"
+        types[start, end] = "work" if fine and not other else "name"
     dates = dict(find_dates(text))
-    found |= {span: dates[span] for span in cover.take_longest(dates)}
+    types |= {span: dates[span] for span in cover.take_longest(dates)}
     for span in cover.take_longest(find_names(text, cover)):
-        found[span] = _kind_of_name(text, span) if fine else "name"
-    found |= dict.fromkeys(cover.take_longest(find_numbers(text)), "number")
-    return [Entity(start, end, text[start:end], kind) for (start, end), kind in sorted(found.items())]
+        types[span] = _kind_of_name(text, span) if fine else "name"
+    types |= dict.fromkeys(cover.take_longest(find_numbers(text)), "number")
+    return [Entity(start, end, text[start:end], kind) for (start, end), kind in sorted(types.items())]
 
 
 #: Types that "name" covers if no finer ones are requested.
@@ -125,9 +125,9 @@ def _load(name: str) -> Any:
     try:
         return spacy.load(name)
     except (OSError, AttributeError) as error:  # AttributeError: a package that is no pipeline
-        told = f"recogniser=spacy:{name}: no spaCy pipeline of that name is installed"
+        reason = f"recogniser=spacy:{name}: no spaCy pipeline of that name is installed"
         remedy = f"python -m spacy download {name}, or recogniser=rules"
-        raise UserError(f"{told}: {remedy}", "unknown-choice") from error
+        raise UserError(f"{reason}: {remedy}", "unknown-choice") from error
 
 
 def _kind(label: str, mention: str, fine: bool) -> EntityType:
@@ -186,9 +186,9 @@ class Recogniser:
             remedy = "choose rules, auto or spacy:PIPELINE, as in spacy:en_core_web_sm"
             raise UserError(f"recogniser={self.kind} is unknown: {remedy}", "unknown-choice")
         if method == "spacy" and not pipeline:
-            told = "recogniser=spacy needs an English pipeline, as in recogniser=spacy:en_core_web_sm"
+            reason = "recogniser=spacy needs an English pipeline, as in recogniser=spacy:en_core_web_sm"
             remedy = "python -m spacy download en_core_web_sm, or recogniser=rules"
-            raise UserError(f"{told}: {remedy}", "missing-extra")
+            raise UserError(f"{reason}: {remedy}", "missing-extra")
         if pipeline and (lang := _load(pipeline).lang) != "xx":  # several languages: taken as English
             self.language = language_named(lang, f"recogniser=spacy:{pipeline}: language")
         self.name = pipeline or "rules"
@@ -207,26 +207,26 @@ class Recogniser:
         for entity in find_entities(text, fine=self.fine, language=self.language, names=False):
             entities.append(entity)
             cover.take((entity.start, entity.end))
-        for found in _load(self.name)(text).ents:
-            start, end = _trim_by_table(text, found.start_char, found.end_char, self.language)
-            adjective = found.label_ == "MISC" and not text[start : start + 1].isupper()  # "deutsche"
-            if start < end and found.label_ in _NAMED and not adjective and cover.free((start, end)):
-                entities.append(Entity(start, end, text[start:end], _kind(found.label_, "", self.fine)))
+        for span in _load(self.name)(text).ents:
+            start, end = _trim_by_table(text, span.start_char, span.end_char, self.language)
+            adjective = span.label_ == "MISC" and not text[start : start + 1].isupper()  # "deutsche"
+            if start < end and span.label_ in _NAMED and not adjective and cover.free((start, end)):
+                entities.append(Entity(start, end, text[start:end], _kind(span.label_, "", self.fine)))
         return sorted(entities, key=lambda entity: entity.start)
 
     def _by_pipeline(self, text: str) -> list[Entity]:
         entities = []
-        for found in _load(self.name)(text).ents:
-            start, end = _trim(text, found.start_char, found.end_char)
+        for span in _load(self.name)(text).ents:
+            start, end = _trim(text, span.start_char, span.end_char)
             if mention := text[start:end]:
-                entities.append(Entity(start, end, mention, _kind(found.label_, mention, self.fine)))
+                entities.append(Entity(start, end, mention, _kind(span.label_, mention, self.fine)))
         return entities
 
 
 def language_of(recognise: Recognise) -> Language:
     """Return the language of a recogniser; English if it has none."""
-    found = getattr(getattr(recognise, "__wrapped__", recognise), "language", ENGLISH)
-    return found if isinstance(found, Language) else ENGLISH
+    language = getattr(getattr(recognise, "__wrapped__", recognise), "language", ENGLISH)
+    return language if isinstance(language, Language) else ENGLISH
 
 
 #: Largest number of characters before an entity at the head of a text: "the ".
@@ -304,5 +304,5 @@ def with_scores(
 
     The n tokens have ``offsets`` [start, end); ``scores`` (n,) are those of the position before each token.
     """
-    found = [(entity, tuple(tokens_of(offsets, entity.start, entity.end))) for entity in entities]
-    return [WrittenEntity(entity, tokens, float(scores[tokens[0]])) for entity, tokens in found if tokens]
+    written = [(entity, tuple(tokens_of(offsets, entity.start, entity.end))) for entity in entities]
+    return [WrittenEntity(entity, tokens, float(scores[tokens[0]])) for entity, tokens in written if tokens]

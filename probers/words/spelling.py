@@ -17,6 +17,7 @@ from .language import Language, english, pairs, table
 from .numbers import Relation
 from .numerals import CARDINALS, ORDINALS, roman
 
+#: Common given names: a name that begins with one is a person's, and it has no plural.
 GIVEN = english("given")
 LANDFORMS = frozenset(["river", "mount"])
 #: "University of X" and "X University" are two institutions.
@@ -36,8 +37,6 @@ _BEFORE_A_NAME = (
     (re.compile(r"\bL\.?\s?A\.?(?=\s+[A-Z])"), "Los Angeles"),
 )
 _SMALL_WORDS = english("small")
-
-
 #: Signs after a letter that change the name: C++ and C#, Google+, AB+ and AB−, B♭; trade marks do not.
 _MARKS = (
     (re.compile(r"(?<=[\w+])\+"), " plus"),
@@ -60,21 +59,18 @@ def normalise(mention: str) -> str:
     """
     for pattern, word in _MARKS:
         mention = pattern.sub(word, mention)
-    kept: list[str] = []
+    characters: list[str] = []
     for c in unicodedata.normalize("NFKD", mention.translate(_LETTERS)):
-        marks = unicodedata.category(c).startswith("M")
-        if (
-            marks
-            and kept
-            and (unicodedata.name(kept[-1], "").startswith(_UNMARKED) or (kept[-1] in "еЕ" and c == "\u0308"))
-        ):
-            continue
-        kept.append(c if marks or c.isalnum() or c in "’'_" else " ")
-    text = " ".join(unicodedata.normalize("NFC", "".join(kept)).casefold().split())
+        mark = unicodedata.category(c).startswith("M")
+        letter = characters[-1] if mark and characters else ""
+        unmarked = unicodedata.name(letter, "").startswith(_UNMARKED) if letter else False
+        if not (unmarked or (letter in ("е", "Е") and c == "\u0308")):
+            characters.append(c if mark or c.isalnum() or c in "’'_" else " ")
+    text = " ".join(unicodedata.normalize("NFC", "".join(characters)).casefold().split())
     text = re.sub(r"\s?[’']s\b", "", text).replace("’", " ").replace("'", " ")
-    found = text.split()
-    last = found[1:][-1:]  # "Vitamin A" ends with no article
-    return " ".join([*(w for w in found[: len(found) - len(last)] if w not in ("the", "a", "an")), *last])
+    words = text.split()
+    last = words[1:][-1:]  # "Vitamin A" ends with no article
+    return " ".join([*(w for w in words[: len(words) - len(last)] if w not in ("the", "a", "an")), *last])
 
 
 @lru_cache(maxsize=8192)
@@ -82,14 +78,14 @@ def name_words(mention: str) -> tuple[str, ...]:
     """Split into normalised words of one spelling: numbers as digits, "&" as "and", "St." as "saint"."""
     for pattern, full in _BEFORE_A_NAME:
         mention = pattern.sub(full, mention)
-    found = normalise(mention.replace("&", " and ")).split()
-    out = []
-    for position, word in enumerate(found):
-        following = found[position + 1] if position + 1 < len(found) else ""
+    written = normalise(mention.replace("&", " and ")).split()
+    words = []
+    for position, word in enumerate(written):
+        following = written[position + 1] if position + 1 < len(written) else ""
         if word == "no" and position and (following.isdigit() or following in CARDINALS):
             continue
-        out.append(_word(word, first=position == 0, last=not following))
-    return tuple(out)
+        words.append(_word(word, first=position == 0, last=not following))
+    return tuple(words)
 
 
 def _word(word: str, *, first: bool, last: bool) -> str:
@@ -113,8 +109,8 @@ def forms(mention: str) -> list[tuple[str, ...]]:
 
     They are plain, with German umlauts as "ue", and with a possessive "s" kept, for missing apostrophes.
     """
-    kept = re.sub(r"[’'](?=s\b)", "", mention)
-    return list(dict.fromkeys(map(name_words, (mention, mention.translate(_GERMAN), kept))))
+    possessive = re.sub(r"[’'](?=s\b)", "", mention)
+    return list(dict.fromkeys(map(name_words, (mention, mention.translate(_GERMAN), possessive))))
 
 
 def same_string(a: str, b: str) -> str:
@@ -177,9 +173,9 @@ def same_reordered(a: str, b: str, x: tuple[str, ...], y: tuple[str, ...]) -> bo
     return len(x) == 2 and bool((LANDFORMS | {"fc"}) & set(x))
 
 
-def merge_letters(found: tuple[str, ...]) -> tuple[str, ...]:
+def merge_letters(words: tuple[str, ...]) -> tuple[str, ...]:
     """Merge runs of single letters into one word: "f", "c" becomes "fc"."""
-    runs = groupby(found, key=lambda word: len(word) == 1 and word.isalpha())
+    runs = groupby(words, key=lambda word: len(word) == 1 and word.isalpha())
     return tuple(word for single, run in runs for word in (["".join(run)] if single else run))
 
 
@@ -196,9 +192,9 @@ def acronym_of(short: str, long: str) -> str:
     full = [w for w in parts if w != "the"]
     if len([w for w in full if w not in _SMALL_WORDS]) < 2:
         return ""
-    kept_ends = [(full, "")] + ([(full[:-1], full[-1])] if roman(full[-1]) is not None else [])
-    for kept, numeral in kept_ends:
-        for chosen in (kept, [w for w in kept if w not in _SMALL_WORDS]):
+    endings = [(full, "")] + ([(full[:-1], full[-1])] if roman(full[-1]) is not None else [])
+    for initials, numeral in endings:
+        for chosen in (initials, [w for w in initials if w not in _SMALL_WORDS]):
             if "".join(w[0] for w in chosen) + numeral == letters.casefold():
                 return letters.upper()
     return ""
@@ -241,8 +237,8 @@ def load_aliases(path: str) -> AliasTable:
             group = None
         listed = isinstance(group, list) and len(group) > 1
         if not listed or not all(isinstance(name, str) and name_words(name) for name in group):
-            told = 'expected a JSON list of two or more names, as in ["Bombay", "Mumbai"]'
-            raise UserError(f"{path}, line {number}: {told}", "bad-line")
+            reason = 'expected a JSON list of two or more names, as in ["Bombay", "Mumbai"]'
+            raise UserError(f"{path}, line {number}: {reason}", "bad-line")
         groups.append(group)
     return AliasTable(groups)
 
@@ -273,10 +269,10 @@ def spelled(mention: str, language: Language) -> tuple[str, ...]:
         text = _LONG.sub("", text).translate(_simple())
     if language.code == "de":
         text = re.sub("[äöüÄÖÜ]", lambda m: {"ä": "ae", "ö": "oe", "ü": "ue"}[m[0].lower()], text)
-    found = normalise(text.replace("’", "'").replace("'", " ")).split()
-    while len(found) > 1 and found[0] in language.articles:
-        found = found[1:]
-    numbered = (str(roman(word) or word) if place else word for place, word in enumerate(found))
+    words = normalise(text.replace("’", "'").replace("'", " ")).split()
+    while len(words) > 1 and words[0] in language.articles:
+        words = words[1:]
+    numbered = (str(roman(word) or word) if place else word for place, word in enumerate(words))
     return tuple(numbered)
 
 

@@ -32,8 +32,8 @@ def load_vectors(path: str) -> Any:
     except OSError as e:
         raise UserError(f"the vector file {path} cannot be read: {e.strerror}", "bad-file") from e
     if start[:1] == b"\x80" or path.endswith((".kv", ".model", ".pkl", ".pickle")):
-        told = f"{path} is a pickled gensim file, which is not opened: save it with save_word2vec_format"
-        raise UserError(told, "bad-file")
+        reason = f"{path} is a pickled gensim file, which is not opened: save it with save_word2vec_format"
+        raise UserError(reason, "bad-file")
     from gensim.models import KeyedVectors
 
     try:
@@ -66,7 +66,7 @@ def cosine(a: str, b: str, vectors: Any, *, spaced: bool = True) -> Cosine:
     shared = written[0].keys() & written[1].keys()
     means, unknown = [], []
     for words in written:
-        found = []
+        known = []
         for word, forms in words.items():
             if word in shared:
                 continue
@@ -74,9 +74,9 @@ def cosine(a: str, b: str, vectors: Any, *, spaced: bool = True) -> Cosine:
             if key is None:
                 unknown.append(word)
             else:
-                found.append(vectors.get_vector(key))
-        if found:
-            means.append(np.mean(found, axis=0, dtype=np.float64))
+                known.append(vectors.get_vector(key))
+        if known:
+            means.append(np.mean(known, axis=0, dtype=np.float64))
     if unknown or len(means) < 2:  # one of them may have no word that the other has not
         return Cosine(None, tuple(dict.fromkeys(unknown)))
     size = float(np.linalg.norm(means[0]) * np.linalg.norm(means[1]))
@@ -131,17 +131,17 @@ def train_vectors(
                     sentence = text[start:end] if language.spaced else " ".join(tokenize(text[start:end]))
                     file.write(normalise(sentence) + "\n")
         if count < least:
-            told = f"{count} articles are fewer than the {least} that vectors are trained on"
-            raise TooFewError(told, "empty")
+            reason = f"{count} articles are fewer than the {least} that vectors are trained on"
+            raise TooFewError(reason, "empty")
         try:
             model = Word2Vec(
                 corpus_file=str(words), vector_size=_SIZE, window=_WINDOW, min_count=MIN_COUNT,
                 sg=1, epochs=_EPOCHS, workers=1, seed=seed,
             )  # fmt: skip
         except RuntimeError as error:  # an empty vocabulary
-            told = f"matcher.vectors=own: no word occurs {MIN_COUNT} times in the articles"
+            reason = f"matcher.vectors=own: no word occurs {MIN_COUNT} times in the articles"
             remedy = 'raise the limit, give a vector file or pass matcher.vectors=""'
-            raise TooFewError(f"{told}; {remedy}", "empty") from error
+            raise TooFewError(f"{reason}; {remedy}", "empty") from error
         # The common part of all vectors says nothing, and with few articles they share nearly everything:
         # with 300 articles, two words drawn at random have a cosine of 0.99.
         model.wv.vectors -= model.wv.vectors.mean(axis=0)

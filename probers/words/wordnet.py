@@ -66,8 +66,8 @@ def same_in_wordnet(a: str, b: str, folder: str) -> tuple[Relation | Literal["wh
     try:
         return _relation(a, b, folder)
     except (AttributeError, LookupError, ValueError) as error:  # nltk does not check what it reads
-        told = f"wordnet={folder}: its files are damaged: get them again ({HOW_TO_GET})"
-        raise UserError(told, "bad-file") from error
+        reason = f"wordnet={folder}: its files are damaged: get them again ({HOW_TO_GET})"
+        raise UserError(reason, "bad-file") from error
 
 
 def _relation(a: str, b: str, folder: str) -> tuple[Relation | Literal["whole"], str] | None:
@@ -88,9 +88,9 @@ def _relation(a: str, b: str, folder: str) -> tuple[Relation | Literal["whole"],
         above = {s.name() for s in upper}
         for synset in lower:
             for label, method in _RELATIONS.items():
-                found = {s.name() for s in getattr(synset, method)()} & above
-                if found:
-                    return "different", f"{synset.name()} is {label} of {min(found)}"
+                related = {s.name() for s in getattr(synset, method)()} & above
+                if related:
+                    return "different", f"{synset.name()} is {label} of {min(related)}"
     return None
 
 
@@ -106,13 +106,13 @@ def _first_sense(name: str, synsets: Sequence[Any]) -> str:
 def _synsets(name: str, folder: str) -> tuple[Any, ...]:
     lemma = "_".join(name.split()).strip("_.,").lower()
     reader = open_wordnet(folder)
-    found = reader.synsets(lemma, pos="n")
-    if not found:
+    synsets = reader.synsets(lemma, pos="n")
+    if not synsets:
         lemma = "_".join(normalise(name).split())
-        found = reader.synsets(lemma, pos="n") if lemma else []
+        synsets = reader.synsets(lemma, pos="n") if lemma else []
     if lemma.removesuffix("s") in GIVEN:  # nltk takes "Roberts" for the plural of "Robert"
-        found = [s for s in found if lemma in (w.lower() for w in s.lemma_names())]
-    return tuple(found)
+        synsets = [s for s in synsets if lemma in (w.lower() for w in s.lemma_names())]
+    return tuple(synsets)
 
 
 @lru_cache(maxsize=4096)
@@ -180,5 +180,5 @@ def open_wordnet(folder: str) -> Any:
 @lru_cache(maxsize=1)
 def say_absent() -> None:
     """Say once per process that names are compared without WordNet."""
-    told = "WordNet's files were not found below nltk's data path: names are compared without synonyms"
-    log.warning("%s (%s)", told, HOW_TO_GET)
+    reason = "WordNet's files were not found below nltk's data path: names are compared without synonyms"
+    log.warning("%s (%s)", reason, HOW_TO_GET)
