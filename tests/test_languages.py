@@ -18,7 +18,7 @@ from probers.testbed.assets import load_articles
 from probers.train.run import _recogniser
 from probers.types import Article
 from probers.words import EntityMatcher, Recogniser, find_entities, head_entity, written_entities
-from probers.words.language import ENGLISH, LANGUAGES, detect, language_in
+from probers.words.language import ENGLISH, LANGUAGES, Language, detect, language_in, table
 from probers.words.text import join_sentences, split_sentences
 from probers.words.vectors import cosine, load_vectors, train_vectors
 from tests.artefacts import contents, write_lines
@@ -101,6 +101,13 @@ def test_sentences_of_each_language(code):
     assert [text[a:b] for a, b in split_sentences(text, language)] == expected
     assert join_sentences(expected) == text or code in ("zh", "ja")
     assert [text[a:b] for a, b in split_sentences(text)] != expected or code == "zh"
+
+
+@pytest.mark.parametrize("code", OTHERS)
+def test_every_field_of_a_table_is_read(code):
+    assert table(code).keys() <= {*Language.__annotations__, "names", "parts", "lists"}
+    with pytest.raises(AttributeError, match="colour"):
+        _ = LANGUAGES[code].colour
 
 
 def test_each_language_is_found_and_english_in_the_testbed():
