@@ -21,7 +21,7 @@ from report import invocation, publish
 from timing import Results
 
 from probers import FeatureStore
-from probers.bank.bank import ProbeBank
+from probers.bank.bank import Prober
 from probers.commands import main as cli
 from probers.evaluation.bootstrap import Bootstrap, Sample
 from probers.evaluation.metrics import auroc
@@ -75,7 +75,7 @@ class Measured:
 def trained(store: FeatureStore, out: Path, seed: int) -> Measured:
     """Train a prober like the command, and measure it with the states of the same store."""
     cli.run("train", [f"data={store.path}", f"out={out}", f"seed={seed}", "learning_curve=false"])
-    bank = ProbeBank.from_pretrained(out)
+    bank = Prober.from_pretrained(out)
     table = store.table()
     test = np.flatnonzero(table["split"] == "test")
     wrong = 1 - table["correct"].to_numpy()[test]

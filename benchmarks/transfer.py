@@ -16,7 +16,7 @@ import numpy as np
 from report import invocation, publish
 from timing import Results
 
-from probers.bank.bank import ProbeBank
+from probers.bank.bank import Prober
 from probers.evaluation.bootstrap import Bootstrap
 from probers.evaluation.metrics import auroc, ece
 from probers.store.store import FeatureStore
@@ -25,7 +25,7 @@ from probers.types import Question
 SECTION = "Probers on other texts"
 
 
-def spans_of(store: FeatureStore, bank: ProbeBank) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def spans_of(store: FeatureStore, bank: Prober) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Read labels, scores, negated log-probabilities and groups of the test split's spans, (n,) each.
 
     Raises:
@@ -64,7 +64,7 @@ def main(argv: list[str] | None = None) -> None:
         {"transfer": "prober | spans of | test spans | wrong | AUROC (95%) | log-probability | ECE"}
     )
     for name in options.probers:
-        bank = ProbeBank.from_pretrained(name)
+        bank = Prober.from_pretrained(name)
         for path in options.stores:
             labels, scores, surprise, groups = spans_of(FeatureStore.open(path), bank)
             drawn = Bootstrap(groups)

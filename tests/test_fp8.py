@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from sklearn.metrics import roc_auc_score
 from test_store import SPEC, make_rows, with_header
 
-from probers.bank.bank import ProbeBank
+from probers.bank.bank import Prober
 from probers.capture.pooling import as_stored
 from probers.commands import main as cli
 from probers.store.spec import FeatureSpec, fp8_decode, fp8_encode
@@ -196,11 +196,11 @@ def test_heads_are_trained_on_it_and_know_how_their_states_are_rounded(tmp_path:
         out = tmp_path / f"prober-{dtype}"
         options = ["epochs=2", "resamples=200", "learning_curve=false", "head.hidden=24", "lr=0.003"]
         cli.run("train", [f"data={store.path}", "layer=2", f"out={out}", *options])
-        bank = ProbeBank.from_pretrained(out)
+        bank = Prober.from_pretrained(out)
         assert bank.spec.dtype == dtype
         test = np.flatnonzero(store.table()["split"] == "test")
         wrong = 1 - store.table()["correct"].to_numpy()[test]
-        aurocs[dtype] = roc_auc_score(wrong, bank.score(store.states(bank.layers, test)))
+        aurocs[dtype] = roc_auc_score(wrong, bank.score_states(store.states(bank.layers, test)))
         figures = json.loads((out / "metrics.json").read_text())
         assert figures["ensemble"]["auroc"] == pytest.approx(aurocs[dtype], abs=1e-9)
     assert aurocs["fp8"] > 0.7 and abs(aurocs["fp8"] - aurocs["float16"]) < 0.02

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from probers.bank.bank import ProbeBank
+from probers.bank.bank import Prober
 from probers.data.articles import Rules, open_articles
 from probers.evaluation.bootstrap import Bootstrap
 from probers.store.store import FeatureStore
@@ -31,12 +31,12 @@ from probers.types import SPLITS
 _LEAST = 20
 
 
-def side_of(bank: ProbeBank, dataset: str, group: str) -> str:
+def side_of(bank: Prober, dataset: str, group: str) -> str:
     """Find the split in which the prober has seen a group, "" for none."""
     return "" if bank.seen is None else bank.seen.side(dataset, group, "")
 
 
-def write_seen(articles: str, bank: ProbeBank, out: Path) -> int:
+def write_seen(articles: str, bank: Prober, out: Path) -> int:
     """Write the lines of articles that the prober has seen; return their number."""
     rules = Rules(2, 100_000)
     found = open_articles(articles, limit=None, seed=0, on_bad_line="error", rules=rules, wikipedia={})
@@ -45,7 +45,7 @@ def write_seen(articles: str, bank: ProbeBank, out: Path) -> int:
         return sum(bool(sides.get(json.loads(line)["title"])) and kept.write(line) > 0 for line in lines)
 
 
-def refitted(bank: ProbeBank, store: FeatureStore, rate: float) -> tuple[ProbeBank, Mapping[str, Any]]:
+def refitted(bank: Prober, store: FeatureStore, rate: float) -> tuple[Prober, Mapping[str, Any]]:
     """Refit the prober's domain to the store's training texts; return the share of test texts outside, too.
 
     Texts keep the splits that the prober had them in; ValueError for a store that has hardly any of them.
@@ -80,7 +80,7 @@ def main() -> None:
     parser.add_argument("--articles")
     parser.add_argument("--rate", type=float, default=0.05)
     options = parser.parse_args()
-    bank = ProbeBank.from_pretrained(options.prober)
+    bank = Prober.from_pretrained(options.prober)
     if options.articles:
         print(write_seen(options.articles, bank, Path(options.given)), "articles")
         return

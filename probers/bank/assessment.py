@@ -20,7 +20,7 @@ from typing import Any, Literal, Protocol, get_args
 import numpy as np
 
 from ..online.growing_spans import ScoredSpan
-from ..online.scores import PIECES, Prober, aggregate
+from ..online.scores import PIECES, Scorer, aggregate
 from ..types import Generation, UserError
 from ..uncertainty import surprise
 from ..words import Recogniser, tokens_of, with_scores, written_entities
@@ -31,8 +31,8 @@ from .domain import Domain
 from .risk_control import Promise
 
 
-class Bank(Prober, Protocol):
-    """The part of :class:`probers.bank.bank.ProbeBank` that this module uses."""
+class Bank(Scorer, Protocol):
+    """The part of :class:`probers.bank.bank.Prober` that this module uses."""
 
     @property
     def promise(self) -> Promise | None: ...

@@ -16,7 +16,7 @@ from ..types import RunError
 from ..words import Recogniser
 from ..words.language import ENGLISH
 from ..words.text import split_sentences
-from .scores import GrowingScores, Prober
+from .scores import GrowingScores, Scorer
 
 
 @dataclass(slots=True)
@@ -39,7 +39,7 @@ class _Text:
 class GrowingSentences:
     """:class:`.GrowingScores` for a prober of pooled sentences (UserError: another prober)."""
 
-    def __init__(self, bank: Prober) -> None:
+    def __init__(self, bank: Scorer) -> None:
         self._scores = GrowingScores(bank, sentences=True)
         self._language = ENGLISH
         if bank.recogniser is not None:
