@@ -26,10 +26,9 @@ from probers.data.articles import open_articles
 from probers.data.articles.cuts import Cut, CutPlan
 from probers.datagen.labels.base import Examples
 from probers.datagen.labels.wiki import WikiBuilder
-from probers.entities import Recogniser
-from probers.equivalence import EntityMatcher
 from probers.prompts import TESTBED_PROMPT
 from probers.types import Needs
+from probers.words import EntityMatcher, Recogniser
 
 SECTION = "Labels from articles (cpu)"
 #: Ways: number format, whether cuts that begin alike are read once, and tokens of context.

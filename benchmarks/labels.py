@@ -30,11 +30,10 @@ from probers.data.articles import open_articles
 from probers.data.articles.cuts import Cut, CutPlan
 from probers.datagen.labels.wiki import WikiBuilder
 from probers.datagen.writer import fill
-from probers.entities import Recogniser
-from probers.equivalence import EntityMatcher
 from probers.prompts import TESTBED_PROMPT
 from probers.store.spec import FeatureSpec
 from probers.types import Needs
+from probers.words import EntityMatcher, Recogniser
 
 #: Number of tokens that MIND continues beyond the entity's.
 _MORE = 16

@@ -20,8 +20,8 @@ import torch
 from probers.evaluation.answers import extract_answer
 from probers.prompts import PromptTemplate
 from probers.rag.retrievers.lexical import tokenize
-from probers.text import is_content
 from probers.types import Question, Retriever
+from probers.words.text import is_content
 
 _QUERY_TOKENS = 64  # last tokens of the retriever that are kept
 

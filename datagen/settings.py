@@ -10,8 +10,8 @@ from probers.commands.components import Component, choice
 from probers.commands.settings import OnBadLine, Reading, ReadPool, Resamples, Settings, Several, TextFile
 from probers.data.articles.base import Wikipedia
 from probers.options import Count, Dotted, Limits, Name, Natural, Positive, Seed
-from probers.thinking import Part
 from probers.types import Site, Unit
+from probers.words.thinking import Part
 
 _SplitName = Annotated[str, Limits(pattern="^(train|validation|test)$")]
 PerSplit = Annotated[

@@ -20,8 +20,7 @@ from typing import Any
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
-from .text import count
-from .types import STEERING
+from .types import STEERING, count
 
 DASH = "–"
 MINUS = "−"

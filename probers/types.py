@@ -97,6 +97,11 @@ def first_line(error: BaseException) -> str:
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
+def count(n: int, noun: str) -> str:
+    """Format a count with its noun: "1 round", "1,200 questions"."""
+    return f"{n:,} {noun}{'' if n == 1 else 's'}"
+
+
 def lazily(package: str, places: Mapping[str, str]) -> Callable[[str], Any]:
     """Make a package's ``__getattr__``: torch, pandas and the like are imported only by who needs them.
 

@@ -17,8 +17,8 @@ from probers.engine.kv_cache import PrefixCache
 from probers.engine.tokens import SentenceEnd, Stop
 from probers.evaluation.answers import final_answer
 from probers.prompts import AUTO_PROMPT, PromptTemplate, passages_that_fit
-from probers.text import split_sentences
 from probers.types import Generation, Needs, Question, Retriever, UserError
+from probers.words.text import split_sentences
 
 from .protocol import (
     LookAhead,

@@ -15,10 +15,10 @@ import numpy as np
 
 from probers.engine.tokens import SentenceEnd
 from probers.prompts import PromptTemplate
-from probers.text import content_filter
 from probers.types import Decision, Generation, Needs, Passage, Question, Retriever, RunError, UserError
 from probers.uncertainty import Variant
 from probers.uncertainty.rarity import Counts
+from probers.words.text import content_filter
 
 if TYPE_CHECKING:
     from probers.commands.inputs import ProberKind, TrainedKind
@@ -129,7 +129,7 @@ class Trigger:
         judges_answer: it compares this answer with the gold answers.
         reads_texts: it asks for the probabilities of given texts.
         attends_alone: it asks for ``state.lm.attention_alone``.
-        filters: it asks which words carry content, see :func:`probers.text.is_content`.
+        filters: it asks which words carry content, see :func:`probers.words.text.is_content`.
         takes: part of a text written from fetched passages that is accepted without judging it: "nothing"
             (the passages stay until others replace them), its first "sentence", or "all". Text after an
             accepted part is written without passages, and judged.
@@ -367,7 +367,7 @@ def attends(part: Any) -> bool:
 
 
 def filter_of(trigger: Trigger, query: Any) -> str | None:
-    """Name the content-word filter (:func:`probers.text.content_filter`); None if neither uses one."""
+    """Name the content-word filter (:func:`probers.words.text.content_filter`); None if neither uses one."""
     return content_filter() if trigger.filters or getattr(query, "filters", False) else None
 
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from probers.checksums import Journal
 from probers.evaluation.answers import final_answer
 from probers.prompts import PromptTemplate
-from probers.text import split_sentences
 from probers.types import Decision, Generation, Passage, Question, Round, UserError
+from probers.words.text import split_sentences
 
 if TYPE_CHECKING:
     from probers.commands.merge import PartRuns
@@ -79,8 +79,8 @@ class Answer:
         text: the whole accepted text, including the rationale.
         answer: the final answer in it; "" if the model gave none.
         rounds: every pass of the loop, in order.
-        filter: the filter of content words, see :func:`probers.text.content_filter`; None if neither trigger
-            nor query used one.
+        filter: the filter of content words, see :func:`probers.words.text.content_filter`; None if neither
+            trigger nor query used one.
     """
 
     id: str

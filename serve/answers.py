@@ -14,8 +14,8 @@ from pydantic_core import to_json
 from probers.bank.assessment import Assessor
 from probers.engine.tokens import Span, shown_bytes, token_bytes
 from probers.online.growing_spans import ScoredSpan
-from probers.thinking import Thinking, place_in, tokens_in
 from probers.types import StopReason
+from probers.words.thinking import Thinking, place_in, tokens_in
 
 from .on_high import FINISH, OnHigh
 from .scheduler import ScoredText

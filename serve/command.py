@@ -85,7 +85,7 @@ def _serve(settings: Serve, key: str | None, listening: socket.socket) -> None:
     from probers.bank.bank import Prober
     from probers.capture.blocks import decoder_layers
     from probers.online.scores import check_growing
-    from probers.thinking import Thinking
+    from probers.words.thinking import Thinking
 
     from .app import make_app
     from .endpoint import Served

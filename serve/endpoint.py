@@ -22,7 +22,7 @@ from probers.engine.decode import Request as Wanted
 from probers.engine.language_model import Sampling
 from probers.engine.tokens import Prompt, encode_prompts, token_offsets
 from probers.prompts import chat_text
-from probers.thinking import Thinking
+from probers.words.thinking import Thinking
 
 from .answers import Choice, Frame, as_events, as_json, sse, usage_of
 from .errors import ApiError

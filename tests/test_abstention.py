@@ -4,9 +4,8 @@ import pytest
 
 from probers.data.articles.cuts import cut_article
 from probers.datagen.labels.wiki import abstain
-from probers.entities import find_entities, head_entity, same_kind
-from probers.equivalence import EntityMatcher, Match
 from probers.types import Article
+from probers.words import EntityMatcher, Match, find_entities, head_entity, same_kind
 
 MATCHER = EntityMatcher(wordnet="")
 

@@ -31,13 +31,13 @@ PRINTING = {"probers.commands.main", "probers.rag.command"}
 COMPOSING = "probers.commands.compose"
 #: From the ground up; a room imports what stands before it, and itself.
 ROOMS = [
-    "shared", "languages", "entities", "equivalence", "evaluation", "data", "store", "capture", "engine",
+    "shared", "words", "evaluation", "data", "store", "capture", "engine",
     "uncertainty", "heads", "online", "bank", "commands", "launch", "adaptive", "datagen", "train", "rag",
     "serve", "score",
 ]  # fmt: skip
 #: Modules that stand in no folder, and the two rooms that only hold what is shared.
 SHARED = {
-    "types", "options", "checksums", "text", "files", "pages", "prompts", "testbed", "thinking", "configs",
+    "types", "options", "checksums", "files", "pages", "prompts", "testbed", "configs",
 }  # fmt: skip
 #: Those of them that never import each other.
 TOP = {"datagen", "train", "rag"}

@@ -17,7 +17,6 @@ from probers.bank.bank import Prober
 from probers.bank.calibration import Isotonic, Platt, Temperature, sigmoid
 from probers.capture.hidden_states import decoder_layers
 from probers.engine.tokens import decode, token_offsets
-from probers.entities import Recogniser, find_entities, tokens_of, with_scores, written_entities
 from probers.heads import CORRECT, WRONG, LinearHead
 from probers.online.watch import GrowingText
 from probers.prompts import TESTBED_PROMPT
@@ -26,6 +25,7 @@ from probers.rag.queries import CIOQF, QFS
 from probers.rag.triggers import BeforeEntity, EntitySignal, State
 from probers.store.spec import FeatureSpec
 from probers.types import Needs, Question, RunError
+from probers.words import Recogniser, find_entities, tokens_of, with_scores, written_entities
 
 CLOSE = {"rtol": 0, "atol": 1e-4}
 QUESTION = Question("q", "Who founded the mill?")

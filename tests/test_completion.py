@@ -15,10 +15,9 @@ from probers.data.articles import open_articles
 from probers.data.corpus_formats import WORDS
 from probers.data.questions import open_questions
 from probers.data.splits import Seen
-from probers.entities import find_entities
-from probers.equivalence import EntityMatcher, normalise
 from probers.evaluation.answers import final_answer, right_by, same_meaning
 from probers.types import SPLITS
+from probers.words import EntityMatcher, find_entities, normalise
 
 TOWNS = ("Arvik", "Belmar", "Corvan", "Dunholt", "Elstow", "Farnby", "Gorlan", "Hexley", "Istran", "Jorvel")
 PLAIN = ("date", "number", "string", "alias", "acronym", "name")

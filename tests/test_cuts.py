@@ -11,9 +11,9 @@ from refusals import fails
 from probers.data.articles import open_articles
 from probers.data.articles.cuts import CutPlan, cut_article, shortened
 from probers.datagen.labels.wiki import Settled, one_sentence, stop_rule
-from probers.entities import find_entities, head_entity
 from probers.testbed.assets import load_articles
 from probers.types import Article
+from probers.words import find_entities, head_entity
 
 ZURICH = Article("a", "Zurich", ("Zurich lies in Switzerland.", "Berlin twinned with Zurich in 1990."))
 

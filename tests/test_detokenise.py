@@ -10,30 +10,12 @@ from artefacts import needs_articles
 from hypothesis import given
 from hypothesis import strategies as st
 
-from probers.text import detokenise_sentences, is_shifted, is_tokenised
+from probers.words.text import detokenise_sentences, is_shifted, is_tokenised
 
-PAIRS = [
-    ('" The Glass Orchard " is the 12th episode .', '"The Glass Orchard" is the 12th episode.'),
-    ("It aired on January 11 , 1988 .", "It aired on January 11, 1988."),
-    ("Ida Holm ( born 1950 ) , a painter , left .", "Ida Holm (born 1950), a painter, left."),
-    ("Norway 's fjords and the owners ' houses .", "Norway's fjords and the owners' houses."),
-    ("They did n't and she didn 't ; we 're late .", "They didn't and she didn't; we're late."),
-    ("A well @-@ known 1 @,@ 500 @.@ 5 m wall .", "A well-known 1,500.5 m wall."),
-    ("It ran from 1905 – 1985 , winning 7 – 6 .", "It ran from 1905–1985, winning 7–6."),
-    ("( 21 September 1929 – 10 June 2003 ) .", "(21 September 1929 – 10 June 2003)."),
-    ("The defence – though weak – held .", "The defence – though weak – held."),
-    ("It cost $ 5 million , or 50 % , or US $ 7 .", "It cost $5 million, or 50%, or US$7."),
-    ("Wait ... it said , and then . . . nothing .", "Wait... it said, and then... nothing."),
-    ("R & B by Smith & Sons [ sic ] , again .", "R&B by Smith & Sons [sic], again."),
-    ("Star Harbour : The Next Tide , at 10 : 30 .", "Star Harbour: The Next Tide, at 10:30."),
-    ("Mr. O 'Brien saw it ; L 'Hôpital did not .", "Mr. O'Brien saw it; L'Hôpital did not."),
-    ("Is it so ? Yes ! said he .", "Is it so? Yes! said he."),
-    ("He said ' perhaps ' , then left .", "He said 'perhaps', then left."),
-    ("`` Hold on , '' she said -LRB- twice -RRB- .", '"Hold on," she said (twice).'),
-    ("The U.S. Navy , Acme Inc. , and J. R. Poe .", "The U.S. Navy, Acme Inc., and J. R. Poe."),
-    ("At 40 ° C , near 12 ° N .", "At 40 °C, near 12°N."),
-    ('One " ( two ) " and " three , four " .', 'One "(two)" and "three, four".'),
-]
+_FILE = Path(__file__).parent / "data" / "detokenised.txt"
+_PARTS = [part.splitlines()[1:] for part in _FILE.read_text(encoding="utf-8").split("\n# ")]
+#: Texts that were tokenised, texts whose marks are shifted, and the natural text of each.
+TOKENISED, SHIFTED = ([*zip(lines[::2], lines[1::2], strict=True)] for lines in _PARTS)
 NATURAL = [
     "Plain words, nothing else.",
     'He wrote "The Glass Orchard" (1988), which wasn\'t read.',
@@ -53,13 +35,13 @@ NATURAL = [
 ]
 
 
-@pytest.mark.parametrize(("tokenised", "natural"), PAIRS)
+@pytest.mark.parametrize(("tokenised", "natural"), TOKENISED)
 def test_tokenised_text_becomes_natural(tokenised, natural):
     assert is_tokenised(tokenised) and not is_tokenised(natural)
     assert detokenise_sentences([tokenised]) == [natural]
 
 
-@pytest.mark.parametrize("text", [*NATURAL, *(natural for _, natural in PAIRS)])
+@pytest.mark.parametrize("text", [*NATURAL, *(natural for _, natural in TOKENISED)])
 def test_natural_text_is_left_as_it_is(text):
     assert detokenise_sentences([text]) == [text]
     assert detokenise_sentences([text, text]) == [text, text]
@@ -112,17 +94,7 @@ def test_real_articles():
     assert sum(re.search(r"\w [,;.)]|\w 's\b|\( ", t) is not None for t in text) <= 0.001 * len(text)
 
 
-@pytest.mark.parametrize(
-    ("shifted", "natural"),
-    [
-        ('Lam directed" City on" in 1987, and" Aces".', 'Lam directed "City on" in 1987, and "Aces".'),
-        ("Tuttu Goma( 1918 – 5 February 2008) was", "Tuttu Goma (1918 – 5 February 2008) was"),
-        ("( Cantonese: Lam Ling- tung, 1955)", "(Cantonese: Lam Ling-tung, 1955)"),
-        ('It starred Jean- Claude Van Damme," Risk"', 'It starred Jean-Claude Van Damme, "Risk"'),
-        ('He wrote a novel(" Local") in 2005', 'He wrote a novel ("Local") in 2005'),
-        ('"Home" and" Away" are songs( of 1990)', '"Home" and "Away" are songs (of 1990)'),
-    ],
-)
+@pytest.mark.parametrize(("shifted", "natural"), SHIFTED)
 def test_marks_that_cling_to_the_word_before_are_put_right(shifted, natural):
     assert detokenise_sentences([shifted]) == [natural]
     assert detokenise_sentences([natural]) == [natural]

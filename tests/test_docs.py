@@ -80,7 +80,7 @@ def documented() -> set[str]:
 #: Packages whose public names programs import.
 DOORS = [
     "probers", "probers.capture", "probers.data", "probers.data.articles", "probers.data.questions",
-    "probers.entities", "probers.equivalence", "probers.heads", "probers.store", "probers.rag",
+    "probers.words", "probers.heads", "probers.store", "probers.rag",
     "probers.rag.triggers", "probers.rag.queries", "probers.rag.retrievers",
 ]  # fmt: skip
 

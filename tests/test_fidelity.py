@@ -8,7 +8,7 @@ import pytest
 import torch
 from fake_lm import FakeLM
 
-import probers.text
+import probers.words.text
 from probers.engine.model import CausalLM
 from probers.prompts import TESTBED_PROMPT
 from probers.rag.loop import RAG
@@ -23,7 +23,7 @@ from probers.uncertainty import rind_scores
 @pytest.fixture(autouse=True)
 def no_tagger(monkeypatch):
     """The content filter without a tagger, whether or not one is installed here."""
-    monkeypatch.setattr(probers.text, "_tagger", lambda: None)
+    monkeypatch.setattr(probers.words.text, "_tagger", lambda: None)
 
 
 # The released procedure, written with transformers and numpy alone, and slowly: a pass over the generated

@@ -27,9 +27,9 @@ from probers.data.articles import open_articles
 from probers.data.cache import build_once
 from probers.data.questions import load_questions, open_questions
 from probers.data.questions.multihop import StrategyQA, TwoWikiMultihopQA
-from probers.equivalence.names import load_aliases
 from probers.rag.traces import TraceFile
 from probers.types import Question, RunError, UserError
+from probers.words.spelling import load_aliases
 
 FIXTURES = [HealthCheck.function_scoped_fixture]
 often = settings(derandomize=True, max_examples=120, suppress_health_check=FIXTURES)

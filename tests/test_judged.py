@@ -25,12 +25,11 @@ from probers.datagen.judges.base import JUDGED, Answer, Grounds
 from probers.datagen.judges.kinds import another_kind
 from probers.datagen.judges.relations import country_of, facts
 from probers.datagen.labels.judged import JudgedBuilder
-from probers.entities import Recogniser, find_entities
-from probers.equivalence import EntityMatcher
-from probers.equivalence.wordnet import wordnet_available
 from probers.prompts import TESTBED_PROMPT
 from probers.testbed.assets import load_world, model_path
 from probers.testbed.relations import RELATIONS
+from probers.words import EntityMatcher, Recogniser, find_entities
+from probers.words.wordnet import wordnet_available
 
 ASKED = [
     "--source", "judged", "limit=14", "max_new_tokens=40", "layers=[6,12]", "shard_size=5", "batch_size=10",

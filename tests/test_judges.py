@@ -28,8 +28,8 @@ from probers.datagen.judges.hand import HandJudge
 from probers.datagen.judges.majority import MajorityJudge
 from probers.datagen.judges.openai import REPLIES, OpenAIJudge
 from probers.datagen.judges.replies import read_reply
-from probers.text import split_sentences
 from probers.types import Passage, RunError, UserError
+from probers.words.text import split_sentences
 
 RULED = {"Paris": "contradicted", "1843": "contradicted", "Byron": "unknown"}
 PLAIN = "Ada Lovelace was born in London. She met Byron in Paris. Paris is where Paris lies."

@@ -1,7 +1,6 @@
 """Languages other than English: entities, sentences, matching, finding of the language, and runs of two."""
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,17 +11,15 @@ from transformers import AutoModelForCausalLM
 
 from probers.bank.assessment import Assessor
 from probers.commands import main as cli
-from probers.entities import Recogniser, find_entities, head_entity, written_entities
-from probers.equivalence import EntityMatcher
-from probers.equivalence.vectors import cosine, train_vectors
-from probers.languages import ENGLISH, LANGUAGES
-from probers.languages.detection import detect, language_in
 from probers.online.growing_spans import whole_words
 from probers.store.store import FeatureStore
 from probers.testbed.assets import load_articles
-from probers.text import join_sentences, load_vectors, split_sentences
 from probers.train.run import _recogniser
 from probers.types import Article
+from probers.words import EntityMatcher, Recogniser, find_entities, head_entity, written_entities
+from probers.words.language import ENGLISH, LANGUAGES, Language, detect, language_in, table
+from probers.words.text import join_sentences, split_sentences
+from probers.words.vectors import cosine, load_vectors, train_vectors
 from tests.artefacts import contents, write_lines
 from tests.fake_lm import linear_bank
 from tests.refusals import fails, interrupted
@@ -98,11 +95,18 @@ def test_pairs_of_each_language(code):
 
 @pytest.mark.parametrize("code", OTHERS)
 def test_sentences_of_each_language(code):
-    expected, borders = DATA["sentences"][code].splitlines(), LANGUAGES[code].borders
+    expected, language = DATA["sentences"][code].splitlines(), LANGUAGES[code]
     text = ("" if code in ("zh", "ja") else " ").join(expected)
-    assert [text[a:b] for a, b in split_sentences(text, borders)] == expected
+    assert [text[a:b] for a, b in split_sentences(text, language)] == expected
     assert join_sentences(expected) == text or code in ("zh", "ja")
     assert [text[a:b] for a, b in split_sentences(text)] != expected or code == "zh"
+
+
+@pytest.mark.parametrize("code", OTHERS)
+def test_every_field_of_a_table_is_read(code):
+    assert table(code).keys() <= {*Language.__annotations__, "names", "parts", "lists"}
+    with pytest.raises(AttributeError, match="colour"):
+        _ = LANGUAGES[code].colour
 
 
 def test_each_language_is_found_and_english_in_the_testbed():
@@ -148,7 +152,7 @@ def test_spacy_pipelines_of_a_language(lang, monkeypatch, tmp_path):
     blank.lang = lang
     patterns = {"die Acme": "ORG", "Ulmendorf": "LOC", "deutsche": "MISC", "1998": "DATE"}
     blank.add_pipe("entity_ruler").add_patterns([{"label": k, "pattern": p} for p, k in patterns.items()])
-    monkeypatch.setattr("probers.entities.recogniser._load", {"pipe": blank}.__getitem__)
+    monkeypatch.setattr("probers.words.recogniser._load", {"pipe": blank}.__getitem__)
     text = "Im Jahr 1998 baute die Acme in Ulmendorf eine deutsche Mühle für 3,5 Millionen Euro."
     if lang == "ru":
         with fails("unsupported", "language=ru", "spacy:pipe"):
@@ -294,4 +298,3 @@ def test_english_runs_record_their_language(tmp_path):
     out = tmp_path / "store"
     cli.run("datagen", ["source=wiki", "limit=6", f"out={out}", "layers=[6]"])
     assert FeatureStore.open(out).config["language"] == "en"
-    assert replace(ENGLISH, name="x").english

@@ -84,7 +84,9 @@ def test_rows_of_every_kind_make_the_same_prober(lm, prober, kind, tmp_path):
 
 
 def test_columns_under_other_names_are_named(lm, prober):
-    frame = pd.DataFrame(sums()).rename(columns={"prompt": "question", "answer": "output", "wrong": "is_wrong"})
+    frame = pd.DataFrame(sums()).rename(
+        columns={"prompt": "question", "answer": "output", "wrong": "is_wrong"}
+    )
     names = {"prompt": "question", "answer": "output", "wrong": "is_wrong"}
     again = probers.fit(lm, frame, head="linear", layers=[4, 8], **names, **QUICK)
     np.testing.assert_allclose(again.p_wrong(lm, sums(4)), prober.p_wrong(lm, sums(4)), atol=1e-6)

@@ -17,10 +17,10 @@ from probers import CausalLM, Prober
 from probers.bank.assessment import Assessor, units_of
 from probers.engine.language_model import Sampling
 from probers.engine.tokens import token_offsets
-from probers.entities import find_entities, tokens_of, written_entities
 from probers.online.growing_spans import GrowingSpans, ScoredSpan
 from probers.online.scores import text_needs, text_scores
-from probers.text import split_sentences
+from probers.words import find_entities, tokens_of, written_entities
+from probers.words.text import split_sentences
 
 ASKED = [
     PROMPT, "Question: Where was Lena Zaser born?\nAnswer:", "Lena Zaser was born in",

@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 from serving import Running, bank_for, running
 
 from probers import CausalLM
-from probers.thinking import Thinking
+from probers.words.thinking import Thinking
 
 pytestmark = pytest.mark.long
 

@@ -4,8 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from probers.entities import Recogniser
-from probers.equivalence import EntityMatcher
+from probers.words import EntityMatcher, Recogniser
 
 MATCHER = EntityMatcher(wordnet="")
 PAIRS = {

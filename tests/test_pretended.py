@@ -22,7 +22,6 @@ from probers.data import load_corpus
 from probers.engine.continuous import ContinuousBatch
 from probers.engine.language_model import Sampling
 from probers.engine.model import CausalLM
-from probers.equivalence import EntityMatcher
 from probers.heads import LinearHead
 from probers.online.scores import GrowingScores
 from probers.rag import RAG, triggers
@@ -30,6 +29,7 @@ from probers.rag.queries import AnswerQuery
 from probers.rag.retrievers import BM25
 from probers.store.spec import FeatureSpec
 from probers.types import POOLS, Feature, Generation, Needs, Pool, Question
+from probers.words import EntityMatcher
 
 FIRST, SECOND = "privateuseone:0", "privateuseone:1"
 

@@ -14,7 +14,7 @@ from probers.commands.inputs import load_model
 from probers.commands.runs import RunFolder
 from probers.evaluation.answers import extract_answer
 from probers.prompts import PromptTemplate, chat_text
-from probers.text import split_sentences
+from probers.words.text import split_sentences
 
 TEMPLATE = (
     "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>{% endfor %}"

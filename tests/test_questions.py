@@ -35,10 +35,10 @@ from probers.data.questions import (
 )
 from probers.data.questions.multihop import TwoWikiMultihopQA
 from probers.data.splits import Splits
-from probers.equivalence.names import load_aliases
 from probers.evaluation.answers import normalize_answer
-from probers.text import load_vectors
 from probers.types import Question, RunError
+from probers.words.spelling import load_aliases
+from probers.words.vectors import load_vectors
 
 FILES = Path(__file__).parent / "data" / "questions"
 PAINTER = "who painted the ceiling of the hall in aldenburg"

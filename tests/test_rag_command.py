@@ -172,7 +172,7 @@ def test_many_questions_are_written_and_a_second_run_is_done_already(rag, capsys
 
 @pytest.mark.parametrize(("variant", "filter"), [("released", "stop words"), ("paper", None)])
 def test_results_and_traces_say_which_filter_found_content_words(rag, monkeypatch, variant, filter):
-    monkeypatch.setattr("probers.text._tagger", lambda: None)
+    monkeypatch.setattr("probers.words.text._tagger", lambda: None)
     out = rag("trigger=rind", f"trigger.variant={variant}", "query=question", "split=test", "limit=2")
     assert [figures(out)["filter"], *(trace["filter"] for trace in traces(out))] == [filter] * 3
 

@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 from refusals import fails
 from tiny import PROMPTS, tiny_lm
 
-import probers.text
-from probers.text import content_filter, is_content, is_stop_word, split_sentences, stop_words
+import probers.words.text
 from probers.types import AttentionRows, Generation, Needs, RunError
 from probers.uncertainty import BEFORE, SIGNALS, Part, rind_scores, signals, signals_before, words
+from probers.words.text import content_filter, is_content, is_stop_word, split_sentences, stop_words
 
 
 @pytest.fixture(autouse=True)
 def no_tagger(monkeypatch):
     """The content filter without a tagger, whether or not one is installed here."""
-    monkeypatch.setattr(probers.text, "_tagger", lambda: None)
+    monkeypatch.setattr(probers.words.text, "_tagger", lambda: None)
 
 
 def made(pieces: list[str], entropies: list[float], rows=None, logprobs=None, prompt: int = 2) -> Generation:
@@ -158,25 +158,25 @@ def test_released_scores_do_not_depend_on_other_sentences(order, seed):
 
 def test_the_filter_is_named_with_its_version(monkeypatch):
     assert content_filter() == "stop words"
-    monkeypatch.setattr(probers.text, "_tagger", lambda: SimpleNamespace(meta={"version": "3.8.0"}))
+    monkeypatch.setattr(probers.words.text, "_tagger", lambda: SimpleNamespace(meta={"version": "3.8.0"}))
     assert content_filter() == "pos en_core_web_sm 3.8.0"
 
 
 def test_the_parser_stays_for_what_is_tagged_by_it(monkeypatch):
     left_out = []
     monkeypatch.undo()
-    monkeypatch.setattr(probers.text, "find_spec", lambda name: name)
+    monkeypatch.setattr(probers.words.text, "find_spec", lambda name: name)
     monkeypatch.setattr("spacy.load", lambda name, exclude: left_out.extend([name, *exclude]))
-    probers.text._tagger.cache_clear()
-    probers.text._tagger()
-    probers.text._tagger.cache_clear()
+    probers.words.text._tagger.cache_clear()
+    probers.words.text._tagger()
+    probers.words.text._tagger.cache_clear()
     assert left_out[0] == "en_core_web_sm" and not {"parser", "tagger", "attribute_ruler"} & set(left_out)
 
 
 def test_the_tagger_decides_by_substring_where_it_is_installed(monkeypatch):
     tags = {"old": "ADJ", "It": "PRON", "runs": "VERB", ".": "PUNCT"}
     doc = [SimpleNamespace(text=text, pos_=pos) for text, pos in tags.items()]
-    monkeypatch.setattr(probers.text, "_tagger", lambda: lambda sentence: doc)
+    monkeypatch.setattr(probers.words.text, "_tagger", lambda: lambda sentence: doc)
     assert is_content("It runs golden .", ["It", "runs", "golden", "."]) == [False, True, True, False]
 
 

@@ -13,9 +13,9 @@ from html_pages import Page, digest
 
 from probers.datagen.audit import draw, draw_undecided, sample_html
 from probers.datagen.audit.labels import MOST_UNDECIDED
-from probers.equivalence import EntityMatcher
 from probers.store.spec import FeatureSpec, ModelSpec
 from probers.store.store import FeatureStore
+from probers.words import EntityMatcher
 
 PAYLOAD = "</b><script>alert('x')</script><img src=x onerror=\"alert(1)\">&\"'\x00"
 SPEC = FeatureSpec(ModelSpec("testbed", "synthetic", 1, 2, "float32"), (1,), 2, prompt="p")

@@ -11,8 +11,8 @@ from tiny import PROMPTS, tiny_lm
 
 from probers.engine.language_model import Sampling
 from probers.engine.tokens import SentenceEnd, Stops
-from probers.text import split_sentences
 from probers.types import Needs
+from probers.words.text import split_sentences
 
 NEEDS = Needs.of((1, 3), attention=True)
 

@@ -29,8 +29,8 @@ from probers.serve.errors import ApiError
 from probers.serve.protocol import ChatRequest
 from probers.store.spec import FeatureSpec
 from probers.store.store import FeatureStore
-from probers.thinking import Thinking, part_of
 from probers.types import Needs
+from probers.words.thinking import Thinking, part_of
 
 MARKS = Thinking()
 

@@ -11,7 +11,6 @@ from refusals import fails
 
 from probers import CausalLM
 from probers.engine.language_model import Sampling
-from probers.equivalence import EntityMatcher
 from probers.prompts import TESTBED_PROMPT
 from probers.types import Needs, RunError
 from probers.uncertainty import Draws, Entailment, by_matcher, clusters, draw
@@ -22,6 +21,7 @@ from probers.uncertainty.samples import Prompt
 from probers.uncertainty.self_consistency import self_consistency
 from probers.uncertainty.semantic_entropy import best_cut, semantic_entropy
 from probers.uncertainty.verbalised import stated
+from probers.words import EntityMatcher
 
 SAME = by_matcher(EntityMatcher(wordnet=""))
 

@@ -24,13 +24,12 @@ from probers.data.articles.cuts import CutPlan
 from probers.datagen.labels.base import balance
 from probers.datagen.labels.wiki import WikiBuilder, may_go_on
 from probers.datagen.writer import fill
-from probers.entities import Recogniser, head_entity
-from probers.equivalence import EntityMatcher
-from probers.equivalence.vectors import train_vectors, trained
 from probers.prompts import PromptTemplate
 from probers.store.spec import FeatureSpec
 from probers.testbed.assets import load_articles
 from probers.types import Article, Needs, RunError
+from probers.words import EntityMatcher, Recogniser, head_entity
+from probers.words.vectors import train_vectors, trained
 
 RULES = Recogniser("rules", fine=True, quiet=True)
 

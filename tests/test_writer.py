@@ -23,11 +23,10 @@ from probers.datagen.labels.cot import CotBuilder
 from probers.datagen.labels.wiki import WikiBuilder
 from probers.datagen.writer import PART, fill, first_example
 from probers.engine.batch_size import Batches
-from probers.entities import Recogniser
-from probers.equivalence import EntityMatcher
 from probers.prompts import PromptTemplate
 from probers.store.spec import FeatureSpec
 from probers.types import Feature, Needs, Question
+from probers.words import EntityMatcher, Recogniser
 
 RULES = Recogniser("rules", fine=True, quiet=True)
 TEXTS = (" Spain, a country.", " Lisbon, a city.", " Anna.", " a long time ago it was so.")

@@ -15,8 +15,7 @@ from probers.data.texts import Text, TextSource
 from probers.evaluation.bootstrap import Bootstrap, Interval, bounds, number
 from probers.files import canonical_json, digest, read_json, write_text
 from probers.options import shown
-from probers.text import count
-from probers.types import UserError
+from probers.types import UserError, count
 
 from ..settings import Judge
 from .base import JUDGED, WRONG

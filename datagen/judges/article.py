@@ -23,8 +23,8 @@ from itertools import chain
 from nltk.stem.porter import PorterStemmer
 
 from probers.data.texts.base import Mark
-from probers.entities import Entity, same_kind
-from probers.text import is_stop_word, split_sentences
+from probers.words import Entity, same_kind
+from probers.words.text import is_stop_word, split_sentences
 
 from .base import Answer, Grounds, Judge, Ruling
 from .kinds import another_kind

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from probers.data.texts.base import Mark
-from probers.entities import Recognise
-from probers.equivalence import EntityMatcher
 from probers.types import Passage, Retriever
+from probers.words import EntityMatcher, Recognise
 
 Verdict = Literal["supported", "contradicted", "unknown"]
 #: File of the judged answers of a run, one labelled text per line.

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from probers.text import count
-from probers.types import RunError
+from probers.types import RunError, count
 
 
 class Stopped(Exception):

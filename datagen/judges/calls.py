@@ -18,7 +18,7 @@ from pydantic import BaseModel, Field
 from probers.checksums import Journal
 from probers.commands.openai_client import Server
 from probers.files import digest
-from probers.text import count
+from probers.types import count
 
 from .budget import Budget, Stopped
 

@@ -9,8 +9,7 @@ from pathlib import Path
 from probers.data.texts.base import Mark, Text
 from probers.data.texts.source import TextSource
 from probers.files import given_file
-from probers.text import count
-from probers.types import UserError
+from probers.types import UserError, count
 
 from .base import VERDICT_OF, Answer, Grounds, Judge, Ruling
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
-from probers.equivalence.wordnet import find_wordnet, open_wordnet
-from probers.text import is_stop_word, split_sentences
+from probers.words.text import is_stop_word, split_sentences
+from probers.words.wordnet import find_wordnet, open_wordnet
 
 _COPULA = re.compile(r"\b(?:is|was|are|were)\s(?:an?|the|one\sof\sthe|one\sof)\s|\s[–—-]\san?\s")
 #: End of the noun phrase after "is a".

@@ -15,8 +15,8 @@ from typing import NamedTuple
 from probers.commands.openai_client import Server
 from probers.files import check_file
 from probers.options import Count, Natural, Positive
-from probers.text import count, split_sentences
-from probers.types import Passage, UserError, first_line
+from probers.types import Passage, UserError, count, first_line
+from probers.words.text import split_sentences
 
 from .base import Answer, Grounds, Judge, Ruling
 from .budget import Budget

@@ -12,7 +12,7 @@ from probers.checksums import draw_key
 from probers.data.texts import Mark, Text
 from probers.files import digest
 from probers.pages import render
-from probers.text import split_sentences
+from probers.words.text import split_sentences
 
 from .agreement import KINDS
 from .base import VERDICT_OF, WRONG, Verdict

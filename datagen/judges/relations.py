@@ -13,8 +13,8 @@ from importlib import resources
 from itertools import pairwise
 from typing import NamedTuple
 
-from probers.entities import Entity
-from probers.text import is_stop_word, split_sentences
+from probers.words import Entity
+from probers.words.text import is_stop_word, split_sentences
 
 #: Verbs of events that happen once, with the relation that they state of a time or place.
 _ONCE = {

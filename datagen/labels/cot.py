@@ -19,18 +19,17 @@ from probers.commands.inputs import load_matcher, load_passages, question_source
 from probers.data.questions import QuestionSet, open_questions
 from probers.engine.language_model import Decoding, GenerationRequest
 from probers.engine.model import CausalLM
-from probers.entities import Recogniser, tokens_of
-from probers.equivalence import EntityMatcher
 from probers.evaluation.answers import Rule, accuracy_contains, exact_match, f1_score, final_answer, right_by
 from probers.prompts import PromptTemplate, passages_that_fit
 from probers.store.store import FeatureStore
-from probers.thinking import Part, answer_in, part_of, position_of
 from probers.types import Generation, Needs, Question, Retriever, UserError
 from probers.uncertainty.detectors import Asked, Detectors
 from probers.uncertainty.meaning import by_matcher
 from probers.uncertainty.rarity import Counts, lowest_frequencies
 from probers.uncertainty.samples import Draws
 from probers.uncertainty.semantic_entropy import best_cut
+from probers.words import EntityMatcher, Recogniser, tokens_of
+from probers.words.thinking import Part, answer_in, part_of, position_of
 
 from ..settings import Datagen
 from .base import (

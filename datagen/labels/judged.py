@@ -22,15 +22,15 @@ from probers.data.texts.base import read_text
 from probers.data.topics import PromptFile, Topic, topics_of, with_references
 from probers.engine.language_model import Decoding, GenerationRequest, Sampling
 from probers.engine.model import CausalLM
-from probers.entities import Recognise, language_of
-from probers.equivalence.names import normalise
 from probers.files import write_text
 from probers.options import shown
 from probers.prompts import PromptTemplate
 from probers.store.store import FeatureStore
-from probers.text import split_sentences
-from probers.thinking import Part, part_of, position_of
 from probers.types import Generation, Needs, Unit, UserError
+from probers.words import Recognise, language_of
+from probers.words.spelling import normalise
+from probers.words.text import split_sentences
+from probers.words.thinking import Part, part_of, position_of
 
 from ..judges.base import JUDGED, WRONG, Answer, Grounds, Judge, Ruling
 from ..judges.page import reading_page
@@ -230,7 +230,7 @@ class JudgedBuilder(LabelBuilder):
         given = set(told_before.split())
         cut = len(text.rstrip()) if generation.stop == "length" else len(text) + 1
         language = language_of(self.recognise)
-        for start, end in split_sentences(text, language.borders):
+        for start, end in split_sentences(text, language):
             same = normalise(text[start:end])
             why = _REPEATED if same in told else _CUT if end >= cut else ""
             told.add(same)

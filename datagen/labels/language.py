@@ -7,11 +7,10 @@ from itertools import chain, islice
 
 from probers.data.articles import ArticleSource
 from probers.data.topics import Topic
-from probers.entities import Recogniser
-from probers.languages import Language, language_named
-from probers.languages.detection import detect
-from probers.text import join_sentences
 from probers.types import UserError
+from probers.words import Recogniser
+from probers.words.language import Language, detect, language_named
+from probers.words.text import join_sentences
 
 from ..settings import Datagen
 

@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 
 from probers.data.texts import Mark, Text, token_labels
-from probers.entities import tokens_of
 from probers.options import shown
 from probers.store.store import FeatureStore
-from probers.text import count
-from probers.thinking import Part, part_of
-from probers.types import Generation, Needs, Unit, UserError
+from probers.types import Generation, Needs, Unit, UserError, count
+from probers.words import tokens_of
+from probers.words.thinking import Part, part_of
 
 from ..settings import Datagen
 from .base import Examples, recorded, recorded_needs, span_needs, span_rows, token_states

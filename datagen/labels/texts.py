@@ -19,8 +19,8 @@ from probers.engine.model import CausalLM
 from probers.engine.tokens import encode_answer
 from probers.prompts import PromptTemplate
 from probers.store.store import FeatureStore
-from probers.thinking import Part, position_of
 from probers.types import Generation, Needs, Unit, UserError
+from probers.words.thinking import Part, position_of
 
 from ..settings import Datagen
 from .base import TOO_LONG, Examples, LabelBuilder, Prepared

@@ -22,20 +22,27 @@ from probers.data.articles.cuts import Cut, CutPlan, natural, shortened
 from probers.engine.language_model import Decoding, GenerationRequest
 from probers.engine.model import CausalLM
 from probers.engine.tokens import encode_continuation, encode_prompts
-from probers.entities import Entity, Recognise, Recogniser, head_entity, language_of, same_kind, tokens_of
-from probers.equivalence import EntityMatcher, Match
-from probers.equivalence.names import words
-from probers.equivalence.numbers import read_number
-from probers.equivalence.persons import DIRECTIONS
-from probers.equivalence.units import same_unit
-from probers.equivalence.vectors import FEW, TooFewError, train_vectors, trained
-from probers.languages import Language
 from probers.options import shown
 from probers.prompts import PromptTemplate
 from probers.store.store import FeatureStore
-from probers.text import ENGLISH as ENGLISH_BORDERS
-from probers.text import Borders, is_stop_word, join_sentences, split_sentences
 from probers.types import Generation, Needs, UserError
+from probers.words import (
+    Entity,
+    EntityMatcher,
+    Match,
+    Recognise,
+    Recogniser,
+    head_entity,
+    language_of,
+    same_kind,
+    tokens_of,
+)
+from probers.words.language import ENGLISH, Language
+from probers.words.numbers import read_number, same_unit
+from probers.words.persons import DIRECTIONS
+from probers.words.spelling import name_words
+from probers.words.text import is_stop_word, join_sentences, split_sentences
+from probers.words.vectors import FEW, TooFewError, train_vectors, trained
 
 from ..settings import Datagen
 from .background import WrittenSpan, read_again
@@ -60,9 +67,9 @@ _NOUN = re.compile(r"[\s-]([a-z]+)")
 _ANY_NOUN = {True: re.compile(r"[\s-]([^\W\d_]+)"), False: re.compile(r"([\u4e00-\u9fff])")}
 
 
-def one_sentence(text: str, borders: Borders = ENGLISH_BORDERS) -> bool:
+def one_sentence(text: str, language: Language = ENGLISH) -> bool:
     """Tell whether to stop: a second sentence has begun."""
-    return len(split_sentences(text, borders)) > 1
+    return len(split_sentences(text, language)) > 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +82,7 @@ class Settled:
         language = language_of(self.recognise)
         if len(language.tail(text)) <= _TAIL:
             return False
-        if one_sentence(text, language.borders):
+        if one_sentence(text, language):
             return True
         entity = head_entity(text, self.recognise)
         # The last word may be incomplete.
@@ -87,7 +94,7 @@ def stop_rule(recognise: Recognise, *, cheap: bool) -> Callable[[str], bool]:
     if cheap:
         return Settled(recognise)
     language = language_of(recognise)
-    return one_sentence if language.english else partial(one_sentence, borders=language.borders)
+    return one_sentence if language.english else partial(one_sentence, language=language)
 
 
 def may_go_on(generation: Generation, entity: Entity, recognise: Recognise) -> bool:
@@ -137,10 +144,10 @@ def abstain(
         modifies = "" if " " in written.text else _noun(text, written.end, language)
         if same_kind(written.type, "name") and modifies and not _noun(article, cut.entity.end, language):
             return Match("undecided", "modifier", f"{written.text} {modifies}")
-        part, whole = words(cut.entity.text), words(written.text)
+        part, whole = name_words(cut.entity.text), name_words(written.text)
         if whole == part[1:] and part[0] in DIRECTIONS - {"new"}:
             return Match("undecided", "region", f"{written.text} / {cut.entity.text}")
-    start, end = split_sentences(article, language.borders)[cut.sentence]
+    start, end = split_sentences(article, language)[cut.sentence]
     opening = article[start : cut.entity.start].split()
     says_nothing = _OPENING if language.english else language.function_words
     if says_nothing.issuperset(word.lower() for word in opening) or _AS_OF.search(cut.before):

@@ -19,13 +19,14 @@ from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 
-from ..entities import Recogniser, tokens_of, with_scores, written_entities
 from ..online.growing_spans import ScoredSpan
 from ..online.scores import PIECES, Scorer, aggregate
-from ..text import ENGLISH, split_sentences
-from ..thinking import part_at, part_of
 from ..types import Generation, UserError
 from ..uncertainty import surprise
+from ..words import Recogniser, tokens_of, with_scores, written_entities
+from ..words.language import ENGLISH
+from ..words.text import split_sentences
+from ..words.thinking import part_at, part_of
 from .domain import Domain
 from .risk_control import Promise
 
@@ -121,7 +122,7 @@ class Assessor:
         if of_entities or (self._sentences and bank.recogniser):  # it also tells the language
             recognise = Recogniser(bank.recogniser or "rules", quiet=True)
         self._recognise = recognise if of_entities else None
-        self._borders = ENGLISH if recognise is None else recognise.language.borders
+        self._language = ENGLISH if recognise is None else recognise.language
 
     def __call__(
         self, prompt: str, text: str, offsets: Sequence[tuple[int, int]], scores: Sequence[float], *,
@@ -251,7 +252,7 @@ class Assessor:
         if self.unit == "token":
             return {(start, end): [token] for token, (start, end) in enumerate(offsets)}
         if self._sentences:
-            places = list(split_sentences(text, self._borders))
+            places = list(split_sentences(text, self._language))
         elif self._part != "both":
             found = part_of(text, self._part)
             places = [] if found is None else [found]

@@ -59,7 +59,9 @@ class JudgedWriter:
         self._lm, self._prober, self._action = lm, prober, action
         self._assess = Assessor(prober, threshold, unit)
         if action.on_high == "stop" and self._assess.unit == "answer":
-            message = "on_high=stop needs a part of the text to stop before, and whole answers are judged here"
+            message = (
+                "on_high=stop needs a part of the text to stop before, and whole answers are judged here"
+            )
             parts = [each for each in units_of(prober) if each != "answer"]
             remedy = f"give unit={' or '.join(parts)}" if parts else "choose abstain or retry"
             raise UserError(f"{message}: {remedy}", "unsupported")

@@ -210,7 +210,7 @@ class Reading(Run):
     probers-merge joins them"""
     questions: Component = choice("testbed")
     prompt: Component = choice("testbed")
-    matcher: Component = fixed("probers.equivalence.matcher.EntityMatcher", vectors="auto")
+    matcher: Component = fixed("probers.words.matcher.EntityMatcher", vectors="auto")
     retriever: Component = choice("bm25")
     launch: Component | None = choice(None)
 

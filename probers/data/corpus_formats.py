@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ..checksums import draw_key
-from ..text import count, detokenise_sentences
-from ..types import Passage, UserError
+from ..types import Passage, UserError, count
+from ..words.text import detokenise_sentences
 from .records import BadLine, bad_line, check_object, check_strings, open_text, table_rows, what_is_wrong
 
 log = logging.getLogger(__name__)

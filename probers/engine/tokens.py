@@ -18,8 +18,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..text import split_sentences
 from ..types import AttentionRows, Feature, Generation, Needs, StopReason, UserError
+from ..words.text import split_sentences
 
 Span = tuple[int, int]
 
@@ -303,7 +303,7 @@ _OPEN = re.compile(r"\s*\S*$")
 
 @dataclass(frozen=True, slots=True)
 class SentenceEnd:
-    """A stop at the end of the ``count``-th sentence, by the rules of :func:`probers.text.split_sentences`.
+    """A stop at the end of the ``count``-th sentence (:func:`probers.words.text.split_sentences`).
 
     A sentence end is certain when the next one begins, a token or two later; these are decoded and left
     out.

@@ -15,9 +15,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Literal, NamedTuple
 
-from ..entities import find_entities, head_entity
-from ..equivalence import EntityMatcher
-from ..thinking import answer_in
+from ..words import EntityMatcher, find_entities, head_entity
+from ..words.thinking import answer_in
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from ..entities import Recogniser
-from ..text import ENGLISH, split_sentences
 from ..types import RunError
+from ..words import Recogniser
+from ..words.language import ENGLISH
+from ..words.text import split_sentences
 from .scores import GrowingScores, Scorer
 
 
@@ -40,9 +41,9 @@ class GrowingSentences:
 
     def __init__(self, bank: Scorer) -> None:
         self._scores = GrowingScores(bank, sentences=True)
-        self._borders = ENGLISH
+        self._language = ENGLISH
         if bank.recogniser is not None:
-            self._borders = Recogniser(bank.recogniser, quiet=True).language.borders
+            self._language = Recogniser(bank.recogniser, quiet=True).language
         self._texts: dict[Hashable, _Text] = {}
 
     def add_each(
@@ -66,7 +67,7 @@ class GrowingSentences:
         """Find the sentence of the newest token; if it changed, score its earlier tokens again."""
         newest = len(known.scores)
         start = ends[known.before - 1] if known.before else 0
-        sentences = split_sentences(text[start : ends[newest]], self._borders)
+        sentences = split_sentences(text[start : ends[newest]], self._language)
         place = start + sentences[-1][0] if sentences else 0
         begin = next((i for i in range(known.before, newest) if ends[i] > place), newest)
         if not sentences or begin == known.begin:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from ..text import split_sentences
+from ..words.text import split_sentences
 
 #: Whole words after a span that make it certain.
 _AHEAD = 3

@@ -29,8 +29,8 @@ from ..capture.pooling import (
 )  # fmt: skip
 from ..heads import Memory, ProbeHead
 from ..store.spec import FeatureSpec, ModelSpec
-from ..thinking import PARTS
 from ..types import Needs, Pool, RunError, UserError
+from ..words.thinking import PARTS
 
 #: Ways to make the score of a span from the scores of its tokens.
 Aggregate = Literal["max", "mean", "last"]

@@ -20,8 +20,8 @@ from torch import Tensor
 from transformers import StoppingCriteria
 
 from ..engine.tokens import TextStream, decode, token_offsets
-from ..entities import Recognise, Recogniser, WrittenEntity, with_scores, written_entities
 from ..types import UserError
+from ..words import Recognise, Recogniser, WrittenEntity, with_scores, written_entities
 from .growing_spans import GrowingSpans, Judge, ScoredSpan, whole_words
 from .loops import GenerationWatcher, Per, WatchedBatch
 from .scores import Scorer

@@ -29,8 +29,7 @@ from ..evaluation.bootstrap import Bootstrap, bounded
 from ..evaluation.metrics import auprc, auroc, ece, recall_at_fpr
 from ..files import write_bytes
 from ..online.scores import text_scores
-from ..text import count
-from ..types import Generation, UserError
+from ..types import Generation, UserError, count
 from .run import read_each, readable
 
 if TYPE_CHECKING:

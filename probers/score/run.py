@@ -26,8 +26,7 @@ from ..engine.tokens import encode_answer, without_end
 from ..evaluation.metrics import Bootstrap, auroc, ece
 from ..files import canonical_json, write_text
 from ..online.scores import check_growing, text_needs, text_scores
-from ..text import count
-from ..types import SPLITS, Generation, UserError
+from ..types import SPLITS, Generation, UserError, count
 from .page import scores_html
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any
 
-from ..equivalence import EntityMatcher
 from ..evaluation.answers import normalize_answer, unmarked
 from ..types import UserError, first_line
+from ..words import EntityMatcher
 
 #: Tells whether two answers mean the same; None if undecided.
 Same = Callable[[str, str], bool | None]
@@ -18,7 +18,7 @@ _VERDICTS = {"equivalent": True, "different": False}
 
 
 def by_matcher(matcher: EntityMatcher) -> Same:
-    """Compare answers by :class:`~probers.equivalence.EntityMatcher`, in both directions.
+    """Compare answers by :class:`~probers.words.EntityMatcher`, in both directions.
 
     Answers that are equal after SQuAD's normalisation mean the same; an empty answer means the same only as
     another empty one.

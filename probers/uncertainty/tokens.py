@@ -16,8 +16,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..text import is_content, is_stop_word, split_sentences
 from ..types import AttentionRows, Generation, RunError, UserError
+from ..words.text import is_content, is_stop_word, split_sentences
 
 #: Keys of :func:`signals`, in the order of probers' inputs.
 SIGNALS = ("mean_entropy", "max_entropy", "min_prob", "mean_logprob")

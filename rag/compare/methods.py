@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from probers.commands.components import Component
 from probers.commands.inputs import TrainedKind, how_to_make, newest_classifier, newest_prober
-from probers.equivalence import EntityMatcher
 from probers.types import Passage, Pool, Retriever, UserError
+from probers.words import EntityMatcher
 
 from ..build import for_engine, for_other, named_part, unserved, with_bank
 from ..loop import RAG

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from probers.equivalence import EntityMatcher
 from probers.evaluation.answers import (
     MATCH,
     accuracy_contains,
@@ -23,6 +22,7 @@ from probers.evaluation.answers import (
 from probers.evaluation.bootstrap import Bootstrap, Interval, Sample, holm, mean
 from probers.evaluation.metrics import Ranking, auroc, ece, ranking
 from probers.types import Decision, Question
+from probers.words import EntityMatcher
 
 from ..traces import Answer
 

@@ -21,10 +21,10 @@ from probers.commands.inputs import (
 from probers.commands.merge import PartRun, PartRuns
 from probers.commands.runs import RunFolder
 from probers.data.questions import EmptySplitError, QuestionSet, QuestionSource, open_questions
-from probers.equivalence import EntityMatcher
 from probers.evaluation.answers import RULES, right_by
 from probers.files import write_bytes
 from probers.types import SPLITS, Needs, Question, UserError
+from probers.words import EntityMatcher
 
 from ..build import Contamination, check_one_model, loop_options, named, remote
 from ..protocol import check_counts

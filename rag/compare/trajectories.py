@@ -25,9 +25,9 @@ from tqdm import tqdm
 from probers.bank.calibration import Platt, fit_platt
 from probers.bank.decision import ThresholdRule
 from probers.checksums import made_once
-from probers.equivalence import EntityMatcher
 from probers.evaluation.answers import MATCH, Rule, right_by_em
 from probers.types import Decision, Generation, Needs, Question
+from probers.words import EntityMatcher
 
 from ..loop import RAG
 from ..protocol import UNANSWERED, State, Trigger, decide, decide_before, verdict

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 
-from probers.text import is_content, load_vectors, split_sentences
 from probers.types import Decision, Generation, Needs, Question, RunError
 from probers.uncertainty import Part, Variant, words
+from probers.words.text import is_content, split_sentences
+from probers.words.vectors import load_vectors
 
 from ..protocol import PaperOrReleased, State, at_least, name_of, one_of
 from .text import LimitedQuery, sentence_at, whole_text

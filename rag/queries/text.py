@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate, takewhile
 from typing import Literal
 
-from probers.text import split_sentences
 from probers.types import Decision, Generation, Needs, Question, UserError
+from probers.words.text import split_sentences
 
 from ..protocol import State, at_least, one_of
 from ..retrievers.lexical import tokenize

@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 
 from probers.data.cache import duration, size
-from probers.text import tokenize as tokenize
 from probers.types import Passage, UserError
+from probers.words.text import tokenize as tokenize
 
 from ..protocol import at_least
 from .counts import NOWHERE, PhraseCounts, inverted

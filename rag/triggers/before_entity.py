@@ -11,10 +11,10 @@ from typing import Any, Literal
 import numpy as np
 
 from probers.bank.calibration import Platt, Temperature, sigmoid
-from probers.entities import Recogniser, with_scores, written_entities
-from probers.entities.recogniser import HEAD
 from probers.types import Decision, Generation, Needs
 from probers.uncertainty import margins
+from probers.words import Recogniser, with_scores, written_entities
+from probers.words.recogniser import HEAD
 
 from ..protocol import State, Trigger, one_of, verdict
 from .probing import ReadsBank

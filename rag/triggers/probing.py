@@ -13,10 +13,10 @@ import numpy as np
 
 from probers.bank.calibration import sigmoid
 from probers.bank.decision import Ensemble
-from probers.entities import Recogniser, tokens_of, written_entities
-from probers.thinking import PARTS, Part, part_at, part_of
 from probers.types import Decision, Generation, Needs, RunError, UserError
 from probers.uncertainty import signals, words
+from probers.words import Recogniser, tokens_of, written_entities
+from probers.words.thinking import PARTS, Part, part_at, part_of
 
 from ..protocol import TRAINED, UNANSWERED, State, Trigger, verdict
 from ..remote import ServedGeneration

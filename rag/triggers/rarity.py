@@ -12,11 +12,10 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from probers.entities import Entity, Recogniser, tokens_of, written_entities
-from probers.text import count
-from probers.types import Decision, Generation, Question, RunError
+from probers.types import Decision, Generation, Question, RunError, count
 from probers.uncertainty import Part
 from probers.uncertainty.rarity import Counts, pair_rarity, question_rarity
+from probers.words import Entity, Recogniser, tokens_of, written_entities
 
 from ..protocol import State, Trigger, at_least, one_of, verdict
 from ..retrievers.lexical import tokenize

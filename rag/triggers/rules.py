@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from probers.equivalence import EntityMatcher
 from probers.evaluation.answers import RULES, right_by
 from probers.types import Decision, Generation, Question, RunError, UserError
+from probers.words import EntityMatcher
 
 from ..protocol import LookAhead, State, Trigger, at_least, ruled, verdict
 from .uncertainty import sentences

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from probers.equivalence import EntityMatcher
 from probers.prompts import PromptTemplate
 from probers.store.spec import ModelSpec
 from probers.types import Decision, Generation, UserError
@@ -26,6 +25,7 @@ from probers.uncertainty.self_consistency import self_consistency
 from probers.uncertainty.semantic_entropy import Variant, semantic_entropy
 from probers.uncertainty.verbalised import FORM as VERBALISED
 from probers.uncertainty.verbalised import verbalised
+from probers.words import EntityMatcher
 
 from ..protocol import UNANSWERED, State, Trigger, one_of, verdict
 

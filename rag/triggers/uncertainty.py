@@ -11,9 +11,9 @@ from typing import Literal
 
 import numpy as np
 
-from probers.text import split_sentences
 from probers.types import AttentionRows, Decision, Generation
 from probers.uncertainty import Part, Variant, parts, rind_scores, words
+from probers.words.text import split_sentences
 
 from ..protocol import UNANSWERED, PaperOrReleased, Share, State, Trigger, one_of, verdict
 

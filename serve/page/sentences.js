@@ -1,4 +1,4 @@
-// Sentences of a text and the tokens that wrote them, by the rules of probers/text.py and probers/uncertainty.py.
+// Sentences of a text and the tokens that wrote them, by the rules of probers/words/text.py and probers/uncertainty.py.
 
 // What Python's \s and \w match; JavaScript's own differ.
 const SPACE = "[\\t-\\r\\x1c-\\x20\\x85\\xa0\\u1680\\u2000-\\u200a\\u2028\\u2029\\u202f\\u205f\\u3000]";

@@ -7,7 +7,7 @@ from typing import Any
 
 from probers.engine.tokens import Span, TextStream, decode, token_offsets
 from probers.online.growing_spans import ScoredSpan
-from probers.thinking import place_in, tokens_in
+from probers.words.thinking import place_in, tokens_in
 
 from ..on_high import OnHigh
 

@@ -27,9 +27,9 @@ from probers.pages import public_model
 from probers.store.joined import Stored
 from probers.store.spec import ModelSpec
 from probers.store.store import FeatureStore
-from probers.text import count, split_sentences
-from probers.types import Feature, Generation, Needs, RunError, UserError
+from probers.types import Feature, Generation, Needs, RunError, UserError, count
 from probers.uncertainty import signals, signals_before, surprise
+from probers.words.text import split_sentences
 
 from ..assemble import WITHOUT, Trained, assemble
 from ..data import Column, Dataset

@@ -8,11 +8,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, groupby
 
-from ...entities import Entity, Recognise, language_of
-from ...equivalence import normalise
-from ...languages import Language
-from ...text import detokenise_sentences, join_sentences, split_sentences
 from ...types import Article, UserError
+from ...words import Entity, Recognise, language_of, normalise
+from ...words.language import Language
+from ...words.text import detokenise_sentences, join_sentences, split_sentences
 from .base import ArticleSource
 
 
@@ -58,7 +57,7 @@ def cut_article(
     """
     language = language_of(recognise)
     text = join_sentences(article.sentences)
-    sentences = split_sentences(text, language.borders)[:within]
+    sentences = split_sentences(text, language)[:within]
     if not sentences:
         return []
     starts = [start for start, _ in sentences]

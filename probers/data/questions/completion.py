@@ -14,10 +14,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ...entities import Entity, EntityType, Recogniser
-from ...equivalence import normalise
 from ...options import Count, Natural, Seed
 from ...types import Question, UserError
+from ...words import Entity, EntityType, Recogniser, normalise
 from ..articles import open_articles
 from ..articles.cuts import Cut, cut_article, natural
 from ..records import Row

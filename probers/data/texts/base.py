@@ -10,8 +10,8 @@ import numpy as np
 
 from ...options import shown
 from ...prompts import TESTBED_PROMPT, PromptTemplate, chat_text
-from ...text import split_sentences
 from ...types import SPLITS, Outside, Unit
+from ...words.text import split_sentences
 from ..questions.values import Record, identifier, optional, records, strings
 from ..records import check_object
 

@@ -13,9 +13,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ...entities import Recogniser
 from ...options import shown
 from ...types import TextFormat, UserError
+from ...words import Recogniser
 from ..questions.values import Record, optional, records, strings, text
 from ..records import Row, file_rows, open_text
 from ..rows import lacking

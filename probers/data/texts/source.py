@@ -14,8 +14,7 @@ from typing import Any, Literal
 from ...checksums import draw_key
 from ...checksums import inputs as content_of
 from ...files import digest, given_file
-from ...text import count
-from ...types import SPLITS, Outside, TextFormat, Unit, UserError
+from ...types import SPLITS, Outside, TextFormat, Unit, UserError, count
 from ..records import BadLine, LeftOut, Row, hub_splits, what_is_wrong
 from ..rows import lacking, records_of, renamed, unread_labels
 from ..splits import Splits

@@ -5,15 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
-from ..languages import ENGLISH, Language
-from ..text import load_vectors
 from ..types import UserError
-from .by_table import compare_spelled, counts, read_number_in, read_time_in
 from .dates import compare_times, read_time
-from .names import acronym_of, common_aliases, load_aliases, normalise, same_string
+from .language import ENGLISH, Language
 from .numbers import Number, Relation, compare_numbers, read_number
 from .persons import compare_parts
-from .vectors import cosine
+from .spelling import acronym_of, common_aliases, compare_spelled, load_aliases, normalise, same_string
+from .values import counts, read_number_in, read_time_in
+from .vectors import cosine, load_vectors
 from .wordnet import HOW_TO_GET, find_wordnet, has_wordnet, same_in_wordnet, say_absent
 
 Verdict = Literal["equivalent", "different", "undecided"]
@@ -93,15 +92,15 @@ class EntityMatcher:
             if getattr(self, name) == "equivalent":
                 raise UserError(f"{name}=equivalent: {why}; use different or undecided")
         if not -1 <= self.different_cosine <= self.same_cosine <= 1:
-            told = f"different_cosine={self.different_cosine} and same_cosine={self.same_cosine}"
-            raise UserError(f"{told}: both in [-1, 1], the first not above the second")
+            reason = f"different_cosine={self.different_cosine} and same_cosine={self.same_cosine}"
+            raise UserError(f"{reason}: both in [-1, 1], the first not above the second")
         if not 0 <= self.unit_tolerance < 1:
             raise UserError(f"unit_tolerance={self.unit_tolerance}: at least 0 and below 1")
         if "wordnet" in self.stages:
             folder = find_wordnet() if self.wordnet == "auto" else self.wordnet or None
             if folder and not has_wordnet(folder):
-                told = f"wordnet={folder}: the folder has not both data.noun and index.noun"
-                raise UserError(told, "bad-file")
+                reason = f"wordnet={folder}: the folder has not both data.noun and index.noun"
+                raise UserError(reason, "bad-file")
             object.__setattr__(self, "_folder", folder)
         if self.aliases:
             load_aliases(self.aliases)
@@ -200,10 +199,10 @@ class EntityMatcher:
     def _by_name(self, a: str, b: str) -> Match | None:
         if not self._language.english:
             return self._by_spelling(a, b)
-        found = compare_parts(a, b)
-        if found is None:
+        parts = compare_parts(a, b)
+        if parts is None:
             return None
-        relation, evidence = found
+        relation, evidence = parts
         if relation == "family":
             return Match(self.family, "name", evidence)
         return Match(self._verdict(relation), "partial" if relation == "partial" else "name", evidence)
@@ -220,10 +219,10 @@ class EntityMatcher:
             if self.wordnet:
                 say_absent()
             return None
-        found = same_in_wordnet(a, b, self._folder)
-        if found is None:
+        related = same_in_wordnet(a, b, self._folder)
+        if related is None:
             return None
-        relation, evidence = found
+        relation, evidence = related
         verdicts: dict[str, Verdict] = {"equivalent": "equivalent", "whole": self.whole}
         return Match(verdicts.get(relation, self.related), "wordnet", evidence)
 

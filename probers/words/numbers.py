@@ -6,19 +6,10 @@ import math
 import re
 import unicodedata
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from .units import (
-    CURRENCY,
-    CURRENCY_OF,
-    DOLLARS,
-    MONEY,
-    PLAIN,
-    Scale,
-    meanings,
-    read_unit,
-    singular,
-)
+from .language import numbers, pairs, table
+from .numerals import CARDINALS, SCALES, read_cardinal
 
 #: Results of a comparison by value; the matcher's option ``partial`` decides about "partial".
 Relation = Literal["equivalent", "different", "partial"]
@@ -26,109 +17,11 @@ Relation = Literal["equivalent", "different", "partial"]
 #: Longer mentions (characters) are not read as dates or numbers.
 LONGEST_VALUE = 100
 
-_SMALL = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
-    "seventeen eighteen nineteen"
-).split()
-_TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
-_ORDINAL = (
-    "zeroth first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth thirteenth "
-    "fourteenth fifteenth sixteenth seventeenth eighteenth nineteenth"
-).split()
-CARDINALS: dict[str, int] = {w: i for i, w in enumerate(_SMALL)} | {w: 10 * i for i, w in enumerate(_TENS, 2)}
-ORDINALS: dict[str, int] = {w: i for i, w in enumerate(_ORDINAL)} | {
-    w[:-1] + "ieth": 10 * i for i, w in enumerate(_TENS, 2)
-}
-SCALES: dict[str, float] = {"thousand": 1e3, "million": 1e6, "billion": 1e9, "trillion": 1e12}
-SCALES |= {"lakh": 1e5, "crore": 1e7}
-DECADES: dict[str, int] = {w[:-1] + "ies": 10 * i for i, w in enumerate(_TENS, 2)}
-#: Word for a share -> how many of them make a whole.
-_SHARES: dict[str, int] = {w: value for w, value in ORDINALS.items() if value > 2}
-_SHARES |= {"half": 2, "halve": 2, "quarter": 4}
-
-_ROMAN = {"i": 1, "v": 5, "x": 10, "l": 50}
-_ROMAN_FORM = re.compile(r"(?:xl|l?x{0,3})(?:ix|iv|v?i{0,3})")
-
-
-def roman(word: str) -> int | None:
-    """Return the value of a lower-case roman numeral below 90, or None."""
-    if not word or not _ROMAN_FORM.fullmatch(word):
-        return None
-    values = [_ROMAN[c] for c in word]
-    return sum(-v if v < max(values[i:]) else v for i, v in enumerate(values))
-
-
-def read_cardinal(words: list[str]) -> tuple[float, bool, int] | None:
-    """Read the number at the start of the lower-case ``words``: value, whether it is an ordinal, words used.
-
-    "and" joins only inside a number ("one hundred and twenty", "two and a half").
-    """
-    total = 0.0
-    current: float | None = None
-    used = position = 0
-    ordinal = False
-    while position < len(words) and not ordinal:
-        word = words[position]
-        last = words[position - 1] if position else ""
-        parts = _shared(word)
-        if word == "half" and current is None:
-            current = 0.5
-            if words[position + 1 : position + 2] in (["a"], ["an"]):
-                if words[position + 2 : position + 3] not in (["million"], ["billion"], ["dozen"]):
-                    return None
-                position += 1
-        elif (
-            current and words[position : position + 2] == ["and", "a"] and _shared(*words[position + 2 :][:1])
-        ):
-            current += 1 / _shared(words[position + 2])
-            position += 2
-        elif current and current < parts and (current == 1 or word.endswith("s")):
-            current /= parts  # "one third", "two thirds"; "twenty third" is an ordinal
-        elif word == "and" and used and last in ("hundred", *SCALES):
-            position += 1
-            continue
-        elif word in ("a", "an") and not used and words[1:2] and words[1] in ("hundred", "dozen", *SCALES):
-            current = 1.0
-        elif word == "a" and not used and _shared(*words[1:2]) and words[2:3] in ([], ["of"]):
-            current = 1.0  # "a third", "a quarter of"; "a third album" has an ordinal
-        elif word in CARDINALS or word in ORDINALS:
-            value = CARDINALS.get(word, ORDINALS.get(word, 0))
-            room = current is None or (current >= 20 and current % 10 == 0 and value < 10)
-            if not (room or (current and current >= 100 and current % 100 == 0)):
-                break
-            current = (current or 0) + value
-            ordinal = word in ORDINALS
-        elif word in ("hundred", "hundredth"):
-            current = (1 if current is None else current) * 100
-            ordinal = word == "hundredth"
-        elif word == "dozen":
-            current = (1 if current is None else current) * 12
-        elif word.removesuffix("th") in SCALES:
-            total += (1 if current is None else current) * SCALES[word.removesuffix("th")]
-            current = None
-            ordinal = word.endswith("th")
-        else:
-            break
-        position += 1
-        used = position
-    return (total + (current or 0.0), ordinal, used) if used else None
-
-
-def _shared(word: str = "") -> int:
-    """Return how many shares of the named kind make a whole; 0 where the word names none."""
-    return _SHARES.get(word.removesuffix("s"), 0)
-
-
-_BOUNDS = {
-    "about": "about|around|nearly|almost|approximately|approx.|roughly|some|circa|c.|ca.|~|≈|±",
-    "over": "over|more than|at least|above|upwards of|no fewer than|no less than|>|≥|>=",
-    "under": "under|less than|fewer than|below|at most|up to|no more than|<|≤|<=",
-}
-_BOUND_OF = {word: kind for kind, words in _BOUNDS.items() for word in words.split("|")}
+_TABLE = table("en")
+_BOUNDS = pairs(_TABLE["bounds"])
 _BOUND = re.compile(
     "|".join(
-        re.escape(w) + (r"\s+" if w.isalpha() or " " in w else r"\s*")
-        for w in sorted(_BOUND_OF, key=len)[::-1]
+        re.escape(w) + (r"\s+" if w.isalpha() or " " in w else r"\s*") for w in sorted(_BOUNDS, key=len)[::-1]
     )
 )
 _VULGAR = "¼-¾⅐-⅞"
@@ -141,7 +34,7 @@ _POWER = re.compile(r"(?:\s?[×x]\s?10\^?|e\+?)(-?\d{1,2})(?![\d.])", re.IGNOREC
 _RAISED = re.compile(r"(?<=\d)[⁰¹²³⁴-⁹⁻]+")
 _LONG_SCALE = re.compile(r"[\s-]*(hundred|thousand|million|billion|trillion|lakh|crore|dozen)s?\b")
 _SHORT_SCALE = re.compile(r"\s?(k|m|mn|mln|b|bn|tn)\b", re.IGNORECASE)
-_SHORT_SCALES = {"k": 1e3, "m": 1e6, "mn": 1e6, "mln": 1e6, "b": 1e9, "bn": 1e9, "tn": 1e12}
+_SHORT_SCALES = numbers(_TABLE["short_scales"])
 _UP_TO = re.compile(r"\s?(?:-|–|—|\bto\b|\band\b)\s?(?=[-\d.$£€¥])")
 _UNIT_UP_TO = re.compile(rf"\s?(%|°\s?[CF]?|[^\W\d_]+){_UP_TO.pattern}")
 _BETWEEN = re.compile(r"(?:between|from)\s(?=\D{0,3}\d.*(?:\band\b|\bto\b|[-–—]))", re.IGNORECASE)
@@ -153,6 +46,59 @@ _CLOCK_24 = re.compile(r"(\d{1,2})[:h]([0-5]\d)(?::([0-5]\d))?()(?:\s?(?:h|hrs|h
 _HOURS = {"noon": 12, "midday": 12, "midnight": 0, "12 noon": 12, "12 midnight": 0}
 #: Other signs for minus, raised digits and spaces.
 _SIGNS = str.maketrans("−‒﹣－⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "----0123456789-")
+
+
+class Scale(NamedTuple):
+    """Quantity that a unit measures, and its size and zero in the base unit."""
+
+    quantity: str
+    size: float = 1.0
+    zero: float = 0.0
+
+
+_PLAIN = Scale("number")
+#: Sign, code or name of a currency, and the currency.
+_CURRENCIES = {sign: name.replace("_", " ") for sign, name in pairs(_TABLE["currencies"]).items()}
+_MONEY = [*dict.fromkeys(_CURRENCIES.values())]
+_CURRENCY = re.compile("|".join(re.escape(s) for s in sorted(_CURRENCIES, key=len)[::-1] if len(s) < 4))
+_DOLLARS = frozenset(name for name in _MONEY if name.endswith("dollar"))
+_CENTS = {name: f"{name.replace(' ', '_')}:1 cent:.01" for name in _MONEY if name not in _TABLE["sizes"]}
+#: Unit -> each of its meanings: a pound is money or mass.
+_UNITS: dict[str, list[Scale]] = {}
+for _quantity, _listed in (_TABLE["sizes"] | _CENTS).items():
+    for _name, _size in numbers(_listed).items():
+        _zero = -17.7778 if _size == 0.555556 else 0.0  # Fahrenheit's in Celsius
+        _UNITS.setdefault(_name, []).append(Scale(_quantity, _size, _zero))
+#: Words after a unit of measure that do not change its quantity.
+_DIMENSION = re.compile(
+    r"\s(?:long|high|tall|wide|deep|thick|old|away|(?:above|below) sea level|"
+    r"in (?:length|height|width|depth|size|area))"
+)
+
+
+def same_unit(a: str, b: str) -> bool:
+    """Tell whether two units, or nouns of counted things, measure one quantity; "" only matches itself."""
+    x, y = meanings(a), meanings(b)
+    return bool({s.quantity for s in x} & {s.quantity for s in y}) if x and y else singular(a) == singular(b)
+
+
+def read_unit(written: str, money: str) -> str:
+    """Read the unit written after a number, or the currency before it."""
+    unit = written.lower().replace("µ", "μ").replace("-", " ").strip(" ,.").removeprefix("of ").strip()
+    unit = _CURRENCIES.get(unit) or _CURRENCIES.get(singular(unit)) or unit
+    return money or _DIMENSION.sub("", unit)
+
+
+def singular(unit: str) -> str:
+    """Return a unit or noun without its plural, in British spelling."""
+    unit = unit.replace("meter", "metre").replace("liter", "litre").replace("inches", "inch")
+    return unit[:-1] if unit.endswith("s") and len(unit) > 2 else unit
+
+
+def meanings(unit: str) -> list[Scale]:
+    """List the quantities that a unit can measure, with their scales; none for a counted noun."""
+    return _UNITS.get(unit) or _UNITS.get(singular(unit)) or []
+
 
 #: Units of a time of day: with a known half of the day, and without ("3:00").
 _CLOCKS = ("clock", "clock of twelve hours")
@@ -199,12 +145,12 @@ def compare_numbers(a: Number, b: Number, *, tolerance: float = 0.01) -> Relatio
         if a.value == b.value and a.unit == b.unit:
             return "equivalent"
         return "partial" if a.unit != b.unit and (a.value - b.value) % 720 == 0 else "different"
-    found = {_compare_ends(a, b, scales, tolerance) for scales in _conversions(a.unit, b.unit)}
-    if "equivalent" not in found:
-        return "partial" if "partial" in found else "different"
+    relations = {_compare_ends(a, b, scales, tolerance) for scales in _conversions(a.unit, b.unit)}
+    if "equivalent" not in relations:
+        return "partial" if "partial" in relations else "different"
     if a.ordinal != b.ordinal or a.bound != b.bound:
         return "partial"
-    if a.unit != b.unit and {a.unit, b.unit} <= DOLLARS:
+    if a.unit != b.unit and {a.unit, b.unit} <= _DOLLARS:
         return "partial"
     bare = bool(a.unit) != bool(b.unit) and not (meanings(a.unit) or meanings(b.unit))
     return "partial" if bare else "equivalent"  # "first" / "first battle" is a part, "580" / "580 km" is not
@@ -215,11 +161,11 @@ def _conversions(a: str, b: str) -> list[tuple[Scale, Scale]]:
     x, y = meanings(a), meanings(b)
     if not a or not b:
         shares = [s for s in x + y if s.quantity == "share"]  # "half" / "50%"
-        return [(PLAIN, PLAIN), *((PLAIN, s) if y else (s, PLAIN) for s in shares)]
-    if {a, b} <= DOLLARS:
-        return [(PLAIN, PLAIN)]
+        return [(_PLAIN, _PLAIN), *((_PLAIN, s) if y else (s, _PLAIN) for s in shares)]
+    if {a, b} <= _DOLLARS:
+        return [(_PLAIN, _PLAIN)]
     if not (x and y):
-        return [(PLAIN, PLAIN)] if singular(a) == singular(b) else []
+        return [(_PLAIN, _PLAIN)] if singular(a) == singular(b) else []
     return [(s, t) for s in x for t in y if s.quantity == t.quantity]
 
 
@@ -244,10 +190,10 @@ def read_number(mention: str) -> Number | None:
     text = re.sub(r"^the ", "", text, flags=re.IGNORECASE)
     bound = _BOUND.match(text.lower())
     text = text[bound.end() :] if bound else text
-    said = _BOUND_OF[bound.group().strip()] if bound else ""
+    kind = _BOUNDS[bound.group().strip()] if bound else ""
     lower = text.lower()
-    found = _clock(lower) or _compound(lower) or _share(lower) or _in_digits(text) or _in_words(lower)
-    return found and replace(found, bound=said or found.bound)
+    number = _clock(lower) or _compound(lower) or _share(lower) or _in_digits(text) or _in_words(lower)
+    return number and replace(number, bound=kind or number.bound)
 
 
 def parse_number(mention: str) -> tuple[float, str] | None:
@@ -272,10 +218,10 @@ def _clock(text: str) -> Number | None:
 
 def _compound(text: str) -> Number | None:
     """Read a measure in two or three units ("6 ft 2 in", "1 hour 30 minutes"), in the last of them."""
-    found = [*_PARTS.finditer(text)]
-    if not 2 <= len(found) <= 3 or "".join(match[0] for match in found) != text:
+    measures = [*_PARTS.finditer(text)]
+    if not 2 <= len(measures) <= 3 or "".join(match[0] for match in measures) != text:
         return None
-    units = [_FOOT_SIGNS.get(match[2], match[2] or "") for match in found]
+    units = [_FOOT_SIGNS.get(match[2], match[2] or "") for match in measures]
     if not units[-1] and meanings(units[-2]) == meanings("ft"):
         units[-1] = "in"
     if units[-1] == "m" and meanings(units[-2]) == meanings("h"):
@@ -287,7 +233,7 @@ def _compound(text: str) -> Number | None:
     if not shared:
         return None
     sizes = [scale[min(shared)] for scale in scales]
-    values = [float(match[1]) for match in found]
+    values = [float(match[1]) for match in measures]
     if any(v * s >= above for v, s, above in zip(values[1:], sizes[1:], sizes, strict=False)):
         return None
     return Number(sum(v * s for v, s in zip(values, sizes, strict=True)) / sizes[-1], units[-1])
@@ -336,11 +282,11 @@ def _sign_and_money(text: str) -> tuple[int, str, str]:
     sign, money = 1, ""
     for _ in range(3):
         minus = re.match(r"(?:-|\+|minus\s|negative\s|plus\s)\s?", text, re.IGNORECASE)
-        coin = None if money else CURRENCY.match(text.lower())
+        coin = None if money else _CURRENCY.match(text.lower())
         if minus:
             sign, text = -1 if minus.group()[0].lower() in "-mn" else 1, text[minus.end() :]
         elif coin:
-            money, text = CURRENCY_OF[coin.group()], text[coin.end() :].lstrip()
+            money, text = _CURRENCIES[coin.group()], text[coin.end() :].lstrip()
     return sign, money, text
 
 
@@ -372,7 +318,7 @@ def _scaled(value: float, rest: str, money: str) -> tuple[float, str, float]:
         return value * scale, rest[long.end() :], scale
     if short:
         after = rest[short.end() :].strip(" -").lower()
-        counted = {scale.quantity for scale in meanings(after)} & {"people", *MONEY}
+        counted = {scale.quantity for scale in meanings(after)} & {"people", *_MONEY}
         glued_capital = short.group()[0] in "KM"
         if (
             money
@@ -391,8 +337,8 @@ def _in_words(text: str) -> Number | None:
     spelled = re.sub(r"(?<=[a-z])-(?=[a-z])", " ", text).split()
     if spelled[:2] == ["one", "half"]:
         spelled = spelled[1:]
-    found = read_cardinal(spelled)
-    if found is None:
+    cardinal = read_cardinal(spelled)
+    if cardinal is None:
         return None
-    value, ordinal, used = found
+    value, ordinal, used = cardinal
     return Number(sign * value, read_unit(" ".join(spelled[used:]), money), ordinal)

@@ -10,7 +10,10 @@ from typing import NamedTuple
 
 import regex
 
-from .base import Language, either, words
+from .dates import Time
+from .language import Language, either, table, words
+from .numbers import Number
+from .numerals import roman_value
 
 #: Equivalent forms, character by character.
 _NARROW = str.maketrans(
@@ -20,17 +23,15 @@ _DIGITS = {c: i for i, c in enumerate("〇一二三四五六七八九")} | {"零
 _TENS = {"十": 10, "百": 100, "千": 1000}
 _MYRIADS = {"万": 1e4, "萬": 1e4, "億": 1e8, "亿": 1e8, "兆": 1e12}
 _HAN = "〇零○一二三四五六七八九十百千万萬億亿兆两兩"
+#: German prepositions that contain an article.
+_CONTRACTED = words("zum zur im am vom")
 #: A number of at most two digits.
 _SMALL = {True: r"(?:\d{1,2}|[一二三四五六七八九十]{1,3})", False: r"\d{1,2}"}
-_SYMBOLS = words(
-    """
-    km² km2 km/h km m² m2 m cm mm kg mg g t ha l L °C °F °K ° % ‰ kW MW GW Hz kHz MHz GHz € $ £ ¥
-    """
-)  #: Symbols as :mod:`probers.equivalence.units` has them.
+#: Symbols as :mod:`probers.words.numbers` has them.
+_SYMBOLS = words(table("common")["symbols"])
 _MONEY = {"€": "euro", "$": "dollar", "£": "pound-sterling", "¥": "yen", "km²": "km2", "m²": "m2"}
 _ISO = r"(?<![\w/.-])(?P<y>\d{4})-(?P<m>\d\d)-(?P<d>\d\d)(?![\w-])"
 _YEARS = r"(?<![\w.,-])(?P<y>[12]\d{3})\s?[–-]\s?(?P<y2>[12]\d{3}|\d\d)(?![\w-])"
-_ROMAN = {"I": 1, "V": 5, "X": 10}
 
 
 class Value(NamedTuple):
@@ -44,7 +45,7 @@ class Value(NamedTuple):
 
 
 class Moment(NamedTuple):
-    """A time [start, end) of a text, with kind and parts as in :class:`probers.equivalence.dates.Time`."""
+    """A time [start, end) of a text, with kind and parts as in :class:`probers.words.dates.Time`."""
 
     start: int
     end: int
@@ -92,26 +93,28 @@ def _date_patterns(language: Language) -> list[regex.Pattern[str]]:
     ]
 
 
-def _moment(found: Mapping[str, str | None], language: Language) -> tuple[str, tuple[int | None, ...]] | None:
+def _moment(
+    groups: Mapping[str, str | None], language: Language
+) -> tuple[str, tuple[int | None, ...]] | None:
     def number(name: str) -> int | None:
-        written = found.get(name)
+        written = groups.get(name)
         return None if not written else 1 if written == "元" else int(_han(written))
 
     def month(name: str) -> int | None:
-        written = found.get(name)
+        written = groups.get(name)
         matches = (i for i, p in enumerate(language.months, 1) if written and re.fullmatch(p, written, re.I))
         return next(matches, None)
 
-    sign = -1 if found.get("bc") else 1
-    if found.get("of"):
+    sign = -1 if groups.get("bc") else 1
+    if groups.get("of"):
         return "decade", (100 * (number("of") or 0) - 100 + (number("decade") or 0),)
-    if (century := number("century") or _roman(found.get("roman") or "")) is not None:
+    if century := number("century") or roman_value((groups.get("roman") or "").lower()):
         return "century", (sign * century,)
     if (decade := number("decade")) is not None:
         return "decade", (decade,)
     year, m, d = number("y"), number("m") or month("month"), number("d")
-    if found.get("reign"):
-        year = language.reigns[str(found["reign"])] + (number("count") or 0)
+    if groups.get("reign"):
+        year = language.reigns[str(groups["reign"])] + (number("count") or 0)
     if not all(low <= part <= high for part, low, high in ((m or 1, 1, 12), (d or 1, 1, 31))):
         return None
     year2, month2, d2 = number("y2"), month("month2"), number("d2")
@@ -122,11 +125,6 @@ def _moment(found: Mapping[str, str | None], language: Language) -> tuple[str, t
     if d2 is not None:
         return "range", (year2 if month2 else year, m, d, year2 if month2 else year, month2 or m, d2)
     return "day", (None if year is None else sign * year, m, d)
-
-
-def _roman(written: str) -> int | None:
-    values = [_ROMAN[c] for c in written.upper()]
-    return sum(-v if v < max(values[i:]) else v for i, v in enumerate(values)) or None
 
 
 def find_values(text: str, language: Language) -> Iterator[Value]:
@@ -165,11 +163,8 @@ def _in_digits(text: str, language: Language) -> Iterator[Value]:
         if match["ordinal"] and language.code == "de":
             # "3." also ends a sentence; after an article it is an ordinal.
             before = text[: match.start()].split()[-1:]
-            if (
-                part
-                or not before
-                or before[0].lower() not in language.articles | {"zum", "zur", "im", "am", "vom"}
-            ):
+            leads = before and before[0].lower() in language.articles | _CONTRACTED
+            if part or not leads:
                 yield Value(match.start(), match.end() - 1, _digits(whole, part, language))
                 continue
         if match["part"] and part[0] == "." and language.code in ("de", "fr") and not counted:
@@ -291,23 +286,39 @@ def _in_han(text: str, language: Language) -> Iterator[Value]:
         if not digits and not match["share"]:
             # Characters alone are numbers if they count something or are long: 一方 and 万能 are words.
             goes_on = regex.match(r"\p{Han}", after) is not None
-            begun = (
-                match.start()
-                and regex.match(r"[\p{Han}ァ-ヺ]", text[match.start() - 1])
-                and language.code == "ja"
-            )
-            short = len(written) == 1 and (
-                not unit or written == "一" or unit in ("degree", "minute", "second")
-            )
-            if (
-                short
-                or written[0] in "万萬億亿兆"
-                or (not unit and goes_on)
-                or begun
-                or written + unit == "十minute"
-            ):
+            before = text[max(0, match.start() - 1) : match.start()] if language.code == "ja" else ""
+            begun = regex.match(r"[\p{Han}ァ-ヺ]", before) is not None
+            short = len(written) == 1 and (not unit or written == "一")
+            if short or begun or written[0] in "万萬億亿兆" or (not unit and goes_on):
                 continue
         meant = "%" if match["share"] else _meant(match["money"] or unit, language)
         value = _han(written) * (-1 if match["minus"] else 1)
         ordinal = bool(match["th"]) or unit in ("番目", "回目")
         yield Value(match.start(), match.end(), value, "" if unit == "番目" else meant, ordinal)
+
+
+def read_time_in(mention: str, language: Language) -> Time | None:
+    """Read the time that a whole mention names, or None."""
+    text = mention.strip(" ,;:()")
+    for month, names in enumerate(language.months, 1):
+        if re.fullmatch(names, text, re.IGNORECASE):
+            return Time("day", (None, month, None))
+    moments = [m for m in find_moments(text, language) if m.end - m.start == len(text)]
+    return Time(moments[0].kind, moments[0].parts) if moments else None
+
+
+def read_number_in(mention: str, language: Language) -> Number | None:
+    """Read the number, with its unit, of a whole mention; None also for one with two readings."""
+    # "3." is an ordinal only where a word follows.
+    text = mention.strip(" ,;:()")
+    padded = f"{next(iter(sorted(language.articles)), '')} {text} X" if text.endswith(".") else text
+    shift = len(padded) - len(text) - 2 if text.endswith(".") else 0
+    for value in find_values(padded, language):
+        if value.start == shift and value.end - value.start == len(text) and not math.isnan(value.value):
+            return Number(value.value, value.unit, value.ordinal)
+    return None
+
+
+def counts(mention: str, language: Language) -> bool:
+    """Tell whether a mention holds a digit or number word, so that its spelling decides nothing."""
+    return any(c.isnumeric() for c in mention) or next(find_values(mention, language), None) is not None

@@ -5,41 +5,20 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
+from functools import cache
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import regex
 
-from .files import check_file
-from .types import UserError
+from ..types import UserError
+from .language import ENGLISH, Language
 
 #: Parts of speech that carry content in DRAGIN's released code.
 CONTENT_POS = frozenset({"NOUN", "ADJ", "VERB", "PROPN", "NUM"})
 TAGGER = "en_core_web_sm"
-MONTHS = [
-    "January", "February", "March", "April", "May", "June", "July", "August", "September", "October",
-    "November", "December",
-]  # fmt: skip
-
-
-def _set(words: str) -> frozenset[str]:
-    return frozenset(words.split())
-
-
-# Their full stop never ends a sentence.
-_TITLES = _set(
-    "mr mrs ms dr prof st mt gen col lt sgt capt cmdr adm rev hon gov sen rep pres fr vs cf fig eq approx "
-    "e.g i.e jan feb mar apr jun jul aug sep sept oct nov dec"
-)
-# Their full stop may end a sentence; it does if the next word often begins sentences.
-_SHORT = _set("inc ltd co corp bros jr sr etc al ph.d a.m p.m u.s u.k e.u u.n b.c a.d d.c no vol pp")
-_STARTERS = _set(
-    "The He She It They We This That These Those His Her Its Their There In On At So But And However When "
-    "After Before As For From Therefore Thus Both Who What Where Which"
-)
 #: Marks that end a sentence of other scripts, which no space follows.
 _ENDS = "。！？｡।॥؟۔։።፧။។‽⁇⁈⁉"
 #: Marks that no space may follow, and marks that may close after them.
@@ -50,64 +29,48 @@ _END = re.compile(
     rf"""[.!?…]+["'”’)\]]*(?=\s|$)|(?<={_WIDE_LETTER})[.!?]+(?={_WIDE_LETTER})|[{_ENDS}]+["'”’)\]」』）】]*|\n+"""
 )
 _LAST_WORD = re.compile(r"[\w.]*\w$")
-_NEXT_WORD = re.compile(r"""\s*["'“‘(\[]*(\w*)""")
 
 
-class Borders(NamedTuple):
-    """The rules that tell the end of a sentence from an abbreviation, in one language.
-
-    Attributes:
-        titles: lower-case words whose full stop never ends a sentence.
-        short: words whose full stop may end one; it does before a word of ``starters``.
-        starters: words that begin sentences.
-        end: regular expression of the end of a sentence, with closing marks.
-        following: regular expression of the text before the next word, which is its group.
-        numbered: words whose full stop makes an ordinal of them ("3. Mai"), like those of ``short``.
-        goes_on: regular expression of the continuation of a sentence after a quotation with an end mark.
-    """
-
-    titles: frozenset[str] = _TITLES
-    short: frozenset[str] = _SHORT
-    starters: frozenset[str] = _STARTERS
-    end: re.Pattern[str] = _END
-    following: re.Pattern[str] = _NEXT_WORD
-    numbered: re.Pattern[str] | None = None
-    goes_on: re.Pattern[str] | None = None
+@cache
+def _sentence_end(language: Language) -> re.Pattern[str]:
+    """Compile the pattern of the end of a sentence, with the marks that close it."""
+    if language.english:
+        return _END
+    closing = language.closing
+    closers = rf"(?:\s?[{closing}])?" if closing else ""
+    return re.compile(rf"""[.!?…]+["'”’)\]{closing}]*{closers}(?=\s|$)|[。！？]+["'”’)\]」』）】]*|\n+""")
 
 
-#: Sentence borders of English, and of texts of unknown language.
-ENGLISH = Borders()
+@cache
+def _next_word(language: Language) -> re.Pattern[str]:
+    """Compile the pattern of the text before the next word, which is its group."""
+    before = r"""\s*["'“‘(\[]*""" if language.english else rf"""[\s"'“‘(\[¿¡{language.opening}]*"""
+    return re.compile(rf"{before}(\w*)")
 
 
-def count(n: int, noun: str) -> str:
-    """Format a count with its noun: "1 round", "1,200 questions"."""
-    return f"{n:,} {noun}{'' if n == 1 else 's'}"
-
-
-def split_sentences(text: str, borders: Borders = ENGLISH) -> list[tuple[int, int]]:
+def split_sentences(text: str, language: Language = ENGLISH) -> list[tuple[int, int]]:
     """Find [start, end) of every sentence, without the white space around it.
 
     A sentence ends at ``.``, ``!``, ``?`` or an ellipsis before white space, at the marks of Chinese,
     Japanese, Hindi, Arabic and Urdu, and at a line break; not after titles, initials and abbreviations, and
     not before a lower-case word. Every visible character lies in exactly one sentence. The titles and
-    abbreviations are those of ``borders``.
+    abbreviations are those of ``language``; English is right for texts of unknown language too.
     """
     spans: list[tuple[int, int]] = []
     start = 0
-    for match in borders.end.finditer(text):
-        if _is_border(text, match, borders):
+    for match in _sentence_end(language).finditer(text):
+        if _is_border(text, match, language):
             spans.append((start, match.end()))
             start = match.end()
     spans.append((start, len(text)))
     return [_trim(text, *span) for span in spans if text[slice(*span)].strip()]
 
 
-def _is_border(text: str, match: re.Match[str], borders: Borders) -> bool:
+def _is_border(text: str, match: re.Match[str], language: Language) -> bool:
     mark = match.group()
     if "\n" in mark or mark[0] in _ENDS:
-        quoted = len(mark) > 1 and borders.goes_on is not None and borders.goes_on.match(text, match.end())
-        return not quoted
-    following = borders.following.match(text, match.end())
+        return len(mark) == 1 or language.goes_on is None or not language.goes_on.match(text, match.end())
+    following = _next_word(language).match(text, match.end())
     word = following.group(1) if following else ""
     if "\n" in text[match.end() : following.start(1) if following else match.end()] or not word:
         return True
@@ -117,14 +80,14 @@ def _is_border(text: str, match: re.Match[str], borders: Borders) -> bool:
         return True
     before = _LAST_WORD.search(text, max(0, match.start() - 20), match.start())
     last = before.group() if before else ""
-    if last.lower() in borders.titles:
+    if last.lower() in language.titles:
         return False
-    initial = len(last) == 1 and last.isupper()
-    initial |= borders.numbered is not None and borders.numbered.fullmatch(last) is not None
-    if last.lower() == "no" and borders is ENGLISH:  # "No. 5" against "He said no. Then .."
+    if last.lower() == "no" and language.english:  # "No. 5" against "He said no. Then .."
         return not word[0].isdigit()
-    if initial or last.lower() in borders.short or re.fullmatch(r"(?:[A-Z]\.)+[A-Z]", last):
-        return word in borders.starters
+    initial = len(last) == 1 and last.isupper()
+    initial |= language.numbered is not None and language.numbered.fullmatch(last) is not None
+    if initial or last.lower() in language.abbreviations or re.fullmatch(r"(?:[A-Z]\.)+[A-Z]", last):
+        return word in language.starters
     return True
 
 
@@ -176,7 +139,7 @@ def _trim(text: str, start: int, end: int) -> tuple[int, int]:
     return start + len(inner) - len(inner.lstrip()), start + len(inner.rstrip())
 
 
-@lru_cache(maxsize=1)
+@cache
 def stop_words() -> frozenset[str]:
     """Read spaCy's English stop words, lower case, without importing spaCy, which takes seconds."""
     package = find_spec("spacy")
@@ -200,7 +163,7 @@ def is_stop_word(word: str) -> bool:
     return contraction is not None and contraction.group(1) in known and contraction.group(2) in known
 
 
-@lru_cache(maxsize=1)
+@cache
 def _tagger() -> Any:
     """Load the small English pipeline of spaCy, or None if it is not installed."""
     if find_spec("spacy") is None or find_spec(TAGGER) is None:
@@ -229,30 +192,6 @@ def is_content(text: str, words: list[str]) -> list[bool]:
         return [any(c.isalnum() for c in word) and not is_stop_word(word) for word in words]
     real = {token.text for token in tagger(text) if token.pos_ in CONTENT_POS}
     return [any(token in word for token in real) for word in words]
-
-
-@lru_cache(maxsize=2)
-def load_vectors(path: str) -> Any:
-    """Load gensim ``KeyedVectors`` from a word2vec file: text, or binary when it ends in ``.bin``."""
-    try:
-        check_file(path)
-        with open(path, "rb") as file:
-            start = file.read(2)
-    except OSError as e:
-        raise UserError(f"the vector file {path} cannot be read: {e.strerror}", "bad-file") from e
-    if start[:1] == b"\x80" or path.endswith((".kv", ".model", ".pkl", ".pickle")):
-        told = f"{path} is a pickled gensim file, which is not opened: save it with save_word2vec_format"
-        raise UserError(told, "bad-file")
-    from gensim.models import KeyedVectors
-
-    try:
-        binary = path.removesuffix(".gz").endswith(".bin")
-        vectors = KeyedVectors.load_word2vec_format(path, binary=binary)
-    except (ValueError, EOFError, UnicodeDecodeError, IndexError) as e:
-        form = "a line with the number of words and their width, then every word with its numbers"
-        raise UserError(f"{path} is not in the word2vec format: {form}", "bad-file") from e
-    vectors.fill_norms()
-    return vectors
 
 
 _BRACKET = re.compile(r"(?<=[\w)])([(\[]) (?=\S)|^([(\[]) (?=\S)")
@@ -398,5 +337,5 @@ def _is_range(tokens: list[str], position: int) -> bool:
         return False
     if not re.fullmatch(r"\d{4}", before[0]):
         return True
-    dated = position >= 2 and (tokens[position - 2] in MONTHS or tokens[position - 2] == ",")
-    return not dated and (position + 2 >= len(tokens) or tokens[position + 2] not in MONTHS)
+    dated = position >= 2 and (tokens[position - 2] in ENGLISH.months or tokens[position - 2] == ",")
+    return not dated and (position + 2 >= len(tokens) or tokens[position + 2] not in ENGLISH.months)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from probers.text import MONTHS
+from .language import ENGLISH, pairs, table
+from .numbers import LONGEST_VALUE, Relation
+from .numerals import CARDINALS, DECADES, ORDINALS, read_cardinal, roman
 
-from .numbers import CARDINALS, DECADES, LONGEST_VALUE, ORDINALS, Relation, read_cardinal, roman
-
-_MONTH = {name.lower(): index for index, name in enumerate(MONTHS, 1)}
+_MONTH = {name.lower(): index for index, name in enumerate(ENGLISH.months, 1)}
 _SHORT = {name[:3]: index for name, index in _MONTH.items()} | {"sept": 9}
 _WEEKDAY = re.compile(
     r"(?:(?:mon|tues|wednes|thurs|fri|satur|sun)day|(?:mon|tue|wed|thu|fri|sat|sun)\b\.?(?=,))[\s,]*\b(?=.)"
@@ -34,15 +34,9 @@ _NUMERIC = re.compile(r"(\d{4})([-/.])(\d\d?)\2(\d\d?)|(\d\d?)([-/.])(\d\d?)\6(\
 _CENTURIES = re.compile(
     r"(\w+)(?:[\s-]century)?\s(?:and|to|or|until|through)\s(?:(?:the|early|mid|late)[\s-])*([\w-]+?)[\s-]centur(?:y|ies)"
 )
-_QUALIFIERS = {
-    **dict.fromkeys(("c.", "ca.", "ca", "~", "about", "around"), "circa"),
-    **dict.fromkeys(("beginning of", "start of"), "early"),
-    "middle of": "mid", "end of": "late", "fall": "autumn",
-}  # fmt: skip
-_FIXED = {
-    "christmas": (12, 25), "christmas day": (12, 25), "christmas eve": (12, 24), "new year's day": (1, 1),
-    "new year's eve": (12, 31),
-}  # fmt: skip
+_QUALIFIERS = pairs(table("en")["qualifiers"])
+#: Days with a name of their own, as month and day.
+_NAMED_DAYS = {name: tuple(map(int, day.split("-"))) for name, day in pairs(table("en")["days"]).items()}
 _LITTLE = ("of", "the", "in", "on")
 Day = tuple[int | None, int | None, int | None]
 
@@ -87,8 +81,8 @@ class Time:
 def compare_times(a: Time, b: Time) -> Relation:
     """Tell whether two times are the same, exclude each other, or one is a part of the other."""
     if "either" in (a.kind, b.kind) and (a.kind, a.parts) != (b.kind, b.parts):
-        found = {compare_times(x, y) for x in _readings(a) for y in _readings(b)}
-        return "different" if found == {"different"} else "partial"
+        relations = {compare_times(x, y) for x in _readings(a) for y in _readings(b)}
+        return "different" if relations == {"different"} else "partial"
     if a.kind != b.kind:
         for day, stretch in ((a, b), (b, a)):
             if day.kind == "day" and stretch.kind == "range" and day.parts[0] is None:
@@ -124,8 +118,8 @@ def read_time(mention: str) -> Time | None:
     if open_ended:  # "1915-": a life's first year
         return Time("range", (int(open_ended.group(1)), None, None, None, None, None))
     text = " ".join(mention.lower().replace("’", "'").replace("‘", "'").split()).strip(' ,.;:-–—"“”()')
-    if text in _FIXED:
-        return Time("day", (None, *_FIXED[text]))
+    if text in _NAMED_DAYS:
+        return Time("day", (None, *_NAMED_DAYS[text]))
     text = _WEEKDAY.sub("", text, count=1) if re.search(r"\d", text) else text
     lead = _LEAD.match(text)
     assert lead is not None  # each of its parts may be missing

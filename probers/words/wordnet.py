@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from ..types import UserError
-from .names import GIVEN, normalise
+from .language import english, table
 from .numbers import Relation
+from .spelling import GIVEN, normalise
 
 log = logging.getLogger(__name__)
 
@@ -22,20 +23,6 @@ _DEBIAN = "/usr/share/wordnet"
 #: The command that brings the files.
 HOW_TO_GET = "python -m nltk.downloader wordnet"
 _NEEDED = ("data.noun", "index.noun")
-_LEXNAMES = (
-    "adj.all adj.pert adv.all noun.Tops noun.act noun.animal noun.artifact noun.attribute noun.body "
-    "noun.cognition noun.communication noun.event noun.feeling noun.food noun.group noun.location "
-    "noun.motive noun.object noun.person noun.phenomenon noun.plant noun.possession noun.process "
-    "noun.quantity noun.relation noun.shape noun.state noun.substance noun.time verb.body verb.change "
-    "verb.cognition verb.communication verb.competition verb.consumption verb.contact verb.creation "
-    "verb.emotion verb.motion verb.perception verb.possession verb.social verb.stative verb.weather "
-    "adj.ppl"
-).split()
-#: Names that WordNet first gives to another state than is meant today.
-_MERGED = frozenset(
-    """russia;yugoslavia;united arab republic;malaya;east pakistan;west pakistan;annam;central africa;
-    gold coast""".replace("\n    ", "").split(";")
-)
 _RELATIONS = {
     "hypernym": "hypernyms", "instance": "instance_hypernyms", "part": "part_holonyms",
     "member": "member_holonyms",
@@ -79,8 +66,8 @@ def same_in_wordnet(a: str, b: str, folder: str) -> tuple[Relation | Literal["wh
     try:
         return _relation(a, b, folder)
     except (AttributeError, LookupError, ValueError) as error:  # nltk does not check what it reads
-        told = f"wordnet={folder}: its files are damaged: get them again ({HOW_TO_GET})"
-        raise UserError(told, "bad-file") from error
+        reason = f"wordnet={folder}: its files are damaged: get them again ({HOW_TO_GET})"
+        raise UserError(reason, "bad-file") from error
 
 
 def _relation(a: str, b: str, folder: str) -> tuple[Relation | Literal["whole"], str] | None:
@@ -101,15 +88,15 @@ def _relation(a: str, b: str, folder: str) -> tuple[Relation | Literal["whole"],
         above = {s.name() for s in upper}
         for synset in lower:
             for label, method in _RELATIONS.items():
-                found = {s.name() for s in getattr(synset, method)()} & above
-                if found:
-                    return "different", f"{synset.name()} is {label} of {min(found)}"
+                related = {s.name() for s in getattr(synset, method)()} & above
+                if related:
+                    return "different", f"{synset.name()} is {label} of {min(related)}"
     return None
 
 
 def _first_sense(name: str, synsets: Sequence[Any]) -> str:
     """Return the first synset of a name; with a capital, of individuals if there are any."""
-    if normalise(name) in _MERGED:
+    if normalise(name) in english("merged"):
         return ""
     kind = [s for s in synsets if bool(s.instance_hypernyms()) == name[:1].isupper()] or synsets
     return kind[0].name() if kind else ""
@@ -119,13 +106,13 @@ def _first_sense(name: str, synsets: Sequence[Any]) -> str:
 def _synsets(name: str, folder: str) -> tuple[Any, ...]:
     lemma = "_".join(name.split()).strip("_.,").lower()
     reader = open_wordnet(folder)
-    found = reader.synsets(lemma, pos="n")
-    if not found:
+    synsets = reader.synsets(lemma, pos="n")
+    if not synsets:
         lemma = "_".join(normalise(name).split())
-        found = reader.synsets(lemma, pos="n") if lemma else []
+        synsets = reader.synsets(lemma, pos="n") if lemma else []
     if lemma.removesuffix("s") in GIVEN:  # nltk takes "Roberts" for the plural of "Robert"
-        found = [s for s in found if lemma in (w.lower() for w in s.lemma_names())]
-    return tuple(found)
+        synsets = [s for s in synsets if lemma in (w.lower() for w in s.lemma_names())]
+    return tuple(synsets)
 
 
 @lru_cache(maxsize=4096)
@@ -154,7 +141,9 @@ def _open(folder: str, file: str) -> IO[str]:
         return (path / file).open(encoding="utf-8")
     except (FileNotFoundError, KeyError):
         if file == "lexnames":
-            return io.StringIO("".join(f"{i:02d}\t{name}\t0\n" for i, name in enumerate(_LEXNAMES)))
+            return io.StringIO(
+                "".join(f"{i:02d}\t{name}\t0\n" for i, name in enumerate(table("en")["lexnames"].split()))
+            )
         if file in _NEEDED:
             raise
         return io.StringIO()
@@ -191,5 +180,5 @@ def open_wordnet(folder: str) -> Any:
 @lru_cache(maxsize=1)
 def say_absent() -> None:
     """Say once per process that names are compared without WordNet."""
-    told = "WordNet's files were not found below nltk's data path: names are compared without synonyms"
-    log.warning("%s (%s)", told, HOW_TO_GET)
+    reason = "WordNet's files were not found below nltk's data path: names are compared without synonyms"
+    log.warning("%s (%s)", reason, HOW_TO_GET)

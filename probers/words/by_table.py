@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import lru_cache
 from typing import Literal
 
 import regex
 
-from ..languages import Language
-from ..languages.values import find_moments, find_values
-from ..text import split_sentences
-from .values import Cover, Span
+from .english import Cover, Span, is_title
+from .language import Language
+from .text import split_sentences
+from .values import find_moments, find_values
 
 #: Largest number of words in a title, and of characters in a script without spaces.
 _LONGEST = (12, 20)
@@ -30,15 +29,15 @@ _ELIDED = regex.compile(r"(?:Qu|[LDJNSC])['’](?=\p{Lu})")
 Kind = Literal["work", "date", "year", "name", "place", "number"]
 
 
-def find_by_table(text: str, language: Language) -> Iterator[tuple[Span, Kind]]:
-    """Find spans with their type, none overlapping another."""
+def find_by_table(text: str, language: Language, *, names: bool = True) -> Iterator[tuple[Span, Kind]]:
+    """Find spans with their type, none overlapping another; without ``names`` works, times and numbers."""
     cover = Cover(len(text))
     for span in cover.take_longest(_works(text, language)):
         yield span, "work"
     moments = {(m.start, m.end): m for m in find_moments(text, language)}
     for span in cover.take_longest(moments):
         yield span, "year" if moments[span].is_year else "date"
-    for span in cover.take_longest(_names(text, language, cover)):
+    for span in cover.take_longest(_names(text, language, cover) if names else ()):
         yield span, "place" if text[slice(*span)] in language.places else "name"
     for span in cover.take_longest((value.start, value.end) for value in find_values(text, language)):
         yield span, "number"
@@ -64,26 +63,18 @@ def _is_title(text: str, start: int, end: int, language: Language) -> bool:
         return False
     if not language.spaced:
         return len(inside) <= _LONGEST[1]
-    words = _WORD.findall(inside)
-    if not words or len(words) > _LONGEST[0] or not (words[0][0].isupper() or words[0][0].isdigit()):
-        return False
-    content = [w for w in words if not language.is_function_word(w)] or words
-    return sum(w[0].isupper() or w[0].isdigit() for w in content) >= language.capitals * len(content)
-
-
-@lru_cache
-def _patterns(language: Language) -> list[regex.Pattern[str]]:
-    return [regex.compile(pattern) for pattern in language.names]
+    words, is_small = _WORD.findall(inside), language.is_function_word
+    return is_title(words, is_small, longest=_LONGEST[0], capitals=language.capitals)
 
 
 def _names(text: str, language: Language, cover: Cover) -> Iterator[Span]:
     """Find names that are certain; the capital of a sentence's first word alone makes none."""
-    starts = [start for start, _ in split_sentences(text, language.borders)]
+    starts = [start for start, _ in split_sentences(text, language)]
     # After a quotation mark or bracket the first word of a sentence also has a capital.
     opens = {match.end() for start in starts for match in [_OPENING.match(text, start)] if match}
     opens |= {match.end() for match in _SPEECH.finditer(text)}
     inside = {m.group() for m in _WORD.finditer(text) if m.group()[0].isupper() and m.start() not in opens}
-    for pattern in _patterns(language):
+    for pattern in language.names:
         for match in pattern.finditer(text):
             start, end = match.span("name")
             general = "general" in pattern.groupindex
@@ -106,7 +97,7 @@ def _behind_opener(
         after = regex.compile(r"[\s.]*(?:d['’]|\p{Ll}+\s)*").match(text, first.end() if first else start, end)
         following = after.end() if after else end
         function = language.is_function_word(word)
-        titled = word.lower() in language.borders.titles and text[first.end() if first else end :][:1] == "."
+        titled = word.lower() in language.titles and text[first.end() if first else end :][:1] == "."
         if following < end and (titled or (word in language.plain and not word.isupper())):
             start, opens = following, False  # "M. Dupont"
         elif opens and (elided := _ELIDED.match(text, start, end)):

@@ -6,19 +6,44 @@ import logging
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..checksums import sealed, take, unsealed
-from ..files import write_text
-from ..languages import ENGLISH, Language
-from ..text import join_sentences, split_sentences, tokenize
+from ..files import check_file, write_text
 from ..types import Article, UserError, first_line
-from .names import normalise
+from .language import ENGLISH, Language
+from .spelling import normalise
+from .text import join_sentences, split_sentences, tokenize
 
 log = logging.getLogger(__name__)
+
+
+@lru_cache(maxsize=2)
+def load_vectors(path: str) -> Any:
+    """Load gensim ``KeyedVectors`` from a word2vec file: text, or binary when it ends in ``.bin``."""
+    try:
+        check_file(path)
+        with open(path, "rb") as file:
+            start = file.read(2)
+    except OSError as e:
+        raise UserError(f"the vector file {path} cannot be read: {e.strerror}", "bad-file") from e
+    if start[:1] == b"\x80" or path.endswith((".kv", ".model", ".pkl", ".pickle")):
+        reason = f"{path} is a pickled gensim file, which is not opened: save it with save_word2vec_format"
+        raise UserError(reason, "bad-file")
+    from gensim.models import KeyedVectors
+
+    try:
+        binary = path.removesuffix(".gz").endswith(".bin")
+        vectors = KeyedVectors.load_word2vec_format(path, binary=binary)
+    except (ValueError, EOFError, UnicodeDecodeError, IndexError) as e:
+        form = "a line with the number of words and their width, then every word with its numbers"
+        raise UserError(f"{path} is not in the word2vec format: {form}", "bad-file") from e
+    vectors.fill_norms()
+    return vectors
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +66,7 @@ def cosine(a: str, b: str, vectors: Any, *, spaced: bool = True) -> Cosine:
     shared = written[0].keys() & written[1].keys()
     means, unknown = [], []
     for words in written:
-        found = []
+        known = []
         for word, forms in words.items():
             if word in shared:
                 continue
@@ -49,9 +74,9 @@ def cosine(a: str, b: str, vectors: Any, *, spaced: bool = True) -> Cosine:
             if key is None:
                 unknown.append(word)
             else:
-                found.append(vectors.get_vector(key))
-        if found:
-            means.append(np.mean(found, axis=0, dtype=np.float64))
+                known.append(vectors.get_vector(key))
+        if known:
+            means.append(np.mean(known, axis=0, dtype=np.float64))
     if unknown or len(means) < 2:  # one of them may have no word that the other has not
         return Cosine(None, tuple(dict.fromkeys(unknown)))
     size = float(np.linalg.norm(means[0]) * np.linalg.norm(means[1]))
@@ -102,21 +127,21 @@ def train_vectors(
             for article in articles:
                 count += 1
                 text = join_sentences(article.sentences)
-                for start, end in split_sentences(text, language.borders):
+                for start, end in split_sentences(text, language):
                     sentence = text[start:end] if language.spaced else " ".join(tokenize(text[start:end]))
                     file.write(normalise(sentence) + "\n")
         if count < least:
-            told = f"{count} articles are fewer than the {least} that vectors are trained on"
-            raise TooFewError(told, "empty")
+            reason = f"{count} articles are fewer than the {least} that vectors are trained on"
+            raise TooFewError(reason, "empty")
         try:
             model = Word2Vec(
                 corpus_file=str(words), vector_size=_SIZE, window=_WINDOW, min_count=MIN_COUNT,
                 sg=1, epochs=_EPOCHS, workers=1, seed=seed,
             )  # fmt: skip
         except RuntimeError as error:  # an empty vocabulary
-            told = f"matcher.vectors=own: no word occurs {MIN_COUNT} times in the articles"
+            reason = f"matcher.vectors=own: no word occurs {MIN_COUNT} times in the articles"
             remedy = 'raise the limit, give a vector file or pass matcher.vectors=""'
-            raise TooFewError(f"{told}; {remedy}", "empty") from error
+            raise TooFewError(f"{reason}; {remedy}", "empty") from error
         # The common part of all vectors says nothing, and with few articles they share nearly everything:
         # with 300 articles, two words drawn at random have a cosine of 0.99.
         model.wv.vectors -= model.wv.vectors.mean(axis=0)

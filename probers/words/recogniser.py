@@ -5,18 +5,17 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
 
-from ..languages import ENGLISH, LANGUAGES, Language, language_named
-from ..text import is_stop_word, split_sentences
 from ..types import UserError
 from .by_table import find_by_table
-from .names import find_names
-from .values import Cover, Span, find_dates, find_numbers
+from .english import Cover, Span, find_dates, find_names, find_numbers, is_title
+from .language import ENGLISH, LANGUAGES, Language, either, english, language_named
+from .text import is_stop_word, split_sentences
 
 log = logging.getLogger(__name__)
 
@@ -45,19 +44,8 @@ class Entity:
 Recognise = Callable[[str], list[Entity]]
 
 
-_ORGANISATION = re.compile(
-    r"\b(?:University|College|Institute|Bank|Party|Company|Corporation|Inc|Ltd|LLC|League|Association|Union|"
-    r"Committee|Council|Ministry|Department|Records|Orchestra|Club|F\.?C|Agency|Society|Foundation|Museum|"
-    r"Academy|Commission|Parliament|Congress|Senate|Airlines|Airways|Railway|Group|Studios|Pictures|Army|Navy)\b\.?"
-)
-_PLACE = re.compile(
-    r"(?:^|\s)(?:River|Lake|Mountains?|Mount|Islands?|Isle|Street|Avenue|Road|County|City|Township|Bay|Sea|Ocean|"
-    r"Valley|Park|Bridge|Castle|Desert|Peninsula|Province|Borough|Hills?|Cape|Fort|Port|Gulf|Strait|Harbou?r|"
-    r"Kingdom|Republic|Africa|America|Asia|Europe|Australia|England|Scotland|Wales|Ireland|France|Germany|Italy|"
-    r"Spain|Portugal|Russia|China|Japan|India|Canada|Mexico|Brazil|Egypt|Greece|Poland|Sweden|Norway|Denmark|"
-    r"Netherlands|Belgium|Austria|Switzerland|Turkey|Iran|Iraq|Israel|London|Paris|Berlin|Rome|Madrid|Moscow|"
-    r"Tokyo|Beijing|Chicago|California|Texas|Florida|Virginia|United States|United Kingdom)(?:$|\sof\b)"
-)
+_ORGANISATION = re.compile(rf"\b(?:{either(english('organisations'))})\b")
+_PLACE = re.compile(rf"(?:^|\s)(?:{either(english('places'))})(?:$|\sof\b)")
 _FIRST_PLACE = re.compile(
     r"(?:Lake|Mount|Cape|Fort|Gulf of|Isle of|River|City of|Republic of|Kingdom of)\s[A-Z]"
 )
@@ -82,9 +70,6 @@ def _kind_of_name(text: str, span: Span) -> EntityType:
 
 
 _QUOTED = re.compile(r"[\"“]\s?([^\"“”\n]+?)\s?[\"”]")
-_MAX_WORDS = 14
-#: Share of a title's content words that begin with a capital or a digit.
-_CAPITALS = 0.7
 _WORD = re.compile(r"[^\W_][\w’'.&-]*")
 
 
@@ -92,41 +77,36 @@ def _works(text: str) -> Iterator[Span]:
     """Find spans between double quotes that are written like titles, without the quotes."""
     for match in _QUOTED.finditer(text):
         inside = match.group(1).rstrip(",;. ")
-        if _is_title(inside):
+        if is_title(_WORD.findall(inside), is_stop_word, longest=14, capitals=0.7):
             yield match.start(1), match.start(1) + len(inside)
 
 
-def _is_title(inside: str) -> bool:
-    words = _WORD.findall(inside)
-    if not words or len(words) > _MAX_WORDS or not (words[0][0].isupper() or words[0][0].isdigit()):
-        return False
-    content = [w for w in words if not is_stop_word(w)] or words
-    return sum(w[0].isupper() or w[0].isdigit() for w in content) >= _CAPITALS * len(content)
-
-
-def find_entities(text: str, *, fine: bool = False, language: Language = ENGLISH) -> list[Entity]:
+def find_entities(
+    text: str, *, fine: bool = False, language: Language = ENGLISH, names: bool = True
+) -> list[Entity]:
     """Find the entities of a text from left to right, none overlapping another.
 
     Quoted titles come first, then dates, names and numbers; within each the longest span wins ("18 July 1995"
-    is one date). With ``fine`` a cue can refine "name" to "work", "organisation" or "place".
+    is one date). With ``fine`` a cue can refine "name" to "work", "organisation" or "place". ``names=False``
+    leaves out the names of a language other than English.
     """
     if not language.english:
         kinds = {
             span: kind if fine or kind not in _FINER else "name"
-            for span, kind in find_by_table(text, language)
+            for span, kind in find_by_table(text, language, names=names)
         }
         return [Entity(start, end, text[start:end], kind) for (start, end), kind in sorted(kinds.items())]
     cover = Cover(len(text))
-    found: dict[Span, EntityType] = {}
+    types: dict[Span, EntityType] = {}
     for start, end in cover.take_longest(_works(text)):
         other = _OTHER_BEFORE.search(text, max(0, start - 30), start)  # a band, a nickname or a term
-        found[start, end] = "work" if fine and not other else "name"
+        types[start, end] = "work" if fine and not other else "name"
     dates = dict(find_dates(text))
-    found |= {span: dates[span] for span in cover.take_longest(dates)}
+    types |= {span: dates[span] for span in cover.take_longest(dates)}
     for span in cover.take_longest(find_names(text, cover)):
-        found[span] = _kind_of_name(text, span) if fine else "name"
-    found |= dict.fromkeys(cover.take_longest(find_numbers(text)), "number")
-    return [Entity(start, end, text[start:end], kind) for (start, end), kind in sorted(found.items())]
+        types[span] = _kind_of_name(text, span) if fine else "name"
+    types |= dict.fromkeys(cover.take_longest(find_numbers(text)), "number")
+    return [Entity(start, end, text[start:end], kind) for (start, end), kind in sorted(types.items())]
 
 
 #: Types that "name" covers if no finer ones are requested.
@@ -145,9 +125,9 @@ def _load(name: str) -> Any:
     try:
         return spacy.load(name)
     except (OSError, AttributeError) as error:  # AttributeError: a package that is no pipeline
-        told = f"recogniser=spacy:{name}: no spaCy pipeline of that name is installed"
+        reason = f"recogniser=spacy:{name}: no spaCy pipeline of that name is installed"
         remedy = f"python -m spacy download {name}, or recogniser=rules"
-        raise UserError(f"{told}: {remedy}", "unknown-choice") from error
+        raise UserError(f"{reason}: {remedy}", "unknown-choice") from error
 
 
 def _kind(label: str, mention: str, fine: bool) -> EntityType:
@@ -206,9 +186,9 @@ class Recogniser:
             remedy = "choose rules, auto or spacy:PIPELINE, as in spacy:en_core_web_sm"
             raise UserError(f"recogniser={self.kind} is unknown: {remedy}", "unknown-choice")
         if method == "spacy" and not pipeline:
-            told = "recogniser=spacy needs an English pipeline, as in recogniser=spacy:en_core_web_sm"
+            reason = "recogniser=spacy needs an English pipeline, as in recogniser=spacy:en_core_web_sm"
             remedy = "python -m spacy download en_core_web_sm, or recogniser=rules"
-            raise UserError(f"{told}: {remedy}", "missing-extra")
+            raise UserError(f"{reason}: {remedy}", "missing-extra")
         if pipeline and (lang := _load(pipeline).lang) != "xx":  # several languages: taken as English
             self.language = language_named(lang, f"recogniser=spacy:{pipeline}: language")
         self.name = pipeline or "rules"
@@ -224,29 +204,29 @@ class Recogniser:
     def _by_both(self, text: str) -> list[Entity]:
         """Find names by the pipeline, all else by the table of its language."""
         cover, entities = Cover(len(text)), list[Entity]()
-        for entity in find_entities(text, fine=self.fine, language=replace(self.language, names=())):
+        for entity in find_entities(text, fine=self.fine, language=self.language, names=False):
             entities.append(entity)
             cover.take((entity.start, entity.end))
-        for found in _load(self.name)(text).ents:
-            start, end = _trim_by_table(text, found.start_char, found.end_char, self.language)
-            adjective = found.label_ == "MISC" and not text[start : start + 1].isupper()  # "deutsche"
-            if start < end and found.label_ in _NAMED and not adjective and cover.free((start, end)):
-                entities.append(Entity(start, end, text[start:end], _kind(found.label_, "", self.fine)))
+        for span in _load(self.name)(text).ents:
+            start, end = _trim_by_table(text, span.start_char, span.end_char, self.language)
+            adjective = span.label_ == "MISC" and not text[start : start + 1].isupper()  # "deutsche"
+            if start < end and span.label_ in _NAMED and not adjective and cover.free((start, end)):
+                entities.append(Entity(start, end, text[start:end], _kind(span.label_, "", self.fine)))
         return sorted(entities, key=lambda entity: entity.start)
 
     def _by_pipeline(self, text: str) -> list[Entity]:
         entities = []
-        for found in _load(self.name)(text).ents:
-            start, end = _trim(text, found.start_char, found.end_char)
+        for span in _load(self.name)(text).ents:
+            start, end = _trim(text, span.start_char, span.end_char)
             if mention := text[start:end]:
-                entities.append(Entity(start, end, mention, _kind(found.label_, mention, self.fine)))
+                entities.append(Entity(start, end, mention, _kind(span.label_, mention, self.fine)))
         return entities
 
 
 def language_of(recognise: Recognise) -> Language:
     """Return the language of a recogniser; English if it has none."""
-    found = getattr(getattr(recognise, "__wrapped__", recognise), "language", ENGLISH)
-    return found if isinstance(found, Language) else ENGLISH
+    language = getattr(getattr(recognise, "__wrapped__", recognise), "language", ENGLISH)
+    return language if isinstance(language, Language) else ENGLISH
 
 
 #: Largest number of characters before an entity at the head of a text: "the ".
@@ -290,7 +270,7 @@ def _breaks_off(prompt: str, language: Language) -> bool:
     ends = prompt.rstrip(" \t")
     if not ends or ends.endswith(_BEGINS):
         return False
-    return split_sentences(f"{ends} X", language.borders)[-1][0] < len(ends)
+    return split_sentences(f"{ends} X", language)[-1][0] < len(ends)
 
 
 def tokens_of(offsets: Sequence[tuple[int, int]], start: int, end: int) -> list[int]:
@@ -309,7 +289,7 @@ def written_entities(
     language = language_of(recognise)
     before = accepted if accepted.strip() else _lead(text) if _breaks_off(prompt, language) else ""
     whole = before + text
-    left_out = set() if openings else {start for start, _ in split_sentences(whole, language.borders)}
+    left_out = set() if openings else {start for start, _ in split_sentences(whole, language)}
     return [
         Entity(e.start - len(before), e.end - len(before), e.text, e.type)
         for e in recognise(whole)
@@ -324,5 +304,5 @@ def with_scores(
 
     The n tokens have ``offsets`` [start, end); ``scores`` (n,) are those of the position before each token.
     """
-    found = [(entity, tuple(tokens_of(offsets, entity.start, entity.end))) for entity in entities]
-    return [WrittenEntity(entity, tokens, float(scores[tokens[0]])) for entity, tokens in found if tokens]
+    written = [(entity, tuple(tokens_of(offsets, entity.start, entity.end))) for entity in entities]
+    return [WrittenEntity(entity, tokens, float(scores[tokens[0]])) for entity, tokens in written if tokens]

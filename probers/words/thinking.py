@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from .types import UserError
+from ..types import UserError
 
 Span = tuple[int, int]
 #: Parts of a text that are read and labelled.
@@ -43,22 +43,22 @@ class Thinking:
     closing: str = "</think>"
 
     @classmethod
-    def of(cls, tokenizer: Any, asked: str = "auto") -> Thinking | None:
+    def of(cls, tokenizer: Any, choice: str = "auto") -> Thinking | None:
         """Find the marks of a model's tokenizer; None if it has none.
 
-        ``asked`` is "auto", "none", or both marks separated by a comma. UserError for another form, and
+        ``choice`` is "auto", "none", or both marks separated by a comma. UserError for another form, and
         for requested marks that the text lacks, because the tokenizer treats them as special.
         """
-        if asked == "none":
+        if choice == "none":
             return None
-        if asked != "auto":
-            opening, comma, closing = asked.partition(",")
+        if choice != "auto":
+            opening, comma, closing = choice.partition(",")
             if not comma or not opening or not closing or opening == closing:
-                told = f"thinking={asked} is neither auto, none nor two different marks"
-                raise UserError(f"{told}: write them as in thinking=<think>,</think>")
+                reason = f"thinking={choice} is neither auto, none nor two different marks"
+                raise UserError(f"{reason}: write them as in thinking=<think>,</think>")
             if {opening, closing} & set(tokenizer.all_special_tokens):
-                told = f"thinking={asked}: the tokenizer leaves these marks out of the text it writes"
-                raise UserError(f"{told}: give marks that are not special tokens", "unsupported")
+                reason = f"thinking={choice}: the tokenizer leaves these marks out of the text it writes"
+                raise UserError(f"{reason}: give marks that are not special tokens", "unsupported")
             return cls(opening, closing)
         known, special = tokenizer.get_vocab(), set(tokenizer.all_special_tokens)
         template = tokenizer.chat_template if isinstance(tokenizer.chat_template, str) else ""
@@ -100,8 +100,8 @@ class Thinking:
 
 
 def _skip(text: str, place: int) -> int:
-    found = _SPACE.match(text, place)
-    return found.end() if found else place
+    match = _SPACE.match(text, place)
+    return match.end() if match else place
 
 
 def part_of(text: str, part: Part) -> Span | None:
