@@ -19,7 +19,8 @@ import numpy as np
 from report import invocation, publish
 from timing import Results
 
-from probers.bank.assessment import Assessor, DomainDistance
+from probers.bank.assessment import Assessor, WrittenText
+from probers.bank.response import DomainDistance
 from probers.bank.bank import ProbeBank
 from probers.data.articles import Rules, open_articles
 from probers.data.texts import TextSource
@@ -66,9 +67,9 @@ class Reader:
                 continue
             pieces = self._assess.pieces(one.prompt, one.text, one.offsets)
             parts = None if pieces is None else list(pieces.values())
-            domain = self._assess.of_generation(one, *text_scores(self.bank, one.state, parts))["domain"]
-            if domain is not None:
-                yield DomainDistance(**domain)
+            record = WrittenText.of(one, *text_scores(self.bank, one.state, parts))
+            if (domain := self._assess(record).domain) is not None:
+                yield domain
 
 
 def beginnings(file: str, bank: ProbeBank, n: int) -> list[tuple[str, str]]:

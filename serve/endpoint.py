@@ -323,11 +323,9 @@ def _abstained(acting: OnHigh, told: dict[str, Any], choice: Choice) -> dict[str
 
 
 def _best(acting: OnHigh, draws: Sequence[tuple[dict[str, Any], Choice]]) -> tuple[dict[str, Any], Choice]:
-    """Choose the draw that ``retry`` returns, and report how it was found."""
-    fields = [told["hallucination"] for told, _ in draws]
-    place, acted = acting.chosen(fields, [choice.written for _, choice in draws])
-    told, choice = draws[place]
-    return told | {"hallucination": told["hallucination"] | {"acted": acted}}, choice
+    """Choose the draw that ``retry`` returns, with its texts' tokens."""
+    place, made = acting.chosen([made for made, _ in draws], [choice.written for _, choice in draws])
+    return made, draws[place][1]
 
 
 def _stream(chunks: AsyncIterator[bytes], end: Callable[[], None]) -> Response:

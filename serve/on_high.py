@@ -11,17 +11,21 @@ that is wrong (El-Yaniv and Wiener 2010).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
-from probers.bank.assessment import Assessor, units_of
+from probers.bank.assessment import Assessor, Record, WrittenText, units_of
 from probers.bank.bank import ProbeBank
+from probers.bank.response import Acted, Response, TokenScores
 from probers.online.growing_spans import GrowingSpans, ScoredSpan
+from probers.thinking import Span, place_in, tokens_in
 from probers.types import UserError
 
 from .errors import ApiError
 from .protocol import Hallucination
+
+Scores = TypeVar("Scores", bound=TokenScores)
 
 #: Reason given for a text that its score ended or replaced.
 FINISH = "hallucination"
@@ -65,16 +69,15 @@ class OnHigh:
         """Tell whether nothing may be sent before everything is decided."""
         return self.action in ("abstain", "retry")
 
-    def growing(self, prompt: str) -> GrowingSpans | None:
-        """Make a judge of a text while it grows, if that can end the text."""
-        return GrowingSpans(self.assess, prompt) if self.action in ("stop", "abstain") else None
-
     def acted(
         self, span: ScoredSpan | None = None, *, discarded: int = 0, scores: Sequence[float | None] = ()
-    ) -> dict[str, Any]:
+    ) -> Acted:
         """Make the field ``acted``: the span that scored too high, and the tokens that are not returned."""
-        told = None if span is None else asdict(span)
-        return {"action": self.action, "span": told, "discarded_tokens": discarded, "scores": list(scores)}
+        return Acted(action=self.action, span=span, discarded_tokens=discarded, scores=scores)
+
+    def nothing(self, **fields: Any) -> dict[str, Any]:
+        """Make the field of a text without tokens, with further fields."""
+        return self.assess(WrittenText("", "", logprobs=())).model_copy(update=fields).wire()
 
     def abstained(
         self, choice: Mapping[str, Any], high: ScoredSpan | None, tokens: int
@@ -83,38 +86,108 @@ class OnHigh:
 
         It is None if the score is low enough; ``high`` is the span that has ended the text before, if any.
         """
-        span = high or self._worst(choice["hallucination"])
-        if span is None and not choice["hallucination"]["fires"]:
+        response = Response.model_validate(choice["hallucination"])
+        span = high or self._worst(response)
+        if span is None and not response.fires:
             return None
-        field = self.assess.response("", "", self.assess.token_lists([], [], [], []))
         said: dict[str, Any] = {"text": self.abstention}
         if "message" in choice:
             said = {"message": {**choice["message"], "content": self.abstention}}
-        field |= {"acted": self.acted(span, discarded=tokens)}
+        field = self.nothing(token_entropies=(), acted=self.acted(span, discarded=tokens))
         return {**choice, **said, "finish_reason": FINISH, "logprobs": None, "hallucination": field}
 
     def chosen(
-        self, fields: Sequence[Mapping[str, Any] | None], tokens: Sequence[int]
-    ) -> tuple[int, dict[str, Any] | None]:
-        """Choose the draw of ``retry`` that is returned, by its place, and make the field ``acted``.
+        self, draws: Sequence[Mapping[str, Any]], tokens: Sequence[int]
+    ) -> tuple[int, dict[str, Any]]:
+        """Choose the draw of ``retry`` that is returned; return its place, and it with the field ``acted``.
 
-        ``fields`` are those of all draws, None for a draw that is not scored, and ``tokens`` their numbers of
-        tokens. The first draw is returned, with None as ``acted``, if it is the only one or its score is low
-        enough. A draw without anything to judge is the best possible.
+        ``draws`` are whole choices, some perhaps without scores, and ``tokens`` their numbers of tokens. The
+        first is returned as it is if it is the only one or its score is low enough. A draw without
+        anything to judge is the best possible.
         """
+        fields = [each["hallucination"] and Response.model_validate(each["hallucination"]) for each in draws]
         first = fields[0]
-        if len(fields) == 1 or first is None or not first["fires"]:
-            return 0, None
-        scores = [None if field is None else field["score"] for field in fields]
-        known = [i for i, field in enumerate(fields) if field is not None]
-        place = min(known, key=[float("-inf") if score is None else score for score in scores].__getitem__)
+        if len(fields) == 1 or first is None or not first.fires:
+            return 0, dict(draws[0])
+        scores = [None if field is None else field.score for field in fields]
+        scored = [i for i, field in enumerate(fields) if field is not None]
+        place = min(scored, key=[float("-inf") if score is None else score for score in scores].__getitem__)
         discarded = sum(tokens) - tokens[place]
-        return place, self.acted(self._worst(first), discarded=discarded, scores=scores)
+        acted = self.acted(self._worst(first), discarded=discarded, scores=scores)
+        field = fields[place].model_copy(update={"acted": acted}).wire()
+        return place, {**draws[place], "hallucination": field}
 
-    def _worst(self, told: Mapping[str, Any]) -> ScoredSpan | None:
-        """Find the worst span of an answer's ``hallucination``, if it is above the threshold."""
-        above = [ScoredSpan(**span) for span in told["spans"] if span["score"] > self.assess.threshold]
+    def _worst(self, response: Response) -> ScoredSpan | None:
+        """Find the worst span of an answer, if it is above the threshold."""
+        above = [span for span in response.spans if span.score > self.assess.threshold]
         return max(above, key=lambda span: span.score, default=None)
+
+
+class Judgement:
+    """Judgement of one text of a response while it grows: the same for every engine that writes it.
+
+    Methods take the text with its tokens' scores so far as a ``record``, and in it the characters of the
+    reasoning (``thought``) and of the answer (``said``), None for one that is not there.
+    """
+
+    def __init__(self, acting: OnHigh, prompt: str) -> None:
+        self._acting = acting
+        self._growing = GrowingSpans(acting.assess, prompt) if acting.action in ("stop", "abstain") else None
+
+    @property
+    def high(self) -> ScoredSpan | None:
+        """Span that has ended the text."""
+        return None if self._growing is None else self._growing.high
+
+    @property
+    def sure(self) -> int | None:
+        """Number of characters of the answer that may be sent; None is all of them."""
+        return None if self._growing is None else self._growing.sure
+
+    def read(self, record: Record, said: Span | None, tokens: int, *, over: bool = False) -> None:
+        """Judge the answer in the first ``tokens``."""
+        if self._growing is None or said is None or self.high is not None:
+            return
+        offsets, scores = record.offsets, record.scores
+        read = [(i, scores[i]) for i in tokens_in(offsets, said, range(tokens))]
+        known = [(place_in(offsets, said, i), score) for i, score in read if score is not None]
+        places, values = [place for place, _ in known], [score for _, score in known]
+        self._growing.read(record.text[slice(*said)], places, values, over=over)
+
+    def cut(self, said: Span | None) -> Span | None:
+        """Return the characters of the answer before the span that has ended it."""
+        return said if said is None or self.high is None else (said[0], said[0] + self.high.start)
+
+    def returned(self, record: Record, said: Span | None, tokens: int) -> int:
+        """Count those of the first ``tokens`` whose text is returned."""
+        if self.high is None or (cut := self.cut(said)) is None:
+            return tokens
+        return sum(end <= cut[1] for _, end in record.offsets[:tokens])
+
+    def chunk(
+        self, record: Record, thought: Span | None, said: Span | None, tokens: Sequence[int]
+    ) -> dict[str, Any]:
+        """Make the field of a chunk: the lists of its tokens."""
+        return self._both(self._acting.assess.token_scores, record, (thought, said), tokens).wire()
+
+    def whole(
+        self, record: Record, thought: Span | None, said: Span | None, tokens: int, *, written: int
+    ) -> dict[str, Any]:
+        """Make the field of a finished text, of which the first ``tokens`` of ``written`` are returned."""
+        response = self._both(self._acting.assess, record, (thought, self.cut(said)), range(tokens))
+        high = self.high
+        acted = None if high is None else self._acting.acted(high, discarded=written - tokens)
+        return response.model_copy(update={"acted": acted}).wire()
+
+    def _both(
+        self, assess: Callable[..., Scores], record: Record, parts: tuple[Span | None, Span | None],
+        tokens: Sequence[int],
+    ) -> Scores:  # fmt: skip
+        end = (len(record.text),) * 2
+        thought, said = (
+            assess(record, part or end, tokens_in(record.offsets, part or end, tokens)) for part in parts
+        )
+        return said if parts[0] is None else said.model_copy(update={"reasoning": thought})
 
 
 def headers(choices: Sequence[Mapping[str, Any]]) -> dict[str, str]:

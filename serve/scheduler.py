@@ -111,6 +111,15 @@ class ScoredText(LiveText):
         self.shown = 0
         self.changed = changed
 
+    @property
+    def prompt(self) -> str:
+        return self.request.prompt.text
+
+    @property
+    def offsets(self) -> list[tuple[int, int]]:
+        """[start, end) of each token in the text so far, characters."""
+        return list(zip([0, *self.ends], self.ends, strict=False))
+
     def recorded(self, tokenizer: Any, needs: Needs = NOTHING) -> Generation:
         """Make a generation of the text, with the states that ``needs`` asks for."""
         states: dict[Feature, np.ndarray] = {}

@@ -18,7 +18,7 @@ from refusals import fails
 from serving import PROMPT, QUESTION, Running, bank_for, running
 
 from probers import CausalLM
-from probers.bank.assessment import Assessor
+from probers.bank.assessment import Assessor, WrittenText
 from probers.capture.blocks import decoder_layers
 from probers.engine.language_model import Sampling
 from probers.engine.tokens import shown_bytes, token_bytes
@@ -72,7 +72,7 @@ def test_scores_are_those_of_a_pass_over_the_whole_text(lm, pool):
         for name, values in {**wanted, "entropies": own.entropies}.items():
             np.testing.assert_allclose(told[f"token_{name}"], values, atol=1e-4)
         assert [tuple(each) for each in told["token_offsets"]] == list(own.offsets)
-        whole = Assessor(bank)(own.prompt, own.text, own.offsets, scores)
+        whole = Assessor(bank)(WrittenText.of(own, scores))
         assert told["fires"] == whole.fires and told["threshold"] == bank.threshold
         assert [(s["start"], s["end"]) for s in told["spans"]] == [(s.start, s.end) for s in whole.spans]
         assert (whole.score is None) == (told["score"] is None) == (told["p_wrong"] is None)
@@ -93,7 +93,7 @@ def test_each_sentence_is_pooled_by_itself(lm, pool):
         (read,) = lm.score([own.prompt], [own.token_ids], needs=text_needs(bank))
         pieces = assess.pieces(own.prompt, own.text, own.offsets)
         scores, _ = text_scores(bank, read.state, list(pieces.values()))
-        whole = assess.of_generation(own, scores)
+        whole = assess(WrittenText.of(own, scores)).wire()
         places = [[(span["start"], span["end"]) for span in each["spans"]] for each in (told, whole)]
         assert places[0] == places[1]
         mine, its = ([span["score"] for span in each["spans"]] for each in (told, whole))

@@ -16,7 +16,7 @@ from serving import Running, running
 from thinking import CHATS, thinking_model
 
 from probers import CausalLM, ProbeBank
-from probers.bank.assessment import Assessor
+from probers.bank.assessment import Assessor, WrittenText
 from probers.commands.main import run
 from probers.data.texts import TextSource
 from probers.evaluation.answers import final_answer
@@ -296,7 +296,7 @@ def test_a_prober_of_a_part_scores_that_part_alone(lm):
     with fails("unsupported", "reads=both"):
         check_growing(bank)
     scores, _ = text_scores(bank, read[0].state, [own])
-    told = Assessor(bank)(read[0].prompt, read[0].text, read[0].offsets, [score or 0.0 for score in scores])
+    told = Assessor(bank)(WrittenText.of(read[0], scores))
     assert [(s.start, s.end) for s in told.spans] == [span] and told.score == pytest.approx(first.score)
 
 

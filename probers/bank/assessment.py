@@ -13,9 +13,9 @@ judge every sentence, every token, or the text as one span: the ``unit``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal, Protocol, get_args
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol, get_args
 
 import numpy as np
 
@@ -23,10 +23,11 @@ from ..entities import Recogniser, tokens_of, with_scores, written_entities
 from ..online.growing_spans import ScoredSpan
 from ..online.scores import PIECES, Prober, aggregate
 from ..text import ENGLISH, split_sentences
-from ..thinking import part_at, part_of
+from ..thinking import Span, part_at, part_of, place_in
 from ..types import Generation, UserError
 from ..uncertainty import surprise
 from .domain import Domain
+from .response import DomainDistance, Response, TokenScores
 from .risk_control import Promise
 
 
@@ -57,43 +58,62 @@ def units_of(bank: Bank) -> tuple[str, ...]:
     return ("answer",) if whole else ("span",)
 
 
-@dataclass(frozen=True, slots=True)
-class DomainDistance:
-    """Distance of a text from the training texts: ``unlike`` beyond the limits of either measure.
+class Record(Protocol):
+    """A written text, growing or finished, with what is known of its n tokens.
 
-    For such texts P(wrong) may not be a probability. The ``distance`` of the judged unit is about 1 for
-    similar texts; ``surprise`` of the whole text, and the range of similar texts, are None if unknown.
+    Attributes:
+        offsets: [start, end) of each token in ``text``, characters.
+        scores, distances: one per token, None for a token without one; ``distances`` is None without a domain.
+        logprobs, entropies: one per token, nats; None if the engine returns none.
     """
 
-    distance: float
-    limit: float
-    unlike: bool
-    surprise: float | None = None
-    surprise_range: tuple[float, float] | None = None
+    @property
+    def prompt(self) -> str: ...
+    @property
+    def text(self) -> str: ...
+    @property
+    def offsets(self) -> Sequence[Span]: ...
+    @property
+    def scores(self) -> Sequence[float | None]: ...
+    @property
+    def distances(self) -> Sequence[float | None] | None: ...
+    @property
+    def logprobs(self) -> Sequence[float | None] | None: ...
+    @property
+    def entropies(self) -> Sequence[float | None] | None: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Assessment:
-    """A prober's judgement of a text: that of its worst span, if there is one.
+class WrittenText:
+    """A finished :class:`Record`; UserError (mismatch) for lists of different lengths."""
 
-    ``token_scores`` and ``token_p_wrong`` (n,) judge each token alone, what would begin with it, or
-    the text up to it, as the heads read; calibration is for spans and whole texts. ``promise`` is the
-    threshold's, and does not hold for texts that are ``domain.unlike`` those it was chosen on.
-    """
+    prompt: str
+    text: str
+    offsets: Sequence[Span] = ()
+    scores: Sequence[float | None] = ()
+    distances: Sequence[float | None] | None = None
+    logprobs: Sequence[float | None] | None = None
+    entropies: Sequence[float | None] | None = None
 
-    score: float | None
-    p_wrong: float | None
-    threshold: float
-    fires: bool
-    token_scores: tuple[float, ...]
-    token_p_wrong: tuple[float, ...]
-    spans: tuple[ScoredSpan, ...]
-    domain: DomainDistance | None = None
-    promise: Promise | None = None
+    def __post_init__(self) -> None:
+        for name in ("scores", "distances", "logprobs", "entropies"):
+            values = getattr(self, name)
+            if values is not None and len(values) != len(self.offsets):
+                raise _mismatch(name, len(values), len(self.offsets))
 
-    def to_dict(self) -> dict[str, Any]:
-        """Convert to plain containers for a response."""
-        return asdict(self)
+    @classmethod
+    def of(
+        cls, written: Generation, scores: Sequence[float | None],
+        distances: Sequence[float | None] | None = None,
+    ) -> WrittenText:  # fmt: skip
+        """Take a generation with ``scores`` and ``distances`` (n,) of its tokens."""
+        records = written.logprobs.tolist(), written.entropies.tolist()
+        return cls(written.prompt, written.text, written.offsets, scores, distances, *records)
+
+
+def _mismatch(name: str, given: int, tokens: int) -> UserError:
+    told = f"{name} has {given} values and offsets have {tokens} tokens"
+    return UserError(f"{told}: give one for each token", "mismatch")
 
 
 class Assessor:
@@ -124,92 +144,70 @@ class Assessor:
         self._borders = ENGLISH if recognise is None else recognise.language.borders
 
     def __call__(
-        self, prompt: str, text: str, offsets: Sequence[tuple[int, int]], scores: Sequence[float], *,
-        distances: Sequence[float] | None = None, surprised: float | None = None,
-    ) -> Assessment:  # fmt: skip
-        """Assess ``text``, written after ``prompt``.
-
-        ``offsets`` are [start, end) of its n tokens in characters; ``scores`` and ``distances`` (n,) are from
-        :class:`probers.online.scores.GrowingScores`; ``surprised`` is :func:`probers.uncertainty.surprise`
-        of the text, None if unknown.
-        """
-        values = np.asarray(scores, dtype=np.float64)
-        spans, judged = self._spans(prompt, text, offsets, values)
+        self, record: Record, part: Span | None = None, tokens: Sequence[int] | None = None
+    ) -> Response:
+        """Assess a text, or the ``tokens`` of a ``part`` of it, characters [start, end), by itself."""
+        lists = self.token_scores(record, part, tokens)
+        start, end = part or (0, len(record.text))
+        prompt, text = record.prompt + record.text[:start], record.text[start:end]
+        read = [place for place, score in enumerate(lists.token_scores) if score is not None]
+        values = np.array([lists.token_scores[place] for place in read], dtype=np.float64)
+        spans, judged = self._spans(prompt, text, [lists.token_offsets[place] for place in read], values)
         worst = max((span.score for span in spans), default=None)
         how = self._bank.aggregate
         if worst is None and how is not None and self._bank.spec.position != "entity" and len(values):
             judged = list(range(len(values)))
             worst = float(aggregate(values, [(0, len(values))], how)[0])
-        return Assessment(
+        places = [read[each] if tokens is None else tokens[read[each]] for each in judged]
+        return Response(
+            **lists.wire(),
             score=worst,
             p_wrong=None if worst is None else self._probabilities([worst])[0],
             threshold=self.threshold,
             fires=worst is not None and worst > self.threshold,
-            token_scores=tuple(values.tolist()),
-            token_p_wrong=tuple(self._probabilities(values)),
             spans=tuple(spans),
-            domain=self._distance(judged, distances, surprised),
+            domain=self._distance(record, places, lists),
             promise=self.promise,
         )
 
-    def token_lists(
-        self, scores: Sequence[float | None], offsets: Sequence[Sequence[int]],
-        logprobs: Sequence[float | None], entropies: Sequence[float] | None = None,
-    ) -> dict[str, Any]:  # fmt: skip
-        """List (some of) a text's tokens for a response; a token without a score has None.
+    def token_scores(
+        self, record: Record, part: Span | None = None, tokens: Sequence[int] | None = None
+    ) -> TokenScores:
+        """List all tokens of a text, or some in a ``part`` of it, with offsets within that part."""
+        offsets, scores = record.offsets, record.scores
+        tokens = range(len(offsets)) if tokens is None else tokens
+        scores = [scores[token] for token in tokens]
+        p_wrong = self._probabilities([score or 0.0 for score in scores])
+        chosen = {
+            name: None if values is None else [values[token] for token in tokens]
+            for name, values in (("logprobs", record.logprobs), ("entropies", record.entropies))
+        }
+        return TokenScores(
+            token_scores=scores,
+            token_p_wrong=[None if score is None else p for score, p in zip(scores, p_wrong, strict=True)],
+            token_offsets=[offsets[i] if part is None else place_in(offsets, part, i) for i in tokens],
+            token_logprobs=chosen["logprobs"],
+            token_entropies=chosen["entropies"],
+        )
 
-        ``offsets`` are [start, end) in the text, in characters; log-probabilities and entropies are in nats.
-        """
-        known = self._probabilities([score or 0.0 for score in scores])
-        p_wrong = [None if score is None else p for score, p in zip(scores, known, strict=True)]
-        return {
-            "token_scores": scores, "token_p_wrong": p_wrong, "token_offsets": offsets,
-            "token_logprobs": logprobs, "token_entropies": entropies,
-        }  # fmt: skip
-
-    def response(
-        self, prompt: str, text: str, lists: Mapping[str, Any],
-        distances: Sequence[float | None] | None = None,
-    ) -> dict[str, Any]:  # fmt: skip
-        """Make the field ``hallucination`` of a response (docs/serving.md).
-
-        ``lists`` covers all n tokens, from :meth:`token_lists`; ``distances`` (n,) are theirs, if known.
-        """
-        scores, offsets = lists["token_scores"], lists["token_offsets"]
-        read = [token for token, score in enumerate(scores) if score is not None]
-        far = None if distances is None else [distances[token] or 0.0 for token in read]
-        assessed = self(
-            prompt, text, [offsets[i] for i in read], [scores[i] for i in read],
-            distances=far, surprised=_surprise(lists["token_logprobs"], lists["token_entropies"]),
-        )  # fmt: skip
-        return {**assessed.to_dict(), **lists}
-
-    def of_generation(
-        self,
-        written: Generation,
-        scores: Sequence[float | None],
-        distances: Sequence[float | None] | None = None,
-    ) -> dict[str, Any]:
-        """Make the :meth:`response` for a generation; ``scores`` and ``distances`` are (n,) of its tokens."""
-        recorded = written.offsets, written.logprobs.tolist(), written.entropies.tolist()
-        return self.response(written.prompt, written.text, self.token_lists(scores, *recorded), distances)
-
-    def _distance(
-        self, judged: Sequence[int], distances: Sequence[float] | None, surprised: float | None
-    ) -> DomainDistance | None:
+    def _distance(self, record: Record, judged: Sequence[int], lists: TokenScores) -> DomainDistance | None:
         """Average the distance over the tokens that judged a text: the limit is for means over spans."""
-        domain = self._bank.domain
+        domain, distances = self._bank.domain, record.distances
         if domain is None or distances is None or not judged:
             return None
-        distance = float(np.mean([distances[token] for token in judged]))
-        surprised = None if domain.surprise is None else surprised
-        unlike = domain.unlike(distance, surprised)
-        return DomainDistance(distance, domain.limit, unlike, surprised, domain.surprise)
+        distance = float(np.mean([distances[token] or 0.0 for token in judged]))
+        surprised = None if domain.surprise is None else _surprise(lists)
+        return DomainDistance(
+            distance=distance, limit=domain.limit, unlike=bool(domain.unlike(distance, surprised)),
+            surprise=surprised, surprise_range=domain.surprise,
+        )  # fmt: skip
 
     def spans(
         self, prompt: str, text: str, offsets: Sequence[tuple[int, int]], scores: Sequence[float]
     ) -> list[ScoredSpan]:
-        """Return only the spans of :meth:`__call__`."""
+        """Return only the spans of ``text`` after ``prompt``, of tokens that all have a score."""
+        if len(scores) != len(offsets):
+            raise _mismatch("scores", len(scores), len(offsets))
         return self._spans(prompt, text, offsets, np.asarray(scores, dtype=np.float64))[0]
 
     def _spans(
@@ -272,8 +270,9 @@ class Assessor:
         return [float(p) for p in self._bank.probability(np.asarray(scores, dtype=np.float64))]
 
 
-def _surprise(logprobs: Sequence[float | None], entropies: Sequence[float] | None) -> float | None:
+def _surprise(lists: TokenScores) -> float | None:
     """Compute the surprise of a text; None if some of its probabilities are unknown."""
-    if entropies is None or not len(entropies) or any(each is None for each in (*logprobs, *entropies)):
+    logprobs, entropies = lists.token_logprobs, lists.token_entropies
+    if not logprobs or not entropies or None in logprobs or None in entropies:
         return None
     return surprise(logprobs, entropies)

@@ -156,10 +156,9 @@ async def _held(request: _Asked, raw: Request, stock: Callable[..., Awaitable[An
             break
     body = draws[0]
     each = zip(*(draw["choices"] for draw in draws), strict=True)
-    body["choices"] = [_best(acting, own) for own in each]
+    body["choices"] = [acting.chosen(own, [_tokens(choice) for choice in own])[1] for own in each]
     if len(draws) > 1:
-        fields = [choice["hallucination"] or {"token_scores": ()} for choice in body["choices"]]
-        written = sum(len(field["token_scores"]) for field in fields)
+        written = sum(_tokens(choice) for choice in body["choices"])
         body["usage"] |= usage(body["usage"]["prompt_tokens"], written)
     told = headers(body["choices"])
     if not stream:
@@ -170,13 +169,9 @@ async def _held(request: _Asked, raw: Request, stock: Callable[..., Awaitable[An
     )
 
 
-def _best(acting: OnHigh, draws: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Choose the draw of a choice that ``retry`` returns, and report how it was found."""
-    fields = [choice["hallucination"] for choice in draws]
-    place, acted = acting.chosen(fields, [len(field["token_scores"]) if field else 0 for field in fields])
-    if acted is None:
-        return draws[place]
-    return {**draws[place], "hallucination": {**fields[place], "acted": acted}}
+def _tokens(choice: dict[str, Any]) -> int:
+    """Count the tokens of a whole choice; 0 if it is not scored."""
+    return len((choice["hallucination"] or {"token_scores": ()})["token_scores"])
 
 
 class _Response:
