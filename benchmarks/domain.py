@@ -20,8 +20,8 @@ from report import invocation, publish
 from timing import Results
 
 from probers.bank.assessment import Assessor, WrittenText
-from probers.bank.response import DomainDistance
 from probers.bank.bank import ProbeBank
+from probers.bank.response import DomainDistance
 from probers.data.articles import Rules, open_articles
 from probers.data.texts import TextSource
 from probers.engine.language_model import Sampling

@@ -73,7 +73,7 @@ class OnHigh:
         self, span: ScoredSpan | None = None, *, discarded: int = 0, scores: Sequence[float | None] = ()
     ) -> Acted:
         """Make the field ``acted``: the span that scored too high, and the tokens that are not returned."""
-        return Acted(action=self.action, span=span, discarded_tokens=discarded, scores=scores)
+        return Acted(action=self.action, span=span, discarded_tokens=discarded, scores=tuple(scores))
 
     def nothing(self, **fields: Any) -> dict[str, Any]:
         """Make the field of a text without tokens, with further fields."""
@@ -96,9 +96,7 @@ class OnHigh:
         field = self.nothing(token_entropies=(), acted=self.acted(span, discarded=tokens))
         return {**choice, **said, "finish_reason": FINISH, "logprobs": None, "hallucination": field}
 
-    def chosen(
-        self, draws: Sequence[Mapping[str, Any]], tokens: Sequence[int]
-    ) -> tuple[int, dict[str, Any]]:
+    def chosen(self, draws: Sequence[Mapping[str, Any]], tokens: Sequence[int]) -> tuple[int, dict[str, Any]]:
         """Choose the draw of ``retry`` that is returned; return its place, and it with the field ``acted``.
 
         ``draws`` are whole choices, some perhaps without scores, and ``tokens`` their numbers of tokens. The

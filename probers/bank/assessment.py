@@ -63,7 +63,7 @@ class Record(Protocol):
 
     Attributes:
         offsets: [start, end) of each token in ``text``, characters.
-        scores, distances: one per token, None for a token without one; ``distances`` is None without a domain.
+        scores, distances: one per token, None for a token without one; no ``distances`` without a domain.
         logprobs, entropies: one per token, nats; None if the engine returns none.
     """
 
@@ -178,16 +178,17 @@ class Assessor:
         tokens = range(len(offsets)) if tokens is None else tokens
         scores = [scores[token] for token in tokens]
         p_wrong = self._probabilities([score or 0.0 for score in scores])
-        chosen = {
-            name: None if values is None else [values[token] for token in tokens]
-            for name, values in (("logprobs", record.logprobs), ("entropies", record.entropies))
-        }
+        p_each = zip(scores, p_wrong, strict=True)
+        logprobs, entropies = (
+            None if values is None else tuple(values[token] for token in tokens)
+            for values in (record.logprobs, record.entropies)
+        )
         return TokenScores(
-            token_scores=scores,
-            token_p_wrong=[None if score is None else p for score, p in zip(scores, p_wrong, strict=True)],
-            token_offsets=[offsets[i] if part is None else place_in(offsets, part, i) for i in tokens],
-            token_logprobs=chosen["logprobs"],
-            token_entropies=chosen["entropies"],
+            token_scores=tuple(scores),
+            token_p_wrong=tuple(None if score is None else p for score, p in p_each),
+            token_offsets=tuple(offsets[i] if part is None else place_in(offsets, part, i) for i in tokens),
+            token_logprobs=logprobs,
+            token_entropies=entropies,
         )
 
     def _distance(self, record: Record, judged: Sequence[int], lists: TokenScores) -> DomainDistance | None:
