@@ -26,6 +26,7 @@ from probers.types import ProbersError
 from .endpoint import Endpoint, Served
 from .errors import ApiError
 from .protocol import ChatRequest, CompletionRequest
+from .replay import replay
 
 #: Security policy of the page: it loads only its own files and runs no inline script.
 _POLICY = (
@@ -58,6 +59,8 @@ def make_app(served: Served) -> FastAPI:
     @app.post("/v1/chat/completions")
     async def chat(request: ChatRequest, http: HttpRequest) -> Response:
         return await endpoint(request, http)
+
+    app.post("/v1/replay")(replay)
 
     page = Path(str(files("probers.serve") / "page"))
     app.mount("/page", StaticFiles(directory=page))
