@@ -24,8 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from probers.types import ProbersError
 
 from .endpoint import Endpoint, Served
-from .errors import ApiError
-from .protocol import ChatRequest, CompletionRequest
+from .protocol import ApiError, ChatRequest, CompletionRequest
 from .replay import replay
 
 #: Security policy of the page: it loads only its own files and runs no inline script.

@@ -25,9 +25,8 @@ from probers.prompts import chat_text
 from probers.thinking import Thinking
 
 from .answers import Choice, Frame, as_events, as_json, sse, usage_of
-from .errors import ApiError
 from .on_high import OnHigh, headers
-from .protocol import ChatRequest, Request
+from .protocol import ApiError, ChatRequest, Request
 from .scheduler import Scheduler, ScoredText
 from .settings import Serve
 

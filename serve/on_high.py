@@ -22,8 +22,7 @@ from probers.online.growing_spans import GrowingSpans, ScoredSpan
 from probers.thinking import Span, place_in, tokens_in
 from probers.types import UserError
 
-from .errors import ApiError
-from .protocol import Hallucination
+from .protocol import ApiError, Hallucination
 
 Scores = TypeVar("Scores", bound=TokenScores)
 

@@ -22,7 +22,7 @@ from probers.rag.triggers import ServedProbing
 from probers.rag.triggers.uncertainty import sentences
 from probers.types import Decision, Question
 
-from .errors import ApiError
+from .protocol import ApiError
 
 #: Triggers that can be replayed, with the lists that each needs.
 NEEDS = {

@@ -16,8 +16,7 @@ from probers.rag.protocol import QueryFormulator, Trigger, as_trigger
 from probers.types import Passage, ProbersError, Question, Retriever, Round, RunError, UserError
 
 from .answers import Frame, finish_reason, sse, usage
-from .errors import ApiError
-from .protocol import ChatRequest, Hallucination, Request
+from .protocol import ApiError, ChatRequest, Hallucination, Request
 from .protocol import Retrieval as Wanted
 from .scheduler import Cancelled, Scheduler, SharedLM
 

@@ -37,11 +37,10 @@ from probers.engine.language_model import (
 )
 from probers.engine.model import CausalLM
 from probers.engine.tokens import Stops
-from probers.online.growing_sentences import GrowingSentences
-from probers.online.scores import GrowingScores, pools_sentences
+from probers.online.scores import GrowingScores, GrowingSentences, pools_sentences
 from probers.types import AttentionRows, Feature, Generation, Needs, RunError, StopReason, first_line
 
-from .errors import ApiError
+from .protocol import ApiError
 
 T = TypeVar("T")
 _SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)

@@ -22,12 +22,10 @@ from probers.bank.assessment import Assessor, WrittenText
 from probers.capture.blocks import decoder_layers
 from probers.engine.language_model import Sampling
 from probers.engine.tokens import shown_bytes, token_bytes
-from probers.online.growing_sentences import GrowingSentences
-from probers.online.scores import GrowingScores, text_needs, text_scores
+from probers.online.scores import GrowingScores, GrowingSentences, text_needs, text_scores
 from probers.rag import RAG
 from probers.rag.triggers import Flare, Rind
-from probers.serve.errors import ApiError
-from probers.serve.protocol import ChatRequest
+from probers.serve.protocol import ApiError, ChatRequest
 from probers.types import RunError
 
 STOP = {"hallucination": {"on_high": "stop", "threshold": -100}}

@@ -25,8 +25,7 @@ from probers.online.scores import check_growing, text_needs, text_scores
 from probers.prompts import TESTBED_PROMPT, chat_text
 from probers.rag.protocol import UNANSWERED
 from probers.rag.triggers import Probing
-from probers.serve.errors import ApiError
-from probers.serve.protocol import ChatRequest
+from probers.serve.protocol import ApiError, ChatRequest
 from probers.store.spec import FeatureSpec
 from probers.store.store import FeatureStore
 from probers.thinking import Thinking, part_of

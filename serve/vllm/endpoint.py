@@ -33,9 +33,8 @@ from probers.bank.bank import ProbeBank
 from probers.engine.vllm import KEY
 
 from ..answers import as_events, usage
-from ..errors import ApiError
 from ..on_high import FINISH, OnHigh, headers
-from ..protocol import Hallucination
+from ..protocol import ApiError, Hallucination
 from .choice import FORCED, ForeignChoice
 from .feed import Scored, ScoreFeed
 from .prober import ServedProber, adapter_of
