@@ -109,7 +109,7 @@ class FakeServer(Server):
 
             def replay(self, body: dict[str, Any]) -> None:
                 try:
-                    self.send(200, replay(Replay.model_validate(body)).model_dump())
+                    self.send(200, replay(Replay.model_validate(body)))
                 except ApiError as error:
                     self.send(error.status, error.body())
 

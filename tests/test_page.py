@@ -504,20 +504,16 @@ def test_replayed_decisions_are_those_of_the_triggers() -> None:
             decision = build(settings)(made, state)
             body = {"trigger": name, "options": settings, "text": made.text, "offsets": made.offsets}
             found = replay(Replay.model_validate({**body, **lists, "fresh": fresh}))
-            assert (found.fire, found.score, found.tokens) == (
-                decision.fire, decision.score, list(decision.tokens)
-            )  # fmt: skip
-            whole = found.fire and decision.position is None
-            place = 0 if whole else decision.position
-            assert (found.whole, found.kept) == (
-                whole,
-                len(made.text[:place].rstrip() if found.fire else made.text),
-            )
-            first = next((part for part in found.judged if part.fires), None)
-            assert (first is None) or (first.start == decision.position and found.fire)
-            scores = [part.score for part in found.judged]
-            assert not scores or max(scores) == pytest.approx(found.score)
-            fired.append(found.fire)
+            assert (found["fire"], found["score"]) == (decision.fire, decision.score)
+            assert found["tokens"] == decision.tokens
+            assert found["whole"] == (decision.fire and decision.position is None)
+            kept = made.text[: 0 if found["whole"] else decision.position].rstrip()
+            assert found["kept"] == len(kept if decision.fire else made.text)
+            first = next((part["start"] for part in found["judged"] if part["fires"]), None)
+            assert first in (None, decision.position)
+            scores = [part["score"] for part in found["judged"]]
+            assert not scores or max(scores) == pytest.approx(decision.score)
+            fired.append(found["fire"])
     assert 0.2 < np.mean(fired) < 0.8
 
 
@@ -533,8 +529,8 @@ def test_replayed_probing_fires_above_the_threshold_only() -> None:
             "spans": [{"start": 1, "end": 2, "score": score or 0, "p_wrong": 0.5}] if score and n else []
         }
         found = replay(Replay.model_validate(body))
-        assert found.fire == fire and (found.score is None) == (score is None and n > 0)
-        assert found.tokens == ([1] if fire and n else []) and found.kept == (0 if fire else n)
+        assert found["fire"] == fire and (found["score"] is None) == (score is None and n > 0)
+        assert found["tokens"] == ([1] if fire and n else []) and found["kept"] == (0 if fire else n)
 
 
 @pytest.mark.parametrize("name", ["probing", "entropy", "flare"])

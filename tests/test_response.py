@@ -1,4 +1,4 @@
-"""The response field: one model for servers, finished texts, docs and readers; texts scored without folder."""
+"""The response field: one model for servers, finished texts, docs and readers; scoring without a folder."""
 
 import json
 import re

@@ -160,7 +160,7 @@ export class Panel {
 
   #part(part) {
     const { text } = this.written;
-    const chance = part.p_wrong === null ? "" : `, P(wrong) ${percent(part.p_wrong)}`;
+    const chance = part.p_wrong === undefined ? "" : `, P(wrong) ${percent(part.p_wrong)}`;
     const value = `${number(part.score)}${chance}${part.fires ? " ▲ above" : ""}`;
     const words = element("span", "made", text.slice(part.start, part.end));
     return element("li", part.fires ? "fires" : "", [words, element("b", "", value)]);
