@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from probers.types import ProbersError, UserError
 
@@ -45,7 +45,8 @@ class ApiError(Exception):
         if first["type"] == "extra_forbidden":
             return cls(400, f"Unrecognized request argument supplied: {param}", param)
         # If several forms are allowed, the place names a form of this module after the user's field.
-        return cls(400, f"{place[0] if place else 'the body'}: {first['msg']}", param)
+        where = param if place and place[0] == "messages" else place[0] if place else "the body"
+        return cls(400, f"{where}: {first['msg']}", param)
 
     def body(self) -> dict[str, Any]:
         """Make the body of the response."""
@@ -54,9 +55,6 @@ class ApiError(Exception):
         error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
         return {"error": error}
 
-
-#: Fields of a message that answers carry; empty ones ask for nothing.
-_OF_ANSWERS = ("refusal", "annotations", "audio", "function_call")
 
 Id = Annotated[str, Field(min_length=1, max_length=200)]
 
@@ -67,11 +65,26 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class Part(Strict):
-    """Part of a message's content."""
+class Lenient(Strict):
+    """Part of a message without the empty fields that answers carry: they ask for nothing."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_empty(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping):
+            return given
+        return {name: value for name, value in given.items() if value or name in cls.model_fields}
+
+
+class Part(Lenient):
+    """Part of a message's content; others than text are refused."""
 
     type: Literal["text"]
     text: str
+
+
+def _parts(content: Any) -> Any:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
 class Function(Strict):
@@ -106,54 +119,20 @@ class Tool(Strict):
     function: Declared
 
 
-class Message(Strict):
-    """Message of a chat."""
+class Message(Lenient):
+    """Message of a chat; ``reasoning`` is vLLM's name of ``reasoning_content``."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Annotated[list[Part], Field(min_length=1)] | None = None
+    content: Annotated[list[Part], Field(min_length=1), BeforeValidator(_parts)] | None = None
     name: str | None = None
     reasoning_content: str | None = None
-    tool_calls: Annotated[list[ToolCall], Field(min_length=1)] | None = None
+    reasoning: str | None = None
+    tool_calls: list[ToolCall] | None = None
     tool_call_id: Id | None = None
 
     @property
     def text(self) -> str:
-        content = self.content or ()
-        return content if isinstance(content, str) else "".join(part.text for part in content)
-
-
-def read_message(given: Any, at: str) -> Any:
-    """Remove the empty fields of answers from a message; refuse unsupported fields by their place."""
-    if not isinstance(given, Mapping):
-        return given
-    for name in _OF_ANSWERS:
-        if given.get(name):
-            raise ApiError(400, f"{at}: {name} is not supported by this server: leave it out", f"{at}.{name}")
-    kept = {name: value for name, value in given.items() if name in Message.model_fields or value}
-    content = kept.get("content")
-    if isinstance(content, list) and content:
-        kept["content"] = [_part(part, f"{at}.content[{place}]") for place, part in enumerate(content)]
-    elif content is not None and not isinstance(content, str):
-        raise ApiError(400, f"{at}.content must be a string or a list of parts of type text", f"{at}.content")
-    reasoning = kept.pop("reasoning", None)  # vLLM's name of it
-    if reasoning and not kept.get("reasoning_content"):
-        kept["reasoning_content"] = reasoning
-    if not kept.get("tool_calls"):
-        kept.pop("tool_calls", None)
-    return kept
-
-
-def _part(part: Any, at: str) -> Any:
-    """Check a part of a content and drop its empty fields (ApiError)."""
-    kind = part.get("type") if isinstance(part, Mapping) else None
-    if kind != "text":
-        raise ApiError(400, f"{at}: parts of type {kind} are not supported: send parts of type text", at)
-    if not isinstance(part.get("text"), str):
-        raise ApiError(400, f"{at}.text must be a string", f"{at}.text")
-    for name, value in part.items():
-        if name not in Part.model_fields and value:
-            raise ApiError(400, f"{at}: {name} is not supported by this server: leave it out", f"{at}.{name}")
-    return {"type": "text", "text": part["text"]}
+        return "".join(part.text for part in self.content or ())
 
 
 def check_tools(messages: Sequence[Message]) -> None:
@@ -205,9 +184,9 @@ def for_template(messages: Sequence[Message], template: str) -> list[dict[str, A
             told = f"messages[{place}]: the model's chat template knows no tools: leave the message out"
             raise ApiError(400, told, f"messages[{place}]")
         own: dict[str, Any] = {"role": role, "content": message.text}
-        for name in ("name", "tool_call_id", "reasoning_content"):
-            if (value := getattr(message, name)) is not None:
-                own[name] = value
+        thought = message.reasoning_content or message.reasoning
+        fields = {"name": message.name, "tool_call_id": message.tool_call_id, "reasoning_content": thought}
+        own |= {name: value for name, value in fields.items() if value is not None}
         if message.tool_calls:
             own["tool_calls"] = [_call(call, f"messages[{place}]") for call in message.tool_calls]
         found.append(own)
@@ -352,13 +331,6 @@ class ChatRequest(_Asking):
     max_completion_tokens: Limit | None = None
     logprobs: bool | None = None
     top_logprobs: UpTo20 | None = None
-
-    @field_validator("messages", mode="before")
-    @classmethod
-    def _read_messages(cls, given: Any) -> Any:
-        if not isinstance(given, list):
-            return given
-        return [read_message(message, f"messages[{place}]") for place, message in enumerate(given)]
 
     @model_validator(mode="after")
     def _check(self) -> ChatRequest:
