@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic_core import to_json
 
-from probers.bank.assessment import Record, WrittenText
+from probers.bank.assessment import WrittenText
 from probers.engine.tokens import Span, shown_bytes, token_bytes
 from probers.online.growing_spans import ScoredSpan
 from probers.thinking import Thinking, tokens_in
@@ -127,25 +127,27 @@ class Choice:
         self.text, self.finished, self.returned = text, False, True
         self._frame, self._index, self._tokenizer = frame, index, tokenizer
         self._alternatives, self._thinking = alternatives, thinking
-        self._begun = thinking is not None and thinking.begun(text.prompt)
-        self._judgement = None if acting is None else Judgement(acting, text.prompt)
+        prompt = text.request.prompt.text
+        self._begun = thinking is not None and thinking.begun(prompt)
+        self._scored, self.judgement = acting is not None, Judgement(acting, prompt)
         self._tokens = 0  # number of tokens sent
         self._sent = {"reasoning_content": 0, "content": 0}  # characters of the raw text
 
     def look(self) -> None:
         """Judge the text read so far; give up a text with too high a score."""
-        if (judgement := self._judgement) is None or judgement.sure is None or judgement.high is not None:
+        if self.judgement.sure is None or self.high is not None:
             return
         over = self.text.over
         count = self.text.row.kept if over else self.text.shown
-        judgement.read(self.text, self._split(self._raw(count, over), over)[1], count, over=over)
-        if judgement.high is not None:
+        said = self._split(self._raw(count, over), over)[1]
+        self.judgement.read(self.text.record, said, count, over=over)
+        if self.high is not None:
             self.text.cancelled = True  # no effect on a finished text
 
     @property
     def high(self) -> ScoredSpan | None:
         """Span that has ended the text."""
-        return None if self._judgement is None else self._judgement.high
+        return self.judgement.high
 
     @property
     def written(self) -> int:
@@ -157,21 +159,21 @@ class Choice:
         if not self.returned:
             return 0, 0
         thought, said = self._split(self.text.text, True)
-        count = self._kept(said, self.written)
+        count = self.judgement.returned(self.text.record, said, self.written)
         return count, len(self._among(thought, range(count)))
 
     def news(self) -> dict[str, Any] | None:
         """Make the next piece, or None if nothing is certain yet."""
         self.look()
-        text, start, judgement = self.text, self._tokens, self._judgement
+        text, start, sure = self.text, self._tokens, self.judgement.sure
         if text.over or self.high is not None:
             self.finished = True
             return self._end(start)
         if (stop := text.shown) <= start:
             return None
         thought, said = self._split(self._raw(stop, False), False)
-        if said is not None and judgement is not None and judgement.sure is not None:
-            said = said[0], said[0] + judgement.sure
+        if said is not None and sure is not None:
+            said = said[0], said[0] + sure
         sent = said or thought or (0, 0)
         stop = bisect_right(text.ends, sent[1], start, stop)
         pieces: dict[str, Any] = self._pieces(thought, said)
@@ -179,8 +181,8 @@ class Choice:
             return None
         self._tokens, new = stop, range(start, stop)
         more = self._logprobs(self._among(said, new))
-        if judgement is not None:
-            more["hallucination"] = judgement.chunk(text, thought, said, new)
+        if self._scored:
+            more["hallucination"] = self.judgement.chunk(text.record, thought, said, new)
         return self._frame.choice(self._index, **pieces | more)
 
     def whole(self) -> dict[str, Any]:
@@ -189,24 +191,19 @@ class Choice:
         return self._end(0, whole=True)
 
     def _end(self, start: int, *, whole: bool = False) -> dict[str, Any]:
-        text, judgement = self.text, self._judgement
+        text, judgement, record = self.text, self.judgement, self.text.record
         thought, said = self._split(text.text, True)
-        kept = self._kept(said, text.row.kept)
-        cut = said if judgement is None else judgement.cut(said)
+        kept = judgement.returned(record, said, text.row.kept)
+        cut = judgement.cut(said)
         reason = FINISH if self.high is not None else finish_reason(text.row.stop)
         more: dict[str, Any] = {**self._pieces(thought, cut)}
         more |= self._logprobs(self._among(cut, range(start, kept)))
-        if judgement is not None:
-            record: Record = text
+        if self._scored:
             if self.high is None:  # the tokenizer knows better which tokens share a character
                 distances = None if text.distances is None else text.distances[:kept]
                 record = WrittenText.of(text.recorded(self._tokenizer), text.scores[:kept], distances)
-            written = self.written
-            more["hallucination"] = judgement.whole(record, thought, said, kept, written=written)
+            more["hallucination"] = judgement.whole(record, thought, said, kept, written=self.written)
         return self._frame.choice(self._index, finish=reason, whole=whole, **more)
-
-    def _kept(self, said: Span | None, tokens: int) -> int:
-        return tokens if self._judgement is None else self._judgement.returned(self.text, said, tokens)
 
     def _split(self, raw: str, over: bool) -> tuple[Span | None, Span | None]:
         if self._thinking is None:

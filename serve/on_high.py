@@ -15,11 +15,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from probers.bank.assessment import Assessor, Record, WrittenText, units_of
+from probers.bank.assessment import Assessor, WrittenText, units_of
 from probers.bank.bank import ProbeBank
 from probers.bank.response import Acted, Response, TokenScores
 from probers.online.growing_spans import GrowingSpans, ScoredSpan
-from probers.thinking import Span, place_in, tokens_in
+from probers.thinking import Span
 from probers.types import UserError
 
 from .protocol import ApiError, Hallucination
@@ -123,13 +123,14 @@ class OnHigh:
 class Judgement:
     """Judgement of one text of a response while it grows: the same for every engine that writes it.
 
-    Methods take the text with its tokens' scores so far as a ``record``, and in it the characters of the
-    reasoning (``thought``) and of the answer (``said``), None for one that is not there.
+    Methods take the text so far as a ``record``, and in it the characters of the reasoning (``thought``) and
+    of the answer (``said``), None for one that is not there. Without ``acting`` nothing is judged.
     """
 
-    def __init__(self, acting: OnHigh, prompt: str) -> None:
-        self._acting = acting
-        self._growing = GrowingSpans(acting.assess, prompt) if acting.action in ("stop", "abstain") else None
+    def __init__(self, acting: OnHigh | None, prompt: str) -> None:
+        self._acting, self._growing = acting, None
+        if acting is not None and acting.action in ("stop", "abstain"):
+            self._growing = GrowingSpans(acting.assess, prompt)
 
     @property
     def high(self) -> ScoredSpan | None:
@@ -141,50 +142,51 @@ class Judgement:
         """Number of characters of the answer that may be sent; None is all of them."""
         return None if self._growing is None else self._growing.sure
 
-    def read(self, record: Record, said: Span | None, tokens: int, *, over: bool = False) -> None:
+    def read(self, record: WrittenText, said: Span | None, tokens: int, *, over: bool = False) -> None:
         """Judge the answer in the first ``tokens``."""
         if self._growing is None or said is None or self.high is not None:
             return
-        offsets, scores = record.offsets, record.scores
-        read = [(i, scores[i]) for i in tokens_in(offsets, said, range(tokens))]
-        known = [(place_in(offsets, said, i), score) for i, score in read if score is not None]
-        places, values = [place for place, _ in known], [score for _, score in known]
-        self._growing.read(record.text[slice(*said)], places, values, over=over)
+        part = record.part(said, range(tokens))
+        known = [i for i, score in enumerate(part.scores) if score is not None]
+        scores = [part.scores[i] or 0.0 for i in known]
+        self._growing.read(part.text, [part.offsets[i] for i in known], scores, over=over)
 
     def cut(self, said: Span | None) -> Span | None:
         """Return the characters of the answer before the span that has ended it."""
         return said if said is None or self.high is None else (said[0], said[0] + self.high.start)
 
-    def returned(self, record: Record, said: Span | None, tokens: int) -> int:
+    def returned(self, record: WrittenText, said: Span | None, tokens: int) -> int:
         """Count those of the first ``tokens`` whose text is returned."""
         if self.high is None or (cut := self.cut(said)) is None:
             return tokens
         return sum(end <= cut[1] for _, end in record.offsets[:tokens])
 
     def chunk(
-        self, record: Record, thought: Span | None, said: Span | None, tokens: Sequence[int]
+        self, record: WrittenText, thought: Span | None, said: Span | None, tokens: Sequence[int]
     ) -> dict[str, Any]:
         """Make the field of a chunk: the lists of its tokens."""
-        return self._both(self._acting.assess.token_scores, record, (thought, said), tokens).wire()
+        assert self._acting is not None
+        return _both(self._acting.assess.token_scores, record, (thought, said), tokens).wire()
 
     def whole(
-        self, record: Record, thought: Span | None, said: Span | None, tokens: int, *, written: int
+        self, record: WrittenText, thought: Span | None, said: Span | None, tokens: int, *, written: int
     ) -> dict[str, Any]:
         """Make the field of a finished text, of which the first ``tokens`` of ``written`` are returned."""
-        response = self._both(self._acting.assess, record, (thought, self.cut(said)), range(tokens))
+        assert self._acting is not None
+        response = _both(self._acting.assess, record, (thought, self.cut(said)), range(tokens))
         high = self.high
         acted = None if high is None else self._acting.acted(high, discarded=written - tokens)
         return response.model_copy(update={"acted": acted}).wire()
 
-    def _both(
-        self, assess: Callable[..., Scores], record: Record, parts: tuple[Span | None, Span | None],
-        tokens: Sequence[int],
-    ) -> Scores:  # fmt: skip
-        end = (len(record.text),) * 2
-        thought, said = (
-            assess(record, part or end, tokens_in(record.offsets, part or end, tokens)) for part in parts
-        )
-        return said if parts[0] is None else said.model_copy(update={"reasoning": thought})
+
+def _both(
+    assess: Callable[[WrittenText], Scores], record: WrittenText, parts: Sequence[Span | None],
+    tokens: Sequence[int],
+) -> Scores:  # fmt: skip
+    """Assess the answer, and the reasoning before it if there is one."""
+    end = (len(record.text),) * 2
+    thought, said = (assess(record.part(part or end, tokens)) for part in parts)
+    return said if parts[0] is None else said.model_copy(update={"reasoning": thought})
 
 
 def headers(choices: Sequence[Mapping[str, Any]]) -> dict[str, str]:

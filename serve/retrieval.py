@@ -248,7 +248,8 @@ class Answering:
         kept = text.row.kept
         event |= {"entropies": text.entropies[:kept], "logprobs": text.logprobs[:kept]}
         if self._assess is not None:
-            record = WrittenText(text.prompt, done.text, done.tokens, text.scores[:kept])
+            prompt = text.request.prompt.text
+            record = WrittenText(prompt, done.text, done.tokens, text.scores[:kept])
             made = self._assess(record).wire()
             event |= {"scores": made["token_scores"], "p_wrong": made["token_p_wrong"]}
             event |= {name: made[name] for name in ("score", "spans")}

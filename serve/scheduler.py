@@ -22,6 +22,7 @@ import torch
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from torch import Tensor
 
+from probers.bank.assessment import WrittenText
 from probers.bank.bank import ProbeBank
 from probers.capture.pooling import PER_TOKEN, pool_tokens, token_vectors
 from probers.engine.continuous import ContinuousBatch, LiveText
@@ -111,13 +112,18 @@ class ScoredText(LiveText):
         self.changed = changed
 
     @property
-    def prompt(self) -> str:
-        return self.request.prompt.text
-
-    @property
     def offsets(self) -> list[tuple[int, int]]:
         """[start, end) of each token in the text so far, characters."""
         return list(zip([0, *self.ends], self.ends, strict=False))
+
+    @property
+    def record(self) -> WrittenText:
+        """The text so far with its scored tokens, whose lists the scheduler's thread goes on to extend."""
+        scores = self.scores[:]
+        part = slice(len(scores))
+        distances = None if self.distances is None else self.distances[part]
+        lists = scores, distances, self.logprobs[part], self.entropies[part]
+        return WrittenText(self.request.prompt.text, self.text, self.offsets[part], *lists)
 
     def recorded(self, tokenizer: Any, needs: Needs = NOTHING) -> Generation:
         """Make a generation of the text, with the states that ``needs`` asks for."""

@@ -14,7 +14,7 @@ judge every sentence, every token, or the text as one span: the ``unit``.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol, get_args
 
 import numpy as np
@@ -23,7 +23,7 @@ from ..entities import Recogniser, tokens_of, with_scores, written_entities
 from ..online.growing_spans import ScoredSpan
 from ..online.scores import PIECES, Prober, aggregate
 from ..text import ENGLISH, split_sentences
-from ..thinking import Span, part_at, part_of, place_in
+from ..thinking import Span, part_at, part_of, place_in, tokens_in
 from ..types import Generation, UserError
 from ..uncertainty import surprise
 from .domain import Domain
@@ -58,34 +58,17 @@ def units_of(bank: Bank) -> tuple[str, ...]:
     return ("answer",) if whole else ("span",)
 
 
-class Record(Protocol):
-    """A written text, growing or finished, with what is known of its n tokens.
+@dataclass(frozen=True, slots=True)
+class WrittenText:
+    """A text, growing or finished, with what is known of its n tokens.
+
+    UserError (mismatch) for lists of different lengths.
 
     Attributes:
         offsets: [start, end) of each token in ``text``, characters.
         scores, distances: one per token, None for a token without one; no ``distances`` without a domain.
         logprobs, entropies: one per token, nats; None if the engine returns none.
     """
-
-    @property
-    def prompt(self) -> str: ...
-    @property
-    def text(self) -> str: ...
-    @property
-    def offsets(self) -> Sequence[Span]: ...
-    @property
-    def scores(self) -> Sequence[float | None]: ...
-    @property
-    def distances(self) -> Sequence[float | None] | None: ...
-    @property
-    def logprobs(self) -> Sequence[float | None] | None: ...
-    @property
-    def entropies(self) -> Sequence[float | None] | None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class WrittenText:
-    """A finished :class:`Record`; UserError (mismatch) for lists of different lengths."""
 
     prompt: str
     text: str
@@ -96,8 +79,7 @@ class WrittenText:
     entropies: Sequence[float | None] | None = None
 
     def __post_init__(self) -> None:
-        for name in ("scores", "distances", "logprobs", "entropies"):
-            values = getattr(self, name)
+        for name, values in self._lists().items():
             if values is not None and len(values) != len(self.offsets):
                 raise _mismatch(name, len(values), len(self.offsets))
 
@@ -109,6 +91,18 @@ class WrittenText:
         """Take a generation with ``scores`` and ``distances`` (n,) of its tokens."""
         records = written.logprobs.tolist(), written.entropies.tolist()
         return cls(written.prompt, written.text, written.offsets, scores, distances, *records)
+
+    def part(self, span: Span, tokens: Sequence[int]) -> WrittenText:
+        """Take characters [start, end) as a text of their own, with the ``tokens`` that wrote any of them."""
+        own, (start, end) = tokens_in(self.offsets, span, tokens), span
+        lists = {name: values and [values[i] for i in own] for name, values in self._lists().items()}
+        places = [place_in(self.offsets, span, i) for i in own]
+        return replace(
+            self, prompt=self.prompt + self.text[:start], text=self.text[start:end], offsets=places, **lists
+        )
+
+    def _lists(self) -> dict[str, Sequence[float | None] | None]:
+        return {name: getattr(self, name) for name in ("scores", "distances", "logprobs", "entropies")}
 
 
 def _mismatch(name: str, given: int, tokens: int) -> UserError:
@@ -143,61 +137,49 @@ class Assessor:
         self._recognise = recognise if of_entities else None
         self._borders = ENGLISH if recognise is None else recognise.language.borders
 
-    def __call__(
-        self, record: Record, part: Span | None = None, tokens: Sequence[int] | None = None
-    ) -> Response:
-        """Assess a text, or the ``tokens`` of a ``part`` of it, characters [start, end), by itself."""
-        lists = self.token_scores(record, part, tokens)
-        start, end = part or (0, len(record.text))
-        prompt, text = record.prompt + record.text[:start], record.text[start:end]
-        read = [place for place, score in enumerate(lists.token_scores) if score is not None]
-        values = np.array([lists.token_scores[place] for place in read], dtype=np.float64)
-        spans, judged = self._spans(prompt, text, [lists.token_offsets[place] for place in read], values)
+    def __call__(self, record: WrittenText) -> Response:
+        """Assess a text by its worst span."""
+        read = [i for i, score in enumerate(record.scores) if score is not None]
+        values = np.array([record.scores[i] for i in read], dtype=np.float64)
+        spans, judged = self._spans(record.prompt, record.text, [record.offsets[i] for i in read], values)
         worst = max((span.score for span in spans), default=None)
         how = self._bank.aggregate
         if worst is None and how is not None and self._bank.spec.position != "entity" and len(values):
             judged = list(range(len(values)))
             worst = float(aggregate(values, [(0, len(values))], how)[0])
-        places = [read[each] if tokens is None else tokens[read[each]] for each in judged]
         return Response(
-            **lists.wire(),
+            **self.token_scores(record).wire(),
             score=worst,
             p_wrong=None if worst is None else self._probabilities([worst])[0],
             threshold=self.threshold,
             fires=worst is not None and worst > self.threshold,
             spans=tuple(spans),
-            domain=self._distance(record, places, lists),
+            domain=self._distance(record, [read[place] for place in judged]),
             promise=self.promise,
         )
 
-    def token_scores(
-        self, record: Record, part: Span | None = None, tokens: Sequence[int] | None = None
-    ) -> TokenScores:
-        """List all tokens of a text, or some in a ``part`` of it, with offsets within that part."""
-        offsets, scores = record.offsets, record.scores
-        tokens = range(len(offsets)) if tokens is None else tokens
-        scores = [scores[token] for token in tokens]
-        p_wrong = self._probabilities([score or 0.0 for score in scores])
-        p_each = zip(scores, p_wrong, strict=True)
-        logprobs, entropies = (
-            None if values is None else tuple(values[token] for token in tokens)
-            for values in (record.logprobs, record.entropies)
+    def token_scores(self, record: WrittenText) -> TokenScores:
+        """List what is known of a text's tokens."""
+        p_wrong = zip(
+            record.scores, self._probabilities([score or 0.0 for score in record.scores]), strict=True
         )
         return TokenScores(
-            token_scores=tuple(scores),
-            token_p_wrong=tuple(None if score is None else p for score, p in p_each),
-            token_offsets=tuple(offsets[i] if part is None else place_in(offsets, part, i) for i in tokens),
-            token_logprobs=logprobs,
-            token_entropies=entropies,
+            token_scores=tuple(record.scores),
+            token_p_wrong=tuple(None if score is None else p for score, p in p_wrong),
+            token_offsets=tuple(record.offsets),
+            token_logprobs=None if record.logprobs is None else tuple(record.logprobs),
+            token_entropies=None if record.entropies is None else tuple(record.entropies),
         )
 
-    def _distance(self, record: Record, judged: Sequence[int], lists: TokenScores) -> DomainDistance | None:
+    def _distance(self, record: WrittenText, judged: Sequence[int]) -> DomainDistance | None:
         """Average the distance over the tokens that judged a text: the limit is for means over spans."""
         domain, distances = self._bank.domain, record.distances
         if domain is None or distances is None or not judged:
             return None
-        distance = float(np.mean([distances[token] or 0.0 for token in judged]))
-        surprised = None if domain.surprise is None else _surprise(lists)
+        distance, surprised = float(np.mean([distances[token] or 0.0 for token in judged])), None
+        known = [values for values in (record.logprobs, record.entropies) if values and None not in values]
+        if domain.surprise is not None and len(known) == 2:
+            surprised = surprise(*known)
         return DomainDistance(
             distance=distance, limit=domain.limit, unlike=bool(domain.unlike(distance, surprised)),
             surprise=surprised, surprise_range=domain.surprise,
@@ -269,11 +251,3 @@ class Assessor:
 
     def _probabilities(self, scores: Sequence[float] | np.ndarray) -> list[float]:
         return [float(p) for p in self._bank.probability(np.asarray(scores, dtype=np.float64))]
-
-
-def _surprise(lists: TokenScores) -> float | None:
-    """Compute the surprise of a text; None if some of its probabilities are unknown."""
-    logprobs, entropies = lists.token_logprobs, lists.token_entropies
-    if not logprobs or not entropies or None in logprobs or None in entropies:
-        return None
-    return surprise(logprobs, entropies)
