@@ -119,11 +119,10 @@ class ScoredText(LiveText):
     @property
     def record(self) -> WrittenText:
         """The text so far with its scored tokens, whose lists the scheduler's thread goes on to extend."""
-        scores = self.scores[:]
-        part = slice(len(scores))
-        distances = None if self.distances is None else self.distances[part]
-        lists = scores, distances, self.logprobs[part], self.entropies[part]
-        return WrittenText(self.request.prompt.text, self.text, self.offsets[part], *lists)
+        known = slice(min(len(self.scores), len(self.ends)))  # heads before a token are one ahead
+        distances = None if self.distances is None else self.distances[known]
+        lists = self.scores[known], distances, self.logprobs[known], self.entropies[known]
+        return WrittenText(self.request.prompt.text, self.text, self.offsets[known], *lists)
 
     def recorded(self, tokenizer: Any, needs: Needs = NOTHING) -> Generation:
         """Make a generation of the text, with the states that ``needs`` asks for."""
