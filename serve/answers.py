@@ -129,7 +129,7 @@ class Choice:
         self._alternatives, self._thinking = alternatives, thinking
         prompt = text.request.prompt.text
         self._begun = thinking is not None and thinking.begun(prompt)
-        self._scored, self.judgement = acting is not None, Judgement(acting, prompt)
+        self._acting, self.judgement = acting, Judgement(acting, prompt)
         self._tokens = 0  # number of tokens sent
         self._sent = {"reasoning_content": 0, "content": 0}  # characters of the raw text
 
@@ -181,14 +181,17 @@ class Choice:
             return None
         self._tokens, new = stop, range(start, stop)
         more = self._logprobs(self._among(said, new))
-        if self._scored:
+        if self._acting is not None:
             more["hallucination"] = self.judgement.chunk(text.record, thought, said, new)
         return self._frame.choice(self._index, **pieces | more)
 
     def whole(self) -> dict[str, Any]:
-        """Make the whole choice of a finished text."""
+        """Make the whole choice of a finished text, or of the sentence in its place."""
         self.look()
-        return self._end(0, whole=True)
+        made = self._end(0, whole=True)
+        said = None if self._acting is None else self._acting.abstained(made, self.high, self.written)
+        self.returned = said is None
+        return said or made
 
     def _end(self, start: int, *, whole: bool = False) -> dict[str, Any]:
         text, judgement, record = self.text, self.judgement, self.text.record
@@ -198,7 +201,7 @@ class Choice:
         reason = FINISH if self.high is not None else finish_reason(text.row.stop)
         more: dict[str, Any] = {**self._pieces(thought, cut)}
         more |= self._logprobs(self._among(cut, range(start, kept)))
-        if self._scored:
+        if self._acting is not None:
             if self.high is None:  # the tokenizer knows better which tokens share a character
                 distances = None if text.distances is None else text.distances[:kept]
                 record = WrittenText.of(text.recorded(self._tokenizer), text.scores[:kept], distances)

@@ -194,9 +194,7 @@ class Endpoint:
         await self._written(choices, changed, http)
         told = [choice.whole() for choice in choices]
         kept: Sequence[Choice] = choices
-        if acting is not None and acting.action == "abstain":
-            told = [_abstained(acting, *each) for each in zip(told, choices, strict=True)]
-        elif acting is not None and acting.action == "retry":
+        if acting is not None and acting.action == "retry":
             draws = [[each] for each in zip(told, choices, strict=True)]
             for draw in range(1, acting.draws):
                 if not (open_ := [i for i, own in enumerate(draws) if own[-1][0]["hallucination"]["fires"]]):
@@ -311,14 +309,6 @@ def _sampling(request: Request, draw: int = 0) -> Sampling | None:
         return None
     seed = abs(request.seed) if request.seed is not None else secrets.randbits(63)
     return Sampling(max(temperature, 1e-3), 0, request.top_p or 1.0, seed + draw)
-
-
-def _abstained(acting: OnHigh, told: dict[str, Any], choice: Choice) -> dict[str, Any]:
-    """Return the choice, or the sentence of ``abstain`` in its place."""
-    if (found := acting.abstained(told, choice.high, choice.written)) is None:
-        return told
-    choice.returned = False
-    return found
 
 
 def _best(acting: OnHigh, draws: Sequence[tuple[dict[str, Any], Choice]]) -> tuple[dict[str, Any], Choice]:

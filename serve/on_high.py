@@ -83,8 +83,11 @@ class OnHigh:
     ) -> dict[str, Any] | None:
         """Make the whole choice with the sentence in place of its text of so many ``tokens``.
 
-        It is None if the score is low enough; ``high`` is the span that has ended the text before, if any.
+        It is None with another action or a score that is low enough; ``high`` is the span that has ended the
+        text before, if any.
         """
+        if self.action != "abstain":
+            return None
         response = Response.model_validate(choice["hallucination"])
         span = high or self._worst(response)
         if span is None and not response.fires:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -57,28 +58,21 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-
-        def counter(name: str, told: str, *labels: str) -> Counter:
-            return Counter(f"probers_{name}", told, labels, registry=self.registry)
-
-        def gauge(name: str, told: str) -> Gauge:
-            return Gauge(f"probers_{name}", told, registry=self.registry)
-
-        def histogram(name: str, told: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
-            return Histogram(f"probers_{name}", told, labels, buckets=buckets, registry=self.registry)
-
-        self.requests = counter("requests_total", "Requests by path and status", "path", "status")
+        named: dict[str, Any] = {"namespace": "probers", "registry": self.registry}
+        kinds: Any = Counter, Gauge, Histogram
+        counter, gauge, histogram = (partial(kind, **named) for kind in kinds)
+        self.requests = counter("requests_total", "Requests by path and status", ("path", "status"))
         self.prompt_tokens = counter("prompt_tokens_total", "Tokens of prompts")
         self.cached_tokens = counter("cached_tokens_total", "Tokens of prompts that were not read again")
         self.tokens = counter("generated_tokens_total", "Tokens written")
-        self.texts = counter("texts_total", "Texts by how they ended", "stop")
+        self.texts = counter("texts_total", "Texts by how they ended", ("stop",))
         self.rows = gauge("running_texts", "Texts that are being written")
         self.queue = gauge("waiting_texts", "Texts whose prompts wait to be read")
-        self.batch = histogram("batch_rows", "Texts running at a pass of the model", (1, 2, 4, 8, 16, 32, 64))
-        shares = tuple(i / 10 for i in range(1, 11))
-        self.scores = histogram("p_wrong", "P(wrong) of answers", shares)
-        self.first = histogram("first_token_seconds", "From request to its first token", _SECONDS)
-        self.latency = histogram("request_seconds", "From request to its end", _SECONDS, "path")
+        rows, shares = (1, 2, 4, 8, 16, 32, 64), tuple(i / 10 for i in range(1, 11))
+        self.batch = histogram("batch_rows", "Texts running at a pass of the model", buckets=rows)
+        self.scores = histogram("p_wrong", "P(wrong) of answers", buckets=shares)
+        self.first = histogram("first_token_seconds", "From request to its first token", buckets=_SECONDS)
+        self.latency = histogram("request_seconds", "From request to its end", ("path",), buckets=_SECONDS)
 
     def ended(self, text: LiveText) -> None:
         """Count a finished text."""

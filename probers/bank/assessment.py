@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol, get_args
+from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 
@@ -95,7 +95,9 @@ class WrittenText:
     def part(self, span: Span, tokens: Sequence[int]) -> WrittenText:
         """Take characters [start, end) as a text of their own, with the ``tokens`` that wrote any of them."""
         own, (start, end) = tokens_in(self.offsets, span, tokens), span
-        lists = {name: values and [values[i] for i in own] for name, values in self._lists().items()}
+        lists: dict[str, Any] = {
+            name: values and [values[i] for i in own] for name, values in self._lists().items()
+        }
         places = [place_in(self.offsets, span, i) for i in own]
         return replace(
             self, prompt=self.prompt + self.text[:start], text=self.text[start:end], offsets=places, **lists

@@ -207,10 +207,11 @@ class _Response:
         for place, told in enumerate(body["choices"]):
             choice = self._take(body, told)
             told["hallucination"] = await self._finished(body["id"], told["index"], choice)
-            if self._acting.action == "abstain" and told["hallucination"] is not None:
-                if (said := self._acting.abstained(told, choice.high, len(choice.ids))) is not None:
-                    discarded += len(choice.ids)
-                    body["choices"][place] = said
+            scored = told["hallucination"] is not None
+            said = self._acting.abstained(told, choice.high, len(choice.ids)) if scored else None
+            if said is not None:
+                discarded += len(choice.ids)
+                body["choices"][place] = said
             elif choice.high is not None:
                 discarded += len(choice.ids) - choice.billed()
                 self._cut(told, choice)
