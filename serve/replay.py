@@ -35,7 +35,7 @@ class Replay(BaseModel):
     """
 
     trigger: Literal["probing", "entropy", "flare", "fixed_sentence", "never"]
-    options: dict[str, float | str | None] = {}
+    options: dict[Literal["threshold", "scope", "reduction", "variant"], float | str | None] = {}
     text: str
     offsets: list[tuple[int, int]]
     p_wrong: list[float | None] = []

@@ -238,6 +238,7 @@ def _asked(url: str, prompt: str, length: int) -> tuple[str, list[tuple[int, int
     except httpx.HTTPError as error:
         raise RunError(f"engine={url} cannot be reached: {first_line(error)}", "network") from error
     except (ValueError, LookupError, TypeError) as error:
-        told = f"engine={url} does not answer as a server with a prober does ({what_is_wrong(error).splitlines()[0]})"
+        why = what_is_wrong(error).splitlines()[0]
+        told = f"engine={url} does not answer as a server with a prober does ({why})"
         raise RunError(told, "server") from error
     return choice.text, list(response.token_offsets), np.array(response.token_scores, dtype=np.float64)
