@@ -187,9 +187,11 @@ def _both(
     tokens: Sequence[int],
 ) -> Scores:  # fmt: skip
     """Assess the answer, and the reasoning before it if there is one."""
-    end = (len(record.text),) * 2
-    thought, said = (assess(record.part(part or end, tokens)) for part in parts)
-    return said if parts[0] is None else said.model_copy(update={"reasoning": thought})
+    thought, said = parts
+    answer = assess(record.part(said or (len(record.text),) * 2, tokens))
+    if thought is None:
+        return answer
+    return answer.model_copy(update={"reasoning": assess(record.part(thought, tokens))})
 
 
 def headers(choices: Sequence[Mapping[str, Any]]) -> dict[str, str]:
