@@ -20,7 +20,7 @@ from report import invocation, publish
 from timing import Results
 
 from probers.bank.assessment import Assessor, WrittenText
-from probers.bank.bank import ProbeBank
+from probers.bank.bank import Prober
 from probers.bank.response import DomainDistance
 from probers.data.articles import Rules, open_articles
 from probers.data.texts import TextSource
@@ -43,7 +43,7 @@ class Reader:
     def __init__(self, model: str, prober: str, dtype: str) -> None:
         self.lm = CausalLM.from_pretrained(model, dtype=dtype)
         self.lm.on_too_long = "skip"
-        self.bank = ProbeBank.from_pretrained(prober)
+        self.bank = Prober.from_pretrained(prober)
         self.bank.check_model(self.lm.spec)
         self._assess, self._needs = Assessor(self.bank), text_needs(self.bank)
 
@@ -72,7 +72,7 @@ class Reader:
                 yield domain
 
 
-def beginnings(file: str, bank: ProbeBank, n: int) -> list[tuple[str, str]]:
+def beginnings(file: str, bank: Prober, n: int) -> list[tuple[str, str]]:
     """List beginnings of unseen articles of the test split, with their continuations."""
     source = open_articles(
         file, limit=None, seed=0, on_bad_line="error", rules=Rules(2, 100_000), wikipedia={}

@@ -9,12 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from probers.words.thinking import Thinking, tokens_in
 from pydantic_core import to_json
 
 from probers.bank.assessment import WrittenText
 from probers.engine.tokens import Span, shown_bytes, token_bytes
 from probers.online.growing_spans import ScoredSpan
-from probers.thinking import Thinking, tokens_in
 from probers.types import StopReason
 
 from .on_high import FINISH, Judgement, OnHigh

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 import anyio
 from fastapi import Request as HttpRequest
 from fastapi.responses import Response, StreamingResponse
+from probers.words.thinking import Thinking
 
 from probers.engine.decode import Request as Wanted
 from probers.engine.language_model import Sampling
 from probers.engine.tokens import Prompt, encode_prompts, token_offsets
 from probers.prompts import chat_text
-from probers.thinking import Thinking
 
 from .answers import Choice, Frame, as_events, as_json, sse, usage_of
 from .on_high import OnHigh, headers

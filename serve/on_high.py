@@ -15,11 +15,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from probers.words.english import Span
+
 from probers.bank.assessment import Assessor, WrittenText, units_of
-from probers.bank.bank import ProbeBank
+from probers.bank.bank import Prober
 from probers.bank.response import Acted, Response, TokenScores
 from probers.online.growing_spans import GrowingSpans, ScoredSpan
-from probers.thinking import Span
 from probers.types import UserError
 
 from .protocol import ApiError, Hallucination
@@ -46,7 +47,7 @@ class OnHigh:
     abstention: str
 
     @classmethod
-    def of(cls, asked: Hallucination | None, bank: ProbeBank, abstention: str, *, greedy: bool) -> OnHigh:
+    def of(cls, asked: Hallucination | None, bank: Prober, abstention: str, *, greedy: bool) -> OnHigh:
         """Read a request, which is ``greedy`` if every draw is the same (ApiError: it cannot be done)."""
         asked = asked or Hallucination()
         try:

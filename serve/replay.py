@@ -7,10 +7,10 @@ from dataclasses import asdict
 from typing import Any, Literal
 
 import numpy as np
+from probers.words import tokens_of
 from pydantic import BaseModel
 
 from probers.commands.components import Component
-from probers.entities import tokens_of
 from probers.online.growing_spans import ScoredSpan
 from probers.rag.build import for_engine
 from probers.rag.protocol import State

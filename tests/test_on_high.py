@@ -10,17 +10,17 @@ import httpx
 import numpy as np
 import openai
 import pytest
+from probers.words import find_entities, tokens_of, written_entities
+from probers.words.text import split_sentences
 from refusals import fails
 from serving import PROMPT, Running, bank_for, running
 
-from probers import CausalLM, ProbeBank
+from probers import CausalLM, Prober
 from probers.bank.assessment import Assessor, WrittenText, units_of
 from probers.engine.language_model import Sampling
 from probers.engine.tokens import token_offsets
-from probers.entities import find_entities, tokens_of, written_entities
 from probers.online.growing_spans import GrowingSpans, ScoredSpan
 from probers.online.scores import text_needs, text_scores
-from probers.text import split_sentences
 
 ASKED = [
     PROMPT, "Question: Where was Lena Zaser born?\nAnswer:", "Lena Zaser was born in",
@@ -29,12 +29,12 @@ ASKED = [
 
 
 @pytest.fixture(scope="module")
-def bank(lm: CausalLM) -> ProbeBank:
+def bank(lm: CausalLM) -> Prober:
     return bank_for(lm)
 
 
 @pytest.fixture(scope="module")
-def server(lm: CausalLM, bank: ProbeBank) -> Iterator[Running]:
+def server(lm: CausalLM, bank: Prober) -> Iterator[Running]:
     with running(lm, bank, corpus=True) as found:
         yield found
 
@@ -200,7 +200,7 @@ def test_a_client_that_leaves_ends_its_draws(server: Running) -> None:
     assert server.idle()
 
 
-def test_a_stopping_criterion_stops_where_the_server_does(server: Running, bank: ProbeBank) -> None:
+def test_a_stopping_criterion_stops_where_the_server_does(server: Running, bank: Prober) -> None:
     lm = CausalLM.from_pretrained("testbed", dtype="float32")  # the server has its own
     prompt = ASKED[1]
     scores = [span["score"] for span in complete(server, prompt).choices[0].hallucination["spans"]]

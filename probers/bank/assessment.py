@@ -19,20 +19,22 @@ from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 
-from ..entities import Recogniser, tokens_of, with_scores, written_entities
 from ..online.growing_spans import ScoredSpan
-from ..online.scores import PIECES, Prober, aggregate
-from ..text import ENGLISH, split_sentences
-from ..thinking import Span, part_at, part_of, place_in, tokens_in
+from ..online.scores import PIECES, Scorer, aggregate
 from ..types import Generation, UserError
 from ..uncertainty import surprise
+from ..words import Recogniser, tokens_of, with_scores, written_entities
+from ..words.english import Span
+from ..words.language import ENGLISH
+from ..words.text import split_sentences
+from ..words.thinking import part_at, part_of, place_in, tokens_in
 from .domain import Domain
 from .response import DomainDistance, Response, TokenScores
 from .risk_control import Promise
 
 
-class Bank(Prober, Protocol):
-    """The part of :class:`probers.bank.bank.ProbeBank` that this module uses."""
+class Bank(Scorer, Protocol):
+    """The part of :class:`probers.bank.bank.Prober` that this module uses."""
 
     @property
     def promise(self) -> Promise | None: ...

@@ -12,8 +12,7 @@ from ..data.texts import Text
 from ..engine.language_model import ScoreRequest, Scoring
 from ..engine.model import CausalLM
 from ..online.scores import check_growing, text_needs, text_scores
-from ..text import count
-from ..types import Generation
+from ..types import Generation, count
 from .assessment import Assessor, Bank, WrittenText
 from .response import Response
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..bank.assessment import Assessor
-from ..bank.bank import ProbeBank
+from ..bank.bank import Prober
 from ..bank.risk_control import Promise
 from ..bank.scoring import score_texts
 from ..checksums import Journal, inputs
@@ -25,8 +25,7 @@ from ..engine.tokens import encode_answer, without_end
 from ..evaluation.metrics import Bootstrap, auroc, ece
 from ..files import canonical_json, write_text
 from ..online.scores import check_growing
-from ..text import count
-from ..types import SPLITS, UserError
+from ..types import SPLITS, UserError, count
 from .page import Scored, scores_html
 
 if TYPE_CHECKING:
@@ -46,7 +45,7 @@ def run(settings: Score) -> Path:
     source = TextSource(**plain(settings.texts), on_bad_line=settings.on_bad_line)
     given, path = list(source.all()), str(settings.texts.path)
     name = find_prober(settings, asks="probers-score")
-    bank = ProbeBank.from_pretrained(name, allow_other=settings.allow_other)
+    bank = Prober.from_pretrained(name, allow_other=settings.allow_other)
     check_growing(bank, whole=True)
     out = Path(settings.out or f"runs/score/{source.file.partition('.')[0]}")
     folder = RunFolder(out, "score", settings.record | {"inputs": inputs(path, name)})
@@ -100,9 +99,7 @@ def readable(given: Sequence[Text], source: TextSource, tokenizer: Any) -> list[
     return texts
 
 
-def _results(
-    n: int, scored: Sequence[Scored], assessor: Assessor, bank: ProbeBank, seed: int
-) -> dict[str, Any]:
+def _results(n: int, scored: Sequence[Scored], assessor: Assessor, bank: Prober, seed: int) -> dict[str, Any]:
     """Count ``n`` texts and hits; if the file has labels, measure how well scores predict them.
 
     Texts that the prober was trained or validated on are counted as ``seen`` and left out of all figures.
@@ -133,11 +130,11 @@ def _results(
     return results
 
 
-def _seen_in(bank: ProbeBank, one: Text) -> str:
+def _seen_in(bank: Prober, one: Text) -> str:
     return "" if bank.seen is None else bank.seen.side(one.dataset, one.group, one.asked or one.answer)
 
 
-def _fresh(bank: ProbeBank, one: Text) -> bool:
+def _fresh(bank: Prober, one: Text) -> bool:
     """Tell whether the prober was neither trained nor validated on a text."""
     return _seen_in(bank, one) not in ("train", "validation")
 

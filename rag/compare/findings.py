@@ -26,7 +26,7 @@ from .outcomes import TOKENS, Comparison, Outcomes, table_lines
 from .trajectories import thinned
 
 if TYPE_CHECKING:
-    from probers.bank.bank import ProbeBank
+    from probers.bank.bank import Prober
 
     from ..settings import Compare
 
@@ -48,7 +48,7 @@ class Findings:
     recorded: Sequence[QueryTrajectory]
     reruns: Mapping[str, Any]
     corpus: Sequence[Passage]
-    banks: Mapping[str, ProbeBank]
+    banks: Mapping[str, Prober]
     notes: Sequence[str]
     tuned: bool
 

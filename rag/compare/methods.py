@@ -305,12 +305,12 @@ def parts_of(settings: Compare) -> list[str]:
 
 def _available(settings: Compare, key: str) -> str | None:
     """Find the part for a key of :data:`TRAINED`: ``prober`` if it is one, else the newest of this model."""
-    from probers.bank.bank import ProbeBank
+    from probers.bank.bank import Prober
 
     model, kind, own = settings.model.name, TRAINED[key], settings.prober
     if kind == "questions":
         found = newest_classifier(model=model)
-    elif own is not None and ProbeBank.from_pretrained(own).spec.pool == _POOLS[kind]:
+    elif own is not None and Prober.from_pretrained(own).spec.pool == _POOLS[kind]:
         return own
     else:
         found = newest_prober(kind, model=model)

@@ -46,10 +46,10 @@ _THRESHOLDS = "thresholds.json"
 
 def run(settings: Compare, parts: PartRuns | None = None) -> Path:
     """Compare the methods, or join the finished ``parts`` of a run; returns the report's folder."""
-    from probers.bank.bank import ProbeBank
+    from probers.bank.bank import Prober
     from probers.bank.decision import ThresholdRule
 
-    banks: dict[str, ProbeBank] = {}
+    banks: dict[str, Prober] = {}
     part = settings.partition
     asked = question_source(settings)
     matcher = load_matcher(settings) if asked.mentions or settings.wrong == "match" else None
@@ -66,9 +66,9 @@ def run(settings: Compare, parts: PartRuns | None = None) -> Path:
         raise UserError(told, "conflict")
 
     @cache
-    def bank(path: str | None = None) -> ProbeBank:
+    def bank(path: str | None = None) -> Prober:
         path = path or find_prober(settings)
-        banks[path] = ProbeBank.from_pretrained(path, allow_other=settings.allow_other)
+        banks[path] = Prober.from_pretrained(path, allow_other=settings.allow_other)
         return banks[path]
 
     built = build_methods(settings, bank, {name: partial(bank, path) for name, path in probers.items()})

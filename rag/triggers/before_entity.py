@@ -99,7 +99,7 @@ class BeforeEntity(_AtEntities, ReadsBank):
         return super().record | {"threshold": self._threshold}
 
     def scores(self, generations: Sequence[Generation]) -> list[np.ndarray]:
-        return self.by_token(generations, lambda states: self._chances(self._bank.score(states)))
+        return self.by_token(generations, lambda states: self._chances(self._bank.score_states(states)))
 
     def _chances(self, score: np.ndarray) -> np.ndarray:
         """Convert scores (n,) to P(wrong), increasing, so that the bank's threshold keeps its meaning."""
