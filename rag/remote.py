@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 import numpy as np
 from pydantic import BaseModel, Field
 
+from probers.bank.response import Response
 from probers.commands.openai_client import NotThere, Server
 from probers.engine.language_model import (
     Decoding,
@@ -81,20 +82,10 @@ class Logprobs(BaseModel):
         )
 
 
-class Hallucination(BaseModel):
-    """The fields of ``hallucination`` that are read (docs/serving.md); entropies in nats."""
-
-    score: float | None = None
-    threshold: float
-    token_scores: list[float | None] = []
-    token_offsets: list[tuple[int, int]]
-    token_entropies: list[float | None] | None = None
-
-    @property
-    def exact(self) -> list[float] | None:
-        """Return the entropies of the tokens; None unless the server gives all of them."""
-        told = [each for each in self.token_entropies or [] if each is not None]
-        return told if len(told) == len(self.token_offsets) else None
+def exact_entropies(response: Response | None) -> list[float] | None:
+    """Return the entropies of a text's tokens, nats; None unless the server gives all of them."""
+    known = [each for each in response.token_entropies or () if each is not None] if response else []
+    return known if response is not None and len(known) == len(response.token_offsets) else None
 
 
 class Choice(BaseModel):
@@ -103,7 +94,7 @@ class Choice(BaseModel):
     text: str
     finish_reason: str | None = None
     logprobs: Logprobs | None = None
-    hallucination: Hallucination | None = None
+    hallucination: Response | None = None
 
 
 class Usage(BaseModel):
@@ -138,18 +129,18 @@ def generation(prompt: str, choice: Choice, needs: Needs, stops: Stops, read: in
     ``read`` is the number of the prompt's tokens; their texts and ids are unknown.
     """
     logprobs = (choice.logprobs or Logprobs()).flat()
-    told = choice.hallucination
-    spans = _spans(choice.text, logprobs) if told is None else told.token_offsets
+    response = choice.hallucination
+    spans = _spans(choice.text, logprobs) if response is None else response.token_offsets
     tops = logprobs.top_logprobs or [None] * len(spans)
     if not len(spans) == len(logprobs.token_logprobs) == len(tops):
         raise ValueError(f"{len(logprobs.token_logprobs)} log-probabilities of {len(spans)} tokens")
     kept, stopped = _end(choice.text, spans, stops)
     chances = [[math.exp(p) for p in (top or {}).values() if p is not None] for top in tops[:kept]]
-    entropies = None if told is None else told.exact
+    entropies = exact_entropies(response)
     if entropies is None:
         entropies = [entropy_of_top(each) for each in chances]
     highest = [sorted(each, reverse=True)[:2] + [0.0] * (2 - len(each)) for each in chances]
-    scores = () if told is None else tuple(told.token_scores[:kept])
+    scores = () if response is None else response.token_scores[:kept]
     return ServedGeneration(
         prompt, (-1,) * read, (), (-1,) * kept,
         choice.text[: spans[kept - 1][1]] if kept else "", tuple(spans[:kept]),
@@ -157,8 +148,8 @@ def generation(prompt: str, choice: Choice, needs: Needs, stops: Stops, read: in
         np.array(entropies[:kept], dtype=np.float32),
         "stop" if stopped else "length" if choice.finish_reason == "length" else "eos", needs,
         top=np.array(highest, dtype=np.float32).reshape(kept, 2).T.copy() if needs.top else None,
-        score=told.score if told is not None and kept == len(spans) else None,
-        threshold=math.nan if told is None else told.threshold,
+        score=response.score if response is not None and kept == len(spans) else None,
+        threshold=math.nan if response is None else response.threshold,
         token_scores=() if None in scores else scores,  # type: ignore[arg-type]
     )  # fmt: skip
 
@@ -222,7 +213,7 @@ class RemoteLM(LanguageModel):
         self._client = self._server.client(max_retries=_RETRIES)
         self.prober = self._listed()
         self.top, first = self._first()
-        self.exact = first.hallucination is not None and first.hallucination.exact is not None
+        self.exact = exact_entropies(first.hallucination) is not None
 
     @property
     def spec(self) -> ModelSpec:

@@ -11,13 +11,13 @@ from typing import Any
 
 from pydantic_core import to_json
 
-from probers.bank.assessment import Assessor
+from probers.bank.assessment import WrittenText
 from probers.engine.tokens import Span, shown_bytes, token_bytes
 from probers.online.growing_spans import ScoredSpan
 from probers.types import StopReason
-from probers.words.thinking import Thinking, place_in, tokens_in
+from probers.words.thinking import Thinking, tokens_in
 
-from .on_high import FINISH, OnHigh
+from .on_high import FINISH, Judgement, OnHigh
 from .scheduler import ScoredText
 
 
@@ -126,33 +126,28 @@ class Choice:
     ) -> None:  # fmt: skip
         self.text, self.finished, self.returned = text, False, True
         self._frame, self._index, self._tokenizer = frame, index, tokenizer
-        self._alternatives, self._acting, self._thinking = alternatives, acting, thinking
+        self._alternatives, self._thinking = alternatives, thinking
         prompt = text.request.prompt.text
         self._begun = thinking is not None and thinking.begun(prompt)
-        self._growing = None if acting is None else acting.growing(prompt)
+        self._acting, self.judgement = acting, Judgement(acting, prompt)
         self._tokens = 0  # number of tokens sent
         self._sent = {"reasoning_content": 0, "content": 0}  # characters of the raw text
 
     def look(self) -> None:
         """Judge the text read so far; give up a text with too high a score."""
-        if self._growing is None or self._growing.high is not None:
+        if self.judgement.sure is None or self.high is not None:
             return
         over = self.text.over
         count = self.text.row.kept if over else self.text.shown
         said = self._split(self._raw(count, over), over)[1]
-        if said is None:
-            return
-        own = self._among(said, range(count))
-        scores = [self.text.scores[token] for token in own]
-        places = [place_in(self.text.ends, said, token) for token in own]
-        self._growing.read(self._raw(count, over)[slice(*said)], places, scores, over=over)
-        if self._growing.high is not None:
+        self.judgement.read(self.text.record, said, count, over=over)
+        if self.high is not None:
             self.text.cancelled = True  # no effect on a finished text
 
     @property
     def high(self) -> ScoredSpan | None:
         """Span that has ended the text."""
-        return None if self._growing is None else self._growing.high
+        return self.judgement.high
 
     @property
     def written(self) -> int:
@@ -164,74 +159,54 @@ class Choice:
         if not self.returned:
             return 0, 0
         thought, said = self._split(self.text.text, True)
-        count = self.written
-        if said is not None and self.high is not None:
-            count = bisect_right(self.text.ends, said[0] + self.high.start, 0, count)
+        count = self.judgement.returned(self.text.record, said, self.written)
         return count, len(self._among(thought, range(count)))
 
     def news(self) -> dict[str, Any] | None:
         """Make the next piece, or None if nothing is certain yet."""
         self.look()
-        text, start = self.text, self._tokens
+        text, start, sure = self.text, self._tokens, self.judgement.sure
         if text.over or self.high is not None:
             self.finished = True
             return self._end(start)
         if (stop := text.shown) <= start:
             return None
         thought, said = self._split(self._raw(stop, False), False)
-        if said is not None and self._growing is not None:
-            said = said[0], said[0] + self._growing.sure
+        if said is not None and sure is not None:
+            said = said[0], said[0] + sure
         sent = said or thought or (0, 0)
         stop = bisect_right(text.ends, sent[1], start, stop)
         pieces: dict[str, Any] = self._pieces(thought, said)
         if stop == start and not any(pieces.values()):
             return None
-        self._tokens, told = stop, range(start, stop)
-        more = self._logprobs(self._among(said, told))
+        self._tokens, new = stop, range(start, stop)
+        more = self._logprobs(self._among(said, new))
         if self._acting is not None:
-            more["hallucination"] = self._lists(self._among(said, told), said)
-            if thought is not None:
-                more["hallucination"]["reasoning"] = self._lists(self._among(thought, told), thought)
+            more["hallucination"] = self.judgement.chunk(text.record, thought, said, new)
         return self._frame.choice(self._index, **pieces | more)
 
     def whole(self) -> dict[str, Any]:
-        """Make the whole choice of a finished text."""
+        """Make the whole choice of a finished text, or of the sentence in its place."""
         self.look()
-        return self._end(0, whole=True)
+        made = self._end(0, whole=True)
+        said = None if self._acting is None else self._acting.abstained(made, self.high, self.written)
+        self.returned = said is None
+        return said or made
 
     def _end(self, start: int, *, whole: bool = False) -> dict[str, Any]:
-        text = self.text
-        raw, kept = text.text, text.row.kept
-        thought, said = self._split(raw, True)
-        if said is not None and self.high is not None:
-            said = said[0], said[0] + self.high.start
-            kept = bisect_right(text.ends, said[1], 0, kept)
+        text, judgement, record = self.text, self.judgement, self.text.record
+        thought, said = self._split(text.text, True)
+        kept = judgement.returned(record, said, text.row.kept)
+        cut = judgement.cut(said)
         reason = FINISH if self.high is not None else finish_reason(text.row.stop)
-        more: dict[str, Any] = {**self._pieces(thought, said)}
-        more |= self._logprobs(self._among(said, range(start, kept)))
+        more: dict[str, Any] = {**self._pieces(thought, cut)}
+        more |= self._logprobs(self._among(cut, range(start, kept)))
         if self._acting is not None:
-            more["hallucination"] = self._assessed(self._acting, thought, said, kept)
+            if self.high is None:  # the tokenizer knows better which tokens share a character
+                distances = None if text.distances is None else text.distances[:kept]
+                record = WrittenText.of(text.recorded(self._tokenizer), text.scores[:kept], distances)
+            more["hallucination"] = judgement.whole(record, thought, said, kept, written=self.written)
         return self._frame.choice(self._index, finish=reason, whole=whole, **more)
-
-    def _assessed(self, acting: OnHigh, thought: Span | None, said: Span | None, kept: int) -> dict[str, Any]:
-        text, high = self.text, self.high
-        far = None if text.distances is None else text.distances[:kept]
-        if high is None and said == (0, len(text.text)):
-            told = acting.assess.of_generation(text.recorded(self._tokenizer), text.scores[:kept], far)
-        else:
-            told = self._part(acting.assess, said or (len(text.text),) * 2, kept)
-        if thought is not None:
-            told["reasoning"] = self._part(acting.assess, thought, kept)
-        discarded = self.written - kept
-        return told | {"acted": None if high is None else acting.acted(high, discarded=discarded)}
-
-    def _part(self, assess: Assessor, span: Span, kept: int) -> dict[str, Any]:
-        """Assess a part of the text by the tokens in it."""
-        text = self.text
-        own = self._among(span, range(kept))
-        far = None if text.distances is None else [text.distances[token] for token in own]
-        before = text.request.prompt.text + text.text[: span[0]]
-        return assess.response(before, text.text[slice(*span)], self._lists(own, span), far)
 
     def _split(self, raw: str, over: bool) -> tuple[Span | None, Span | None]:
         if self._thinking is None:
@@ -252,16 +227,7 @@ class Choice:
         return pieces
 
     def _among(self, span: Span | None, tokens: Sequence[int]) -> list[int]:
-        return [] if span is None else tokens_in(self.text.ends, span, tokens)
-
-    def _lists(self, tokens: Sequence[int], span: Span | None) -> dict[str, Any]:
-        assert self._acting is not None
-        text = self.text
-        scores, logprobs, entropies = (
-            [values[token] for token in tokens] for values in (text.scores, text.logprobs, text.entropies)
-        )
-        offsets = [place_in(text.ends, span or (0, 0), token) for token in tokens]
-        return self._acting.assess.token_lists(scores, offsets, logprobs, entropies)
+        return [] if span is None else tokens_in(self.text.offsets, span, tokens)
 
     def _logprobs(self, tokens: Sequence[int]) -> dict[str, Any]:
         if self._alternatives is None:

@@ -23,9 +23,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from probers.types import ProbersError
 
+from .answers import as_json
 from .endpoint import Endpoint, Served
-from .errors import ApiError
-from .protocol import ChatRequest, CompletionRequest
+from .protocol import ApiError, ChatRequest, CompletionRequest
+from .replay import Replay, replay
 
 #: Security policy of the page: it loads only its own files and runs no inline script.
 _POLICY = (
@@ -58,6 +59,10 @@ def make_app(served: Served) -> FastAPI:
     @app.post("/v1/chat/completions")
     async def chat(request: ChatRequest, http: HttpRequest) -> Response:
         return await endpoint(request, http)
+
+    @app.post("/v1/replay")
+    def replayed(request: Replay) -> Response:
+        return Response(as_json(replay(request)), media_type="application/json")
 
     page = Path(str(files("probers.serve") / "page"))
     app.mount("/page", StaticFiles(directory=page))

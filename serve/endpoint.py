@@ -25,9 +25,8 @@ from probers.prompts import chat_text
 from probers.words.thinking import Thinking
 
 from .answers import Choice, Frame, as_events, as_json, sse, usage_of
-from .errors import ApiError
 from .on_high import OnHigh, headers
-from .protocol import ChatRequest, Request
+from .protocol import ApiError, ChatRequest, Request
 from .scheduler import Scheduler, ScoredText
 from .settings import Serve
 
@@ -195,9 +194,7 @@ class Endpoint:
         await self._written(choices, changed, http)
         told = [choice.whole() for choice in choices]
         kept: Sequence[Choice] = choices
-        if acting is not None and acting.action == "abstain":
-            told = [_abstained(acting, *each) for each in zip(told, choices, strict=True)]
-        elif acting is not None and acting.action == "retry":
+        if acting is not None and acting.action == "retry":
             draws = [[each] for each in zip(told, choices, strict=True)]
             for draw in range(1, acting.draws):
                 if not (open_ := [i for i, own in enumerate(draws) if own[-1][0]["hallucination"]["fires"]]):
@@ -314,20 +311,10 @@ def _sampling(request: Request, draw: int = 0) -> Sampling | None:
     return Sampling(max(temperature, 1e-3), 0, request.top_p or 1.0, seed + draw)
 
 
-def _abstained(acting: OnHigh, told: dict[str, Any], choice: Choice) -> dict[str, Any]:
-    """Return the choice, or the sentence of ``abstain`` in its place."""
-    if (found := acting.abstained(told, choice.high, choice.written)) is None:
-        return told
-    choice.returned = False
-    return found
-
-
 def _best(acting: OnHigh, draws: Sequence[tuple[dict[str, Any], Choice]]) -> tuple[dict[str, Any], Choice]:
-    """Choose the draw that ``retry`` returns, and report how it was found."""
-    fields = [told["hallucination"] for told, _ in draws]
-    place, acted = acting.chosen(fields, [choice.written for _, choice in draws])
-    told, choice = draws[place]
-    return told | {"hallucination": told["hallucination"] | {"acted": acted}}, choice
+    """Choose the draw that ``retry`` returns, with its texts' tokens."""
+    place, made = acting.chosen([made for made, _ in draws], [choice.written for _, choice in draws])
+    return made, draws[place][1]
 
 
 def _stream(chunks: AsyncIterator[bytes], end: Callable[[], None]) -> Response:

@@ -11,17 +11,20 @@ that is wrong (El-Yaniv and Wiener 2010).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
-from probers.bank.assessment import Assessor, units_of
+from probers.bank.assessment import Assessor, WrittenText, units_of
 from probers.bank.bank import Prober
+from probers.bank.response import Acted, Response, TokenScores
 from probers.online.growing_spans import GrowingSpans, ScoredSpan
 from probers.types import UserError
+from probers.words.thinking import Span
 
-from .errors import ApiError
-from .protocol import Hallucination
+from .protocol import ApiError, Hallucination
+
+Scores = TypeVar("Scores", bound=TokenScores)
 
 #: Reason given for a text that its score ended or replaced.
 FINISH = "hallucination"
@@ -65,56 +68,130 @@ class OnHigh:
         """Tell whether nothing may be sent before everything is decided."""
         return self.action in ("abstain", "retry")
 
-    def growing(self, prompt: str) -> GrowingSpans | None:
-        """Make a judge of a text while it grows, if that can end the text."""
-        return GrowingSpans(self.assess, prompt) if self.action in ("stop", "abstain") else None
-
     def acted(
         self, span: ScoredSpan | None = None, *, discarded: int = 0, scores: Sequence[float | None] = ()
-    ) -> dict[str, Any]:
+    ) -> Acted:
         """Make the field ``acted``: the span that scored too high, and the tokens that are not returned."""
-        told = None if span is None else asdict(span)
-        return {"action": self.action, "span": told, "discarded_tokens": discarded, "scores": list(scores)}
+        return Acted(action=self.action, span=span, discarded_tokens=discarded, scores=tuple(scores))
+
+    def nothing(self, **fields: Any) -> dict[str, Any]:
+        """Make the field of a text without tokens, with further fields."""
+        return self.assess(WrittenText("", "", logprobs=())).model_copy(update=fields).wire()
 
     def abstained(
         self, choice: Mapping[str, Any], high: ScoredSpan | None, tokens: int
     ) -> dict[str, Any] | None:
         """Make the whole choice with the sentence in place of its text of so many ``tokens``.
 
-        It is None if the score is low enough; ``high`` is the span that has ended the text before, if any.
+        It is None with another action or a score that is low enough; ``high`` is the span that has ended the
+        text before, if any.
         """
-        span = high or self._worst(choice["hallucination"])
-        if span is None and not choice["hallucination"]["fires"]:
+        if self.action != "abstain":
             return None
-        field = self.assess.response("", "", self.assess.token_lists([], [], [], []))
+        response = Response.model_validate(choice["hallucination"])
+        span = high or self._worst(response)
+        if span is None and not response.fires:
+            return None
         said: dict[str, Any] = {"text": self.abstention}
         if "message" in choice:
             said = {"message": {**choice["message"], "content": self.abstention}}
-        field |= {"acted": self.acted(span, discarded=tokens)}
+        field = self.nothing(token_entropies=(), acted=self.acted(span, discarded=tokens))
         return {**choice, **said, "finish_reason": FINISH, "logprobs": None, "hallucination": field}
 
-    def chosen(
-        self, fields: Sequence[Mapping[str, Any] | None], tokens: Sequence[int]
-    ) -> tuple[int, dict[str, Any] | None]:
-        """Choose the draw of ``retry`` that is returned, by its place, and make the field ``acted``.
+    def chosen(self, draws: Sequence[Mapping[str, Any]], tokens: Sequence[int]) -> tuple[int, dict[str, Any]]:
+        """Choose the draw of ``retry`` that is returned; return its place, and it with the field ``acted``.
 
-        ``fields`` are those of all draws, None for a draw that is not scored, and ``tokens`` their numbers of
-        tokens. The first draw is returned, with None as ``acted``, if it is the only one or its score is low
-        enough. A draw without anything to judge is the best possible.
+        ``draws`` are whole choices, some perhaps without scores, and ``tokens`` their numbers of tokens. The
+        first is returned as it is if it is the only one or its score is low enough. A draw without
+        anything to judge is the best possible.
         """
+        fields = [each["hallucination"] and Response.model_validate(each["hallucination"]) for each in draws]
         first = fields[0]
-        if len(fields) == 1 or first is None or not first["fires"]:
-            return 0, None
-        scores = [None if field is None else field["score"] for field in fields]
-        known = [i for i, field in enumerate(fields) if field is not None]
-        place = min(known, key=[float("-inf") if score is None else score for score in scores].__getitem__)
+        if len(fields) == 1 or first is None or not first.fires:
+            return 0, dict(draws[0])
+        scores = [None if field is None else field.score for field in fields]
+        scored = [i for i, field in enumerate(fields) if field is not None]
+        place = min(scored, key=[float("-inf") if score is None else score for score in scores].__getitem__)
         discarded = sum(tokens) - tokens[place]
-        return place, self.acted(self._worst(first), discarded=discarded, scores=scores)
+        acted = self.acted(self._worst(first), discarded=discarded, scores=scores)
+        field = fields[place].model_copy(update={"acted": acted}).wire()
+        return place, {**draws[place], "hallucination": field}
 
-    def _worst(self, told: Mapping[str, Any]) -> ScoredSpan | None:
-        """Find the worst span of an answer's ``hallucination``, if it is above the threshold."""
-        above = [ScoredSpan(**span) for span in told["spans"] if span["score"] > self.assess.threshold]
+    def _worst(self, response: Response) -> ScoredSpan | None:
+        """Find the worst span of an answer, if it is above the threshold."""
+        above = [span for span in response.spans if span.score > self.assess.threshold]
         return max(above, key=lambda span: span.score, default=None)
+
+
+class Judgement:
+    """Judgement of one text of a response while it grows: the same for every engine that writes it.
+
+    Methods take the text so far as a ``record``, and in it the characters of the reasoning (``thought``) and
+    of the answer (``said``), None for one that is not there. Without ``acting`` nothing is judged.
+    """
+
+    def __init__(self, acting: OnHigh | None, prompt: str) -> None:
+        self._acting, self._growing = acting, None
+        if acting is not None and acting.action in ("stop", "abstain"):
+            self._growing = GrowingSpans(acting.assess, prompt)
+
+    @property
+    def high(self) -> ScoredSpan | None:
+        """Span that has ended the text."""
+        return None if self._growing is None else self._growing.high
+
+    @property
+    def sure(self) -> int | None:
+        """Number of characters of the answer that may be sent; None is all of them."""
+        return None if self._growing is None else self._growing.sure
+
+    def read(self, record: WrittenText, said: Span | None, tokens: int, *, over: bool = False) -> None:
+        """Judge the answer in the first ``tokens``."""
+        if self._growing is None or said is None or self.high is not None:
+            return
+        part = record.part(said, range(tokens))
+        known = [i for i, score in enumerate(part.scores) if score is not None]
+        scores = [part.scores[i] or 0.0 for i in known]
+        self._growing.read(part.text, [part.offsets[i] for i in known], scores, over=over)
+
+    def cut(self, said: Span | None) -> Span | None:
+        """Return the characters of the answer before the span that has ended it."""
+        return said if said is None or self.high is None else (said[0], said[0] + self.high.start)
+
+    def returned(self, record: WrittenText, said: Span | None, tokens: int) -> int:
+        """Count those of the first ``tokens`` whose text is returned."""
+        if self.high is None or (cut := self.cut(said)) is None:
+            return tokens
+        return sum(end <= cut[1] for _, end in record.offsets[:tokens])
+
+    def chunk(
+        self, record: WrittenText, thought: Span | None, said: Span | None, tokens: Sequence[int]
+    ) -> dict[str, Any]:
+        """Make the field of a chunk: the lists of its tokens."""
+        assert self._acting is not None
+        return _both(self._acting.assess.token_scores, record, (thought, said), tokens).wire()
+
+    def whole(
+        self, record: WrittenText, thought: Span | None, said: Span | None, tokens: int, *, written: int
+    ) -> dict[str, Any]:
+        """Make the field of a finished text, of which the first ``tokens`` of ``written`` are returned."""
+        assert self._acting is not None
+        response = _both(self._acting.assess, record, (thought, self.cut(said)), range(tokens))
+        high = self.high
+        acted = None if high is None else self._acting.acted(high, discarded=written - tokens)
+        return response.model_copy(update={"acted": acted}).wire()
+
+
+def _both(
+    assess: Callable[[WrittenText], Scores], record: WrittenText, parts: Sequence[Span | None],
+    tokens: Sequence[int],
+) -> Scores:  # fmt: skip
+    """Assess the answer, and the reasoning before it if there is one."""
+    thought, said = parts
+    answer = assess(record.part(said or (len(record.text),) * 2, tokens))
+    if thought is None:
+        return answer
+    return answer.model_copy(update={"reasoning": assess(record.part(thought, tokens))})
 
 
 def headers(choices: Sequence[Mapping[str, Any]]) -> dict[str, str]:

@@ -1,17 +1,197 @@
-"""OpenAI's requests and errors.
+"""OpenAI's requests, with the messages of a chat, and errors in its form.
 
 The fields follow OpenAI's API reference; docs/serving.md describes the additional ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from .errors import ApiError
-from .messages import Message, Strict, Tool, check_tools, for_template, read_message
+from probers.types import ProbersError, UserError
+
+
+@dataclass(eq=False)
+class ApiError(Exception):
+    """Error in OpenAI's form, with HTTP's ``status`` and the wrong field as ``param``.
+
+    A refused client may retry after ``retry`` seconds.
+    """
+
+    status: int
+    message: str
+    param: str | None = None
+    code: str | None = None
+    retry: int | None = None
+
+    @classmethod
+    def of(cls, error: ProbersError) -> ApiError:
+        """Convert one of this package's errors."""
+        return cls(400 if isinstance(error, UserError) else 500, str(error))
+
+    @classmethod
+    def of_validation(cls, errors: Sequence[Mapping[str, Any]], *before: str) -> ApiError:
+        """Describe the first mistake in a request's body; ``before`` are fields around what was checked."""
+        first = errors[0]
+        if first["type"] == "json_invalid":
+            return cls(400, f"the body is not JSON: {first['ctx']['error']}")
+        place = [part for part in (*before, *first["loc"]) if part != "body"]
+        named = [f"[{part}]" if isinstance(part, int) else f".{part}" for part in place]
+        param = "".join(named).removeprefix(".") or None
+        if first["type"] == "extra_forbidden":
+            return cls(400, f"Unrecognized request argument supplied: {param}", param)
+        # If several forms are allowed, the place names a form of this module after the user's field.
+        where = param if place and place[0] == "messages" else place[0] if place else "the body"
+        return cls(400, f"{where}: {first['msg']}", param)
+
+    def body(self) -> dict[str, Any]:
+        """Make the body of the response."""
+        kinds = {401: "authentication_error", 429: "rate_limit_error"}
+        kind = kinds.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
+        error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
+        return {"error": error}
+
+
+Id = Annotated[str, Field(min_length=1, max_length=200)]
+
+
+class Strict(BaseModel):
+    """Part of a request without unknown fields and without values of another type."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class Lenient(Strict):
+    """Part of a message without the empty fields that answers carry: they ask for nothing."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_empty(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping):
+            return given
+        return {name: value for name, value in given.items() if value or name in cls.model_fields}
+
+
+class Part(Lenient):
+    """Part of a message's content; others than text are refused."""
+
+    type: Literal["text"]
+    text: str
+
+
+def _parts(content: Any) -> Any:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+class Function(Strict):
+    """Function that a message has called, with JSON as ``arguments``."""
+
+    name: Id
+    arguments: str = "{}"
+
+
+class ToolCall(Strict):
+    """Call of a tool in an answer that is sent back."""
+
+    id: Id
+    type: Literal["function"] = "function"
+    function: Function
+    index: int | None = None  # as streamed; it asks for nothing
+
+
+class Declared(Strict):
+    """Function that the model may call; ``parameters`` are a JSON schema."""
+
+    name: Id
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Strict):
+    """Tool of a request."""
+
+    type: Literal["function"]
+    function: Declared
+
+
+class Message(Lenient):
+    """Message of a chat; ``reasoning`` is vLLM's name of ``reasoning_content``."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Annotated[list[Part], Field(min_length=1), BeforeValidator(_parts)] | None = None
+    name: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: Id | None = None
+
+    @property
+    def text(self) -> str:
+        return "".join(part.text for part in self.content or ())
+
+
+def check_tools(messages: Sequence[Message]) -> None:
+    """Refuse results of tools that nobody has called, and calls whose arguments are no JSON (ApiError)."""
+    called = set[str]()
+    for place, message in enumerate(messages):
+        where = f"messages[{place}]"
+        for number, call in enumerate(message.tool_calls or ()):
+            at = f"{where}.tool_calls[{number}]"
+            if message.role != "assistant":
+                told = f"{where}: only an assistant's message has tool_calls"
+                raise ApiError(400, told, f"{where}.tool_calls")
+            _arguments(call, at)
+            called.add(call.id)
+        if message.role == "tool" and message.tool_call_id not in called:
+            told = f"{where}: tool_call_id={message.tool_call_id} is no earlier call's: give the id of one"
+            raise ApiError(400, told, f"{where}.tool_call_id")
+        if message.role != "tool" and message.tool_call_id is not None:
+            told = f"{where}: only a message of role tool has a tool_call_id"
+            raise ApiError(400, told, f"{where}.tool_call_id")
+
+
+def _arguments(call: ToolCall, at: str) -> dict[str, Any]:
+    try:
+        found = json.loads(call.function.arguments or "{}")
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        where = f"{at}.function.arguments"
+        raise ApiError(400, f"{where} is no JSON object: {call.function.arguments[:80]!r}", where)
+    return found
+
+
+def _call(call: ToolCall, at: str) -> dict[str, Any]:
+    """Convert a call to the form that templates read, with its arguments as a mapping."""
+    function = {"name": call.function.name, "arguments": _arguments(call, at)}
+    return {"id": call.id, "type": call.type, "function": function}
+
+
+def for_template(messages: Sequence[Message], template: str) -> list[dict[str, Any]]:
+    """Convert messages to the form that a chat template reads.
+
+    The developer's role becomes the system's if the template does not know it (ApiError: it knows no tools).
+    """
+    found = list[dict[str, Any]]()
+    for place, message in enumerate(messages):
+        role = "system" if message.role == "developer" and "developer" not in template else message.role
+        if (role == "tool" or message.tool_calls) and "tool" not in template:
+            told = f"messages[{place}]: the model's chat template knows no tools: leave the message out"
+            raise ApiError(400, told, f"messages[{place}]")
+        own: dict[str, Any] = {"role": role, "content": message.text}
+        thought = message.reasoning_content or message.reasoning
+        fields = {"name": message.name, "tool_call_id": message.tool_call_id, "reasoning_content": thought}
+        own |= {name: value for name, value in fields.items() if value is not None}
+        if message.tool_calls:
+            own["tool_calls"] = [_call(call, f"messages[{place}]") for call in message.tool_calls]
+        found.append(own)
+    return found
+
 
 #: OpenAI's fields that are not supported, and their values without effect.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -151,13 +331,6 @@ class ChatRequest(_Asking):
     max_completion_tokens: Limit | None = None
     logprobs: bool | None = None
     top_logprobs: UpTo20 | None = None
-
-    @field_validator("messages", mode="before")
-    @classmethod
-    def _read_messages(cls, given: Any) -> Any:
-        if not isinstance(given, list):
-            return given
-        return [read_message(message, f"messages[{place}]") for place, message in enumerate(given)]
 
     @model_validator(mode="after")
     def _check(self) -> ChatRequest:

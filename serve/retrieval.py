@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from dataclasses import dataclass
 from typing import Any
 
-from probers.bank.assessment import Assessor
+from probers.bank.assessment import Assessor, WrittenText
 from probers.commands.components import Component, choices
 from probers.online.scores import text_needs, text_scores
 from probers.prompts import PromptTemplate
@@ -16,8 +16,7 @@ from probers.rag.protocol import QueryFormulator, Trigger, as_trigger
 from probers.types import Passage, ProbersError, Question, Retriever, Round, RunError, UserError
 
 from .answers import Frame, finish_reason, sse, usage
-from .errors import ApiError
-from .protocol import ChatRequest, Hallucination, Request
+from .protocol import ApiError, ChatRequest, Hallucination, Request
 from .protocol import Retrieval as Wanted
 from .scheduler import Cancelled, Scheduler, SharedLM
 
@@ -207,7 +206,7 @@ class Answering:
         except UserError:  # no tokens of the model read as this text, joined from several
             return None
         assert made.state is not None
-        return self._assess.of_generation(made, *text_scores(bank, made.state))
+        return self._assess(WrittenText.of(made, *text_scores(bank, made.state))).wire()
 
     def text(self, question: Question, text: str) -> None:
         """Send the growing text; called on the scheduler's thread."""
@@ -249,8 +248,9 @@ class Answering:
         kept = text.row.kept
         event |= {"entropies": text.entropies[:kept], "logprobs": text.logprobs[:kept]}
         if self._assess is not None:
-            scores, prompt = text.scores[:kept], text.request.prompt.text
-            found = self._assess(prompt, done.text, done.tokens, scores).to_dict()
-            event |= {"scores": scores, "p_wrong": found["token_p_wrong"]}
-            event |= {"score": found["score"], "spans": found["spans"]}
+            prompt = text.request.prompt.text
+            record = WrittenText(prompt, done.text, done.tokens, text.scores[:kept])
+            made = self._assess(record).wire()
+            event |= {"scores": made["token_scores"], "p_wrong": made["token_p_wrong"]}
+            event |= {name: made[name] for name in ("score", "spans")}
         return event

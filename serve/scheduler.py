@@ -15,6 +15,7 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -22,6 +23,7 @@ import torch
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from torch import Tensor
 
+from probers.bank.assessment import WrittenText
 from probers.bank.bank import Prober
 from probers.capture.pooling import PER_TOKEN, pool_tokens, token_vectors
 from probers.engine.continuous import ContinuousBatch, LiveText
@@ -37,11 +39,10 @@ from probers.engine.language_model import (
 )
 from probers.engine.model import CausalLM
 from probers.engine.tokens import Stops
-from probers.online.growing_sentences import GrowingSentences
-from probers.online.scores import GrowingScores, pools_sentences
+from probers.online.scores import GrowingScores, GrowingSentences, pools_sentences
 from probers.types import AttentionRows, Feature, Generation, Needs, RunError, StopReason, first_line
 
-from .errors import ApiError
+from .protocol import ApiError
 
 T = TypeVar("T")
 _SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
@@ -57,28 +58,21 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-
-        def counter(name: str, told: str, *labels: str) -> Counter:
-            return Counter(f"probers_{name}", told, labels, registry=self.registry)
-
-        def gauge(name: str, told: str) -> Gauge:
-            return Gauge(f"probers_{name}", told, registry=self.registry)
-
-        def histogram(name: str, told: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
-            return Histogram(f"probers_{name}", told, labels, buckets=buckets, registry=self.registry)
-
-        self.requests = counter("requests_total", "Requests by path and status", "path", "status")
+        named: dict[str, Any] = {"namespace": "probers", "registry": self.registry}
+        kinds: Any = Counter, Gauge, Histogram
+        counter, gauge, histogram = (partial(kind, **named) for kind in kinds)
+        self.requests = counter("requests_total", "Requests by path and status", ("path", "status"))
         self.prompt_tokens = counter("prompt_tokens_total", "Tokens of prompts")
         self.cached_tokens = counter("cached_tokens_total", "Tokens of prompts that were not read again")
         self.tokens = counter("generated_tokens_total", "Tokens written")
-        self.texts = counter("texts_total", "Texts by how they ended", "stop")
+        self.texts = counter("texts_total", "Texts by how they ended", ("stop",))
         self.rows = gauge("running_texts", "Texts that are being written")
         self.queue = gauge("waiting_texts", "Texts whose prompts wait to be read")
-        self.batch = histogram("batch_rows", "Texts running at a pass of the model", (1, 2, 4, 8, 16, 32, 64))
-        shares = tuple(i / 10 for i in range(1, 11))
-        self.scores = histogram("p_wrong", "P(wrong) of answers", shares)
-        self.first = histogram("first_token_seconds", "From request to its first token", _SECONDS)
-        self.latency = histogram("request_seconds", "From request to its end", _SECONDS, "path")
+        rows, shares = (1, 2, 4, 8, 16, 32, 64), tuple(i / 10 for i in range(1, 11))
+        self.batch = histogram("batch_rows", "Texts running at a pass of the model", buckets=rows)
+        self.scores = histogram("p_wrong", "P(wrong) of answers", buckets=shares)
+        self.first = histogram("first_token_seconds", "From request to its first token", buckets=_SECONDS)
+        self.latency = histogram("request_seconds", "From request to its end", ("path",), buckets=_SECONDS)
 
     def ended(self, text: LiveText) -> None:
         """Count a finished text."""
@@ -110,6 +104,19 @@ class ScoredText(LiveText):
         self.vectors: list[Tensor] | None = [] if keep else None
         self.shown = 0
         self.changed = changed
+
+    @property
+    def offsets(self) -> list[tuple[int, int]]:
+        """[start, end) of each token in the text so far, characters."""
+        return list(zip([0, *self.ends], self.ends, strict=False))
+
+    @property
+    def record(self) -> WrittenText:
+        """The text so far with its scored tokens, whose lists the scheduler's thread goes on to extend."""
+        known = slice(min(len(self.scores), len(self.ends)))  # heads before a token are one ahead
+        distances = None if self.distances is None else self.distances[known]
+        lists = self.scores[known], distances, self.logprobs[known], self.entropies[known]
+        return WrittenText(self.request.prompt.text, self.text, self.offsets[known], *lists)
 
     def recorded(self, tokenizer: Any, needs: Needs = NOTHING) -> Generation:
         """Make a generation of the text, with the states that ``needs`` asks for."""

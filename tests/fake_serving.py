@@ -9,6 +9,9 @@ from typing import Any
 
 from http_fakes import Handler, Server
 
+from probers.serve.protocol import ApiError
+from probers.serve.replay import Replay, replay
+
 PAGE = Path(__file__).parents[1] / "serve" / "page"
 TYPES = {".html": "text/html; charset=utf-8", ".css": "text/css", ".js": "text/javascript"}
 POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:"
@@ -104,6 +107,12 @@ class FakeServer(Server):
                     return True
                 return False
 
+            def replay(self, body: dict[str, Any]) -> None:
+                try:
+                    self.send(200, replay(Replay.model_validate(body)))
+                except ApiError as error:
+                    self.send(error.status, error.body())
+
             def do_GET(self) -> None:
                 if self.path == "/v1/models":
                     if not self.refused():
@@ -120,6 +129,9 @@ class FakeServer(Server):
             def do_POST(self) -> None:
                 body = json.loads(self.body())
                 if self.refused():
+                    return
+                if self.path == "/v1/replay":
+                    self.replay(body)
                     return
                 fake.asked.append(body | {"path": self.path})
                 chat = self.path == "/v1/chat/completions"

@@ -12,7 +12,7 @@ from refusals import fails
 from serving import PROMPT, bank_for, running
 from test_bank import make_bank, make_states
 
-from probers.bank.assessment import Assessor
+from probers.bank.assessment import Assessor, WrittenText
 from probers.bank.bank import Prober
 from probers.bank.domain import FILE, Domain, limit_of
 from probers.bank.io import CONFIG
@@ -157,14 +157,14 @@ def test_running_scores_know_the_distances_and_an_assessment_says_them():
     pooled = states.half().float().cumsum(dim=0) / torch.arange(1, 5)[:, None, None]
     np.testing.assert_allclose(running.distances("a"), bank.domain(pooled.half()), rtol=2e-3)
     assert len(running.distances("b")) == 4 and running.distances("nobody") == []
-    told = Assessor(bank)("p", "text", [(0, 4)] * 4, [0.0] * 3 + scores[:1], distances=running.distances("a"))
-    assert told.to_dict()["domain"] == {
+    record = WrittenText("p", "text", [(0, 4)] * 4, [0.0] * 3 + scores[:1], running.distances("a"))
+    assert Assessor(bank)(record).domain.model_dump() == {
         "distance": running.distances("a")[-1], "limit": 1e3, "unlike": False, "surprise": None,
         "surprise_range": None,
     }  # fmt: skip
     running.forget("a")
     assert running.distances("a") == []
-    assert Assessor(bank)("p", "text", [(0, 4)], [0.0]).domain is None
+    assert Assessor(bank)(WrittenText("p", "text", [(0, 4)], [0.0])).domain is None
     assert GrowingScores(make_bank()).distances("a") is None
 
 
@@ -175,7 +175,7 @@ def test_a_text_is_as_far_as_the_tokens_that_it_is_judged_by():
 
     def told(bank, text):
         offsets = [(0, 3), (3, 7), (7, 13), (13, 17), (17, 18)]
-        return Assessor(bank)("It was", text, offsets, [0.0] * 5, distances=[9.0, 1.0, 3.0, 9.0, 9.0])
+        return Assessor(bank)(WrittenText("It was", text, offsets, [0.0] * 5, [9.0, 1.0, 3.0, 9.0, 9.0]))
 
     assert [named[s.start : s.end] for s in told(bank, named).spans] == ["Ada Byron"]
     assert told(bank, named).domain.distance == 2.0 and not told(bank, named).domain.unlike
@@ -244,15 +244,13 @@ def test_texts_of_another_writer_are_unlike_where_the_store_knows_it(tmp_path):
 
 def test_an_assessment_says_the_surprise_and_calls_it_unlike():
     domain = replace(some_domain(limit=2.0), surprise=(-0.01, 0.3))
-    lists = {"token_scores": [0.0, 1.0], "token_offsets": [(0, 2), (2, 4)], "token_p_wrong": [0.5, 0.5]}
+    text = WrittenText("p", "text", [(0, 2), (2, 4)], [0.0, 1.0], [1.0, 1.0], [-1.0, -3.0], [2.0, 2.0])
     for bank, far in ((make_bank(domain=domain), True), (make_bank(domain=some_domain(limit=2.0)), False)):
-        lists |= {"token_logprobs": [-1.0, -3.0], "token_entropies": [2.0, 2.0]}
-        found = Assessor(bank).response("p", "text", lists, [1.0, 1.0])["domain"]
-        assert found["unlike"] == far and found["surprise"] == (0.5 if far else None)
-        assert found["surprise_range"] == ((-0.01, 0.3) if far else None)
-        lists |= {"token_entropies": None}  # of an engine that does not say them
-        found = Assessor(bank).response("p", "text", lists, [1.0, 1.0])["domain"]
-        assert found["surprise"] is None and not found["unlike"]
+        found = Assessor(bank)(text).domain
+        assert found.unlike == far and found.surprise == (0.5 if far else None)
+        assert found.surprise_range == ((-0.01, 0.3) if far else None)
+        found = Assessor(bank)(replace(text, entropies=None)).domain  # of an engine that does not give them
+        assert found.surprise is None and not found.unlike
 
 
 @pytest.mark.parametrize("pool", ["tokens", "mean"])
@@ -263,6 +261,6 @@ def test_a_server_says_it_of_what_it_wrote(lm, pool):
         (made,) = server.client.completions.create(**asked).choices
     (read,) = lm.score([PROMPT], [made.text], needs=text_needs(bank))
     scores, distances = text_scores(bank, read.state)
-    told = Assessor(bank)(PROMPT, read.text, read.offsets, scores, distances=distances).domain
+    told = Assessor(bank)(WrittenText.of(read, scores, distances)).domain
     assert made.hallucination["domain"]["distance"] == pytest.approx(told.distance, rel=1e-3)
     assert made.hallucination["domain"]["unlike"] == told.unlike

@@ -9,7 +9,7 @@ import yaml
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM
 
-from probers.bank.assessment import Assessor
+from probers.bank.assessment import Assessor, WrittenText
 from probers.commands import main as cli
 from probers.online.growing_spans import whole_words
 from probers.store.store import FeatureStore
@@ -204,7 +204,7 @@ def test_a_prober_keeps_the_language_of_its_labels():
     offsets = [(m.start(), m.end()) for m in re.finditer(r"\s*\S+", text)]
     for recogniser, spans in (("rules:de", ["3. Mai 1998", "Wien"]), ("rules", ["3. Mai 1998", "Wien"][1:])):
         bank = linear_bank(pool="tokens", position="entity", recogniser=recogniser)
-        found = Assessor(bank)("Sie kam", text, offsets, [0.0] * len(offsets)).spans
+        found = Assessor(bank)(WrittenText("Sie kam", text, offsets, [0.0] * len(offsets))).spans
         assert [text[s.start : s.end].strip() for s in found][-len(spans) :] == spans or recogniser == "rules"
     assert (
         whole_words("彼は1998年に東京で") == "彼は1998年に東京で" and whole_words("He was bor") == "He was "

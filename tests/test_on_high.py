@@ -14,7 +14,7 @@ from refusals import fails
 from serving import PROMPT, Running, bank_for, running
 
 from probers import CausalLM, Prober
-from probers.bank.assessment import Assessor, units_of
+from probers.bank.assessment import Assessor, WrittenText, units_of
 from probers.engine.language_model import Sampling
 from probers.engine.tokens import token_offsets
 from probers.online.growing_spans import GrowingSpans, ScoredSpan
@@ -54,7 +54,7 @@ def assessed(server: Running, text: str, prompt: str, assess: Assessor) -> dict[
     assert server.idle()  # nothing else may run the model
     lm, bank = server.served.scheduler.lm, server.served.scheduler.bank
     (read,) = lm.score([prompt], [text], needs=text_needs(bank))
-    return assess.of_generation(read, *text_scores(bank, read.state))
+    return assess(WrittenText.of(read, *text_scores(bank, read.state))).wire()
 
 
 @pytest.mark.parametrize("unit", ["span", "sentence", "token"])

@@ -1,6 +1,5 @@
 """The server's page in a real browser, against a server of prepared answers."""
 
-import json
 import math
 import random
 import re
@@ -13,10 +12,11 @@ import numpy as np
 import pytest
 from fake_serving import PAGE, FakeServer, Prepared, Token
 
-from probers import text as rules
 from probers.commands.components import choices, told_of
 from probers.rag.protocol import State, Trigger
 from probers.rag.triggers import Entropy, FixedSentence, Flare, Never
+from probers.serve.protocol import ApiError
+from probers.serve.replay import Replay, replay
 from probers.types import Generation, Question
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -182,6 +182,7 @@ class Page:
         return list(self.js(code, selector))
 
     def panel(self, name: str) -> dict[str, str]:
+        self.until(lambda: not self.all("[aria-busy]"))
         root = f"fieldset.panel:nth-child({'AB'.index(name) + 1})"
         verdict, text = self.text(f"{root} .verdict"), self.text(f"{root} .tokens")
         return {"verdict": verdict, "text": text, "discarded": "".join(self.texts(f"{root} .discarded"))}
@@ -458,27 +459,15 @@ def test_reduced_motion(page: Page) -> None:
         page.find("#stop").click()
 
 
-# The rules of triggers and sentences in the page against those of the package.
+def test_queries_and_defaults_are_those_of_the_components(page: Page) -> None:
+    assert page.texts("#query option")[1:] == sorted(choices("query"))
+    defaults = page.js("return import('/page/replay.js').then(m => ['entropy', 'flare'].map(m.defaults))")
+    for found in defaults:
+        options = told_of("trigger", found.pop("trigger")).defaults
+        assert len(found) > 1 and found == {key: options[key] for key in found}
 
 
-def test_sentences_are_those_of_the_package(page: Page) -> None:
-    draw = random.Random(0)
-    abbreviations = sorted(rules._TITLES | rules._SHORT)
-    pool = [
-        *abbreviations, *sorted(rules._STARTERS), *"ABZÉǅßя中𝔸", "Mr", "U.S", "No", "5", "²", "word", "Über",
-        ".", "!", "?", "…", "...", '."', ".)", ".”", "_", "e\u0301", "'", "(", "“",
-        " ", " ", " ", "  ", "\n", "\n\n", "\u00a0", "\x1f", "\x85", "\ufeff", "\u2028",
-    ]  # fmt: skip
-    texts = ["".join(draw.choices(pool, k=draw.randrange(1, 14))) for _ in range(4000)]
-    texts += [f"Seen by {a}. {b} left." for a in abbreviations for b in ("The", "Paris", "he", "5")]
-    found = page.js(
-        "return import('/page/sentences.js').then(m => arguments[0].map(t => m.splitSentences(t)"
-        ".map(([a, b]) => [[...t.slice(0, a)].length, [...t.slice(0, b)].length])))",
-        texts,
-    )
-    expected = [[list(span) for span in rules.split_sentences(text)] for text in texts]
-    assert [case for case in zip(texts, found, expected, strict=True) if case[1] != case[2]] == []
-    assert page.js("return import('/page/sentences.js').then(m => m.keptBefore('a b \\x1f\\n c', 6))") == 3
+# The replay that the page asks for
 
 
 def generation(draw: random.Random) -> Generation:
@@ -494,60 +483,61 @@ def generation(draw: random.Random) -> Generation:
     )  # fmt: skip
 
 
-def test_replayed_decisions_are_those_of_the_triggers(page: Page) -> None:
-    draw = random.Random(1)
-    kinds: list[tuple[str, dict[str, Any], Callable[[dict[str, Any]], Trigger]]] = [
-        ("entropy", {"scope": scope, "reduction": by}, lambda o: Entropy(**o))
-        for scope in ("answer", "sentence") for by in ("mean", "max")
-    ]  # fmt: skip
-    kinds += [("flare", {"variant": variant}, lambda o: Flare(**o)) for variant in ("paper", "dragin")]
-    kinds += [("fixed_sentence", {}, lambda o: FixedSentence()), ("never", {}, lambda o: Never())]
-    cases, expected = [], []
-    for _ in range(150):
+KINDS: list[tuple[str, dict[str, Any], Callable[[dict[str, Any]], Trigger]]] = [
+    *(("entropy", {"scope": scope, "reduction": by}, lambda o: Entropy(**o))
+      for scope in ("answer", "sentence") for by in ("mean", "max")),
+    *(("flare", {"variant": variant}, lambda o: Flare(**o)) for variant in ("paper", "dragin")),
+    ("fixed_sentence", {}, lambda o: FixedSentence()), ("never", {}, lambda o: Never()),
+]  # fmt: skip
+
+
+def test_replayed_decisions_are_those_of_the_triggers() -> None:
+    draw, fired = random.Random(1), []
+    for _ in range(100):
         made, fresh = generation(draw), draw.random() < 0.3
         state = State(Question("q", "?"), None, None, (0, 0), fresh=fresh)  # type: ignore[arg-type]
-        lists = {
-            "text": made.text, "offsets": made.offsets, "scores": [], "p_wrong": [],
-            "logprobs": made.logprobs.tolist(), "entropies": made.entropies.tolist(),
-        }  # fmt: skip
-        for name, options, build in kinds:
+        lists = {"logprobs": made.logprobs.tolist(), "entropies": made.entropies.tolist()}
+        for name, options, build in KINDS:
             settings = dict(options)
             if name in ("entropy", "flare"):
                 settings["threshold"] = draw.random() * (3 if name == "entropy" else 1)
             decision = build(settings)(made, state)
-            cases.append([name, settings, lists, fresh])
-            expected.append([decision.fire, decision.score, decision.position, list(decision.tokens)])
-    code = """return Promise.all([import('/page/triggers.js'), import('/page/recording.js')]).then(([t, r]) =>
-        arguments[0].map(([name, settings, lists, fresh]) => {
-          const d = t.replay(name, settings, {text: lists.text, tokens: r.tokens(lists)}, fresh);
-          const place = d.position === null ? null : [...lists.text.slice(0, d.position)].length;
-          return [d.fire, d.score, place, d.tokens];
-        }))"""
-    found = page.js(code, json.loads(json.dumps(cases)))
-    fired = 0
-    for case, (fire, score, position, places), want in zip(cases, found, expected, strict=True):
-        assert (fire, position, places) == (want[0], want[2], want[3]), case
-        assert score == pytest.approx(want[1], abs=1e-5), case
-        fired += fire
-    assert 0.2 < fired / len(cases) < 0.8
+            body = {"trigger": name, "options": settings, "text": made.text, "offsets": made.offsets}
+            found = replay(Replay.model_validate({**body, **lists, "fresh": fresh}))
+            assert (found["fire"], found["score"]) == (decision.fire, decision.score)
+            assert found["tokens"] == decision.tokens
+            assert found["whole"] == (decision.fire and decision.position is None)
+            kept = made.text[: 0 if found["whole"] else decision.position].rstrip()
+            assert found["kept"] == len(kept if decision.fire else made.text)
+            first = next((part["start"] for part in found["judged"] if part["fires"]), None)
+            assert first in (None, decision.position)
+            scores = [part["score"] for part in found["judged"]]
+            assert not scores or max(scores) == pytest.approx(decision.score)
+            fired.append(found["fire"])
+    assert 0.2 < np.mean(fired) < 0.8
 
 
-def test_replayed_probing_fires_above_the_threshold_only(page: Page) -> None:
-    code = """return import('/page/triggers.js').then(m => arguments[0].map(([score, threshold, n]) => {
-        const tokens = [...Array(n).keys()].map(i => ({start: i, end: i + 1, pWrong: 0.5}));
-        return m.replay("probing", {threshold}, {text: "a".repeat(n), score, spans: [], tokens}).fire;
-      }))"""
-    # Equal does not fire; nothing to judge does not; an answer without a token is no answer.
-    cases = [[0.6, 0.5, 3], [0.5, 0.5, 3], [-1, -2, 3], [None, -5, 3], [None, 0.5, 0]]
-    assert page.js(code, cases) == [True, False, True, False, True]
+def test_replayed_probing_fires_above_the_threshold_only() -> None:
+    """Equal does not fire; nothing to judge does not; an answer without a token is no answer."""
+    for score, threshold, n, fire in (
+        (0.6, 0.5, 3, True), (0.5, 0.5, 3, False), (-1, -2, 3, True), (None, -5, 3, False),
+        (None, 0.5, 0, True),
+    ):  # fmt: skip
+        body = {"trigger": "probing", "options": {"threshold": threshold}, "text": "a" * n, "score": score}
+        body |= {"offsets": [(i, i + 1) for i in range(n)], "p_wrong": [0.5] * n}
+        body |= {
+            "spans": [{"start": 1, "end": 2, "score": score or 0, "p_wrong": 0.5}] if score and n else []
+        }
+        found = replay(Replay.model_validate(body))
+        assert found["fire"] == fire and (found["score"] is None) == (score is None and n > 0)
+        assert found["tokens"] == ([1] if fire and n else []) and found["kept"] == (0 if fire else n)
 
 
-def test_queries_and_defaults_are_those_of_the_components(page: Page) -> None:
-    assert page.texts("#query option")[1:] == sorted(choices("query"))
-    defaults = page.js("return import('/page/replay.js').then(m => ['entropy', 'flare'].map(m.defaults))")
-    for found in defaults:
-        options = told_of("trigger", found.pop("trigger")).defaults
-        assert len(found) > 1 and found == {key: options[key] for key in found}
+@pytest.mark.parametrize("name", ["probing", "entropy", "flare"])
+def test_what_was_not_recorded_is_named(name: str) -> None:
+    body = {"trigger": name, "text": "a", "offsets": [(0, 1)], "entropies": [None], "logprobs": [None]}
+    with pytest.raises(ApiError, match="does not carry"):
+        replay(Replay.model_validate(body))
 
 
 def test_nothing_is_fetched_from_elsewhere_or_made_of_markup() -> None:

@@ -15,6 +15,7 @@ from tiny import BOS, CONTEXT, byte_level, save_tiny
 from probers.bank.bank import Prober
 from probers.bank.calibration import Temperature
 from probers.bank.domain import Domain
+from probers.bank.response import Response
 from probers.bank.risk_control import Promise
 from probers.checksums import Journal
 from probers.commands import main as cli
@@ -147,7 +148,7 @@ def test_the_page_shows_every_character_inert_and_loads_nothing(place):
     assert answers_of(page) == [line["answer"] for line in order]
     assert "http://" not in page and "https://" not in page and "<script" not in page and "src=" not in page
     for line, record in zip(WRITTEN, lines_of(place / "runs/score/texts"), strict=True):
-        shown = list(parts(line["answer"], record["hallucination"], 0.5))
+        shown = list(parts(line["answer"], Response.model_validate(record["hallucination"]), 0.5))
         assert "".join(piece.text for _, pieces in shown for piece in pieces) == line["answer"]
         marked = ["".join(piece.text for piece in pieces) for span, pieces in shown if span]
         spans = record["hallucination"]["spans"]

@@ -14,20 +14,19 @@ import numpy as np
 import openai
 import pytest
 import torch
+from pydantic import ValidationError
 from refusals import fails
 from serving import PROMPT, QUESTION, Running, bank_for, running
 
 from probers import CausalLM
-from probers.bank.assessment import Assessor
+from probers.bank.assessment import Assessor, WrittenText
 from probers.capture.blocks import decoder_layers
 from probers.engine.language_model import Sampling
 from probers.engine.tokens import shown_bytes, token_bytes
-from probers.online.growing_sentences import GrowingSentences
-from probers.online.scores import GrowingScores, text_needs, text_scores
+from probers.online.scores import GrowingScores, GrowingSentences, text_needs, text_scores
 from probers.rag import RAG
 from probers.rag.triggers import Flare, Rind
-from probers.serve.errors import ApiError
-from probers.serve.protocol import ChatRequest
+from probers.serve.protocol import ApiError, ChatRequest
 from probers.types import RunError
 
 STOP = {"hallucination": {"on_high": "stop", "threshold": -100}}
@@ -72,7 +71,7 @@ def test_scores_are_those_of_a_pass_over_the_whole_text(lm, pool):
         for name, values in {**wanted, "entropies": own.entropies}.items():
             np.testing.assert_allclose(told[f"token_{name}"], values, atol=1e-4)
         assert [tuple(each) for each in told["token_offsets"]] == list(own.offsets)
-        whole = Assessor(bank)(own.prompt, own.text, own.offsets, scores)
+        whole = Assessor(bank)(WrittenText.of(own, scores))
         assert told["fires"] == whole.fires and told["threshold"] == bank.threshold
         assert [(s["start"], s["end"]) for s in told["spans"]] == [(s.start, s.end) for s in whole.spans]
         assert (whole.score is None) == (told["score"] is None) == (told["p_wrong"] is None)
@@ -93,7 +92,7 @@ def test_each_sentence_is_pooled_by_itself(lm, pool):
         (read,) = lm.score([own.prompt], [own.token_ids], needs=text_needs(bank))
         pieces = assess.pieces(own.prompt, own.text, own.offsets)
         scores, _ = text_scores(bank, read.state, list(pieces.values()))
-        whole = assess.of_generation(own, scores)
+        whole = assess(WrittenText.of(own, scores)).wire()
         places = [[(span["start"], span["end"]) for span in each["spans"]] for each in (told, whole)]
         assert places[0] == places[1]
         mine, its = ([span["score"] for span in each["spans"]] for each in (told, whole))
@@ -330,14 +329,15 @@ def test_an_answer_can_be_sent_back(fields, text):
         ({"content": {"type": "text", "text": "a"}}, "messages[1].content"),
         ({"content": [{"type": "text", "text": None}]}, "messages[1].content[0].text"),
         ({"content": [{"type": "text", "text": "a", "z": {"y": 1}}]}, "messages[1].content[0].z"),
-        ({"content": [{"type": "text", "text": "a"}, {"type": "image_url"}]}, "messages[1].content[1]"),
+        ({"content": [{"type": "text", "text": "a"}, {"type": "image_url"}]}, "messages[1].content[1].type"),
     ],
 )
 def test_what_a_message_asks_for_in_vain_is_refused_by_its_place(change, param):
     messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hi", **change}]
-    with pytest.raises(ApiError) as refused:
+    with pytest.raises(ValidationError) as refused:
         ChatRequest.model_validate({"model": "m", "messages": messages})
-    assert (refused.value.status, refused.value.param) == (400, param)
+    error = ApiError.of_validation(refused.value.errors())
+    assert (error.status, error.param) == (400, param) and param in error.message
 
 
 def test_what_is_listed(server):

@@ -19,9 +19,13 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {
         "model": "testbed", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2,
     },
+    "/v1/replay": {
+        "trigger": "flare", "options": {"threshold": 0.5}, "text": "A b. C.", "logprobs": [-1.0, -0.5],
+        "offsets": [[0, 4], [4, 7]], "spans": [{"start": 0, "end": 1, "score": 1.0, "p_wrong": 0.5}],
+    },
 }  # fmt: skip
 FIELDS = [
-    *BODIES["/v1/completions"], *BODIES["/v1/chat/completions"], "max_completion_tokens", "top_p", "n",
+    *(name for body in BODIES.values() for name in body), "entropies", "max_completion_tokens", "top_p", "n",
     "stop", "seed", "stream", "stream_options", "logprobs", "top_logprobs", "hallucination", "retrieval",
     "tools", "echo", "suffix", "user", "logit_bias", "presence_penalty", "best_of", "response_format",
     "metadata", "\x00", "__proto__", "prompt.0",

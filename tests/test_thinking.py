@@ -16,7 +16,7 @@ from serving import Running, running
 from thinking import CHATS, thinking_model
 
 from probers import CausalLM, Prober
-from probers.bank.assessment import Assessor
+from probers.bank.assessment import Assessor, WrittenText
 from probers.commands.main import run
 from probers.data.texts import TextSource
 from probers.evaluation.answers import final_answer
@@ -25,8 +25,7 @@ from probers.online.scores import check_growing, text_needs, text_scores
 from probers.prompts import TESTBED_PROMPT, chat_text
 from probers.rag.protocol import UNANSWERED
 from probers.rag.triggers import Probing
-from probers.serve.errors import ApiError
-from probers.serve.protocol import ChatRequest
+from probers.serve.protocol import ApiError, ChatRequest
 from probers.store.spec import FeatureSpec
 from probers.store.store import FeatureStore
 from probers.types import Needs
@@ -298,7 +297,7 @@ def test_a_prober_of_a_part_scores_that_part_alone(lm):
     with fails("unsupported", "reads=both"):
         check_growing(bank)
     scores, _ = text_scores(bank, read[0].state, [own])
-    told = Assessor(bank)(read[0].prompt, read[0].text, read[0].offsets, [score or 0.0 for score in scores])
+    told = Assessor(bank)(WrittenText.of(read[0], scores))
     assert [(s.start, s.end) for s in told.spans] == [span] and told.score == pytest.approx(first.score)
 
 

@@ -138,9 +138,9 @@ def test_a_choice_tells_its_tokens_once_and_the_whole_at_the_end(lm, made):
     kept = choice.kept()
     assert kept == len(made.token_ids)
     whole = choice.whole(kept)
-    assert whole["token_offsets"] == [list(span) for span in made.offsets]
-    assert parts == whole["token_offsets"][: len(parts)]
-    assert whole["token_scores"] == choice.scores and whole["token_p_wrong"][2] is None
+    assert whole["token_offsets"] == made.offsets
+    assert tuple(parts) == whole["token_offsets"][: len(parts)]
+    assert list(whole["token_scores"]) == choice.scores and whole["token_p_wrong"][2] is None
     assert whole["token_logprobs"] == pytest.approx(made.logprobs.tolist())
 
 

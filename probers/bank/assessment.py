@@ -13,8 +13,8 @@ judge every sentence, every token, or the text as one span: the ``unit``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
@@ -26,8 +26,9 @@ from ..uncertainty import surprise
 from ..words import Recogniser, tokens_of, with_scores, written_entities
 from ..words.language import ENGLISH
 from ..words.text import split_sentences
-from ..words.thinking import part_at, part_of
+from ..words.thinking import Span, part_at, part_of, place_in, tokens_in
 from .domain import Domain
+from .response import DomainDistance, Response, TokenScores
 from .risk_control import Promise
 
 
@@ -59,42 +60,57 @@ def units_of(bank: Bank) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class DomainDistance:
-    """Distance of a text from the training texts: ``unlike`` beyond the limits of either measure.
+class WrittenText:
+    """A text, growing or finished, with what is known of its n tokens.
 
-    For such texts P(wrong) may not be a probability. The ``distance`` of the judged unit is about 1 for
-    similar texts; ``surprise`` of the whole text, and the range of similar texts, are None if unknown.
+    UserError (mismatch) for lists of different lengths.
+
+    Attributes:
+        offsets: [start, end) of each token in ``text``, characters.
+        scores, distances: one per token, None for a token without one; no ``distances`` without a domain.
+        logprobs, entropies: one per token, nats; None if the engine returns none.
     """
 
-    distance: float
-    limit: float
-    unlike: bool
-    surprise: float | None = None
-    surprise_range: tuple[float, float] | None = None
+    prompt: str
+    text: str
+    offsets: Sequence[Span] = ()
+    scores: Sequence[float | None] = ()
+    distances: Sequence[float | None] | None = None
+    logprobs: Sequence[float | None] | None = None
+    entropies: Sequence[float | None] | None = None
+
+    def __post_init__(self) -> None:
+        for name, values in self._lists().items():
+            if values is not None and len(values) != len(self.offsets):
+                raise _mismatch(name, len(values), len(self.offsets))
+
+    @classmethod
+    def of(
+        cls, written: Generation, scores: Sequence[float | None],
+        distances: Sequence[float | None] | None = None,
+    ) -> WrittenText:  # fmt: skip
+        """Take a generation with ``scores`` and ``distances`` (n,) of its tokens."""
+        records = written.logprobs.tolist(), written.entropies.tolist()
+        return cls(written.prompt, written.text, written.offsets, scores, distances, *records)
+
+    def part(self, span: Span, tokens: Sequence[int]) -> WrittenText:
+        """Take characters [start, end) as a text of their own, with the ``tokens`` that wrote any of them."""
+        own, (start, end) = tokens_in(self.offsets, span, tokens), span
+        lists: dict[str, Any] = {
+            name: values and [values[i] for i in own] for name, values in self._lists().items()
+        }
+        places = [place_in(self.offsets, span, i) for i in own]
+        return replace(
+            self, prompt=self.prompt + self.text[:start], text=self.text[start:end], offsets=places, **lists
+        )
+
+    def _lists(self) -> dict[str, Sequence[float | None] | None]:
+        return {name: getattr(self, name) for name in ("scores", "distances", "logprobs", "entropies")}
 
 
-@dataclass(frozen=True, slots=True)
-class Assessment:
-    """A prober's judgement of a text: that of its worst span, if there is one.
-
-    ``token_scores`` and ``token_p_wrong`` (n,) judge each token alone, what would begin with it, or
-    the text up to it, as the heads read; calibration is for spans and whole texts. ``promise`` is the
-    threshold's, and does not hold for texts that are ``domain.unlike`` those it was chosen on.
-    """
-
-    score: float | None
-    p_wrong: float | None
-    threshold: float
-    fires: bool
-    token_scores: tuple[float, ...]
-    token_p_wrong: tuple[float, ...]
-    spans: tuple[ScoredSpan, ...]
-    domain: DomainDistance | None = None
-    promise: Promise | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Convert to plain containers for a response."""
-        return asdict(self)
+def _mismatch(name: str, given: int, tokens: int) -> UserError:
+    told = f"{name} has {given} values and offsets have {tokens} tokens"
+    return UserError(f"{told}: give one for each token", "mismatch")
 
 
 class Assessor:
@@ -124,93 +140,60 @@ class Assessor:
         self._recognise = recognise if of_entities else None
         self._language = ENGLISH if recognise is None else recognise.language
 
-    def __call__(
-        self, prompt: str, text: str, offsets: Sequence[tuple[int, int]], scores: Sequence[float], *,
-        distances: Sequence[float] | None = None, surprised: float | None = None,
-    ) -> Assessment:  # fmt: skip
-        """Assess ``text``, written after ``prompt``.
-
-        ``offsets`` are [start, end) of its n tokens in characters; ``scores`` and ``distances`` (n,) are from
-        :class:`probers.online.scores.GrowingScores`; ``surprised`` is :func:`probers.uncertainty.surprise`
-        of the text, None if unknown.
-        """
-        values = np.asarray(scores, dtype=np.float64)
-        spans, judged = self._spans(prompt, text, offsets, values)
+    def __call__(self, record: WrittenText) -> Response:
+        """Assess a text by its worst span."""
+        read = [i for i, score in enumerate(record.scores) if score is not None]
+        values = np.array([record.scores[i] for i in read], dtype=np.float64)
+        spans, judged = self._spans(record.prompt, record.text, [record.offsets[i] for i in read], values)
         worst = max((span.score for span in spans), default=None)
         how = self._bank.aggregate
         if worst is None and how is not None and self._bank.spec.position != "entity" and len(values):
             judged = list(range(len(values)))
             worst = float(aggregate(values, [(0, len(values))], how)[0])
-        return Assessment(
+        return Response(
+            **self.token_scores(record).wire(),
             score=worst,
             p_wrong=None if worst is None else self._probabilities([worst])[0],
             threshold=self.threshold,
             fires=worst is not None and worst > self.threshold,
-            token_scores=tuple(values.tolist()),
-            token_p_wrong=tuple(self._probabilities(values)),
             spans=tuple(spans),
-            domain=self._distance(judged, distances, surprised),
+            domain=self._distance(record, [read[place] for place in judged]),
             promise=self.promise,
         )
 
-    def token_lists(
-        self, scores: Sequence[float | None], offsets: Sequence[Sequence[int]],
-        logprobs: Sequence[float | None], entropies: Sequence[float] | None = None,
-    ) -> dict[str, Any]:  # fmt: skip
-        """List (some of) a text's tokens for a response; a token without a score has None.
+    def token_scores(self, record: WrittenText) -> TokenScores:
+        """List what is known of a text's tokens."""
+        p_wrong = zip(
+            record.scores, self._probabilities([score or 0.0 for score in record.scores]), strict=True
+        )
+        return TokenScores(
+            token_scores=tuple(record.scores),
+            token_p_wrong=tuple(None if score is None else p for score, p in p_wrong),
+            token_offsets=tuple(record.offsets),
+            token_logprobs=None if record.logprobs is None else tuple(record.logprobs),
+            token_entropies=None if record.entropies is None else tuple(record.entropies),
+        )
 
-        ``offsets`` are [start, end) in the text, in characters; log-probabilities and entropies are in nats.
-        """
-        known = self._probabilities([score or 0.0 for score in scores])
-        p_wrong = [None if score is None else p for score, p in zip(scores, known, strict=True)]
-        return {
-            "token_scores": scores, "token_p_wrong": p_wrong, "token_offsets": offsets,
-            "token_logprobs": logprobs, "token_entropies": entropies,
-        }  # fmt: skip
-
-    def response(
-        self, prompt: str, text: str, lists: Mapping[str, Any],
-        distances: Sequence[float | None] | None = None,
-    ) -> dict[str, Any]:  # fmt: skip
-        """Make the field ``hallucination`` of a response (docs/serving.md).
-
-        ``lists`` covers all n tokens, from :meth:`token_lists`; ``distances`` (n,) are theirs, if known.
-        """
-        scores, offsets = lists["token_scores"], lists["token_offsets"]
-        read = [token for token, score in enumerate(scores) if score is not None]
-        far = None if distances is None else [distances[token] or 0.0 for token in read]
-        assessed = self(
-            prompt, text, [offsets[i] for i in read], [scores[i] for i in read],
-            distances=far, surprised=_surprise(lists["token_logprobs"], lists["token_entropies"]),
-        )  # fmt: skip
-        return {**assessed.to_dict(), **lists}
-
-    def of_generation(
-        self,
-        written: Generation,
-        scores: Sequence[float | None],
-        distances: Sequence[float | None] | None = None,
-    ) -> dict[str, Any]:
-        """Make the :meth:`response` for a generation; ``scores`` and ``distances`` are (n,) of its tokens."""
-        recorded = written.offsets, written.logprobs.tolist(), written.entropies.tolist()
-        return self.response(written.prompt, written.text, self.token_lists(scores, *recorded), distances)
-
-    def _distance(
-        self, judged: Sequence[int], distances: Sequence[float] | None, surprised: float | None
-    ) -> DomainDistance | None:
+    def _distance(self, record: WrittenText, judged: Sequence[int]) -> DomainDistance | None:
         """Average the distance over the tokens that judged a text: the limit is for means over spans."""
-        domain = self._bank.domain
+        domain, distances = self._bank.domain, record.distances
         if domain is None or distances is None or not judged:
             return None
-        distance = float(np.mean([distances[token] for token in judged]))
-        surprised = None if domain.surprise is None else surprised
-        unlike = domain.unlike(distance, surprised)
-        return DomainDistance(distance, domain.limit, unlike, surprised, domain.surprise)
+        distance, surprised = float(np.mean([distances[token] or 0.0 for token in judged])), None
+        known = [values for values in (record.logprobs, record.entropies) if values and None not in values]
+        if domain.surprise is not None and len(known) == 2:
+            surprised = surprise(*known)
+        return DomainDistance(
+            distance=distance, limit=domain.limit, unlike=bool(domain.unlike(distance, surprised)),
+            surprise=surprised, surprise_range=domain.surprise,
+        )  # fmt: skip
 
     def spans(
         self, prompt: str, text: str, offsets: Sequence[tuple[int, int]], scores: Sequence[float]
     ) -> list[ScoredSpan]:
-        """Return only the spans of :meth:`__call__`."""
+        """Return only the spans of ``text`` after ``prompt``, of tokens that all have a score."""
+        if len(scores) != len(offsets):
+            raise _mismatch("scores", len(scores), len(offsets))
         return self._spans(prompt, text, offsets, np.asarray(scores, dtype=np.float64))[0]
 
     def _spans(
@@ -271,10 +254,3 @@ class Assessor:
 
     def _probabilities(self, scores: Sequence[float] | np.ndarray) -> list[float]:
         return [float(p) for p in self._bank.probability(np.asarray(scores, dtype=np.float64))]
-
-
-def _surprise(logprobs: Sequence[float | None], entropies: Sequence[float] | None) -> float | None:
-    """Compute the surprise of a text; None if some of its probabilities are unknown."""
-    if entropies is None or not len(entropies) or any(each is None for each in (*logprobs, *entropies)):
-        return None
-    return surprise(logprobs, entropies)

@@ -20,6 +20,7 @@ from ..bank.bank import Prober
 from ..commands.inputs import find_prober, load_model
 from ..data.records import what_is_wrong
 from ..online.scores import check_growing, text_needs, text_scores
+from ..rag.remote import Completion
 from ..types import Feature, Generation, Needs, RunError, UserError, first_line
 
 if TYPE_CHECKING:
@@ -231,15 +232,13 @@ def _asked(url: str, prompt: str, length: int) -> tuple[str, list[tuple[int, int
             body = {"model": listed.json()["data"][0]["id"], "prompt": prompt, "max_tokens": length}
             answer = client.post(f"{address}/v1/completions", json=body | {"temperature": 0})
             answer.raise_for_status()
-            choice = answer.json()["choices"][0]
-        told, text = choice["hallucination"], choice["text"]
-        scores = np.array([float(score) for score in told["token_scores"]])
-        offsets = [(int(a), int(b)) for a, b in told["token_offsets"]]
-        if len(scores) != len(offsets) or not np.isfinite(scores).all() or not isinstance(text, str):
-            raise ValueError("scores and tokens differ in number or kind")
+        choice = Completion.model_validate(answer.json()).choices[0]
+        if (response := choice.hallucination) is None or None in response.token_scores:
+            raise ValueError("some tokens have no score")
     except httpx.HTTPError as error:
         raise RunError(f"engine={url} cannot be reached: {first_line(error)}", "network") from error
     except (ValueError, LookupError, TypeError) as error:
-        told = f"engine={url} does not answer as a server with a prober does ({what_is_wrong(error)})"
+        why = what_is_wrong(error).splitlines()[0]
+        told = f"engine={url} does not answer as a server with a prober does ({why})"
         raise RunError(told, "server") from error
-    return text, offsets, scores
+    return choice.text, list(response.token_offsets), np.array(response.token_scores, dtype=np.float64)

@@ -18,8 +18,9 @@ from ..bank.bank import Prober
 from ..bank.calibration import fit_calibration
 from ..bank.decision import ThresholdRule
 from ..bank.io import locate
+from ..bank.scoring import score_texts
 from ..bank.value_head import CONFIG, WEIGHTS, ValueHead, fold, read_value_head
-from ..checksums import inputs
+from ..checksums import Journal, inputs
 from ..commands.inputs import load_model
 from ..commands.runs import RunFolder
 from ..commands.settings import plain
@@ -28,15 +29,12 @@ from ..data.texts import Text, TextSource, token_labels
 from ..evaluation.bootstrap import Bootstrap, bounded
 from ..evaluation.metrics import auprc, auroc, ece, recall_at_fpr
 from ..files import write_bytes
-from ..online.scores import text_scores
-from ..types import Generation, UserError, count
-from .run import read_each, readable
+from ..types import UserError, count
+from .run import UNFINISHED, readable
 
 if TYPE_CHECKING:
     from ..engine.model import CausalLM
     from .settings import Export, Import
-
-_UNFINISHED = "unfinished.jsonl"
 
 log = logging.getLogger(__name__)
 
@@ -75,15 +73,15 @@ def run_import(settings: Import) -> Path:
     if not folder.begin("prober"):
         return out
     lm = load_model(settings, folder)
+    journal = Journal(out / UNFINISHED)
     bank = Prober(probe.spec(lm.spec, name), probe.head(name), aggregate="max")
     figures: dict[str, Any] = {"imported": {"format": "hallucination_probes", "layer_idx": probe.layer_idx}}
     if source is not None:
-        lm.skip_too_long()
-        bank = calibrated(bank, lm, source, rule, out / _UNFINISHED, settings.resamples)
+        bank = calibrated(bank, lm, source, rule, journal, settings.resamples)
         figures |= dict(bank.metrics)
     lines = [*_told(bank, probe, figures)]
     replace(bank, metrics=figures, card=_card(bank, name, lines)).save_pretrained(out)
-    (out / _UNFINISHED).unlink(missing_ok=True)
+    journal.path.unlink(missing_ok=True)
     folder.finish({"model": settings.model.name, "auroc": figures.get("span", {}).get("auroc")})
     for line in lines:
         log.info("%s", line)
@@ -107,20 +105,20 @@ def check_labels(source: TextSource) -> None:
 
 
 def calibrated(
-    bank: Prober, lm: CausalLM, source: TextSource, rule: ThresholdRule, unfinished: Path,
+    bank: Prober, lm: CausalLM, source: TextSource, rule: ThresholdRule, journal: Journal,
     resamples: int = 1000,
 ) -> Prober:  # fmt: skip
     """Calibrate a prober of single tokens, choose its threshold by ``rule``, and measure it.
 
     Calibration and threshold are fitted on spans of the validation texts, figures use the test texts, and
-    training texts are not read. Finished texts are kept in ``unfinished``, for a resumed run.
+    training texts are not read. Finished texts are kept in ``journal``, for a resumed run.
 
     Raises:
         UserError: validation texts with labels of only one kind (:func:`check_labels`, without the model).
     """
     given = [one for one in source.labelled("token") if one.split != "train"]
     texts = readable(given, source, lm.tokenizer)
-    spans = [span for found in spans_of(bank, lm, texts, source.file, unfinished) for span in found]
+    spans = [span for found in spans_of(bank, lm, texts, journal) for span in found]
     for line in [*source.survey("token").notes, *source.left_out.lines()]:
         log.info("%s", line)
     sides = {side: [span for span in spans if span.split == side] for side in ("validation", "test")}
@@ -145,18 +143,15 @@ def calibrated(
     return replace(bank, metrics=figures)
 
 
-def spans_of(
-    bank: Prober, lm: CausalLM, texts: Sequence[Text], file: str, unfinished: Path
-) -> list[list[Span]]:
+def spans_of(bank: Prober, lm: CausalLM, texts: Sequence[Text], journal: Journal) -> list[list[Span]]:
     """Score the judged spans of each text in one pass; none of a text that is too long."""
-
-    def scored(one: Text, written: Generation, state: np.ndarray) -> list[Span]:
-        return judged(one, written.offsets, np.array(text_scores(bank, state)[0], dtype=float))
-
-    found = read_each(lm, bank, texts, file, unfinished, scored)
-    if silent := sum(each == [] for each in found):
+    spans = []
+    for one, response in zip(texts, score_texts(lm, bank, texts, unit="token", journal=journal), strict=True):
+        if response is not None:
+            spans.append(judged(one, response.token_offsets, np.array(response.token_scores, dtype=float)))
+    if silent := sum(each == [] for each in spans):
         log.info("%s left out, without a token that is judged", count(silent, "text"))
-    return [[Span(*span) for span in each or ()] for each in found]  # lists, if read from the journal
+    return spans
 
 
 def judged(one: Text, offsets: Sequence[tuple[int, int]], scores: np.ndarray) -> list[Span]:

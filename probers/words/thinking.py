@@ -124,18 +124,17 @@ def answer_in(text: str) -> str:
     return "" if span is None else text[slice(*span)]
 
 
-def tokens_in(ends: Sequence[int], part: Span, tokens: Sequence[int]) -> list[int]:
+def tokens_in(offsets: Sequence[Span], part: Span, tokens: Sequence[int]) -> list[int]:
     """Return the ``tokens`` that wrote a character of a part of a text, or are in it without a character.
 
-    ``ends`` (n,) has the number of characters after each token of the text.
+    ``offsets`` (n,) are [start, end) of each token of the text, in characters.
     """
     start, end = part
-    begins = [ends[token - 1] if token else 0 for token in tokens]
-    each = zip(tokens, begins, strict=True)
-    return [i for i, begin in each if (begin < end or ends[i] <= end) and (ends[i] > start or begin >= start)]
+    each = ((token, *offsets[token]) for token in tokens)
+    return [i for i, a, b in each if (a < end or b <= end) and (b > start or a >= start)]
 
 
-def place_in(ends: Sequence[int], part: Span, token: int) -> Span:
+def place_in(offsets: Sequence[Span], part: Span, token: int) -> Span:
     """Return characters [start, end) of a token, counted from the beginning of a part of the text."""
-    start, end = part
-    return max((ends[token - 1] if token else 0) - start, 0), min(ends[token], max(end, start)) - start
+    (start, end), (first, last) = part, offsets[token]
+    return max(first - start, 0), min(last, max(end, start)) - start

@@ -21,12 +21,19 @@ export async function models() {
   return (await response.json()).data;
 }
 
+/** What a trigger would have decided on a recorded text. */
+export async function replay(body) {
+  return (await post("v1/replay", body)).json();
+}
+
+function post(path, body, signal) {
+  const headers = { "Content-Type": "application/json" };
+  return request(path, { method: "POST", body: JSON.stringify(body), signal, headers });
+}
+
 /** The chunks of a streamed answer, parsed. */
 export async function* stream(path, body, signal) {
-  const response = await request(path, {
-    method: "POST", body: JSON.stringify({ ...body, stream: true }), signal,
-    headers: { "Content-Type": "application/json" },
-  });
+  const response = await post(path, { ...body, stream: true }, signal);
   for await (const data of events(response.body)) {
     if (data === "[DONE]") return;
     const chunk = JSON.parse(data);

@@ -19,7 +19,7 @@ let interrupted = false; // by a missing key: asked again once it is there
 const panels = Object.entries({ A: "probing", B: "entropy" }).map(([name, trigger]) => {
   const root = at("panel").content.firstElementChild.cloneNode(true);
   at("panels").append(root);
-  return new Panel(root, name, trigger, inspector, () => say(at("linked"), ""));
+  return new Panel(root, name, trigger, inspector, () => say(at("linked"), ""), fail);
 });
 
 function say(place, text) {
@@ -149,7 +149,7 @@ function fail(error) {
   say(at("failure"), error.message);
   at("failure").scrollIntoView({ block: "nearest" });
   if (error.status !== 401) return;
-  interrupted = recording !== null;
+  interrupted = recording !== null && recording.finish === "error";
   at("locked").hidden = false;
   at("key").focus();
 }
@@ -159,7 +159,9 @@ async function unlock() {
   const again = interrupted;
   say(at("failure"), "");
   await learn();
-  if (again && at("failure").hidden) ask();
+  if (!at("failure").hidden) return;
+  if (again) ask();
+  else panels.forEach((panel) => panel.draw());
 }
 
 // The answer
@@ -232,9 +234,9 @@ function verdict(whole) {
 }
 
 function replayOn(index, settings = []) {
-  const text = texts(recording)[index];
+  const { written } = texts(recording)[index];
   at("replayed").value = String(index);
-  panels.forEach((panel, i) => panel.show(text, recording.whole?.threshold ?? 0, settings[i]));
+  panels.forEach((panel, i) => panel.show(written, recording.whole?.threshold ?? 0, settings[i]));
 }
 
 // The link

@@ -3,6 +3,7 @@
 // Lists are as the server sent them, offsets in characters of Python (code points). A round of retrieval on demand is
 // {draft: {text, offsets, scores, ..}, judged, discarded, query, passages, left_out}, each null until it is known.
 
+export const UNANSWERED = 1e4; // the score of an answer without a token
 const LISTS = { offsets: "token_offsets", scores: "token_scores", p_wrong: "token_p_wrong",
   logprobs: "token_logprobs", entropies: "token_entropies" };
 
@@ -83,18 +84,20 @@ export function spans(text, found) {
   return (found ?? []).map((span) => ({ ...span, start: unit(span.start), end: unit(span.end) }));
 }
 
-/** The texts of a recording that a trigger can be replayed on, as {name, written, fresh}. */
+/** The texts of a recording that a trigger can be replayed on, as {name, written}: what /v1/replay takes. */
 export function texts(recording) {
-  const answer = { name: "Answer", fresh: false, written: {
-    text: recording.text, tokens: tokens(recording), score: recording.whole?.score,
-    spans: spans(recording.text, recording.whole?.spans) } };
-  const drafts = recording.rounds.flatMap(({ draft, judged }, i) => {
+  const { whole, rounds } = recording;
+  const answer = { name: "Answer", written: taken(recording, whole?.score, whole?.spans, false) };
+  const drafts = rounds.flatMap(({ draft, judged }, i) => {
     if (!draft?.offsets?.length) return [];
-    const before = recording.rounds[i - 1];
+    const before = rounds[i - 1];
     const score = draft.score ?? (judged?.trigger === "probing" ? judged.score : undefined);
-    return [{ name: `Draft of round ${i + 1}`, fresh: Boolean(before?.query != null && before.judged?.position != null),
-      written: { text: draft.text, tokens: tokens(draft), score,
-        spans: spans(draft.text, draft.spans) } }];
+    const fresh = Boolean(before?.query != null && before.judged?.position != null);
+    return [{ name: `Draft of round ${i + 1}`, written: taken(draft, score, draft.spans, fresh) }];
   });
   return [...drafts, answer];
+}
+
+function taken({ text, offsets, scores, p_wrong, logprobs, entropies }, score, spans, fresh) {
+  return { text, offsets, scores, p_wrong, logprobs, entropies, score, spans: spans ?? [], fresh };
 }

@@ -1,8 +1,23 @@
 // A trigger beside another: what each would have done with a recorded text, at once as its threshold moves.
 
-import { keptBefore } from "./sentences.js";
+import { replay } from "./api.js";
+import { spans, tokens, UNANSWERED, units } from "./recording.js";
 import { element, number, percent, TokenText } from "./tokens.js";
-import { replay, TRIGGERS, UNANSWERED } from "./triggers.js";
+
+/** The triggers by name: their options with choices (the first is the default), and their threshold's. */
+const TRIGGERS = {
+  probing: { says: "the prober's score of the worst span, or of the whole text", options: {}, unit: "score" },
+  entropy: {
+    says: "the entropy of the model's distributions, nats",
+    options: { scope: ["answer", "sentence"], reduction: ["mean", "max"] }, threshold: 0.2, unit: "nats",
+  },
+  flare: {
+    says: "1 − the probability of the tokens, by sentence",
+    options: { variant: ["paper", "dragin"] }, threshold: 0.2, unit: "1 − p",
+  },
+  fixed_sentence: { says: "retrieves with the question, and after every sentence", options: {} },
+  never: { says: "never retrieves", options: {} },
+};
 
 /** What a panel stands at before anyone touched it. */
 export function defaults(trigger) {
@@ -14,10 +29,9 @@ export function defaults(trigger) {
 export class Panel {
   #text;
 
-  constructor(root, name, trigger, inspector, changed) {
-    this.root = root;
+  constructor(root, name, trigger, inspector, changed, failed) {
     this.settings = defaults(trigger);
-    this.changed = changed;
+    Object.assign(this, { root, changed, failed });
     this.parts = {}; // by name, with ids of their own for the labels
     for (const part of root.querySelectorAll("[data-is]")) {
       this.parts[part.dataset.is] = part;
@@ -34,8 +48,8 @@ export class Panel {
   }
 
   /** Replays on a text; `own` is the prober's threshold. */
-  show({ written, fresh }, own, settings = this.settings) {
-    Object.assign(this, { written, fresh, own });
+  show(written, own, settings = this.settings) {
+    Object.assign(this, { written, own });
     this.#set(settings, false);
   }
 
@@ -65,67 +79,83 @@ export class Panel {
 
   #move(change, by = null, told = true) {
     Object.assign(this.settings, change);
-    if (this.written) this.#draw(by);
+    if (by !== this.parts.number) this.parts.number.value = Number(Number(this.threshold).toPrecision(6));
+    this.draw(by);
     if (told) this.changed();
   }
 
-  #draw(by) {
-    const { range, number: field, verdict, judged } = this.parts;
+  /** Asks the server for the decision and shows it; an older answer than the latest question is dropped. */
+  async draw(by = null) {
+    if (!this.written) return;
+    const { written, settings: { trigger, ...options } } = this;
+    const question = { trigger, options: { ...options, threshold: this.threshold }, ...written };
+    if (!TRIGGERS[trigger].unit) delete question.options.threshold;
+    this.question = question;
+    this.root.setAttribute("aria-busy", "true");
+    let decision;
+    try {
+      decision = await replay(question);
+    } catch (error) {
+      decision = { missing: error.message };
+      if (error.status !== 400 && this.question === question) this.failed(error);
+    }
+    if (this.question !== question) return;
+    this.#show(decision, by);
+    this.root.removeAttribute("aria-busy");
+  }
+
+  #show(decision, by) {
+    const { range, verdict, judged } = this.parts;
     const { trigger } = this.settings;
-    const decision = replay(trigger, { ...this.settings, threshold: this.threshold }, this.written, this.fresh);
+    const { text } = this.written;
+    const unit = units(text);
+    const known = tokens(this.written);
     this.#text.clear();
-    if (TRIGGERS[trigger].unit) this.#scale(decision, range, field, by);
+    if (TRIGGERS[trigger].unit && by !== range) this.#scale(decision, range);
     verdict.classList.toggle("fires", Boolean(decision.fire));
-    verdict.textContent = this.#says(decision);
-    judged.replaceChildren(...(decision.judged ?? []).map((part) => this.#part(part)));
-    const { text, tokens } = this.written;
-    const cut = !decision.fire ? Infinity : decision.position === null ? 0 : keptBefore(text, decision.position);
+    verdict.textContent = this.#says(decision, known);
+    judged.replaceChildren(...spans(text, decision.judged).map((part) => this.#part(part)));
+    const cut = decision.fire ? unit(decision.kept) : Infinity;
     const top = Math.max(1, ...(decision.values ?? []));
-    const shares = new Map((decision.values ?? []).map((value, i) => [tokens[i], value === null ? null : value / top]));
-    const fired = new Set((decision.tokens ?? []).map((i) => tokens[i]));
-    this.#text.append(text, tokens, {
+    const shares = new Map((decision.values ?? []).map((value, i) => [known[i], value === null ? null : value / top]));
+    const fired = new Set((decision.tokens ?? []).map((i) => known[i]));
+    this.#text.append(text, known, {
       cut, fired, value: (token) => shares.get(token),
-      spans: trigger === "probing" ? this.written.spans : [],
+      spans: trigger === "probing" ? spans(text, this.written.spans) : [],
     });
     this.#text.finish(text, cut);
   }
 
   /** The slider reaches a little over all scores that a threshold can lie between. */
-  #scale(decision, range, field, by) {
-    if (by !== range) {
-      const scores = (decision.judged ?? []).map((part) => part.score);
-      const known = [...scores, decision.score ?? 0, this.threshold].filter((score) => score !== UNANSWERED);
-      const low = Math.min(0, ...known);
-      const high = Math.max(1, ...known);
-      const more = 0.05 * (high - low);
-      const ends = { min: low && low - more, max: high === 1 ? 1 : high + more };
-      Object.assign(range, { ...ends, step: "any", value: this.threshold });
-    }
-    if (by !== field) field.value = Number(Number(this.threshold).toPrecision(6));
+  #scale(decision, range) {
+    const scores = (decision.judged ?? []).map((part) => part.score);
+    const known = [...scores, decision.score ?? 0, this.threshold].filter((score) => score !== UNANSWERED);
+    const low = Math.min(0, ...known);
+    const high = Math.max(1, ...known);
+    const more = 0.05 * (high - low);
+    const ends = { min: low && low - more, max: high === 1 ? 1 : high + more };
+    Object.assign(range, { ...ends, step: "any", value: this.threshold });
   }
 
-  #says({ missing, fire, score, position, judged }) {
-    const { text, tokens } = this.written;
-    const { settings: { trigger }, threshold } = this;
-    if (missing) return `Cannot be replayed: the response does not carry ${missing}.`;
+  #says({ missing, fire, score, whole, kept, judged }, known) {
+    const { settings: { trigger }, threshold, written } = this;
+    const cut = fire ? units(written.text)(kept) : Infinity;
+    const discarded = count(known.filter((token) => token.end > cut).length, "token");
+    if (missing) return `Cannot be replayed: ${missing}.`;
     if (trigger === "never") return "Never retrieves: the answer stays as it is.";
     if (trigger === "fixed_sentence") {
       const first = "Retrieves with the question first";
-      return fire ? `${first}, and again after sentence 1: it stays, and ${tokensAfter(tokens, position)} are written anew.`
+      return fire ? `${first}, and again after sentence 1: it stays, and ${discarded} are written anew.`
         : `${first}; the text has one sentence, so it does not fire again.`;
     }
     if (score === null) return "Does not fire: the text has nothing that the prober judges.";
     const compared = `${number(score)}, threshold ${number(threshold)}`;
     if (!fire) return `Does not fire: the highest score is ${compared}.`;
-    if (position === null) {
-      return `Fires on the whole text: score ${compared}. All of it is discarded, ${count(tokens.length, "token")}.`;
-    }
+    if (whole) return `Fires on the whole text: score ${compared}. All of it is discarded, ${discarded}.`;
     const place = judged.findIndex((part) => part.fires);
-    const skipped = this.fresh ? 1 : 0; // sentences that are not judged
-    const kept = keptBefore(text, position);
-    const stays = count([...text.slice(0, kept)].length, "character");
+    const skipped = written.fresh ? 1 : 0; // sentences that are not judged
     return `Fires at sentence ${place + 1 + skipped} of ${judged.length + skipped}: score ${number(judged[place].score)}, ` +
-      `threshold ${number(threshold)}. Kept: ${stays}; discarded: ${tokensAfter(tokens, kept)}.`;
+      `threshold ${number(threshold)}. Kept: ${count(kept, "character")}; discarded: ${discarded}.`;
   }
 
   #part(part) {
@@ -138,4 +168,3 @@ export class Panel {
 }
 
 const count = (n, what) => `${n} ${what}${n === 1 ? "" : "s"}`;
-const tokensAfter = (tokens, cut) => count(tokens.filter((token) => token.end > cut).length, "token");

@@ -1,8 +1,7 @@
 // Retrieval on demand as it happened: drafts, verdicts, what was discarded, queries and passages.
 
-import { tokens, units } from "./recording.js";
+import { tokens, UNANSWERED, units } from "./recording.js";
 import { element, number, TokenText } from "./tokens.js";
-import { UNANSWERED } from "./triggers.js";
 
 /** Shows the rounds of a recording in an ordered list; only the last is drawn anew where `from` says so. */
 export function drawRounds(list, rounds, inspector, from = 0) {

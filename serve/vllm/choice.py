@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from probers.bank.assessment import WrittenText
 from probers.engine.tokens import Span, TextStream, decode, token_offsets
 from probers.online.growing_spans import ScoredSpan
-from probers.words.thinking import place_in, tokens_in
 
-from ..on_high import OnHigh
+from ..on_high import Judgement, OnHigh
 
 #: Reason why a forced tool call has no score: a grammar chose its text, not the model.
 FORCED = "a tool call that the request forces is not scored"
@@ -26,6 +26,7 @@ class ForeignChoice:
         ids: tokens of the text so far, including an end of sequence.
         scores: scores of its tokens so far, which may come later; None for a text that is not scored.
         distances: of the same tokens from the prober's domain; None without a domain.
+        told: number of tokens in the chunks so far.
     """
 
     def __init__(self, acting: OnHigh, tokenizer: Any, prompt: Sequence[int]) -> None:
@@ -34,13 +35,13 @@ class ForeignChoice:
         self.entries: dict[str, list[Any]] = {}
         self.scores: list[float | None] | None = None
         self.distances: list[float | None] | None = None
+        self.told = self._sent = 0  # tokens in the chunks so far, characters of the answer sent
         self._answer = self._reasoning = ""
-        self._told = self._sent = 0  # tokens in the chunks so far, characters of the answer sent
         self._logprobs: list[float | None] = []
         self._stream = TextStream(tokenizer, self.prompt)
         self._before = decode(tokenizer, self.prompt)
-        self._growing = acting.growing(self._before)
-        self._raw, self._ends = "", list[int]()  # raw text and ends of tokens once the text is finished
+        self._judgement = Judgement(acting, self._before)
+        self._finished: tuple[str, Sequence[Span]] | None = None  # text and places of all tokens
 
     def add(
         self, text: str, ids: Sequence[int], logprobs: Sequence[float | None], reasoning: str = ""
@@ -56,85 +57,66 @@ class ForeignChoice:
     @property
     def high(self) -> ScoredSpan | None:
         """Span that has ended the text."""
-        return None if self._growing is None else self._growing.high
-
-    @property
-    def told(self) -> int:
-        """Number of tokens in the chunks so far."""
-        return self._told
+        return self._judgement.high
 
     def settled(self) -> int:
         """Count the tokens whose text was sent completely, or the told ones if a parser changed the text."""
         if (parts := self._parts(self._stream.full)) is None:
-            return self._told
-        return max(self._told, self._stream.settled(max(end for _, end in parts)))
+            return self.told
+        return max(self.told, self._stream.settled(max(end for _, end in parts)))
 
     def look(self, end: int, *, over: bool = False) -> int:
         """Judge the answer up to a number of tokens; return how many of them may be sent."""
-        if self._growing is None:
+        if self._judgement.sure is None:
             return end
-        ends = self._ends if over else [stop for _, stop in self._stream.offsets()]
-        parts = self._parts(self._raw if over else self._stream.full)
-        if parts is not None:
-            span = parts[1] if over else (parts[1][0], min(parts[1][1], ends[end - 1] if end else 0))
-            own = [i for i in tokens_in(ends, span, range(end)) if self._score(i) is not None]
-            places = [place_in(ends, span, token) for token in own]
-            scores = [self._score(token) or 0.0 for token in own]
-            self._growing.read(self._answer[: max(0, span[1] - span[0])], places, scores, over=over)
-        if parts is None or not self._answer:
+        record = self._record()
+        if (parts := self._parts(record.text)) is None:
             return end
-        return sum(stop <= parts[1][0] + self._growing.sure for stop in ends[:end])
+        (start, last), ends = parts[1], [stop for _, stop in record.offsets[:end]]
+        read = last if over else min(last, ends[-1] if ends else 0)
+        self._judgement.read(record, (start, max(start, read)), end, over=over)
+        return sum(stop <= start + self._judgement.sure for stop in ends) if self._answer else end
 
     def release(self, *, everything: bool = False) -> str:
         """Return the new part of the answer that may be sent; ``everything`` if it cannot be judged."""
-        sure = len(self._answer) if self._growing is None or everything else self._growing.sure
+        sure = self._judgement.sure
+        sure = len(self._answer) if sure is None or everything else sure
         start, self._sent = self._sent, max(self._sent, sure)
         return self._answer[start : self._sent]
 
     def chunk(self, end: int) -> dict[str, Any]:
         """Make the lists of the new tokens up to ``end``."""
-        tokens, self._told = range(self._told, max(self._told, end)), max(self._told, end)
-        ends = [stop for _, stop in self._stream.offsets()]
+        tokens, self.told = range(self.told, max(self.told, end)), max(self.told, end)
         thought, said = self._parts(self._stream.full) or ((0, 0), (0, 0))
-        told = self._lists(ends, said, tokens_in(ends, said, tokens))
-        if self._reasoning:
-            told["reasoning"] = self._lists(ends, thought, tokens_in(ends, thought, tokens))
-        return told
+        return self._judgement.chunk(self._record(), thought if self._reasoning else None, said, tokens)
 
     def kept(self) -> int | None:
         """Count the tokens of the finished text; None if a parser has changed the text."""
-        self._raw, offsets = token_offsets(self._tokenizer, self.ids, self.prompt)
-        self._ends = [stop for _, stop in offsets]
-        if (parts := self._parts(self._raw)) is None:
+        raw, offsets = self._finished = token_offsets(self._tokenizer, self.ids, self.prompt)
+        if (parts := self._parts(raw)) is None:
             return None
         end = max(stop for _, stop in parts)
         return sum(start < end for start, _ in offsets)
 
     def whole(self, kept: int) -> dict[str, Any]:
         """Make the field of the finished text, whose tokens :meth:`kept` has counted."""
-        parts = self._parts(self._raw)
+        record = self._record()
+        parts = self._parts(record.text)
         assert parts is not None
-        (thought, said), high = parts, self.high
-        if high is not None:
-            said = said[0], said[0] + high.start
-            kept = self.billed()
-        told = self._assessed(said, kept)
-        if self._reasoning:
-            told["reasoning"] = self._assessed(thought, kept)
-        acted = None if high is None else self._acting.acted(high, discarded=len(self.ids) - kept)
-        return told | {"acted": acted}
+        thought, said = parts
+        kept = self._judgement.returned(record, said, kept)
+        thoughts = thought if self._reasoning else None
+        return self._judgement.whole(record, thoughts, said, kept, written=len(self.ids))
 
     def billed(self) -> int:
         """Count the tokens of the returned text."""
-        if self.high is None or (parts := self._parts(self._raw)) is None:
-            return len(self.ids)
-        return sum(end <= parts[1][0] + self.high.start for end in self._ends)
+        record = self._record()
+        parts = self._parts(record.text)
+        return self._judgement.returned(record, None if parts is None else parts[1], len(self.ids))
 
     def not_scored(self, why: str) -> dict[str, Any]:
         """Make the field of a text that has no score, with the reason."""
-        assess = self._acting.assess
-        empty = assess.response("", "", assess.token_lists([], [], []))
-        return empty | {"acted": None, "not_scored": why}
+        return self._acting.nothing(acted=None, not_scored=why)
 
     def _parts(self, raw: str) -> tuple[Span, Span] | None:
         """Find the characters of reasoning and answer in the text of all tokens; None if one is not in it."""
@@ -145,17 +127,12 @@ class ForeignChoice:
             return None
         return (thought, after), (said, said + len(self._answer)) if self._answer else (after, after)
 
-    def _assessed(self, span: Span, kept: int) -> dict[str, Any]:
-        own, before = tokens_in(self._ends, span, range(kept)), self._before + self._raw[: span[0]]
-        known = self.distances
-        far = None if known is None else [known[i] if i < len(known) else None for i in own]
-        lists = self._lists(self._ends, span, own)
-        return self._acting.assess.response(before, self._raw[slice(*span)], lists, far)
-
-    def _score(self, token: int) -> float | None:
-        return self.scores[token] if self.scores is not None and token < len(self.scores) else None
-
-    def _lists(self, ends: Sequence[int], span: Span, tokens: Sequence[int]) -> dict[str, Any]:
-        places = [list(place_in(ends, span, token)) for token in tokens]
-        logprobs = [self._logprobs[token] for token in tokens]
-        return self._acting.assess.token_lists([self._score(token) for token in tokens], places, logprobs)
+    def _record(self) -> WrittenText:
+        """Return the tokens so far; a score that did not come yet is None."""
+        raw, offsets = self._finished or (self._stream.full, self._stream.offsets())
+        n = len(offsets)
+        scores, distances, logprobs = (
+            None if values is None else [*values[:n], *[None] * (n - len(values))]
+            for values in (self.scores or [], self.distances, self._logprobs)
+        )
+        return WrittenText(self._before, raw, offsets, scores or (), distances, logprobs)

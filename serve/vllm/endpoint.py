@@ -13,7 +13,7 @@ import asyncio
 import json
 import re
 from argparse import Namespace
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeAlias, TypeVar
 
@@ -33,9 +33,8 @@ from probers.bank.bank import Prober
 from probers.engine.vllm import KEY
 
 from ..answers import as_events, usage
-from ..errors import ApiError
 from ..on_high import FINISH, OnHigh, headers
-from ..protocol import Hallucination
+from ..protocol import ApiError, Hallucination
 from .choice import FORCED, ForeignChoice
 from .feed import Scored, ScoreFeed
 from .prober import ServedProber, adapter_of
@@ -156,10 +155,9 @@ async def _held(request: _Asked, raw: Request, stock: Callable[..., Awaitable[An
             break
     body = draws[0]
     each = zip(*(draw["choices"] for draw in draws), strict=True)
-    body["choices"] = [_best(acting, own) for own in each]
+    body["choices"] = [acting.chosen(own, [_tokens(choice) for choice in own])[1] for own in each]
     if len(draws) > 1:
-        fields = [choice["hallucination"] or {"token_scores": ()} for choice in body["choices"]]
-        written = sum(len(field["token_scores"]) for field in fields)
+        written = sum(_tokens(choice) for choice in body["choices"])
         body["usage"] |= usage(body["usage"]["prompt_tokens"], written)
     told = headers(body["choices"])
     if not stream:
@@ -170,13 +168,9 @@ async def _held(request: _Asked, raw: Request, stock: Callable[..., Awaitable[An
     )
 
 
-def _best(acting: OnHigh, draws: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Choose the draw of a choice that ``retry`` returns, and report how it was found."""
-    fields = [choice["hallucination"] for choice in draws]
-    place, acted = acting.chosen(fields, [len(field["token_scores"]) if field else 0 for field in fields])
-    if acted is None:
-        return draws[place]
-    return {**draws[place], "hallucination": {**fields[place], "acted": acted}}
+def _tokens(choice: dict[str, Any]) -> int:
+    """Count the tokens of a whole choice; 0 if it is not scored."""
+    return len((choice["hallucination"] or {"token_scores": ()})["token_scores"])
 
 
 class _Response:
@@ -213,10 +207,11 @@ class _Response:
         for place, told in enumerate(body["choices"]):
             choice = self._take(body, told)
             told["hallucination"] = await self._finished(body["id"], told["index"], choice)
-            if self._acting.action == "abstain" and told["hallucination"] is not None:
-                if (said := self._acting.abstained(told, choice.high, len(choice.ids))) is not None:
-                    discarded += len(choice.ids)
-                    body["choices"][place] = said
+            scored = told["hallucination"] is not None
+            said = self._acting.abstained(told, choice.high, len(choice.ids)) if scored else None
+            if said is not None:
+                discarded += len(choice.ids)
+                body["choices"][place] = said
             elif choice.high is not None:
                 discarded += len(choice.ids) - choice.billed()
                 self._cut(told, choice)

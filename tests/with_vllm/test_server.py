@@ -21,7 +21,7 @@ from thinking import CHATS, thinking_model
 from thinking import TEMPLATE as CHAT_TEMPLATE
 from written import DRAFTS, make_bank, save_tiny, with_adapter
 
-from probers.bank.assessment import Assessor
+from probers.bank.assessment import Assessor, WrittenText
 from probers.bank.bank import Prober
 from probers.capture.pooling import as_stored
 from probers.commands.settings import Model
@@ -118,7 +118,7 @@ def test_an_answer_carries_the_scores_of_our_engine(
         want = bank.score_states(as_stored(scored.state, bank.spec.dtype))
         np.testing.assert_allclose(choice.hallucination["token_scores"], want, rtol=1e-3, atol=0.05)
         np.testing.assert_allclose(choice.hallucination["token_logprobs"], scored.logprobs, atol=1e-3)
-        wanted = Assessor(bank).of_generation(scored, *text_scores(bank, scored.state))
+        wanted = Assessor(bank)(WrittenText.of(scored, *text_scores(bank, scored.state))).wire()
         told = choice.hallucination
         places = [[(span["start"], span["end"]) for span in each["spans"]] for each in (told, wanted)]
         assert places[0] == places[1] and told["fires"] == wanted["fires"]

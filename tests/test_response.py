@@ -1,0 +1,110 @@
+"""The response field: one model for servers, finished texts, docs and readers; scoring without a folder."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from pydantic import Field
+from refusals import fails
+from serving import bank_for, running
+
+from probers import CausalLM
+from probers.bank import assessment, response
+from probers.bank.assessment import Assessor, WrittenText
+from probers.bank.response import Response, TokenScores
+from probers.bank.scoring import score_texts
+from probers.checksums import Journal
+from probers.data.texts import TextSource
+from probers.rag.remote import Choice
+from probers.serve.on_high import OnHigh
+from probers.serve.vllm.choice import ForeignChoice
+
+DOCS = Path(__file__).parents[1] / "docs" / "serving.md"
+PROMPT, ANSWER = "Who does Lena Zaser work for?\nAnswer:", " She works for the Bank of England."
+
+
+@pytest.fixture(scope="module")
+def lm():
+    return CausalLM.from_pretrained("testbed")
+
+
+@pytest.fixture
+def texts(tmp_path):
+    lines = [{"id": "a", "prompt": PROMPT, "answer": ANSWER}, {"prompt": "so " * 3000, "answer": " long"}]
+    (tmp_path / "texts.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    return list(TextSource(str(tmp_path / "texts.jsonl")).all())
+
+
+def test_the_table_of_the_docs_is_that_of_the_model():
+    rows = [f"| `{name}` | {field.description} |" for name, field in Response.model_fields.items()]
+    table = re.search(r"\| field \| content \|\n\| --- \| --- \|\n(.*?)\n\n", DOCS.read_text(), re.DOTALL)
+    assert table and table[1].split("\n") == rows
+
+
+class Longer(Response):
+    """The response with one more field, and its computation."""
+
+    n_tokens: int = Field(default=0, description="number of tokens")
+
+
+def test_a_new_field_is_one_in_the_model_and_its_computation(lm, texts, monkeypatch):
+    """Claim: every answer carries it and every reader reads it; converse: nothing else is declared."""
+
+    def longer(**fields):
+        return Longer(**fields, n_tokens=len(fields["token_scores"]))
+
+    monkeypatch.setattr(assessment, "Response", longer)
+    bank = bank_for(lm)
+    made, _ = score_texts(lm, bank, texts)
+    assert made.wire()["n_tokens"] == len(made.token_scores) > 3
+    with running(lm, bank) as server:
+        answer = server.client.completions.create(model="testbed", prompt=PROMPT, max_tokens=8, temperature=0)
+        sent = server.client.completions.create(model="testbed", prompt=PROMPT, max_tokens=8, stream=True)
+        last = list(sent)[-1]
+    for choice in (answer.choices[0], last.choices[0]):
+        assert choice.hallucination["n_tokens"] == len(choice.hallucination["token_scores"])
+    (written,) = lm.generate([PROMPT], max_new_tokens=8)
+    foreign = ForeignChoice(OnHigh.of(None, bank, "", greedy=True), lm.tokenizer, written.prompt_ids)
+    foreign.add(written.text, written.token_ids, written.logprobs.tolist())
+    assert foreign.whole(foreign.kept())["n_tokens"] == 8
+    read = Choice.model_validate(answer.choices[0].model_dump()).hallucination
+    assert read.wire() == Response.model_validate(answer.choices[0].hallucination).wire()
+
+
+def test_a_chunk_has_the_lists_alone_and_what_is_read_is_what_was_sent():
+    lists = {"token_scores": (0.5, None), "token_p_wrong": (0.6, None), "token_offsets": ((0, 1), (1, 2))}
+    assert TokenScores(**lists).wire() == lists
+    whole = Response(**lists, threshold=0.5, score=None, acted=None)
+    assert whole.wire() == lists | {"threshold": 0.5, "score": None, "acted": None}
+    assert Response.model_validate(json.loads(json.dumps(whole.wire()))) == whole
+
+
+def test_texts_are_scored_without_a_folder(lm, texts, tmp_path):
+    bank = bank_for(lm)
+    made, long = score_texts(lm, bank, texts)
+    assert long is None and made.threshold == bank.threshold
+    assert lm.on_too_long == "error"  # as before
+    low, _ = score_texts(lm, bank, texts, threshold=-1e9, unit="sentence")
+    assert low.fires and [ANSWER[s.start : s.end] for s in low.spans] == [ANSWER.strip()]
+    assert low.token_scores == made.token_scores
+    journal = Journal(tmp_path / "journal")
+    assert score_texts(lm, bank, texts, journal=journal) == [made, None]
+    monkey = replace(texts[0], answer=" read again, this would differ")
+    assert score_texts(lm, bank, [monkey, texts[1]], journal=journal) == [made, None]
+    with fails("unsupported", "unit=claim"):
+        score_texts(lm, bank, texts, unit="claim")
+
+
+def test_lists_of_different_lengths_are_refused(lm):
+    assess, places = Assessor(bank_for(lm)), [(i, i + 1) for i in range(20)]
+    for more in (
+        {"scores": [0.5]}, {"scores": [0.5] * 20, "logprobs": [0.0]}, {"scores": [0.5] * 20, "distances": []},
+    ):  # fmt: skip
+        with fails("mismatch", "20"):
+            assess(WrittenText("p", "a" * 20, places, **more))
+    with fails("mismatch", "20"):
+        assess.spans("p", "a" * 20, places, [0.5])
+    assert assess(WrittenText("p", "a" * 20, places, [0.5] * 20)).score == 0.5
+    assert response.Response is Response
