@@ -8,10 +8,11 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from probers.words.text import split_sentences
+
 from probers.checksums import Journal
 from probers.evaluation.answers import final_answer
 from probers.prompts import PromptTemplate
-from probers.text import split_sentences
 from probers.types import Decision, Generation, Passage, Question, Round, UserError
 
 if TYPE_CHECKING:

@@ -16,6 +16,7 @@ import pytest
 from artefacts import contents, write_lines
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from probers.words.spelling import load_aliases
 from refusals import claimed, exits, fails
 
 from probers import CausalLM, FeatureStore, Prober
@@ -27,7 +28,6 @@ from probers.data.articles import open_articles
 from probers.data.cache import build_once
 from probers.data.questions import load_questions, open_questions
 from probers.data.questions.multihop import StrategyQA, TwoWikiMultihopQA
-from probers.equivalence.names import load_aliases
 from probers.rag.traces import TraceFile
 from probers.types import Question, RunError, UserError
 

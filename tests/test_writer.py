@@ -11,6 +11,7 @@ import pytest
 import torch
 from artefacts import contents, harm, shard_by_shard, write_lines
 from fake_lm import SPEC, FakeLM, FakeRetriever, passage
+from probers.words import EntityMatcher, Recogniser
 
 from probers import FeatureStore
 from probers.commands import main as cli
@@ -23,8 +24,6 @@ from probers.datagen.labels.cot import CotBuilder
 from probers.datagen.labels.wiki import WikiBuilder
 from probers.datagen.writer import PART, fill, first_example
 from probers.engine.batch_size import Batches
-from probers.entities import Recogniser
-from probers.equivalence import EntityMatcher
 from probers.prompts import PromptTemplate
 from probers.store.spec import FeatureSpec
 from probers.types import Feature, Needs, Question

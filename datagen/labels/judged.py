@@ -13,6 +13,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from probers.words import Recognise, language_of, normalise
+from probers.words.text import split_sentences
+from probers.words.thinking import Part, part_of, position_of
+
 from probers.checksums import Journal
 from probers.commands.inputs import load_matcher, load_passages, wordnet_found
 from probers.commands.settings import plain
@@ -22,14 +26,10 @@ from probers.data.texts.base import read_text
 from probers.data.topics import PromptFile, Topic, topics_of, with_references
 from probers.engine.language_model import Decoding, GenerationRequest, Sampling
 from probers.engine.model import CausalLM
-from probers.entities import Recognise, language_of
-from probers.equivalence.names import normalise
 from probers.files import write_text
 from probers.options import shown
 from probers.prompts import PromptTemplate
 from probers.store.store import FeatureStore
-from probers.text import split_sentences
-from probers.thinking import Part, part_of, position_of
 from probers.types import Generation, Needs, Unit, UserError
 
 from ..judges.base import JUDGED, WRONG, Answer, Grounds, Judge, Ruling

@@ -141,7 +141,7 @@ class Prober(ModelHubMixin):
         return run_heads(self.head, states, mask)
 
     def margins(self, states: np.ndarray | torch.Tensor, mask: Any = None) -> np.ndarray:
-        """Compute (n, heads) logit of "wrong" minus logit of "correct"; arguments as in :meth:`score_states`."""
+        """Compute (n, heads) margins, "wrong" minus "correct"; arguments as in :meth:`score_states`."""
         return _margins(self.logits(states, mask))
 
     def score_states(
@@ -181,7 +181,7 @@ class Prober(ModelHubMixin):
         """Compute scores (n,) of spans of tokens; they fire above :attr:`threshold`.
 
         ``states`` (t, layers, d) belong to a text's tokens, ``spans`` (n, 2) are first token and one after
-        last; ``signals`` belong to the spans, as in :meth:`score_states`. UserError for heads of pooled states.
+        last; ``signals`` belong to the spans, as in :meth:`score_states`. UserError for pooled heads.
         """
         bounds = check_spans(spans, len(states))
         if self.head.marker and self.aggregate is not None:

@@ -129,7 +129,7 @@ class Scores(AbstractContextManager["Scores"]):
 
 
 class StopOnScore(StoppingCriteria):
-    """Stopping criterion that ends a row above a threshold: :meth:`.Prober.stopping_criteria`.
+    """Stopping criterion that ends a row above a threshold: :meth:`.Prober.stopping`.
 
     The model has hooks until the object is collected or :meth:`close` is called. With ``assess`` a row
     ends at the first of its units above the threshold, like the server's ``on_high=stop``. With heads of
