@@ -6,6 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from probers.words import LANGUAGES, EntityMatcher, Recogniser, find_entities, head_entity, written_entities
+from probers.words.language import ENGLISH, detect, language_in
+from probers.words.text import join_sentences, split_sentences
+from probers.words.vectors import cosine, load_vectors, train_vectors
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM
 

@@ -13,6 +13,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from probers.words import Recognise, language_of, normalise
+from probers.words.text import split_sentences
+from probers.words.thinking import Part, part_of, position_of
+
 from probers.checksums import Journal
 from probers.commands.inputs import load_matcher, load_passages, wordnet_found
 from probers.commands.settings import plain

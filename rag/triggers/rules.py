@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
+from probers.words import EntityMatcher
 
 from probers.evaluation.answers import RULES, right_by
 from probers.types import Decision, Generation, Question, RunError, UserError
