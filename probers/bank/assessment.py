@@ -93,6 +93,12 @@ class WrittenText:
         records = written.logprobs.tolist(), written.entropies.tolist()
         return cls(written.prompt, written.text, written.offsets, scores, distances, *records)
 
+    def first(self, count: int, text: str) -> WrittenText:
+        """Cut the record to its first ``count`` tokens, which wrote ``text``."""
+        names = ("offsets", "scores", "distances", "logprobs", "entropies")
+        lists = {name: value and value[:count] for name in names if (value := getattr(self, name)) is not None}
+        return replace(self, text=text, **lists)
+
     def part(self, span: Span, tokens: Sequence[int]) -> WrittenText:
         """Take characters [start, end) as a text of their own, with the ``tokens`` that wrote any of them."""
         own, (start, end) = tokens_in(self.offsets, span, tokens), span

@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 from huggingface_hub import ModelHubMixin
 
+from ..data.records import BadLine
 from ..data.splits import Seen
+from ..data.texts import TextSource
 from ..heads import CORRECT, WRONG, Memory, ProbeHead, head_name
 from ..online.scores import Aggregate, aggregate, check_aggregate, check_spans
 from ..store.spec import FeatureSpec, ModelSpec
@@ -27,12 +30,18 @@ from .calibration import Calibration, EntropyModel, Temperature, calibration_fro
 from .decision import Ensemble, checked_logits, run_heads, run_heads_on_marked, run_heads_on_spans
 from .domain import Domain
 from .io import CONFIG, HubOptions, heads_of, load_head, locate, read, save
+from .report import Report
+from .report import report as make_report
 from .risk_control import Promise
+from .scored import Scored, ScoredTexts
+from .scoring import readable, score_texts
 from .value_head import is_value_head, read_value_head
+from .writing import Action, JudgedWriter, OnHigh
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from ..engine.model import CausalLM
     from ..online.watch import Scores, StopOnScore
     from .assessment import Unit
 
@@ -219,6 +228,76 @@ class Prober(ModelHubMixin):
         if self.domain is not None:
             object.__setattr__(self, "domain", self.domain.to(device))
         return self
+
+    @classmethod
+    def fit(cls, *given: Any, **options: Any) -> Prober:
+        """Train a prober: :func:`probers.fit`, whose arguments it takes."""
+        return resolve_name("probers:fit")(*given, **options)  # type: ignore[no-any-return]
+
+    def score(
+        self, lm: CausalLM, rows: Any, *, threshold: float | None = None, unit: Unit | None = None,
+        on_bad_line: BadLine = "error", **columns: str,
+    ) -> ScoredTexts:  # fmt: skip
+        """Judge texts that exist already, each in one pass of the model, after its prompt.
+
+        Args:
+            lm: the model whose states the prober reads.
+            rows: a DataFrame, a list of dictionaries or of answers, a ``datasets.Dataset``, or a file; fields
+                are those of files of texts: ``answer``, and ``prompt`` or ``messages`` before it.
+            threshold: score above which a text fires, in place of the prober's own.
+            unit: parts that are judged by themselves (:func:`.assessment.units_of`).
+            on_bad_line: "skip" leaves out rows that cannot be read.
+            columns: names of columns under other names than their fields, as ``answer="output"``.
+
+        Raises:
+            UserError: no rows, a row that cannot be read, another model, or a unit that it cannot judge.
+        """
+        source = TextSource(rows, columns=columns or None, on_bad_line=on_bad_line)
+        texts = readable(source, list(source.all()), lm.tokenizer)
+        responses = score_texts(lm, self, texts, threshold=threshold, unit=unit)
+        pairs = zip(texts, responses, strict=True)
+        return ScoredTexts(
+            Scored(one.id, one.prompt_for(lm.tokenizer, source.file), one.answer, response)
+            for one, response in pairs
+        )
+
+    def p_wrong(self, lm: CausalLM, rows: Any, **options: Any) -> np.ndarray:
+        """Compute P(wrong) of texts (n,), NaN where nothing is judged; arguments as in :meth:`score`."""
+        each = (text.p_wrong for text in self.score(lm, rows, **options))
+        return np.array([np.nan if p is None else p for p in each])
+
+    def generate(
+        self, lm: CausalLM, prompts: Any, *, max_new_tokens: int = 64, on_high: OnHigh = "warn",
+        threshold: float | None = None, unit: Unit | None = None, **options: Any,
+    ) -> Any:  # fmt: skip
+        """Let the model write, judge its texts, and act on a score above the threshold.
+
+        Args:
+            prompts: a text to continue, or several; a chat is a list of messages with role and content.
+            on_high: "warn", "stop", "abstain" or "retry" (:class:`.writing.Action`).
+            threshold, unit: as in :meth:`score`.
+            options: ``draws``, ``temperature``, ``seed`` and ``abstention`` of the action, and fields of
+                :class:`probers.engine.language_model.Decoding` such as ``stop``.
+
+        Returns:
+            A :class:`.scored.Scored` text for one prompt, :class:`.scored.ScoredTexts` for several.
+        """
+        names = {field.name for field in fields(Action)} & options.keys()
+        action = Action(on_high, **{name: options.pop(name) for name in names})
+        several = not isinstance(prompts, str) and not all(isinstance(each, Mapping) for each in prompts)
+        write = JudgedWriter(lm, self, action, threshold, unit)
+        texts = ScoredTexts(write(prompts if several else [prompts], max_new_tokens, **options))
+        return texts if several else texts[0]
+
+    @property
+    def report(self) -> Report:
+        """Figures on held-out texts beside controls: text in a terminal, tables and plots in a notebook.
+
+        UserError for a prober without figures.
+        """
+        if not self.metrics:
+            raise UserError("this prober has no figures: it was not trained by probers", "unsupported")
+        return make_report(self.metrics, self.pictures)
 
     def watch(
         self, model: Any, *, per: Literal["sequence", "token"] = "sequence", tokenizer: Any = None

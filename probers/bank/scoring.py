@@ -5,18 +5,37 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from ..checksums import Journal
-from ..data.texts import Text
+from ..data.texts import Text, TextSource
 from ..engine.language_model import ScoreRequest, Scoring
 from ..engine.model import CausalLM
+from ..engine.tokens import encode_answer, without_end
 from ..online.scores import check_growing, text_needs, text_scores
-from ..types import Generation, count
+from ..types import Generation, UserError, count
 from .assessment import Assessor, Bank, WrittenText
 from .response import Response
 
 log = logging.getLogger(__name__)
+
+
+def readable(source: TextSource, texts: Sequence[Text], tokenizer: Any) -> list[Text]:
+    """Return the texts that the model can write, each without its end marker.
+
+    Others are left out and noted in ``source``, or with its ``on_bad_line="error"`` a UserError.
+    """
+    written = []
+    for one in texts:
+        prompt, answer = one.prompt_for(tokenizer, source.file), without_end(tokenizer, one.answer)
+        try:
+            encode_answer(tokenizer, prompt, answer, one.id)
+            written.append(replace(one, answer=answer))
+        except UserError as error:
+            source.refuse(one.where, str(error))
+    source.check_found(written)
+    return written
 
 
 def score_texts(

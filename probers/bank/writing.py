@@ -8,10 +8,11 @@ from typing import Any, Literal, get_args
 
 from ..engine.language_model import Sampling
 from ..engine.model import CausalLM
+from ..online.growing_spans import ScoredSpan
 from ..online.scores import check_growing, text_needs, text_scores
 from ..prompts import chat_text
 from ..types import Generation, UserError
-from .assessment import Assessor, Bank, WrittenText, units_of
+from .assessment import Assessor, Bank, WrittenText
 from .response import Acted, Response
 from .scored import Scored
 
@@ -24,8 +25,9 @@ class Action:
     """What is done with a text whose score is above the threshold.
 
     Attributes:
-        on_high: "warn" changes nothing, "stop" ends the text before its first such part, "abstain" replaces
-            it by a sentence, and "retry" draws again and takes the text with the lowest score.
+        on_high: "warn" changes nothing; "stop" ends the text before its first such part, where whole answers
+            are judged at the first token from which the text so far is above; "abstain" replaces it by a
+            sentence; "retry" draws again and takes the text with the lowest score.
         draws: most texts that "retry" draws for a prompt.
         temperature, seed: of these draws.
         abstention: the sentence of "abstain".
@@ -48,7 +50,7 @@ class Action:
 class JudgedWriter:
     """Writer whose texts a prober judges; ``threshold`` and ``unit`` replace the prober's own.
 
-    UserError for a prober of another model, or one that cannot judge a unit or act on parts of a text.
+    UserError for a prober of another model, or a unit that it cannot judge.
     """
 
     def __init__(
@@ -118,8 +120,8 @@ class JudgedWriter:
     def _acted(self, number: int, written: Generation) -> Scored:
         record = self._record(written)
         response, text = self._assess(record), written.text
-        on_high, threshold = self._action.on_high, self._assess.threshold
-        high = next((span for span in response.spans if span.score > threshold), None)
+        on_high = self._action.on_high
+        high = self._first_high(record, response)
         if on_high == "stop" and high is not None:
             count = sum(end <= high.start for _, end in written.offsets)
             text = text[: high.start].rstrip()
@@ -130,6 +132,14 @@ class JudgedWriter:
             text = self._action.abstention
             response = self._assess(WrittenText(written.prompt, "")).model_copy(update={"acted": acted})
         return Scored(f"prompt {number}", written.prompt, text, response)
+
+    def _first_high(self, record: WrittenText, response: Response) -> ScoredSpan | None:
+        """Find the first part above the threshold; of whole answers the token from which they are above it."""
+        spans = response.spans
+        if self._assess.unit == "answer":
+            each = zip(record.offsets, record.scores, response.token_p_wrong, strict=True)
+            spans = tuple(ScoredSpan(*place, score or 0.0, p or 0.0) for place, score, p in each)
+        return next((span for span in spans if span.score > self._assess.threshold), None)
 
 
 def _rank(response: Response) -> float:

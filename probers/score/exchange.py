@@ -18,7 +18,7 @@ from ..bank.bank import Prober
 from ..bank.calibration import fit_calibration
 from ..bank.decision import ThresholdRule
 from ..bank.io import locate
-from ..bank.scoring import score_texts
+from ..bank.scoring import readable, score_texts
 from ..bank.value_head import CONFIG, WEIGHTS, ValueHead, fold, read_value_head
 from ..checksums import Journal, inputs
 from ..commands.inputs import load_model
@@ -30,7 +30,7 @@ from ..evaluation.bootstrap import Bootstrap, bounded
 from ..evaluation.metrics import auprc, auroc, ece, recall_at_fpr
 from ..files import write_bytes
 from ..types import UserError, count
-from .run import UNFINISHED, readable
+from .run import UNFINISHED
 
 if TYPE_CHECKING:
     from ..engine.model import CausalLM
@@ -117,7 +117,7 @@ def calibrated(
         UserError: validation texts with labels of only one kind (:func:`check_labels`, without the model).
     """
     given = [one for one in source.labelled("token") if one.split != "train"]
-    texts = readable(given, source, lm.tokenizer)
+    texts = readable(source, given, lm.tokenizer)
     spans = [span for found in spans_of(bank, lm, texts, journal) for span in found]
     for line in [*source.survey("token").notes, *source.left_out.lines()]:
         log.info("%s", line)

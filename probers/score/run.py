@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,17 +14,16 @@ import numpy as np
 from ..bank.assessment import Assessor
 from ..bank.bank import Prober
 from ..bank.risk_control import Promise
-from ..bank.scoring import score_texts
+from ..bank.scoring import readable, score_texts
 from ..checksums import Journal, inputs
 from ..commands.inputs import find_prober, load_model
 from ..commands.runs import RunFolder
 from ..commands.settings import plain
 from ..data.texts import Text, TextSource
-from ..engine.tokens import encode_answer, without_end
 from ..evaluation.metrics import Bootstrap, auroc, ece
 from ..files import canonical_json, write_text
 from ..online.scores import check_growing
-from ..types import SPLITS, UserError, count
+from ..types import SPLITS, count
 from .page import Scored, scores_html
 
 if TYPE_CHECKING:
@@ -53,7 +51,7 @@ def run(settings: Score) -> Path:
         return out
     lm = load_model(settings, folder, adapter=bank.adapter)
     bank.check_model(lm.spec)
-    texts = readable(given, source, lm.tokenizer)
+    texts = readable(source, given, lm.tokenizer)
     edges = ((one.prompt or "")[-1:] + one.answer[:1] for one in texts)
     if glued := sum(len(edge) == 2 and edge[0].isalnum() and edge[1].isalnum() for edge in edges):
         told = "note: %s of %s continue the prompt's last word: begin a new word with a space"
@@ -83,20 +81,6 @@ def run(settings: Score) -> Path:
         log.info("%s", told)
     log.info("wrote %s to %s and a page to %s", count(len(texts), "line"), out / _SCORES, out / _PAGE)
     return out
-
-
-def readable(given: Sequence[Text], source: TextSource, tokenizer: Any) -> list[Text]:
-    """Return the texts that the model can write, each without its end marker; leave out others or raise."""
-    texts = []
-    for one in given:
-        prompt, answer = one.prompt_for(tokenizer, source.file), without_end(tokenizer, one.answer)
-        try:
-            encode_answer(tokenizer, prompt, answer, one.id)
-            texts.append(replace(one, answer=answer))
-        except UserError as error:
-            source.refuse(one.where, str(error))
-    source.check_found(texts)
-    return texts
 
 
 def _results(n: int, scored: Sequence[Scored], assessor: Assessor, bank: Prober, seed: int) -> dict[str, Any]:
