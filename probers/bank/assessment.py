@@ -96,8 +96,8 @@ class WrittenText:
     def first(self, count: int, text: str) -> WrittenText:
         """Cut the record to its first ``count`` tokens, which wrote ``text``."""
         names = ("offsets", "scores", "distances", "logprobs", "entropies")
-        lists = {name: value and value[:count] for name in names if (value := getattr(self, name)) is not None}
-        return replace(self, text=text, **lists)
+        lists = {name: getattr(self, name) for name in names}
+        return replace(self, text=text, **{name: each and each[:count] for name, each in lists.items()})
 
     def part(self, span: Span, tokens: Sequence[int]) -> WrittenText:
         """Take characters [start, end) as a text of their own, with the ``tokens`` that wrote any of them."""

@@ -60,13 +60,6 @@ class JudgedWriter:
         prober.check_model(lm.spec)
         self._lm, self._prober, self._action = lm, prober, action
         self._assess = Assessor(prober, threshold, unit)
-        if action.on_high == "stop" and self._assess.unit == "answer":
-            message = (
-                "on_high=stop needs a part of the text to stop before, and whole answers are judged here"
-            )
-            parts = [each for each in units_of(prober) if each != "answer"]
-            remedy = f"give unit={' or '.join(parts)}" if parts else "choose abstain or retry"
-            raise UserError(f"{message}: {remedy}", "unsupported")
 
     def __call__(
         self, prompts: Sequence[str | Sequence[Mapping[str, str]]], max_new_tokens: int, **how: Any
@@ -134,7 +127,7 @@ class JudgedWriter:
         return Scored(f"prompt {number}", written.prompt, text, response)
 
     def _first_high(self, record: WrittenText, response: Response) -> ScoredSpan | None:
-        """Find the first part above the threshold; of whole answers the token from which they are above it."""
+        """Find the first part above the threshold; of whole answers the token that brings them above it."""
         spans = response.spans
         if self._assess.unit == "answer":
             each = zip(record.offsets, record.scores, response.token_p_wrong, strict=True)
