@@ -29,7 +29,7 @@ from probers.text import count
 from probers.types import Decision, Passage, Question, Round, UserError
 
 from .build import Contamination, for_engine, for_other, loop_options, remote, unserved, with_bank
-from .compare.outcomes import Comparison, Outcomes, table_lines
+from .comparison.outcomes import Evaluation, Outcomes, table_lines
 from .loop import RAG
 from .protocol import as_trigger, check_counts, filter_of
 from .traces import Answer, TraceFile, join_traces, own
@@ -311,7 +311,7 @@ def _write(
 ) -> None:  # fmt: skip
     """Write ``results.json`` with one method, and report the files."""
     matcher = load_matcher(settings) if asked.mentions else None
-    entry = Comparison(questions, None).figures(Outcomes(questions, answers, matcher=matcher))
+    entry = Evaluation(questions, None).figures(Outcomes(questions, answers, matcher=matcher))
     stages = {} if matcher is None else {"match_stages": list(matcher.active)}
     results = {"schema": 1, "config": dict(folder.config), "filter": filter, **stages, "n": len(questions)}
     figures = folder.path / "results.json"

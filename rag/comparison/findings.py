@@ -1,46 +1,117 @@
-"""Findings of a comparison: results.json, data of the report, and a table on the terminal."""
+"""Findings of a comparison: its figures as a table, results.json, and the report with its data."""
 
 from __future__ import annotations
 
-import logging
 import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from probers.checksums import sealed_lines
-from probers.commands.runs import RunFolder
+from probers.evaluation.answers import MATCH
 from probers.evaluation.metrics import auroc
 from probers.files import canonical_json, write_text
 from probers.types import Passage, Round
 
 from ..protocol import name_of
 from ..report import LEVEL, write_report
+from ..traces import Answer
 from .curves import QueryTrajectory, at_random, replays
-from .methods import MethodRun, grouped
-from .outcomes import TOKENS, Comparison, Outcomes, table_lines
+from .methods import MethodRun, Terms, grouped
+from .outcomes import COSTS, OUTCOMES, TOKENS, Evaluation, Outcomes, table_lines
 from .trajectories import thinned
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from probers.bank.bank import ProbeBank
 
-    from ..settings import Compare
-
-log = logging.getLogger(__name__)
-
 _ELSEWHERE = " on questions of another split"
+
+
+#: Figures of a row of :attr:`Comparison.frame`, and those with the limits of their 95% interval.
+_COLUMNS = (*OUTCOMES, MATCH, *COSTS, "consistency")
+_LIMITS = ("em", "f1", "acc", MATCH, "retrievals", "auroc")
+
+
+@dataclass(frozen=True, repr=False)
+class Comparison:
+    """Result of a comparison: the figures of every method on the same questions, with their answers.
+
+    Attributes:
+        results: the dictionary of results.json, described in docs/formats.md.
+        answers: traces of each method by its name, in the order of the questions.
+        page: what the report shows beside ``results``.
+        outcomes: for each question, which methods were right.
+    """
+
+    results: Mapping[str, Any]
+    answers: Mapping[str, Sequence[Answer]]
+    page: Mapping[str, Any]
+    outcomes: Sequence[Mapping[str, Any]]
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """Table with a row for each method; ``em_low`` and ``em_high`` are the limits of em, and so on."""
+        import pandas as pd
+
+        rows = {}
+        for name, entry in self.results["methods"].items():
+            row = {key: entry[key] for key in _COLUMNS if key in entry} | entry["trigger"]
+            for key in _LIMITS:
+                limits = entry["ci95"].get(f"trigger.{key}" if key in entry["trigger"] else key)
+                row |= dict(zip((f"{key}_low", f"{key}_high"), limits or (None, None), strict=True))
+            rows[name] = row
+        return pd.DataFrame.from_dict(rows, orient="index").rename_axis("method").astype(float)
+
+    @property
+    def lines(self) -> list[str]:
+        """Lines of the table on the terminal."""
+        return table_lines(
+            self.results["methods"], self.results["random_at_budget"], self.results["headline"]
+        )
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """Number of questions, and names of the methods."""
+        return {"n": self.results["n"], "methods": list(self.results["methods"])}
+
+    def report(self, path: str | Path) -> None:
+        """Write the report as one self-contained HTML page."""
+        write_report(self.results, self.page, Path(path))
+
+    def save(self, folder: Path) -> None:
+        """Write results.json, outcomes.jsonl, report_data.json and report.html."""
+        write_text(folder / "results.json", canonical_json(self.results))
+        write_text(folder / "outcomes.jsonl", sealed_lines(self.outcomes))
+        write_text(folder / "report_data.json", canonical_json(self.page))
+        self.report(folder / "report.html")
+
+    def __repr__(self) -> str:
+        key = self.results["headline"]
+        methods = ", ".join(
+            name if entry[key] is None else f"{name} {entry[key]:.3f}"
+            for name, entry in self.results["methods"].items()
+        )
+        return f"Comparison({self.results['n']} questions; {key}: {methods})"
+
+    def _repr_html_(self) -> str:
+        columns = [self.results["headline"], "f1", "acc", "retrievals", "tokens", "consistency", "auroc"]
+        table = self.frame[list(dict.fromkeys(columns))]
+        return str(table.to_html(float_format="{:.3f}".format, na_rep="-", escape=True))
 
 
 @dataclass(frozen=True)
 class Findings:
     """Runs of a comparison by name of the method, and everything else that the report needs.
 
-    ``reference`` is the closed-book run, ``banks`` the probers by folder or hub id. Thresholds and random
-    retrieval are replayed from ``recorded`` answers; ``reruns`` are curves of methods that were run again.
+    ``reference`` is the closed-book run, ``banks`` the probers by name. Thresholds and random retrieval are
+    replayed from ``recorded`` answers; ``reruns`` are curves of methods that were run again.
     """
 
     runs: Mapping[str, MethodRun]
@@ -52,46 +123,32 @@ class Findings:
     notes: Sequence[str]
     tuned: bool
 
-
-def write(folder: RunFolder, settings: Compare, found: Findings) -> None:
-    """Write the files; report the table and the next step."""
-    comparison = Comparison(
-        found.reference.questions, found.reference,
-        wrong=settings.wrong, resamples=settings.resamples, seed=settings.seed,
-    )  # fmt: skip
-    results = _results(folder.config, found, comparison)
-    data = _page(settings, results, found, comparison)
-    out = folder.path
-    write_text(out / "results.json", canonical_json(results))
-    write_text(out / "outcomes.jsonl", sealed_lines(outcomes(found.runs, settings.wrong)))
-    write_text(out / "report_data.json", canonical_json(data))
-    write_report(results, data, out / "report.html")
-    folder.finish({"n": results["n"], "methods": list(results["methods"])})
-    table = table_lines(results["methods"], results["random_at_budget"], comparison.headline)
-    log.info("%s", "\n".join(table))
-    for flag, names in grouped(data["flags"]).items():
-        them = "it" if len(names) == 1 else "them"
-        log.info("note: %s %s on these questions, so they do not test %s", ", ".join(names), flag, them)
-    for note in data["notes"]:
-        log.info("note: %s", note)
-    log.info("wrote %s/results.json, %s/report.html and the traces in %s/traces", out, out, out)
-    log.info("next: open %s/report.html", out)
+    def compared(self, terms: Terms, config: Mapping[str, Any], heading: Mapping[str, Any]) -> Comparison:
+        """Compute the figures, with ``config`` as their record and ``heading`` on the report."""
+        evaluation = Evaluation(
+            self.reference.questions, self.reference,
+            wrong=terms.wrong, resamples=terms.resamples, seed=terms.seed,
+        )  # fmt: skip
+        results = _results(config, self, evaluation)
+        page = dict(heading) | _page(terms, results, self, evaluation)
+        answers = {name: run.answers for name, run in self.runs.items()}
+        return Comparison(results, answers, page, list(outcomes(self.runs, terms.wrong)))
 
 
-def _results(config: Mapping[str, Any], found: Findings, comparison: Comparison) -> dict[str, Any]:
+def _results(config: Mapping[str, Any], found: Findings, evaluation: Evaluation) -> dict[str, Any]:
     runs, matcher = found.runs, found.reference.matcher
     return {
         "schema": 1,
         "config": dict(config),
         "filter": next((run.method.filter for run in runs.values() if run.method.filter), None),
         "n": len(found.reference.questions),
-        "wrong": comparison.rule,
-        "headline": comparison.headline,
+        "wrong": evaluation.rule,
+        "headline": evaluation.headline,
         **({} if matcher is None else {"match_stages": list(matcher.active)}),
-        "bootstrap": comparison.unit,
-        "methods": {name: comparison.figures(run) for name, run in runs.items()},
-        "pairs": comparison.pairs(runs),
-        "random_at_budget": at_random(found.recorded, runs, comparison),
+        "bootstrap": evaluation.unit,
+        "methods": {name: evaluation.figures(run) for name, run in runs.items()},
+        "pairs": evaluation.pairs(runs),
+        "random_at_budget": at_random(found.recorded, runs, evaluation),
         "queries": {name: name_of(run.method.query) for name, run in runs.items()},
         "probers": _prober_figures(found),
         "options": {name: run.method.trigger.record for name, run in runs.items()},
@@ -132,24 +189,21 @@ def outcomes(runs: Mapping[str, Outcomes], rule: str) -> Iterator[dict[str, Any]
 
 
 def _page(
-    settings: Compare, results: Mapping[str, Any], found: Findings, comparison: Comparison
+    terms: Terms, results: Mapping[str, Any], found: Findings, evaluation: Evaluation
 ) -> dict[str, Any]:
     """Collect the report's data beside results.json: how it was run, curves and examples."""
-    runs, wrong, headline = found.runs, comparison.wrong, comparison.headline
+    runs, wrong, headline = found.runs, evaluation.wrong, evaluation.headline
     shown = dict.fromkeys((headline, "acc"))
     rule = f"best balanced accuracy{_ELSEWHERE}"
-    if settings.threshold != "balanced_accuracy":
-        rule = f"threshold={settings.threshold}{_ELSEWHERE}"
+    if terms.threshold != "balanced_accuracy":
+        rule = f"threshold={terms.threshold}{_ELSEWHERE}"
     data = {
         "title": "Which trigger knows when to retrieve?",
-        "command": _command(settings),
-        "model": settings.model.name,
-        "corpus": settings.corpus,
         "n": results["n"],
         "threshold_rule": rule if found.tuned else "as configured",
         "flags": _flags(runs),
-        "notes": [*_notes(settings, found, wrong), *unlike_random(results)],
-        "examples": _examples(runs, found.corpus, count=settings.examples, seed=settings.seed, by=headline),
+        "notes": [*_notes(terms, found, wrong), *unlike_random(results)],
+        "examples": _examples(runs, found.corpus, count=terms.examples, seed=terms.seed, by=headline),
         "replay": replays(found.recorded),
         "reruns": found.reruns,
         "knowledge_em": {name: kinds for name, run in runs.items() if (kinds := by_knowledge(run, headline))},
@@ -167,15 +221,6 @@ def _page(
     return data
 
 
-def _command(settings: Compare) -> str:
-    """Format the command as typed, with questions, model and corpus."""
-    named = [("model.name", settings.model.name), ("corpus", settings.corpus)]
-    others = [f"{key}={value}" for key, value in named if value != "testbed"]
-    limit = "null" if settings.limit is None else settings.limit
-    asked = settings.questions.make().typed
-    return " ".join(["probers-compare", asked, *others, f"limit={limit}", f"seed={settings.seed}"])
-
-
 def _flags(runs: Mapping[str, MethodRun]) -> dict[str, str]:
     """Find triggers that never or always fired, so that these questions do not test them."""
     found = {}
@@ -186,7 +231,7 @@ def _flags(runs: Mapping[str, MethodRun]) -> dict[str, str]:
     return found
 
 
-def _notes(settings: Compare, found: Findings, wrong: np.ndarray | None) -> list[str]:
+def _notes(terms: Terms, found: Findings, wrong: np.ndarray | None) -> list[str]:
     notes, questions = list(found.notes), found.reference.questions
     filters = {name: run.method.filter for name, run in found.runs.items() if run.method.filter}
     for kind, names in grouped(filters).items():
@@ -197,11 +242,11 @@ def _notes(settings: Compare, found: Findings, wrong: np.ndarray | None) -> list
         notes.append(f"{told}, {why}: its AUPRC and ECE here say nothing of it.")
     if len(found.banks) > 1:
         notes.append(f"Figures of layers and controls are those of {next(iter(found.banks))}.")
-    if settings.wrong != "em":
-        notes.append(f"Answers are wrong by {settings.wrong} here: for thresholds, AUROC and consistency.")
+    if terms.wrong != "em":
+        notes.append(f"Answers are wrong by {terms.wrong} here: for thresholds, AUROC and consistency.")
     pairs = len(found.runs) * (len(found.runs) - 1) // 2
-    if pairs > LEVEL * (1 + settings.resamples):
-        few = f"resamples={settings.resamples} are too few to settle any of {pairs} pairs"
+    if pairs > LEVEL * (1 + terms.resamples):
+        few = f"resamples={terms.resamples} are too few to settle any of {pairs} pairs"
         notes.append(f"{few} when all are considered: give {math.ceil(pairs / LEVEL)} or more.")
     if missing := sum(not q.answers for q in questions):
         notes.append(f"{missing} of {len(questions)} questions have no gold answer and are in no score.")
