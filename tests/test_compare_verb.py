@@ -1,4 +1,4 @@
-"""The function compare: it equals the command, takes objects, keeps nothing without out, and refuses by name."""
+"""The function compare equals the command, takes objects, keeps nothing without out, and refuses by name."""
 
 import json
 
@@ -123,9 +123,10 @@ def test_objects_are_methods_under_names_of_their_own():
     entropy = Entropy(0.5)
     made = compare(
         model(), asked("test")[:4], texts(), validation=asked("validation")[:10],
-        triggers=["never", entropy, (entropy, "question"), ("rind", QuestionQuery()), linear_bank(seen=Seen({})),
-                  linear_bank((2,), seen=Seen({})), (linear_bank(seen=Seen({})), "last_sentence")],
-        **QUICK,
+        triggers=[
+            "never", entropy, (entropy, "question"), ("rind", QuestionQuery()), linear_bank(seen=Seen({})),
+            linear_bank((2,), seen=Seen({})), (linear_bank(seen=Seen({})), "last_sentence"),
+        ], **QUICK,
     )  # fmt: skip
     queries = made.results["queries"]
     assert queries == {

@@ -26,7 +26,7 @@ from probers.rag import RAG
 from probers.rag.comparison.methods import Selection
 from probers.rag.protocol import State, check_counts
 from probers.rag.queries import FlareQuery, QuestionQuery
-from probers.rag.retrievers import BM25, Dense, RankBM25, counts
+from probers.rag.retrievers import BM25, Dense, RankBM25, lexical
 from probers.rag.retrievers.lexical import NOWHERE, intersection
 from probers.rag.triggers import Never, Rarity
 from probers.testbed import assets
@@ -136,7 +136,7 @@ def test_title_and_text_are_one(engine):
 def test_few_candidates_are_read_and_many_count_as_they_are(engine, monkeypatch):
     passages = corpus(*["b a"] * 40, *["a b"] * 3, *["a c b"] * 5, *["c d"] * 2)
     retriever = engine(passages)
-    assert counts.READ == 16
+    assert lexical.READ == 16
     assert retriever.frequency(["a b", "c b", "c d"]) == [48, 5, 2]  # 48 hold both words
     assert retriever.together([("a b", "c"), ("c b", "a c"), ("a b", "b a")]) == [0, 5, 48]
 

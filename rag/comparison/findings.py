@@ -63,7 +63,7 @@ class Comparison:
         rows = {}
         for name, entry in self.results["methods"].items():
             row = {key: entry[key] for key in _COLUMNS if key in entry} | entry["trigger"]
-            for key in _LIMITS:
+            for key in [key for key in _LIMITS if key in row]:
                 limits = entry["ci95"].get(f"trigger.{key}" if key in entry["trigger"] else key)
                 row |= dict(zip((f"{key}_low", f"{key}_high"), limits or (None, None), strict=True))
             rows[name] = row

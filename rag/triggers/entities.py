@@ -1,4 +1,4 @@
-"""Triggers at entities: before one is written, by trained heads or the model's own uncertainty, and at rare ones.
+"""Triggers before entities, by trained heads or the model's own uncertainty, and at rare entities.
 
 :class:`Rarity` (QuCo-RAG, Min et al. 2026) reads nothing of the model: its signals are counts of passages in
 the retriever's own index.
