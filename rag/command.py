@@ -297,7 +297,9 @@ def _many(
     for line in chosen.lines():
         log.info("%s", line)
     if chosen.record["dealt"] and settings.split is not None:
-        message = f"the {settings.split} questions are dealt by seed={settings.seed}, as probers-datagen deals"
+        message = (
+            f"the {settings.split} questions are dealt by seed={settings.seed}, as probers-datagen deals"
+        )
         log.info("%s names no splits: %s them (split=null asks all)", source.spec, message)
     return chosen.questions, chosen.record
 

@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from artefacts import write_lines
@@ -171,6 +172,7 @@ def test_a_folder_keeps_the_comparison_and_resumes_it(tmp_path):
         ("unknown-choice", ["rinds"], {"triggers": [("rinds", "question")]}),
         ("conflict", ["never"], {"triggers": ["never", "never"]}),
         ("unknown-choice", ["bm26"], {"retriever": "bm26"}),
+        ("conflict", ["retriever="], {"passages": FakeRetriever(list), "retriever": "bm25"}),
         ("unknown-choice", ["wrong=maybe"], {"wrong": "maybe"}),
         ("overlap", ["probing"], {"triggers": [linear_bank()]}),
     ],
@@ -178,7 +180,7 @@ def test_a_folder_keeps_the_comparison_and_resumes_it(tmp_path):
 def test_a_wrong_request_is_refused_before_the_model_runs(code, named, given):
     lm = model()
     with fails(code, *named):
-        compare(lm, asked("test"), texts(), **given)
+        compare(lm, asked("test"), **{"passages": texts(), **given})
     assert not lm.prompts
 
 
@@ -240,8 +242,9 @@ def test_passages_without_ids_are_numbered():
 
 def test_questions_may_be_texts_or_questions(tmp_path):
     write_lines(tmp_path / "q.jsonl", asked("test")[:3])
-    for questions in ([row["question"] for row in asked("test")[:3]], tmp_path / "q.jsonl"):
-        made = compare(model(), questions, texts(), triggers=["never"], **QUICK)
+    table = pd.DataFrame(asked("test")[:3])
+    for questions in ([row["question"] for row in asked("test")[:3]], tmp_path / "q.jsonl", table):
+        made = compare(model(), questions, pd.DataFrame({"text": texts()}), triggers="never", **QUICK)
         assert made.results["n"] == 3
     with fails(None, "question 1"):
         compare(model(), [3], texts(), triggers=["never"])

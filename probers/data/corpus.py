@@ -25,7 +25,7 @@ from ..files import digest, given_file
 from ..types import Passage, RunError, UserError
 from .cache import Estimate, build_once
 from .corpus_formats import BadLines, read_passages
-from .records import BadLine, bad_line, check_bad_line
+from .records import BadLine, bad_line, check_bad_line, records_of
 
 PASSAGES, OFFSETS = "passages.jsonl", "offsets.npy"
 
@@ -85,7 +85,7 @@ def as_passages(rows: Rows) -> Sequence[Passage]:
         return rows
     if isinstance(rows, (str, bytes, Mapping)):
         raise UserError(f"passages={rows!r:.80} is one passage: give a list of passages", "bad-value")
-    passages = [_passage(row, number) for number, row in enumerate(rows, 1)]
+    passages = [_passage(row, number) for number, row in enumerate(records_of(rows), 1)]
     if not passages:
         raise UserError("passages=[] is empty: give at least one text, or corpus=testbed or a file", "empty")
     places: dict[str, int] = {}

@@ -16,7 +16,7 @@ from probers.types import Question, UserError
 
 from ..build import remote
 from ..traces import join_traces
-from .compare import Questions, plan_of
+from .compare import plan_of
 from .findings import Comparison
 from .methods import Selection, grouped
 from .plan import THRESHOLDS
@@ -29,16 +29,17 @@ log = logging.getLogger(__name__)
 
 def run(settings: Compare, parts: PartRuns | None = None) -> Path:
     """Compare the methods, or join the finished ``parts`` of a run; returns the report's folder."""
-    questions = Questions(question_source(settings), settings.validation)
+    source = question_source(settings)
     plan = plan_of(
-        settings, questions, load_passages(settings), retriever=settings.retriever, triggers=settings.triggers
-    )
+        settings, source, load_passages(settings), retriever=settings.retriever,
+        triggers=settings.triggers, validation=settings.validation,
+    )  # fmt: skip
     part, out, asked = settings.partition, Path(settings.out), plan.asked
     for line in asked.chosen.lines():
         log.info("%s", line)
     record = settings.record
     record["methods"] = Selection(settings.triggers, record["methods"]).varied(settings.vary).table
-    files = inputs(*questions.source.files, settings.corpus, *prompt_files(settings), *plan.read)
+    files = inputs(*source.files, settings.corpus, *prompt_files(settings), *plan.read)
     config = record | {"inputs": files, "asked": asked.chosen.record}
     folder = RunFolder(out if part is None else part.folder(out), "compare", config)
     if not (folder.begin("comparison") if parts is None else parts.begin(folder, "comparison")):
@@ -47,7 +48,7 @@ def run(settings: Compare, parts: PartRuns | None = None) -> Path:
         _take_answers(parts, asked.questions, folder.path)
     log.info(
         "%d questions, %s (split %s), corpus %s with %d passages, model %s", len(asked.questions),
-        questions.source.spec, asked.split, settings.corpus, len(plan.passages), settings.model.name,
+        source.spec, asked.split, settings.corpus, len(plan.passages), settings.model.name,
     )  # fmt: skip
     adapter = next((bank.adapter for bank in plan.banks.values()), None)  # all read one model
     lm = remote(settings, folder) or load_model(settings, folder, engine=settings.engine, adapter=adapter)

@@ -6,7 +6,7 @@ import difflib
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import cache, partial
 from itertools import chain, count
 from pathlib import Path
@@ -43,7 +43,7 @@ from .plan import Asked, Plan
 if TYPE_CHECKING:
     from probers.bank.bank import ProbeBank
 
-__all__ = ["Comparison", "Questions", "compare", "plan_of"]
+__all__ = ["Comparison", "compare", "plan_of"]
 
 #: Keys of probers-compare that are arguments of :func:`compare`, or about files and machines.
 _NOT_OPTIONS = {
@@ -51,14 +51,6 @@ _NOT_OPTIONS = {
     "wait", "passage_words", "corpus_cache", "matcher",
 }  # fmt: skip
 _TRIGGERS = ("never", "always", "random", "oracle", "entropy", "rind")
-
-
-@dataclass(frozen=True)
-class Questions:
-    """Questions to ask, and those to choose thresholds on: others, or a number of the source's own."""
-
-    source: QuestionSource
-    validation: QuestionSource | int | None = None
 
 
 def compare(
@@ -96,12 +88,14 @@ def compare(
     common: Retriever | Component = settings.retriever
     corpus: Sequence[Passage] = []
     if hasattr(passages, "search"):
+        if "retriever" in given:
+            raise UserError("passages is a retriever, and retriever= is given too: leave one out", "conflict")
         common = passages
     else:
         corpus = load_corpus(passages) if isinstance(passages, (str, Path)) else as_passages(passages)
     plan = plan_of(
-        settings, Questions(source, others), corpus, retriever=common,
-        triggers=triggers, prober=given.get("prober"),
+        settings, source, corpus, retriever=common, triggers=triggers, validation=others,
+        prober=given.get("prober"),
     )  # fmt: skip
     if "prompt" in given:
         loop = {**plan.terms.loop, "prompt": make_prompt(given["prompt"])}
@@ -153,16 +147,18 @@ def _filled(value: Any, settings: Compare) -> Any:
 
 
 def plan_of(
-    settings: Compare, questions: Questions, passages: Sequence[Passage], *, retriever: Component | Retriever,
-    triggers: Sequence[Any], prober: Any = None,
+    settings: Compare, source: QuestionSource, passages: Sequence[Passage], *,
+    retriever: Component | Retriever, triggers: Sequence[Any], validation: QuestionSource | int | None,
+    prober: Any = None,
 ) -> Plan:  # fmt: skip
     """Make the plan of a comparison: its methods, and the questions that no trained part has seen.
 
-    ``settings`` has the terms, ``prober`` is a trained prober in place of that of the settings.
+    ``settings`` has the terms; ``validation`` are other questions to choose thresholds on, or the largest
+    number of the source's own; ``prober`` is a trained prober in place of that of the settings.
     """
     from probers.bank.bank import ProbeBank
 
-    source, banks, objects = questions.source, dict[str, ProbeBank](), dict[str, ProbeBank]()
+    banks, objects = dict[str, ProbeBank](), dict[str, ProbeBank]()
     matcher = load_matcher(settings) if source.mentions or settings.wrong == "match" else None
     terms = Terms.of(settings, matcher)
     probers = named(settings.probers)
@@ -192,9 +188,7 @@ def plan_of(
     server = settings.engine if any(method.trigger.served for method in methods) else None
     contamination = Contamination.of(read, allowed=settings.allow_overlap, server=server, banks=objects)
     draw = {"limit": settings.limit, "seed": settings.seed, "on_bad_line": settings.on_bad_line}
-    asked = Asked.of(
-        source, methods, contamination, draw=draw, split=settings.split, validation=questions.validation
-    )
+    asked = Asked.of(source, methods, contamination, draw=draw, split=settings.split, validation=validation)
     judged = [] if matcher is None else [f"Of match: {matcher.told()}."]
     notes = [*contamination.notes(asked.questions), *notes, *left_out, *judged, *asked.notes()]
     for method in methods:
@@ -233,6 +227,7 @@ def _with_objects(
     selection: Selection, triggers: Sequence[Any], bank: Any, objects: dict[str, ProbeBank]
 ) -> Selection:
     """Choose the methods of ``triggers``: names of the table, and methods made of objects."""
+    triggers = [triggers] if isinstance(triggers, str) else triggers
     taken = {each for each in triggers if isinstance(each, str)}
     names, made = list[str](), dict[str, Method]()
     for each in triggers:

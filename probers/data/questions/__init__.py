@@ -20,7 +20,16 @@ from tqdm import tqdm
 from ...files import digest
 from ...text import count
 from ...types import DATASETS, SPLITS, Question, UserError
-from ..records import BadLine, LeftOut, Row, UnusableError, check_bad_line, check_object, what_is_wrong
+from ..records import (
+    BadLine,
+    LeftOut,
+    Row,
+    UnusableError,
+    check_bad_line,
+    check_object,
+    records_of,
+    what_is_wrong,
+)
 from ..splits import Drawn, Limit, Unfit, draw_stream, draw_whole, parts_of
 from .base import FLASHRAG, Layout, QuestionSource, layout
 from .jsonl import Given
@@ -270,7 +279,7 @@ def make_source(source: Any, **options: Any) -> QuestionSource:
     if isinstance(source, Path):
         source, options = "file", {**options, "path": str(source)}
     elif not isinstance(source, (str, QuestionSource)):
-        source = Given(given=tuple(source))
+        source = Given(given=tuple(records_of(source)))
     if isinstance(source, str) and source not in DATASETS:
         if options.get("path") is not None or not (Path(source).suffix or Path(source).exists()):
             near = difflib.get_close_matches(source, DATASETS, n=1)
