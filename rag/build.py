@@ -210,15 +210,15 @@ class Contamination:
     def notes(self, questions: Sequence[Question]) -> list[str]:
         """List notes on allowed overlap, and on probers without a record, for reports."""
         sides = [self.seen.split_of(question) for question in questions]
-        told = []
+        notes = []
         if known := sum(side in ("train", "validation") for side in sides):
-            told.append(
+            notes.append(
                 f"Overlap: {known} of the {len(questions)} questions are among those that a part of this run "
                 "was trained or tuned on (allow_overlap=true); figures of that part are too good."
             )
         if self.silent:
-            told.append(f"Overlap unknown: {', '.join(self.silent)} does not say what it was trained on.")
-        return told
+            notes.append(f"Overlap unknown: {', '.join(self.silent)} does not say what it was trained on.")
+        return notes
 
 
 def named(given: Sequence[str]) -> dict[str, str]:

@@ -1,1 +1,1 @@
-"""The command ``probers-compare``: every method on the same questions, on equal terms."""
+"""Comparison of retrieval triggers on the same questions, on equal terms."""

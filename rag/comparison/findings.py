@@ -135,32 +135,32 @@ class Findings:
         return Comparison(results, answers, page, list(outcomes(self.runs, terms.wrong)))
 
 
-def _results(config: Mapping[str, Any], found: Findings, evaluation: Evaluation) -> dict[str, Any]:
-    runs, matcher = found.runs, found.reference.matcher
+def _results(config: Mapping[str, Any], findings: Findings, evaluation: Evaluation) -> dict[str, Any]:
+    runs, matcher = findings.runs, findings.reference.matcher
     return {
         "schema": 1,
         "config": dict(config),
         "filter": next((run.method.filter for run in runs.values() if run.method.filter), None),
-        "n": len(found.reference.questions),
+        "n": len(findings.reference.questions),
         "wrong": evaluation.rule,
         "headline": evaluation.headline,
         **({} if matcher is None else {"match_stages": list(matcher.active)}),
         "bootstrap": evaluation.unit,
         "methods": {name: evaluation.figures(run) for name, run in runs.items()},
         "pairs": evaluation.pairs(runs),
-        "random_at_budget": at_random(found.recorded, runs, evaluation),
+        "random_at_budget": at_random(findings.recorded, runs, evaluation),
         "queries": {name: name_of(run.method.query) for name, run in runs.items()},
-        "probers": _prober_figures(found),
+        "probers": _prober_figures(findings),
         "options": {name: run.method.trigger.record for name, run in runs.items()},
     }
 
 
-def _prober_figures(found: Findings) -> dict[str, dict[str, Any]]:
+def _prober_figures(findings: Findings) -> dict[str, dict[str, Any]]:
     """Collect prober, training data, layers and test figures of each method that has a prober."""
     figures = {}
-    for name, run in found.runs.items():
+    for name, run in findings.runs.items():
         options = run.method.trigger.options
-        for path, bank in found.banks.items():
+        for path, bank in findings.banks.items():
             if bank is options.get("bank"):
                 training = bank.metrics.get("splits", {}).get("train", {})
                 measured = bank.metrics.get("with_entropy" if options.get("with_entropy") else "ensemble")
@@ -189,10 +189,10 @@ def outcomes(runs: Mapping[str, Outcomes], rule: str) -> Iterator[dict[str, Any]
 
 
 def _page(
-    terms: Terms, results: Mapping[str, Any], found: Findings, evaluation: Evaluation
+    terms: Terms, results: Mapping[str, Any], findings: Findings, evaluation: Evaluation
 ) -> dict[str, Any]:
     """Collect the report's data beside results.json: how it was run, curves and examples."""
-    runs, wrong, headline = found.runs, evaluation.wrong, evaluation.headline
+    runs, wrong, headline = findings.runs, evaluation.wrong, evaluation.headline
     shown = dict.fromkeys((headline, "acc"))
     rule = f"best balanced accuracy{_ELSEWHERE}"
     if terms.threshold != "balanced_accuracy":
@@ -200,12 +200,12 @@ def _page(
     data = {
         "title": "Which trigger knows when to retrieve?",
         "n": results["n"],
-        "threshold_rule": rule if found.tuned else "as configured",
+        "threshold_rule": rule if findings.tuned else "as configured",
         "flags": _flags(runs),
-        "notes": [*_notes(terms, found, wrong), *unlike_random(results)],
-        "examples": _examples(runs, found.corpus, count=terms.examples, seed=terms.seed, by=headline),
-        "replay": replays(found.recorded),
-        "reruns": found.reruns,
+        "notes": [*_notes(terms, findings, wrong), *unlike_random(results)],
+        "examples": _examples(runs, findings.corpus, count=terms.examples, seed=terms.seed, by=headline),
+        "replay": replays(findings.recorded),
+        "reruns": findings.reruns,
         "knowledge_em": {name: kinds for name, run in runs.items() if (kinds := by_knowledge(run, headline))},
         "points": {
             name: {key: entry[key] for key in ("retrievals", *TOKENS, *shown)}
@@ -213,7 +213,7 @@ def _page(
             for name, entry in results["methods"].items()
             if entry["em"] is not None
         },
-        **next((layer_figures(bank.metrics) for bank in found.banks.values()), {}),
+        **next((layer_figures(bank.metrics) for bank in findings.banks.values()), {}),
     }
     if wrong is not None and 0 < wrong.sum() < len(wrong):
         scores = {name: run.scores[run.scored] for name, run in runs.items() if run.scores is not None}
@@ -223,34 +223,34 @@ def _page(
 
 def _flags(runs: Mapping[str, MethodRun]) -> dict[str, str]:
     """Find triggers that never or always fired, so that these questions do not test them."""
-    found = {}
+    flags = {}
     for name, run in runs.items():
         retrieved = run.cost("retrievals") > 0
         if not run.method.untested and retrieved.all() == retrieved.any():
-            found[name] = "always fired" if retrieved.all() else "never fired"
-    return found
+            flags[name] = "always fired" if retrieved.all() else "never fired"
+    return flags
 
 
-def _notes(terms: Terms, found: Findings, wrong: np.ndarray | None) -> list[str]:
-    notes, questions = list(found.notes), found.reference.questions
-    filters = {name: run.method.filter for name, run in found.runs.items() if run.method.filter}
+def _notes(terms: Terms, findings: Findings, wrong: np.ndarray | None) -> list[str]:
+    notes, questions = list(findings.notes), findings.reference.questions
+    filters = {name: run.method.filter for name, run in findings.runs.items() if run.method.filter}
     for kind, names in grouped(filters).items():
         notes.append(f"Content words of {', '.join(names)} are those of this filter: {kind}.")
     if wrong is not None and len(set(wrong)) == 1:
-        told = f"Every closed-book answer is {'wrong' if wrong[0] else 'right'}"
+        closed_book = f"Every closed-book answer is {'wrong' if wrong[0] else 'right'}"
         why = "so that there is nothing for a trigger to tell apart"
-        notes.append(f"{told}, {why}: its AUPRC and ECE here say nothing of it.")
-    if len(found.banks) > 1:
-        notes.append(f"Figures of layers and controls are those of {next(iter(found.banks))}.")
+        notes.append(f"{closed_book}, {why}: its AUPRC and ECE here say nothing of it.")
+    if len(findings.banks) > 1:
+        notes.append(f"Figures of layers and controls are those of {next(iter(findings.banks))}.")
     if terms.wrong != "em":
         notes.append(f"Answers are wrong by {terms.wrong} here: for thresholds, AUROC and consistency.")
-    pairs = len(found.runs) * (len(found.runs) - 1) // 2
+    pairs = len(findings.runs) * (len(findings.runs) - 1) // 2
     if pairs > LEVEL * (1 + terms.resamples):
         few = f"resamples={terms.resamples} are too few to settle any of {pairs} pairs"
         notes.append(f"{few} when all are considered: give {math.ceil(pairs / LEVEL)} or more.")
     if missing := sum(not q.answers for q in questions):
         notes.append(f"{missing} of {len(questions)} questions have no gold answer and are in no score.")
-    for name, run in found.runs.items():
+    for name, run in findings.runs.items():
         read = [decision.evidence for decisions in run.decisions for decision in decisions]
         if silent := sum("stated" in evidence and evidence["stated"] is None for evidence in read):
             notes.append(f"{name}: {silent} of {len(read)} replies state no number; their score is 0.5.")
@@ -265,18 +265,18 @@ def _notes(terms: Terms, found: Findings, wrong: np.ndarray | None) -> list[str]
 
 def unlike_random(results: Mapping[str, Any]) -> list[str]:
     """Write a note on methods whose tokens differ by more than 10% from those of random retrieval."""
-    told: list[str] = []
+    unlike: list[str] = []
     for name, both in results["random_at_budget"].items():
         entry = both.get("common", both)
         times = entry.get("times_tokens", 1.0)
         if abs(times - 1) > 0.1:
             its = sum(entry[key] for key in TOKENS)
-            uses = f"{times:.2f} times" if told else f"uses {times:.2f} times its tokens"
-            told.append(f"{name} {uses} ({times * its:,.0f} against {its:,.0f})")
-    if not told:
+            uses = f"{times:.2f} times" if unlike else f"uses {times:.2f} times its tokens"
+            unlike.append(f"{name} {uses} ({times * its:,.0f} against {its:,.0f})")
+    if not unlike:
         return []
     matched = "Random retrieval is matched to each method by retrievals, not by tokens"
-    return [f"{matched} (written and read, per question): {', '.join(told)}."]
+    return [f"{matched} (written and read, per question): {', '.join(unlike)}."]
 
 
 def roc(wrong: np.ndarray, scores: np.ndarray) -> dict[str, Any]:
@@ -292,27 +292,27 @@ def by_knowledge(run: Outcomes, figure: str) -> dict[str, dict[str, Any]]:
     """Compute a figure by kind of knowledge, ``{kind: {figure, "n"}}``; empty if kinds are unknown."""
     kinds = [str(run.questions[i].truth.get("kind", "")) for i in run.scored]
     order = ("known", "stale", "misbelieved", "unknown")
-    found: dict[str, dict[str, Any]] = {}
+    figures: dict[str, dict[str, Any]] = {}
     for kind in sorted(set(kinds) - {""}, key=lambda k: (order.index(k) if k in order else len(order), k)):
         values = run.table[figure][[k == kind for k in kinds]]
-        found[kind] = {figure: float(values.mean()), "n": len(values)}
-    return found
+        figures[kind] = {figure: float(values.mean()), "n": len(values)}
+    return figures
 
 
 def layer_figures(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Return the prober's own test figures by layer, with its controls, as measured in training."""
     keys = ("accuracy", "auroc", "auroc_ci")
-    found: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     # With several sites in the blocks, show one curve: that of the best layer's site.
     site = metrics.get("best_site")
     layers = [e for e in metrics.get("layers") or [] if site is None or e.get("site", site) == site]
     if layers:
-        found["layers"] = [_picked(entry, "layer", *keys) for entry in layers]
+        figures["layers"] = [_picked(entry, "layer", *keys) for entry in layers]
     if metrics.get("ensemble"):
-        found["ensemble"] = _picked(metrics["ensemble"], *keys)
+        figures["ensemble"] = _picked(metrics["ensemble"], *keys)
     if metrics.get("controls"):
-        found["controls"] = {name: _picked(entry, *keys) for name, entry in metrics["controls"].items()}
-    return found
+        figures["controls"] = {name: _picked(entry, *keys) for name, entry in metrics["controls"].items()}
+    return figures
 
 
 def _examples(
@@ -337,7 +337,7 @@ def _examples(
                     "answer": run.answers[i].answer,
                     "correct": bool(right[name].get(i)),
                     "retrievals": run.answers[i].retrievals,
-                    "rounds": [_told_round(r, passages) for r in run.answers[i].rounds],
+                    "rounds": [_shown_round(r, passages) for r in run.answers[i].rounds],
                 }
                 for name, run in runs.items()
             ],
@@ -346,7 +346,7 @@ def _examples(
     ]
 
 
-def _told_round(done: Round, passages: Mapping[str, Passage]) -> dict[str, Any]:
+def _shown_round(done: Round, passages: Mapping[str, Passage]) -> dict[str, Any]:
     decision = done.decision
     # Offsets leave out characters shared with the neighbouring token, so pieces run up to the next start.
     edges = [*(a for a, _ in done.tokens), len(done.text)]
