@@ -193,6 +193,16 @@ def test_a_question_of_a_probers_training_is_not_asked():
     assert allowed.results["n"] == 40 and any("Overlap: 10" in note for note in allowed.page["notes"])
 
 
+def test_thresholds_are_not_chosen_on_questions_that_are_asked():
+    rows = asked("test")
+    given = {"triggers": ["never", "entropy"]} | QUICK
+    same = compare(model(), rows, texts(), validation=rows, **given)
+    assert any("thresholds of entropy are those they came with" in note for note in same.page["notes"])
+    more = compare(model(), rows, texts(), validation=[*rows, *asked("validation")], **given)
+    alone = compare(model(), rows, texts(), validation=asked("validation"), **given)
+    assert more.results["options"] == alone.results["options"] != same.results["options"]
+
+
 def test_the_loop_takes_texts_names_and_probers():
     rag = RAG(model(), texts(), linear_bank())
     assert isinstance(rag.trigger, Probing) and rag("Where is town 2?").answer == "Land2"

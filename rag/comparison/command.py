@@ -34,21 +34,21 @@ def run(settings: Compare, parts: PartRuns | None = None) -> Path:
         settings, source, load_passages(settings), retriever=settings.retriever,
         triggers=settings.triggers, validation=settings.validation,
     )  # fmt: skip
-    part, out, asked = settings.partition, Path(settings.out), plan.asked
-    for line in asked.chosen.lines():
+    part, out, choice = settings.partition, Path(settings.out), plan.choice
+    for line in choice.chosen.lines():
         log.info("%s", line)
     record = settings.record
     record["methods"] = Selection(settings.triggers, record["methods"]).varied(settings.vary).table
     files = inputs(*source.files, settings.corpus, *prompt_files(settings), *plan.read)
-    config = record | {"inputs": files, "asked": asked.chosen.record}
+    config = record | {"inputs": files, "asked": choice.chosen.record}
     folder = RunFolder(out if part is None else part.folder(out), "compare", config)
     if not (folder.begin("comparison") if parts is None else parts.begin(folder, "comparison")):
         return folder.path
     if parts is not None:
-        _take_answers(parts, asked.questions, folder.path)
+        _take_answers(parts, choice.questions, folder.path)
     log.info(
-        "%d questions, %s (split %s), corpus %s with %d passages, model %s", len(asked.questions),
-        source.spec, asked.split, settings.corpus, len(plan.passages), settings.model.name,
+        "%d questions, %s (split %s), corpus %s with %d passages, model %s", len(choice.questions),
+        source.spec, choice.split, settings.corpus, len(plan.passages), settings.model.name,
     )  # fmt: skip
     adapter = next((bank.adapter for bank in plan.banks.values()), None)  # all read one model
     lm = remote(settings, folder) or load_model(settings, folder, engine=settings.engine, adapter=adapter)

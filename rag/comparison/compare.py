@@ -38,7 +38,7 @@ from ..protocol import check_counts, name_of
 from ..settings import Compare
 from .findings import Comparison
 from .methods import Method, Selection, Terms, available
-from .plan import Asked, Plan
+from .plan import Choice, Plan
 
 if TYPE_CHECKING:
     from probers.bank.bank import ProbeBank
@@ -188,15 +188,15 @@ def plan_of(
     server = settings.engine if any(method.trigger.served for method in methods) else None
     contamination = Contamination.of(read, allowed=settings.allow_overlap, server=server, banks=objects)
     draw = {"limit": settings.limit, "seed": settings.seed, "on_bad_line": settings.on_bad_line}
-    asked = Asked.of(source, methods, contamination, draw=draw, split=settings.split, validation=validation)
+    choice = Choice.of(source, methods, contamination, draw=draw, split=settings.split, validation=validation)
     judged = [] if matcher is None else [f"Of match: {matcher.told()}."]
-    notes = [*contamination.notes(asked.questions), *notes, *left_out, *judged, *asked.notes()]
+    notes = [*contamination.notes(choice.questions), *notes, *left_out, *judged, *choice.notes()]
     for method in methods:
-        method.trigger.check_questions(asked.questions)
+        method.trigger.check_questions(choice.questions)
         check_counts(method.trigger, method.searches.kind if method.searches else searched)
-    notes += dict.fromkeys(note for method in methods for note in method.trigger.notes(asked.questions))
+    notes += dict.fromkeys(note for method in methods for note in method.trigger.notes(choice.questions))
     return Plan(
-        terms=terms, methods=methods, asked=asked, passages=passages, retriever=retriever,
+        terms=terms, methods=methods, choice=choice, passages=passages, retriever=retriever,
         banks=banks | objects, notes=notes, read=read,
     )  # fmt: skip
 
@@ -218,7 +218,7 @@ def _record(
     files = others.files if isinstance(others, QuestionSource) else ()
     return plain | {
         "model": str(lm.spec), "prompt": plan.terms.loop["prompt"].fingerprint, "compared": methods,
-        "asked": plan.asked.chosen.record, "validation": digest(repr(others)),
+        "asked": plan.choice.chosen.record, "validation": digest(repr(others)),
         "passages": fingerprint(corpus), "inputs": inputs(*files, *plan.read),
     }  # fmt: skip
 

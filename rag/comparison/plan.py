@@ -34,14 +34,14 @@ THRESHOLDS = "thresholds.json"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
-    """Questions of a comparison.
+class Choice:
+    """Choice of the questions of a comparison.
 
     Attributes:
         chosen: the questions to ask, with the record of their choice.
         split: their split, or "all".
         tuned_on: split of the questions that thresholds are chosen on.
-        validation: reads those questions; EmptySplitError if there are none.
+        validation: function that reads those questions; EmptySplitError if there are none.
     """
 
     chosen: QuestionSet
@@ -53,13 +53,14 @@ class Asked:
     def of(
         cls, source: QuestionSource | str, methods: Sequence[Method], contamination: Contamination, *,
         draw: Mapping[str, Any], split: str = "test", validation: QuestionSource | str | int | None = None,
-    ) -> Asked:  # fmt: skip
+    ) -> Choice:  # fmt: skip
         """Choose the questions of a split that no trained part has seen.
 
         Args:
             draw: ``limit``, ``seed`` and ``on_bad_line`` of :func:`open_questions`.
             split: "test", or "all" for methods without a threshold to choose.
-            validation: other questions to choose thresholds on, or the largest number of the source's own.
+            validation: other questions to choose thresholds on, without those asked; or the largest
+                number of the source's own.
         """
         others = validation if isinstance(validation, (QuestionSource, str)) else None
         deal = others is None and (bool(contamination.silent) or any(method.tunable for method in methods))
@@ -67,9 +68,8 @@ class Asked:
         if split == "all":
             tuned = [method.name for method in methods if method.tunable or method.calibrated]
             if tuned and others is None:
-                message = (
-                    f"split=all also asks questions on which thresholds of {', '.join(tuned)} are chosen"
-                )
+                names = ", ".join(tuned)
+                message = f"split=all also asks questions on which thresholds of {names} are chosen"
                 raise UserError(f"{message}: leave them out of triggers, or give split=test", "conflict")
             chosen, split, tuned_on = find(deal_splits=True), "all", "validation"
         else:
@@ -78,19 +78,20 @@ class Asked:
             try:
                 chosen, tuned_on = find(split="test", deal_splits=deal), "validation"
             except EmptySplitError as problem:
+                split, tuned_on = "validation", "train"
                 try:
-                    chosen, split, tuned_on = (
-                        find(split="validation", deal_splits=deal),
-                        "validation",
-                        "train",
-                    )
+                    chosen = find(split=split, deal_splits=deal)
                 except EmptySplitError:
                     raise problem from None
-        draw = {**draw, "unfit": contamination.not_tuned_on, "deal_splits": deal}
-        if others is not None:
-            tuned_on, tuning = "validation", partial(open_questions, others, **{**draw, "limit": None})
+        draw = {**draw, "deal_splits": deal}
+        if others is None:
+            draw |= {"limit": validation, "unfit": contamination.not_tuned_on}
+            tuning = partial(open_questions, source, split=tuned_on, **draw)
         else:
-            tuning = partial(open_questions, source, split=tuned_on, **{**draw, "limit": validation})
+            texts = {question.question for question in chosen.questions}
+            unfit = lambda q: q.question in texts or contamination.not_tuned_on(q)  # noqa: E731
+            draw |= {"limit": None, "unfit": unfit}
+            tuned_on, tuning = "validation", partial(open_questions, others, **draw)
         return cls(chosen=chosen, split=split, tuned_on=tuned_on, validation=tuning)
 
     @property
@@ -103,10 +104,9 @@ class Asked:
         if self.chosen.record["dealt"]:
             splits = self.chosen.record["splits"]
             dealt = ", ".join(f"{splits[name]} {name}" for name in SPLITS if name in splits)
-            why = (
-                f", for thresholds are chosen on {self.tuned_on} questions: asked are {self.split} questions"
-            )
-            asks = ": all are asked" if self.split == "all" else why
+            why = f"thresholds are chosen on {self.tuned_on} questions"
+            asks = f", for {why}: asked are {self.split} questions"
+            asks = ": all are asked" if self.split == "all" else asks
             notes.append(f"The questions name no splits and were dealt ({dealt}){asks}.")
             log.info("%s", notes[-1])
         if self.split == "all":
@@ -126,7 +126,7 @@ class Plan:
 
     terms: Terms
     methods: Sequence[Method]
-    asked: Asked
+    choice: Choice
     passages: Sequence[Passage]
     retriever: Component | Retriever
     banks: Mapping[str, ProbeBank]
@@ -153,7 +153,7 @@ class Plan:
         """Answer the questions of a part into ``out``; return their number."""
         rag, _, runs, _ = self._answer(lm, out, [], part)
         index(record_all(rag, runs.values(), out / REPLAY, every=True), out / REPLAY)
-        return len(own(self.asked.questions, part))
+        return len(own(self.choice.questions, part))
 
     def _answer(
         self, lm: Any, out: Path, notes: list[str], part: Partition | None = None
@@ -176,7 +176,7 @@ class Plan:
         if closed is None:
             notes.append("The closed-book answers that judge the triggers come from a run not in the table.")
             closed = Method("never", Never(), rag.query)
-        questions = own(self.asked.questions, part)
+        questions = own(self.choice.questions, part)
         reference = self._run(replace(rag, also=every), closed, None, questions, out)
         # Attention is large, and read in the middle of answers, which methods hardly ever share.
         rag = replace(rag, also=replace(every, attention=False, attention_layer=None))
@@ -189,11 +189,11 @@ class Plan:
     ) -> Mapping[str, Tuned]:
         """Choose thresholds and calibration on questions of another split, for triggers that bring none."""
         triggers = {m.name: m.trigger for m in methods if m.tunable or m.calibrated}
-        tunable, split = [m.name for m in methods if m.tunable], self.asked.tuned_on
+        tunable, split = [m.name for m in methods if m.tunable], self.choice.tuned_on
         if not triggers:
             return {}
         try:
-            questions = self.asked.validation().questions
+            questions = self.choice.validation().questions
         except EmptySplitError:  # a file that marks every question as test
             questions = []
         tuned = tune_once(file, rag, triggers, questions, self.terms.right, self.terms.rule)
