@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 import torch
 from artefacts import write_lines
-from fake_lm import FakeRetriever, linear_bank, passage
-from refusals import fails
+from fake_lm import FakeLM, FakeRetriever, linear_bank, passage
+from refusals import fails, interrupted
 from test_compare import TEST, VALIDATION, model, place, stable  # noqa: F401
 
 from probers.bank.bank import ProbeBank
@@ -145,13 +145,23 @@ def test_a_retriever_is_taken_as_it_is():
 
 
 def test_a_folder_keeps_the_comparison_and_resumes_it(tmp_path):
-    def run(lm, *triggers):
-        return compare(
-            lm, asked("test"), texts(), validation=asked("validation"), triggers=["never", *triggers],
-            out=tmp_path / "out", **QUICK,
-        )  # fmt: skip
+    def run(lm, *triggers, out=tmp_path / "out"):
+        given = {"validation": asked("validation"), "triggers": ["never", *triggers], "out": out}
+        return compare(lm, asked("test"), texts(), **given, **QUICK)
 
+    with interrupted(FakeLM, "generate", 2):
+        run(model(), "entropy")
+    assert not (tmp_path / "out/results.json").exists()
     first = run(model(), "entropy")
+    whole = compare(
+        model(),
+        asked("test"),
+        texts(),
+        validation=asked("validation"),
+        triggers=["never", "entropy"],
+        **QUICK,
+    )
+    assert parts(first.results) == parts(whole.results)
     assert {"results.json", "report.html", "outcomes.jsonl", "report_data.json", "thresholds.json"} <= {
         file.name for file in (tmp_path / "out").iterdir()
     }
