@@ -48,6 +48,9 @@ def make_trigger(given: Any) -> Trigger:
         return as_trigger(Component.of("trigger", given).make())
     if is_prober(given):
         return as_trigger(Component.of("trigger", method_of(given)).make(bank=given))
+    if not (callable(given) and hasattr(given, "needs")):
+        message = f"trigger={given!r:.80} is no trigger: give a name such as rind, a prober, or a trigger"
+        raise UserError(message, "bad-value")
     return as_trigger(given)
 
 

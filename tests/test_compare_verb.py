@@ -180,6 +180,7 @@ def test_a_folder_keeps_the_comparison_and_resumes_it(tmp_path):
         ("bad-value", ["k="], {"k": 0}),
         ("unknown-choice", ["rinds"], {"triggers": ["rinds"]}),
         ("unknown-choice", ["rinds"], {"triggers": [("rinds", "question")]}),
+        ("bad-value", ["trigger=3"], {"triggers": [3]}),
         ("conflict", ["never"], {"triggers": ["never", "never"]}),
         ("unknown-choice", ["bm26"], {"retriever": "bm26"}),
         ("conflict", ["retriever="], {"passages": FakeRetriever(list), "retriever": "bm25"}),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import fields, replace
 from functools import cache, partial
 from itertools import chain, count
@@ -50,6 +49,7 @@ _NOT_OPTIONS = {
     "questions", "corpus", "triggers", "out", "validation", "model", "engine", "batch_size", "part", "launch",
     "wait", "passage_words", "corpus_cache", "matcher",
 }  # fmt: skip
+#: Methods that need nothing trained.
 _TRIGGERS = ("never", "always", "random", "oracle", "entropy", "rind")
 
 
@@ -80,7 +80,7 @@ def compare(
         RunError: a model that gives NaN, or files that cannot be written.
     """
     source = make_source(questions)
-    given, settings = dict(options), _settings(lm, options)
+    settings = _settings(lm, options)
     if validation is None or isinstance(validation, int):
         others: Any = settings.validation if validation is None else validation
     else:
@@ -88,28 +88,28 @@ def compare(
     common: Retriever | Component = settings.retriever
     corpus: Sequence[Passage] = []
     if hasattr(passages, "search"):
-        if "retriever" in given:
+        if "retriever" in options:
             raise UserError("passages is a retriever, and retriever= is given too: leave one out", "conflict")
         common = passages
     else:
         corpus = load_corpus(passages) if isinstance(passages, (str, Path)) else as_passages(passages)
     plan = plan_of(
         settings, source, corpus, retriever=common, triggers=triggers, validation=others,
-        prober=given.get("prober"),
+        prober=options.get("prober"),
     )  # fmt: skip
-    if "prompt" in given:
-        loop = {**plan.terms.loop, "prompt": make_prompt(given["prompt"])}
+    if "prompt" in options:
+        loop = {**plan.terms.loop, "prompt": make_prompt(options["prompt"])}
         plan = replace(plan, terms=replace(plan.terms, loop=loop))
     name = str(passages) if isinstance(passages, (str, Path)) else f"{len(corpus)} passages" if corpus else ""
     heading = {
         "command": f"probers.rag.compare with {source.spec}", "model": lm.spec.id,
         "corpus": name or type(passages).__name__,
     }  # fmt: skip
-    config = _record(plan, given, lm, others, corpus)
-    with ExitStack() as stack:
-        if out is None:
-            return plan.run(lm, Path(stack.enter_context(TemporaryDirectory())), config, heading=heading)
-        stack.enter_context(taking_back())
+    config = _record(plan, options, lm, others, corpus)
+    if out is None:
+        with TemporaryDirectory() as place:
+            return plan.run(lm, Path(place), config, heading=heading)
+    with taking_back():
         folder = RunFolder(Path(out), "compare", config)
         folder.claim()
         comparison = plan.run(lm, folder.path, config, heading=heading)
