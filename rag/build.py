@@ -24,7 +24,7 @@ from .remote import RemoteLM
 from .triggers.probing import Probing, ServedProbing
 
 if TYPE_CHECKING:
-    from probers.bank.bank import ProbeBank
+    from probers.bank.bank import Prober
     from probers.commands.settings import Answering
 
 log = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ LOCAL, VLLM = "transformers", "vllm"
 _BY_POOL = {"tokens": "radio", "predicting": "before_entity", "prompt": "probing_before"}
 
 
-def method_of(bank: ProbeBank) -> str:
+def method_of(bank: Prober) -> str:
     """Name the method of comparisons that reads a prober, which is also the name of its trigger."""
     return _BY_POOL.get(bank.spec.pool, "probing")
 
@@ -56,9 +56,9 @@ def make_trigger(given: Any) -> Trigger:
 
 def is_prober(given: Any) -> bool:
     """Tell whether an object is a trained prober."""
-    from probers.bank.bank import ProbeBank  # loads torch
+    from probers.bank.bank import Prober  # loads torch
 
-    return isinstance(given, ProbeBank)
+    return isinstance(given, Prober)
 
 
 def make_query(given: Any, trigger: Trigger) -> QueryFormulator:
@@ -151,9 +151,9 @@ def with_bank(trigger: Component, **parts: Callable[[], Any]) -> dict[str, Any]:
 
 def for_other(bank: Any) -> dict[str, Any]:
     """Load a prober given by its path so that it accepts a model with other weights."""
-    from probers.bank.bank import ProbeBank
+    from probers.bank.bank import Prober
 
-    return {"bank": ProbeBank.from_pretrained(bank, allow_other=True)} if isinstance(bank, str) else {}
+    return {"bank": Prober.from_pretrained(bank, allow_other=True)} if isinstance(bank, str) else {}
 
 
 def loop_options(settings: Answering) -> dict[str, Any]:
@@ -185,7 +185,7 @@ class Contamination:
     @classmethod
     def of(
         cls, parts: Sequence[str], *, allowed: bool, server: str | None = None,
-        banks: Mapping[str, ProbeBank] | None = None,
+        banks: Mapping[str, Prober] | None = None,
     ) -> Contamination:  # fmt: skip
         """Read the records of probers and classifiers; refuse one without a record unless ``allowed``.
 
@@ -251,7 +251,7 @@ def _below(path: str) -> list[str]:
     return list(map(str, found)) or [path]
 
 
-def check_one_model(banks: Mapping[str, ProbeBank]) -> None:
+def check_one_model(banks: Mapping[str, Prober]) -> None:
     """Refuse probers of different models; names two of them (UserError)."""
     models = {path: bank.spec.model for path, bank in banks.items()}
     for path, model in models.items():

@@ -25,8 +25,7 @@ from probers.commands.runs import RunFolder
 from probers.data.questions import QuestionSource, open_questions
 from probers.evaluation.metrics import exact_match
 from probers.files import canonical_json, write_text
-from probers.text import count
-from probers.types import Decision, Passage, Question, Round, UserError
+from probers.types import Decision, Passage, Question, Round, UserError, count
 
 from .build import Contamination, for_engine, for_other, loop_options, remote, unserved, with_bank
 from .comparison.outcomes import Evaluation, Outcomes, table_lines

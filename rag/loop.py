@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from probers.words.text import split_sentences
+
 from probers.commands.runs import tell
 from probers.engine.kv_cache import PrefixCache
 from probers.engine.tokens import SentenceEnd, Stop
 from probers.evaluation.answers import final_answer
 from probers.prompts import passages_that_fit
-from probers.text import split_sentences
 from probers.types import Generation, Needs, Question, Retriever, UserError
 
 from .build import make_prompt, make_query, make_retriever, make_trigger

@@ -11,7 +11,7 @@ from fake_lm import FakeLM, FakeRetriever, linear_bank, passage
 from refusals import fails, interrupted
 from test_compare import TEST, VALIDATION, model, place, stable  # noqa: F401
 
-from probers.bank.bank import ProbeBank
+from probers.bank.bank import Prober
 from probers.commands import main as cli
 from probers.data.splits import Seen
 from probers.heads import HEADS
@@ -59,7 +59,7 @@ def kept(path, name):
 @pytest.mark.parametrize("sweep", [0, 2])
 def test_the_function_equals_the_command(place, sweep):  # noqa: F811
     shown = place.compare(f"sweep={sweep}", "limit=12")
-    bank = ProbeBank.from_pretrained(place.path / "prober")
+    bank = Prober.from_pretrained(place.path / "prober")
     made = compare(
         model(),
         "questions.jsonl",
@@ -86,7 +86,7 @@ def test_the_function_equals_the_command_with_the_testbeds_model(tmp_path, lm, m
             torch.from_numpy(np.random.default_rng(0).normal(size=head.linear.weight.shape))
         )
     spec = FeatureSpec(lm.spec, (1, 2), lm.width, prompt=TESTBED_PROMPT.fingerprint)
-    ProbeBank(spec, head, seen=Seen({})).save_pretrained("prober")
+    Prober(spec, head, seen=Seen({})).save_pretrained("prober")
     terms = {"limit": 3, "validation": 6, "max_new_tokens": 12, "max_retrievals": 1} | QUICK
     typed = ["model.dtype=float32", *(f"{key}={value}" for key, value in terms.items())]
     out = cli.run("compare", [*typed, "triggers=[never,random,rind,probing]", "prober=prober", "out=out"])
@@ -95,7 +95,7 @@ def test_the_function_equals_the_command_with_the_testbeds_model(tmp_path, lm, m
         lm,
         "testbed",
         "testbed",
-        triggers=["never", "random", "rind", ProbeBank.from_pretrained("prober")],
+        triggers=["never", "random", "rind", Prober.from_pretrained("prober")],
         **terms,
     )
     assert parts(made.results) == parts(shown)

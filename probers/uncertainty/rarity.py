@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal, Protocol, runtime_checkable
 
-from ..entities import Entity
+from ..words import Entity
 
 
 @runtime_checkable

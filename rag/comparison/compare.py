@@ -40,7 +40,7 @@ from .methods import Method, Selection, Terms, available
 from .plan import Choice, Plan
 
 if TYPE_CHECKING:
-    from probers.bank.bank import ProbeBank
+    from probers.bank.bank import Prober
 
 __all__ = ["Comparison", "compare", "plan_of"]
 
@@ -156,9 +156,9 @@ def plan_of(
     ``settings`` has the terms; ``validation`` are other questions to choose thresholds on, or the largest
     number of the source's own; ``prober`` is a trained prober in place of that of the settings.
     """
-    from probers.bank.bank import ProbeBank
+    from probers.bank.bank import Prober
 
-    banks, objects = dict[str, ProbeBank](), dict[str, ProbeBank]()
+    banks, objects = dict[str, Prober](), dict[str, Prober]()
     matcher = load_matcher(settings) if source.mentions or settings.wrong == "match" else None
     terms = Terms.of(settings, matcher)
     probers = named(settings.probers)
@@ -167,12 +167,12 @@ def plan_of(
         raise UserError(message, "conflict")
 
     @cache
-    def bank(path: str | None = None) -> ProbeBank:
+    def bank(path: str | None = None) -> Prober:
         if path is None and prober is not None and not isinstance(prober, (str, Path)):
             objects["prober"] = prober
             return prober  # type: ignore[no-any-return]
         path = path or find_prober(settings)
-        banks[path] = ProbeBank.from_pretrained(path, allow_other=settings.allow_other)
+        banks[path] = Prober.from_pretrained(path, allow_other=settings.allow_other)
         return banks[path]
 
     selection = _with_objects(Selection.of(settings), triggers, bank, objects)
@@ -224,7 +224,7 @@ def _record(
 
 
 def _with_objects(
-    selection: Selection, triggers: Sequence[Any], bank: Any, objects: dict[str, ProbeBank]
+    selection: Selection, triggers: Sequence[Any], bank: Any, objects: dict[str, Prober]
 ) -> Selection:
     """Choose the methods of ``triggers``: names of the table, and methods made of objects."""
     triggers = [triggers] if isinstance(triggers, str) else triggers

@@ -29,7 +29,7 @@ from .trajectories import thinned
 if TYPE_CHECKING:
     import pandas as pd
 
-    from probers.bank.bank import ProbeBank
+    from probers.bank.bank import Prober
 
 _ELSEWHERE = " on questions of another split"
 
@@ -119,7 +119,7 @@ class Findings:
     recorded: Sequence[QueryTrajectory]
     reruns: Mapping[str, Any]
     corpus: Sequence[Passage]
-    banks: Mapping[str, ProbeBank]
+    banks: Mapping[str, Prober]
     notes: Sequence[str]
     tuned: bool
 

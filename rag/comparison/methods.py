@@ -9,10 +9,11 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from probers.words import EntityMatcher
+
 from probers.bank.decision import ThresholdRule
 from probers.commands.components import Component
 from probers.commands.inputs import TrainedKind, how_to_make, newest_classifier, newest_prober
-from probers.equivalence import EntityMatcher
 from probers.evaluation.answers import RULES, Rule, right_by
 from probers.types import Passage, Pool, Retriever, UserError
 
@@ -367,12 +368,12 @@ def grouped(values: Mapping[str, str]) -> dict[str, list[str]]:
 
 def available(key: str, *, model: str, prober: str | None) -> str | None:
     """Find the part for a key of :data:`TRAINED`: ``prober`` if it is one, else the newest of the model."""
-    from probers.bank.bank import ProbeBank
+    from probers.bank.bank import Prober
 
     kind = TRAINED[key]
     if kind == "questions":
         newest = newest_classifier(model=model)
-    elif prober is not None and ProbeBank.from_pretrained(prober).spec.pool == _POOLS[kind]:
+    elif prober is not None and Prober.from_pretrained(prober).spec.pool == _POOLS[kind]:
         return prober
     else:
         newest = newest_prober(kind, model=model)

@@ -9,8 +9,8 @@ from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
+from probers.words import EntityMatcher
 
-from probers.equivalence import EntityMatcher
 from probers.evaluation.answers import (
     MATCH,
     accuracy_contains,

@@ -23,7 +23,7 @@ from .shared_generations import GenerationCache, SharedRAG, joined
 from .trajectories import Tuned, tune_once
 
 if TYPE_CHECKING:
-    from probers.bank.bank import ProbeBank
+    from probers.bank.bank import Prober
     from probers.commands.merge import PartRuns
     from probers.data.splits import Partition
 
@@ -129,7 +129,7 @@ class Plan:
     choice: Choice
     passages: Sequence[Passage]
     retriever: Component | Retriever
-    banks: Mapping[str, ProbeBank]
+    banks: Mapping[str, Prober]
     notes: Sequence[str] = ()
     read: Sequence[str] = ()
 

@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from probers.words import EntityMatcher
 from tqdm import tqdm
 
 from probers.bank.calibration import Platt, fit_platt
 from probers.bank.decision import ThresholdRule
 from probers.checksums import made_once
-from probers.equivalence import EntityMatcher
 from probers.evaluation.answers import MATCH, Rule, right_by_em
 from probers.types import Decision, Generation, Needs, Question
 

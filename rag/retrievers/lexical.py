@@ -27,10 +27,10 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
+from probers.words.text import tokenize as tokenize
 
 from probers.data.cache import duration, size
 from probers.data.corpus import Rows, as_passages
-from probers.text import tokenize as tokenize
 from probers.types import Passage, UserError
 
 from ..protocol import at_least

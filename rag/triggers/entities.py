@@ -14,12 +14,11 @@ from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from probers.words import Entity, Recogniser, tokens_of, with_scores, written_entities
+from probers.words.recogniser import HEAD
 
 from probers.bank.calibration import Platt, Temperature, sigmoid
-from probers.entities import Entity, Recogniser, tokens_of, with_scores, written_entities
-from probers.entities.recogniser import HEAD
-from probers.text import count
-from probers.types import Decision, Generation, Needs, Question, RunError
+from probers.types import Decision, Generation, Needs, Question, RunError, count
 from probers.uncertainty import Part, margins
 from probers.uncertainty.rarity import Counts, pair_rarity, question_rarity
 
@@ -108,7 +107,7 @@ class BeforeEntity(_AtEntities, ReadsBank):
         return super().record | {"threshold": self._threshold}
 
     def scores(self, generations: Sequence[Generation]) -> list[np.ndarray]:
-        return self.by_token(generations, lambda states: self._chances(self._bank.score(states)))
+        return self.by_token(generations, lambda states: self._chances(self._bank.score_states(states)))
 
     def _chances(self, score: np.ndarray) -> np.ndarray:
         """Convert scores (n,) to P(wrong), increasing, so that the bank's threshold keeps its meaning."""

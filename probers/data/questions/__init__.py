@@ -18,8 +18,7 @@ from typing import Any
 from tqdm import tqdm
 
 from ...files import digest
-from ...text import count
-from ...types import DATASETS, SPLITS, Question, UserError
+from ...types import DATASETS, SPLITS, Question, UserError, count
 from ..records import (
     BadLine,
     LeftOut,
