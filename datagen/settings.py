@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from probers.words.thinking import Part
-
 from probers.commands.components import Component, choice
 from probers.commands.settings import OnBadLine, Reading, ReadPool, Resamples, Settings, Several, TextFile
 from probers.data.articles.base import Wikipedia

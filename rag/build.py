@@ -1,4 +1,4 @@
-"""Trigger, query and probers of a run from its configuration, and the questions they were trained on."""
+"""Components of the loop from names and objects, and the questions that their probers were trained on."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from probers.bank.io import CONFIG, locate
-from probers.commands.components import Component
+from probers.commands.components import Component, values_of
 from probers.commands.runs import RunFolder
+from probers.data.corpus import load_corpus
 from probers.data.splits import Seen
-from probers.prompts import AUTO
-from probers.types import Question, UserError
+from probers.prompts import AUTO, AUTO_PROMPT, PromptTemplate
+from probers.types import Question, Retriever, UserError
 
-from .protocol import as_trigger, attends, name_of, reads_states
+from .protocol import QueryFormulator, Trigger, as_trigger, attends, name_of, reads_states
 from .remote import RemoteLM
 from .triggers.probing import Probing, ServedProbing
 
@@ -30,6 +31,60 @@ log = logging.getLogger(__name__)
 
 #: ``engine`` of a model in this process: transformers or vLLM.
 LOCAL, VLLM = "transformers", "vllm"
+
+
+#: Methods of comparisons for probers by the pool of their states; "probing" is for all others.
+_BY_POOL = {"tokens": "radio", "predicting": "before_entity", "prompt": "probing_before"}
+
+
+def method_of(bank: Prober) -> str:
+    """Name the method of comparisons that reads a prober, which is also the name of its trigger."""
+    return _BY_POOL.get(bank.spec.pool, "probing")
+
+
+def make_trigger(given: Any) -> Trigger:
+    """Make a trigger from its name, from a prober, or from an object with ``needs`` and ``__call__``."""
+    if isinstance(given, str):
+        return as_trigger(Component.of("trigger", given).make())
+    if is_prober(given):
+        return as_trigger(Component.of("trigger", method_of(given)).make(bank=given))
+    if not (callable(given) and hasattr(given, "needs")):
+        message = f"trigger={given!r:.80} is no trigger: give a name such as rind, a prober, or a trigger"
+        raise UserError(message, "bad-value")
+    return as_trigger(given)
+
+
+def is_prober(given: Any) -> bool:
+    """Tell whether an object is a trained prober."""
+    from probers.bank.bank import Prober  # loads torch
+
+    return isinstance(given, Prober)
+
+
+def make_query(given: Any, trigger: Trigger) -> QueryFormulator:
+    """Make a query from its name, return an object as it is; None is the usual query of the trigger.
+
+    The usual query is that of the method with the trigger's name, or else the answer.
+    """
+    if given is None:
+        method = values_of("", "methods").get(trigger.name, {"query": "answer"})
+        return named_part("query", method["query"], method.get("query_options") or {}).make()  # type: ignore[no-any-return]
+    return Component.of("query", given).make() if isinstance(given, str) else given  # type: ignore[no-any-return]
+
+
+def make_prompt(given: str | PromptTemplate | None) -> PromptTemplate:
+    """Make a prompt from its name; None is the form that fits the model."""
+    given = AUTO_PROMPT if given is None else given
+    return Component.of("prompt", given).make() if isinstance(given, str) else given  # type: ignore[no-any-return]
+
+
+def make_retriever(given: Any) -> Retriever:
+    """Make BM25 of a corpus: its name or file, passages, texts or dictionaries; a retriever stays itself."""
+    if hasattr(given, "search"):
+        return given  # type: ignore[no-any-return]
+    from .retrievers.bm25 import BM25
+
+    return BM25(load_corpus(given) if isinstance(given, (str, Path)) else given)
 
 
 def served(engine: str) -> bool:
@@ -132,19 +187,24 @@ class Contamination:
     allowed: bool
 
     @classmethod
-    def of(cls, parts: Sequence[str], *, allowed: bool, server: str | None = None) -> Contamination:
+    def of(
+        cls, parts: Sequence[str], *, allowed: bool, server: str | None = None,
+        banks: Mapping[str, Prober] | None = None,
+    ) -> Contamination:  # fmt: skip
         """Read the records of probers and classifiers; refuse one without a record unless ``allowed``.
 
-        The prober of a ``server``, by its address, never has one.
+        ``parts`` are folders or hub ids, ``banks`` further probers by name. The prober of a ``server``, by
+        its address, never has a record.
         """
-        found = {part: Seen.read(locate(part)) for part in parts}
-        silent = [part for part, seen in found.items() if seen is None]
+        records = {part: Seen.read(locate(part)) for part in parts}
+        records |= {f"the prober of {name}": bank.seen for name, bank in (banks or {}).items()}
+        silent = [part for part, seen in records.items() if seen is None]
         if silent and not allowed:
-            told = f"{silent[0]} does not say which questions it was trained on, and the same could be asked"
+            message = f"{silent[0]} does not say which questions it was trained on; the same could be asked"
             remedy = "train it again with probers-train, or pass allow_overlap=true, which the report shows"
-            raise UserError(f"{told}: {remedy}", "overlap")
+            raise UserError(f"{message}: {remedy}", "overlap")
         silent += [] if server is None else [f"the prober of {server}"]
-        return cls(reduce(or_, filter(None, found.values()), Seen({})), silent, allowed)
+        return cls(reduce(or_, filter(None, records.values()), Seen({})), silent, allowed)
 
     def not_asked(self, question: Question) -> bool:
         """Tell whether a question is left out: it was used for training or for choosing a threshold."""
@@ -157,15 +217,15 @@ class Contamination:
     def notes(self, questions: Sequence[Question]) -> list[str]:
         """List notes on allowed overlap, and on probers without a record, for reports."""
         sides = [self.seen.split_of(question) for question in questions]
-        told = []
+        notes = []
         if known := sum(side in ("train", "validation") for side in sides):
-            told.append(
+            notes.append(
                 f"Overlap: {known} of the {len(questions)} questions are among those that a part of this run "
                 "was trained or tuned on (allow_overlap=true); figures of that part are too good."
             )
         if self.silent:
-            told.append(f"Overlap unknown: {', '.join(self.silent)} does not say what it was trained on.")
-        return told
+            notes.append(f"Overlap unknown: {', '.join(self.silent)} does not say what it was trained on.")
+        return notes
 
 
 def named(given: Sequence[str]) -> dict[str, str]:

@@ -28,9 +28,9 @@ from probers.files import canonical_json, write_text
 from probers.types import Decision, Passage, Question, Round, UserError, count
 
 from .build import Contamination, for_engine, for_other, loop_options, remote, unserved, with_bank
-from .compare.outcomes import Comparison, Outcomes, table_lines
+from .comparison.outcomes import Evaluation, Outcomes, table_lines
 from .loop import RAG
-from .protocol import as_trigger, check_counts, filter_of
+from .protocol import Trigger, as_trigger, check_counts, filter_of
 from .traces import Answer, TraceFile, join_traces, own
 
 if TYPE_CHECKING:
@@ -202,96 +202,105 @@ def run(settings: Rag, parts: PartRuns | None = None) -> Path | None:
         raise UserError("question is empty: write a question in words", "empty")
     one, part = settings.question is not None, settings.partition
     if one and part is not None:
-        told = f"part={part} splits many questions, but question= gives one: leave part out"
-        raise UserError(told, "conflict")
-    asked = question_source(settings)
-    corpus = load_passages(settings)
-    if why := unserved(settings.engine, settings.trigger, settings.query):
-        raise UserError(f"{why}: choose another, or engine=transformers", "unsupported")
-    asks = for_engine(settings.engine, settings.trigger)
-    kind: ProberKind = getattr(asks.kind, "prober", None) or "answers"
-    given = with_bank(
-        asks, bank=lambda: find_prober(settings, kind), classifier=lambda: find_classifier(settings)
-    )
-    if asks.get("wrong", "match") == "match" and "matcher" in getattr(asks.kind, "__dataclass_fields__", ()):
-        given["matcher"] = load_matcher(settings)
-    chosen = [given.get(key, asks.get(key)) for key in ("bank", "classifier")]
-    trained = [str(part) for part in chosen if part is not None]
-    other = for_other(chosen[0]) if settings.allow_other else {}
-    trigger = as_trigger(asks.make(**(given | other)))
-    name = trigger.name
-    if settings.prober is not None and "bank" not in given:
-        told = "note: prober=%s is not used: trigger=%s takes none, or was given another"
-        log.info(told, settings.prober, name)
+        message = f"part={part} splits many questions, but question= gives one: leave part out"
+        raise UserError(message, "conflict")
+    source, corpus = question_source(settings), load_passages(settings)
+    trigger, trained = _trigger(settings)
+    name, query = trigger.name, settings.query.make()
     server = settings.engine if trigger.served else None
     contamination = Contamination.of(trained, allowed=settings.allow_overlap or one, server=server)
-    questions, record = ([_known(settings, asked)], {}) if one else _many(settings, asked, contamination)
+    questions, record = ([_known(settings, source)], {}) if one else _many(settings, source, contamination)
     for note in [*contamination.notes(questions), *trigger.notes(questions)]:
         log.info("%s", note)
     trigger.check_questions(questions)
     check_counts(trigger, settings.retriever.kind)
-    out = settings.out if settings.out is not None else (None if one else f"runs/rag/{name}")
-    read = inputs(*asked.files, settings.corpus, *prompt_files(settings), *trained)
-    config = settings.record | {"inputs": read, "asked": record}
-    place = None if out is None else Path(out) if part is None else part.folder(Path(out))
-    folder = None if place is None else RunFolder(place, "rag", config)
+    files = inputs(*source.files, settings.corpus, *prompt_files(settings), *trained)
+    folder = _folder(settings, f"runs/rag/{name}", settings.record | {"inputs": files, "asked": record})
     if folder is not None and not (folder.begin() if parts is None else parts.begin(folder)):
         return folder.path
-    what = "the question typed" if one else asked.spec
+    what = "the question typed" if one else source.spec
     log.info("%s, corpus: %s, %s", what, settings.corpus, count(len(corpus), "passage"))
-    query = settings.query.make()
     if folder is not None and parts is not None:
         answers = join_traces(parts, questions, _TRACES, folder.path)
-        _write(settings, folder, name, filter_of(trigger, query), asked, questions, answers)
-        return folder.path
-    lm = remote(settings, folder) or load_model(
-        settings, folder, engine=settings.engine, adapter=trigger.adapter
-    )
-    retriever = settings.retriever.make(corpus)
-    rag = RAG(lm, retriever, trigger, query, **loop_options(settings))
-    answers = [_show(rag, questions[0])] if one else []
-    if folder is None:
-        return None
-    traces = folder.path / _TRACES
-    if one:
-        traces.unlink(missing_ok=True)
-        TraceFile(traces).append(answers)
     else:
-        answers = rag.run(own(questions, part), traces, progress=name)
+        lm = remote(settings, folder) or load_model(
+            settings, folder, engine=settings.engine, adapter=trigger.adapter
+        )
+        rag = RAG(lm, settings.retriever.make(corpus), trigger, query, **loop_options(settings))
+        answers = [_show(rag, questions[0])] if one else []
+        if folder is None:
+            return None
+        traces = folder.path / _TRACES
+        if one:
+            traces.unlink(missing_ok=True)
+            TraceFile(traces).append(answers)
+        else:
+            answers = rag.run(own(questions, part), traces, progress=name)
     if part is not None:
         folder.finish({"trigger": name, "n": len(answers), "part": settings.part})
-        log.info("wrote %s of part %s to %s", count(len(answers), "trace"), part, traces)
+        log.info("wrote %s of part %s to %s", count(len(answers), "trace"), part, folder.path / _TRACES)
         log.info("when every part is there: probers-merge %s/*", folder.path.parent)
-        return folder.path
-    _write(settings, folder, name, rag.filter, asked, questions, answers)
+    else:
+        _write(settings, folder, trigger, source, questions, answers)
     return folder.path
 
 
-def _known(settings: Rag, asked: QuestionSource) -> Question:
+def _trigger(settings: Rag) -> tuple[Trigger, list[str]]:
+    """Make the trigger with its prober, classifier and matcher; also name the trained parts that it reads."""
+    if why := unserved(settings.engine, settings.trigger, settings.query):
+        raise UserError(f"{why}: choose another, or engine=transformers", "unsupported")
+    chosen = for_engine(settings.engine, settings.trigger)
+    kind: ProberKind = getattr(chosen.kind, "prober", None) or "answers"
+    parts = with_bank(
+        chosen, bank=lambda: find_prober(settings, kind), classifier=lambda: find_classifier(settings)
+    )
+    takes_matcher = "matcher" in getattr(chosen.kind, "__dataclass_fields__", ())
+    if chosen.get("wrong", "match") == "match" and takes_matcher:
+        parts["matcher"] = load_matcher(settings)
+    named = [parts.get(key, chosen.get(key)) for key in ("bank", "classifier")]
+    other = for_other(named[0]) if settings.allow_other else {}
+    trigger = as_trigger(chosen.make(**(parts | other)))
+    if settings.prober is not None and "bank" not in parts:
+        message = "note: prober=%s is not used: trigger=%s takes none, or was given another"
+        log.info(message, settings.prober, trigger.name)
+    return trigger, [str(part) for part in named if part is not None]
+
+
+def _folder(settings: Rag, default: str, config: dict[str, Any]) -> RunFolder | None:
+    """Return the folder to write; None for a typed question without ``out``."""
+    if settings.out is None and settings.question is not None:
+        return None
+    out, part = Path(settings.out or default), settings.partition
+    return RunFolder(out if part is None else part.folder(out), "rag", config)
+
+
+def _known(settings: Rag, source: QuestionSource) -> Question:
     """Return the typed question, with gold answers if it is one of ``settings.questions`` on this machine."""
     text = " ".join(str(settings.question).split())
-    if not asked.files and asked.name != "testbed":  # no download of a whole set for one question
+    if not source.files and source.name != "testbed":  # no download of a whole set for one question
         return Question("question", text)
-    known = open_questions(asked, seed=settings.seed, on_bad_line=settings.on_bad_line).questions
+    known = open_questions(source, seed=settings.seed, on_bad_line=settings.on_bad_line).questions
     return next((q for q in known if q.question == text), Question("question", text))
 
 
 def _many(
-    settings: Rag, asked: QuestionSource, contamination: Contamination
+    settings: Rag, source: QuestionSource, contamination: Contamination
 ) -> tuple[list[Question], dict[str, Any]]:
     """Return the questions to ask, and the record of how they were chosen."""
     # All questions of a set without splits are test questions, except those a prober was trained or tuned on.
     deal_splits = bool(contamination.silent) or settings.split not in ("test", None)
-    found = open_questions(
-        asked, limit=settings.limit, split=settings.split, seed=settings.seed,
+    chosen = open_questions(
+        source, limit=settings.limit, split=settings.split, seed=settings.seed,
         on_bad_line=settings.on_bad_line, deal_splits=deal_splits, unfit=contamination.not_asked,
     )  # fmt: skip
-    for line in found.lines():
+    for line in chosen.lines():
         log.info("%s", line)
-    if found.record["dealt"] and settings.split is not None:
-        told = f"the {settings.split} questions are dealt by seed={settings.seed}, as probers-datagen deals"
-        log.info("%s names no splits: %s them (split=null asks all)", asked.spec, told)
-    return found.questions, found.record
+    if chosen.record["dealt"] and settings.split is not None:
+        message = (
+            f"the {settings.split} questions are dealt by seed={settings.seed}, as probers-datagen deals"
+        )
+        log.info("%s names no splits: %s them (split=null asks all)", source.spec, message)
+    return chosen.questions, chosen.record
 
 
 def _show(rag: RAG, question: Question) -> Answer:
@@ -305,12 +314,13 @@ def _show(rag: RAG, question: Question) -> Answer:
 
 
 def _write(
-    settings: Rag, folder: RunFolder, name: str, filter: str | None, asked: QuestionSource,
+    settings: Rag, folder: RunFolder, trigger: Trigger, source: QuestionSource,
     questions: Sequence[Question], answers: Sequence[Answer],
 ) -> None:  # fmt: skip
     """Write ``results.json`` with one method, and report the files."""
-    matcher = load_matcher(settings) if asked.mentions else None
-    entry = Comparison(questions, None).figures(Outcomes(questions, answers, matcher=matcher))
+    name, filter = trigger.name, filter_of(trigger, settings.query.make())
+    matcher = load_matcher(settings) if source.mentions else None
+    entry = Evaluation(questions, None).figures(Outcomes(questions, answers, matcher=matcher))
     stages = {} if matcher is None else {"match_stages": list(matcher.active)}
     results = {"schema": 1, "config": dict(folder.config), "filter": filter, **stages, "n": len(questions)}
     figures = folder.path / "results.json"
@@ -326,4 +336,4 @@ def _write(
             log.info("%d of %d questions have no gold answer and count in no score", missing, len(questions))
     traces = count(len(answers), "trace")
     log.info("wrote %s to %s, figures to %s", traces, folder.path / _TRACES, figures)
-    log.info("next: probers-compare%s", "" if asked.name == "testbed" else f" {asked.typed}")
+    log.info("next: probers-compare%s", "" if source.name == "testbed" else f" {source.typed}")

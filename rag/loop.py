@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,16 +16,14 @@ from probers.commands.runs import tell
 from probers.engine.kv_cache import PrefixCache
 from probers.engine.tokens import SentenceEnd, Stop
 from probers.evaluation.answers import final_answer
-from probers.prompts import AUTO_PROMPT, PromptTemplate, passages_that_fit
+from probers.prompts import passages_that_fit
 from probers.types import Generation, Needs, Question, Retriever, UserError
 from probers.words.text import split_sentences
 
+from .build import make_prompt, make_query, make_retriever, make_trigger
 from .protocol import (
     LookAhead,
-    QueryFormulator,
     State,
-    Trigger,
-    as_trigger,
     at_least,
     check_counts,
     check_readable,
@@ -33,7 +31,6 @@ from .protocol import (
     decide_before,
     filter_of,
 )
-from .queries.text import AnswerQuery
 from .traces import Answer, Listener, OpenQuestion, TraceFile
 
 if TYPE_CHECKING:
@@ -256,6 +253,13 @@ class RAG:
     what the prompt already shows, the greedy model would write the same text: it is judged and counted again.
 
     Attributes:
+        lm: the language model.
+        passages: a retriever; or a corpus for BM25: texts, dictionaries with ``text``, passages, or the
+            name of a corpus or file.
+        trigger: a trigger, its name such as "rind", or a trained prober, whose heads choose the trigger.
+        query: a query formulation or its name; None is the one that the trigger usually has, such as "qfs"
+            for "rind".
+        prompt: a template or its name; None is the testbed's.
         k: passages per retrieval. They replace the earlier ones in the prompt.
         max_new_tokens: tokens of the answer's text, without discarded ones.
         max_retrievals: searches per question; the answer after the last is accepted.
@@ -266,10 +270,10 @@ class RAG:
     """
 
     lm: CausalLM | RemoteLM
-    retriever: Retriever
-    trigger: Trigger
-    query: QueryFormulator = field(default_factory=AnswerQuery)
-    prompt: PromptTemplate = AUTO_PROMPT
+    passages: Any
+    trigger: Any
+    query: Any = None
+    prompt: Any = None
     k: int = 3
     max_new_tokens: int = 64
     max_retrievals: int = 3
@@ -279,7 +283,10 @@ class RAG:
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
             at_least(name, vars(self)[name], least)
-        self.trigger = as_trigger(self.trigger)
+        self.passages = make_retriever(self.passages)
+        self.trigger = make_trigger(self.trigger)
+        self.query = make_query(self.query, self.trigger)
+        self.prompt = make_prompt(self.prompt)
         try:
             self.needs = self.trigger.needs.union(self.query.needs)
         except ValueError as error:
@@ -288,6 +295,11 @@ class RAG:
         check_counts(self.trigger, self.retriever)
         self.prompt = self.prompt.bind(getattr(self.lm, "tokenizer", None))
         self.trigger.check(self.lm.spec, self.prompt)
+
+    @property
+    def retriever(self) -> Retriever:
+        """The retriever of the passages."""
+        return self.passages  # type: ignore[no-any-return]
 
     @property
     def filter(self) -> str | None:

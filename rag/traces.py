@@ -8,8 +8,6 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from probers.words.text import split_sentences
-
 from probers.checksums import Journal
 from probers.evaluation.answers import final_answer
 from probers.prompts import PromptTemplate

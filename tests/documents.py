@@ -31,7 +31,7 @@ from probers.commands import main as cli
 from probers.commands.components import choices
 from probers.commands.compose import COMMANDS, compose, normalise, request
 from probers.commands.help import help_of
-from probers.rag.compare.methods import vary
+from probers.rag.comparison.methods import Selection
 from probers.types import UserError
 
 ROOT = Path(__file__).parents[1]
@@ -206,7 +206,7 @@ def refused(command: tuple[str, ...]) -> str | None:
                 unknown |= {*map(str, config.queries or ())} - {*choices("query")}
                 if unknown:
                     return f"there is no method or query {', '.join(sorted(unknown))}"
-                vary(config)
+                Selection.of(config).varied(config.vary)
     except UserError as error:
         return str(error)
     return None

@@ -23,9 +23,9 @@ from probers.commands.compose import request
 from probers.commands.main import Console
 from probers.data.splits import Seen
 from probers.prompts import TESTBED_PROMPT
-from probers.rag.compare import findings as showcase
-from probers.rag.compare.methods import build_methods
-from probers.rag.compare.outcomes import Comparison, Outcomes, table_lines
+from probers.rag.comparison import findings as showcase
+from probers.rag.comparison.methods import Selection
+from probers.rag.comparison.outcomes import Evaluation, Outcomes, table_lines
 from probers.rag.queries import QFS
 from probers.rag.traces import Answer, Counters
 from probers.rag.triggers import Rind
@@ -75,7 +75,7 @@ def place(tmp_path, monkeypatch):
         made.append(model())
         return made[-1]
 
-    monkeypatch.setattr("probers.rag.compare.run.load_model", load)
+    monkeypatch.setattr("probers.rag.comparison.command.load_model", load)
     monkeypatch.setattr("probers.rag.command.load_model", load)
     logger = logging.getLogger("probers")
     monkeypatch.setattr(logger, "handlers", [*logger.handlers, Console()])
@@ -499,7 +499,7 @@ def test_a_triggers_own_name_is_a_method_with_its_default_variant(place):
     assert results["queries"]["rind"] == "qfs"
     figures = stable(results)["methods"]
     assert figures["rind"] == figures["rind_released"]
-    (trigger,) = build_methods(request("compare", ["triggers=[rind]"]), bank=None)
+    (trigger,) = Selection.of(request("compare", ["triggers=[rind]"])).build(None)
     assert (trigger.trigger, trigger.query) == (Rind(), QFS())
 
 
@@ -566,7 +566,7 @@ def test_figures_by_hand_and_groups_widen_intervals():
     widths = []
     for size, unit in ((1, "question"), (10, "group")):
         questions = [Question(f"q{i}", "?", ("yes",), group=f"g{i // size}") for i in range(40)]
-        comparison = Comparison(questions, Outcomes(questions, answers([1] * 20 + [0] * 20, [0] * 40)))
+        comparison = Evaluation(questions, Outcomes(questions, answers([1] * 20 + [0] * 20, [0] * 40)))
         assert comparison.unit == {"unit": unit, "units": 40 // size, "resamples": 1000}
         entry = comparison.figures(Outcomes(questions, answers(ems, [2] * 40)))
         assert (entry["em"], entry["retrievals"], entry["consistency"]) == (0.5, 2.0, 0.5)
@@ -579,7 +579,7 @@ def test_consistency_and_agreement_by_hand():
     questions = [Question(f"q{i}", "?", ("yes",)) for i in range(8)]
     closed, method = [1, 1, 1, 1, 0, 0, 0, 0], [1, 1, 1, 0, 1, 0, 0, 0]
     reference = Outcomes(questions, answers(closed, [0] * 8))
-    entry = Comparison(questions, reference).figures(Outcomes(questions, answers(method, [1] * 8)))
+    entry = Evaluation(questions, reference).figures(Outcomes(questions, answers(method, [1] * 8)))
     assert entry["consistency"] == 3 / 4  # of the four right ones
     assert entry["agreement"] == 6 / 8  # three right on both sides, three wrong on both
     assert entry["ci95"]["agreement"][0] < 6 / 8 < entry["ci95"]["agreement"][1]
@@ -688,7 +688,7 @@ def test_tokens_read_are_null_where_they_were_not_counted():
     counted = answers([1, 1, 0], [0, 1, 2])
     for a, read in zip(counted, (10, 20, 30), strict=True):
         a.counters.tokens, a.counters.read_tokens = 5, read
-    comparison = Comparison(questions, Outcomes(questions, counted), resamples=100)
+    comparison = Evaluation(questions, Outcomes(questions, counted), resamples=100)
     assert comparison.figures(Outcomes(questions, counted))["read_tokens"] == 20
     trace = counted[0].trace
     del trace["counters"]["read_tokens"]  # as older versions wrote it
@@ -713,13 +713,13 @@ def test_what_is_wrong_may_be_judged_by_another_figure():
     wrong = {"em": [0, 1, 1, 1, 1, 0], "acc": [0, 1, 1, 1, 1, 0], "acc_substring": [0, 0, 0, 1, 1, 0]}
     right_then = [1, 1, 0, 0, 1, 0]
     for rule, expected in wrong.items():
-        comparison = Comparison(questions, reference, wrong=rule, resamples=100)
+        comparison = Evaluation(questions, reference, wrong=rule, resamples=100)
         assert comparison.wrong.tolist() == expected
         entry = comparison.figures(method)
         kept = [then for then, w in zip(right_then, expected, strict=True) if not w]
         assert entry["consistency"] == pytest.approx(sum(kept) / len(kept)), rule
         assert entry["trigger"]["auroc"] == pytest.approx(roc_auc_score(expected, scores)), rule
-    entry = Comparison(questions, reference, resamples=100).figures(reference)
+    entry = Evaluation(questions, reference, resamples=100).figures(reference)
     assert (entry["acc"], entry["acc_substring"]) == (pytest.approx(2 / 6), pytest.approx(4 / 6))
 
 

@@ -16,7 +16,6 @@ import pytest
 from artefacts import contents, write_lines
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from probers.words.spelling import load_aliases
 from refusals import claimed, exits, fails
 
 from probers import CausalLM, FeatureStore, Prober

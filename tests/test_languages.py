@@ -6,10 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from probers.words import LANGUAGES, EntityMatcher, Recogniser, find_entities, head_entity, written_entities
-from probers.words.language import ENGLISH, detect, language_in
-from probers.words.text import join_sentences, split_sentences
-from probers.words.vectors import cosine, load_vectors, train_vectors
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM
 
@@ -20,7 +16,7 @@ from probers.store.store import FeatureStore
 from probers.testbed.assets import load_articles
 from probers.train.run import _recogniser
 from probers.types import Article
-from probers.words import EntityMatcher, Recogniser, find_entities, head_entity, written_entities
+from probers.words import LANGUAGES, EntityMatcher, Recogniser, find_entities, head_entity, written_entities
 from probers.words.language import ENGLISH, LANGUAGES, Language, detect, language_in, table
 from probers.words.text import join_sentences, split_sentences
 from probers.words.vectors import cosine, load_vectors, train_vectors

@@ -95,7 +95,7 @@ def test_a_part_that_died_goes_on_and_the_whole_is_the_same(place, monkeypatch):
         def stop(*given, **named):
             raise KeyboardInterrupt
 
-        patch.setattr("probers.rag.compare.run.record_all", stop)
+        patch.setattr("probers.rag.comparison.plan.record_all", stop)
         with pytest.raises(KeyboardInterrupt):
             cli.run("compare", [*typed, "out=run", "part=1/2"])
     cli.run("compare", [*typed, "out=run", "part=2/2"])

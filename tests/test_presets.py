@@ -30,7 +30,7 @@ from probers.datagen.labels.cot import parse_label
 from probers.datagen.run import layers_to_read
 from probers.engine.model import CausalLM
 from probers.heads import HEADS, WRONG
-from probers.rag.compare.methods import build_methods, vary
+from probers.rag.comparison.methods import Selection
 from probers.rag.queries import QFS
 from probers.rag.triggers import Always, FixedLength, Never, Rind
 from probers.store.spec import FeatureSpec
@@ -198,17 +198,18 @@ def test_the_numbers_of_dragin_are_the_published_ones(model, data):
 @pytest.mark.parametrize(("preset", "method"), combinations("compare"))
 def test_every_table_builds_its_methods(preset, method, lm):
     cfg, _ = checked("compare", preset, f"method={method}")
-    made = vary(request("compare", [f"experiment={preset}", f"method={method}"]))
+    settings = request("compare", [f"experiment={preset}", f"method={method}"])
+    made = Selection.of(settings).varied(settings.vary)
     # Without a classifier of questions the row that needs one is left out.
-    kept = [t for t in made.triggers if made.methods[t].get("if_given") != "classifier"]
-    made = replace(made, triggers=kept)
+    kept = [t for t in made.names if made.table[t].get("if_given") != "classifier"]
     kind = "radio" if method.startswith("radio") else "probing"
-    methods = build_methods(made, lambda: tiny_bank(lm, kind, build(cfg.prompt)))
+    made = replace(made, names=kept)
+    methods = made.build(lambda: tiny_bank(lm, kind, build(cfg.prompt)), None, settings.queries)
     assert [m.name for m in methods] == kept
-    assert made.match is None or made.match in kept
+    assert settings.match is None or settings.match in kept
     # A paper's methods run as published: no threshold of theirs is chosen anew.
     published_ = ("dragin", "rind", "flare")
-    own = [m for m in methods if m.name in made.methods and m.name.split("_")[0] in published_]
+    own = [m for m in methods if m.name in made.table and m.name.split("_")[0] in published_]
     assert all(m.searches is not None for m in methods if m.name.endswith("sgpt"))
     assert method.startswith(("probing", "radio")) or not any(m.tunable for m in own)
 
@@ -272,10 +273,8 @@ def test_another_choice_than_the_presets_comes_without_the_presets_options():
 
 
 def test_dragins_tables_vary_one_thing():
-    when, what, table = (
-        build_methods(composed("compare", FIRST[0], f"method=dragin_{name}")[0], None)
-        for name in ("when", "what", "table")
-    )
+    each = [composed("compare", FIRST[0], f"method=dragin_{name}")[0] for name in ("when", "what", "table")]
+    when, what, table = (Selection.of(cfg).build(None, None, cfg.queries) for cfg in each)
     assert len({repr(m.query) for m in when}) == 1
     assert len({type(m.trigger) for m in when}) == len(when)
     assert len({repr(m.trigger) for m in what}) == 1

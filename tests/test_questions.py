@@ -18,8 +18,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from artefacts import needs_articles, write_lines
-from probers.words.spelling import load_aliases
-from probers.words.vectors import load_vectors
 from refusals import fails
 
 from probers.data import load_questions

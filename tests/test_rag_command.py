@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+from functools import partial
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -23,7 +24,7 @@ from probers.commands.inputs import find_classifier, find_prober
 from probers.commands.runs import RunFolder
 from probers.data.splits import Seen
 from probers.rag.build import named_part
-from probers.rag.compare.methods import build_methods, complete
+from probers.rag.comparison.methods import Selection, available
 from probers.types import Passage, RunError
 
 COMMON = ["questions=questions.jsonl", "corpus=corpus.jsonl", "limit=null"]
@@ -324,9 +325,10 @@ def test_the_newest_of_the_kind_that_is_wanted_is_taken(rag, caplog):
     its = {
         "radio": "tokens", "before_entity": "entities", "probing_before": "prompts", "adaptive": "adaptive",
     }  # fmt: skip
-    compared, notes = complete(request("compare", [f"triggers=[{','.join(its)}]"]))
+    selection = Selection.of(request("compare", [f"triggers=[{','.join(its)}]"]))
+    selection, notes = selection.completed(partial(available, model="testbed", prober=None))
     assert not notes
-    for name, method in zip(its, build_methods(compared, bank=None), strict=True):
+    for name, method in zip(its, selection.build(None), strict=True):
         part = "classifier" if name == "adaptive" else "bank"
         assert method.trigger.options[part] == f"runs/train/{its[name]}"
     # What was trained counts as the run's input, whether it was found or named.

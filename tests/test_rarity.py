@@ -23,11 +23,11 @@ from probers.commands.compose import request
 from probers.data.corpus import load_corpus
 from probers.prompts import TESTBED_PROMPT
 from probers.rag import RAG
-from probers.rag.compare.methods import complete
+from probers.rag.comparison.methods import Selection
 from probers.rag.protocol import State, check_counts
 from probers.rag.queries import FlareQuery, QuestionQuery
-from probers.rag.retrievers import BM25, Dense, RankBM25, counts
-from probers.rag.retrievers.counts import NOWHERE, intersection
+from probers.rag.retrievers import BM25, Dense, RankBM25, lexical
+from probers.rag.retrievers.lexical import NOWHERE, intersection
 from probers.rag.triggers import Never, Rarity
 from probers.testbed import assets
 from probers.types import Decision, Passage, Question, RunError
@@ -136,7 +136,7 @@ def test_title_and_text_are_one(engine):
 def test_few_candidates_are_read_and_many_count_as_they_are(engine, monkeypatch):
     passages = corpus(*["b a"] * 40, *["a b"] * 3, *["a c b"] * 5, *["c d"] * 2)
     retriever = engine(passages)
-    assert counts.READ == 16
+    assert lexical.READ == 16
     assert retriever.frequency(["a b", "c b", "c d"]) == [48, 5, 2]  # 48 hold both words
     assert retriever.together([("a b", "c"), ("c b", "a c"), ("a b", "b a")]) == [0, 5, 48]
 
@@ -360,12 +360,15 @@ def test_bad_options_and_retrievers_without_counts_are_refused():
 
 
 def test_a_comparison_with_dense_passages_leaves_it_out_and_says_so():
-    settings = request("compare", ["triggers=[never,rarity]", "retriever=dense"])
-    found, notes = complete(settings)
-    assert found.triggers == ["never"] and "rarity is left out" in notes[0]
+    def supported(*typed):
+        settings = request("compare", list(typed))
+        return Selection.of(settings).supported(settings.retriever.kind)
+
+    selection, notes = supported("triggers=[never,rarity]", "retriever=dense")
+    assert selection.names == ["never"] and "rarity is left out" in notes[0]
     with fails("unsupported", "rarity"):
-        complete(request("compare", ["triggers=[rarity]", "retriever=dense"]))
-    assert complete(request("compare", ["triggers=[never,rarity]"]))[0].triggers == ["never", "rarity"]
+        supported("triggers=[rarity]", "retriever=dense")
+    assert supported("triggers=[never,rarity]")[0].names == ["never", "rarity"]
 
 
 # --- loop -------------------------------------------------------------------------------------------

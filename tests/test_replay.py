@@ -10,9 +10,16 @@ import pytest
 from fake_lm import FakeLM, FakeRetriever, passage
 
 from probers.engine.tokens import SentenceEnd
-from probers.rag.compare.outcomes import TOKENS, Outcomes
-from probers.rag.compare.shared_generations import GenerationCache, SharedRAG, narrowed
-from probers.rag.compare.trajectories import RetrievalTrajectory, Step, record, record_once, thinned, together
+from probers.rag.comparison.outcomes import TOKENS, Outcomes
+from probers.rag.comparison.shared_generations import GenerationCache, SharedRAG, narrowed
+from probers.rag.comparison.trajectories import (
+    RetrievalTrajectory,
+    Step,
+    record,
+    record_once,
+    thinned,
+    together,
+)
 from probers.rag.loop import RAG
 from probers.rag.queries import AnswerQuery, QuestionQuery
 from probers.rag.triggers import Always, Entropy, Never, Oracle, Random

@@ -10,10 +10,10 @@ from fake_lm import FakeLM, FakeRetriever, passage
 from refusals import interrupted
 from test_methods import Strategies
 
-from probers.rag.compare.curves import Setting, record_all, rerun_all
-from probers.rag.compare.methods import Method, MethodRun
-from probers.rag.compare.outcomes import TOKENS
-from probers.rag.compare.shared_generations import SharedRAG
+from probers.rag.comparison.curves import Setting, record_all, rerun_all
+from probers.rag.comparison.methods import Method, MethodRun
+from probers.rag.comparison.outcomes import TOKENS
+from probers.rag.comparison.shared_generations import SharedRAG
 from probers.rag.loop import RAG
 from probers.rag.queries import AnswerQuery, LastSentenceQuery, LastTokensQuery
 from probers.rag.triggers import (

@@ -17,9 +17,9 @@ from probers.commands.components import Component
 from probers.datagen.labels.cot import BY_ENTROPY
 from probers.rag import triggers as rules
 from probers.rag.build import unserved
-from probers.rag.compare.outcomes import Outcomes
-from probers.rag.compare.shared_generations import GenerationCache, SharedRAG
-from probers.rag.compare.trajectories import record, tune
+from probers.rag.comparison.outcomes import Outcomes
+from probers.rag.comparison.shared_generations import GenerationCache, SharedRAG
+from probers.rag.comparison.trajectories import record, tune
 from probers.rag.loop import RAG
 from probers.rag.protocol import UNANSWERED, check_readable
 from probers.rag.queries import AnswerQuery

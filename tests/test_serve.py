@@ -189,7 +189,7 @@ def test_token_ids_and_a_threshold_of_the_request(server, lm):
 @pytest.mark.parametrize(("trigger", "own"), [("flare", Flare), ("rind", Rind)])
 def test_retrieval_is_the_loop_of_a_request(server, lm, trigger, own):
     served = server.served.retrieving
-    rag = RAG(lm, served.retriever, own(threshold=0.05), prompt=served.prompt, draft=0, **served.options)
+    rag = RAG(lm, served.retriever, own(threshold=0.05), "answer", served.prompt, draft=0, **served.options)
     alone = rag(QUESTION)
     asked = {"retrieval": {"trigger": trigger, "threshold": 0.05}}
     made = completion(server, QUESTION, max_tokens=None, extra_body=asked).choices[0]

@@ -11,7 +11,6 @@ import pytest
 import torch
 from artefacts import contents, harm, shard_by_shard, write_lines
 from fake_lm import SPEC, FakeLM, FakeRetriever, passage
-from probers.words import EntityMatcher, Recogniser
 
 from probers import FeatureStore
 from probers.commands import main as cli

@@ -13,10 +13,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from probers.words import Recognise, language_of, normalise
-from probers.words.text import split_sentences
-from probers.words.thinking import Part, part_of, position_of
-
 from probers.checksums import Journal
 from probers.commands.inputs import load_matcher, load_passages, wordnet_found
 from probers.commands.settings import plain
@@ -31,7 +27,7 @@ from probers.options import shown
 from probers.prompts import PromptTemplate
 from probers.store.store import FeatureStore
 from probers.types import Generation, Needs, Unit, UserError
-from probers.words import Recognise, language_of
+from probers.words import Recognise, language_of, normalise
 from probers.words.spelling import normalise
 from probers.words.text import split_sentences
 from probers.words.thinking import Part, part_of, position_of

@@ -5,14 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import chain, islice
 
-from probers.words import Language, Recogniser
-from probers.words.language import detect, language_named
-from probers.words.text import join_sentences
-
 from probers.data.articles import ArticleSource
 from probers.data.topics import Topic
 from probers.types import UserError
-from probers.words import Recogniser
+from probers.words import Language, Recogniser
 from probers.words.language import Language, detect, language_named
 from probers.words.text import join_sentences
 

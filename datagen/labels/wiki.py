@@ -15,26 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from probers.words import (
-    Entity,
-    EntityMatcher,
-    Language,
-    Match,
-    Recognise,
-    Recogniser,
-    head_entity,
-    language_of,
-    read_number,
-    same_kind,
-    tokens_of,
-)
-from probers.words.language import ENGLISH as ENGLISH_BORDERS
-from probers.words.language import words
-from probers.words.numbers import same_unit
-from probers.words.text import is_stop_word, join_sentences, split_sentences
-from probers.words.UNKNOWN_Borders import Borders
 from probers.words.UNKNOWN_DIRECTIONS import DIRECTIONS
-from probers.words.vectors import FEW, TooFewError, train_vectors, trained
 
 from probers.commands.inputs import wordnet_found
 from probers.commands.settings import plain
@@ -50,11 +31,13 @@ from probers.types import Generation, Needs, UserError
 from probers.words import (
     Entity,
     EntityMatcher,
+    Language,
     Match,
     Recognise,
     Recogniser,
     head_entity,
     language_of,
+    read_number,
     same_kind,
     tokens_of,
 )

@@ -29,7 +29,7 @@ COMMANDS = {
     "train": ("train.settings.Train", "train.run.run"),
     "search": ("train.settings.Search", "train.sweeps.search.run"),
     "rag": ("rag.settings.Rag", "rag.command.run"),
-    "compare": ("rag.settings.Compare", "rag.compare.run.run"),
+    "compare": ("rag.settings.Compare", "rag.comparison.command.run"),
     "score": ("score.settings.Score", "score.run.run"),
     "serve": ("serve.settings.Serve", "serve.command.run"),
     "check": ("score.settings.Check", "score.check.run"),

@@ -7,11 +7,12 @@ int64 has the place where each begins.
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 import os
 from array import array
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, overload
@@ -24,7 +25,7 @@ from ..files import digest, given_file
 from ..types import Passage, RunError, UserError
 from .cache import Estimate, build_once
 from .corpus_formats import BadLines, read_passages
-from .records import BadLine, bad_line, check_bad_line
+from .records import BadLine, bad_line, check_bad_line, records_of
 
 PASSAGES, OFFSETS = "passages.jsonl", "offsets.npy"
 
@@ -68,6 +69,49 @@ class PassageStore(Sequence[Passage]):
         with (self.path / PASSAGES).open("rb") as file:
             file.seek(int(self._offsets[row]))
             yield from map(_decode, file)
+
+
+#: Passages as users hold them: texts, dictionaries or passages.
+Rows = Iterable[str | Mapping[str, Any] | Passage]
+
+
+def as_passages(rows: Rows) -> Sequence[Passage]:
+    """Make passages of texts, of dictionaries with ``text`` and perhaps ``id`` and ``title``, or of passages.
+
+    A row without an id is named by its number from 1 on. UserError for no rows, for a row without text, and
+    for an id that two rows have.
+    """
+    if isinstance(rows, PassageStore):
+        return rows
+    if isinstance(rows, (str, bytes, Mapping)):
+        raise UserError(f"passages={rows!r:.80} is one passage: give a list of passages", "bad-value")
+    passages = [_passage(row, number) for number, row in enumerate(records_of(rows), 1)]
+    if not passages:
+        raise UserError("passages=[] is empty: give at least one text, or corpus=testbed or a file", "empty")
+    places: dict[str, int] = {}
+    for number, passage in enumerate(passages, 1):
+        if (first := places.setdefault(passage.id, number)) != number:
+            message = f"passages {first} and {number} have the same id {passage.id!r}"
+            raise UserError(f"{message}: give each an id of its own, or none", "conflict")
+    return passages
+
+
+def _passage(row: Any, number: int) -> Passage:
+    if isinstance(row, Passage):
+        return row
+    fields = {"text": row} if isinstance(row, str) else row
+    if not isinstance(fields, Mapping):
+        message = f"passage {number} is {row!r:.80}"
+        raise UserError(f"{message}: give a text, or a dictionary with text", "bad-value")
+    if "text" not in fields:
+        near = difflib.get_close_matches("text", [str(name) for name in fields], n=1, cutoff=0.5)
+        hint = f": rename {near[0]!r}" if near else f", only {', '.join(map(repr, fields)) or 'nothing'}"
+        raise UserError(f"passage {number} has no 'text'{hint}", "missing-value")
+    text, title = fields["text"], fields.get("title", "")
+    if not isinstance(text, str) or not isinstance(title, str):
+        wrong = "text" if not isinstance(text, str) else "title"
+        raise UserError(f"passage {number}: {wrong}={fields[wrong]!r:.80} must be a string", "bad-value")
+    return Passage(str(fields.get("id", number)), title, text)
 
 
 def encode(passage: Passage) -> bytes:

@@ -16,7 +16,7 @@ class Counts(Protocol):
     """A retriever that counts phrases in its passages, title and text as one.
 
     Case and Unicode form do not matter. For phrases whose words meet in many passages, an index without
-    places may count the passages with all words (:mod:`probers.rag.retrievers.counts`).
+    places may count the passages with all words (:mod:`probers.rag.retrievers.lexical`).
     """
 
     def frequency(self, phrases: Sequence[str]) -> list[int]:

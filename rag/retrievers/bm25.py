@@ -34,12 +34,12 @@ from tqdm import tqdm
 
 from probers.checksums import sealed, take, unsealed
 from probers.data.cache import Estimate, build_once
-from probers.data.corpus import PassageStore
+from probers.data.corpus import PassageStore, Rows
 from probers.files import write_text
 from probers.types import Passage, first_line
 
 from . import lexical
-from .counts import NOWHERE
+from .lexical import NOWHERE
 
 # Importing bm25s starts JAX where that is installed, and JAX takes three quarters of a GPU's memory.
 sys.modules.setdefault("jax", None)  # type: ignore[arg-type]
@@ -63,7 +63,7 @@ class BM25(lexical.LexicalRetriever):
     bounded memory, and the index is memory-mapped: a query reads the scores of its own words.
 
     Args:
-        passages: the corpus.
+        passages: the corpus, or rows of :func:`probers.data.corpus.as_passages` such as texts.
         k1: how soon repeated tokens stop adding; larger is later.
         b: how much long passages are held back, 0 (not) to 1 (fully).
         cache: folder for the indexes of corpora that are too large for memory.
@@ -74,10 +74,10 @@ class BM25(lexical.LexicalRetriever):
     """
 
     def __init__(
-        self, passages: Sequence[Passage], *, k1: float = lexical.K1, b: float = lexical.B,
+        self, passages: Rows, *, k1: float = lexical.K1, b: float = lexical.B,
         cache: str | Path = "runs/cache/bm25",
     ) -> None:  # fmt: skip
-        super().__init__(passages if isinstance(passages, PassageStore) else list(passages), k1, b)
+        super().__init__(passages, k1, b)
         self._index: Any
         if isinstance(passages, PassageStore):
             self._index, vocabulary = _open_index(passages, k1, b, Path(cache))
@@ -85,9 +85,9 @@ class BM25(lexical.LexicalRetriever):
         else:
             documents = lexical.document_tokens(self._passages)
             self._index = bm25s.BM25(method="lucene", k1=k1, b=b)
-            self._index.index(documents, show_progress=len(passages) > 20_000)  # else under a second
+            self._index.index(documents, show_progress=len(documents) > 20_000)  # else under a second
             self._number = self._index.vocab_dict.get
-        self._compiled = len(passages) >= COMPILED_FROM
+        self._compiled = len(self._passages) >= COMPILED_FROM
         if self._compiled:
             self._index.activate_numba_scorer()
 

@@ -19,12 +19,11 @@ from tqdm import tqdm
 
 from probers.checksums import sealed, unsealed
 from probers.data.cache import Estimate, build_once
-from probers.data.corpus import fingerprint, passages_from
+from probers.data.corpus import as_passages, fingerprint, passages_from
 from probers.files import digest, write_text
 from probers.types import Passage, RunError, UserError, first_line
 
 from ..protocol import at_least, one_of
-from . import lexical
 from .encoder import Encoder
 
 log = logging.getLogger(__name__)
@@ -231,7 +230,7 @@ class Dense(Encoder):
     cache: str | Path = "runs/cache/dense"
 
     def __post_init__(self) -> None:
-        lexical.check_corpus(self.passages)
+        self.passages = as_passages(self.passages)
         method = choose(self.index, len(self.passages))
         super().__post_init__()
         identity = f"1 {fingerprint(self.passages)} {self.fingerprint}"  # 1: the format of files

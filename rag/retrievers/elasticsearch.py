@@ -13,13 +13,13 @@ from typing import Any, Literal
 
 from tqdm import tqdm
 
-from probers.data.corpus import fingerprint, passages_from
+from probers.data.corpus import as_passages, fingerprint, passages_from
 from probers.files import canonical_json, digest
 from probers.types import Code, Passage, ProbersError, RunError, UserError
 
 from ..protocol import at_least
 from . import lexical
-from .counts import READ, PhraseReader
+from .lexical import READ, PhraseReader
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ class Elasticsearch:
 
     def __post_init__(self) -> None:
         lexical.check_options(self.k1, self.b)
-        lexical.check_corpus(self.passages)
+        self.passages = as_passages(self.passages)
         for name, least in (("shards", 1), ("timeout", 0.001), ("retries", 0)):
             at_least(f"retriever.{name}", getattr(self, name), least)
         packages = {"elasticsearch": "elasticsearch", "opensearchpy": "opensearch-py"}

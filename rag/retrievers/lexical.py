@@ -7,6 +7,11 @@ Both BM25 engines score Lucene's BM25, which is Elasticsearch's::
 
 whose idf is never negative, so that a score above 0 means "shares a token". Both break ties by the order of
 the corpus. They rank alike and can be exchanged without changing a result.
+
+They also count the passages that hold phrases, alone and together, from the postings of tokens. Postings
+name the passages that hold a token, without its places. The candidates of a phrase are the passages
+that hold all of its tokens. Up to :data:`READ` candidates are read, and those with the tokens in a row count.
+A larger number counts as it is, since a phrase whose words meet that often is not rare either way.
 """
 
 from __future__ import annotations
@@ -15,20 +20,20 @@ import importlib.util
 import logging
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from probers.data.cache import duration, size
+from probers.data.corpus import Rows, as_passages
 from probers.types import Passage, UserError
 from probers.words.text import tokenize as tokenize
 
 from ..protocol import at_least
-from .counts import NOWHERE, PhraseCounts, inverted
 
 log = logging.getLogger(__name__)
 
@@ -57,13 +62,97 @@ def no_word(passages: int) -> UserError:
     return UserError(f"none of the {passages} passages of the corpus contains a word", "empty")
 
 
+#: Most candidates that are read for one count.
+READ = 16
+#: Numbers kept in memory: phrases with their passages, and passages with their tokens.
+_PHRASES, _TEXTS = 2048, 4096
+
+#: The postings of an unknown token.
+NOWHERE = np.zeros(0, dtype=np.int32)
+
+#: Tokens of a phrase, in order.
+Phrase = tuple[str, ...]
+
+
+class PhraseReader:
+    """Finder of phrases in passages; ``tokens`` gives those of the passage at a row of the corpus."""
+
+    def __init__(self, tokens: Callable[[int], Sequence[str]]) -> None:
+        self._text = lru_cache(_TEXTS)(lambda row: _joined(tokens(row)))
+
+    def holding(self, rows: Sequence[int], phrases: Sequence[Phrase]) -> list[int]:
+        """List the rows whose passages hold the tokens of each phrase in a row."""
+        wanted = [_joined(phrase) for phrase in phrases]
+        return [row for row in rows if all(map(self._text(row).__contains__, wanted))]
+
+
+def _joined(tokens: Sequence[str]) -> str:
+    return f" {' '.join(tokens)} "  # no token contains a space
+
+
+class PhraseCounts:
+    """Counts from postings in memory, or mapped to it.
+
+    Args:
+        tokenize: cuts a phrase into the index's tokens.
+        postings: the rows of the passages that hold a token, in order; empty for an unknown one.
+        tokens: the tokens of the passage at a row.
+    """
+
+    def __init__(
+        self, tokenize: Callable[[str], Sequence[str]], postings: Callable[[str], np.ndarray],
+        tokens: Callable[[int], Sequence[str]],
+    ) -> None:  # fmt: skip
+        self._tokenize, self._postings, self._reader = tokenize, postings, PhraseReader(tokens)
+        self._of = lru_cache(_PHRASES)(self._found)
+
+    def count(self, group: Sequence[str]) -> int:
+        """Count the passages that hold all phrases of a group; 0 for an empty phrase."""
+        found = [self._of(phrase) for phrase in group]
+        rows = intersection([rows for rows, _ in found])
+        unread = [phrase for _, phrase in found if len(phrase) > 1]
+        if not 0 < len(rows) <= READ or not unread:
+            return len(rows)
+        return len(self._reader.holding(rows.tolist(), unread))
+
+    def _found(self, text: str) -> tuple[np.ndarray, Phrase]:
+        """Find the candidates of a phrase, and its tokens."""
+        phrase = tuple(self._tokenize(text))
+        return intersection([self._postings(token) for token in dict.fromkeys(phrase)]), phrase
+
+
+def intersection(lists: Sequence[np.ndarray]) -> np.ndarray:
+    """Intersect sorted arrays without repeats; no arrays give an empty one.
+
+    Each element of the shortest is looked up in the others by bisection, so that a frequent token costs
+    little beside a rare one.
+    """
+    if not lists:
+        return NOWHERE
+    common, *longer = sorted(lists, key=len)
+    for rows in longer:
+        if not len(common):
+            break
+        places = np.minimum(np.searchsorted(rows, common), len(rows) - 1)
+        common = common[rows[places] == common]
+    return common
+
+
+def inverted(documents: Iterable[Iterable[str]]) -> dict[str, np.ndarray]:
+    """Make the postings of documents, each given by its distinct tokens."""
+    found: dict[str, list[int]] = {}
+    for number, tokens in enumerate(documents):
+        for token in tokens:
+            found.setdefault(token, []).append(number)
+    return {token: np.array(numbers, dtype=np.int32) for token, numbers in found.items()}
+
+
 class LexicalRetriever:
     """Retriever of passages that share tokens with a query; a subclass scores them."""
 
-    def __init__(self, passages: Sequence[Passage], k1: float, b: float) -> None:
+    def __init__(self, passages: Rows, k1: float, b: float) -> None:
         check_options(k1, b)
-        check_corpus(passages)
-        self._passages = passages
+        self._passages = as_passages(passages)
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         """Find up to ``k`` passages that share a token with a query, best first, equals in corpus order."""
@@ -125,11 +214,11 @@ class RankBM25(LexicalRetriever):
         UserError: an empty corpus, no passage with a word, parameters out of range.
     """
 
-    def __init__(self, passages: Sequence[Passage], *, k1: float = K1, b: float = B) -> None:
+    def __init__(self, passages: Rows, *, k1: float = K1, b: float = B) -> None:
         from rank_bm25 import BM25Okapi
 
         super().__init__(passages, k1, b)
-        if (count := len(passages)) > SMALL:
+        if (count := len(self._passages)) > SMALL:
             log.warning(
                 "retriever=rank_bm25 is meant for up to %s passages; %s take about %s of memory, %s to index "
                 "and %.2g s per query of ten words (measured on one core); retriever=bm25 ranks the same and "
@@ -137,7 +226,7 @@ class RankBM25(LexicalRetriever):
                 f"{SMALL:,}", f"{count:,}", size(count * _MEMORY), duration(count * _INDEXING),
                 count * _QUERY,
             )  # fmt: skip
-        self._index: Any = BM25Okapi(document_tokens(passages), k1=k1, b=b)
+        self._index: Any = BM25Okapi(document_tokens(self._passages), k1=k1, b=b)
         # The package's own idf is negative for tokens in more than half of the documents.
         holding = Counter(chain.from_iterable(self._index.doc_freqs))
         self._index.idf = {t: math.log1p((count - n + 0.5) / (n + 0.5)) for t, n in holding.items()}
@@ -152,12 +241,6 @@ class RankBM25(LexicalRetriever):
 
     def _rows(self, token: str) -> np.ndarray:
         return self._postings.get(token, NOWHERE)
-
-
-def check_corpus(passages: Sequence[Passage]) -> None:
-    """Refuse an empty corpus."""
-    if not len(passages):
-        raise UserError("the corpus is empty: give corpus=testbed or a file with passages", "empty")
 
 
 def check_options(k1: float, b: float) -> None:

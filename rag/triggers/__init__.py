@@ -11,9 +11,8 @@ from probers.types import lazily
 
 if TYPE_CHECKING:
     from ..protocol import LookAhead, State, Trigger
-    from .before_entity import BeforeEntity, EntitySignal
+    from .entities import BeforeEntity, EntitySignal, Rarity
     from .probing import Probing, ProbingBefore, Radio, ServedProbing
-    from .rarity import Rarity
     from .rules import Adaptive, Always, FixedLength, FixedSentence, LlmJudge, Never, Oracle, Random
     from .sampled import Eigenscore, LexicalSimilarity, PTrue, SelfConsistency, SemanticEntropy, Verbalised
     from .uncertainty import Entropy, Flare, Rind
@@ -27,9 +26,8 @@ __all__ = [
 
 __getattr__ = lazily("probers.rag", {
     "protocol": "LookAhead State Trigger",
-    "triggers.before_entity": "BeforeEntity EntitySignal",
+    "triggers.entities": "BeforeEntity EntitySignal Rarity",
     "triggers.probing": "Probing ProbingBefore Radio ServedProbing",
-    "triggers.rarity": "Rarity",
     "triggers.rules": "Adaptive Always FixedLength FixedSentence LlmJudge Never Oracle Random",
     "triggers.sampled": "Eigenscore LexicalSimilarity PTrue SelfConsistency SemanticEntropy Verbalised",
     "triggers.uncertainty": "Entropy Flare Rind",

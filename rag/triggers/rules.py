@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
-from probers.words import EntityMatcher
 
 from probers.evaluation.answers import RULES, right_by
 from probers.types import Decision, Generation, Question, RunError, UserError

@@ -19,14 +19,24 @@ from tqdm import tqdm
 
 from ...files import digest
 from ...types import DATASETS, SPLITS, Question, UserError, count
-from ..records import BadLine, LeftOut, Row, UnusableError, check_bad_line, check_object, what_is_wrong
+from ..records import (
+    BadLine,
+    LeftOut,
+    Row,
+    UnusableError,
+    check_bad_line,
+    check_object,
+    records_of,
+    what_is_wrong,
+)
 from ..splits import Drawn, Limit, Unfit, draw_stream, draw_whole, parts_of
 from .base import FLASHRAG, Layout, QuestionSource, layout
+from .jsonl import Given
 from .values import Record, check_names
 
 __all__ = [
     "DATASETS", "EmptySplitError", "Excluded", "Layout", "QuestionSet", "QuestionSource", "UnusableError",
-    "layout", "load_questions", "open_questions", "source_class",
+    "layout", "load_questions", "make_source", "open_questions", "source_class",
 ]  # fmt: skip
 
 log = logging.getLogger(__name__)
@@ -110,7 +120,7 @@ def open_questions(
     """
     _check_limit(limit, split)
     check_bad_line(on_bad_line)
-    opened = _made(source, options).seeded(seed)
+    opened = make_source(source, **options).seeded(seed)
     reading, parts = _Reading(opened, on_bad_line), parts_of(limit, split)
     draw = draw_whole if opened.whole else draw_stream
     drawn = draw(reading, parts, seed=seed, deal_splits=deal_splits, unfit=unfit)
@@ -260,8 +270,15 @@ def source_class(name: str) -> type[QuestionSource]:
     return resolve_name(f"{__name__}.{DATASETS[name]}")  # type: ignore[no-any-return]
 
 
-def _made(source: str | QuestionSource, options: dict[str, Any]) -> QuestionSource:
-    """Make the source with its options, which must be fields of its class (UserError)."""
+def make_source(source: Any, **options: Any) -> QuestionSource:
+    """Make the source with its options, which must be fields of its class (UserError).
+
+    It is a name, a file, a source, or a list of questions (:class:`probers.data.questions.jsonl.Given`).
+    """
+    if isinstance(source, Path):
+        source, options = "file", {**options, "path": str(source)}
+    elif not isinstance(source, (str, QuestionSource)):
+        source = Given(given=tuple(records_of(source)))
     if isinstance(source, str) and source not in DATASETS:
         if options.get("path") is not None or not (Path(source).suffix or Path(source).exists()):
             near = difflib.get_close_matches(source, DATASETS, n=1)

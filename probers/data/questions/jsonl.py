@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from ...files import given_file
 from ...types import Passage, Question, UserError
@@ -65,8 +65,12 @@ class JSONL(QuestionSource):
             raise UserError(told, "missing-value")
         if self.path is not None:
             given_file("questions", self.path, "a JSONL file or a dataset's name")
+        yield from self._checked(super().rows())
+
+    def _checked(self, rows: Iterable[Row]) -> Iterator[Row]:
+        """Yield the rows; refuse ones without any answer that have fields nobody reads (UserError)."""
         answered, unknown = False, set[str]()
-        for row in super().rows():
+        for row in rows:
             if isinstance(row.record, Mapping):
                 answered = answered or any(row.record.get(key) for key in _ANSWERS)
                 unknown |= {str(key) for key in row.record} - _KNOWN
@@ -104,6 +108,38 @@ class JSONL(QuestionSource):
             group=optional(record, "group"),
             split=_SPLITS[split.lower()] if self.splits == "file" else "",
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Given(JSONL):
+    """Questions in memory: texts, dictionaries with the fields of a JSONL file, or ``Question`` objects.
+
+    A question without an id is named by its number from 1 on.
+    """
+
+    given: Sequence[str | Mapping[str, Any] | Question] = ()
+
+    name: ClassVar[str] = "given"
+
+    @property
+    def spec(self) -> str:
+        return "questions=[..]"
+
+    def rows(self) -> Iterator[Row]:
+        return self._checked(self._row(number, each) for number, each in enumerate(self.given, 1))
+
+    def _row(self, number: int, given: Any) -> Row:
+        where = f"question {number}"
+        if isinstance(given, Question):
+            return Row(where, given)
+        record = {"question": given} if isinstance(given, str) else given
+        if not isinstance(record, Mapping):
+            raise UserError(
+                f"{where} is {given!r:.80}: give a text, a dictionary with question and answers, or a "
+                "Question", "bad-value",
+            )  # fmt: skip
+        record = {"id": str(number), **record}
+        return Row(where, record, self.mismatch(record) or "")
 
 
 def _listed(record: Record, key: str) -> Record:

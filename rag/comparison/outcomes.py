@@ -128,7 +128,7 @@ class Outcomes:
         return np.array(scores) if len(scores) == len(self.answers) and len(set(scores)) > 1 else None
 
 
-class Comparison:
+class Evaluation:
     """Figures with intervals of several methods, from the same bootstrap resamples of groups of questions.
 
     ``reference`` is the closed-book run, whose wrong answers the triggers should find; None leaves out the

@@ -1,9 +1,9 @@
 """Threshold sweeps, replayed for triggers that judge whole answers and run again for all others.
 
 A trigger that fires within an answer changes the text from there on. Its thresholds therefore are run, not
-read from recorded answers (:mod:`probers.rag.compare.trajectories`). The next threshold lies between the two
-neighbouring points of the curve that are farthest apart in retrievals per question: in the middle of the
-recorded scores that fire at only one of the two. The closed-book answers are another point of each curve.
+read from recorded answers (:mod:`.trajectories`). The next threshold lies between the two neighbouring points
+of the curve that are farthest apart in retrievals per question: in the middle of the recorded scores that
+fire at only one of the two. The closed-book answers are another point of each curve.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ..protocol import name_of
 from ..queries.text import LastTokensQuery
 from ..traces import own
 from .methods import Method, MethodRun
-from .outcomes import TOKENS, Comparison, Outcomes, correct
+from .outcomes import TOKENS, Evaluation, Outcomes, correct
 from .trajectories import FIGURES, RetrievalTrajectory, record_once, together
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def _judges_whole_answers(run: MethodRun, untried: bool) -> bool:
 
 
 def at_random(
-    recorded: Sequence[QueryTrajectory], runs: Mapping[str, MethodRun], comparison: Comparison
+    recorded: Sequence[QueryTrajectory], runs: Mapping[str, MethodRun], evaluation: Evaluation
 ) -> dict[str, dict[str, Any]]:
     """Compare every adaptive method with random retrieval by its query at its mean number of retrievals.
 
@@ -147,7 +147,7 @@ def at_random(
 
     def against(entry: QueryTrajectory, run: Outcomes) -> dict[str, Any]:
         expected = entry.trajectory.at_random(run.mean_retrievals)
-        return {"query": entry.name} | comparison.against_random(run, expected)
+        return {"query": entry.name} | evaluation.against_random(run, expected)
 
     found: dict[str, dict[str, Any]] = {}
     for entry in recorded:

@@ -1,46 +1,118 @@
-"""Findings of a comparison: results.json, data of the report, and a table on the terminal."""
+"""Findings of a comparison: its figures as a table, results.json, and the report with its data."""
 
 from __future__ import annotations
 
-import logging
 import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from probers.checksums import sealed_lines
-from probers.commands.runs import RunFolder
+from probers.evaluation.answers import MATCH
 from probers.evaluation.metrics import auroc
 from probers.files import canonical_json, write_text
 from probers.types import Passage, Round
 
 from ..protocol import name_of
 from ..report import LEVEL, write_report
+from ..traces import Answer
 from .curves import QueryTrajectory, at_random, replays
-from .methods import MethodRun, grouped
-from .outcomes import TOKENS, Comparison, Outcomes, table_lines
+from .methods import MethodRun, Terms, grouped
+from .outcomes import COSTS, OUTCOMES, TOKENS, Evaluation, Outcomes, table_lines
 from .trajectories import thinned
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from probers.bank.bank import Prober
 
-    from ..settings import Compare
-
-log = logging.getLogger(__name__)
 
 _ELSEWHERE = " on questions of another split"
+
+
+#: Figures of a row of :attr:`Comparison.frame`, and those with the limits of their 95% interval.
+_COLUMNS = (*OUTCOMES, MATCH, *COSTS, "consistency")
+_LIMITS = ("em", "f1", "acc", MATCH, "retrievals", "auroc")
+
+
+@dataclass(frozen=True, repr=False)
+class Comparison:
+    """Result of a comparison: the figures of every method on the same questions, with their answers.
+
+    Attributes:
+        results: the dictionary of results.json, described in docs/formats.md.
+        answers: traces of each method by its name, in the order of the questions.
+        page: what the report shows beside ``results``.
+        outcomes: for each question, which methods were right.
+    """
+
+    results: Mapping[str, Any]
+    answers: Mapping[str, Sequence[Answer]]
+    page: Mapping[str, Any]
+    outcomes: Sequence[Mapping[str, Any]]
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """Table with a row for each method; ``em_low`` and ``em_high`` are the limits of em, and so on."""
+        import pandas as pd
+
+        rows = {}
+        for name, entry in self.results["methods"].items():
+            row = {key: entry[key] for key in _COLUMNS if key in entry} | entry["trigger"]
+            for key in [key for key in _LIMITS if key in row]:
+                limits = entry["ci95"].get(f"trigger.{key}" if key in entry["trigger"] else key)
+                row |= dict(zip((f"{key}_low", f"{key}_high"), limits or (None, None), strict=True))
+            rows[name] = row
+        return pd.DataFrame.from_dict(rows, orient="index").rename_axis("method").astype(float)
+
+    @property
+    def lines(self) -> list[str]:
+        """Lines of the table on the terminal."""
+        return table_lines(
+            self.results["methods"], self.results["random_at_budget"], self.results["headline"]
+        )
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """Number of questions, and names of the methods."""
+        return {"n": self.results["n"], "methods": list(self.results["methods"])}
+
+    def report(self, path: str | Path) -> None:
+        """Write the report as one self-contained HTML page."""
+        write_report(self.results, self.page, Path(path))
+
+    def save(self, folder: Path) -> None:
+        """Write results.json, outcomes.jsonl, report_data.json and report.html."""
+        write_text(folder / "results.json", canonical_json(self.results))
+        write_text(folder / "outcomes.jsonl", sealed_lines(self.outcomes))
+        write_text(folder / "report_data.json", canonical_json(self.page))
+        self.report(folder / "report.html")
+
+    def __repr__(self) -> str:
+        key = self.results["headline"]
+        methods = ", ".join(
+            name if entry[key] is None else f"{name} {entry[key]:.3f}"
+            for name, entry in self.results["methods"].items()
+        )
+        return f"Comparison({self.results['n']} questions; {key}: {methods})"
+
+    def _repr_html_(self) -> str:
+        columns = [self.results["headline"], "f1", "acc", "retrievals", "tokens", "consistency", "auroc"]
+        table = self.frame[list(dict.fromkeys(columns))]
+        return str(table.to_html(float_format="{:.3f}".format, na_rep="-", escape=True))
 
 
 @dataclass(frozen=True)
 class Findings:
     """Runs of a comparison by name of the method, and everything else that the report needs.
 
-    ``reference`` is the closed-book run, ``banks`` the probers by folder or hub id. Thresholds and random
-    retrieval are replayed from ``recorded`` answers; ``reruns`` are curves of methods that were run again.
+    ``reference`` is the closed-book run, ``banks`` the probers by name. Thresholds and random retrieval are
+    replayed from ``recorded`` answers; ``reruns`` are curves of methods that were run again.
     """
 
     runs: Mapping[str, MethodRun]
@@ -52,58 +124,44 @@ class Findings:
     notes: Sequence[str]
     tuned: bool
 
-
-def write(folder: RunFolder, settings: Compare, found: Findings) -> None:
-    """Write the files; report the table and the next step."""
-    comparison = Comparison(
-        found.reference.questions, found.reference,
-        wrong=settings.wrong, resamples=settings.resamples, seed=settings.seed,
-    )  # fmt: skip
-    results = _results(folder.config, found, comparison)
-    data = _page(settings, results, found, comparison)
-    out = folder.path
-    write_text(out / "results.json", canonical_json(results))
-    write_text(out / "outcomes.jsonl", sealed_lines(outcomes(found.runs, settings.wrong)))
-    write_text(out / "report_data.json", canonical_json(data))
-    write_report(results, data, out / "report.html")
-    folder.finish({"n": results["n"], "methods": list(results["methods"])})
-    table = table_lines(results["methods"], results["random_at_budget"], comparison.headline)
-    log.info("%s", "\n".join(table))
-    for flag, names in grouped(data["flags"]).items():
-        them = "it" if len(names) == 1 else "them"
-        log.info("note: %s %s on these questions, so they do not test %s", ", ".join(names), flag, them)
-    for note in data["notes"]:
-        log.info("note: %s", note)
-    log.info("wrote %s/results.json, %s/report.html and the traces in %s/traces", out, out, out)
-    log.info("next: open %s/report.html", out)
+    def compared(self, terms: Terms, config: Mapping[str, Any], heading: Mapping[str, Any]) -> Comparison:
+        """Compute the figures, with ``config`` as their record and ``heading`` on the report."""
+        evaluation = Evaluation(
+            self.reference.questions, self.reference,
+            wrong=terms.wrong, resamples=terms.resamples, seed=terms.seed,
+        )  # fmt: skip
+        results = _results(config, self, evaluation)
+        page = dict(heading) | _page(terms, results, self, evaluation)
+        answers = {name: run.answers for name, run in self.runs.items()}
+        return Comparison(results, answers, page, list(outcomes(self.runs, terms.wrong)))
 
 
-def _results(config: Mapping[str, Any], found: Findings, comparison: Comparison) -> dict[str, Any]:
-    runs, matcher = found.runs, found.reference.matcher
+def _results(config: Mapping[str, Any], findings: Findings, evaluation: Evaluation) -> dict[str, Any]:
+    runs, matcher = findings.runs, findings.reference.matcher
     return {
         "schema": 1,
         "config": dict(config),
         "filter": next((run.method.filter for run in runs.values() if run.method.filter), None),
-        "n": len(found.reference.questions),
-        "wrong": comparison.rule,
-        "headline": comparison.headline,
+        "n": len(findings.reference.questions),
+        "wrong": evaluation.rule,
+        "headline": evaluation.headline,
         **({} if matcher is None else {"match_stages": list(matcher.active)}),
-        "bootstrap": comparison.unit,
-        "methods": {name: comparison.figures(run) for name, run in runs.items()},
-        "pairs": comparison.pairs(runs),
-        "random_at_budget": at_random(found.recorded, runs, comparison),
+        "bootstrap": evaluation.unit,
+        "methods": {name: evaluation.figures(run) for name, run in runs.items()},
+        "pairs": evaluation.pairs(runs),
+        "random_at_budget": at_random(findings.recorded, runs, evaluation),
         "queries": {name: name_of(run.method.query) for name, run in runs.items()},
-        "probers": _prober_figures(found),
+        "probers": _prober_figures(findings),
         "options": {name: run.method.trigger.record for name, run in runs.items()},
     }
 
 
-def _prober_figures(found: Findings) -> dict[str, dict[str, Any]]:
+def _prober_figures(findings: Findings) -> dict[str, dict[str, Any]]:
     """Collect prober, training data, layers and test figures of each method that has a prober."""
     figures = {}
-    for name, run in found.runs.items():
+    for name, run in findings.runs.items():
         options = run.method.trigger.options
-        for path, bank in found.banks.items():
+        for path, bank in findings.banks.items():
             if bank is options.get("bank"):
                 training = bank.metrics.get("splits", {}).get("train", {})
                 measured = bank.metrics.get("with_entropy" if options.get("with_entropy") else "ensemble")
@@ -132,26 +190,23 @@ def outcomes(runs: Mapping[str, Outcomes], rule: str) -> Iterator[dict[str, Any]
 
 
 def _page(
-    settings: Compare, results: Mapping[str, Any], found: Findings, comparison: Comparison
+    terms: Terms, results: Mapping[str, Any], findings: Findings, evaluation: Evaluation
 ) -> dict[str, Any]:
     """Collect the report's data beside results.json: how it was run, curves and examples."""
-    runs, wrong, headline = found.runs, comparison.wrong, comparison.headline
+    runs, wrong, headline = findings.runs, evaluation.wrong, evaluation.headline
     shown = dict.fromkeys((headline, "acc"))
     rule = f"best balanced accuracy{_ELSEWHERE}"
-    if settings.threshold != "balanced_accuracy":
-        rule = f"threshold={settings.threshold}{_ELSEWHERE}"
+    if terms.threshold != "balanced_accuracy":
+        rule = f"threshold={terms.threshold}{_ELSEWHERE}"
     data = {
         "title": "Which trigger knows when to retrieve?",
-        "command": _command(settings),
-        "model": settings.model.name,
-        "corpus": settings.corpus,
         "n": results["n"],
-        "threshold_rule": rule if found.tuned else "as configured",
+        "threshold_rule": rule if findings.tuned else "as configured",
         "flags": _flags(runs),
-        "notes": [*_notes(settings, found, wrong), *unlike_random(results)],
-        "examples": _examples(runs, found.corpus, count=settings.examples, seed=settings.seed, by=headline),
-        "replay": replays(found.recorded),
-        "reruns": found.reruns,
+        "notes": [*_notes(terms, findings, wrong), *unlike_random(results)],
+        "examples": _examples(runs, findings.corpus, count=terms.examples, seed=terms.seed, by=headline),
+        "replay": replays(findings.recorded),
+        "reruns": findings.reruns,
         "knowledge_em": {name: kinds for name, run in runs.items() if (kinds := by_knowledge(run, headline))},
         "points": {
             name: {key: entry[key] for key in ("retrievals", *TOKENS, *shown)}
@@ -159,7 +214,7 @@ def _page(
             for name, entry in results["methods"].items()
             if entry["em"] is not None
         },
-        **next((layer_figures(bank.metrics) for bank in found.banks.values()), {}),
+        **next((layer_figures(bank.metrics) for bank in findings.banks.values()), {}),
     }
     if wrong is not None and 0 < wrong.sum() < len(wrong):
         scores = {name: run.scores[run.scored] for name, run in runs.items() if run.scores is not None}
@@ -167,45 +222,36 @@ def _page(
     return data
 
 
-def _command(settings: Compare) -> str:
-    """Format the command as typed, with questions, model and corpus."""
-    named = [("model.name", settings.model.name), ("corpus", settings.corpus)]
-    others = [f"{key}={value}" for key, value in named if value != "testbed"]
-    limit = "null" if settings.limit is None else settings.limit
-    asked = settings.questions.make().typed
-    return " ".join(["probers-compare", asked, *others, f"limit={limit}", f"seed={settings.seed}"])
-
-
 def _flags(runs: Mapping[str, MethodRun]) -> dict[str, str]:
     """Find triggers that never or always fired, so that these questions do not test them."""
-    found = {}
+    flags = {}
     for name, run in runs.items():
         retrieved = run.cost("retrievals") > 0
         if not run.method.untested and retrieved.all() == retrieved.any():
-            found[name] = "always fired" if retrieved.all() else "never fired"
-    return found
+            flags[name] = "always fired" if retrieved.all() else "never fired"
+    return flags
 
 
-def _notes(settings: Compare, found: Findings, wrong: np.ndarray | None) -> list[str]:
-    notes, questions = list(found.notes), found.reference.questions
-    filters = {name: run.method.filter for name, run in found.runs.items() if run.method.filter}
+def _notes(terms: Terms, findings: Findings, wrong: np.ndarray | None) -> list[str]:
+    notes, questions = list(findings.notes), findings.reference.questions
+    filters = {name: run.method.filter for name, run in findings.runs.items() if run.method.filter}
     for kind, names in grouped(filters).items():
         notes.append(f"Content words of {', '.join(names)} are those of this filter: {kind}.")
     if wrong is not None and len(set(wrong)) == 1:
-        told = f"Every closed-book answer is {'wrong' if wrong[0] else 'right'}"
+        closed_book = f"Every closed-book answer is {'wrong' if wrong[0] else 'right'}"
         why = "so that there is nothing for a trigger to tell apart"
-        notes.append(f"{told}, {why}: its AUPRC and ECE here say nothing of it.")
-    if len(found.banks) > 1:
-        notes.append(f"Figures of layers and controls are those of {next(iter(found.banks))}.")
-    if settings.wrong != "em":
-        notes.append(f"Answers are wrong by {settings.wrong} here: for thresholds, AUROC and consistency.")
-    pairs = len(found.runs) * (len(found.runs) - 1) // 2
-    if pairs > LEVEL * (1 + settings.resamples):
-        few = f"resamples={settings.resamples} are too few to settle any of {pairs} pairs"
+        notes.append(f"{closed_book}, {why}: its AUPRC and ECE here say nothing of it.")
+    if len(findings.banks) > 1:
+        notes.append(f"Figures of layers and controls are those of {next(iter(findings.banks))}.")
+    if terms.wrong != "em":
+        notes.append(f"Answers are wrong by {terms.wrong} here: for thresholds, AUROC and consistency.")
+    pairs = len(findings.runs) * (len(findings.runs) - 1) // 2
+    if pairs > LEVEL * (1 + terms.resamples):
+        few = f"resamples={terms.resamples} are too few to settle any of {pairs} pairs"
         notes.append(f"{few} when all are considered: give {math.ceil(pairs / LEVEL)} or more.")
     if missing := sum(not q.answers for q in questions):
         notes.append(f"{missing} of {len(questions)} questions have no gold answer and are in no score.")
-    for name, run in found.runs.items():
+    for name, run in findings.runs.items():
         read = [decision.evidence for decisions in run.decisions for decision in decisions]
         if silent := sum("stated" in evidence and evidence["stated"] is None for evidence in read):
             notes.append(f"{name}: {silent} of {len(read)} replies state no number; their score is 0.5.")
@@ -220,18 +266,18 @@ def _notes(settings: Compare, found: Findings, wrong: np.ndarray | None) -> list
 
 def unlike_random(results: Mapping[str, Any]) -> list[str]:
     """Write a note on methods whose tokens differ by more than 10% from those of random retrieval."""
-    told: list[str] = []
+    unlike: list[str] = []
     for name, both in results["random_at_budget"].items():
         entry = both.get("common", both)
         times = entry.get("times_tokens", 1.0)
         if abs(times - 1) > 0.1:
             its = sum(entry[key] for key in TOKENS)
-            uses = f"{times:.2f} times" if told else f"uses {times:.2f} times its tokens"
-            told.append(f"{name} {uses} ({times * its:,.0f} against {its:,.0f})")
-    if not told:
+            uses = f"{times:.2f} times" if unlike else f"uses {times:.2f} times its tokens"
+            unlike.append(f"{name} {uses} ({times * its:,.0f} against {its:,.0f})")
+    if not unlike:
         return []
     matched = "Random retrieval is matched to each method by retrievals, not by tokens"
-    return [f"{matched} (written and read, per question): {', '.join(told)}."]
+    return [f"{matched} (written and read, per question): {', '.join(unlike)}."]
 
 
 def roc(wrong: np.ndarray, scores: np.ndarray) -> dict[str, Any]:
@@ -247,27 +293,27 @@ def by_knowledge(run: Outcomes, figure: str) -> dict[str, dict[str, Any]]:
     """Compute a figure by kind of knowledge, ``{kind: {figure, "n"}}``; empty if kinds are unknown."""
     kinds = [str(run.questions[i].truth.get("kind", "")) for i in run.scored]
     order = ("known", "stale", "misbelieved", "unknown")
-    found: dict[str, dict[str, Any]] = {}
+    figures: dict[str, dict[str, Any]] = {}
     for kind in sorted(set(kinds) - {""}, key=lambda k: (order.index(k) if k in order else len(order), k)):
         values = run.table[figure][[k == kind for k in kinds]]
-        found[kind] = {figure: float(values.mean()), "n": len(values)}
-    return found
+        figures[kind] = {figure: float(values.mean()), "n": len(values)}
+    return figures
 
 
 def layer_figures(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Return the prober's own test figures by layer, with its controls, as measured in training."""
     keys = ("accuracy", "auroc", "auroc_ci")
-    found: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     # With several sites in the blocks, show one curve: that of the best layer's site.
     site = metrics.get("best_site")
     layers = [e for e in metrics.get("layers") or [] if site is None or e.get("site", site) == site]
     if layers:
-        found["layers"] = [_picked(entry, "layer", *keys) for entry in layers]
+        figures["layers"] = [_picked(entry, "layer", *keys) for entry in layers]
     if metrics.get("ensemble"):
-        found["ensemble"] = _picked(metrics["ensemble"], *keys)
+        figures["ensemble"] = _picked(metrics["ensemble"], *keys)
     if metrics.get("controls"):
-        found["controls"] = {name: _picked(entry, *keys) for name, entry in metrics["controls"].items()}
-    return found
+        figures["controls"] = {name: _picked(entry, *keys) for name, entry in metrics["controls"].items()}
+    return figures
 
 
 def _examples(
@@ -292,7 +338,7 @@ def _examples(
                     "answer": run.answers[i].answer,
                     "correct": bool(right[name].get(i)),
                     "retrievals": run.answers[i].retrievals,
-                    "rounds": [_told_round(r, passages) for r in run.answers[i].rounds],
+                    "rounds": [_shown_round(r, passages) for r in run.answers[i].rounds],
                 }
                 for name, run in runs.items()
             ],
@@ -301,7 +347,7 @@ def _examples(
     ]
 
 
-def _told_round(done: Round, passages: Mapping[str, Passage]) -> dict[str, Any]:
+def _shown_round(done: Round, passages: Mapping[str, Passage]) -> dict[str, Any]:
     decision = done.decision
     # Offsets leave out characters shared with the neighbouring token, so pieces run up to the next start.
     edges = [*(a for a, _ in done.tokens), len(done.text)]

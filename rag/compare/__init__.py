@@ -1,1 +1,0 @@
-"""The command ``probers-compare``: every method on the same questions, on equal terms."""

@@ -1,0 +1,1 @@
+"""Comparison of retrieval triggers on the same questions, on equal terms."""

@@ -1,0 +1,104 @@
+"""The command ``probers-compare``: its components from settings, the comparison, its files and lines."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from probers.checksums import inputs
+from probers.commands.inputs import load_model, load_passages, prompt_files, question_source
+from probers.commands.merge import PartRun, PartRuns
+from probers.commands.runs import RunFolder
+from probers.files import write_bytes
+from probers.types import Question, UserError
+
+from ..build import remote
+from ..traces import join_traces
+from .compare import plan_of
+from .findings import Comparison
+from .methods import Selection, grouped
+from .plan import THRESHOLDS
+
+if TYPE_CHECKING:
+    from ..settings import Compare
+
+log = logging.getLogger(__name__)
+
+
+def run(settings: Compare, parts: PartRuns | None = None) -> Path:
+    """Compare the methods, or join the finished ``parts`` of a run; returns the report's folder."""
+    source = question_source(settings)
+    plan = plan_of(
+        settings, source, load_passages(settings), retriever=settings.retriever,
+        triggers=settings.triggers, validation=settings.validation,
+    )  # fmt: skip
+    part, out, choice = settings.partition, Path(settings.out), plan.choice
+    for line in choice.chosen.lines():
+        log.info("%s", line)
+    record = settings.record
+    record["methods"] = Selection(settings.triggers, record["methods"]).varied(settings.vary).table
+    files = inputs(*source.files, settings.corpus, *prompt_files(settings), *plan.read)
+    config = record | {"inputs": files, "asked": choice.chosen.record}
+    folder = RunFolder(out if part is None else part.folder(out), "compare", config)
+    if not (folder.begin("comparison") if parts is None else parts.begin(folder, "comparison")):
+        return folder.path
+    if parts is not None:
+        _take_answers(parts, choice.questions, folder.path)
+    log.info(
+        "%d questions, %s (split %s), corpus %s with %d passages, model %s", len(choice.questions),
+        source.spec, choice.split, settings.corpus, len(plan.passages), settings.model.name,
+    )  # fmt: skip
+    adapter = next((bank.adapter for bank in plan.banks.values()), None)  # all read one model
+    lm = remote(settings, folder) or load_model(settings, folder, engine=settings.engine, adapter=adapter)
+    model = None if parts is None else parts.runs[0].state.get("chosen", {}).get("model")
+    if model is not None and model != str(lm.spec):
+        message = f"the parts were run with the model {model}, but it is {lm.spec} here"
+        raise UserError(f"{message}: give the same one", "mismatch")
+    if part is not None:  # figures are computed when the parts are joined
+        count = plan.run_part(lm, folder.path, part)
+        folder.finish({"n": count, "part": settings.part})
+        log.info("wrote the traces of %d questions, part %s, to %s/traces", count, part, folder.path)
+        log.info("when every part is there: probers-merge %s/*", folder.path.parent)
+        return folder.path
+    heading = {"command": _typed(settings), "model": settings.model.name, "corpus": settings.corpus}
+    comparison = plan.run(lm, folder.path, config, heading=heading, parts=parts)
+    comparison.save(folder.path)
+    folder.finish(comparison.summary)
+    _report(comparison, folder.path)
+    return folder.path
+
+
+def _typed(settings: Compare) -> str:
+    """Format the command as typed, with questions, model and corpus."""
+    named = [("model.name", settings.model.name), ("corpus", settings.corpus)]
+    others = [f"{key}={value}" for key, value in named if value != "testbed"]
+    limit = "null" if settings.limit is None else settings.limit
+    source = settings.questions.make().typed
+    return " ".join(["probers-compare", source, *others, f"limit={limit}", f"seed={settings.seed}"])
+
+
+def _report(comparison: Comparison, out: Path) -> None:
+    """Log the table, the notes, and the next step."""
+    log.info("%s", "\n".join(comparison.lines))
+    for flag, names in grouped(comparison.page["flags"]).items():
+        them = "it" if len(names) == 1 else "them"
+        log.info("note: %s %s on these questions, so they do not test %s", ", ".join(names), flag, them)
+    for note in comparison.page["notes"]:
+        log.info("note: %s", note)
+    log.info("wrote %s/results.json, %s/report.html and the traces in %s/traces", out, out, out)
+    log.info("next: open %s/report.html", out)
+
+
+def _take_answers(parts: PartRuns, questions: Sequence[Question], out: Path) -> None:
+    """Write the parts' answers with every method, and their thresholds, as an undivided run does."""
+
+    def thresholds(run: PartRun) -> bytes | None:
+        path = run.path / THRESHOLDS
+        return path.read_bytes() if path.exists() else None
+
+    if (chosen := parts.of_one("thresholds", thresholds)) is not None:
+        write_bytes(out / THRESHOLDS, chosen)
+    for name in sorted({file.name for run in parts.runs for file in run.path.glob("traces/*.jsonl")}):
+        join_traces(parts, questions, f"traces/{name}", out)

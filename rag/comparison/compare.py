@@ -1,0 +1,258 @@
+"""Comparison of retrieval triggers on the same questions, on equal terms."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from functools import cache, partial
+from itertools import chain, count
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from probers.checksums import inputs
+from probers.commands.components import Component, values_of
+from probers.commands.inputs import find_prober, load_matcher
+from probers.commands.runs import RunFolder, taking_back
+from probers.commands.settings import Model
+from probers.data.corpus import as_passages, fingerprint, load_corpus
+from probers.data.questions import QuestionSource, make_source
+from probers.files import digest
+from probers.options import check_options
+from probers.types import Passage, Retriever, UserError
+
+from ..build import (
+    Contamination,
+    check_one_model,
+    is_prober,
+    make_prompt,
+    make_query,
+    make_trigger,
+    method_of,
+    named,
+)
+from ..protocol import check_counts, name_of
+from ..settings import Compare
+from .findings import Comparison
+from .methods import Method, Selection, Terms, available
+from .plan import Choice, Plan
+
+if TYPE_CHECKING:
+    from probers.bank.bank import Prober
+
+__all__ = ["Comparison", "compare", "plan_of"]
+
+#: Keys of probers-compare that are arguments of :func:`compare`, or about files and machines.
+_NOT_OPTIONS = {
+    "questions", "corpus", "triggers", "out", "validation", "model", "engine", "batch_size", "part", "launch",
+    "wait", "passage_words", "corpus_cache", "matcher",
+}  # fmt: skip
+#: Methods that need nothing trained.
+_TRIGGERS = ("never", "always", "random", "oracle", "entropy", "rind")
+
+
+def compare(
+    lm: Any, questions: Any, passages: Any, *, triggers: Sequence[Any] = _TRIGGERS,
+    out: str | Path | None = None, validation: Any = None, **options: Any,
+) -> Comparison:  # fmt: skip
+    """Answer the same questions with every trigger, and measure who was right and at what cost.
+
+    Args:
+        lm: the language model.
+        questions: texts, dictionaries with ``question`` and ``answers``, ``Question`` objects, a
+            ``QuestionSource``, or the name of a data set or file. Those of the test split are asked; a set
+            without splits is dealt to splits if thresholds are to be chosen and ``validation`` is not given.
+        passages: texts, dictionaries with ``text``, passages, the name of a corpus or file, or a retriever.
+        triggers: names of methods as of probers-compare, trained probers, triggers, or pairs of one of these
+            and a query. A trigger given as an object keeps its threshold; others without a published one
+            have it chosen on validation questions.
+        out: folder that keeps traces, results.json and report.html, and from which the same call resumes.
+        validation: questions to choose thresholds on, in a form of ``questions``, or the largest number of
+            those of the set's own validation split (600 unless given).
+        options: keys of probers-compare such as ``k``, ``max_new_tokens``, ``prompt`` (a template too),
+            ``prober`` (a trained prober too), ``match``, ``sweep``, ``wrong`` or ``resamples``. ``limit``
+            is None, for all questions, unless it is given.
+
+    Raises:
+        UserError: a wrong request, before the model runs.
+        RunError: a model that gives NaN, or files that cannot be written.
+    """
+    source = make_source(questions)
+    settings = _settings(lm, options)
+    if validation is None or isinstance(validation, int):
+        others: Any = settings.validation if validation is None else validation
+    else:
+        others = make_source(validation)
+    common: Retriever | Component = settings.retriever
+    corpus: Sequence[Passage] = []
+    if hasattr(passages, "search"):
+        if "retriever" in options:
+            raise UserError("passages is a retriever, and retriever= is given too: leave one out", "conflict")
+        common = passages
+    else:
+        corpus = load_corpus(passages) if isinstance(passages, (str, Path)) else as_passages(passages)
+    plan = plan_of(
+        settings, source, corpus, retriever=common, triggers=triggers, validation=others,
+        prober=options.get("prober"),
+    )  # fmt: skip
+    if "prompt" in options:
+        loop = {**plan.terms.loop, "prompt": make_prompt(options["prompt"])}
+        plan = replace(plan, terms=replace(plan.terms, loop=loop))
+    name = str(passages) if isinstance(passages, (str, Path)) else f"{len(corpus)} passages" if corpus else ""
+    heading = {
+        "command": f"probers.rag.compare with {source.spec}", "model": lm.spec.id,
+        "corpus": name or type(passages).__name__,
+    }  # fmt: skip
+    config = _record(plan, options, lm, others, corpus)
+    if out is None:
+        with TemporaryDirectory() as place:
+            return plan.run(lm, Path(place), config, heading=heading)
+    with taking_back():
+        folder = RunFolder(Path(out), "compare", config)
+        folder.claim()
+        comparison = plan.run(lm, folder.path, config, heading=heading)
+        comparison.save(folder.path)
+        folder.finish(comparison.summary)
+        return comparison
+
+
+def _settings(lm: Any, options: Mapping[str, Any]) -> Compare:
+    """Check the options, and take those that are not given from the command (UserError)."""
+    known = sorted({each.name for each in fields(Compare)} - _NOT_OPTIONS - {"_record"})
+    for name in options:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"choose {', '.join(known)}"
+            raise UserError(f"compare has no option {name!r}: {hint}", "unknown-key")
+    objects = {"prompt", "retriever", "prober"}
+    plain = {name: value for name, value in options.items() if name not in objects}
+    check_options(Compare, plain)
+    table = {**values_of("", "methods"), **plain.pop("methods", {})}
+    settings = Compare(**{"limit": None, **plain}, model=Model(name=lm.spec.id))
+    if isinstance(prober := options.get("prober"), (str, Path)):
+        settings = replace(settings, prober=str(prober))
+    if (retriever := options.get("retriever")) is not None:
+        settings = replace(settings, retriever=Component.of("retriever", retriever))
+    return replace(settings, methods=_filled(table, settings))
+
+
+def _filled(value: Any, settings: Compare) -> Any:
+    """Replace ``${key}`` in the table of methods by the option of this name."""
+    if isinstance(value, Mapping):
+        return {key: _filled(each, settings) for key, each in value.items()}
+    key = re.fullmatch(r"\$\{(\w+)\}", value) if isinstance(value, str) else None
+    return value if key is None else getattr(settings, key[1], value)
+
+
+def plan_of(
+    settings: Compare, source: QuestionSource, passages: Sequence[Passage], *,
+    retriever: Component | Retriever, triggers: Sequence[Any], validation: QuestionSource | int | None,
+    prober: Any = None,
+) -> Plan:  # fmt: skip
+    """Make the plan of a comparison: its methods, and the questions that no trained part has seen.
+
+    ``settings`` has the terms; ``validation`` are other questions to choose thresholds on, or the largest
+    number of the source's own; ``prober`` is a trained prober in place of that of the settings.
+    """
+    from probers.bank.bank import Prober
+
+    banks, objects = dict[str, Prober](), dict[str, Prober]()
+    matcher = load_matcher(settings) if source.mentions or settings.wrong == "match" else None
+    terms = Terms.of(settings, matcher)
+    probers = named(settings.probers)
+    if probers and settings.prober is not None:
+        message = f"prober={settings.prober} and probers are both given: name every prober in probers"
+        raise UserError(message, "conflict")
+
+    @cache
+    def bank(path: str | None = None) -> Prober:
+        if path is None and prober is not None and not isinstance(prober, (str, Path)):
+            objects["prober"] = prober
+            return prober  # type: ignore[no-any-return]
+        path = path or find_prober(settings)
+        banks[path] = Prober.from_pretrained(path, allow_other=settings.allow_other)
+        return banks[path]
+
+    selection = _with_objects(Selection.of(settings), triggers, bank, objects)
+    searched = retriever.kind if isinstance(retriever, Component) else retriever
+    selection, notes = selection.supported(searched)
+    find = partial(available, model=settings.model.name, prober=settings.prober)
+    selection, left_out = selection.completed(find)
+    selection = selection.varied(settings.vary)
+    loads = {name: partial(bank, path) for name, path in probers.items()}
+    methods = [m.judged_by(matcher) for m in selection.build(bank, loads, settings.queries)]
+    check_one_model(banks | objects)
+    read = list(dict.fromkeys([*banks, *selection.trained]))
+    server = settings.engine if any(method.trigger.served for method in methods) else None
+    contamination = Contamination.of(read, allowed=settings.allow_overlap, server=server, banks=objects)
+    draw = {"limit": settings.limit, "seed": settings.seed, "on_bad_line": settings.on_bad_line}
+    choice = Choice.of(source, methods, contamination, draw=draw, split=settings.split, validation=validation)
+    judged = [] if matcher is None else [f"Of match: {matcher.told()}."]
+    notes = [*contamination.notes(choice.questions), *notes, *left_out, *judged, *choice.notes()]
+    for method in methods:
+        method.trigger.check_questions(choice.questions)
+        check_counts(method.trigger, method.searches.kind if method.searches else searched)
+    notes += dict.fromkeys(note for method in methods for note in method.trigger.notes(choice.questions))
+    return Plan(
+        terms=terms, methods=methods, choice=choice, passages=passages, retriever=retriever,
+        banks=banks | objects, notes=notes, read=read,
+    )  # fmt: skip
+
+
+def _itself(given: Any) -> Any:
+    return given
+
+
+def _record(
+    plan: Plan, options: Mapping[str, Any], lm: Any, others: Any, corpus: Sequence[Passage]
+) -> dict[str, Any]:
+    """Collect the configuration of a call in plain values; a folder resumes with the same one only."""
+    kinds = (str, bool, int, float, list, Mapping)
+    plain = {name: value for name, value in options.items() if value is None or isinstance(value, kinds)}
+    methods = {
+        m.name: {**m.trigger.record, "trigger": m.trigger.name, "query": name_of(m.query)}
+        for m in plan.methods
+    }
+    files = others.files if isinstance(others, QuestionSource) else ()
+    return plain | {
+        "model": str(lm.spec), "prompt": plan.terms.loop["prompt"].fingerprint, "compared": methods,
+        "asked": plan.choice.chosen.record, "validation": digest(repr(others)),
+        "passages": fingerprint(corpus), "inputs": inputs(*files, *plan.read),
+    }  # fmt: skip
+
+
+def _with_objects(
+    selection: Selection, triggers: Sequence[Any], bank: Any, objects: dict[str, Prober]
+) -> Selection:
+    """Choose the methods of ``triggers``: names of the table, and methods made of objects."""
+    triggers = [triggers] if isinstance(triggers, str) else triggers
+    taken = {each for each in triggers if isinstance(each, str)}
+    names, made = list[str](), dict[str, Method]()
+    for each in triggers:
+        if isinstance(each, str):
+            names.append(each)
+            continue
+        trigger, query = each if isinstance(each, tuple) and len(each) == 2 else (each, None)
+        prober = not isinstance(trigger, str) and is_prober(trigger)
+        if prober or isinstance(trigger, str):
+            name = method_of(trigger) if prober else trigger
+            if name not in selection.table:
+                known = ", ".join(selection.table)
+                raise UserError(f"unknown method {name!r} in triggers: choose from {known}", "unknown-choice")
+            (method,) = selection.make(name, {"": partial(_itself, trigger) if prober else bank})
+        else:
+            chosen = make_trigger(trigger)
+            method = Method(chosen.name, chosen, make_query(None, chosen))
+        if query is not None:
+            query = make_query(query, method.trigger)
+            method = replace(method, name=f"{method.name}_{name_of(query)}", query=query)
+        numbered = (f"{method.name}_{number}" for number in count(2))
+        label = next(each for each in chain([method.name], numbered) if each not in taken)
+        taken.add(label)
+        names.append(label)
+        made[label] = replace(method, name=label)
+        if prober:
+            objects[label] = trigger
+    return replace(selection, names=names, made=made)

@@ -1,0 +1,243 @@
+"""Plan of a comparison, settled before the model runs, and its way from thresholds to findings."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial, reduce
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from probers.commands.components import Component
+from probers.data.questions import EmptySplitError, QuestionSet, QuestionSource, open_questions
+from probers.types import SPLITS, Needs, Passage, Question, Retriever, UserError
+
+from ..build import Contamination
+from ..traces import own
+from ..triggers.rules import Never
+from .curves import REPLAY, index, record_all, rerun_all
+from .findings import Comparison, Findings
+from .methods import Method, MethodRun, Terms, with_retrievers
+from .shared_generations import GenerationCache, SharedRAG, joined
+from .trajectories import Tuned, tune_once
+
+if TYPE_CHECKING:
+    from probers.bank.bank import Prober
+    from probers.commands.merge import PartRuns
+    from probers.data.splits import Partition
+
+log = logging.getLogger(__name__)
+
+#: File of chosen thresholds in a comparison.
+THRESHOLDS = "thresholds.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """Choice of the questions of a comparison.
+
+    Attributes:
+        chosen: the questions to ask, with the record of their choice.
+        split: their split, or "all".
+        tuned_on: split of the questions that thresholds are chosen on.
+        validation: function that reads those questions; EmptySplitError if there are none.
+    """
+
+    chosen: QuestionSet
+    split: str
+    tuned_on: str
+    validation: Callable[[], QuestionSet]
+
+    @classmethod
+    def of(
+        cls, source: QuestionSource | str, methods: Sequence[Method], contamination: Contamination, *,
+        draw: Mapping[str, Any], split: str = "test", validation: QuestionSource | str | int | None = None,
+    ) -> Choice:  # fmt: skip
+        """Choose the questions of a split that no trained part has seen.
+
+        Args:
+            draw: ``limit``, ``seed`` and ``on_bad_line`` of :func:`open_questions`.
+            split: "test", or "all" for methods without a threshold to choose.
+            validation: other questions to choose thresholds on, without those asked; or the largest
+                number of the source's own.
+        """
+        others = validation if isinstance(validation, (QuestionSource, str)) else None
+        deal = others is None and (bool(contamination.silent) or any(method.tunable for method in methods))
+        find = partial(open_questions, source, unfit=contamination.not_asked, **draw)
+        if split == "all":
+            tuned = [method.name for method in methods if method.tunable or method.calibrated]
+            if tuned and others is None:
+                names = ", ".join(tuned)
+                message = f"split=all also asks questions on which thresholds of {names} are chosen"
+                raise UserError(f"{message}: leave them out of triggers, or give split=test", "conflict")
+            chosen, split, tuned_on = find(deal_splits=True), "all", "validation"
+        else:
+            # Many question sets do not publish their test answers. Their validation questions are then
+            # asked, and thresholds come from their training questions.
+            try:
+                chosen, tuned_on = find(split="test", deal_splits=deal), "validation"
+            except EmptySplitError as problem:
+                split, tuned_on = "validation", "train"
+                try:
+                    chosen = find(split=split, deal_splits=deal)
+                except EmptySplitError:
+                    raise problem from None
+        draw = {**draw, "deal_splits": deal}
+        if others is None:
+            draw |= {"limit": validation, "unfit": contamination.not_tuned_on}
+            tuning = partial(open_questions, source, split=tuned_on, **draw)
+        else:
+            texts = {question.question for question in chosen.questions}
+            unfit = lambda q: q.question in texts or contamination.not_tuned_on(q)  # noqa: E731
+            draw |= {"limit": None, "unfit": unfit}
+            tuned_on, tuning = "validation", partial(open_questions, others, **draw)
+        return cls(chosen=chosen, split=split, tuned_on=tuned_on, validation=tuning)
+
+    @property
+    def questions(self) -> list[Question]:
+        return self.chosen.questions
+
+    def notes(self) -> list[str]:
+        """Tell which questions are asked, where that is not as the set names them."""
+        notes = list(self.chosen.notes)
+        if self.chosen.record["dealt"]:
+            splits = self.chosen.record["splits"]
+            dealt = ", ".join(f"{splits[name]} {name}" for name in SPLITS if name in splits)
+            why = f"thresholds are chosen on {self.tuned_on} questions"
+            asks = f", for {why}: asked are {self.split} questions"
+            asks = ": all are asked" if self.split == "all" else asks
+            notes.append(f"The questions name no splits and were dealt ({dealt}){asks}.")
+            log.info("%s", notes[-1])
+        if self.split == "all":
+            notes.append("These are the questions of all splits.")
+        elif self.split != "test":
+            notes.append(f"There are no test questions: these are of the {self.split} split.")
+        return notes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Methods, questions and passages of a comparison on equal terms.
+
+    ``retriever`` is made from the passages if it is a component; ``banks`` are the probers by name, ``read``
+    the folders and hub ids of all trained parts.
+    """
+
+    terms: Terms
+    methods: Sequence[Method]
+    choice: Choice
+    passages: Sequence[Passage]
+    retriever: Component | Retriever
+    banks: Mapping[str, Prober]
+    notes: Sequence[str] = ()
+    read: Sequence[str] = ()
+
+    def run(
+        self, lm: Any, out: Path, config: Mapping[str, Any], *, heading: Mapping[str, Any],
+        parts: PartRuns | None = None,
+    ) -> Comparison:  # fmt: skip
+        """Answer all questions with every method, and measure; resume from the traces in ``out``.
+
+        ``config`` and ``heading`` (command, model, corpus) are those of the records. The answers of the
+        finished ``parts`` of a run are taken from them.
+        """
+        notes = list(self.notes)
+        rag, reference, runs, tuned = self._answer(lm, out, notes)
+        recorded = record_all(rag, runs.values(), out / REPLAY, parts=parts)
+        reruns = rerun_all(rag, runs.values(), reference, recorded, out / REPLAY, points=self.terms.sweep)
+        found = Findings(runs, reference, recorded, reruns, self.passages, self.banks, notes, bool(tuned))
+        return found.compared(self.terms, config, heading)
+
+    def run_part(self, lm: Any, out: Path, part: Partition) -> int:
+        """Answer the questions of a part into ``out``; return their number."""
+        rag, _, runs, _ = self._answer(lm, out, [], part)
+        index(record_all(rag, runs.values(), out / REPLAY, every=True), out / REPLAY)
+        return len(own(self.choice.questions, part))
+
+    def _answer(
+        self, lm: Any, out: Path, notes: list[str], part: Partition | None = None
+    ) -> tuple[SharedRAG, MethodRun, dict[str, MethodRun], Mapping[str, Tuned]]:
+        """Choose thresholds, and answer with every method; return also the loop and the closed-book run."""
+        made = self.retriever
+        retriever = made.make(self.passages) if isinstance(made, Component) else made
+        cache = GenerationCache(megabytes=self.terms.memory)
+        rag = SharedRAG(lm, retriever, Never(), **self.terms.loop, cache=cache)
+        methods = with_retrievers(self.methods, self.passages)
+        for method in methods:  # a model is refused before anything runs
+            method.loop(rag)
+        tuned = self._tune(rag, methods, out / THRESHOLDS, notes)
+        # The closed-book pass records as much as one pass can of what all methods need; states of tokens are
+        # large and come last.
+        needs = [part.needs for method in methods for part in (method.trigger, method.query)]
+        needs.sort(key=lambda each: any(feature.pool != "mean" for feature in each.features))
+        every = reduce(joined, needs, Needs())
+        closed = next((m for m in methods if isinstance(m.trigger, Never)), None)
+        if closed is None:
+            notes.append("The closed-book answers that judge the triggers come from a run not in the table.")
+            closed = Method("never", Never(), rag.query)
+        questions = own(self.choice.questions, part)
+        reference = self._run(replace(rag, also=every), closed, None, questions, out)
+        # Attention is large, and read in the middle of answers, which methods hardly ever share.
+        rag = replace(rag, also=replace(every, attention=False, attention_layer=None))
+        if part is not None and any(method.name == self.terms.match for method in methods):
+            methods = [method for method in methods if not method.matched]  # run when the parts are joined
+        return rag, reference, self._run_all(rag, methods, tuned, reference, out, notes), tuned
+
+    def _tune(
+        self, rag: SharedRAG, methods: Sequence[Method], file: Path, notes: list[str]
+    ) -> Mapping[str, Tuned]:
+        """Choose thresholds and calibration on questions of another split, for triggers that bring none."""
+        triggers = {m.name: m.trigger for m in methods if m.tunable or m.calibrated}
+        tunable, split = [m.name for m in methods if m.tunable], self.choice.tuned_on
+        if not triggers:
+            return {}
+        try:
+            questions = self.choice.validation().questions
+        except EmptySplitError:  # a file that marks every question as test
+            questions = []
+        tuned = tune_once(file, rag, triggers, questions, self.terms.right, self.terms.rule)
+        if tuned and tunable:
+            chosen = ", ".join(f"{name} {tuned[name].threshold:.3g}" for name in tunable)
+            log.info("thresholds chosen on %d %s questions: %s", len(questions), split, chosen)
+            notes += [f"{name}, closed-book: {tuned[name].told}." for name in tunable if tuned[name].told]
+        elif tunable:
+            why = f"there are no {split} questions with both right and wrong closed-book answers"
+            notes.append(f"The thresholds of {', '.join(tunable)} are those they came with: {why}.")
+        elif not tuned and not questions:
+            notes.append(f"No score is calibrated: there are no {split} questions.")
+        return tuned
+
+    def _run_all(
+        self, rag: SharedRAG, methods: Sequence[Method], tuned: Mapping[str, Tuned], reference: MethodRun,
+        out: Path, notes: list[str],
+    ) -> dict[str, MethodRun]:  # fmt: skip
+        """Answer the questions with every method, each into its trace file; keep the order of the methods."""
+        done, wanted = {reference.name: reference}, self.terms.match
+        match = wanted if any(method.name == wanted for method in methods) else None
+        # A method with a matched budget runs after the method that it is matched to.
+        for method in sorted(methods, key=lambda m: m.matched and match is not None):
+            if method is reference.method:
+                continue
+            calibration = tuned.get(method.name) if method.calibrated else None
+            if method.tunable and method.name in tuned:
+                method = method.with_options(threshold=tuned[method.name].threshold)
+            if method.matched and match is not None:
+                rate = float(done[match].cost("retrievals").mean())
+                method = method.with_options(rate=rate)
+                notes.append(
+                    f"The budget of {method.name} is matched to {match}: {rate:.3f} retrievals per question."
+                )
+            elif method.matched and wanted is not None:
+                notes.append(f"The budget of {method.name} is its own rate: {wanted} was not run.")
+            done[method.name] = self._run(rag, method, calibration, reference.questions, out)
+        return {m.name: done[m.name] for m in methods}
+
+    def _run(
+        self, rag: SharedRAG, method: Method, tuned: Tuned | None, questions: Sequence[Question], out: Path
+    ) -> MethodRun:
+        file = out / "traces" / f"{method.name}.jsonl"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        answers = method.loop(rag).run(questions, file, progress=method.name)
+        calibration = tuned or method.trigger.probability
+        return MethodRun(questions, answers, calibration, self.terms.matcher, method=method)

@@ -1,0 +1,271 @@
+"""The function compare equals the command, takes objects, keeps nothing without out, and refuses by name."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from artefacts import write_lines
+from fake_lm import FakeLM, FakeRetriever, linear_bank, passage
+from refusals import fails, interrupted
+from test_compare import TEST, VALIDATION, model, place, stable  # noqa: F401
+
+from probers.bank.bank import Prober
+from probers.commands import main as cli
+from probers.data.splits import Seen
+from probers.heads import HEADS
+from probers.prompts import TESTBED_PROMPT
+from probers.rag import RAG, Comparison, compare
+from probers.rag.queries import QuestionQuery
+from probers.rag.triggers import Entropy, Probing, Rind
+from probers.store.spec import FeatureSpec
+
+NAMES = ["never", "always", "random", "oracle", "entropy", "rind_paper", "rind_released"]
+#: Few resamples and no further runs.
+QUICK = {"resamples": 100, "sweep": 0}
+
+
+def asked(split):
+    return [
+        {"question": f"Where is town {i}?", "answers": [f"Land{i}"], "id": f"q{i}"}
+        for i in (TEST if split == "test" else VALIDATION)
+    ]
+
+
+def texts():
+    return [f"Town {i} is in Land{i}." for i in (*TEST, *VALIDATION)]
+
+
+def parts(results):
+    return {key: value for key, value in stable(results).items() if key not in ("config", "probers")}
+
+
+def steps(answers):
+    """Traces without their seconds."""
+    lines = [json.loads(json.dumps(answer.trace)) for answer in answers]
+    for line in lines:
+        del line["counters"]["seconds"]
+    return lines
+
+
+def kept(path, name):
+    lines = [json.loads(line) for line in (path / f"{name}.jsonl").read_text().splitlines()]
+    for line in lines:
+        del line["counters"]["seconds"], line["sha256"]
+    return lines
+
+
+@pytest.mark.parametrize("sweep", [0, 2])
+def test_the_function_equals_the_command(place, sweep):  # noqa: F811
+    shown = place.compare(f"sweep={sweep}", "limit=12")
+    bank = Prober.from_pretrained(place.path / "prober")
+    made = compare(
+        model(),
+        "questions.jsonl",
+        "corpus.jsonl",
+        triggers=[*NAMES, bank],
+        limit=12,
+        sweep=sweep,
+        resamples=1000,
+    )
+    assert parts(made.results) == parts(shown)
+    assert made.results["probers"]["probing"] | {"prober": ""} == shown["probers"]["probing"] | {"prober": ""}
+    assert {n: steps(answers) for n, answers in made.answers.items()} == {
+        name: kept(place.path / "out/traces", name) for name in (*NAMES, "probing")
+    }
+    rest = place.data() | {"command": "", "model": "", "notes": ""}
+    assert rest == json.loads(json.dumps(dict(made.page))) | {"command": "", "model": "", "notes": ""}
+
+
+def test_the_function_equals_the_command_with_the_testbeds_model(tmp_path, lm, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    head = HEADS["linear"](["layer1", "layer2"], lm.width)
+    with torch.no_grad():
+        head.linear.weight.copy_(
+            torch.from_numpy(np.random.default_rng(0).normal(size=head.linear.weight.shape))
+        )
+    spec = FeatureSpec(lm.spec, (1, 2), lm.width, prompt=TESTBED_PROMPT.fingerprint)
+    Prober(spec, head, seen=Seen({})).save_pretrained("prober")
+    terms = {"limit": 3, "validation": 6, "max_new_tokens": 12, "max_retrievals": 1} | QUICK
+    typed = ["model.dtype=float32", *(f"{key}={value}" for key, value in terms.items())]
+    out = cli.run("compare", [*typed, "triggers=[never,random,rind,probing]", "prober=prober", "out=out"])
+    shown = json.loads((out / "results.json").read_text())
+    made = compare(
+        lm,
+        "testbed",
+        "testbed",
+        triggers=["never", "random", "rind", Prober.from_pretrained("prober")],
+        **terms,
+    )
+    assert parts(made.results) == parts(shown)
+    assert all(steps(made.answers[name]) == kept(out / "traces", name) for name in made.answers)
+
+
+def test_lists_of_questions_and_texts_are_enough_and_nothing_stays_on_disk(place):  # noqa: F811
+    before = sorted(place.path.rglob("*"))
+    made = compare(
+        model(), asked("test"), texts(), validation=asked("validation"),
+        triggers=["never", linear_bank(seen=Seen({}))], **QUICK,
+    )  # fmt: skip
+    assert isinstance(made, Comparison) and made.results["n"] == len(TEST)
+    frame = made.frame
+    assert list(frame.index) == ["never", "probing"] and frame.loc["probing", "em"] == 1.0
+    assert frame.loc["never", "em_low"] < 0.4 < frame.loc["never", "em_high"]
+    assert frame.loc["probing", "auroc"] == 1.0 and np.isnan(frame.loc["never", "auroc"])
+    assert repr(made) == "Comparison(40 questions; em: never 0.400, probing 1.000)"
+    assert "<table" in made._repr_html_()
+    assert sorted(place.path.rglob("*")) == before
+    made.report(place.path / "page.html")
+    assert "Which trigger knows when to retrieve?" in (place.path / "page.html").read_text()
+
+
+def test_objects_are_methods_under_names_of_their_own():
+    entropy = Entropy(0.5)
+    made = compare(
+        model(), asked("test")[:4], texts(), validation=asked("validation")[:10],
+        triggers=[
+            "never", entropy, (entropy, "question"), ("rind", QuestionQuery()), linear_bank(seen=Seen({})),
+            linear_bank((2,), seen=Seen({})), (linear_bank(seen=Seen({})), "last_sentence"),
+        ], **QUICK,
+    )  # fmt: skip
+    queries = made.results["queries"]
+    assert queries == {
+        "never": "question", "entropy": "answer", "entropy_question": "question", "rind_question": "question",
+        "probing": "answer", "probing_2": "answer", "probing_last_sentence": "last_sentence",
+    }  # fmt: skip
+    assert made.results["options"]["entropy"]["threshold"] == 0.5  # an object is left as it is
+    assert made.results["probers"]["probing_2"]["layers"] == [2]
+
+
+def test_a_retriever_is_taken_as_it_is():
+    found = FakeRetriever(lambda query: [passage("Town 2 is in Land2.")])
+    made = compare(model(), asked("test")[2:3], found, triggers=["always"], **QUICK)
+    assert made.frame.loc["always", "em"] == 1.0 and found.queries
+
+
+def test_a_folder_keeps_the_comparison_and_resumes_it(tmp_path):
+    def run(lm, *triggers, out=tmp_path / "out"):
+        given = {"validation": asked("validation"), "triggers": ["never", *triggers], "out": out}
+        return compare(lm, asked("test"), texts(), **given, **QUICK)
+
+    with interrupted(FakeLM, "generate", 2):
+        run(model(), "entropy")
+    assert not (tmp_path / "out/results.json").exists()
+    first = run(model(), "entropy")
+    whole = compare(
+        model(),
+        asked("test"),
+        texts(),
+        validation=asked("validation"),
+        triggers=["never", "entropy"],
+        **QUICK,
+    )
+    assert parts(first.results) == parts(whole.results)
+    assert {"results.json", "report.html", "outcomes.jsonl", "report_data.json", "thresholds.json"} <= {
+        file.name for file in (tmp_path / "out").iterdir()
+    }
+    silent = model()
+    again = run(silent, "entropy")
+    assert not silent.prompts and again.results == first.results
+    with fails("out-taken", "different run"):
+        run(model(), "rind")
+
+
+@pytest.mark.parametrize(
+    ("code", "named", "given"),
+    [
+        ("unknown-key", ["resample", "resamples"], {"resample": 3}),
+        ("unknown-key", ["engine"], {"engine": "vllm"}),
+        ("bad-value", ["k="], {"k": 0}),
+        ("unknown-choice", ["rinds"], {"triggers": ["rinds"]}),
+        ("unknown-choice", ["rinds"], {"triggers": [("rinds", "question")]}),
+        ("bad-value", ["trigger=3"], {"triggers": [3]}),
+        ("conflict", ["never"], {"triggers": ["never", "never"]}),
+        ("unknown-choice", ["bm26"], {"retriever": "bm26"}),
+        ("conflict", ["retriever="], {"passages": FakeRetriever(list), "retriever": "bm25"}),
+        ("unknown-choice", ["wrong=maybe"], {"wrong": "maybe"}),
+        ("overlap", ["probing"], {"triggers": [linear_bank()]}),
+    ],
+)
+def test_a_wrong_request_is_refused_before_the_model_runs(code, named, given):
+    lm = model()
+    with fails(code, *named):
+        compare(lm, asked("test"), **{"passages": texts(), **given})
+    assert not lm.prompts
+
+
+def test_a_question_of_a_probers_training_is_not_asked():
+    rows = asked("test")
+    seen = Seen.of({"train": [("", row["id"], row["question"]) for row in rows[:10]]})
+    given = {"validation": asked("validation"), "triggers": ["never", linear_bank(seen=seen)]} | QUICK
+    assert compare(model(), rows, texts(), **given).results["n"] == 30
+    allowed = compare(model(), rows, texts(), allow_overlap=True, **given)
+    assert allowed.results["n"] == 40 and any("Overlap: 10" in note for note in allowed.page["notes"])
+
+
+def test_thresholds_are_not_chosen_on_questions_that_are_asked():
+    rows = asked("test")
+    given = {"triggers": ["never", "entropy"]} | QUICK
+    same = compare(model(), rows, texts(), validation=rows, **given)
+    assert any("thresholds of entropy are those they came with" in note for note in same.page["notes"])
+    more = compare(model(), rows, texts(), validation=[*rows, *asked("validation")], **given)
+    alone = compare(model(), rows, texts(), validation=asked("validation"), **given)
+    assert more.results["options"] == alone.results["options"] != same.results["options"]
+
+
+def test_the_loop_takes_texts_names_and_probers():
+    rag = RAG(model(), texts(), linear_bank())
+    assert isinstance(rag.trigger, Probing) and rag("Where is town 2?").answer == "Land2"
+    rag = RAG(model(), [{"text": text} for text in texts()], "rind")
+    assert rag.trigger == Rind() and type(rag.query).__name__ == "QFS"
+    kinds = {
+        pool: type(RAG(model(), texts(), linear_bank(pool=pool, position=position)).trigger).__name__
+        for pool, position in (("tokens", "entity"), ("predicting", "entity"), ("prompt", "generated"))
+    }
+    assert kinds == {"tokens": "Radio", "predicting": "BeforeEntity", "prompt": "ProbingBefore"}
+    assert type(RAG(model(), texts(), "rind", query="question").query).__name__ == "QuestionQuery"
+    assert RAG(model(), texts(), "never", prompt="testbed").prompt == TESTBED_PROMPT
+    for wrong in (
+        {"trigger": "rinds"},
+        {"trigger": "rind", "query": "qsf"},
+        {"trigger": "never", "prompt": "no"},
+    ):
+        with fails("unknown-choice"):
+            RAG(model(), texts(), **wrong)
+
+
+@pytest.mark.parametrize(
+    ("code", "named", "passages"),
+    [
+        ("empty", ["passages=[]"], []),
+        ("bad-value", ["one passage"], "Town 1 is in Land1."),
+        ("missing-value", ["passage 2", "'test'"], [{"text": "a"}, {"test": "b"}]),
+        ("missing-value", ["passage 1", "'body'"], [{"body": "b"}]),
+        ("bad-value", ["passage 1", "3"], [3]),
+        ("bad-value", ["passage 1", "title"], [{"text": "a", "title": None}]),
+        ("conflict", ["1 and 2", "'a'"], [{"text": "x", "id": "a"}, {"text": "y", "id": "a"}]),
+    ],
+)
+def test_passages_that_cannot_be_read_are_named(code, named, passages):
+    from probers.rag.retrievers import BM25
+
+    with fails(code, *named):
+        BM25(passages)
+
+
+def test_passages_without_ids_are_numbered():
+    from probers.rag.retrievers import BM25
+
+    found = BM25(["a cat", {"text": "a dog", "title": "Dog", "id": 7}]).search(["cat", "dog"], 1)
+    assert [(p.id, p.title, p.text) for (p,) in found] == [("1", "", "a cat"), ("7", "Dog", "a dog")]
+
+
+def test_questions_may_be_texts_or_questions(tmp_path):
+    write_lines(tmp_path / "q.jsonl", asked("test")[:3])
+    table = pd.DataFrame(asked("test")[:3])
+    for questions in ([row["question"] for row in asked("test")[:3]], tmp_path / "q.jsonl", table):
+        made = compare(model(), questions, pd.DataFrame({"text": texts()}), triggers="never", **QUICK)
+        assert made.results["n"] == 3
+    with fails(None, "question 1"):
+        compare(model(), [3], texts(), triggers=["never"])
