@@ -259,7 +259,7 @@ class RAG:
         trigger: a trigger, its name such as "rind", or a trained prober, whose heads choose the trigger.
         query: a query formulation or its name; None is the one that the trigger usually has, such as "qfs"
             for "rind".
-        prompt: a template or its name; None is the testbed's.
+        prompt: a template or its name; None is the form that fits the model (prompt=auto).
         k: passages per retrieval. They replace the earlier ones in the prompt.
         max_new_tokens: tokens of the answer's text, without discarded ones.
         max_retrievals: searches per question; the answer after the last is accepted.
