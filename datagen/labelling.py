@@ -1,0 +1,218 @@
+"""Labelled hidden states of a source as a feature store."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from itertools import product
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from probers.capture.hidden_states import vector_width
+from probers.checksums import inputs
+from probers.commands.components import Component
+from probers.commands.runs import RunFolder, identity
+from probers.commands.settings import plain
+from probers.data.splits import Partition
+from probers.engine.model import CausalLM
+from probers.files import digest
+from probers.options import check_options
+from probers.store.spec import FeatureSpec, parse_layers
+from probers.store.store import FeatureStore
+from probers.types import BESIDE, Feature, Needs, Pool, RunError, UserError
+
+from .labels.base import Source
+from .settings import Options
+from .writer import Quotas, balance, fill
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class TemporaryStore(FeatureStore):
+    """Feature store in a temporary folder, which is removed with it."""
+
+    folder: TemporaryDirectory[str] | None = field(default=None, repr=False, compare=False)
+
+
+def label(
+    lm: CausalLM, source: Source, *, layers: Any = "all", site: str | Sequence[str] = "resid_post",
+    pool: str | Sequence[str] = "mean", out: str | Path | None = None, **options: Any,
+) -> FeatureStore:  # fmt: skip
+    """Label what a model writes or reads, and store its hidden states.
+
+    Args:
+        lm: model.
+        source: ``Questions``, ``Articles``, ``Texts`` or ``Prompts``, or one of your own.
+        layers: "all", "stride" (every second layer after a third of the depth), a number or a list.
+        site: place in the block, or a list of several.
+        pool: pooling over the tokens of an example, or a list of several.
+        out: folder that keeps the store, which a further call resumes; None stores in a temporary folder,
+            which is removed with the result.
+        options: dtype, limit, balance, balance_to, shard_size, seed, on_bad_line, max_new_tokens, prompt and
+            matcher, as the command has them.
+
+    Raises:
+        UserError: an unknown option or a wrong value; inputs that cannot be read; an ``out`` that holds
+            another run.
+        RunError: a failure while the model runs, or no example.
+    """
+    given: dict[str, Any] = {"layers": layers, "site": site, "pool": pool, **options}
+    known = [f.name for f in fields(Options) if f.name not in ("_record", "engine")]
+    if unknown := sorted(given.keys() - set(known)):
+        told = f"label has no option {unknown[0]!r}: its options are {', '.join(known)}"
+        raise UserError(f"{told}; those of a source are given to the source", "unknown-key")
+    components: dict[str, Any] = {
+        name: _component(name, given[name]) for name in ("prompt", "matcher") if name in given
+    }
+    check_options(Options, {name: value for name, value in given.items() if name not in components})
+    chosen = Options(**given | components)
+    read = source.plan(chosen)
+    quotas = quotas_of(source, chosen)
+    record = _record(lm, source, chosen) | {"inputs": inputs(*read.files), **read.record}
+    if out is None:
+        folder = TemporaryDirectory(prefix="probers-")
+        store = make(lm, source, Path(folder.name), record, quotas)
+        store.finish(conclude(store, source, quotas)[0])
+        return TemporaryStore(store.path, store.features, store.config, store.next_shard, folder=folder)
+    run = RunFolder(Path(out), "datagen", record)
+    if run.begin():
+        store = make(lm, source, run.path, identity(record), quotas)
+        figures, lines = conclude(store, source, quotas)
+        store.finish(figures)
+        run.finish({"model": lm.spec.id, "source": source.name, **figures})
+        for line in lines:
+            log.info(line)
+    return FeatureStore.open(run.path)
+
+
+def _component(group: str, value: Any) -> Component:
+    """Return an option as a component: a prompt by its name or as a template, a matcher by its options."""
+    if isinstance(value, Component):
+        return value
+    if isinstance(value, PromptTemplate):
+        values = {f.name: getattr(value, f.name) for f in fields(value) if f.init}
+        return Component(group, "probers.prompts.PromptTemplate", values)
+    if group == "prompt":
+        return Component.of(group, value)
+    default = Options().matcher
+    return Component.read(group, {**default.options, **value}, default.target)
+
+
+def _record(lm: CausalLM, source: Source, options: Options) -> dict[str, Any]:
+    """Describe a run by plain values, as its folder keeps them."""
+    record: dict[str, Any] = {"source": source.name, "model": {"name": lm.spec.id, "weights": str(lm.spec)}}
+    for each in (source, options):
+        names = [f.name for f in fields(each) if f.init and not f.name.startswith("_")]  # type: ignore[arg-type]
+        record |= {name: _plain(getattr(each, name)) for name in names}
+    return record
+
+
+def _plain(value: Any) -> Any:
+    """Return a plain value as it is, and of objects and rows a digest."""
+    value = plain(value)
+    if value is None or isinstance(value, (str, int, float)):
+        return value
+    text = json.dumps(value, default=repr)
+    return value if isinstance(value, Mapping) or len(text) < 100 else digest(text)
+
+
+def quotas_of(source: Source, options: Options) -> Quotas:
+    """Make the quotas of the option ``balance_to`` (UserError: numbers that cannot be shared evenly)."""
+    return Quotas(options.balance_to or {}, by=source.balance_by, parts=source.parts)
+
+
+def make(
+    lm: CausalLM, source: Source, folder: Path, config: Mapping[str, Any], quotas: Quotas | None = None,
+    part: Partition | None = None,
+) -> FeatureStore:  # fmt: skip
+    """Make or continue the store of a planned source in a folder; it is not finished yet.
+
+    A part is made without ``quotas``, since it does not know the number of examples of the others.
+    """
+    options = source.options
+    features = features_to_read(options, lm.num_layers)
+    needs = Needs(tuple(features))
+    lm.check(needs)
+    source.begin(lm, needs, folder)
+    specs = [
+        FeatureSpec(
+            lm.spec, feature.layers, vector_width(feature, lm.model), site=feature.site, pool=feature.pool,
+            position=source.position, dtype=options.dtype, prompt=source.prompt.fingerprint,
+        )
+        for feature in features
+    ]  # fmt: skip
+    store = FeatureStore.create(folder, specs, config=config)
+    log.info("%s -> %s (model=%s, prompt=%s)", source.name, folder, lm.spec.id, options.prompt.name)
+    if (rows := source.rows()) is not None:
+        log.info("%s rows, about %s on disk", f"{rows:,}", _size(rows, specs))
+    fill(store, source, lambda units: source.examples(lm, units), quotas=quotas, part=part)
+    return store
+
+
+def conclude(store: FeatureStore, source: Source, quotas: Quotas) -> tuple[dict[str, Any], list[str]]:
+    """Balance the store if asked to; return figures and lines about its labels."""
+    try:
+        len(store)
+    except RunError as error:
+        first = {record["reason"].partition(":")[0]: record["reason"] for record in [*store.left_out()][::-1]}
+        why = f"{error}; left out for: {', '.join(sorted(first.values())) or 'no reason'}"
+        raise RunError(why, error.code) from error
+    notes = source.conclude(store)
+    if source.options.balance or quotas:
+        notes += balance(store, by=source.balance_by, seed=source.options.seed, quotas=quotas)
+    figures, lines = source.summarise(store)
+    return figures, [*lines, *notes]
+
+
+def features_to_read(options: Options, depth: int) -> list[Feature]:
+    """List the features to read: one for each pool and site, and MIND's vector, which has no site, once.
+
+    Features that are one vector of all layers ignore ``layers`` if there are others.
+    """
+    pools: list[Pool] = list(options.pools)
+    sites = [options.site] if isinstance(options.site, str) else options.site
+    features = []
+    for pool, site in product(pools, sites):
+        layers = options.layers
+        if pool == "mind" and site != "resid_post" and "resid_post" in sites:
+            continue
+        if (pool == "mind" and len(pools) * len(sites) > 1) or (site in BESIDE and len(sites) > 1):
+            layers = "all"
+        features.append(Feature(layers_to_read(layers, depth, site=site, pool=pool), site, pool))
+    return features
+
+
+def layers_to_read(
+    value: Any, depth: int, *, site: str = "resid_post", pool: str = "mean"
+) -> tuple[int, ...]:
+    """Resolve ``layers``: "all" (0 to depth), "stride", one number or a list.
+
+    "stride" is every second layer after the first third of the depth (Probing-RAG's choice), and the
+    embedding output as a control. Sites inside a block have no layer 0. The single vector of pool "mind", or
+    of a site beside the states, belongs to the last layer.
+    """
+    joint = "pool=mind" if pool == "mind" else f"site={site}" if site in BESIDE else ""
+    if joint:
+        if value != "all":
+            why = f"makes one vector of all layers, so layers={value} does not apply: leave layers out"
+            raise UserError(f"{joint} {why}", "conflict")
+        return (depth,)
+    control = (0,) if site == "resid_post" else ()
+    stride = (*control, *range(depth // 3 + 1, depth + 1, 2))
+    named = {"all": (*control, *range(1, depth + 1)), "stride": stride}
+    wanted = parse_layers(value, named, "layers")
+    if not wanted or wanted[0] < 0 or wanted[-1] > depth:
+        there = f"the model has layers 1 to {depth} (0 is the embedding output)"
+        raise UserError(f"layers={list(wanted)} is out of range: {there}", "layers")
+    return wanted
+
+
+def _size(rows: int, features: Sequence[FeatureSpec]) -> str:
+    """Format the size of so many rows of all features."""
+    size = rows * sum(len(spec.layers) * spec.vector_bytes for spec in features)
+    unit, name = (1e9, "GB") if size >= 1e9 else (1e6, "MB")
+    return f"{size / unit:.1f} {name}"
