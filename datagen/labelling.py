@@ -20,6 +20,7 @@ from probers.data.splits import Partition
 from probers.engine.model import CausalLM
 from probers.files import digest
 from probers.options import check_options
+from probers.prompts import PromptTemplate
 from probers.store.spec import FeatureSpec, parse_layers
 from probers.store.store import FeatureStore
 from probers.types import BESIDE, Feature, Needs, Pool, RunError, UserError

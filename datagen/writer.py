@@ -5,9 +5,9 @@ The shards of finished parts are joined in the same way, and the store is balanc
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
-import sys
 import time
 from array import array
 from collections import Counter, defaultdict
@@ -31,6 +31,8 @@ from probers.types import SPLITS, UserError
 from .audit.sampling import stored_columns
 from .labels.base import Source
 from .labels.rows import Examples, span_name
+
+log = logging.getLogger(__name__)
 
 #: Characters shown of a prompt's end and of a text.
 _SHOWN = 160
@@ -198,7 +200,9 @@ class _Progress:
     def add(self, examples: Examples) -> None:
         """Show a finished batch."""
         if examples.rows and not self._labels:
-            self._bar.write("\n".join(first_example(examples.rows, self._source.wrong_name)), sys.stdout)
+            self._bar.clear()
+            for line in first_example(examples.rows, self._source.wrong_name):
+                log.info("%s", line)
         self._tokens += examples.tokens
         self._labels.update(examples.labels().values())
         seconds, total = max(1e-9, time.monotonic() - self._start), self._labels.total()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from artefacts import read_lines, write_lines
+from artefacts import write_lines
 from refusals import fails, interrupted
 
 from probers import CausalLM, FeatureStore
@@ -38,7 +38,7 @@ def files(tmp_path_factory):
             {"title": f"Town {i}", "sentences": [*SENTENCES, f"It has {i} gates."]} for i in range(12)
         ],
         "texts": [
-            {"id": str(i), "prompt": "Where?", "answer": "It lies in Spain. It is old.", "spans": spans[i]}
+            {"id": str(i), "group": str(i), "answer": "It lies in Spain. It is old.", "spans": spans[i]}
             for i in range(8)
         ],
     }
@@ -87,9 +87,6 @@ def test_the_store_of_the_verb_is_that_of_the_command(name, lm, files, tmp_path)
     command = ["layers=[6,12]", "shard_size=5", "batch_size=8", f"out={tmp_path / 'c'}", *typed]
     theirs = FeatureStore.open(cli.run("datagen", ["--source", name, *command]))
     assert len(ours) and same(ours, theirs)
-    if name == "texts":  # rows in memory are the file's
-        rows = label(lm, replace(source, texts=read_lines(files["texts"])), layers=[6, 12], shard_size=5)
-        assert rows.table()["correct"].tolist() == ours.table()["correct"].tolist()
     folder = ours.path
     del ours
     gc.collect()
@@ -116,11 +113,12 @@ def test_a_store_with_out_is_kept_resumed_and_refused_to_another_run(lm, files, 
 def test_options_that_there_are_not_are_refused_by_name(lm, files):
     articles = Articles(files["articles"])
     for code, named, options in (
-        ("unknown-key", "per_article", {"per_article": 3}), ("unknown-choice", "pool=max", {"pool": "prompt"}),
+        ("unknown-key", "per_article", {"per_article": 3}),
+        ("unknown-choice", "pool=prompt", {"pool": "prompt"}),
         ("bad-value", "seed=-1", {"seed": -1}), ("layers", "layers=[99]", {"layers": 99}),
-        ("conflict", "limit=", {"limit": {"train": 3}}), ("unknown-choice", "prompt", {"prompt": "none"}),
+        ("conflict", "limit=", {"limit": {"train": 3}}), ("unknown-choice", "none", {"prompt": "none"}),
     ):  # fmt: skip
-        with fails(code, named.replace("max", "prompt")):
+        with fails(code, named):
             label(lm, articles, **options)
     with fails("bad-value", "per_article=0"):
         Articles(files["articles"], per_article=0)

@@ -234,7 +234,7 @@ class Articles(ReadsArticles, OfWiki, Source):
             except TooFewError as error:
                 if not self._tries_vectors:
                     raise
-                log.info("names are compared without word vectors: %s", error)
+                log.info("names are compared without word vectors: %s", str(error))
         matcher = matcher if language.english else matcher.in_language(language)
         log.info("%s", matcher.told())
         self.keep(matcher=matcher)
