@@ -10,8 +10,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from probers import FeatureStore
 from probers.commands import main as cli
+from probers.datagen.labelling import layers_to_read
 from probers.datagen.labels.cot import parse_label
-from probers.datagen.run import layers_to_read
 from probers.evaluation.answers import accuracy_contains, exact_match, f1_score
 from probers.testbed.assets import model_path
 
