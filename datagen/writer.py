@@ -85,7 +85,7 @@ def _shards(
 ) -> Iterator[tuple[int, list[Any]]]:
     """Yield each missing shard's units, after the number of items read before it."""
     quotas = quotas or Quotas({}, by=source.balance_by, parts=source.parts)
-    units = takewhile(lambda _: not quotas.all_full, source.units())
+    units = takewhile(lambda _: not quotas.all_full, _counted(source))
     waiting = (unit for unit in units if work.has(unit) and not quotas.full(unit.split))
     counted = 0
     while True:
@@ -97,6 +97,15 @@ def _shards(
             return
         before = max(0, source.items - 1)
         yield before, [*first, *islice(waiting, source.options.shard_size - 1)]
+
+
+def _counted(source: Source) -> Iterator[Any]:
+    """Yield the units of a source, which keeps the number of items read for them."""
+    number = 0
+    for number, unit in enumerate(source.units(), 1):
+        source.keep(items=source.items_of(number))
+        yield unit
+    source.keep(items=source.items_of(number))
 
 
 def _rounded(states: Sequence[np.ndarray], store: FeatureStore) -> list[np.ndarray]:

@@ -23,8 +23,7 @@ from probers.datagen import Prompts
 from probers.datagen.judges.agreement import FILE
 from probers.datagen.judges.article import ArticleJudge
 from probers.datagen.judges.base import JUDGED, Answer, Grounds
-from probers.datagen.judges.kinds import another_kind
-from probers.datagen.judges.relations import country_of, facts
+from probers.datagen.judges.relations import another_kind, country_of, facts
 from probers.entities import Recogniser, find_entities
 from probers.equivalence import EntityMatcher
 from probers.equivalence.wordnet import wordnet_available

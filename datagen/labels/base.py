@@ -61,7 +61,7 @@ class Source(ABC):
         needs: features of the store.
         folder: folder of the run.
         prompt: prompt template; a chat prompt is bound to the model's own template.
-        items: number of items read so far, which :meth:`units` counts.
+        items: number of items read so far, for the progress bar.
     """
 
     name: ClassVar[str] = "own"
@@ -139,6 +139,10 @@ class Source(ABC):
     @abstractmethod
     def examples(self, lm: CausalLM, units: Sequence[Any]) -> Iterator[Examples]:
         """Generate for the units of a shard and label the results, batch by batch as the model makes them."""
+
+    def items_of(self, units: int) -> int:
+        """Return the number of items that were read for the first so many units."""
+        return units
 
     def place(self, span: str) -> tuple[int, str]:
         """Return the round of a shard in which a span stands, and its unit's id: the order of rows."""

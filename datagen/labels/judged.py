@@ -167,13 +167,8 @@ class Prompts(ReadsArticles, Corpus, OfJudged, Source):
     def total(self) -> int:
         return len(self.topics) * self.answers_per_prompt
 
-    def _all(self) -> Iterator[_Asked]:
-        return (_Asked(topic, n) for topic in self.topics for n in range(self.answers_per_prompt))
-
     def units(self) -> Iterator[_Asked]:
-        for number, asked in enumerate(self._all(), 1):
-            self.keep(items=number)
-            yield asked
+        return (_Asked(topic, n) for topic in self.topics for n in range(self.answers_per_prompt))
 
     def place(self, span: str) -> tuple[int, str]:
         return 0, self.made.text_of(span)
@@ -300,7 +295,7 @@ class Prompts(ReadsArticles, Corpus, OfJudged, Source):
         if not journal.exists():  # concluded before
             return []
         found = {line["id"]: line for line in Journal(journal).read().records.values()}
-        ids = [asked.id for asked in self._all()]
+        ids = [asked.id for asked in self.units()]
         lines = (json.dumps(found[id], ensure_ascii=False) for id in ids if id in found)
         write_text(self.folder / JUDGED, "".join(f"{line}\n" for line in lines))
         journal.unlink()

@@ -81,8 +81,7 @@ class Texts(OfTexts, Source):
         return round(survey.characters * tokens / sum(map(len, first)))
 
     def units(self) -> Iterator[Text]:
-        for number, one in enumerate(self.source.labelled(self.of), 1):
-            self.keep(items=number)
+        for one in self.source.labelled(self.of):
             # Texts of several files may have equal ids.
             yield replace(one, id=f"{one.dataset}/{one.id}")
 

@@ -244,10 +244,10 @@ class Articles(ReadsArticles, OfWiki, Source):
         return self.cuts.source.total
 
     def units(self) -> Iterator[Cut]:
-        for cut in self.cuts:
-            self.keep(items=self.cuts.articles)
-            yield cut
-        self.keep(items=self.cuts.articles)
+        return iter(self.cuts)
+
+    def items_of(self, units: int) -> int:
+        return self.cuts.articles
 
     def place(self, span: str) -> tuple[int, str]:
         return int(span.endswith(_UNTOUCHED)), span.removesuffix(_UNTOUCHED)
