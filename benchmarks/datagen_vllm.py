@@ -12,6 +12,7 @@ import argparse
 import resource
 import statistics
 import time
+from pathlib import Path
 from typing import Any
 
 from flags import positive
@@ -19,14 +20,11 @@ from report import invocation, publish
 from timing import Results, ratios, spread, verdict
 
 from probers import CausalLM
-from probers.data.articles import open_articles
-from probers.data.articles.cuts import Cut, CutPlan
-from probers.datagen.labels.base import Examples
-from probers.datagen.labels.wiki import WikiBuilder
+from probers.data.articles.cuts import Cut
+from probers.datagen import Articles
+from probers.datagen.labels.rows import Examples
+from probers.datagen.settings import Options
 from probers.engine.vllm.lm import VllmLM
-from probers.entities import Recogniser
-from probers.equivalence import EntityMatcher
-from probers.prompts import TESTBED_PROMPT
 from probers.types import Needs, Pool
 
 SECTION = "Labels from articles with vLLM (cpu)"
@@ -40,10 +38,10 @@ def used() -> float:
     return own.ru_utime + own.ru_stime
 
 
-def labelled(builder: WikiBuilder, cuts: list[Cut]) -> tuple[Examples, float, float]:
+def labelled(source: Articles, lm: CausalLM, cuts: list[Cut]) -> tuple[Examples, float, float]:
     """Label the cuts; return the examples, and seconds by the clock and by the processor."""
     begun, before, found = time.perf_counter(), used(), Examples()
-    for examples in builder.build(cuts, {}):
+    for examples in source.examples(lm, cuts):
         found.extend(examples)
     return found, time.perf_counter() - begun, used() - before
 
@@ -61,10 +59,10 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--write", action="store_true", help="put the section into RESULTS.md")
     options = parser.parse_args(argv)
 
-    recognise = Recogniser("rules", fine=True)
-    source = open_articles(options.articles, limit=options.count, seed=0)
-    plan = CutPlan(source, recognise, options.per_article, None, 0)
-    cuts = list(plan)
+    source = Articles(options.articles, per_article=options.per_article, within=None, language="en")
+    matcher = Options().matcher.with_options(vectors="")
+    source.plan(Options(limit=options.count, max_new_tokens=options.new_tokens, matcher=matcher))
+    cuts = list(source.units())
     begun = time.perf_counter()
     vllm = VllmLM.from_pretrained(options.model, dtype=options.dtype)
     started = time.perf_counter() - begun
@@ -75,7 +73,7 @@ def main(argv: list[str] | None = None) -> None:
         {"vllm": "pool | engine | labels/s | of the first | by processor time | tokens/s | target | verdict"}
     )
     for pool in POOLS:
-        made, times = _by_turns(models, plan, cuts, pool, options)
+        made, times = _by_turns(models, source, cuts, pool, options)
         labels = {name: found.labels() for name, found in made.items()}
         ours = times[OURS]
         for name in models:
@@ -101,7 +99,7 @@ def main(argv: list[str] | None = None) -> None:
         )
     results.note(
         "vllm",
-        f"{options.model} in {options.dtype}, {plan.articles} articles, {len(cuts)} cuts, at most "
+        f"{options.model} in {options.dtype}, {source.cuts.articles} articles, {len(cuts)} cuts, at most "
         f"{options.new_tokens} new tokens, all {vllm.num_layers + 1} layers, {options.rounds} rounds. "
         f"Starting vLLM took {started:.0f} s, not included in the rates.",
     )
@@ -110,7 +108,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _by_turns(
-    models: dict[str, CausalLM], plan: CutPlan, cuts: list[Cut], pool: Pool, options: Any
+    models: dict[str, CausalLM], source: Articles, cuts: list[Cut], pool: Pool, options: Any
 ) -> tuple[dict[str, Examples], dict[str, list[tuple[float, float]]]]:
     """Return each engine's first examples, and its seconds by clock and processor in every round."""
     made: dict[str, Examples] = {}
@@ -120,11 +118,8 @@ def _by_turns(
             if isinstance(lm, VllmLM):
                 lm.forget()
             needs = Needs.of(tuple(range(lm.num_layers + 1)), pool=pool)
-            builder = WikiBuilder(
-                lm, plan, needs, EntityMatcher(), Recogniser("rules", fine=True), TESTBED_PROMPT,
-                max_new_tokens=options.new_tokens, context=256,
-            )  # fmt: skip
-            found, clock, processor = labelled(builder, cuts if turn else cuts[:4])
+            source.begin(lm, needs, Path())
+            found, clock, processor = labelled(source, lm, cuts if turn else cuts[:4])
             if turn:  # the first is a warm-up
                 times[name].append((clock, processor))
                 made.setdefault(name, found)

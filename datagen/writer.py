@@ -72,9 +72,8 @@ def fill(
             whole = Examples()
             for batch in make(units):
                 progress.add(batch)
-                whole.rows += batch.rows
-                whole.left_out += batch.left_out
-                whole.states += [_rounded(states, store) for states in batch.states]
+                batch.states = [_rounded(states, store) for states in batch.states]
+                whole.extend(batch)
             _write(store, source, whole, [unit.id for unit in units])
             progress.end(len(units))
         bar.update(source.items - bar.n)

@@ -43,6 +43,12 @@ class Examples:
         """Note work that gave no row; reasons are counted by their words before a colon."""
         self.left_out.append({"id": id, "reason": reason, **evidence})
 
+    def extend(self, more: Examples) -> None:
+        self.rows += more.rows
+        self.states += more.states
+        self.left_out += more.left_out
+        self.tokens += more.tokens
+
     def labels(self) -> dict[str, int]:
         """Map the id of each span to its label."""
         return {span_name(row): row["correct"] for row in self.rows}
