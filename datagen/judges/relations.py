@@ -222,7 +222,7 @@ def country_of(name: str) -> str:
     return _countries().get(re.sub(r"^the\s", "", name.strip().lower()), "")
 
 
-_COPULA = re.compile(r"\b(?:is|was|are|were)\s(?:an?|the|one\sof\sthe|one\sof)\s|\s[–—-]\san?\s")
+_CALLS = re.compile(r"\b(?:is|was|are|were)\s(?:an?|the|one\sof\sthe|one\sof)\s|\s[–—-]\san?\s")
 #: End of the noun phrase after "is a".
 _END = re.compile(
     r"[.;:,()\"]|\b(?:who|that|which|where|when|by|for|from|with|about|in|at|on|of|to|as|between|during|"
@@ -261,7 +261,7 @@ def another_kind(answer: str, article: str, subject: str) -> str:
         return ""
     said = _nouns(answer, subject, folder)
     # The kind in "Tangled Lives (1910 film)".
-    named = [w for w in _words(subject.partition("(")[2]) if _senses(w, folder)]
+    named = [w for w in _long_words(subject.partition("(")[2]) if _senses(w, folder)]
     own = [*_nouns(article, subject, folder), *named]
     if not said or not own or not any(s.lexname() in _THINGS for s in _senses(said[0], folder)[:1]):
         return ""
@@ -273,13 +273,13 @@ def another_kind(answer: str, article: str, subject: str) -> str:
 
 def _nouns(text: str, subject: str, folder: str) -> list[str]:
     """List the nouns of the first phrase "the subject is a ..", the head first; [] if none tells a kind."""
-    own = {word for word in map(str.lower, _words(subject)) if not is_stop_word(word)}
+    own = {word for word in map(str.lower, _long_words(subject)) if not is_stop_word(word)}
     for start, end in split_sentences(text)[:_SENTENCES]:
-        copula = _COPULA.search(text, start, end)
-        if copula is None or not own & set(map(str.lower, _words(text[start : copula.start()]))):
+        copula = _CALLS.search(text, start, end)
+        if copula is None or not own & set(map(str.lower, _long_words(text[start : copula.start()]))):
             continue
         for phrase in _phrases(text, copula.end(), end):
-            words = [w for w in _words(phrase) if w[0].islower() and not w.endswith(("ed", "ing"))]
+            words = [w for w in _long_words(phrase) if w[0].islower() and not w.endswith(("ed", "ing"))]
             if not words or not _is_noun(words[-1], folder):
                 break
             if words[-1] not in _VAGUE:
@@ -297,7 +297,7 @@ def _phrases(text: str, place: int, end: int) -> Iterator[str]:
         place = stop.end()
 
 
-def _words(phrase: str) -> list[str]:
+def _long_words(phrase: str) -> list[str]:
     return re.findall(r"[^\W\d_][^\W\d_-]{2,}", phrase)
 
 
