@@ -54,7 +54,7 @@ def test_states_are_those_of_a_fresh_forward_over_the_answer(cot):
 
 
 @pytest.mark.long
-def test_a_killed_run_ends_in_the_same_bytes(tmp_path):
+def test_a_killed_run_ends_with_the_same_data(tmp_path):
     check(tmp_path, limit=40, kills=3)
 
 

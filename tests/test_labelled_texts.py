@@ -167,8 +167,8 @@ class Everything(TextSource):
 
 
 def test_a_source_of_ones_own_is_named_by_its_path(file, tmp_path):
-    own = store_of(file, tmp_path / "s", "source=probers.datagen.labels.texts.TextsBuilder", "unit=sentence")
-    assert len(own) and own.config["source"].endswith("TextsBuilder")
+    own = store_of(file, tmp_path / "s", "source=probers.datagen.labels.texts.Texts", "unit=sentence")
+    assert len(own) and own.config["source"].endswith(".Texts")
     with fails("own-class", "source=test_labelled_texts.Everything"):
         store_of(file, tmp_path / "t", "source=test_labelled_texts.Everything")
     with fails("own-class", "nowhere"):

@@ -36,8 +36,18 @@ from probers.types import Generation, Needs, Retriever, Unit, UserError
 from ..judges.base import JUDGED, WRONG, Answer, Grounds, Judge, Ruling
 from ..judges.page import reading_page
 from ..settings import OfJudged
-from .articles import ReadsArticles, recorded_language
-from .base import JOURNAL, TOO_LONG, Corpus, Inputs, Source, component_of, one_limit, state, unit_for
+from .base import (
+    JOURNAL,
+    TOO_LONG,
+    Corpus,
+    Inputs,
+    ReadsArticles,
+    Source,
+    component_of,
+    recorded_language,
+    state,
+    unit_for,
+)
 from .rows import Examples, MarkedRows
 
 log = logging.getLogger(__name__)
@@ -153,7 +163,7 @@ class Prompts(ReadsArticles, Corpus, OfJudged, Source):
 
     def _topics(self) -> tuple[list[Topic], list[str]]:
         """Read the topics, and list their files."""
-        options, limit = self.options, one_limit(self.options, "prompts are drawn before they are split")
+        options, limit = self.options, self.one_limit()
         source = self.open(options, None if self.prompts else limit)
         if self.prompts is None:
             return list(topics_of(source)), [self.articles]

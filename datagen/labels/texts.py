@@ -21,7 +21,7 @@ from probers.thinking import position_of
 from probers.types import Needs, Outside, TextFormat, Unit, UserError
 
 from ..settings import OfTexts
-from .base import TOO_LONG, Inputs, Source, one_limit, state, unit_for
+from .base import TOO_LONG, Inputs, Source, state, unit_for
 from .rows import Examples, MarkedRows
 
 #: Number of texts whose characters per token tell the size of a store of tokens.
@@ -52,7 +52,7 @@ class Texts(OfTexts, Source):
     def inputs(self) -> Inputs:
         options = self.options
         of = unit_for(options, self.unit, "answer")
-        limit = one_limit(options, "whole groups are drawn before they are split")
+        limit = self.one_limit()
         source = TextSource(
             self.texts, self.format, self.outside, on_bad_line=options.on_bad_line, limit=limit,
             seed=options.seed,

@@ -35,8 +35,7 @@ from probers.text import Borders, is_stop_word, join_sentences, split_sentences
 from probers.types import Generation, Needs, UserError
 
 from ..settings import OfWiki
-from .articles import ReadsArticles, recorded_language
-from .base import TOO_LONG, VECTORS, Inputs, Source, one_limit, state
+from .base import TOO_LONG, VECTORS, Inputs, ReadsArticles, Source, recorded_language, state
 from .rows import Examples, WrittenSpan, read_again, span_needs, span_rows
 
 log = logging.getLogger(__name__)
@@ -195,7 +194,7 @@ class Articles(ReadsArticles, OfWiki, Source):
     def inputs(self) -> Inputs:
         """Check the options, read the articles and make the first cut."""
         options = self.options
-        limit = one_limit(options, "articles are drawn before they are split; balance_to sets examples")
+        limit = self.one_limit()
         if self.background and options.pools != ["tokens"]:
             told = f"background={self.background} stores tokens before an entity one by one"
             raise UserError(f"{told}: give pool=tokens, or leave it out", "conflict")
@@ -225,7 +224,7 @@ class Articles(ReadsArticles, OfWiki, Source):
         if self.trains:
             if not trained(vectors):
                 log.info("training word vectors on the articles -> %s", vectors)
-            limit, seed = one_limit(self.options, ""), self.options.seed
+            limit, seed = self.one_limit(), self.options.seed
             try:
                 least = FEW if self._tries_vectors else 0
                 texts = map(natural, self.open(self.options, limit))

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 #: Command -> its settings, and the function that runs it; each is imported only when needed.
 COMMANDS = {
     "demo": ("commands.settings.Demo", "commands.demo.run"),
-    "datagen": ("datagen.settings.Datagen", "datagen.run.run"),
+    "datagen": ("datagen.settings.Datagen", "datagen.labelling.run"),
     "train": ("train.settings.Train", "train.run.run"),
     "search": ("train.settings.Search", "train.sweeps.search.run"),
     "rag": ("rag.settings.Rag", "rag.command.run"),
