@@ -28,12 +28,12 @@ from probers.prompts import PromptTemplate
 from probers.store.files import read_manifest
 from probers.store.spec import FeatureSpec, parse_layers
 from probers.store.store import FeatureStore
-from probers.types import BESIDE, Feature, Needs, Pool, RunError, UserError
+from probers.types import BESIDE, Feature, Needs, RunError, UserError
 
 from .audit import audit
 from .labels.base import JOURNAL, VECTORS, Source
 from .settings import Datagen, Options, source_class
-from .writer import LabelledParts, Quotas, balance, fill
+from .writer import LabelledParts, balance, fill, quotas_of
 
 log = logging.getLogger(__name__)
 
@@ -70,25 +70,25 @@ def label(
     given: dict[str, Any] = {"layers": layers, "site": site, "pool": pool, **options}
     known = [f.name for f in fields(Options) if f.name not in ("_record", "engine")]
     if unknown := sorted(given.keys() - set(known)):
-        told = f"label has no option {unknown[0]!r}: its options are {', '.join(known)}"
-        raise UserError(f"{told}; those of a source are given to the source", "unknown-key")
+        message = f"label has no option {unknown[0]!r}: its options are {', '.join(known)}"
+        raise UserError(f"{message}; those of a source are given to the source", "unknown-key")
     components: dict[str, Any] = {
         name: _component(name, given[name]) for name in ("prompt", "matcher") if name in given
     }
     check_options(Options, {name: value for name, value in given.items() if name not in components})
     chosen = Options(**given | components)
     read = source.plan(chosen)
-    quotas = quotas_of(source, chosen)
+    quotas_of(source)
     record = _record(lm, source, chosen) | {"inputs": inputs(*read.files), **read.record}
     if out is None:
         folder = TemporaryDirectory(prefix="probers-")
-        store = make(lm, source, Path(folder.name), record, quotas)
-        store.finish(conclude(store, source, quotas)[0])
+        store = make(lm, source, Path(folder.name), record)
+        store.finish(conclude(store, source)[0])
         return TemporaryStore(store.path, store.features, store.config, store.next_shard, folder=folder)
     run = RunFolder(Path(out), "datagen", record)
     if run.begin():
-        store = make(lm, source, run.path, identity(record), quotas)
-        figures, lines = conclude(store, source, quotas)
+        store = make(lm, source, run.path, identity(record))
+        figures, lines = conclude(store, source)
         store.finish(figures)
         run.finish({"model": lm.spec.id, "source": source.name, **figures})
         for line in lines:
@@ -127,19 +127,10 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, Mapping) or len(text) < 100 else digest(text)
 
 
-def quotas_of(source: Source, options: Options) -> Quotas:
-    """Make the quotas of the option ``balance_to`` (UserError: numbers that cannot be shared evenly)."""
-    return Quotas(options.balance_to or {}, by=source.balance_by, parts=source.parts)
-
-
 def make(
-    lm: CausalLM, source: Source, folder: Path, config: Mapping[str, Any], quotas: Quotas | None = None,
-    part: Partition | None = None,
-) -> FeatureStore:  # fmt: skip
-    """Make or continue the store of a planned source in a folder; it is not finished yet.
-
-    A part is made without ``quotas``, since it does not know the number of examples of the others.
-    """
+    lm: CausalLM, source: Source, folder: Path, config: Mapping[str, Any], part: Partition | None = None
+) -> FeatureStore:
+    """Make or continue the store of a planned source in a folder; it is not finished yet."""
     options = source.options
     features = features_to_read(options, lm.num_layers)
     needs = Needs(tuple(features))
@@ -156,11 +147,11 @@ def make(
     log.info("%s -> %s (model=%s, prompt=%s)", source.name, folder, lm.spec.id, options.prompt.name)
     if (rows := source.rows()) is not None:
         log.info("%s rows, about %s on disk", f"{rows:,}", _size(rows, specs))
-    fill(store, source, lambda units: source.examples(lm, units), quotas=quotas, part=part)
+    fill(store, source, lambda units: source.examples(lm, units), part)
     return store
 
 
-def conclude(store: FeatureStore, source: Source, quotas: Quotas) -> tuple[dict[str, Any], list[str]]:
+def conclude(store: FeatureStore, source: Source) -> tuple[dict[str, Any], list[str]]:
     """Balance the store if asked to; return figures and lines about its labels."""
     try:
         len(store)
@@ -169,6 +160,7 @@ def conclude(store: FeatureStore, source: Source, quotas: Quotas) -> tuple[dict[
         why = f"{error}; left out for: {', '.join(sorted(first.values())) or 'no reason'}"
         raise RunError(why, error.code) from error
     notes = source.conclude(store)
+    quotas = quotas_of(source)
     if source.options.balance or quotas:
         notes += balance(store, by=source.balance_by, seed=source.options.seed, quotas=quotas)
     figures, lines = source.summarise(store)
@@ -180,8 +172,7 @@ def features_to_read(options: Options, depth: int) -> list[Feature]:
 
     Features that are one vector of all layers ignore ``layers`` if there are others.
     """
-    pools: list[Pool] = list(options.pools)
-    sites = [options.site] if isinstance(options.site, str) else options.site
+    pools, sites = options.pools, options.sites
     features = []
     for pool, site in product(pools, sites):
         layers = options.layers
@@ -237,20 +228,19 @@ def run(settings: Datagen, parts: PartRuns | None = None) -> Path:
     record |= {"inputs": inputs(*read.files, *prompt_files(settings)), **read.record}
     out, part = Path(settings.out), settings.partition
 
-    quotas = quotas_of(source, source.options)
+    quotas_of(source)
     folder = RunFolder(out if part is None else part.folder(out), "datagen", record)
     labelled = None if parts is None else LabelledParts(parts, source)
     if not (folder.begin() if parts is None else parts.begin(folder)):
         return folder.path
     if labelled is not None:
-        store = _merged(labelled, source, folder, quotas)
+        store = _merged(labelled, source, folder)
     else:
         lm = load_model(settings, folder, engine=settings.engine)
-        limits = quotas if part is None else None
-        store = make(lm, source, folder.path, identity(record), limits, part)
+        store = make(lm, source, folder.path, identity(record), part)
     if part is not None:
         return _end_part(store, folder, settings)
-    figures, lines = conclude(store, source, quotas)
+    figures, lines = conclude(store, source)
     audited = audit(store, seed=settings.seed)
     store.finish(figures | {"audit": audited.figures})
     page = folder.path / "sample.html"
@@ -277,14 +267,14 @@ def run(settings: Datagen, parts: PartRuns | None = None) -> Path:
     return folder.path
 
 
-def _merged(labelled: LabelledParts, source: Source, folder: RunFolder, quotas: Quotas) -> FeatureStore:
+def _merged(labelled: LabelledParts, source: Source, folder: RunFolder) -> FeatureStore:
     """Join the examples of finished parts."""
     labelled.take_vectors(VECTORS, folder.path)
     labelled.join(JOURNAL, folder.path)
     features = labelled.features
     source.begin(None, Needs(tuple(spec.feature for spec in features)), folder.path)
     store = FeatureStore.create(folder.path, features, config=identity(folder.config))
-    fill(store, source, labelled, quotas=quotas)
+    fill(store, source, labelled)
     return store
 
 

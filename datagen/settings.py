@@ -69,11 +69,25 @@ class Options(Labelling):
 
     @classmethod
     def of(cls, settings: Datagen) -> Options:
+        """Take the options of the command."""
         return cls(**{f.name: getattr(settings, f.name) for f in fields(cls) if f.name != "_record"})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for key, names in (("pool", self.pools), ("site", self.sites)):
+            if len(set(names)) < len(names):
+                raise UserError(f"{key}=[{','.join(names)}] has a duplicate: give each once")
+        if "tokens" in self.pools and len(self.pools) > 1:
+            mixed = f"pool=[{','.join(self.pools)}] mixes rows of tokens with rows of spans"
+            raise UserError(f"{mixed}: make two stores, one with pool=tokens", "conflict")
 
     @property
     def pools(self) -> list[ReadPool]:
         return [self.pool] if isinstance(self.pool, str) else list(self.pool)
+
+    @property
+    def sites(self) -> list[Site]:
+        return [self.site] if isinstance(self.site, str) else list(self.site)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,14 +119,6 @@ class OfPart:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OfDraws(OfPart):
-    """Options of sources that draw answers."""
-
-    temperature: Positive = 1.0
-    """cot, judged: temperature of the samples, and of drawn answers"""
-
-
-@dataclass(frozen=True, kw_only=True)
 class OfUnits(OfPart):
     """Options of sources whose texts have judged parts."""
 
@@ -122,9 +128,11 @@ class OfUnits(OfPart):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OfCot(OfDraws):
+class OfCot(OfPart):
     """Options of ``source=cot``."""
 
+    temperature: Positive = 1.0
+    """cot, judged: temperature of the samples, and of drawn answers"""
     label: Name = "em"
     """cot: rule for right answers: em (exact match), acc (gold answer in the text), match (the same meaning,
     see matcher) or f1>=0.8; or semantic_entropy, which needs samples and no gold answers: answers to
@@ -168,9 +176,11 @@ class OfTexts(OfUnits):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OfJudged(OfArticles, OfDraws, OfUnits):
+class OfJudged(OfArticles, OfUnits):
     """Options of ``source=judged``."""
 
+    temperature: Positive = 1.0
+    """cot, judged: temperature of the samples, and of drawn answers"""
     prompts: Name | None = None
     """judged: JSON lines of prompts for long answers, each with the title of its reference article if
     articles have one; null asks about the title of each article (prompt.article)"""
@@ -238,8 +248,8 @@ class Datagen(OfJudged, OfTexts, OfWiki, OfCot, Labelling, Reading):
             if first not in keys and (owners or plain != key):
                 if owners:
                     belongs = " and ".join(f"source={each}" for each in owners)
-                    told = f"{first} belongs to {belongs}, and the source is {name}"
-                    raise UserError(f"{told}: leave it out, or choose another source", "conflict")
+                    message = f"{first} belongs to {belongs}, and the source is {name}"
+                    raise UserError(f"{message}: leave it out, or choose another source", "conflict")
                 listed = ", ".join(sorted(keys))
                 raise UserError(f"{key} is no option of source={name}: it has {listed}", "unknown-key")
             own = first in keys and first not in {f.name for f in fields(cls)}
@@ -254,8 +264,8 @@ def source_class(name: str) -> type[Any]:
     kind = Component("source", target, {}).kind
     base = resolve_name("probers.datagen.labels.base.Source")
     if not (isinstance(kind, type) and issubclass(kind, base) and is_dataclass(kind)):
-        told = f"source={name} is no dataclass derived from {base.__module__}.{base.__qualname__}"
-        raise UserError(told, "own-class")
+        message = f"source={name} is no dataclass derived from {base.__module__}.{base.__qualname__}"
+        raise UserError(message, "own-class")
     return kind
 
 

@@ -56,19 +56,19 @@ class Work:
         return unit.id not in self.done and (self.part is None or self.part.owns(unit.group))
 
 
-def fill(
-    store: FeatureStore, source: Source, make: Make, *, quotas: Quotas | None = None,
-    part: Partition | None = None,
-) -> None:  # fmt: skip
+def fill(store: FeatureStore, source: Source, make: Make, part: Partition | None = None) -> None:
     """Make and write the units that no shard covers yet, one shard at a time.
 
-    A split with a full quota gets no further units; quotas are checked between two shards. With ``part`` only
-    its units are made. A bar shows rates and label shares of this run; the first example is shown.
+    A split with a full quota gets no further units; quotas are checked between two shards. A ``part`` has its
+    own units and no quotas, since it does not know the examples of the others. A bar shows rates and label
+    shares of this run; the first example is logged.
     """
+    quotas = quotas_of(source) if part is None else Quotas({}, by=source.balance_by, parts=source.parts)
     with tqdm(total=source.total, unit=f" {source.item_name}s", dynamic_ncols=True) as bar:
         progress = _Progress(source, bar)
         for before, units in _shards(store, source, quotas, Work(part, frozenset(store.units))):
-            progress.begin(before)
+            if not bar.n:  # what an earlier run has made
+                bar.initial = bar.n = bar.last_print_n = before
             whole = Examples()
             for batch in make(units):
                 progress.add(batch)
@@ -80,10 +80,9 @@ def fill(
 
 
 def _shards(
-    store: FeatureStore, source: Source, quotas: Quotas | None, work: Work
+    store: FeatureStore, source: Source, quotas: Quotas, work: Work
 ) -> Iterator[tuple[int, list[Any]]]:
     """Yield each missing shard's units, after the number of items read before it."""
-    quotas = quotas or Quotas({}, by=source.balance_by, parts=source.parts)
     units = takewhile(lambda _: not quotas.all_full, _counted(source))
     waiting = (unit for unit in units if work.has(unit) and not quotas.full(unit.split))
     counted = 0
@@ -195,15 +194,8 @@ class _Progress:
     """Bar over a source's items; rates are of this run alone."""
 
     def __init__(self, source: Source, bar: tqdm[Any]) -> None:
-        self._source, self._bar = source, bar
-        self._start = time.monotonic()
-        self._tokens, self._labels, self._units = 0, Counter[int](), 0
-
-    def begin(self, before: int) -> None:
-        """Begin a shard after ``before`` items, which an earlier run has made if it is the first."""
-        if not self._units:
-            self._bar.initial = self._bar.n = self._bar.last_print_n = before
-            self._bar.refresh()
+        self._source, self._bar, self._start = source, bar, time.monotonic()
+        self._tokens, self._labels = 0, Counter[int]()
 
     def add(self, examples: Examples) -> None:
         """Show a finished batch."""
@@ -221,10 +213,8 @@ class _Progress:
 
     def end(self, units: int) -> None:
         """Count a written shard."""
-        self._units += units
         self._bar.update(self._source.items - self._bar.n)
-        share = self._bar.n / self._bar.total if self._bar.total else 0.0
-        tell(units, f"{self._source.unit_name}s", share)
+        tell(units, f"{self._source.unit_name}s", self._bar.n / self._bar.total if self._bar.total else 0.0)
 
 
 def first_example(rows: Sequence[Mapping[str, Any]], wrong: str) -> list[str]:
@@ -347,3 +337,8 @@ def _thin(store: FeatureStore, index: int, by: Sequence[str], reason: Callable[[
         keep = [number for number, row in enumerate(rows) if not reasons[span_name(row)]]
         kept, thinned = [rows[i] for i in keep], [each[keep] for each in states]
         store.write_shard(index, kept, *thinned, units=units, left_out=[*left_out, *gone])
+
+
+def quotas_of(source: Source) -> Quotas:
+    """Make the quotas of the option ``balance_to`` (UserError: numbers that cannot be shared evenly)."""
+    return Quotas(source.options.balance_to or {}, by=source.balance_by, parts=source.parts)

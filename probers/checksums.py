@@ -49,12 +49,11 @@ def file_digest(path: Path, cache: Path = CACHE) -> str:
     return dict(_digests({name: path}, memory, lambda: hashlib.blake2b(digest_size=16)))[name]
 
 
-def inputs(*sources: str | Path, ends: bool = False) -> dict[str, str]:
+def inputs(*sources: str | Path) -> dict[str, str]:
     """Name the content of every file or folder that a run reads by 16 hexadecimal digits.
 
     A folder stands for the files directly in it, without hidden ones; missing files (such as "testbed")
-    have "". ``ends`` reads only the first and last MiB of each file, like earlier versions: for files up to 2
-    MiB both names are equal.
+    have "".
     """
     found = {}
     for source in map(str, sources):
@@ -64,18 +63,9 @@ def inputs(*sources: str | Path, ends: bool = False) -> dict[str, str]:
         for file in (f for f in files if f.is_file()):
             size = file.stat().st_size
             content.update(f"{file.name} {size} ".encode())
-            content.update(_ends(file, size) if ends or size <= 2 * _END else file_digest(file).encode())
+            content.update(_ends(file, size) if size <= 2 * _END else file_digest(file).encode())
         found[source] = content.hexdigest()[:16] if path.exists() else ""
     return found
-
-
-def inputs_by_ends(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Name the same inputs like :func:`inputs` of earlier versions, also within nested mappings."""
-    return {
-        source: inputs_by_ends(name) if isinstance(name, Mapping)
-        else inputs(source, ends=True)[source] if name and Path(source).exists() else name
-        for source, name in found.items()
-    }  # fmt: skip
 
 
 def _ends(file: Path, size: int) -> bytes:

@@ -172,7 +172,7 @@ def test_what_has_no_other_language_refuses_it(tmp_path):
     wiki = ["source=wiki", "articles=wikipedia", "wikipedia.titles=[a]"]
     judged = ["source=judged", "language=de", "prompt=chat", "articles=testbed", "limit=5"]
     for typed, code, *named in (
-        (["language=de"], "unsupported", "language=de", "source=cot"),
+        (["language=de"], "conflict", "language belongs", "source is cot"),
         (["source=wiki", "language=it"], None, "language=it"),
         ([*wiki, "wikipedia.language=ru"], "unsupported", "wikipedia.language=ru"),
         ([*wiki, "wikipedia.language=de", "language=fr"], "conflict", "language=fr", "wikipedia.language=de"),

@@ -64,7 +64,6 @@ class Source(ABC):
         item_name, unit_name: names of an item of the progress bar, and of a piece of work: "article", "cut".
         wrong_name: name of the label 0.
         pools: poolings for which it has states.
-        speaks: True if its texts may be in another language than English (option ``language``).
         balance_by: columns; labels are balanced for each of their values, "split" first.
         parts: number of values of the other columns within a split.
         position: tokens that are read, for the FeatureSpec.
@@ -81,7 +80,6 @@ class Source(ABC):
     unit_name: ClassVar[str]
     wrong_name: ClassVar[str]
     pools: ClassVar[tuple[str, ...]]
-    speaks: ClassVar[bool] = False
     balance_by: ClassVar[tuple[str, ...]] = ("split",)
     parts: ClassVar[int] = 1
     position: str
@@ -95,7 +93,7 @@ class Source(ABC):
     def __post_init__(self) -> None:
         for name, hint in field_types(type(self)).items():
             value = getattr(self, name)
-            if isinstance(value, (str, int, float, bool, list, tuple, type(None))):
+            if hint is not Any and isinstance(value, (str, int, float, list, tuple, type(None))):
                 check_value(name, value, hint)
 
     @classmethod
@@ -113,10 +111,10 @@ class Source(ABC):
     def plan(self, options: Options) -> Inputs:
         """Check the options and read the inputs, before any model is loaded (UserError)."""
         self.keep(options=options, prompt=options.prompt.make(), items=0)
-        _check_pools(options, f"source={self.name}", self.pools)
-        if getattr(self, "language", "en") not in ("auto", "en") and not self.speaks:
-            told = f"language={getattr(self, 'language', '')} is for source=wiki and source=judged"
-            raise UserError(f"{told}: source={self.name} reads and compares as in English", "unsupported")
+        for pool in options.pools:
+            if pool not in self.pools:
+                message = f"source={self.name} has no pool={pool}: choose {', '.join(self.pools)}"
+                raise UserError(message, "unknown-choice")
         return self.inputs()
 
     def begin(self, lm: CausalLM | None, needs: Needs, folder: Path) -> None:
@@ -131,8 +129,8 @@ class Source(ABC):
     def one_limit(self) -> int | None:
         """Return the limit of a source that draws before texts are split (UserError: a limit by split)."""
         if isinstance(limit := self.options.limit, Mapping):
-            told = f"limit={shown(limit)} is for source=cot: give one number with source={self.name}"
-            raise UserError(f"{told}; balance_to sets the examples per split", "conflict")
+            message = f"limit={shown(limit)} is for source=cot: give one number with source={self.name}"
+            raise UserError(f"{message}; balance_to sets the examples per split", "conflict")
         return limit
 
     @abstractmethod
@@ -252,8 +250,8 @@ class ReadsArticles(OfArticles):
         if self.language == "auto":
             return None if read is None else language_named(read, "wikipedia.language")
         if read not in (None, self.language):
-            told = f"language={self.language} and wikipedia.language={wikipedia} differ"
-            raise UserError(f"{told}: leave language out, as it is that of the Wikipedia", "conflict")
+            message = f"language={self.language} and wikipedia.language={wikipedia} differ"
+            raise UserError(f"{message}: leave language out, as it is that of the Wikipedia", "conflict")
         return language_named(self.language)
 
     def recogniser_in(self, language: Language) -> Recogniser:
@@ -262,8 +260,10 @@ class ReadsArticles(OfArticles):
         plain_ = kind in ("rules", "auto") and not language.english
         recognise = Recogniser(f"{kind}:{language.code}" if plain_ else kind, fine=True)
         if recognise.language is not language:
-            told = f"recogniser={kind} is for {recognise.language.name}, but the language is {language.name}"
-            raise UserError(f"{told}: name a pipeline of that language, or recogniser=rules", "mismatch")
+            message = (
+                f"recogniser={kind} is for {recognise.language.name}, and the language is {language.name}"
+            )
+            raise UserError(f"{message}: name a pipeline of that language, or recogniser=rules", "mismatch")
         return recognise
 
 
@@ -282,24 +282,9 @@ def unit_for(options: Options, unit: Unit | None, default: Unit) -> Unit:
     tokens = "tokens" in options.pools
     chosen: Unit = unit or ("token" if tokens else default)
     if (chosen == "token") != tokens:
-        told = "unit=token goes with pool=tokens, and only with it"
-        raise UserError(f"unit={chosen} and pool={shown(options.pool)}: {told}", "conflict")
+        message = "unit=token goes with pool=tokens, and only with it"
+        raise UserError(f"unit={chosen} and pool={shown(options.pool)}: {message}", "conflict")
     if chosen == "token" and (options.balance or options.balance_to):
-        told = "balance is for units with one label: leave it out with unit=token, and set span_weight"
-        raise UserError(told, "conflict")
+        message = "balance is for units with one label: leave it out with unit=token, and set span_weight"
+        raise UserError(message, "conflict")
     return chosen
-
-
-def _check_pools(options: Options, source: str, there: Sequence[str]) -> None:
-    """Refuse pools that the source does not have, and combinations that do not fit into one store."""
-    sites = [options.site] if isinstance(options.site, str) else options.site
-    for pool in options.pools:
-        if pool not in there:
-            told = f"{source} has no pool={pool}: choose {', '.join(there)}"
-            raise UserError(told, "unknown-choice")
-    for key, names in (("pool", options.pools), ("site", sites)):
-        if len(set(names)) < len(names):
-            raise UserError(f"{key}=[{','.join(names)}] has a duplicate: give each once")
-    if "tokens" in options.pools and len(options.pools) > 1:
-        mixed = f"pool=[{','.join(options.pools)}] mixes rows of tokens with rows of spans"
-        raise UserError(f"{mixed}: make two stores, one with pool=tokens", "conflict")

@@ -99,8 +99,8 @@ class Questions(Corpus, OfCot, Source):
         options, by_entropy = self.options, self.label == BY_ENTROPY
         self._check_draws()
         if self.reads != "both" and "prompt" in options.pools:
-            told = f"reads={self.reads} has no pool=prompt, the state before the whole text"
-            raise UserError(f"{told}: give reads=both, or another pool", "conflict")
+            message = f"reads={self.reads} has no pool=prompt, the state before the whole text"
+            raise UserError(f"{message}: give reads=both, or another pool", "conflict")
         matcher = load_matcher(options) if self.label == "match" or self.samples else None
         # Labels by entropy are exact match until all entropies are known.
         right = parse_label("em" if by_entropy else self.label, self.acc, matcher)
@@ -144,16 +144,16 @@ class Questions(Corpus, OfCot, Source):
         """Refuse samples that are too few or cannot be drawn, and a label by entropy without any."""
         if self.label == BY_ENTROPY:
             if self.options.balance_to:
-                told = f"label={BY_ENTROPY} is known only when all examples are made"
-                raise UserError(f"{told}: give balance=true in place of balance_to", "conflict")
+                message = f"label={BY_ENTROPY} is known only when all examples are made"
+                raise UserError(f"{message}: give balance=true in place of balance_to", "conflict")
             if self.samples < 2:
-                told = f"label={BY_ENTROPY} compares samples, and samples={self.samples}"
-                raise UserError(f"{told}: draw two or more, as samples=10", "missing-value")
+                message = f"label={BY_ENTROPY} compares samples, and samples={self.samples}"
+                raise UserError(f"{message}: draw two or more, as samples=10", "missing-value")
         if self.samples:
             Draws(samples=self.samples, temperature=self.temperature).at_least(2, "the signals of samples")
         if self.samples and self.options.engine != "transformers":
-            told = f"samples={self.samples}: engine={self.options.engine} cannot draw"
-            raise UserError(f"{told}: give engine=transformers, or samples=0", "unsupported")
+            message = f"samples={self.samples}: engine={self.options.engine} cannot draw"
+            raise UserError(f"{message}: give engine=transformers, or samples=0", "unsupported")
 
     @property
     def total(self) -> int:
@@ -246,8 +246,8 @@ class Questions(Corpus, OfCot, Source):
         tables = list(store.tables(["split", BY_ENTROPY]))
         known = np.concatenate([t.loc[t["split"] == "train", BY_ENTROPY].to_numpy(float) for t in tables])
         if not len(known):
-            told = f"label={BY_ENTROPY} chooses its cut on training texts, and there are none"
-            raise UserError(f"{told}: raise limit", "labels")
+            message = f"label={BY_ENTROPY} chooses its cut on training texts, and there are none"
+            raise UserError(f"{message}: raise limit", "labels")
         cut = best_cut(known)
         for index in range(store.next_shard):
             rows, states, units, left_out = store.read_shard(index)

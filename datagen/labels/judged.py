@@ -103,7 +103,6 @@ class Prompts(ReadsArticles, Corpus, OfJudged, Source):
     item_name = unit_name = "answer"
     wrong_name = "contradicted"
     pools = ("mean", "last", "mind", "tokens", "predicting")
-    speaks = True
 
     def inputs(self) -> Inputs:
         options = self.options
@@ -114,13 +113,13 @@ class Prompts(ReadsArticles, Corpus, OfJudged, Source):
         if settings.get("passages"):
             files += self.corpus_files
         elif judge and judge.target.endswith("ArticleJudge") and not any(t.reference for t in topics):
-            told = "judge=article compares with articles, and no prompt has one"
+            message = "judge=article compares with articles, and no prompt has one"
             fix = "give articles=FILE with their titles, or judge.passages=3"
-            raise UserError(f"{told}: {fix}", "missing-value")
+            raise UserError(f"{message}: {fix}", "missing-value")
         language = self.language_of_topics(topics)
         if not language.english and "probers.datagen.judges.article." in json.dumps(plain(judge)):
-            told = f"judge=article reads facts of English, the language is {language.name}"
-            raise UserError(f"{told}: choose judge=openai or hand", "unsupported")
+            message = f"judge=article reads facts of English, the language is {language.name}"
+            raise UserError(f"{message}: choose judge=openai or hand", "unsupported")
         recognise = self.recogniser_in(language)
         matcher = load_matcher(options)
         matcher = matcher if language.english else matcher.in_language(language)
@@ -149,16 +148,16 @@ class Prompts(ReadsArticles, Corpus, OfJudged, Source):
         """Choose the unit of the examples (UserError: one that no judge supports, or another pool)."""
         options, unit = self.options, unit_for(self.options, self.unit, "span")
         if unit == "claim":
-            told = "source=judged has no claims: choose unit=span, sentence, answer or token"
-            raise UserError(told, "conflict")
+            message = "source=judged has no claims: choose unit=span, sentence, answer or token"
+            raise UserError(message, "conflict")
         if unit in ("answer", "token") and "predicting" in options.pools:
             raise UserError(f"unit={unit} has no pool=predicting: give unit=span or sentence", "conflict")
         if self.answers_per_prompt > 1 and options.engine != "transformers":
-            told = f"answers_per_prompt={self.answers_per_prompt}: engine={options.engine} cannot draw"
-            raise UserError(f"{told}: give engine=transformers, or answers_per_prompt=1", "unsupported")
+            message = f"answers_per_prompt={self.answers_per_prompt}: engine={options.engine} cannot draw"
+            raise UserError(f"{message}: give engine=transformers, or answers_per_prompt=1", "unsupported")
         if unit == "span" and self.judge_units == "sentences":
-            told = "judge_units=sentences judges no entities: give unit=sentence, or judge_units=both"
-            raise UserError(told, "conflict")
+            message = "judge_units=sentences judges no entities: give unit=sentence, or judge_units=both"
+            raise UserError(message, "conflict")
         return unit
 
     def _topics(self) -> tuple[list[Topic], list[str]]:

@@ -189,15 +189,14 @@ class Articles(ReadsArticles, OfWiki, Source):
     wrong_name = "hallucinated"
     pools = ("mean", "last", "predicting", "tokens", "mind")
     position = "entity"
-    speaks = True
 
     def inputs(self) -> Inputs:
         """Check the options, read the articles and make the first cut."""
         options = self.options
         limit = self.one_limit()
         if self.background and options.pools != ["tokens"]:
-            told = f"background={self.background} stores tokens before an entity one by one"
-            raise UserError(f"{told}: give pool=tokens, or leave it out", "conflict")
+            message = f"background={self.background} stores tokens before an entity one by one"
+            raise UserError(f"{message}: give pool=tokens, or leave it out", "conflict")
         matching = dict(options.matcher.options)
         trains = matching["vectors"] == _OWN or self._tries_vectors
         if matching["vectors"] in (_OWN, _AUTO):

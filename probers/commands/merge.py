@@ -21,7 +21,7 @@ from ..data.splits import PARTS, Partition
 from ..files import digest
 from ..types import RunError, UserError, first_line
 from .compose import key_value, quote, request
-from .runs import CONFIG_FILE, RUN_FILE, RunFolder, as_before, identity, read_state, told_apart
+from .runs import CONFIG_FILE, RUN_FILE, RunFolder, identity, read_state, told_apart
 from .settings import Merge
 
 log = logging.getLogger(__name__)
@@ -88,8 +88,7 @@ class PartRuns:
     def begin(self, folder: RunFolder, what: str = "run") -> bool:
         """Begin the whole run (:meth:`RunFolder.begin`); UserError if its command now asks for another."""
         part = self.runs[0]
-        apart = told_apart(identity(folder.config), part.whole, ("in the parts", "now"))
-        if apart and told_apart(identity(as_before(folder.config)), part.whole):
+        if apart := told_apart(identity(folder.config), part.whole, ("in the parts", "now")):
             told = f"{part.path} is not a part of the run that its command asks for now ({apart})"
             raise UserError(f"{told}: merge where the parts were run, with the same inputs", "parts")
         if not folder.begin(what):

@@ -14,13 +14,12 @@ import shutil
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..checksums import inputs_by_ends
 from ..data.splits import PARTS
 from ..files import canonical_json, digest, read_json, write_text, writing
 from ..options import shown
@@ -71,11 +70,6 @@ def listening(listener: Listener) -> Iterator[None]:
         yield
     finally:
         _LISTENERS.remove(listener)
-
-
-def as_before(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Name a configuration's inputs like earlier versions, which read only the ends of large files."""
-    return {**config, "inputs": inputs_by_ends(config["inputs"])} if "inputs" in config else dict(config)
 
 
 def identity(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -201,12 +195,9 @@ class RunFolder:
 
     @property
     def complete(self) -> bool:
-        """True if the same run has already finished here, perhaps in an earlier version."""
+        """True if the same run has already finished here."""
         state = read_state(self.path)
-        if not state or not state["complete"]:
-            return False
-        earlier = replace(self, config=as_before(self.config))
-        return state["fingerprint"] in (self.fingerprint, earlier.fingerprint)
+        return bool(state and state["complete"] and state["fingerprint"] == self.fingerprint)
 
     def finish(self, summary: Mapping[str, Any] | None = None) -> None:
         """Mark the run complete, with a few figures for listings of runs."""
