@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from artefacts import contents, read_lines, shard_by_shard, write_lines
+from artefacts import read_lines, write_lines
 from parts import in_parts
 from refusals import fails
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -101,14 +101,6 @@ def test_every_token_is_stored_with_its_own_label(file, tmp_path, reader):
         store_of(file, tmp_path / "t", "pool=tokens", "unit=sentence")
     with fails("conflict", "balance"):
         store_of(file, tmp_path / "t", "pool=tokens", "balance=true")
-
-
-def test_a_run_that_was_interrupted_ends_in_the_same_bytes(file, tmp_path, monkeypatch):
-    typed = ["--source", "texts", f"texts={file}", "unit=sentence", *BATCH]
-    cli.run("datagen", [*typed, f"out={tmp_path / 'a'}"])
-    assert shard_by_shard(monkeypatch, [*typed, f"out={tmp_path / 'b'}"]) > 1
-    a, b = contents(tmp_path / "a" / "shards"), contents(tmp_path / "b" / "shards")
-    assert a == b and a
 
 
 def test_parts_equal_the_whole(file, tmp_path):

@@ -33,19 +33,11 @@ from probers.types import Article, Needs, RunError
 RULES = Recogniser("rules", fine=True, quiet=True)
 
 
-def articles(
-    path, lm, *, per_article=2, within=None, needs=None, context=None, doubtful="undecided", **options
-):
-    source = Articles(
-        str(path),
-        per_article=per_article,
-        within=within,
-        context=context,
-        doubtful=doubtful,
-        recogniser="rules",
-    )
+def articles(path, lm, *, needs=None, prompt=None, own=None, **options):
+    """A planned source; ``own`` are options of the source itself."""
+    source = Articles(str(path), **{"within": None, "context": None, "recogniser": "rules"} | (own or {}))
     options = {"max_new_tokens": 24, "limit": None} | options
-    return begun(source, lm, needs or Needs.of((2,), attention=True), **options)
+    return begun(source, lm, needs or Needs.of((2,), attention=True), prompt=prompt, **options)
 
 
 def generated(out, *typed):
@@ -186,8 +178,9 @@ def test_a_cut_is_shown_so_many_tokens_and_the_row_says_what_the_model_saw(tmp_p
     lm = CausalLM.from_pretrained("testbed", batch_size=4)
     prompt = PromptTemplate("radio", article="About {title}:")
     made = articles(
-        write_lines(tmp_path / "a.jsonl", [{"title": "T", "sentences": sentences}]), lm, per_article=30,
-        needs=Needs.of((12,), pool="predicting"), prompt=prompt, context=48, doubtful="compared",
+        write_lines(tmp_path / "a.jsonl", [{"title": "T", "sentences": sentences}]), lm,
+        needs=Needs.of((12,), pool="predicting"), prompt=prompt,
+        own={"per_article": 30, "context": 48, "doubtful": "compared"},
     )  # fmt: skip
     units = list(made.units())
     seen: list[str] = []
@@ -473,7 +466,7 @@ def test_a_hundred_thousand_articles_are_streamed(tmp_path):
             return super().generate_each(requests, how, **options)
 
     path = articles_file(tmp_path / "a.jsonl.gz", 100_000, sentences=ARTICLE * 7)
-    finish(tmp_path / "s", articles(path, Watched(), within=2, shard_size=256))
+    finish(tmp_path / "s", articles(path, Watched(), own={"within": 2}, shard_size=256))
     assert len(FeatureStore.open(tmp_path / "s")) == 200_000
     assert max(sizes[len(sizes) // 10 :]) - sizes[len(sizes) // 10] < 50e6
     assert resident() - sizes[len(sizes) // 10] < 100e6

@@ -7,11 +7,10 @@ from zlib import crc32
 import numpy as np
 import pytest
 import torch
-from artefacts import contents, shard_by_shard, write_lines
+from artefacts import contents, write_lines
 from fake_lm import SPEC, FakeLM, FakeRetriever, begun, passage
 
 from probers import FeatureStore
-from probers.commands import main as cli
 from probers.datagen import Articles, Questions, writer
 from probers.datagen.writer import balance, fill, first_example
 from probers.engine.batch_size import Batches
@@ -104,22 +103,6 @@ def test_a_run_killed_between_two_batches_makes_its_shard_again_and_nothing_else
     shard = 14 if make in (cot, cot_several) else 7
     assert set(asked) == set(undisturbed.prompts)
     assert 0 < len(asked) - len(undisturbed.prompts) <= 2 * shard
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("arguments", [
-    ["source=cot"], ["source=cot", "dtype=fp8"], ["--source", "wiki", "negatives=untouched"],
-    ["--source", "wiki", "negatives=untouched", "pool=[predicting,mean]", "site=[resid_post,mlp_out]"],
-])  # fmt: skip
-def test_of_the_real_model_too(tmp_path, monkeypatch, arguments):
-    """Interrupted after every shard, in batches whose numbers depend on who is in them."""
-    arguments = [*arguments, "limit=9", "shard_size=10", "batch_size=4", "layers=[6,12]"]
-    cli.run("datagen", [*arguments, f"out={tmp_path}/whole"])
-    assert shard_by_shard(monkeypatch, [*arguments, f"out={tmp_path}/killed"]) > 0
-    names = ("shards", "manifest.json")
-    whole, killed = (contents(tmp_path / name) for name in ("whole", "killed"))
-    chosen = [{k: v for k, v in found.items() if k.startswith(names)} for found in (whole, killed)]
-    assert chosen[0] == chosen[1] and set(whole) == set(killed)
 
 
 class Bar(writer.tqdm):
