@@ -240,20 +240,20 @@ class Datagen(OfJudged, OfTexts, OfWiki, OfCot, Labelling, Reading):
         pairs = [key_value(override) for override in typed]
         name = dict(pairs).get("source", "cot")
         keys = SOURCES[name].keys if name in SOURCES else _own_keys(name)
-        accepted = []
+        there, accepted = {f.name for f in fields(cls)}, []
         for (key, _), override in zip(pairs, typed, strict=True):
             plain = key.removeprefix("source.")
             first = plain.partition(".")[0]
-            owners = [each for each, kind in SOURCES.items() if first in kind.keys]
-            if first not in keys and (owners or plain != key):
+            owners = [f"source={each}" for each, kind in SOURCES.items() if first in kind.keys]
+            if keys is not None and first not in keys:
                 if owners:
-                    belongs = " and ".join(f"source={each}" for each in owners)
-                    message = f"{first} belongs to {belongs}, and the source is {name}"
+                    message = f"{first} belongs to {' and '.join(owners)}, and the source is {name}"
                     raise UserError(f"{message}: leave it out, or choose another source", "conflict")
-                listed = ", ".join(sorted(keys))
-                raise UserError(f"{key} is no option of source={name}: it has {listed}", "unknown-key")
-            own = first in keys and first not in {f.name for f in fields(cls)}
-            plain = f"+own.{plain}" if own else plain
+                if plain != key:
+                    message = f"{key} is no option of source={name}: it has {', '.join(sorted(keys))}"
+                    raise UserError(message, "unknown-key")
+            if first not in there and (keys is None or first in keys):
+                plain = f"+own.{plain}"
             accepted.append(override if plain == key else f"{plain}={override.partition('=')[2]}")
         return accepted
 
@@ -269,12 +269,13 @@ def source_class(name: str) -> type[Any]:
     return kind
 
 
-def _own_keys(name: str) -> set[str]:
-    """List the keys that a class of the user's own may take; those of any source if it is no class."""
-    common = {key for kind in SOURCES.values() for key in kind.common}
-    if "." not in name:
-        return common.union(*(kind.keys for kind in SOURCES.values()))
-    return common | {f.name for f in fields(source_class(name)) if f.init}
+def _own_keys(name: str) -> set[str] | None:
+    """List the keys that a class of the user's own may take; None, for any, if it cannot be imported."""
+    try:
+        own = {f.name for f in fields(source_class(name)) if f.init}
+    except UserError:  # its own refusal comes when the command runs
+        return None
+    return own.union(*(kind.common for kind in SOURCES.values()))
 
 
 @dataclass(frozen=True, kw_only=True)

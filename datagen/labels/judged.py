@@ -95,8 +95,8 @@ class Prompts(ReadsArticles, Corpus, OfJudged, Source):
     recognise: Recogniser = state()
     matcher: EntityMatcher = state()
     judges: Judge = state()
-    of: Unit = state()
-    made: MarkedRows = state()
+    example_unit: Unit = state()
+    marked: MarkedRows = state()
     bare: PromptTemplate = state()
 
     name = "judged"
@@ -106,7 +106,7 @@ class Prompts(ReadsArticles, Corpus, OfJudged, Source):
 
     def inputs(self) -> Inputs:
         options = self.options
-        of = self._unit()
+        unit = self._unit()
         topics, files = self._topics()
         judge = component_of("judge", self.judge) if isinstance(self.judge, (str, Component)) else None
         settings = {} if judge is None else judge.options
@@ -124,8 +124,8 @@ class Prompts(ReadsArticles, Corpus, OfJudged, Source):
         matcher = load_matcher(options)
         matcher = matcher if language.english else matcher.in_language(language)
         log.info("%s", matcher.told())
-        position = {"span": "entity", "answer": position_of(self.reads)}.get(of, of)
-        self.keep(topics=topics, recognise=recognise, matcher=matcher, of=of, position=position)
+        position = {"span": "entity", "answer": position_of(self.reads)}.get(unit, unit)
+        self.keep(topics=topics, recognise=recognise, matcher=matcher, example_unit=unit, position=position)
         named = (options.matcher.options["aliases"], options.matcher.options["vectors"])
         record = wordnet_found(options) | recorded_language(language)
         return Inputs([*files, *_files(settings), *filter(None, named)], record)
@@ -139,7 +139,7 @@ class Prompts(ReadsArticles, Corpus, OfJudged, Source):
         if lm is not None:
             lm.skip_too_long()
         bare = self.prompt if lm is None else self.prompt.bare(lm)
-        self.keep(judges=judge, made=MarkedRows(self.of, needs, self.reads), bare=bare)
+        self.keep(judges=judge, marked=MarkedRows(self.example_unit, needs, self.reads), bare=bare)
 
     def _retriever(self) -> Retriever:
         return self.open_retriever(self.options)()
@@ -180,7 +180,7 @@ class Prompts(ReadsArticles, Corpus, OfJudged, Source):
         return (_Asked(topic, n) for topic in self.topics for n in range(self.answers_per_prompt))
 
     def place(self, span: str) -> tuple[int, str]:
-        return 0, self.made.text_of(span)
+        return 0, self.marked.text_of(span)
 
     def examples(self, lm: CausalLM, units: Sequence[_Asked]) -> Iterator[Examples]:
         journal = Journal(self.folder / JOURNAL)
@@ -194,7 +194,7 @@ class Prompts(ReadsArticles, Corpus, OfJudged, Source):
                 for one in asked
             ]
             drawing = Sampling(self.temperature, seed=self.options.seed + number) if number else None
-            how = Decoding(self.made.recording, self.bare.prefix, self.prompt.stop, drawing)
+            how = Decoding(self.marked.recording, self.bare.prefix, self.prompt.stop, drawing)
             for batch in lm.generate_each(requests, how):
                 written = {asked[place]: generation for place, generation in batch.items()}
                 examples, lines = self._judged(written)
@@ -285,10 +285,10 @@ class Prompts(ReadsArticles, Corpus, OfJudged, Source):
         text = replace(
             read_text(line, asked.id), spans=spans, sentences=sentences, dataset="judged", group=asked.group
         )
-        found = text.units(self.of)
+        found = text.units(self.example_unit)
         for number, mark in enumerate(found, 1):
-            if mark.wrong is None and self.of not in ("token", "answer"):
-                name = f"{asked.id}/{self.of}{number}"
+            if mark.wrong is None and self.example_unit not in ("token", "answer"):
+                name = f"{asked.id}/{self.example_unit}{number}"
                 part = " ".join(text.answer[start:end] for start, end in mark.ranges)
                 reason = mark.rule if mark.rule in _UNJUDGED else "unknown"
                 examples.leave_out(name, reason, written=part, type=mark.type, evidence=mark.evidence)
@@ -296,7 +296,7 @@ class Prompts(ReadsArticles, Corpus, OfJudged, Source):
             examples.leave_out(asked.id, "nothing decided in the answer")
             return
         about = {"condition": "generated", "title": asked.topic.title}
-        self.made.add(text, asked.id, generation, about, examples)
+        self.marked.add(text, asked.id, generation, about, examples)
 
     def conclude(self, store: FeatureStore) -> list[str]:
         """Write the judged answers in the order of the run, each once, as a kill may have left two."""
@@ -316,7 +316,7 @@ class Prompts(ReadsArticles, Corpus, OfJudged, Source):
 
     def summarise(self, store: FeatureStore) -> tuple[dict[str, Any], list[str]]:
         """Report figures of the labels, the judge's cost, and the replies that it could not use."""
-        figures, line = self.made.summarise(store, len(store.units))
+        figures, line = self.marked.summarise(store, len(store.units))
         without = sum(not topic.reference for topic in self.topics)
         figures |= {"without_reference": without, "judge": self.judges.lines()}
         told = [f"{without:,} of {len(self.topics):,} prompts have no reference article"] if without else []

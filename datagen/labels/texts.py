@@ -41,8 +41,8 @@ class Texts(OfTexts, Source):
     format: Literal["auto"] | TextFormat = "auto"
     outside: Literal["auto"] | Outside = "auto"
     source: TextSource = state()
-    of: Unit = state()
-    made: MarkedRows = state()
+    example_unit: Unit = state()
+    marked: MarkedRows = state()
 
     name = "texts"
     item_name = unit_name = "text"
@@ -51,29 +51,31 @@ class Texts(OfTexts, Source):
 
     def inputs(self) -> Inputs:
         options = self.options
-        of = unit_for(options, self.unit, "answer")
+        unit = unit_for(options, self.unit, "answer")
         limit = self.one_limit()
         source = TextSource(
             self.texts, self.format, self.outside, on_bad_line=options.on_bad_line, limit=limit,
             seed=options.seed,
         )  # fmt: skip
-        source.survey(of)
-        self.keep(source=source, of=of, position=position_of(self.reads) if of == "answer" else of)
+        source.survey(unit)
+        self.keep(
+            source=source, example_unit=unit, position=position_of(self.reads) if unit == "answer" else unit
+        )
         return Inputs([self.texts] if isinstance(self.texts, str) else [])
 
     def begin(self, lm: CausalLM | None, needs: Needs, folder: Path) -> None:
         super().begin(lm, needs, folder)
         if lm is not None:
             lm.skip_too_long()
-        self.keep(made=MarkedRows(self.of, needs, self.reads))
+        self.keep(marked=MarkedRows(self.example_unit, needs, self.reads))
 
     @property
     def total(self) -> int:
-        return self.source.survey(self.of).texts
+        return self.source.survey(self.example_unit).texts
 
     def rows(self) -> int:
-        survey = self.source.survey(self.of)
-        if self.of != "token":
+        survey = self.source.survey(self.example_unit)
+        if self.example_unit != "token":
             return survey.units
         assert self.lm is not None
         first = [one.answer for one in islice(self.source.all(), _MEASURED)]
@@ -81,12 +83,12 @@ class Texts(OfTexts, Source):
         return round(survey.characters * tokens / sum(map(len, first)))
 
     def units(self) -> Iterator[Text]:
-        for one in self.source.labelled(self.of):
+        for one in self.source.labelled(self.example_unit):
             # Texts of several files may have equal ids.
             yield replace(one, id=f"{one.dataset}/{one.id}")
 
     def place(self, span: str) -> tuple[int, str]:
-        return 0, self.made.text_of(span)
+        return 0, self.marked.text_of(span)
 
     def examples(self, lm: CausalLM, units: Sequence[Text]) -> Iterator[Examples]:
         requests, readable, problems = [], [], Examples()
@@ -98,7 +100,7 @@ class Texts(OfTexts, Source):
                 self._leave_out(one, f"unreadable: {error}", problems)
         if problems.left_out:
             yield problems
-        for made in lm.score_each(requests, Scoring(self.made.recording)):
+        for made in lm.score_each(requests, Scoring(self.marked.recording)):
             examples = Examples(tokens=sum(len(g.token_ids) for g in made.values()))
             for place, generation in made.items():
                 if generation.stop == "skipped":
@@ -107,7 +109,7 @@ class Texts(OfTexts, Source):
                     one = readable[place]
                     about = {"condition": "read", "writer": one.writer}
                     whole = self.max_tokens is None
-                    self.made.add(one, one.id, generation, about, examples, whole=whole)
+                    self.marked.add(one, one.id, generation, about, examples, whole=whole)
             yield examples
 
     def _request(self, lm: CausalLM, one: Text) -> ScoreRequest:
@@ -117,12 +119,12 @@ class Texts(OfTexts, Source):
         return ScoreRequest(prompt, tokens[: self.max_tokens], name)
 
     def _leave_out(self, one: Text, why: str, examples: Examples) -> None:
-        for name, _ in self.made.marks(one, one.id):
+        for name, _ in self.marked.marks(one, one.id):
             examples.leave_out(name, why)
 
     def summarise(self, store: FeatureStore) -> tuple[dict[str, Any], list[str]]:
         """Report figures of the labels, how splits were made, and the texts that could not be read."""
-        survey = self.source.survey(self.of)
-        figures, line = self.made.summarise(store, survey.texts)
+        survey = self.source.survey(self.example_unit)
+        figures, line = self.marked.summarise(store, survey.texts)
         figures["lines_left_out"] = dict(self.source.left_out.counts)
         return figures, [line, *survey.notes, *self.source.left_out.lines()]
