@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import product
 from pathlib import Path
@@ -18,8 +18,9 @@ from probers.checksums import inputs
 from probers.commands.components import Component
 from probers.commands.inputs import load_model, prompt_files
 from probers.commands.merge import PartRuns
-from probers.commands.runs import RunFolder, identity
+from probers.commands.runs import RunFolder, identity, taking_back
 from probers.commands.settings import plain
+from probers.data.articles.base import Wikipedia
 from probers.data.splits import Partition
 from probers.engine.model import CausalLM
 from probers.files import digest, write_text
@@ -86,13 +87,14 @@ def label(
         store.finish(conclude(store, source)[0])
         return TemporaryStore(store.path, store.features, store.config, store.next_shard, folder=folder)
     run = RunFolder(Path(out), "datagen", record)
-    if run.begin():
-        store = make(lm, source, run.path, identity(record))
-        figures, lines = conclude(store, source)
-        store.finish(figures)
-        run.finish({"model": lm.spec.id, "source": source.name, **figures})
-        for line in lines:
-            log.info(line)
+    with taking_back():
+        if run.begin():
+            store = make(lm, source, run.path, identity(record))
+            figures, lines = conclude(store, source)
+            store.finish(figures)
+            run.finish({"model": lm.spec.id, "source": source.name, **figures})
+            for line in lines:
+                log.info(line)
     return FeatureStore.open(run.path)
 
 
@@ -115,16 +117,24 @@ def _record(lm: CausalLM, source: Source, options: Options) -> dict[str, Any]:
     for each in (source, options):
         names = [f.name for f in fields(each) if f.init and not f.name.startswith("_")]  # type: ignore[arg-type]
         record |= {name: _plain(getattr(each, name)) for name in names}
+    if "texts" in record:  # as the command records them
+        rest = {name: record.pop(name) for name in ("format", "outside") if name in record}
+        record["texts"] = {"path": record["texts"], **rest}
     return record
 
 
 def _plain(value: Any) -> Any:
-    """Return a plain value as it is, and of objects and rows a digest."""
-    value = plain(value)
-    if value is None or isinstance(value, (str, int, float)):
+    """Return a plain value as it is, of rows and passages a digest, and of other objects the class."""
+    if isinstance(value, (Component, Wikipedia)):
+        return plain(value)
+    if value is None or isinstance(value, (str, int, float, Mapping)):
         return value
-    text = json.dumps(value, default=repr)
-    return value if isinstance(value, Mapping) or len(text) < 100 else digest(text)
+    if hasattr(value, "itertuples"):  # a DataFrame, whose iteration gives columns
+        value = value.to_dict("records")
+    if not isinstance(value, Iterable):
+        return f"{type(value).__module__}.{type(value).__qualname__}"
+    text = json.dumps(list(value), default=repr)
+    return json.loads(text) if len(text) < 100 else digest(text)
 
 
 def make(
@@ -222,7 +232,8 @@ def run(settings: Datagen, parts: PartRuns | None = None) -> Path:
     Examples of finished ``parts`` are joined instead of being generated.
     """
     source = source_class(settings.source).read(settings)
-    read = source.plan(Options.of(settings))
+    names = [f.name for f in fields(Options) if f.name != "_record"]
+    read = source.plan(Options(**{name: getattr(settings, name) for name in names}))
     record = {key: value for key, value in settings.record.items() if key not in ("language", "own")}
     record |= {"own": settings.own} if settings.own else {}
     record |= {"inputs": inputs(*read.files, *prompt_files(settings)), **read.record}

@@ -67,11 +67,6 @@ class Options(Labelling):
     prompt: Component = choice("testbed")
     matcher: Component = fixed("probers.equivalence.matcher.EntityMatcher", vectors="auto")
 
-    @classmethod
-    def of(cls, settings: Datagen) -> Options:
-        """Take the options of the command."""
-        return cls(**{f.name: getattr(settings, f.name) for f in fields(cls) if f.name != "_record"})
-
     def __post_init__(self) -> None:
         super().__post_init__()
         for key, names in (("pool", self.pools), ("site", self.sites)):

@@ -83,7 +83,7 @@ def _shards(
     store: FeatureStore, source: Source, quotas: Quotas, work: Work
 ) -> Iterator[tuple[int, list[Any]]]:
     """Yield each missing shard's units, after the number of items read before it."""
-    units = takewhile(lambda _: not quotas.all_full, _counted(source))
+    units = takewhile(lambda _: not all(map(quotas.full, SPLITS)), _counted(source))
     waiting = (unit for unit in units if work.has(unit) and not quotas.full(unit.split))
     counted = 0
     while True:
@@ -275,11 +275,6 @@ class Quotas:
         wanted = self._wanted.get(split, np.inf)
         enough = [n for (values, _), n in self._found.items() if values[0] == split and n >= wanted]
         return len(enough) == self._kinds_of_split
-
-    @property
-    def all_full(self) -> bool:
-        """Tell whether no split wants more examples."""
-        return all(map(self.full, SPLITS))
 
 
 def balance(store: FeatureStore, *, by: Sequence[str], seed: int, quotas: Quotas | None = None) -> list[str]:

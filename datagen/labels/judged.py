@@ -31,7 +31,7 @@ from probers.prompts import PromptTemplate
 from probers.store.store import FeatureStore
 from probers.text import split_sentences
 from probers.thinking import part_of, position_of
-from probers.types import Generation, Needs, Retriever, Unit, UserError
+from probers.types import Generation, Needs, Unit, UserError
 
 from ..judges.base import JUDGED, WRONG, Answer, Grounds, Judge, Ruling
 from ..judges.page import reading_page
@@ -134,15 +134,14 @@ class Prompts(ReadsArticles, Corpus, OfJudged, Source):
         super().begin(lm, needs, folder)
         judge = self.judge
         if isinstance(judge, (str, Component)):
-            grounds = Grounds(self.matcher, self.recognise, self._retriever, folder)
+            grounds = Grounds(
+                self.matcher, self.recognise, lambda: self.open_retriever(self.options)(), folder
+            )
             judge = component_of("judge", judge).make(grounds)
         if lm is not None:
             lm.skip_too_long()
         bare = self.prompt if lm is None else self.prompt.bare(lm)
         self.keep(judges=judge, marked=MarkedRows(self.example_unit, needs, self.reads), bare=bare)
-
-    def _retriever(self) -> Retriever:
-        return self.open_retriever(self.options)()
 
     def _unit(self) -> Unit:
         """Choose the unit of the examples (UserError: one that no judge supports, or another pool)."""
