@@ -162,9 +162,7 @@ def passage(text: str, title: str = "") -> Passage:
     return Passage(f"p-{text}", title or f"title of {text}", text, 1.0)
 
 
-def begun(
-    source: Source, lm: Any, needs: Needs, *, prompt: PromptTemplate | None = None, **options: Any
-) -> Source:
+def begun(source: Source, lm: Any, needs: Needs, *, prompt: Any = None, **options: Any) -> Source:
     """A source that has read its inputs, for a model to label; names are compared without WordNet."""
     matcher = Options().matcher.with_options(wordnet="", vectors="")
     source.plan(Options(matcher=matcher, **options))

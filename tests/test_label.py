@@ -2,7 +2,6 @@
 
 import gc
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -37,7 +36,7 @@ def files(tmp_path_factory):
             {"title": f"Town {i}", "sentences": [*SENTENCES, f"It has {i} gates."]} for i in range(12)
         ],
         "texts": [
-            {"id": str(i), "group": str(i), "answer": "It lies in Spain. It is old.", "spans": spans[i]}
+            {"id": str(i), "group": str(i), "answer": f"It lies in Spain. It has {i}.", "spans": spans[i]}
             for i in range(8)
         ],
     }
@@ -122,8 +121,6 @@ def test_options_that_there_are_not_are_refused_by_name(lm, files):
             label(lm, articles, **options)
     with fails("bad-value", "per_article=0"):
         Articles(files["articles"], per_article=0)
-    with fails("bad-value", "unit=word"):
-        Texts([], unit="word")
 
 
 @pytest.mark.parametrize(
@@ -141,4 +138,3 @@ def test_options_that_there_are_not_are_refused_by_name(lm, files):
 def test_a_key_of_another_source_is_refused(typed, code, named, tmp_path):
     with fails(code, named):
         cli.run("datagen", [*typed, f"out={tmp_path / 'x'}"])
-    assert not Path(tmp_path / "x").exists()
