@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 from flags import add_place
+from probers.words import EntityMatcher, Recogniser
 from report import device_name, invocation, publish
 from timing import by_turns, ratios, spread, verdict
 
@@ -31,8 +32,6 @@ from probers.data.articles.cuts import Cut, CutPlan
 from probers.datagen import Articles
 from probers.datagen.settings import Options
 from probers.datagen.writer import fill
-from probers.entities import Recogniser
-from probers.equivalence import EntityMatcher
 from probers.store.spec import FeatureSpec
 from probers.types import Needs
 

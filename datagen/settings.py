@@ -7,12 +7,13 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from pkgutil import resolve_name
 from typing import Annotated, Any, Literal, NamedTuple
 
+from probers.words.thinking import Part
+
 from probers.commands.components import Component, choice, fixed
 from probers.commands.compose import key_value
 from probers.commands.settings import OnBadLine, Reading, ReadPool, Resamples, Settings, Several, TextFile
 from probers.data.articles.base import Wikipedia
 from probers.options import Count, Dotted, Limits, Name, Natural, Positive, Seed
-from probers.thinking import Part
 from probers.types import Site, Unit, UserError
 
 _SplitName = Annotated[str, Limits(pattern="^(train|validation|test)$")]

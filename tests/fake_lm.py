@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from probers.bank.bank import ProbeBank
+from probers.bank.bank import Prober
 from probers.datagen.labels.base import Source
 from probers.datagen.settings import Options
 from probers.heads import HEADS, WRONG
@@ -24,7 +24,7 @@ SPEC = ModelSpec("fake", "r1", 2, 4, "float32")
 
 def linear_bank(
     layers: tuple[int, ...] = (1, 2), threshold: float = 0.0, *, weight: float = 1.0, **options: Any
-) -> ProbeBank:
+) -> Prober:
     """Heads whose margin (wrong minus correct) is ``weight`` times the first component of a state (4,).
 
     ``options`` are those of the bank or of its features.
@@ -37,7 +37,7 @@ def linear_bank(
     spec = FeatureSpec(SPEC, layers, 4, prompt=TESTBED_PROMPT.fingerprint)
     own = {name: options.pop(name) for name in list(options) if hasattr(spec, name)}
     spec = replace(spec, **own)
-    return ProbeBank(spec, head, threshold, aggregate="max" if spec.pool == "tokens" else None, **options)
+    return Prober(spec, head, threshold, aggregate="max" if spec.pool == "tokens" else None, **options)
 
 
 def tokens(text: str) -> list[str]:

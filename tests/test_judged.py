@@ -11,6 +11,7 @@ import pytest
 import torch
 from artefacts import contents, shard_by_shard, write_lines
 from parts import in_parts
+from probers.words import EntityMatcher, Recogniser, find_entities, wordnet_available
 from refusals import fails
 from test_judges import Scripted, asked, said
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -24,9 +25,6 @@ from probers.datagen.judges.agreement import FILE
 from probers.datagen.judges.article import ArticleJudge
 from probers.datagen.judges.base import JUDGED, Answer, Grounds
 from probers.datagen.judges.relations import another_kind, country_of, facts
-from probers.entities import Recogniser, find_entities
-from probers.equivalence import EntityMatcher
-from probers.equivalence.wordnet import wordnet_available
 from probers.testbed.assets import load_world, model_path
 from probers.testbed.relations import RELATIONS
 

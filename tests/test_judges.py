@@ -18,6 +18,7 @@ from artefacts import write_lines
 from http_fakes import Handler, Server
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from probers.words.text import split_sentences
 from refusals import fails
 
 from probers.commands.components import Component
@@ -25,7 +26,6 @@ from probers.data.texts.base import Mark
 from probers.datagen.judges import openai as replies
 from probers.datagen.judges.base import Answer, Grounds, HandJudge, Judge, MajorityJudge, Ruling
 from probers.datagen.judges.openai import REPLIES, OpenAIJudge, read_reply
-from probers.text import split_sentences
 from probers.types import Passage, RunError, UserError
 
 RULED = {"Paris": "contradicted", "1843": "contradicted", "Byron": "unknown"}

@@ -8,20 +8,18 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from probers.words import LANGUAGES, EntityMatcher, Recogniser, find_entities, head_entity, written_entities
+from probers.words.language import ENGLISH, detect, language_in
+from probers.words.text import join_sentences, split_sentences
+from probers.words.vectors import cosine, load_vectors, train_vectors
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM
 
 from probers.bank.assessment import Assessor
 from probers.commands import main as cli
-from probers.entities import Recogniser, find_entities, head_entity, written_entities
-from probers.equivalence import EntityMatcher
-from probers.equivalence.vectors import cosine, train_vectors
-from probers.languages import ENGLISH, LANGUAGES
-from probers.languages.detection import detect, language_in
 from probers.online.growing_spans import whole_words
 from probers.store.store import FeatureStore
 from probers.testbed.assets import load_articles
-from probers.text import join_sentences, load_vectors, split_sentences
 from probers.train.run import _recogniser
 from probers.types import Article
 from tests.artefacts import contents, write_lines

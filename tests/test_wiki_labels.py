@@ -16,6 +16,8 @@ import pytest
 import torch
 from artefacts import contents, write_lines
 from fake_lm import SPEC, FakeLM, begun
+from probers.words import Recogniser, head_entity
+from probers.words.vectors import train_vectors, trained
 from refusals import fails, interrupted
 
 from probers import CausalLM, FeatureStore
@@ -23,8 +25,6 @@ from probers.commands import main as cli
 from probers.datagen import Articles
 from probers.datagen.labels.wiki import may_go_on
 from probers.datagen.writer import balance, fill
-from probers.entities import Recogniser, head_entity
-from probers.equivalence.vectors import train_vectors, trained
 from probers.prompts import PromptTemplate
 from probers.store.spec import FeatureSpec
 from probers.testbed.assets import load_articles

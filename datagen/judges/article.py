@@ -21,10 +21,10 @@ from functools import cached_property, lru_cache
 from itertools import chain
 
 from nltk.stem.porter import PorterStemmer
+from probers.words import Entity, same_kind
+from probers.words.text import is_stop_word, split_sentences
 
 from probers.data.texts.base import Mark
-from probers.entities import Entity, same_kind
-from probers.text import is_stop_word, split_sentences
 
 from .base import Answer, Grounds, Judge, Ruling
 from .relations import IN_COUNTRY, IN_PLACE, Fact, another_kind, country_of, facts

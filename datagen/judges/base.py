@@ -10,15 +10,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from probers.words import EntityMatcher, Recognise
+
 from probers.commands.components import Component
 from probers.data.texts.base import Mark, Text
 from probers.data.texts.source import TextSource
-from probers.entities import Recognise
-from probers.equivalence import EntityMatcher
 from probers.files import given_file
 from probers.options import shown
-from probers.text import count
-from probers.types import Passage, Retriever, UserError
+from probers.types import Passage, Retriever, UserError, count
 
 Verdict = Literal["supported", "contradicted", "unknown"]
 #: File of the judged answers of a run, one labelled text per line.

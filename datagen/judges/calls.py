@@ -18,8 +18,7 @@ from pydantic import BaseModel, Field
 from probers.checksums import Journal
 from probers.commands.openai_client import Server
 from probers.files import digest
-from probers.text import count
-from probers.types import RunError
+from probers.types import RunError, count
 
 if TYPE_CHECKING:
     import openai

@@ -12,13 +12,13 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
+from probers.words.text import split_sentences
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from probers.commands.openai_client import Server
 from probers.files import check_file
 from probers.options import Count, Natural, Positive
-from probers.text import count, split_sentences
-from probers.types import Passage, UserError, first_line
+from probers.types import Passage, UserError, count, first_line
 
 from .base import Answer, Grounds, Judge, Ruling, Verdict
 from .calls import Budget, Calls, Reply

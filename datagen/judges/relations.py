@@ -13,9 +13,9 @@ from importlib import resources
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from probers.entities import Entity
-from probers.equivalence.wordnet import find_wordnet, open_wordnet
-from probers.text import is_stop_word, split_sentences
+from probers.words import Entity
+from probers.words.text import is_stop_word, split_sentences
+from probers.words.wordnet import find_wordnet, open_wordnet
 
 #: Verbs of events that happen once, with the relation that they state of a time or place.
 _ONCE = {

@@ -9,19 +9,19 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
+from probers.words import Language, Recogniser
+from probers.words.language import ENGLISH, detect, language_named
+from probers.words.text import join_sentences
+
 from probers.commands.components import Component
 from probers.commands.settings import TextFile, plain
 from probers.data import load_corpus
 from probers.data.articles import ArticleSource, Rules, open_articles
 from probers.data.topics import Topic
 from probers.engine.model import CausalLM
-from probers.entities import Recogniser
-from probers.languages import ENGLISH, Language, language_named
-from probers.languages.detection import detect
 from probers.options import Count, Name, check_value, field_types, shown
 from probers.prompts import PromptTemplate
 from probers.store.store import FeatureStore
-from probers.text import join_sentences
 from probers.types import Needs, Passage, Retriever, Unit, UserError
 
 from ..audit import draw, draw_undecided, sample_html

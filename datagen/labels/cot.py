@@ -14,6 +14,8 @@ from types import SimpleNamespace
 from typing import Any, Literal, get_args
 
 import numpy as np
+from probers.words import EntityMatcher, Recogniser, tokens_of
+from probers.words.thinking import answer_in, part_of, position_of
 
 from probers.checksums import draw_key
 from probers.commands.components import Component
@@ -21,13 +23,10 @@ from probers.commands.inputs import load_matcher, question_source, wordnet_found
 from probers.data.questions import QuestionSet, open_questions
 from probers.engine.language_model import Decoding, GenerationRequest
 from probers.engine.model import CausalLM
-from probers.entities import Recogniser, tokens_of
-from probers.equivalence import EntityMatcher
 from probers.evaluation.answers import Rule, accuracy_contains, exact_match, f1_score, final_answer, right_by
 from probers.options import Count
 from probers.prompts import passages_that_fit
 from probers.store.store import FeatureStore
-from probers.thinking import answer_in, part_of, position_of
 from probers.types import DATASETS, Generation, Needs, Question, Retriever, UserError
 from probers.uncertainty.detectors import Asked, Detectors
 from probers.uncertainty.meaning import by_matcher

@@ -13,6 +13,10 @@ from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from probers.words import EntityMatcher, Recogniser, language_of, normalise
+from probers.words.text import split_sentences
+from probers.words.thinking import part_of, position_of
+
 from probers.checksums import Journal
 from probers.commands.components import Component
 from probers.commands.inputs import load_matcher, wordnet_found
@@ -22,15 +26,10 @@ from probers.data.texts.base import read_text
 from probers.data.topics import PromptFile, Topic, topics_of, with_references
 from probers.engine.language_model import Decoding, GenerationRequest, Sampling
 from probers.engine.model import CausalLM
-from probers.entities import Recogniser, language_of
-from probers.equivalence import EntityMatcher
-from probers.equivalence.names import normalise
 from probers.files import write_text
 from probers.options import Name
 from probers.prompts import PromptTemplate
 from probers.store.store import FeatureStore
-from probers.text import split_sentences
-from probers.thinking import part_of, position_of
 from probers.types import Generation, Needs, Unit, UserError
 
 from ..judges.base import JUDGED, WRONG, Answer, Grounds, Judge, Ruling

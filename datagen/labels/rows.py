@@ -8,15 +8,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
+from probers.words import tokens_of
+from probers.words.thinking import Part, part_of
 
 from probers.capture.pooling import pool_tokens, span_of, token_pool
 from probers.data.texts import Mark, Text, token_labels
 from probers.engine.language_model import LanguageModel
-from probers.entities import tokens_of
 from probers.store.store import FeatureStore
-from probers.text import count
-from probers.thinking import Part, part_of
-from probers.types import Feature, Generation, Needs, Pool, Unit
+from probers.types import Feature, Generation, Needs, Pool, Unit, count
 from probers.uncertainty import rind_scores, signals, signals_before, surprise
 
 #: Reason for leaving out units that ``max_tokens`` cut off.

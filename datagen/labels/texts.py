@@ -12,12 +12,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
+from probers.words.thinking import position_of
+
 from probers.data.texts import Text, TextSource
 from probers.engine.language_model import ScoreRequest, Scoring
 from probers.engine.model import CausalLM
 from probers.engine.tokens import encode_answer
 from probers.store.store import FeatureStore
-from probers.thinking import position_of
 from probers.types import Needs, Outside, TextFormat, Unit, UserError
 
 from ..settings import OfTexts

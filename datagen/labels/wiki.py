@@ -15,23 +15,34 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from probers.words import (
+    Entity,
+    EntityMatcher,
+    Language,
+    Match,
+    Recognise,
+    Recogniser,
+    head_entity,
+    language_of,
+    read_number,
+    same_kind,
+    tokens_of,
+)
+from probers.words.language import ENGLISH as ENGLISH_BORDERS
+from probers.words.language import words
+from probers.words.numbers import same_unit
+from probers.words.text import is_stop_word, join_sentences, split_sentences
+from probers.words.UNKNOWN_Borders import Borders
+from probers.words.UNKNOWN_DIRECTIONS import DIRECTIONS
+from probers.words.vectors import FEW, TooFewError, train_vectors, trained
+
 from probers.commands.inputs import wordnet_found
 from probers.data.articles.cuts import Cut, CutPlan, natural, shortened
 from probers.engine.language_model import Decoding, GenerationRequest
 from probers.engine.model import CausalLM
 from probers.engine.tokens import encode_continuation, encode_prompts
-from probers.entities import Entity, Recognise, Recogniser, head_entity, language_of, same_kind, tokens_of
-from probers.equivalence import EntityMatcher, Match
-from probers.equivalence.names import words
-from probers.equivalence.numbers import read_number
-from probers.equivalence.persons import DIRECTIONS
-from probers.equivalence.units import same_unit
-from probers.equivalence.vectors import FEW, TooFewError, train_vectors, trained
-from probers.languages import Language
 from probers.options import Name
 from probers.store.store import FeatureStore
-from probers.text import ENGLISH as ENGLISH_BORDERS
-from probers.text import Borders, is_stop_word, join_sentences, split_sentences
 from probers.types import Generation, Needs, UserError
 
 from ..settings import OfWiki

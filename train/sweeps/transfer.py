@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from probers.bank.bank import ProbeBank
+from probers.bank.bank import Prober
 from probers.data.splits import Seen
 from probers.evaluation import metrics
 from probers.evaluation.bootstrap import Bootstrap, bounds, number
@@ -40,7 +40,7 @@ _NAME, _CELL = 18, 20
 Matrix = dict[str, dict[str, dict[str, Any]]]
 
 
-def each_alone(stores: Mapping[str, Sources], settings: Train) -> dict[str, ProbeBank]:
+def each_alone(stores: Mapping[str, Sources], settings: Train) -> dict[str, Prober]:
     """Train a prober on each store, with the settings of the whole training and the first seed."""
     found = {}
     for name, (own_stores, beside) in stores.items():
@@ -56,7 +56,7 @@ def each_alone(stores: Mapping[str, Sources], settings: Train) -> dict[str, Prob
     return found
 
 
-def matrix(probers: Mapping[str, ProbeBank], stores: Mapping[str, Sources], settings: Train) -> Matrix:
+def matrix(probers: Mapping[str, Prober], stores: Mapping[str, Sources], settings: Train) -> Matrix:
     """Test every prober on the test texts of every store.
 
     Returns:
@@ -73,7 +73,7 @@ def matrix(probers: Mapping[str, ProbeBank], stores: Mapping[str, Sources], sett
     return found
 
 
-def _cell(bank: ProbeBank, examples: Examples, scores: np.ndarray, settings: Train) -> dict[str, Any]:
+def _cell(bank: Prober, examples: Examples, scores: np.ndarray, settings: Train) -> dict[str, Any]:
     test = examples.rows["test"]
     sides = examples.sides(bank.seen or Seen({}), "test")
     fresh = test[[side not in ("train", "validation") for side in sides]]
