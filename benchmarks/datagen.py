@@ -12,8 +12,8 @@ import argparse
 import resource
 import statistics
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -22,13 +22,12 @@ from report import invocation, publish
 from timing import Results, by_turns, ratios, spread, verdict
 
 from probers import CausalLM
-from probers.data.articles import open_articles
-from probers.data.articles.cuts import Cut, CutPlan
-from probers.datagen.labels.base import Examples
-from probers.datagen.labels.wiki import WikiBuilder
-from probers.prompts import TESTBED_PROMPT
+from probers.commands.components import Component
+from probers.data.articles.cuts import Cut
+from probers.datagen import Articles
+from probers.datagen.labels.rows import Examples
+from probers.datagen.settings import Options
 from probers.types import Needs
-from probers.words import EntityMatcher, Recogniser
 
 SECTION = "Labels from articles (cpu)"
 #: Ways: number format, whether cuts that begin alike are read once, and tokens of context.
@@ -42,13 +41,13 @@ WAYS: dict[str, tuple[str, bool, int | None]] = {
 _BEFORE, _DEFAULT = "float32, every cut in full", "+ `context=256` (default)"
 
 
-def labels_of(builder: WikiBuilder, cuts: list[Cut], *, shares: bool) -> tuple[Examples, float]:
+def labels_of(source: Articles, lm: CausalLM, cuts: list[Cut], *, shares: bool) -> tuple[Examples, float]:
     """Label the cuts; return the examples and the processor's seconds."""
     before = resource.getrusage(resource.RUSAGE_SELF)
     found = Examples()
 
     def label() -> None:
-        for examples in builder.build(cuts, {}):
+        for examples in source.examples(lm, cuts):
             found.extend(examples)
 
     if shares:
@@ -71,29 +70,29 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--write", action="store_true", help="put the section into RESULTS.md")
     options = parser.parse_args(argv)
 
-    recognise = Recogniser("rules", fine=True)
-    source = open_articles(options.articles, limit=options.count, seed=0)
-    plan = CutPlan(source, recognise, options.per_article, None, 0)
-    cuts = list(plan)
     models = {
         dtype: CausalLM.from_pretrained(options.model, dtype=dtype) for dtype in ("float32", "bfloat16")
     }
-    matcher = EntityMatcher()
 
-    def builder(dtype: str, context: int | None) -> WikiBuilder:
+    def source(dtype: str, context: int | None) -> Articles:
         lm = models[dtype]
         layers = tuple(range(lm.num_layers // 3 + 1, lm.num_layers + 1, 2))
-        prompt = replace(TESTBED_PROMPT, name="mind")
-        return WikiBuilder(
-            lm, plan, Needs.of(layers, pool="predicting"), matcher, recognise, prompt,
-            max_new_tokens=16, context=context,
-        )  # fmt: skip
+        made = Articles(
+            options.articles, per_article=options.per_article, within=None, context=context, language="en"
+        )
+        matcher = Options().matcher.with_options(vectors="")
+        prompt = Component.of("prompt", "testbed", name="mind")
+        made.plan(Options(limit=options.count, max_new_tokens=16, matcher=matcher, prompt=prompt))
+        made.begin(lm, Needs.of(layers, pool="predicting"), Path())
+        return made
 
+    planned = source("float32", None)
+    cuts = list(planned.units())
     spent: dict[str, list[float]] = {name: [] for name in WAYS}
 
     def work(name: str, some: list[Cut]) -> Examples:
         dtype, shares, context = WAYS[name]
-        found, seconds = labels_of(builder(dtype, context), some, shares=shares)
+        found, seconds = labels_of(source(dtype, context), models[dtype], some, shares=shares)
         spent[name].append(seconds)
         return found
 
@@ -121,7 +120,7 @@ def main(argv: list[str] | None = None) -> None:
     lengths = [len(cut.before.split()) for cut in cuts]
     results.note(
         "labels",
-        f"{options.model}, {plan.articles} articles, {len(cuts)} cuts with "
+        f"{options.model}, {planned.cuts.articles} articles, {len(cuts)} cuts with "
         f"{statistics.median(lengths):.0f} words before them in the middle and {max(lengths)} at most, "
         f"{len(made[_BEFORE].rows)} labels; {options.repeats} rounds in turn. "
         f"Labels are compared where both ways give one.",

@@ -28,9 +28,9 @@ from timing import by_turns, ratios, spread, verdict
 from probers import CausalLM, FeatureStore
 from probers.data.articles import open_articles
 from probers.data.articles.cuts import Cut, CutPlan
-from probers.datagen.labels.wiki import WikiBuilder
+from probers.datagen import Articles
+from probers.datagen.settings import Options
 from probers.datagen.writer import fill
-from probers.prompts import TESTBED_PROMPT
 from probers.store.spec import FeatureSpec
 from probers.types import Needs
 from probers.words import EntityMatcher, Recogniser
@@ -77,17 +77,19 @@ def ours(lm: CausalLM, given: str, articles: int) -> dict[str, float]:
     layers = tuple(range(lm.num_layers + 1))
     recogniser = TimedRecogniser(Recogniser("rules", fine=True, quiet=True))
     matcher = TimedMatcher(EntityMatcher().match)
-    builder: Any = WikiBuilder(
-        lm, plan(given, articles, recogniser), Needs.of(layers), matcher, recogniser, TESTBED_PROMPT,
-        max_new_tokens=48,
-    )  # fmt: skip
+    source = Articles(given, language="en")
+    source.plan(
+        Options(limit=articles, on_bad_line="skip", matcher=Options().matcher.with_options(vectors=""))
+    )
+    source.begin(lm, Needs.of(layers), Path())
+    source.keep(cuts=plan(given, articles, recogniser), matcher=matcher, recognise=recogniser)
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
         store = FeatureStore.create(Path(folder) / "s", [FeatureSpec(lm.spec, layers, lm.width)], config={})
-        fill(store, builder, shard_size=256)
+        fill(store, source, partial(source.examples, lm))
         store.finish({})
         spans = len(store)
     return {
-        "articles": builder.plan.articles, "cuts": builder.plan.cuts, "spans": spans,
+        "articles": source.cuts.articles, "cuts": source.cuts.cuts, "spans": spans,
         "matching": matcher.seconds, "entities": recogniser.seconds,
     }  # fmt: skip
 

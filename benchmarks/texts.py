@@ -34,8 +34,8 @@ from timing import Results, ratios, spread, verdict
 
 from probers import CausalLM, FeatureStore
 from probers.data.texts import Text, TextSource
-from probers.datagen.labels.texts import TextsBuilder
-from probers.datagen.settings import Datagen
+from probers.datagen import Texts
+from probers.datagen.settings import Options
 from probers.datagen.writer import fill
 from probers.engine.tokens import encode_continuation, encode_prompts, without_end
 from probers.prompts import TESTBED_PROMPT
@@ -94,12 +94,14 @@ def _tokens(lm: CausalLM, source: TextSource, text: Text) -> tuple[Sequence[int]
 def ours(lm: CausalLM, source: TextSource, batch: int, folder: Path) -> np.ndarray:
     """Write the store of all tokens; return the states (layers, tokens, width) of the first text."""
     layers = layers_of(lm)
-    builder = TextsBuilder(lm, source, TESTBED_PROMPT, Needs.of(layers, pool="tokens"), "token")
+    texts = Texts(source.path, outside=source.outside)
+    texts.plan(Options(pool="tokens", limit=source.limit))
+    texts.begin(lm, Needs.of(layers, pool="tokens"), folder)
     spec = FeatureSpec(
-        lm.spec, layers, lm.width, pool="tokens", position=builder.position, prompt=builder.prompt.fingerprint
+        lm.spec, layers, lm.width, pool="tokens", position=texts.position, prompt=texts.prompt.fingerprint
     )
     store = FeatureStore.create(folder, [spec], config={})
-    fill(store, builder, shard_size=Datagen(source="texts", pool="tokens").units_per_shard)
+    fill(store, texts, partial(texts.examples, lm))
     store.finish({})
     first = next(source.labelled("token"))
     rows = np.flatnonzero(FeatureStore.open(folder).table()["span"] == f"{first.dataset}/{first.id}")

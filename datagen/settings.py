@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from pkgutil import resolve_name
+from typing import Annotated, Any, Literal, NamedTuple
 
-from probers.commands.components import Component, choice
+from probers.commands.components import Component, choice, fixed
+from probers.commands.compose import key_value
 from probers.commands.settings import OnBadLine, Reading, ReadPool, Resamples, Settings, Several, TextFile
 from probers.data.articles.base import Wikipedia
 from probers.options import Count, Dotted, Limits, Name, Natural, Positive, Seed
-from probers.types import Site, Unit
+from probers.types import Site, Unit, UserError
 from probers.words.thinking import Part
 
 _SplitName = Annotated[str, Limits(pattern="^(train|validation|test)$")]
@@ -25,24 +27,9 @@ Quota = Annotated[
 
 
 @dataclass(frozen=True, kw_only=True)
-class Datagen(Reading):
-    """Label text that a model writes, and store its hidden states.
+class Labelling(Settings):
+    """Options of every source."""
 
-    source=cot answers questions with and without retrieved passages; source=wiki cuts articles before
-    an entity and lets the model continue them; source=texts reads texts that have labels already;
-    source=judged writes long answers and has their entities or sentences judged.
-    """
-
-    source: Literal["cot", "wiki", "texts", "judged"] | Dotted = "cot"
-    """kind of labels; --source wiki is the same as source=wiki. A dotted path names a class of your own,
-    derived from probers.datagen.labels.base.LabelBuilder"""
-    engine: Literal["transformers", "vllm"] = "transformers"
-    """what runs the model; vllm (pip install "probers[vllm]") is faster, reads site=resid_post only, and
-    stores no signals of attention (rind_max)"""
-    out: Name = "runs/datagen/${source}"
-    """feature store to write; an unfinished one is resumed"""
-    articles: Name = "testbed"
-    """wiki, judged: testbed, FILE.jsonl[.gz], wikipedia, or hf:ID[:config][:split]"""
     limit: Count | PerSplit | None = 2000
     """questions (cot), articles (wiki, judged), texts or prompts, drawn by seed; null takes all. cot also
     takes one number for each split, null for all of it: {train: 5000, validation: null}"""
@@ -60,6 +47,87 @@ class Datagen(Reading):
     with every pool of every site in one pass"""
     dtype: Literal["float16", "float32"] = "float16"
     """number format of stored states"""
+    balance: bool = False
+    """true drops examples, drawn by seed, until both labels are equally frequent in every split"""
+    balance_to: Quota | None = None
+    """balance=true that stops at so many examples per split (wiki: spans): {train: 8000, validation: 400}"""
+    shard_size: Count = 64
+    """questions, cuts or texts per shard, which is in memory while it is made; a kill loses this shard and
+    nothing else"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(Labelling):
+    """Options of :func:`probers.datagen.label` beside those of its source."""
+
+    engine: Literal["transformers", "vllm"] = "transformers"
+    seed: Seed = 0
+    on_bad_line: OnBadLine = "error"
+    max_new_tokens: Count = 48
+    prompt: Component = choice("auto")
+    matcher: Component = fixed("probers.words.matcher.EntityMatcher", vectors="auto")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for key, names in (("pool", self.pools), ("site", self.sites)):
+            if len(set(names)) < len(names):
+                raise UserError(f"{key}=[{','.join(names)}] has a duplicate: give each once")
+        if "tokens" in self.pools and len(self.pools) > 1:
+            mixed = f"pool=[{','.join(self.pools)}] mixes rows of tokens with rows of spans"
+            raise UserError(f"{mixed}: make two stores, one with pool=tokens", "conflict")
+
+    @property
+    def pools(self) -> list[ReadPool]:
+        return [self.pool] if isinstance(self.pool, str) else list(self.pool)
+
+    @property
+    def sites(self) -> list[Site]:
+        return [self.site] if isinstance(self.site, str) else list(self.site)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfArticles:
+    """Options of sources that read articles."""
+
+    articles: Name = "testbed"
+    """wiki, judged: testbed, FILE.jsonl[.gz], wikipedia, or hf:ID[:config][:split]"""
+    recogniser: Name = "auto"
+    """wiki: finder of entities: rules, spacy:NAME (an installed pipeline of the language, such as
+    spacy:en_core_web_sm), or auto (rules)"""
+    language: Literal["auto", "en", "de", "fr", "es", "zh", "ja"] = "auto"
+    """wiki, judged: language of the articles and of the written texts; auto finds it in the articles (with
+    articles=wikipedia it is wikipedia.language), and refuses others than these six"""
+    min_sentences: Count = 2
+    """wiki: shorter articles are left out and listed (not the testbed's)"""
+    max_chars: Count = 100000
+    """wiki: longer articles are cut off between sentences (not the testbed's)"""
+    wikipedia: Wikipedia = field(default_factory=Wikipedia)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfPart:
+    """Options of sources that may read a part of each text."""
+
+    reads: Part = "both"
+    """cot, texts, judged: part that is read and labelled of texts by a model that thinks: the answer, the
+    thinking, or both. cot labels by the answer in any case; thinking then reads the states before it"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfUnits(OfPart):
+    """Options of sources whose texts have judged parts."""
+
+    unit: Unit | None = None
+    """texts, judged: unit of an example: span, sentence, claim, answer, or token (every token of the answer,
+    with pool=tokens); null is answer (judged: span, which is an entity), with pool=tokens token"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfCot(OfPart):
+    """Options of ``source=cot``."""
+
+    temperature: Positive = 1.0
+    """cot, judged: temperature of the samples, and of drawn answers"""
     label: Name = "em"
     """cot: rule for right answers: em (exact match), acc (gold answer in the text), match (the same meaning,
     see matcher) or f1>=0.8; or semantic_entropy, which needs samples and no gold answers: answers to
@@ -70,8 +138,12 @@ class Datagen(Reading):
     """cot: answers drawn beside each greedy one, for columns of self-consistency, semantic entropy, lexical
     similarity, EigenScore, P(True) and stated confidence, with which probers-train compares heads; 0 makes no
     such columns, 5 writes about six times as much"""
-    temperature: Positive = 1.0
-    """cot, judged: temperature of the samples, and of drawn answers"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfWiki(OfArticles):
+    """Options of ``source=wiki``."""
+
     per_article: Count = 2
     """wiki: most entities cut per article"""
     within: Count | None = 10
@@ -81,39 +153,29 @@ class Datagen(Reading):
     background: Natural = 0
     """wiki, with pool=tokens: also store the states of so many tokens before each entity, without a label; a
     head that reads the entity in its text needs them (head=sequence)"""
-    recogniser: Name = "auto"
-    """wiki: finder of entities: rules, spacy:NAME (an installed pipeline of the language, such as
-    spacy:en_core_web_sm), or auto (rules)"""
-    language: Literal["auto", "en", "de", "fr", "es", "zh", "ja"] = "auto"
-    """wiki, judged: language of the articles and of the written texts; auto finds it in the articles (with
-    articles=wikipedia it is wikipedia.language), and refuses others than these six"""
     negatives: Literal["generated", "untouched"] = "generated"
     """wiki: faithful examples are entities that the model wrote, or those of the untouched articles"""
     doubtful: Literal["undecided", "compared"] = "undecided"
     """wiki: treatment of pairs that comparing cannot judge: entities of different kinds ("the 1930s" for
     "Great Depression"), at the start of a sentence ("In | 2014"), in swapped order, of different units, or a
     region for its part. undecided leaves them out, compared labels them anyway, as RaDIO does"""
-    balance: bool = False
-    """true drops examples, drawn by seed, until both labels are equally frequent in every split"""
-    balance_to: Quota | None = None
-    """balance=true that stops at so many examples per split (wiki: spans): {train: 8000, validation: 400}"""
-    reads: Part = "both"
-    """cot, texts, judged: part that is read and labelled of texts by a model that thinks: the answer, the
-    thinking, or both. cot labels by the answer in any case; thinking then reads the states before it"""
-    shard_size: Count | None = None
-    """questions, cuts or texts per shard, which is in memory while it is made; null is 256, or 64 for texts
-    and judged with pool=tokens. An unfinished shard is saved every half minute, so that a kill loses no more
-    than that and one batch"""
-    min_sentences: Count = 2
-    """wiki: shorter articles are left out and listed (not the testbed's)"""
-    max_chars: Count = 100000
-    """wiki: longer articles are cut off between sentences (not the testbed's)"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfTexts(OfUnits):
+    """Options of ``source=texts``."""
+
     texts: TextFile = field(default_factory=TextFile)
-    unit: Unit | None = None
-    """texts, judged: unit of an example: span, sentence, claim, answer, or token (every token of the answer,
-    with pool=tokens); null is answer (judged: span, which is an entity), with pool=tokens token"""
     max_tokens: Count | None = None
     """texts: most tokens of an answer that are read; units after them are left out. null reads all"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfJudged(OfArticles, OfUnits):
+    """Options of ``source=judged``."""
+
+    temperature: Positive = 1.0
+    """cot, judged: temperature of the samples, and of drawn answers"""
     prompts: Name | None = None
     """judged: JSON lines of prompts for long answers, each with the title of its reference article if
     articles have one; null asks about the title of each article (prompt.article)"""
@@ -122,13 +184,93 @@ class Datagen(Reading):
     judge: Component = choice("article")
     judge_units: Literal["entities", "sentences", "both"] = "entities"
     """judged: units that the judge gets; a sentence of judged entities is wrong if one of them is"""
-    wikipedia: Wikipedia = field(default_factory=Wikipedia)
+
+
+class Kind(NamedTuple):
+    """Source by name: its class, its options, and the keys that it takes from all commands' common ones."""
+
+    target: str
+    options: type
+    common: tuple[str, ...]
 
     @property
-    def units_per_shard(self) -> int:
-        """Return ``shard_size``, or its default: less if every token of whole texts is stored."""
-        whole = self.source in ("texts", "judged") and self.pool == "tokens"
-        return self.shard_size or (64 if whole else 256)
+    def keys(self) -> set[str]:
+        return {f.name for f in fields(self.options)} | {*self.common}
+
+
+_CORPUS = ("corpus", "passage_words", "corpus_cache", "retriever")
+_WRITES = ("matcher", "max_new_tokens")
+#: Sources by name; a source of the user's own is a dotted path.
+SOURCES = {
+    "cot": Kind("probers.datagen.labels.cot.Questions", OfCot, ("questions", "k", *_CORPUS, *_WRITES)),
+    "wiki": Kind("probers.datagen.labels.wiki.Articles", OfWiki, _WRITES),
+    "texts": Kind("probers.datagen.labels.texts.Texts", OfTexts, ()),
+    "judged": Kind("probers.datagen.labels.judged.Prompts", OfJudged, (*_CORPUS, *_WRITES)),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Datagen(OfJudged, OfTexts, OfWiki, OfCot, Labelling, Reading):
+    """Label text that a model writes, and store its hidden states.
+
+    source=cot answers questions with and without retrieved passages; source=wiki cuts articles before
+    an entity and lets the model continue them; source=texts reads texts that have labels already;
+    source=judged writes long answers and has their entities or sentences judged.
+    """
+
+    source: Literal["cot", "wiki", "texts", "judged"] | Dotted = "cot"
+    """kind of labels; --source wiki is the same as source=wiki. A dotted path names a class of your own,
+    derived from probers.datagen.labels.base.Source"""
+    engine: Literal["transformers", "vllm"] = "transformers"
+    """what runs the model; vllm (pip install "probers[vllm]") is faster, reads site=resid_post only, and
+    stores no signals of attention (rind_max)"""
+    out: Name = "runs/datagen/${source}"
+    """feature store to write; an unfinished one is resumed"""
+    own: Mapping[str, Any] = field(default_factory=dict)
+    """fields of a source of your own, which are typed as KEY=value"""
+
+    @classmethod
+    def accepted(cls, typed: Sequence[str]) -> list[str]:
+        """Write ``source.KEY`` as KEY; refuse the keys of sources that are not chosen (UserError)."""
+        pairs = [key_value(override) for override in typed]
+        name = dict(pairs).get("source", "cot")
+        keys = SOURCES[name].keys if name in SOURCES else _own_keys(name)
+        there, accepted = {f.name for f in fields(cls)}, []
+        for (key, _), override in zip(pairs, typed, strict=True):
+            plain = key.removeprefix("source.")
+            first = plain.partition(".")[0]
+            owners = [f"source={each}" for each, kind in SOURCES.items() if first in kind.keys]
+            if keys is not None and first not in keys:
+                if owners:
+                    message = f"{first} belongs to {' and '.join(owners)}, and the source is {name}"
+                    raise UserError(f"{message}: leave it out, or choose another source", "conflict")
+                if plain != key:
+                    message = f"{key} is no option of source={name}: it has {', '.join(sorted(keys))}"
+                    raise UserError(message, "unknown-key")
+            if first not in there and (keys is None or first in keys):
+                plain = f"+own.{plain}"
+            accepted.append(override if plain == key else f"{plain}={override.partition('=')[2]}")
+        return accepted
+
+
+def source_class(name: str) -> type[Any]:
+    """Import the class of a source (UserError: no dataclass, or not derived from Source)."""
+    target = SOURCES[name].target if name in SOURCES else name
+    kind = Component("source", target, {}).kind
+    base = resolve_name("probers.datagen.labels.base.Source")
+    if not (isinstance(kind, type) and issubclass(kind, base) and is_dataclass(kind)):
+        message = f"source={name} is no dataclass derived from {base.__module__}.{base.__qualname__}"
+        raise UserError(message, "own-class")
+    return kind
+
+
+def _own_keys(name: str) -> set[str] | None:
+    """List the keys that a class of the user's own may take; None, for any, if it cannot be imported."""
+    try:
+        own = {f.name for f in fields(source_class(name)) if f.init}
+    except UserError:  # its own refusal comes when the command runs
+        return None
+    return own.union(*(kind.common for kind in SOURCES.values()))
 
 
 @dataclass(frozen=True, kw_only=True)

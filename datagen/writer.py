@@ -1,19 +1,17 @@
-"""Writer of a feature store: shard by shard, with the unfinished shard saved in pieces.
+"""Writer of a feature store, shard by shard: a shard is written at once, and a killed run makes it again.
 
-The units of work of a shard alone decide its content, and the batches in which they go through the model.
-Time only decides when the examples since the last save go into the folder ``unfinished``, a feature store of
-its own. A killed run resumes from it; the whole shard is then written at once, in the order of its work. Its
-bytes are those of a run that was never interrupted.
+The shards of finished parts are joined in the same way, and the store is balanced in the end.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
-import sys
 import time
+from array import array
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, takewhile
 from pathlib import Path
@@ -22,140 +20,156 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from probers.checksums import sha256
+from probers.checksums import draw_key, sha256
 from probers.commands.merge import PartRuns
 from probers.commands.runs import tell
 from probers.data.splits import Partition
 from probers.files import write_text, writing
-from probers.store.files import MANIFEST, read_rows, read_sidecar, shard_file, state_suffixes, written_shards
-from probers.store.reader import StateReader
-from probers.store.spec import FeatureSpec
 from probers.store.store import FeatureStore
-from probers.types import UserError
+from probers.types import SPLITS, UserError
 
-from .labels.base import Examples, LabelBuilder, Quotas, span_of
+from .audit.sampling import stored_columns
+from .labels.base import Source
+from .labels.rows import Examples, span_name
 
-#: Seconds between two saves of the unfinished shard; a kill loses these, and one batch more.
-PART = 30.0
-_FOLDER = "unfinished"
+log = logging.getLogger(__name__)
+
 #: Characters shown of a prompt's end and of a text.
 _SHOWN = 160
+_REASON = "balance: more of its label than of the other"
+_ENOUGH = "balance: its split has enough of its label"
 
-Clock = Callable[[], float]
+#: Makes the examples of the units of a shard, batch by batch.
+Make = Callable[[Sequence[Any]], Iterable[Examples]]
+#: Values of the columns that a span is balanced by, and its label.
+_Kind = tuple[tuple[str, ...], int]
 
 
-class Unfinished:
-    """Shard being made of the spans ``names``, in the order of the store."""
+@dataclass(frozen=True)
+class Work:
+    """Units that are to be made: those of a part of the run, without those of the finished shards."""
 
-    def __init__(self, store: FeatureStore, names: Sequence[str], clock: Clock) -> None:
-        self._store, self._names, self._clock = store, names, clock
-        self._path = store.path / _FOLDER / "parts"
-        self._parts: FeatureStore | None = None
-        self._all, self._new = Examples(), Examples()
-        if (self._path / MANIFEST).exists():
-            self._resume()
-        else:  # remains of a store that was being removed
-            _remove(store)
-        self._begun = clock()
+    part: Partition | None = None
+    done: frozenset[str] = frozenset()
 
-    def _resume(self) -> None:
-        """Read the pieces of this shard that an interrupted run saved; remove those of another shard."""
-        try:
-            self._parts = self._create()
-        except UserError:
-            _remove(self._store)
+    def has(self, unit: Any) -> bool:
+        return unit.id not in self.done and (self.part is None or self.part.owns(unit.group))
+
+
+def fill(store: FeatureStore, source: Source, make: Make, part: Partition | None = None) -> None:
+    """Make and write the units that no shard covers yet, one shard at a time.
+
+    A split with a full quota gets no further units; quotas are checked between two shards. A ``part`` has its
+    own units and no quotas, since it does not know the examples of the others. A bar shows rates and label
+    shares of this run; the first example is logged.
+    """
+    quotas = quotas_of(source) if part is None else Quotas({}, by=source.balance_by, parts=source.parts)
+    with tqdm(total=source.total, unit=f" {source.item_name}s", dynamic_ncols=True) as bar:
+        progress = _Progress(source, bar)
+        for before, units in _shards(store, source, quotas, Work(part, frozenset(store.units))):
+            if not bar.n:  # what an earlier run has made
+                bar.initial = bar.n = bar.last_print_n = before
+            whole = Examples()
+            for batch in make(units):
+                progress.add(batch)
+                batch.states = [_rounded(states, store) for states in batch.states]
+                whole.extend(batch)
+            _write(store, source, whole, [unit.id for unit in units])
+            progress.end(len(units))
+        bar.update(source.items - bar.n)
+
+
+def _shards(
+    store: FeatureStore, source: Source, quotas: Quotas, work: Work
+) -> Iterator[tuple[int, list[Any]]]:
+    """Yield each missing shard's units, after the number of items read before it."""
+    units = takewhile(lambda _: not all(map(quotas.full, SPLITS)), _counted(source))
+    waiting = (unit for unit in units if work.has(unit) and not quotas.full(unit.split))
+    counted = 0
+    while True:
+        # Count only the shards before the next one: what is made again then ends as at first.
+        while quotas and counted < store.next_shard:
+            quotas.count(store.shard_rows(counted))
+            counted += 1
+        if not (first := list(islice(waiting, 1))):
             return
-        for index in written_shards(self._path):
-            rows, states, _, left_out = self._parts.read_shard(index)
-            self._all.extend(Examples(rows, list(zip(*states, strict=True)), left_out))
-
-    def _create(self) -> FeatureStore:
-        config = {"shard_of": self._store.config, "names": list(self._names)}
-        return FeatureStore.create(self._path, self._store.features, config=config)
-
-    @property
-    def labels(self) -> dict[str, int | None]:
-        """Map the spans so far to their labels, None for those left out."""
-        return self._all.labels()
-
-    def add(self, examples: Examples) -> None:
-        """Add examples, rounded as they are stored, and save a piece when it is time."""
-        examples.states = [
-            [_rounded(each, spec) for each, spec in zip(of_row, self._store.features, strict=True)]
-            for of_row in examples.states
-        ]
-        self._all.extend(examples)
-        self._new.extend(examples)
-        if self._clock() - self._begun >= PART:
-            if self._parts is None:  # an empty store is false
-                self._parts = self._create()
-            _write(self._parts, self._new, [])
-            self._new, self._begun = Examples(), self._clock()
-
-    def finish(self, units: Sequence[str]) -> None:
-        """Write the shard, which covers the units of these ids."""
-        self._all.sort(self._names)
-        _write(self._store, self._all, units)
-        _remove(self._store)
+        before = max(0, source.items - 1)
+        yield before, [*first, *islice(waiting, source.options.shard_size - 1)]
 
 
-def _remove(store: FeatureStore) -> None:
-    """Remove the saved pieces, with the remembered checksums beside them."""
-    if (folder := store.path / _FOLDER).exists():
-        shutil.rmtree(folder)
+def _counted(source: Source) -> Iterator[Any]:
+    """Yield the units of a source, which keeps the number of items read for them."""
+    number = 0
+    for number, unit in enumerate(source.units(), 1):
+        source.keep(items=source.items_of(number))
+        yield unit
+    source.keep(items=source.items_of(number))
 
 
-def _rounded(states: np.ndarray, spec: FeatureSpec) -> np.ndarray:
-    """Convert states to the store's number format; values too large for it are refused on writing."""
+def _rounded(states: Sequence[np.ndarray], store: FeatureStore) -> list[np.ndarray]:
+    """Convert states to the store's number formats; values too large for them are refused on writing."""
     with np.errstate(over="ignore"):
-        return np.asarray(states, dtype=spec.read_as)
+        pairs = zip(states, store.features, strict=True)
+        return [np.asarray(each, dtype=spec.read_as) for each, spec in pairs]
 
 
-def _write(store: FeatureStore, examples: Examples, units: Sequence[str]) -> None:
+def _write(store: FeatureStore, source: Source, examples: Examples, units: Sequence[str]) -> None:
+    """Write a shard, its rows by round and unit."""
+    number = {name: place for place, name in enumerate(units)}
+
+    def place(span: str) -> tuple[int, int]:
+        turn, unit = source.place(span)
+        return turn, number[unit]
+
+    places = [place(span_name(row)) for row in examples.rows]
+    order = sorted(range(len(places)), key=places.__getitem__)
     states = []
-    for number, spec in enumerate(store.features):
+    for feature, spec in enumerate(store.features):
         # Layer by layer, like the file: a shard is large, and must not be copied again.
-        layers = np.empty((len(spec.layers), len(examples.rows), spec.width), dtype=spec.read_as)
-        for row, of_row in enumerate(examples.states):
-            layers[:, row] = of_row[number]
+        layers = np.empty((len(spec.layers), len(order), spec.width), dtype=spec.read_as)
+        for row, made in enumerate(order):
+            layers[:, row] = examples.states[made][feature]
         states.append(layers.transpose(1, 0, 2))
-    store.write_shard(store.next_shard, examples.rows, *states, units=units, left_out=examples.left_out)
+    rows = [examples.rows[made] for made in order]
+    left_out = sorted(examples.left_out, key=lambda record: place(record["id"]))
+    store.write_shard(store.next_shard, rows, *states, units=units, left_out=left_out)
 
 
 class LabelledParts:
     """Labelled examples of the finished ``parts`` of a run, in the order of the whole.
 
-    The rows of one shard of each part are held; states are copied from the mapped files when needed.
+    The rows of one shard of each part are held.
     """
 
-    def __init__(self, parts: PartRuns) -> None:
-        self._parts = parts
+    def __init__(self, parts: PartRuns, source: Source) -> None:
+        self._parts, self._source = parts, source
         stores = {run.path: FeatureStore.open(run.path) for run in parts.runs}
         self.features = parts.of_one("features", lambda run: stores[run.path].features)
-        self._shards = {path: _read_shards(store) for path, store in stores.items()}
-        self._current: dict[Path, _Shard] = {}
+        self._shards = {path: self._read(store) for path, store in stores.items()}
+        self._current: dict[Path, dict[str, Examples]] = {}
 
-    def build(
-        self, builder: LabelBuilder, units: Sequence[Any], known: Mapping[str, Any]
-    ) -> Iterator[Examples]:
-        """Build like :meth:`LabelBuilder.build`; UserError for a part that lacks one of its units."""
-        examples = Examples()
+    def __call__(self, units: Sequence[Any]) -> Iterator[Examples]:
+        """Yield the examples of some units; UserError for a part that lacks one of its units."""
         for unit in units:
-            shard = self._shard_of(unit)
-            for name in builder.names([unit]):
-                if name not in known:
-                    shard.copy(name, examples)
-        yield examples
+            path = self._parts.owner(unit.group).path
+            while unit.id not in self._current.get(path, {}):
+                if (shard := next(self._shards[path], None)) is None:
+                    lacks = f"{path} lacks {unit.id}, which its part of the run has"
+                    raise UserError(f"{lacks}: its inputs were others; make it again", "parts")
+                self._current[path] = shard
+            yield self._current[path].pop(unit.id)
 
-    def _shard_of(self, unit: Any) -> _Shard:
-        path = self._parts.owner(unit.group).path
-        while path not in self._current or unit.id not in self._current[path].units:
-            shard = next(self._shards[path], None)
-            if shard is None:
-                lacks = f"{path} lacks {unit.id}, which its part of the run has"
-                raise UserError(f"{lacks}: its inputs were others; make it again", "parts")
-            self._current[path] = shard
-        return self._current[path]
+    def _read(self, store: FeatureStore) -> Iterator[dict[str, Examples]]:
+        """Yield the examples of each shard by unit."""
+        for index in range(store.next_shard):
+            rows, states, units, left_out = store.read_shard(index)
+            shard = {unit: Examples() for unit in units}
+            for number, row in enumerate(rows):
+                unit = self._source.place(span_name(row))[1]
+                shard[unit].add(row, [each[number] for each in states])
+            for record in left_out:
+                shard[self._source.place(record["id"])[1]].left_out.append(record)
+            yield shard
 
     def take_vectors(self, names: Sequence[str], folder: Path) -> None:
         """Copy the word vectors of the parts, if they have any; UserError if they differ."""
@@ -171,95 +185,36 @@ class LabelledParts:
 
     def join(self, name: str, folder: Path) -> None:
         """Concatenate the lines of a file of the parts, if they have it."""
-        found = [path.read_text("utf-8") for run in self._parts.runs if (path := run.path / name).exists()]
-        if found:
-            write_text(folder / name, "".join(found))
-
-
-@dataclass
-class _Shard:
-    """Shard of a part: its units, and for each span its numbered rows and the work left out."""
-
-    units: frozenset[str]
-    rows: dict[str, list[tuple[int, dict[str, Any]]]]
-    left_out: dict[str, list[dict[str, Any]]]
-    states: list[StateReader]
-
-    def copy(self, span: str, examples: Examples) -> None:
-        if rows := self.rows.get(span):
-            numbers = np.array([number for number, _ in rows])
-            states = [reader[numbers] for reader in self.states]
-            for place, (_, row) in enumerate(rows):
-                examples.add(row, [each[place] for each in states])
-        examples.left_out += self.left_out.get(span, [])
-
-
-def _read_shards(store: FeatureStore) -> Iterator[_Shard]:
-    assert store.shards is not None  # the store of a finished part
-    for index in range(store.shards):
-        about = read_sidecar(store.path, index, store.features)
-        shard = _Shard(frozenset(about["units"]), defaultdict(list), defaultdict(list), [])
-        for found in about["left_out"]:
-            shard.left_out[found["id"]].append(found)
-        if count := about["rows"]:
-            for number, row in enumerate(read_rows(store.path, index, rows=count).to_pylist()):
-                shard.rows[span_of(row)].append((number, row))
-            for spec, end in zip(store.features, state_suffixes(store.features), strict=True):
-                file = store.path / shard_file(index, end)
-                shard.states.append(StateReader([file], [count], spec, spec.layers))
-        yield shard
+        texts = [path.read_text("utf-8") for run in self._parts.runs if (path := run.path / name).exists()]
+        if texts:
+            write_text(folder / name, "".join(texts))
 
 
 class _Progress:
-    """Bar over a builder's items, by the finished share of their shard; rates are of this run alone."""
+    """Bar over a source's items; rates are of this run alone."""
 
-    def __init__(self, builder: LabelBuilder, bar: tqdm[Any], clock: Clock) -> None:
-        self._builder, self._bar, self._clock = builder, bar, clock
-        self._begun = clock()
+    def __init__(self, source: Source, bar: tqdm[Any]) -> None:
+        self._source, self._bar, self._start = source, bar, time.monotonic()
         self._tokens, self._labels = 0, Counter[int]()
-        self._before = self._earlier = self._units = self._made = self._told = 0
-
-    def begin(self, before: int, units: int, known: int) -> None:
-        """Begin a shard of so many units and known spans, after ``before`` items."""
-        self._earlier += self._units
-        self._before, self._units, self._made = before, units, known
-        if not self._tokens:  # nothing made yet in this run
-            self._bar.initial = self._bar.n = self._bar.last_print_n = self._reached
-            self._bar.refresh()
 
     def add(self, examples: Examples) -> None:
         """Show a finished batch."""
-        labels = examples.labels()
-        if examples.rows and not self._labels.total():
-            self._bar.write("\n".join(first_example(examples.rows, self._builder.wrong_name)), sys.stdout)
-        self._made += len(set(map(self._builder.unit_of, labels)))
+        if examples.rows and not self._labels:
+            self._bar.clear()
+            for line in first_example(examples.rows, self._source.wrong_name):
+                log.info("%s", line)
         self._tokens += examples.tokens
-        self._labels.update(label for label in labels.values() if label is not None)
-        seconds, total = max(1e-9, self._clock() - self._begun), self._labels.total()
-        share = f"{self._labels[0] / total:.2f} {self._builder.wrong_name}" if total else "no label"
-        units, unit = self._earlier + self._of(self._units), f"{self._builder.unit_name}s"
+        self._labels.update(examples.labels().values())
+        seconds, total = max(1e-9, time.monotonic() - self._start), self._labels.total()
+        share = f"{self._labels[0] / total:.2f} {self._source.wrong_name}" if total else "no label"
         self._bar.set_postfix_str(
-            f"{units} {unit}, {total} labels, {total / seconds:.1f} labels/s, "
-            f"{self._tokens / seconds:.0f} tokens/s, {share}"
+            f"{total} labels, {total / seconds:.1f} labels/s, {self._tokens / seconds:.0f} tokens/s, {share}"
         )
-        self._bar.update(self._reached - self._bar.n)
-        tell(units - self._told, unit, self._bar.n / self._bar.total if self._bar.total else 0.0)
-        self._told = units
 
-    def end(self) -> None:
-        """Count the written shard."""
-        self._made = self._units * self._builder.parts
-        self._bar.update(self._reached - self._bar.n)
-
-    @property
-    def _reached(self) -> int:
-        """Number of items made, those of a shard one after the other."""
-        return self._before + self._of(self._builder.items - self._before)
-
-    def _of(self, count: int) -> int:
-        """Scale ``count`` by the finished share of this shard."""
-        whole = self._units * self._builder.parts
-        return count * min(self._made, whole) // whole
+    def end(self, units: int) -> None:
+        """Count a written shard."""
+        self._bar.update(self._source.items - self._bar.n)
+        tell(units, f"{self._source.unit_name}s", self._bar.n / self._bar.total if self._bar.total else 0.0)
 
 
 def first_example(rows: Sequence[Mapping[str, Any]], wrong: str) -> list[str]:
@@ -282,49 +237,103 @@ def _line(text: str) -> str:
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
-def fill(
-    store: FeatureStore, builder: LabelBuilder, *, shard_size: int, quotas: Quotas | None = None,
-    part: Partition | None = None, made: LabelledParts | None = None, clock: Clock = time.monotonic,
-) -> None:  # fmt: skip
-    """Make and write the units that no shard covers yet, one shard of ``shard_size`` units at a time.
+def _kinds(rows: Iterable[Mapping[str, Any]], by: Sequence[str]) -> dict[str, _Kind]:
+    return {span_name(row): (tuple(row[column] for column in by), int(row["correct"])) for row in rows}
 
-    A split with a full quota gets no further units; quotas are checked between two shards. With ``part`` only
-    its units are made; with ``made`` their examples are taken from finished parts. A bar shows rates and
-    label shares of this run after every batch; the first example is printed.
+
+class Quotas:
+    """Wanted and present numbers of examples of each label in every split.
+
+    ``wanted`` has examples by split, of both labels and all parts together; UserError for a number that
+    cannot be shared evenly. ``by`` and ``parts`` are as in :class:`.Source`.
     """
-    with tqdm(total=builder.total, unit=f" {builder.item_name}s", dynamic_ncols=True) as bar:
-        progress = _Progress(builder, bar, clock)
-        for before, units in _shards(store, builder, shard_size, quotas, part):
-            shard = Unfinished(store, builder.names(units), clock)
-            known = shard.labels
-            progress.begin(before, len(units), len(set(map(builder.unit_of, known))))
-            batches = made.build(builder, units, known) if made else builder.build(units, known)
-            for examples in batches:
-                shard.add(examples)
-                progress.add(examples)
-            shard.finish([unit.id for unit in units])
-            progress.end()
-        bar.update(builder.items - bar.n)
-    _remove(store)  # remains of a kill right after the last shard
+
+    def __init__(self, wanted: Mapping[str, int], *, by: Sequence[str], parts: int) -> None:
+        self.by, self._kinds_of_split = tuple(by), 2 * parts
+        self._wanted: dict[str, int] = {}
+        for split, examples in wanted.items():
+            if examples % self._kinds_of_split:
+                why = f"so that as many are right as wrong{f' for each {by[-1]}' if parts > 1 else ''}"
+                what = f"balance_to.{split}={examples} must be a multiple of {self._kinds_of_split}"
+                raise UserError(f"{what}, {why}")
+            self._wanted[split] = examples // self._kinds_of_split
+        self._found: Counter[_Kind] = Counter()
+
+    def __bool__(self) -> bool:
+        return bool(self._wanted)
+
+    def of(self, split: str) -> int | None:
+        """Return the examples wanted of each label and part of a split; None without a quota."""
+        return self._wanted.get(split)
+
+    def count(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Count the rows of a shard."""
+        self._found.update(_kinds(rows, self.by).values())
+
+    def full(self, split: str) -> bool:
+        """Tell whether a split has enough of each label in each part."""
+        wanted = self._wanted.get(split, np.inf)
+        enough = [n for (values, _), n in self._found.items() if values[0] == split and n >= wanted]
+        return len(enough) == self._kinds_of_split
 
 
-def _shards(
-    store: FeatureStore, builder: LabelBuilder, size: int, quotas: Quotas | None, part: Partition | None
-) -> Iterator[tuple[int, list[Any]]]:
-    """Yield each missing shard's units, after the number of items read before it."""
-    quotas = quotas or Quotas({}, by=builder.balance_by, parts=builder.parts)
-    done = store.units
-    counted = before = 0
-    units_left = takewhile(lambda _: not quotas.all_full, builder.units())
-    own = units_left if part is None else (unit for unit in units_left if part.owns(unit.group))
-    waiting = (unit for unit in own if unit.id not in done and not quotas.full(unit.split))
-    while True:
-        # Count only the shards before the next one: what is made again then ends as at first.
-        while quotas and counted < store.next_shard:
-            quotas.count(store.shard_rows(counted))
-            counted += 1
-        if not (first := list(islice(waiting, 1))):
-            return
-        before = max(before, builder.items - 1)
-        yield before, [*first, *islice(waiting, size - 1)]
-        before = builder.items
+def balance(store: FeatureStore, *, by: Sequence[str], seed: int, quotas: Quotas | None = None) -> list[str]:
+    """Drop examples until both labels are equally frequent, and no split exceeds its quota.
+
+    Labels are balanced for each value of the columns ``by``. Rows of one span (pool "tokens") stay or go
+    together, and dropped spans join those that the shards left out. Repeating changes nothing, so a killed
+    run ends like an uninterrupted one. Of the more frequent label the spans with the smallest hashes stay. In
+    a split with a quota the first spans stay, which are the same however many were made beyond them. Returns
+    notes on labels that could not be balanced, and quotas that were not reached.
+    """
+    drawn: dict[tuple[str, ...], dict[int, array[int]]] = defaultdict(lambda: {0: array("Q"), 1: array("Q")})
+    name = "span" if "span" in stored_columns(store) else "id"
+    for table in store.tables([name, "correct", *by]):
+        spans = table.drop_duplicates(name)[[name, "correct", *by]]
+        for span, correct, *values in spans.itertuples(index=False):
+            drawn[tuple(values)][correct].append(draw_key("balance", seed, span))
+    below: dict[_Kind, int] = {}
+    most: dict[_Kind, int] = {}
+    notes = []
+    for values, keys in sorted(drawn.items()):
+        least = min(map(len, keys.values()))
+        where = " ".join(values)
+        if not least:
+            kind = "right" if keys[1] else "wrong"
+            notes.append(f"balance: all labels of {where} are {kind}, so they stay as they are")
+            continue
+        quota = quotas.of(values[0]) if quotas else None
+        if quota is not None and least < quota:
+            notes.append(f"balance_to: {where} has {least} of each label and not {quota}: raise the limit")
+        for correct, found in keys.items():
+            if quota is not None:
+                most[values, correct] = min(least, quota)
+            elif len(found) > least:
+                below[values, correct] = int(np.sort(np.frombuffer(found, np.uint64))[least])
+    taken: Counter[_Kind] = Counter()
+
+    def reason(span: str, kind: _Kind) -> str:
+        """Give the reason for dropping a span; called once for each, in the store's order."""
+        taken[kind] += 1
+        if kind in most:
+            return _ENOUGH if taken[kind] > most[kind] else ""
+        return _REASON if kind in below and draw_key("balance", seed, span) >= below[kind] else ""
+
+    for index in range(store.next_shard if below or most else 0):
+        _thin(store, index, by, reason)
+    return notes
+
+
+def _thin(store: FeatureStore, index: int, by: Sequence[str], reason: Callable[[str, _Kind], str]) -> None:
+    """Write one shard without the spans that have a reason to go."""
+    rows, states, units, left_out = store.read_shard(index)
+    reasons = {span: reason(span, kind) for span, kind in _kinds(rows, by).items()}
+    if gone := [{"id": span, "reason": why} for span, why in reasons.items() if why]:
+        keep = [number for number, row in enumerate(rows) if not reasons[span_name(row)]]
+        kept, thinned = [rows[i] for i in keep], [each[keep] for each in states]
+        store.write_shard(index, kept, *thinned, units=units, left_out=[*left_out, *gone])
+
+
+def quotas_of(source: Source) -> Quotas:
+    """Make the quotas of the option ``balance_to`` (UserError: numbers that cannot be shared evenly)."""
+    return Quotas(source.options.balance_to or {}, by=source.balance_by, parts=source.parts)

@@ -4,14 +4,17 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from probers.bank.bank import Prober
+from probers.datagen.labels.base import Source
+from probers.datagen.settings import Options
 from probers.heads import HEADS, WRONG
-from probers.prompts import TESTBED_PROMPT
+from probers.prompts import TESTBED_PROMPT, PromptTemplate
 from probers.store.spec import FeatureSpec, ModelSpec
 from probers.types import AttentionRows, Feature, Generation, Needs, Passage
 
@@ -157,3 +160,12 @@ class FakeRetriever:
 
 def passage(text: str, title: str = "") -> Passage:
     return Passage(f"p-{text}", title or f"title of {text}", text, 1.0)
+
+
+def begun(source: Source, lm: Any, needs: Needs, *, prompt: Any = None, **options: Any) -> Source:
+    """A source that has read its inputs, for a model to label; names are compared without WordNet."""
+    matcher = Options().matcher.with_options(wordnet="", vectors="")
+    source.plan(Options(matcher=matcher, **options))
+    source.begin(lm, needs, Path())
+    source.keep(prompt=prompt or PromptTemplate("plain"))
+    return source

@@ -17,7 +17,7 @@ from probers.bank.bank import Prober
 from probers.bank.domain import FILE, Domain, limit_of
 from probers.bank.io import CONFIG
 from probers.checksums import sealed
-from probers.datagen.labels.base import recorded, recorded_needs
+from probers.datagen.labels.rows import recorded, recorded_needs
 from probers.engine.language_model import Sampling
 from probers.online.scores import GrowingScores, text_needs, text_scores
 from probers.train.assemble import fit_domain, surprise_of

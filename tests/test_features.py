@@ -7,7 +7,7 @@ from test_capture import CLOSE, MANY, hidden_of
 from tiny import PROMPTS, tiny_lm
 
 from probers.capture.pooling import token_pool
-from probers.datagen.labels.wiki import span_needs, span_rows
+from probers.datagen.labels.rows import span_needs, span_rows
 from probers.engine.kv_cache import PrefixCache
 from probers.types import Feature, Needs, RunError
 

@@ -19,13 +19,11 @@ from probers import FeatureStore
 from probers.commands import main as cli
 from probers.data.texts import Mark, TextSource
 from probers.data.topics import PromptFile, Topic
+from probers.datagen import Prompts
 from probers.datagen.judges.agreement import FILE
 from probers.datagen.judges.article import ArticleJudge
 from probers.datagen.judges.base import JUDGED, Answer, Grounds
-from probers.datagen.judges.kinds import another_kind
-from probers.datagen.judges.relations import country_of, facts
-from probers.datagen.labels.judged import JudgedBuilder
-from probers.prompts import TESTBED_PROMPT
+from probers.datagen.judges.relations import another_kind, country_of, facts
 from probers.testbed.assets import load_world, model_path
 from probers.testbed.relations import RELATIONS
 from probers.words import EntityMatcher, Recogniser, find_entities
@@ -158,12 +156,10 @@ def test_further_answers_are_drawn_and_judged(server, tmp_path):
 
 
 def marks(text, message="Tell me about Ada Lovelace.", stop="eos", units="entities"):
-    builder = JudgedBuilder(
-        None, (), None, Recogniser("rules", fine=True, quiet=True), TESTBED_PROMPT,
-        SimpleNamespace(features=()), None, units_judged=units,
-    )  # fmt: skip
+    source = Prompts(judge_units=units)
+    source.keep(recognise=Recogniser("rules", fine=True, quiet=True))
     generation = SimpleNamespace(text=text, stop=stop)
-    found = builder._marks(generation, message, Topic("a", message, "Ada Lovelace"))
+    found = source._marks(generation, message, Topic("a", message, "Ada Lovelace"))
     return [(text[m.start : m.end], m.rule) for m in found]
 
 

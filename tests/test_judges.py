@@ -22,12 +22,9 @@ from refusals import fails
 
 from probers.commands.components import Component
 from probers.data.texts.base import Mark
-from probers.datagen.judges import replies
-from probers.datagen.judges.base import Answer, Grounds, Judge, Ruling
-from probers.datagen.judges.hand import HandJudge
-from probers.datagen.judges.majority import MajorityJudge
-from probers.datagen.judges.openai import REPLIES, OpenAIJudge
-from probers.datagen.judges.replies import read_reply
+from probers.datagen.judges import openai as replies
+from probers.datagen.judges.base import Answer, Grounds, HandJudge, Judge, MajorityJudge, Ruling
+from probers.datagen.judges.openai import REPLIES, OpenAIJudge, read_reply
 from probers.types import Passage, RunError, UserError
 from probers.words.text import split_sentences
 

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from artefacts import contents, read_lines, shard_by_shard, write_lines
+from artefacts import read_lines, write_lines
 from parts import in_parts
 from refusals import fails
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -103,14 +103,6 @@ def test_every_token_is_stored_with_its_own_label(file, tmp_path, reader):
         store_of(file, tmp_path / "t", "pool=tokens", "balance=true")
 
 
-def test_a_run_that_was_interrupted_ends_in_the_same_bytes(file, tmp_path, monkeypatch):
-    typed = ["--source", "texts", f"texts={file}", "unit=sentence", *BATCH]
-    cli.run("datagen", [*typed, f"out={tmp_path / 'a'}"])
-    assert shard_by_shard(monkeypatch, [*typed, f"out={tmp_path / 'b'}"]) > 1
-    a, b = contents(tmp_path / "a" / "shards"), contents(tmp_path / "b" / "shards")
-    assert a == b and a
-
-
 def test_parts_equal_the_whole(file, tmp_path):
     typed = ["--source", "texts", f"texts={file}", "unit=span", *BATCH]
     whole = FeatureStore.open(cli.run("datagen", [*typed, f"out={tmp_path / 'whole'}"]))
@@ -167,8 +159,8 @@ class Everything(TextSource):
 
 
 def test_a_source_of_ones_own_is_named_by_its_path(file, tmp_path):
-    own = store_of(file, tmp_path / "s", "source=probers.datagen.labels.texts.TextsBuilder", "unit=sentence")
-    assert len(own) and own.config["source"].endswith("TextsBuilder")
+    own = store_of(file, tmp_path / "s", "source=probers.datagen.labels.texts.Texts", "unit=sentence")
+    assert len(own) and own.config["source"].endswith(".Texts")
     with fails("own-class", "source=test_labelled_texts.Everything"):
         store_of(file, tmp_path / "t", "source=test_labelled_texts.Everything")
     with fails("own-class", "nowhere"):

@@ -16,7 +16,7 @@ from probers.store.store import FeatureStore
 from probers.testbed.assets import load_articles
 from probers.train.run import _recogniser
 from probers.types import Article
-from probers.words import LANGUAGES, EntityMatcher, Recogniser, find_entities, head_entity, written_entities
+from probers.words import EntityMatcher, Recogniser, find_entities, head_entity, written_entities
 from probers.words.language import ENGLISH, LANGUAGES, Language, detect, language_in, table
 from probers.words.text import join_sentences, split_sentences
 from probers.words.vectors import cosine, load_vectors, train_vectors
@@ -175,7 +175,7 @@ def test_what_has_no_other_language_refuses_it(tmp_path):
     wiki = ["source=wiki", "articles=wikipedia", "wikipedia.titles=[a]"]
     judged = ["source=judged", "language=de", "prompt=chat", "articles=testbed", "limit=5"]
     for typed, code, *named in (
-        (["language=de"], "unsupported", "language=de", "source=cot"),
+        (["language=de"], "conflict", "language belongs", "source is cot"),
         (["source=wiki", "language=it"], None, "language=it"),
         ([*wiki, "wikipedia.language=ru"], "unsupported", "wikipedia.language=ru"),
         ([*wiki, "wikipedia.language=de", "language=fr"], "conflict", "language=fr", "wikipedia.language=de"),

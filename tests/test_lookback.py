@@ -12,7 +12,7 @@ from tiny import FAMILIES, PROMPTS, reference, tiny_lm
 
 from probers.bank.bank import Prober
 from probers.bank.calibration import Temperature
-from probers.datagen.run import layers_to_read
+from probers.datagen.labelling import layers_to_read
 from probers.engine.model import CausalLM
 from probers.heads import ProbingRagHead
 from probers.store.spec import FeatureSpec

@@ -129,7 +129,8 @@ def test_every_component_passes():
         groups.setdefault(commands.get(group, "rag"), {}).setdefault(group, []).append(name)
     for command, named in groups.items():
         for place in range(max(map(len, named.values()))):
-            request(command, [f"{group}={names[place % len(names)]}" for group, names in named.items()])
+            typed = [f"{group}={names[place % len(names)]}" for group, names in named.items()]
+            request(command, [*typed, "source=judged"] if command == "datagen" else typed)
 
 
 @pytest.mark.parametrize("command, arguments", [

@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from omegaconf import OmegaConf
 from refusals import fails
 
 from probers import FeatureStore
 from probers.commands import main as cli
-from probers.datagen.run import features_to_read
+from probers.datagen.labelling import features_to_read
+from probers.datagen.settings import Options
 from probers.engine.model import CausalLM
 from probers.prompts import TESTBED_PROMPT
 from probers.store.joined import by_site, chosen
@@ -123,8 +123,7 @@ def test_tokens_of_several_sites(tmp_path: Path, caplog: pytest.LogCaptureFixtur
 
 def test_which_features_are_read() -> None:
     def read(**given: object) -> list[Feature]:
-        cfg = OmegaConf.create({"layers": "all", "site": "resid_post", "pool": "mean"} | given)
-        return features_to_read(cfg, 4)
+        return features_to_read(Options(**given), 4)
 
     every, inside = (0, 1, 2, 3, 4), (1, 2, 3, 4)
     assert read() == [Feature(every)] == read(pool=["mean"], site=["resid_post"])

@@ -26,8 +26,8 @@ from probers.commands.components import Component, choices
 from probers.commands.compose import fill_store, request
 from probers.commands.help import help_text
 from probers.data.splits import Seen
+from probers.datagen.labelling import layers_to_read
 from probers.datagen.labels.cot import parse_label
-from probers.datagen.run import layers_to_read
 from probers.engine.model import CausalLM
 from probers.heads import HEADS, WRONG
 from probers.rag.comparison.methods import Selection

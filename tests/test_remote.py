@@ -22,8 +22,7 @@ from probers.commands import main as cli
 from probers.data import load_corpus
 from probers.data.texts.base import Mark
 from probers.datagen.judges.base import Answer, Grounds
-from probers.datagen.judges.openai import OpenAIJudge
-from probers.datagen.judges.replies import NO_JSON
+from probers.datagen.judges.openai import NO_JSON, OpenAIJudge
 from probers.engine.tokens import SentenceEnd, Stops
 from probers.rag import RAG, triggers
 from probers.rag.remote import Choice, Logprobs, RemoteLM, ServedGeneration, entropy_of_top, generation

@@ -7,6 +7,7 @@ import random
 import tracemalloc
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,30 +15,29 @@ import numpy as np
 import pytest
 import torch
 from artefacts import contents, write_lines
-from fake_lm import SPEC, FakeLM
+from fake_lm import SPEC, FakeLM, begun
 from refusals import fails, interrupted
 
 from probers import CausalLM, FeatureStore
 from probers.commands import main as cli
-from probers.data.articles import open_articles
-from probers.data.articles.cuts import CutPlan
-from probers.datagen.labels.base import balance
-from probers.datagen.labels.wiki import WikiBuilder, may_go_on
-from probers.datagen.writer import fill
+from probers.datagen import Articles
+from probers.datagen.labels.wiki import may_go_on
+from probers.datagen.writer import balance, fill
 from probers.prompts import PromptTemplate
 from probers.store.spec import FeatureSpec
 from probers.testbed.assets import load_articles
 from probers.types import Article, Needs, RunError
-from probers.words import EntityMatcher, Recogniser, head_entity
+from probers.words import Recogniser, head_entity
 from probers.words.vectors import train_vectors, trained
 
 RULES = Recogniser("rules", fine=True, quiet=True)
 
 
-def builder(path, lm, *, per_article=2, within=None, needs=None, prompt=None, **options):
-    plan = CutPlan(open_articles(str(path)), RULES, per_article=per_article, within=within, seed=0)
-    needs, prompt = needs or Needs.of((2,), attention=True), prompt or PromptTemplate("plain")
-    return WikiBuilder(lm, plan, needs, EntityMatcher(wordnet=""), RULES, prompt, **options)
+def articles(path, lm, *, needs=None, prompt=None, own=None, **options):
+    """A planned source; ``own`` are options of the source itself."""
+    source = Articles(str(path), **{"within": None, "context": None, "recogniser": "rules"} | (own or {}))
+    options = {"max_new_tokens": 24, "limit": None} | options
+    return begun(source, lm, needs or Needs.of((2,), attention=True), prompt=prompt, **options)
 
 
 def generated(out, *typed):
@@ -49,12 +49,12 @@ def empty(path):
     return FeatureStore.create(path, [FeatureSpec(SPEC, (2,), 4)], config={})
 
 
-def make(tmp_path, articles, lm, *, name="s", **options):
+def make(tmp_path, listed, lm, *, name="s", **options):
     """A store, not finished, of (title, sentences) articles."""
-    lines = [{"title": title, "sentences": sentences} for title, sentences in articles]
-    made = builder(write_lines(tmp_path / f"{name}.jsonl", lines), lm, **options)
+    lines = [{"title": title, "sentences": sentences} for title, sentences in listed]
+    made = articles(write_lines(tmp_path / f"{name}.jsonl", lines), lm, shard_size=4, **options)
     store = empty(tmp_path / name)
-    fill(store, made, shard_size=4)
+    fill(store, made, partial(made.examples, lm))
     return store, made
 
 
@@ -78,8 +78,8 @@ def testbed(artefacts):
 
 
 def test_every_cut_is_a_row_or_left_out_with_its_reason(tmp_path):
-    articles = [(f"T{i}", (*ARTICLE, "It stands since May 1990 here.")) for i in range(8)]
-    store, made = make(tmp_path, articles, written(ANSWERS))
+    listed = [(f"T{i}", (*ARTICLE, "It stands since May 1990 here.")) for i in range(8)]
+    store, made = make(tmp_path, listed, written(ANSWERS))
     rows = store.table()
     ids = [*rows["id"], *(found["id"] for found in store.left_out())]
     assert sorted(ids) == sorted(store.units) and len(ids) == len(set(ids)) == 16
@@ -177,9 +177,10 @@ def test_a_cut_is_shown_so_many_tokens_and_the_row_says_what_the_model_saw(tmp_p
     sentences = [text.format(year) for year in range(1900, 1940)]
     lm = CausalLM.from_pretrained("testbed", batch_size=4)
     prompt = PromptTemplate("radio", article="About {title}:")
-    made = builder(
-        write_lines(tmp_path / "a.jsonl", [{"title": "T", "sentences": sentences}]), lm, per_article=30,
-        needs=Needs.of((12,), pool="predicting"), prompt=prompt, context=48, doubtful="compared",
+    made = articles(
+        write_lines(tmp_path / "a.jsonl", [{"title": "T", "sentences": sentences}]), lm,
+        needs=Needs.of((12,), pool="predicting"), prompt=prompt,
+        own={"per_article": 30, "context": 48, "doubtful": "compared"},
     )  # fmt: skip
     units = list(made.units())
     seen: list[str] = []
@@ -187,7 +188,7 @@ def test_a_cut_is_shown_so_many_tokens_and_the_row_says_what_the_model_saw(tmp_p
     made.lm.generate_each = lambda asked, how, **options: (
         seen.extend(each.prompt for each in asked) or honest(asked, how, **options)
     )
-    rows = [row for examples in made.build(units, {}) for row in examples.rows]
+    rows = [row for examples in made.examples(lm, units) for row in examples.rows]
     text, whole = " ".join(sentences), {unit.id: unit.before for unit in units}
     assert rows and all(prompt.startswith("About T: ") for prompt in seen)
     for row in rows:
@@ -195,28 +196,6 @@ def test_a_cut_is_shown_so_many_tokens_and_the_row_says_what_the_model_saw(tmp_p
         assert len(lm.tokenizer(row["question"])["input_ids"]) <= 49  # its first word has no space before it
         assert text[: row["cut_at"]].rstrip().endswith(row["question"])
     assert any(len(row["question"]) < len(whole[row["span"]]) for row in rows)
-
-
-@pytest.mark.parametrize("context", [None, 24])
-def test_what_is_left_of_a_shard_comes_out_to_the_bit(tmp_path, context):
-    """Articles are read once for several cuts: whichever batches are known, the others are the same."""
-    lines = [{"title": a.title, "sentences": a.sentences} for a in load_articles()[:20]]
-    path = write_lines(tmp_path / "a.jsonl", lines)
-
-    def build(known):
-        lm = CausalLM.from_pretrained("testbed", batch_size=8)
-        made = builder(path, lm, per_article=4, needs=Needs.of((6, 12)), context=context)
-        return list(made.build(list(made.units()), known))
-
-    whole = build({})
-    assert len(whole) > 6
-    for count in (1, 4, len(whole) - 1):
-        known = {id: label for examples in whole[:count] for id, label in examples.labels().items()}
-        rest = build(known)
-        assert [e.rows for e in rest] == [e.rows for e in whole[count:]]
-        for one, other in zip(rest, whole[count:], strict=True):
-            for ours, theirs in zip(one.states, other.states, strict=True):
-                assert [s.tobytes() for s in ours] == [s.tobytes() for s in theirs]
 
 
 def test_labels_follow_knowledge_and_the_worlds_truth(testbed):
@@ -437,7 +416,7 @@ def articles_file(path, count, sentences=ARTICLE[:2]):
 
 def peak(tmp_path, count):
     """Bytes of Python objects at the peak of a run over ``count`` articles with a stub model."""
-    made = builder(articles_file(tmp_path / f"{count}.jsonl.gz", count), Forgetful())
+    made = articles(articles_file(tmp_path / f"{count}.jsonl.gz", count), Forgetful(), shard_size=256)
     gc.collect()
     tracemalloc.start()
     finish(tmp_path / str(count), made)
@@ -449,7 +428,7 @@ def peak(tmp_path, count):
 
 def finish(path, made):
     store = empty(path)
-    fill(store, made, shard_size=256)
+    fill(store, made, partial(made.examples, made.lm))
     made.summarise(store)
     store.finish({})
 
@@ -487,7 +466,7 @@ def test_a_hundred_thousand_articles_are_streamed(tmp_path):
             return super().generate_each(requests, how, **options)
 
     path = articles_file(tmp_path / "a.jsonl.gz", 100_000, sentences=ARTICLE * 7)
-    finish(tmp_path / "s", builder(path, Watched(), within=2))
+    finish(tmp_path / "s", articles(path, Watched(), own={"within": 2}, shard_size=256))
     assert len(FeatureStore.open(tmp_path / "s")) == 200_000
     assert max(sizes[len(sizes) // 10 :]) - sizes[len(sizes) // 10] < 50e6
     assert resident() - sizes[len(sizes) // 10] < 100e6

@@ -1,7 +1,5 @@
-"""A store's bytes do not depend on when parts of a shard were written; the bar moves with every batch."""
+"""A killed run makes one shard again and ends with the same data; the bar shows how far it is."""
 
-import itertools
-from dataclasses import replace
 from functools import partial
 from typing import ClassVar
 from zlib import crc32
@@ -9,29 +7,19 @@ from zlib import crc32
 import numpy as np
 import pytest
 import torch
-from artefacts import contents, harm, shard_by_shard, write_lines
-from fake_lm import SPEC, FakeLM, FakeRetriever, passage
+from artefacts import contents, write_lines
+from fake_lm import SPEC, FakeLM, FakeRetriever, begun, passage
 
 from probers import FeatureStore
-from probers.commands import main as cli
-from probers.data.articles import open_articles
-from probers.data.articles.cuts import CutPlan
-from probers.data.questions import Excluded, QuestionSet
-from probers.datagen import writer
-from probers.datagen.labels.base import balance
-from probers.datagen.labels.cot import CotBuilder
-from probers.datagen.labels.wiki import WikiBuilder
-from probers.datagen.writer import PART, fill, first_example
+from probers.datagen import Articles, Questions, writer
+from probers.datagen.writer import balance, fill, first_example
 from probers.engine.batch_size import Batches
 from probers.prompts import PromptTemplate
 from probers.store.spec import FeatureSpec
-from probers.types import Feature, Needs, Question
-from probers.words import EntityMatcher, Recogniser
+from probers.types import Feature, Needs
 
-RULES = Recogniser("rules", fine=True, quiet=True)
 TEXTS = (" Spain, a country.", " Lisbon, a city.", " Anna.", " a long time ago it was so.")
 ARTICLE = "It lies in Spain today. It is near Madrid today. It was led by Anna Berg then."
-NEVER, ALWAYS = 0.0, 2 * PART
 
 
 class Killed(Exception):
@@ -59,14 +47,13 @@ class Scripted(FakeLM):
         return of_pool.get(feature.pool, found[-1])
 
 
-def wiki(tmp_path, lm, pool="mean", more=()):
+def wiki(tmp_path, lm, pool="mean", more=(), size=7):
     texts = {f"T{i}": f"{ARTICLE} It has {i} gates.".split(". ") for i in range(11)}
     articles = [{"title": title, "sentences": text} for title, text in texts.items()]
-    file = write_lines(tmp_path / "articles.jsonl", articles)
-    plan = CutPlan(open_articles(file), RULES, per_article=2, within=None, seed=0)
+    source = Articles(write_lines(tmp_path / "articles.jsonl", articles), within=None, context=None)
     needs = Needs((Feature((2,), pool=pool), *more), attention=True)
     prompt = PromptTemplate("radio", article="About {title}:")
-    return WikiBuilder(lm, plan, needs, EntityMatcher(wordnet=""), RULES, prompt)
+    return begun(source, lm, needs, prompt=prompt, max_new_tokens=24, shard_size=size)
 
 
 SITE = Feature((1, 2), "mlp_out", "mean")
@@ -74,24 +61,23 @@ tokens = partial(wiki, pool="tokens")
 several = partial(wiki, pool="predicting", more=(Feature((2,), pool="mean"), SITE))
 
 
-def cot(tmp_path, lm, more=()):
-    asked = [Question(f"q{i}", f"Where is {i} ?", ("Spain",), split="train", group=str(i)) for i in range(11)]
-    return CotBuilder(
-        lm, QuestionSet(asked, Excluded(), {}), FakeRetriever(lambda query: [passage(f"All about {query}")]),
-        PromptTemplate("plain"), Needs((Feature((2,)), *more), attention=True), label="acc", acc="substring",
-    )  # fmt: skip
+def cot(tmp_path, lm, more=(), size=7):
+    asked = [{"id": f"q{i}", "question": f"Where is {i} ?", "answers": ["Spain"]} for i in range(11)]
+    file = write_lines(tmp_path / "questions.jsonl", asked)
+    retriever = FakeRetriever(lambda query: [passage(f"All about {query}")])
+    source = Questions(file, retriever=retriever, label="acc", acc="substring")
+    return begun(source, lm, Needs((Feature((2,)), *more), attention=True), shard_size=size, limit=None)
 
 
 cot_several = partial(cot, more=(SITE, Feature((2,), pool="last")))
 
 
-def filled(tmp_path, name, make, lm, step, *, size=7, balanced=False):
-    """A store filled with a clock that goes on by ``step`` whenever it is asked."""
-    builder = make(tmp_path, lm)
-    specs = [FeatureSpec(SPEC, f.layers, 4, site=f.site, pool=f.pool) for f in builder.needs.features]
+def filled(tmp_path, name, make, lm, *, balanced=False):
+    """A finished store."""
+    source = make(tmp_path, lm)
+    specs = [FeatureSpec(SPEC, f.layers, 4, site=f.site, pool=f.pool) for f in source.needs.features]
     store = FeatureStore.create(tmp_path / name, specs, config={})
-    clock = itertools.count(0, step) if step else itertools.repeat(0.0)
-    fill(store, builder, shard_size=size, clock=lambda: next(clock))
+    fill(store, source, partial(source.examples, lm))
     if balanced:
         balance(store, by=("split",), seed=0)
     store.finish({})
@@ -102,78 +88,21 @@ MAKERS = pytest.mark.parametrize("make", [wiki, tokens, several, cot, cot_severa
 
 
 @MAKERS
-def test_the_bytes_do_not_depend_on_the_time(tmp_path, make, monkeypatch):
-    parts = []
-    write = FeatureStore.write_shard
-
-    def watched(self, index, *given, **named):
-        parts.append(self.path.name)
-        write(self, index, *given, **named)
-
-    monkeypatch.setattr(FeatureStore, "write_shard", watched)
-    filled(tmp_path, "whole", make, Scripted(), NEVER)
-    assert set(parts) == {"whole"}
-    filled(tmp_path, "parted", make, Scripted(), ALWAYS)
-    assert parts.count("parts") > 2 * parts.count("parted") > 2  # one for each batch
-    assert contents(tmp_path / "whole") == contents(tmp_path / "parted")
-
-
-@MAKERS
-@pytest.mark.parametrize("step", [NEVER, ALWAYS])
-def test_a_run_killed_between_two_batches_ends_in_the_same_bytes(tmp_path, make, step):
-    whole = filled(tmp_path, "whole", make, Scripted(), NEVER)
+def test_a_run_killed_between_two_batches_makes_its_shard_again_and_nothing_else(tmp_path, make):
+    undisturbed = Scripted()
+    whole = filled(tmp_path, "whole", make, undisturbed)
     asked = []
-    for dies_at in (1, 2, 1, None):
+    for dies_at in (1, 5, None):
         lm = Scripted(dies_at)
         try:
-            filled(tmp_path, "killed", make, lm, step)
+            filled(tmp_path, "killed", make, lm)
         except Killed:
             assert dies_at is not None
         asked += lm.prompts
     assert contents(tmp_path / "killed") == contents(whole.path)
-    again = len(asked) - len(set(asked))
-    assert again == 0 if step == ALWAYS else again > 0  # what was kept is not made twice
-
-
-def test_parts_of_another_shard_or_that_are_damaged_are_not_used(tmp_path):
-    whole = contents(filled(tmp_path, "whole", wiki, Scripted(), NEVER).path)
-
-    def killed(name):
-        with pytest.raises(Killed):
-            filled(tmp_path, name, wiki, Scripted(2), ALWAYS)
-        return tmp_path / name / "unfinished/parts"
-
-    files = {"manifest.json", "shards/00000.json", "shards/00000.parquet", "shards/00001.safetensors"}
-    for number, file in enumerate(sorted(files)):
-        harm(killed(f"damaged{number}") / file, "cut")
-        filled(tmp_path, f"damaged{number}", wiki, Scripted(), NEVER)
-        assert contents(tmp_path / f"damaged{number}") == whole, file
-    (killed("half") / "manifest.json").unlink()  # it was being removed
-    lm = Scripted()
-    filled(tmp_path, "half", wiki, lm, NEVER)
-    assert contents(tmp_path / "half") == whole and len(lm.prompts) == 22
-    killed("other")
-    (tmp_path / "articles.jsonl").unlink()
-    store = filled(tmp_path, "other", wiki, Scripted(), NEVER, size=5)  # other work in the shard
-    assert sorted(store.table()["id"]) == sorted(FeatureStore.open(tmp_path / "whole").table()["id"])
-    assert not (store.path / "unfinished").exists()
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("arguments", [
-    ["source=cot"], ["source=cot", "dtype=float32"], ["--source", "wiki", "negatives=untouched"],
-    ["--source", "wiki", "negatives=untouched", "pool=[predicting,mean]", "site=[resid_post,mlp_out]"],
-])  # fmt: skip
-def test_of_the_real_model_too(tmp_path, monkeypatch, arguments):
-    """Interrupted after every part and every shard, in batches whose numbers depend on who is in them."""
-    arguments = [*arguments, "limit=9", "shard_size=10", "batch_size=4", "layers=[6,12]"]
-    cli.run("datagen", [*arguments, f"out={tmp_path}/whole"])
-    monkeypatch.setattr(writer, "PART", 0.0)
-    assert shard_by_shard(monkeypatch, [*arguments, f"out={tmp_path}/killed"]) > 4
-    names = ("shards", "manifest.json")
-    whole, killed = (contents(tmp_path / name) for name in ("whole", "killed"))
-    chosen = [{k: v for k, v in found.items() if k.startswith(names)} for found in (whole, killed)]
-    assert chosen[0] == chosen[1] and set(whole) == set(killed)
+    shard = 14 if make in (cot, cot_several) else 7
+    assert set(asked) == set(undisturbed.prompts)
+    assert 0 < len(asked) - len(undisturbed.prompts) <= 2 * shard
 
 
 class Bar(writer.tqdm):
@@ -197,19 +126,20 @@ class Bar(writer.tqdm):
 
 @pytest.mark.parametrize("make", [several, cot_several])
 def test_of_several_features_each_is_what_it_is_alone(tmp_path, make):
-    whole = filled(tmp_path, "whole", make, Scripted(), ALWAYS)
+    whole = filled(tmp_path, "whole", make, Scripted())
     for spec in whole.features:
 
         def one(path, lm, spec=spec):
-            builder = make(path, lm)
-            return replace(builder, needs=Needs.of(spec.layers, spec.site, spec.pool, attention=True))
+            source = make(path, lm)
+            source.keep(needs=Needs.of(spec.layers, spec.site, spec.pool, attention=True))
+            return source
 
-        alone = filled(tmp_path, f"{spec.pool}-{spec.site}", one, Scripted(), NEVER)
+        alone = filled(tmp_path, f"{spec.pool}-{spec.site}", one, Scripted())
         read = whole.feature(pool=spec.pool, site=spec.site)
         assert read.spec == alone.spec and read.table().equals(alone.table())
         np.testing.assert_array_equal(read.states(spec.layers), alone.states(spec.layers))
     # Balancing drops the rows of every feature.
-    store, after = (filled(tmp_path, f"b{b}", make, Scripted(), NEVER, balanced=b) for b in (False, True))
+    store, after = (filled(tmp_path, f"b{b}", make, Scripted(), balanced=b) for b in (False, True))
     kept = store.table()["id"].isin(after.table()["id"]).to_numpy()
     assert 0 < kept.sum() == len(after) < len(store)
     for spec in store.features:
@@ -218,26 +148,26 @@ def test_of_several_features_each_is_what_it_is_alone(tmp_path, make):
 
 
 @pytest.mark.parametrize("make", [wiki, cot])
-def test_the_bar_moves_with_every_batch_and_ends_at_its_total(tmp_path, make, monkeypatch):
+def test_the_bar_moves_with_every_shard_and_ends_at_its_total(tmp_path, make, monkeypatch):
     monkeypatch.setattr(Bar, "made", [])
     monkeypatch.setattr(writer, "tqdm", Bar)
     with pytest.raises(Killed):
-        filled(tmp_path, "s", make, Scripted(3 if make is cot else 2), ALWAYS)
-    store = filled(tmp_path, "s", make, Scripted(), ALWAYS)
+        filled(tmp_path, "s", make, Scripted(6))
+    store = filled(tmp_path, "s", make, Scripted())
     first, second = Bar.made
     assert first.total == second.total == 11
-    assert first.initial == 0 < sum(first.moves) == second.initial
+    assert first.initial == 0 < sum(first.moves) and second.initial > 0
     assert second.initial + sum(second.moves) == second.n == 11
-    assert all(n >= 0 for n in [*first.moves, *second.moves]) and len(second.told) > 2
+    assert all(n >= 0 for n in [*first.moves, *second.moves]) and len(second.told) > 1
     assert "tokens/s" in second.told[-1] and f"{len(store)} labels" not in second.told[-1]  # of this run
 
 
-def test_the_first_example_is_shown_once_and_steers_no_terminal(tmp_path, capsys):
+def test_the_first_example_is_shown_once_and_steers_no_terminal(tmp_path, caplog):
     lm = FakeLM(lambda prompt: " Spain\x1b[2J\u202e, a\tcountry.")
     lm.batch = 3
-    filled(tmp_path, "s", cot, lm, NEVER)
-    lines = capsys.readouterr().out.splitlines()
-    assert lines == [
+    caplog.set_level("INFO", "probers.datagen.writer")
+    filled(tmp_path, "s", cot, lm)
+    assert [record.getMessage() for record in caplog.records if record.name.endswith("writer")] == [
         "the first example:",
         "  prompt: Where is 0 ?",
         "  model:  Spain [2J , a country.",

@@ -27,8 +27,7 @@ from probers.words import Entity, same_kind
 from probers.words.text import is_stop_word, split_sentences
 
 from .base import Answer, Grounds, Judge, Ruling
-from .kinds import another_kind
-from .relations import IN_COUNTRY, IN_PLACE, Fact, country_of, facts
+from .relations import IN_COUNTRY, IN_PLACE, Fact, another_kind, country_of, facts
 
 #: Number of words on each side of an entity that show what is told of it.
 _AROUND = 8

@@ -1,16 +1,21 @@
-"""Interface of a judge, of the answers it gets, and of the sources it may look up."""
+"""Interface of a judge, with judges that only pass on verdicts: those of people, and of a majority."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from probers.data.texts.base import Mark
-from probers.types import Passage, Retriever
+from probers.commands.components import Component
+from probers.data.texts.base import Mark, Text
+from probers.data.texts.source import TextSource
+from probers.files import given_file
+from probers.options import shown
+from probers.types import Passage, Retriever, UserError, count
 from probers.words import EntityMatcher, Recognise
 
 Verdict = Literal["supported", "contradicted", "unknown"]
@@ -92,3 +97,113 @@ class Judge(ABC):
     def lines(self) -> list[str]:
         """Report its cost and the replies that it could not use, for the end of the run."""
         return []
+
+
+class HandJudge(Judge):
+    """Judge that reads verdicts of people from a file of labelled texts.
+
+    A unit gets the verdict of the span with its characters in the text of the same id; a sentence gets that
+    of the sentence. All others are "unknown".
+
+    Args:
+        grounds: not used.
+        file: labelled texts (docs/formats.md): id, answer, and spans or sentences with start, end and wrong.
+
+    Raises:
+        UserError: no such file, a malformed line, or another answer under the same id.
+    """
+
+    def __init__(self, grounds: Grounds, *, file: str | None = None) -> None:
+        if file is None:
+            told = "judge=hand needs the file of verdicts: pass judge.file=FILE.jsonl"
+            raise UserError(told, "missing-value")
+        given_file("judge.file", file, "JSON lines with id, answer and spans")
+        self._file = file
+        self._units = self._judged = 0
+
+    @cached_property
+    def _texts(self) -> dict[str, Text]:
+        found: dict[str, Text] = {}
+        for where, one in TextSource(self._file).read():
+            if isinstance(one, str):
+                raise UserError(f"judge.file={self._file} {where}: {one}; mend the line", "bad-line")
+            found[one.id] = one
+        if not found:
+            raise UserError(f"judge.file={self._file} holds no text: give one for each answer", "empty")
+        return found
+
+    def judge(self, answers: Sequence[Answer]) -> list[list[Ruling]]:
+        return [[self._ruling(unit, self._text_of(each)) for unit in each.units] for each in answers]
+
+    def lines(self) -> list[str]:
+        return [f"judged by hand: {self._judged:,} of {count(self._units, 'unit')}, in {self._file}"]
+
+    def _text_of(self, answer: Answer) -> Text | None:
+        text = self._texts.get(answer.id)
+        if text is not None and text.answer != answer.text:
+            told = f"judge.file={self._file} {text.where} has another answer for {answer.id!r} than this run"
+            raise UserError(f"{told}: judge this run's answer, or remove the line", "mismatch")
+        return text
+
+    def _ruling(self, unit: Mark, text: Text | None) -> Ruling:
+        self._units += 1
+        marks = () if text is None else text.sentences if unit.type == "sentence" else text.spans
+        wrong = next((mark.wrong for mark in marks if mark.ranges == unit.ranges), None)
+        if text is None or wrong is None:
+            return Ruling("unknown", "not judged by hand")
+        self._judged += 1
+        return Ruling(VERDICT_OF[wrong], f"{Path(self._file).name} {text.where}")
+
+
+class MajorityJudge(Judge):
+    """Judge with the verdict that more than half of several judges give, else "unknown".
+
+    Args:
+        grounds: sources that all of them may use.
+        judges: two or more names of judges, dotted paths of your own, or mappings of a name and options, as
+            {name: openai, url: .., model: ..}.
+
+    Raises:
+        UserError: fewer than two judges, or one that cannot be made.
+    """
+
+    def __init__(self, grounds: Grounds, *, judges: tuple[str | dict[str, Any], ...] = ()) -> None:
+        if len(judges) < 2:
+            told = f"judge.judges={shown(list(judges))} must name two judges or more"
+            raise UserError(f"{told}, as judge.judges=[article,hand]", "missing-value")
+        parts = [_component(given) for given in judges]
+        names = [name for name, _ in parts]
+        self._names = [
+            name if names.count(name) == 1 else f"{name} {names[: place + 1].count(name)}"
+            for place, name in enumerate(names)
+        ]
+        self._judges: list[Judge] = [component.make(grounds) for _, component in parts]
+
+    def judge(self, answers: Sequence[Answer]) -> list[list[Ruling]]:
+        members = [judge.judge(answers) for judge in self._judges]
+        return [
+            [self._together(rulings) for rulings in zip(*each, strict=True)]
+            for each in zip(*members, strict=True)
+        ]
+
+    def lines(self) -> list[str]:
+        named = zip(self._names, self._judges, strict=True)
+        return [f"{name}: {line}" for name, judge in named for line in judge.lines()]
+
+    def _together(self, rulings: Sequence[Ruling]) -> Ruling:
+        (most, times), *_ = Counter(ruling.verdict for ruling in rulings).most_common()
+        verdict: Verdict = most if 2 * times > len(rulings) else "unknown"
+        each = zip(self._names, rulings, strict=True)
+        return Ruling(verdict, "; ".join(f"{name}: {ruling.verdict}" for name, ruling in each))
+
+
+def _component(given: str | Mapping[str, Any]) -> tuple[str, Component]:
+    """Find the name and the class of a judge (UserError)."""
+    options = {} if isinstance(given, str) else dict(given)
+    name = given if isinstance(given, str) else options.pop("name", None)
+    if not isinstance(name, str):
+        told = f"judge.judges holds {shown(given)} without a name: add one, as {{name: openai, url: ..}}"
+        raise UserError(told, "missing-value")
+    if "." in name:
+        return name, Component.read("judge", {"_target_": name, **options})
+    return name, Component.of("judge", name, **options)

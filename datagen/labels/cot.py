@@ -7,42 +7,36 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal, get_args
 
 import numpy as np
 
 from probers.checksums import draw_key
-from probers.commands.inputs import load_matcher, load_passages, question_source, wordnet_found
+from probers.commands.components import Component
+from probers.commands.inputs import load_matcher, question_source, wordnet_found
 from probers.data.questions import QuestionSet, open_questions
 from probers.engine.language_model import Decoding, GenerationRequest
 from probers.engine.model import CausalLM
 from probers.evaluation.answers import Rule, accuracy_contains, exact_match, f1_score, final_answer, right_by
-from probers.prompts import PromptTemplate, passages_that_fit
+from probers.options import Count
+from probers.prompts import passages_that_fit
 from probers.store.store import FeatureStore
-from probers.types import Generation, Needs, Question, Retriever, UserError
+from probers.types import DATASETS, Generation, Needs, Question, Retriever, UserError
 from probers.uncertainty.detectors import Asked, Detectors
 from probers.uncertainty.meaning import by_matcher
 from probers.uncertainty.rarity import Counts, lowest_frequencies
 from probers.uncertainty.samples import Draws
 from probers.uncertainty.semantic_entropy import best_cut
 from probers.words import EntityMatcher, Recogniser, tokens_of
-from probers.words.thinking import Part, answer_in, part_of, position_of
+from probers.words.thinking import answer_in, part_of, position_of
 
-from ..settings import Datagen
-from .base import (
-    NO_ROOM,
-    TOO_LONG,
-    Examples,
-    LabelBuilder,
-    Prepared,
-    recorded,
-    recorded_needs,
-    span_needs,
-    span_rows,
-)  # fmt: skip
+from ..settings import OfCot
+from .base import NO_ROOM, TOO_LONG, Corpus, Inputs, Source, state
+from .rows import Examples, recorded, recorded_needs, span_needs, span_rows
 
 log = logging.getLogger(__name__)
 
@@ -74,102 +68,91 @@ _CONDITIONS = ("closed_book", "with_passages")
 _CELLS = {"both": (1, 1), "only_with": (0, 1), "only_without": (1, 0), "neither": (0, 0)}
 
 
-@dataclass
-class CotBuilder(LabelBuilder):
-    """Builder of labelled chains of thought for questions with at least one gold answer each.
+@dataclass(frozen=True)
+class Questions(Corpus, OfCot, Source):
+    """Questions with at least one gold answer each, answered without and with ``k`` retrieved passages.
 
-    ``k`` passages are retrieved in the second condition. A seed ``shuffle`` draws the order of the questions,
-    whatever order they come in.
+    Attributes:
+        questions: a file of questions, the name of a set, or a :class:`.QuestionSource`.
     """
 
-    lm: CausalLM | None
-    asked: QuestionSet
-    retriever: Retriever | None
-    prompt: PromptTemplate
-    needs: Needs
-    label: str = "em"
-    acc: Acc = "tokens"
-    matcher: EntityMatcher | None = None
-    k: int = 3
-    max_new_tokens: int = 48
-    shuffle: int | None = None
-    draws: Draws | None = None
-    part: Part = "both"
+    questions: Any = "testbed"
+    _: KW_ONLY
+    k: Count = 3
+    asked: QuestionSet = state()
+    matcher: EntityMatcher | None = state()
+    open_passages: Callable[[], Retriever] = state()
+    retrieve: Retriever = state()
+    right: Rule = state()
+    all_gold: bool = state()
+    detectors: Detectors | None = state()
 
+    name = "cot"
     item_name = unit_name = "question"
     wrong_name = "wrong"
     pools = ("mean", "last", "mind", "prompt")
     balance_by = ("split", "condition")
     parts = 2
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.position = position_of(self.part)
+    def inputs(self) -> Inputs:
+        options, by_entropy = self.options, self.label == BY_ENTROPY
+        self._check_draws()
+        if self.reads != "both" and "prompt" in options.pools:
+            message = f"reads={self.reads} has no pool=prompt, the state before the whole text"
+            raise UserError(f"{message}: give reads=both, or another pool", "conflict")
+        matcher = load_matcher(options) if self.label == "match" or self.samples else None
         # Labels by entropy are exact match until all entropies are known.
-        unlabelled = self.label == BY_ENTROPY
-        self._right = parse_label("em" if unlabelled else self.label, self.acc, self.matcher)
-        # Heads trained without gold answers are also ranked by gold answers, if all questions have some.
-        self._gold = unlabelled and all(question.answers for question in self.asked.questions)
-        self._detectors = None
-        if self.draws is not None:
-            same = by_matcher(self.matcher or EntityMatcher())
-            self._detectors = Detectors(self.draws, same, self.prompt, self.max_new_tokens)
-        for question in self.asked.questions:
-            if not unlabelled and not any(a.strip() for a in question.answers):
-                why = "has no gold answer, so it cannot be labelled"
-                raise UserError(f"question {question.id} {why}", "labels")
-
-    @classmethod
-    def prepare(cls, settings: Datagen) -> Prepared:
-        """Check the settings and read the questions and passages."""
-        draws = cls._draws(settings)
-        if settings.reads != "both" and "prompt" in settings.pool:
-            told = f"reads={settings.reads} has no pool=prompt, the state before the whole text"
-            raise UserError(f"{told}: give reads=both, or another pool", "conflict")
-        matcher = load_matcher(settings) if settings.label == "match" or draws else None
-        if settings.label != BY_ENTROPY:
-            parse_label(settings.label, settings.acc, matcher)
+        right = parse_label("em" if by_entropy else self.label, self.acc, matcher)
         if matcher is not None:
             log.info("%s", matcher.told())
-        source = question_source(settings)
+        source = self.questions
+        if isinstance(source, str):
+            path = {} if source in DATASETS else {"path": source}
+            source = Component.of("questions", "file" if path else source, **path)
+        if isinstance(source, Component):
+            source = question_source(SimpleNamespace(questions=source, prompt=options.prompt))
         asked = open_questions(
-            source, limit=settings.limit, seed=settings.seed, on_bad_line=settings.on_bad_line
+            source, limit=options.limit, seed=options.seed, on_bad_line=options.on_bad_line
         )
         for line in asked.lines():
             log.info("%s", line)
-        corpus = load_passages(settings)
-        prompt = settings.prompt.make()
+        for question in asked.questions:
+            if not by_entropy and not any(a.strip() for a in question.answers):
+                why = "has no gold answer, so it cannot be labelled"
+                raise UserError(f"question {question.id} {why}", "labels")
+        self.keep(
+            asked=asked, matcher=matcher, right=right, open_passages=self.open_retriever(options),
+            position=position_of(self.reads),
+            # Heads trained without gold answers are also ranked by gold answers, if all questions have some.
+            all_gold=by_entropy and all(question.answers for question in asked.questions),
+        )  # fmt: skip
+        named = (options.matcher.options["aliases"], options.matcher.options["vectors"])
+        record = wordnet_found(options) if matcher is not None else {}
+        return Inputs([*source.files, *self.corpus_files, *filter(None, named)], record)
 
-        def make(lm: CausalLM | None, needs: Needs, folder: Path) -> LabelBuilder:
-            return cls(
-                lm, asked, None if lm is None else settings.retriever.make(corpus), prompt, needs,
-                label=settings.label, acc=settings.acc, matcher=matcher, k=settings.k,
-                max_new_tokens=settings.max_new_tokens,
-                shuffle=settings.seed if settings.balance_to else None, draws=draws, part=settings.reads,
-            )  # fmt: skip
+    def begin(self, lm: CausalLM | None, needs: Needs, folder: Path) -> None:
+        super().begin(lm, needs, folder)
+        detectors = None
+        if self.samples:
+            draws = Draws(samples=self.samples, temperature=self.temperature, seed=self.options.seed)
+            same = by_matcher(self.matcher or EntityMatcher())
+            detectors = Detectors(draws, same, self.prompt, self.options.max_new_tokens)
+        self.keep(detectors=detectors, retrieve=None if lm is None else self.open_passages())
 
-        named = (settings.corpus, settings.matcher.options["aliases"], settings.matcher.options["vectors"])
-        record = wordnet_found(settings) if matcher is not None else {}
-        return Prepared(make, [*source.files, *filter(None, named)], record)
-
-    @staticmethod
-    def _draws(settings: Datagen) -> Draws | None:
-        """Return settings of the samples; None without samples (UserError: too few, or no use for them)."""
-        if settings.label == BY_ENTROPY:
-            if settings.balance_to:
-                told = f"label={BY_ENTROPY} is known only when all examples are made"
-                raise UserError(f"{told}: give balance=true in place of balance_to", "conflict")
-            if settings.samples < 2:
-                told = f"label={BY_ENTROPY} compares samples, and samples={settings.samples}"
-                raise UserError(f"{told}: draw two or more, as samples=10", "missing-value")
-        if not settings.samples:
-            return None
-        draws = Draws(samples=settings.samples, temperature=settings.temperature, seed=settings.seed)
-        draws.at_least(2, "the signals of samples")
-        if settings.engine != "transformers":
-            told = f"samples={settings.samples}: engine={settings.engine} cannot draw"
-            raise UserError(f"{told}: give engine=transformers, or samples=0", "unsupported")
-        return draws
+    def _check_draws(self) -> None:
+        """Refuse samples that are too few or cannot be drawn, and a label by entropy without any."""
+        if self.label == BY_ENTROPY:
+            if self.options.balance_to:
+                message = f"label={BY_ENTROPY} is known only when all examples are made"
+                raise UserError(f"{message}: give balance=true in place of balance_to", "conflict")
+            if self.samples < 2:
+                message = f"label={BY_ENTROPY} compares samples, and samples={self.samples}"
+                raise UserError(f"{message}: draw two or more, as samples=10", "missing-value")
+        if self.samples:
+            Draws(samples=self.samples, temperature=self.temperature).at_least(2, "the signals of samples")
+        if self.samples and self.options.engine != "transformers":
+            message = f"samples={self.samples}: engine={self.options.engine} cannot draw"
+            raise UserError(f"{message}: give engine=transformers, or samples=0", "unsupported")
 
     @property
     def total(self) -> int:
@@ -177,46 +160,42 @@ class CotBuilder(LabelBuilder):
 
     def units(self) -> Iterator[Question]:
         questions = self.asked.questions
-        if (seed := self.shuffle) is not None:
+        if self.options.balance_to:  # whatever order they come in
+            seed = self.options.seed
             questions = sorted(questions, key=lambda q: draw_key("balance", seed, q.id))
-        for question in questions:
-            self._read += 1
-            yield question
+        return iter(questions)
 
-    def names(self, units: Sequence[Question]) -> list[str]:
-        return [f"{question.id}/{condition}" for condition in _CONDITIONS for question in units]
+    def place(self, span: str) -> tuple[int, str]:
+        unit, _, condition = span.rpartition("/")
+        return _CONDITIONS.index(condition), unit
 
-    def build(self, units: Sequence[Question], known: Mapping[str, int | None]) -> Iterator[Examples]:
-        assert self.lm is not None and self.retriever is not None
+    def examples(self, lm: CausalLM, units: Sequence[Question]) -> Iterator[Examples]:
+        limit = self.options.max_new_tokens
         frequencies: list[int | None] = [None] * len(units)
-        if isinstance(self.retriever, Counts):
-            texts = [q.question for q in units]
-            frequencies = lowest_frequencies(texts, self.retriever, Recogniser("rules", quiet=True))
-        found = self.retriever.search([q.question for q in units], self.k)
+        texts = [q.question for q in units]
+        if isinstance(self.retrieve, Counts):
+            frequencies = lowest_frequencies(texts, self.retrieve, Recogniser("rules", quiet=True))
+        found = self.retrieve.search(texts, self.k)
         asked = [(q.question, [p.text for p in ps], "") for q, ps in zip(units, found, strict=True)]
-        shown = passages_that_fit(self.lm.fits, self.prompt, asked, [self.max_new_tokens] * len(units))
+        shown = passages_that_fit(lm.fits, self.prompt, asked, [limit] * len(units))
         prompts = [self.prompt.question(q.question) for q in units]
-        for (text, texts, _), count in zip(asked, shown, strict=True):
-            prompts.append(self.prompt.question(text, texts[:count]))
-        names = self.names(units)
+        for (text, passages, _), count in zip(asked, shown, strict=True):
+            prompts.append(self.prompt.question(text, passages[:count]))
+        names = [f"{question.id}/{condition}" for condition in _CONDITIONS for question in units]
         requests = [
-            GenerationRequest(text, self.max_new_tokens, question.id)
+            GenerationRequest(text, limit, question.id)
             for text, question in zip(prompts, [*units, *units], strict=True)
         ]
-        record = recorded_needs if self.part == "both" else span_needs
-        needs = record(self.needs, attention=self.lm.attends)
-        batches = self.lm.generate_each(
-            requests, Decoding(needs, self.prompt.prefix, self.prompt.stop),
-            known={index for index, name in enumerate(names) if name in known},
-        )  # fmt: skip
-        for made in batches:
+        record = recorded_needs if self.reads == "both" else span_needs
+        needs = record(self.needs, attention=lm.attends)
+        for made in lm.generate_each(requests, Decoding(needs, self.prompt.prefix, self.prompt.stop)):
             examples = Examples()
-            judged = self._judged(units, names, made)
+            judged = self._judged(lm, units, names, made)
             for index, generation in made.items():
                 examples.tokens += len(generation.token_ids)
                 opens, place = divmod(index, len(units))
-                passages = shown[place] if opens else 0
-                if opens and found[place] and not passages:
+                shows = shown[place] if opens else 0
+                if opens and found[place] and not shows:
                     examples.leave_out(names[index], NO_ROOM)
                     continue
                 if not generation.token_ids:  # no state exists
@@ -224,11 +203,11 @@ class CotBuilder(LabelBuilder):
                     examples.leave_out(names[index], TOO_LONG if skipped else "empty answer")
                     continue
                 if (read := self._read_part(generation)) is None:
-                    examples.leave_out(names[index], f"no {self.part}")
+                    examples.leave_out(names[index], f"no {self.reads}")
                     continue
                 signals, states = read
                 row = self._row(units[place], _CONDITIONS[opens], generation) | signals
-                row |= {"passages": passages, "question_frequency": frequencies[place]}
+                row |= {"passages": shows, "question_frequency": frequencies[place]}
                 row |= judged.get(index, {})
                 examples.tokens += row.get("sample_tokens", 0) + row.get("verbalised_tokens", 0)
                 examples.add(row, states)
@@ -236,9 +215,9 @@ class CotBuilder(LabelBuilder):
 
     def _read_part(self, generation: Generation) -> tuple[dict[str, Any], list[np.ndarray]] | None:
         """Compute signals and states of the read part of a text; None if it has no token."""
-        if self.part == "both":
+        if self.reads == "both":
             return recorded(generation), list(generation.states.values())
-        span = part_of(generation.text, self.part)
+        span = part_of(generation.text, self.reads)
         tokens = [] if span is None else tokens_of(generation.offsets, *span)
         if not tokens:
             return None
@@ -246,19 +225,18 @@ class CotBuilder(LabelBuilder):
         return signals, states
 
     def _judged(
-        self, units: Sequence[Question], names: Sequence[str], made: Mapping[int, Generation]
+        self, lm: CausalLM, units: Sequence[Question], names: Sequence[str], made: Mapping[int, Generation]
     ) -> dict[int, dict[str, Any]]:
         """Compute columns of the detectors that draw or ask, by place of each answer with a token."""
         written = [index for index, generation in made.items() if generation.token_ids]
-        if self._detectors is None or not written:
+        if self.detectors is None or not written:
             return {}
-        assert self.lm is not None
         asked = []
         for index in written:
             question = units[index % len(units)]
             answer = final_answer(made[index].text, self.prompt.answer_cue, question.dataset)
             asked.append(Asked(names[index], question.question, question.dataset, made[index].prompt, answer))
-        return dict(zip(written, self._detectors.columns(self.lm, asked), strict=True))
+        return dict(zip(written, self.detectors.columns(lm, asked), strict=True))
 
     def conclude(self, store: FeatureStore) -> list[str]:
         """Label answers by the best cut of the training texts' entropies if ``label=semantic_entropy``."""
@@ -267,8 +245,8 @@ class CotBuilder(LabelBuilder):
         tables = list(store.tables(["split", BY_ENTROPY]))
         known = np.concatenate([t.loc[t["split"] == "train", BY_ENTROPY].to_numpy(float) for t in tables])
         if not len(known):
-            told = f"label={BY_ENTROPY} chooses its cut on training texts, and there are none"
-            raise UserError(f"{told}: raise limit", "labels")
+            message = f"label={BY_ENTROPY} chooses its cut on training texts, and there are none"
+            raise UserError(f"{message}: raise limit", "labels")
         cut = best_cut(known)
         for index in range(store.next_shard):
             rows, states, units, left_out = store.read_shard(index)
@@ -286,13 +264,13 @@ class CotBuilder(LabelBuilder):
         said, gold = answer_in(generation.text), question.answers
         return {
             "id": f"{question.id}/{condition}", "group": question.group, "split": question.split,
-            "correct": int(self._right(said, answer, gold)),
+            "correct": int(self.right(said, answer, gold)),
             "dataset": question.dataset, "condition": condition, "question": question.question,
             "answer": answer, "gold": gold[0] if gold else "",
             "em": exact_match(answer, gold) if gold else None,
             "f1": f1_score(answer, gold).f1 if gold else None,
             "acc": accuracy_contains(said, gold, mode=self.acc) if gold else None,
-            **({"gold_right": int(exact_match(answer, gold))} if self._gold else {}),
+            **({"gold_right": int(exact_match(answer, gold))} if self.all_gold else {}),
             "question_type": str(question.truth.get("type", "")),
             "answer_kind": str(question.truth.get("answer_kind", "")),
             "knowledge": str(question.truth.get("kind", "")),

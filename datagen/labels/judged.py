@@ -9,39 +9,46 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from probers.checksums import Journal
-from probers.commands.inputs import load_matcher, load_passages, wordnet_found
+from probers.commands.components import Component
+from probers.commands.inputs import load_matcher, wordnet_found
 from probers.commands.settings import plain
-from probers.data.articles import Rules, open_articles
 from probers.data.texts import Mark, TextSource
 from probers.data.texts.base import read_text
 from probers.data.topics import PromptFile, Topic, topics_of, with_references
 from probers.engine.language_model import Decoding, GenerationRequest, Sampling
 from probers.engine.model import CausalLM
 from probers.files import write_text
-from probers.options import shown
+from probers.options import Name
 from probers.prompts import PromptTemplate
 from probers.store.store import FeatureStore
 from probers.types import Generation, Needs, Unit, UserError
-from probers.words import Recognise, language_of, normalise
-from probers.words.spelling import normalise
+from probers.words import EntityMatcher, Recogniser, language_of, normalise
 from probers.words.text import split_sentences
-from probers.words.thinking import Part, part_of, position_of
+from probers.words.thinking import part_of, position_of
 
 from ..judges.base import JUDGED, WRONG, Answer, Grounds, Judge, Ruling
 from ..judges.page import reading_page
-from ..settings import Datagen
-from .base import JOURNAL, TOO_LONG, Examples, LabelBuilder, Prepared
-from .language import language_of_topics, recogniser_in
-from .marks import MarkedRows, unit_for
+from ..settings import OfJudged
+from .base import (
+    JOURNAL,
+    TOO_LONG,
+    Corpus,
+    Inputs,
+    ReadsArticles,
+    Source,
+    component_of,
+    state,
+    unit_for,
+)
+from .rows import Examples, MarkedRows
 
 log = logging.getLogger(__name__)
 
-JudgedUnits = Literal["entities", "sentences", "both"]
 #: Reasons for not judging a unit.
 _UNJUDGED = _PROMPTED, _BEFORE, _REPEATED, _CUT = (
     "named in the prompt", "named before in the answer", "in a repeated sentence",
@@ -69,123 +76,122 @@ class _Asked:
         return self.topic.split
 
 
-@dataclass
-class JudgedBuilder(LabelBuilder):
-    """Builder that writes answers, has entities or sentences judged, and pools features over these parts.
+@dataclass(frozen=True)
+class Prompts(ReadsArticles, Corpus, OfJudged, Source):
+    """Prompts, to which the model writes long answers; a judge gives verdicts on their parts.
 
     Attributes:
-        topics: topics of the prompts.
-        judge: judge of the parts; its unknown verdicts give no label.
-        unit: unit of an example; "token" stores every token of an answer.
-        units_judged: units that the judge is asked about.
-        answers: answers to each prompt, the first greedy, the others drawn at ``temperature`` by ``seed``.
-        folder: folder of the run, for the journal of judged answers.
-        part: part that is judged of answers with thinking.
+        prompts: JSON lines of prompts; None asks about the title of each article.
+        judge: name of a judge, or the judge itself; its unknown verdicts give no label.
     """
 
-    lm: CausalLM | None
-    topics: Sequence[Topic]
-    judge: Judge
-    recognise: Recognise
-    prompt: PromptTemplate
-    needs: Needs
-    folder: Path
-    unit: Unit = "span"
-    units_judged: JudgedUnits = "entities"
-    max_new_tokens: int = 256
-    answers: int = 1
-    temperature: float = 1.0
-    seed: int = 0
-    part: Part = "both"
+    prompts: Name | None = None
+    _: KW_ONLY
+    judge: Any = "article"
+    topics: Sequence[Topic] = state()
+    recognise: Recogniser = state()
+    matcher: EntityMatcher = state()
+    judges: Judge = state()
+    example_unit: Unit = state()
+    marked: MarkedRows = state()
+    bare: PromptTemplate = state()
 
+    name = "judged"
     item_name = unit_name = "answer"
     wrong_name = "contradicted"
     pools = ("mean", "last", "mind", "tokens", "predicting")
-    speaks = True
-    balance_by = ("split",)
-    parts = 1
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        of_unit = {"span": "entity", "answer": position_of(self.part)}
-        self.position = of_unit.get(self.unit, self.unit)
-        self._rows = MarkedRows(self.unit, self.needs, self.part)
-        self._bare = self.prompt if self.lm is None else self.prompt.bare(self.lm)
-
-    @classmethod
-    def prepare(cls, settings: Datagen) -> Prepared:
-        unit = _unit(settings)
-        topics, files = _topics(settings)
-        options = settings.judge.options
-        if options.get("passages"):
-            files.append(settings.corpus)
-        elif not any(topic.reference for topic in topics) and settings.judge.target.endswith("ArticleJudge"):
-            told = "judge=article compares with articles, and no prompt has one"
+    def inputs(self) -> Inputs:
+        options = self.options
+        unit = self._unit()
+        topics, files = self._topics()
+        judge = component_of("judge", self.judge) if isinstance(self.judge, (str, Component)) else None
+        settings = {} if judge is None else judge.options
+        if settings.get("passages"):
+            files += self.corpus_files
+        elif judge and judge.target.endswith("ArticleJudge") and not any(t.reference for t in topics):
+            message = "judge=article compares with articles, and no prompt has one"
             fix = "give articles=FILE with their titles, or judge.passages=3"
-            raise UserError(f"{told}: {fix}", "missing-value")
-        language = language_of_topics(settings, topics)
-        if not language.english and "probers.datagen.judges.article." in json.dumps(plain(settings.judge)):
-            told = f"judge=article reads facts of English, the language is {language.name}"
-            raise UserError(f"{told}: choose judge=openai or hand", "unsupported")
-        recognise = recogniser_in(settings.recogniser, language)
-        matcher = load_matcher(settings)
+            raise UserError(f"{message}: {fix}", "missing-value")
+        language = self.language_of_topics(topics)
+        if not language.english and "probers.datagen.judges.article." in json.dumps(plain(judge)):
+            message = f"judge=article reads facts of English, the language is {language.name}"
+            raise UserError(f"{message}: choose judge=openai or hand", "unsupported")
+        recognise = self.recogniser_in(language)
+        matcher = load_matcher(options)
         matcher = matcher if language.english else matcher.in_language(language)
         log.info("%s", matcher.told())
+        position = {"span": "entity", "answer": position_of(self.reads)}.get(unit, unit)
+        self.keep(topics=topics, recognise=recognise, matcher=matcher, example_unit=unit, position=position)
+        named = (options.matcher.options["aliases"], options.matcher.options["vectors"])
+        record = wordnet_found(options) | {"language": language.code}
+        return Inputs([*files, *_files(settings), *filter(None, named)], record)
 
-        def make(lm: CausalLM | None, needs: Needs, folder: Path) -> LabelBuilder:
+    def begin(self, lm: CausalLM | None, needs: Needs, folder: Path) -> None:
+        super().begin(lm, needs, folder)
+        judge = self.judge
+        if isinstance(judge, (str, Component)):
             grounds = Grounds(
-                matcher, recognise, lambda: settings.retriever.make(load_passages(settings)), folder
+                self.matcher, self.recognise, lambda: self.open_retriever(self.options)(), folder
             )
-            if lm is not None:
-                lm.skip_too_long()
-            return cls(
-                lm, topics, settings.judge.make(grounds), recognise, settings.prompt.make(), needs, folder,
-                unit=unit, units_judged=settings.judge_units, max_new_tokens=settings.max_new_tokens,
-                answers=settings.answers_per_prompt, temperature=settings.temperature, seed=settings.seed,
-                part=settings.reads,
-            )  # fmt: skip
+            judge = component_of("judge", judge).make(grounds)
+        if lm is not None:
+            lm.skip_too_long()
+        bare = self.prompt if lm is None else self.prompt.bare(lm)
+        self.keep(judges=judge, marked=MarkedRows(self.example_unit, needs, self.reads), bare=bare)
 
-        named = list(_files(options))
-        named += filter(None, (settings.matcher.options["aliases"], settings.matcher.options["vectors"]))
-        return Prepared(make, [*files, *named], wordnet_found(settings) | {"language": language.code})
+    def _unit(self) -> Unit:
+        """Choose the unit of the examples (UserError: one that no judge supports, or another pool)."""
+        options, unit = self.options, unit_for(self.options, self.unit, "span")
+        if unit == "claim":
+            message = "source=judged has no claims: choose unit=span, sentence, answer or token"
+            raise UserError(message, "conflict")
+        if unit in ("answer", "token") and "predicting" in options.pools:
+            raise UserError(f"unit={unit} has no pool=predicting: give unit=span or sentence", "conflict")
+        if self.answers_per_prompt > 1 and options.engine != "transformers":
+            message = f"answers_per_prompt={self.answers_per_prompt}: engine={options.engine} cannot draw"
+            raise UserError(f"{message}: give engine=transformers, or answers_per_prompt=1", "unsupported")
+        if unit == "span" and self.judge_units == "sentences":
+            message = "judge_units=sentences judges no entities: give unit=sentence, or judge_units=both"
+            raise UserError(message, "conflict")
+        return unit
+
+    def _topics(self) -> tuple[list[Topic], list[str]]:
+        """Read the topics, and list their files."""
+        options, limit = self.options, self.one_limit()
+        source = self.open(options, None if self.prompts else limit)
+        if self.prompts is None:
+            return list(topics_of(source)), [self.articles]
+        file = PromptFile(self.prompts, limit, options.seed, options.on_bad_line)
+        topics = file.topics()
+        for line in file.left_out.lines():
+            log.info("%s", line)
+        return with_references(topics, source), [self.prompts, self.articles]
 
     @property
     def total(self) -> int:
-        return len(self.topics) * self.answers
+        return len(self.topics) * self.answers_per_prompt
 
     def units(self) -> Iterator[_Asked]:
-        for topic in self.topics:
-            for number in range(self.answers):
-                self._read += 1
-                yield _Asked(topic, number)
+        return (_Asked(topic, n) for topic in self.topics for n in range(self.answers_per_prompt))
 
-    def names(self, units: Sequence[_Asked]) -> list[str]:
-        """List each answer's own name, and one for every part that it may have, which is at least a token."""
-        return [
-            name for asked in units
-            for name in (asked.id, *(f"{asked.id}/{self.unit}{n}" for n in range(1, self.max_new_tokens + 1)))
-        ]  # fmt: skip
+    def place(self, span: str) -> tuple[int, str]:
+        return 0, self.marked.text_of(span)
 
-    def unit_of(self, name: str) -> str:
-        return self._rows.text_of(name)
-
-    def build(self, units: Sequence[_Asked], known: Mapping[str, int | None]) -> Iterator[Examples]:
-        lm = self.lm
-        assert lm is not None
+    def examples(self, lm: CausalLM, units: Sequence[_Asked]) -> Iterator[Examples]:
         journal = Journal(self.folder / JOURNAL)
         if (read := journal.read()).damaged or read.cut:  # after a kill; those answers are made again
             journal.rewrite(read.records.values())
-        done = set(map(self.unit_of, known))
-        for number in range(self.answers):
+        for number in range(self.answers_per_prompt):
             asked = [one for one in units if one.number == number]
+            limit = self.options.max_new_tokens
             requests = [
-                GenerationRequest(self._bare.question(self._message(one.topic)), self.max_new_tokens, one.id)
+                GenerationRequest(self.bare.question(self._message(one.topic)), limit, one.id)
                 for one in asked
             ]
-            drawing = Sampling(self.temperature, seed=self.seed + number) if number else None
-            how = Decoding(self._rows.recording, self._bare.prefix, self.prompt.stop, drawing)
-            made = {place for place, one in enumerate(asked) if one.id in done}
-            for batch in lm.generate_each(requests, how, known=made):
+            drawing = Sampling(self.temperature, seed=self.options.seed + number) if number else None
+            how = Decoding(self.marked.recording, self.bare.prefix, self.prompt.stop, drawing)
+            for batch in lm.generate_each(requests, how):
                 written = {asked[place]: generation for place, generation in batch.items()}
                 examples, lines = self._judged(written)
                 journal.append(lines)
@@ -206,14 +212,14 @@ class JudgedBuilder(LabelBuilder):
                 examples.leave_out(asked.id, reason)
                 continue
             message = self._message(asked.topic)
-            part = part_of(generation.text, self.part) or (0, 0)
+            part = part_of(generation.text, self.reads) or (0, 0)
             found = self._marks(generation, message, asked.topic)
             marks[asked] = [mark for mark in found if part[0] <= mark.start and mark.end <= part[1]]
             units = tuple(mark for mark in marks[asked] if mark.rule not in _UNJUDGED)
             answers[asked] = Answer(
                 asked.id, message, generation.text, units, asked.topic.title, asked.topic.reference
             )
-        rulings = dict(zip(answers, self.judge.judge(list(answers.values())), strict=True))
+        rulings = dict(zip(answers, self.judges.judge(list(answers.values())), strict=True))
         for asked, answer in answers.items():
             judged = dict(zip(answer.units, rulings[asked], strict=True))
             ruled = [_ruled(mark, judged.get(mark)) for mark in marks[asked]]
@@ -247,7 +253,7 @@ class JudgedBuilder(LabelBuilder):
                 why = next((reason for reason, holds in reasons.items() if holds), "")
                 entities.append(Mark((span,), None, entity.type, why))
         chosen = {"entities": entities, "sentences": sentences, "both": [*sentences, *entities]}
-        return sorted(chosen[self.units_judged], key=lambda mark: mark.ranges)
+        return sorted(chosen[self.judge_units], key=lambda mark: mark.ranges)
 
     def _line(self, asked: _Asked, answer: Answer, marks: Sequence[Mark]) -> dict[str, Any]:
         """Make the line of labelled texts for an answer."""
@@ -275,10 +281,10 @@ class JudgedBuilder(LabelBuilder):
         text = replace(
             read_text(line, asked.id), spans=spans, sentences=sentences, dataset="judged", group=asked.group
         )
-        found = text.units(self.unit)
+        found = text.units(self.example_unit)
         for number, mark in enumerate(found, 1):
-            if mark.wrong is None and self.unit not in ("token", "answer"):
-                name = f"{asked.id}/{self.unit}{number}"
+            if mark.wrong is None and self.example_unit not in ("token", "answer"):
+                name = f"{asked.id}/{self.example_unit}{number}"
                 part = " ".join(text.answer[start:end] for start, end in mark.ranges)
                 reason = mark.rule if mark.rule in _UNJUDGED else "unknown"
                 examples.leave_out(name, reason, written=part, type=mark.type, evidence=mark.evidence)
@@ -286,7 +292,7 @@ class JudgedBuilder(LabelBuilder):
             examples.leave_out(asked.id, "nothing decided in the answer")
             return
         about = {"condition": "generated", "title": asked.topic.title}
-        self._rows.add(text, asked.id, generation, about, examples)
+        self.marked.add(text, asked.id, generation, about, examples)
 
     def conclude(self, store: FeatureStore) -> list[str]:
         """Write the judged answers in the order of the run, each once, as a kill may have left two."""
@@ -294,7 +300,7 @@ class JudgedBuilder(LabelBuilder):
         if not journal.exists():  # concluded before
             return []
         found = {line["id"]: line for line in Journal(journal).read().records.values()}
-        ids = (_Asked(topic, number).id for topic in self.topics for number in range(self.answers))
+        ids = [asked.id for asked in self.units()]
         lines = (json.dumps(found[id], ensure_ascii=False) for id in ids if id in found)
         write_text(self.folder / JUDGED, "".join(f"{line}\n" for line in lines))
         journal.unlink()
@@ -306,11 +312,11 @@ class JudgedBuilder(LabelBuilder):
 
     def summarise(self, store: FeatureStore) -> tuple[dict[str, Any], list[str]]:
         """Report figures of the labels, the judge's cost, and the replies that it could not use."""
-        figures, line = self._rows.summarise(store, len(store.units))
+        figures, line = self.marked.summarise(store, len(store.units))
         without = sum(not topic.reference for topic in self.topics)
-        figures |= {"without_reference": without, "judge": self.judge.lines()}
+        figures |= {"without_reference": without, "judge": self.judges.lines()}
         told = [f"{without:,} of {len(self.topics):,} prompts have no reference article"] if without else []
-        return figures, [line, *told, *self.judge.lines()]
+        return figures, [line, *told, *self.judges.lines()]
 
 
 def _ruled(mark: Mark, ruling: Ruling | None) -> Mark:
@@ -318,23 +324,6 @@ def _ruled(mark: Mark, ruling: Ruling | None) -> Mark:
     if ruling is None:
         return mark
     return replace(mark, wrong=WRONG[ruling.verdict], rule=ruling.rule or "judge", evidence=ruling.evidence)
-
-
-def _unit(settings: Datagen) -> Unit:
-    """Choose the unit of the examples (UserError: one that no judge supports, or another pool)."""
-    unit = unit_for(settings, "span")
-    if unit == "claim":
-        told = "source=judged has no claims: choose unit=span, sentence, answer or token"
-        raise UserError(told, "conflict")
-    if unit in ("answer", "token") and "predicting" in settings.pool:
-        raise UserError(f"unit={unit} has no pool=predicting: give unit=span or sentence", "conflict")
-    if settings.answers_per_prompt > 1 and settings.engine != "transformers":
-        told = f"answers_per_prompt={settings.answers_per_prompt}: engine={settings.engine} cannot draw"
-        raise UserError(f"{told}: give engine=transformers, or answers_per_prompt=1", "unsupported")
-    if unit == "span" and settings.judge_units == "sentences":
-        told = "judge_units=sentences judges no entities: give unit=sentence, or judge_units=both"
-        raise UserError(told, "conflict")
-    return unit
 
 
 def _files(value: Any) -> Iterator[str]:
@@ -346,22 +335,3 @@ def _files(value: Any) -> Iterator[str]:
             yield from _files(each)
     elif isinstance(value, str) and Path(value).is_file():
         yield value
-
-
-def _topics(settings: Datagen) -> tuple[list[Topic], list[str]]:
-    """Read the topics, and list their files."""
-    if isinstance(settings.limit, Mapping):
-        told = f"limit={shown(settings.limit)} is for source=cot: give one number with source=judged"
-        raise UserError(told, "conflict")
-    source = open_articles(
-        settings.articles, limit=None if settings.prompts else settings.limit, seed=settings.seed,
-        on_bad_line=settings.on_bad_line, rules=Rules(settings.min_sentences, settings.max_chars),
-        wikipedia=plain(settings.wikipedia),
-    )  # fmt: skip
-    if settings.prompts is None:
-        return list(topics_of(source)), [settings.articles]
-    file = PromptFile(settings.prompts, settings.limit, settings.seed, settings.on_bad_line)
-    topics = file.topics()
-    for line in file.left_out.lines():
-        log.info("%s", line)
-    return with_references(topics, source), [settings.prompts, settings.articles]

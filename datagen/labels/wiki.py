@@ -9,35 +9,28 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from probers.words.UNKNOWN_DIRECTIONS import DIRECTIONS
-
 from probers.commands.inputs import wordnet_found
-from probers.commands.settings import plain
-from probers.data.articles import ArticleSource, Rules, open_articles
 from probers.data.articles.cuts import Cut, CutPlan, natural, shortened
 from probers.engine.language_model import Decoding, GenerationRequest
 from probers.engine.model import CausalLM
 from probers.engine.tokens import encode_continuation, encode_prompts
-from probers.options import shown
-from probers.prompts import PromptTemplate
+from probers.options import Name
 from probers.store.store import FeatureStore
 from probers.types import Generation, Needs, UserError
 from probers.words import (
     Entity,
     EntityMatcher,
-    Language,
     Match,
     Recognise,
     Recogniser,
     head_entity,
     language_of,
-    read_number,
     same_kind,
     tokens_of,
 )
@@ -48,10 +41,9 @@ from probers.words.spelling import name_words
 from probers.words.text import is_stop_word, join_sentences, split_sentences
 from probers.words.vectors import FEW, TooFewError, train_vectors, trained
 
-from ..settings import Datagen
-from .background import WrittenSpan, read_again
-from .base import TOO_LONG, VECTORS, Examples, LabelBuilder, Prepared, span_needs, span_rows
-from .language import language_of_articles, recogniser_in
+from ..settings import OfWiki
+from .base import TOO_LONG, VECTORS, Inputs, ReadsArticles, Source, state
+from .rows import Examples, WrittenSpan, read_again, span_needs, span_rows
 
 log = logging.getLogger(__name__)
 
@@ -178,143 +170,110 @@ def _token_starts(lm: CausalLM, text: str) -> list[int]:
     return [start for start, end in encoded.offsets if end > start]
 
 
-def _untouched(cut: Cut) -> str:
-    """Name the article's own span after the cut."""
-    return f"{cut.id}/untouched"
+#: End of the name of the article's own span after a cut.
+_UNTOUCHED = "/untouched"
 
 
-@dataclass
-class WikiBuilder(LabelBuilder):
-    """Builder that continues cut articles and labels the written entities, pooled over their tokens.
+@dataclass(frozen=True)
+class Articles(ReadsArticles, OfWiki, Source):
+    """Articles, cut right before an entity and continued by the model; the entity that it writes is labelled.
 
     Attributes:
-        negatives: "generated": faithful examples are entities that the model wrote and that mean the same as
-            the article's. "untouched": every hallucinated entity is paired with the article's own, read by
-            the model (MIND).
-        doubtful: "undecided" leaves out cases that the comparison cannot tell (:func:`abstain`), "compared"
-            labels them anyway (RaDIO).
-        context: most tokens of the article before a cut that the model is shown.
-        background: tokens before each entity whose states are stored too, with pool "tokens".
+        articles: testbed, FILE.jsonl[.gz], wikipedia, or hf:ID[:config][:split].
     """
 
-    lm: CausalLM | None
-    plan: CutPlan
-    needs: Needs
-    matcher: EntityMatcher
-    recognise: Recogniser
-    prompt: PromptTemplate
-    negatives: str = "generated"
-    doubtful: str = "undecided"
-    max_new_tokens: int = 24
-    context: int | None = None
-    background: int = 0
-    _written: list[WrittenSpan] = field(default_factory=list, init=False, repr=False)
+    articles: Name = "testbed"
+    _: KW_ONLY
+    cuts: CutPlan = state()
+    matcher: EntityMatcher = state()
+    recognise: Recogniser = state()
+    trains: bool = state()
+    written: list[WrittenSpan] = state()
 
+    name = "wiki"
     item_name = "article"
     unit_name = "cut"
     wrong_name = "hallucinated"
     pools = ("mean", "last", "predicting", "tokens", "mind")
     position = "entity"
-    speaks = True
-    balance_by = ("split",)
-    parts = 1
 
-    @classmethod
-    def prepare(cls, settings: Datagen) -> Prepared:
-        """Check the settings, read the articles and make the first cut."""
-        limit = settings.limit
-        if settings.reads != "both":
-            told = f"reads={settings.reads}: source=wiki continues articles, which have no thinking"
-            raise UserError(f"{told}: leave it out", "conflict")
-        if settings.background and settings.pool != "tokens":
-            told = f"background={settings.background} stores tokens before an entity one by one"
-            raise UserError(f"{told}: give pool=tokens, or leave it out", "conflict")
-        if isinstance(limit, Mapping):
-            told = f"limit={shown(limit)} is for source=cot: give one number with source=wiki"
-            why = "articles are drawn before they are split, and balance_to sets the examples per split"
-            raise UserError(f"{told}, whose {why}", "conflict")
-
-        def articles() -> ArticleSource:
-            return open_articles(
-                settings.articles, limit=limit, seed=settings.seed, on_bad_line=settings.on_bad_line,
-                rules=Rules(settings.min_sentences, settings.max_chars), wikipedia=plain(settings.wikipedia),
-            )  # fmt: skip
-
-        options = dict(settings.matcher.options)
-        auto = options["vectors"] == _AUTO
-        own = options["vectors"] == _OWN or (auto and settings.articles != "testbed")
-        if own or auto:
-            options["vectors"] = ""
-        matcher = EntityMatcher(**options)
-        prompt = settings.prompt.make()
-        source = articles()
-        language = language_of_articles(settings, source)
-        recognise = recogniser_in(settings.recogniser, language)
-        plan = CutPlan(source, recognise, settings.per_article, settings.within, settings.seed)
-        plan.peek()
-
-        def make(lm: CausalLM | None, needs: Needs, folder: Path) -> LabelBuilder:
-            compare, vectors = matcher, folder / VECTORS[0]
-            if own:
-                if not trained(vectors):
-                    log.info("training word vectors on the articles -> %s", vectors)
-                try:
-                    least = FEW if auto else 0
-                    train_vectors(
-                        map(natural, articles()), vectors, seed=settings.seed, least=least, language=language
-                    )
-                    compare = replace(matcher, vectors=str(vectors))
-                except TooFewError as error:
-                    if not auto:
-                        raise
-                    log.info("names are compared without word vectors: %s", error)
-            compare = compare if language.english else compare.in_language(language)
-            log.info("%s", compare.told())
-            return cls(
-                lm, plan, needs, compare, recognise, prompt, negatives=settings.negatives,
-                doubtful=settings.doubtful, max_new_tokens=settings.max_new_tokens, context=settings.context,
-                background=settings.background,
-            )  # fmt: skip
-
-        files = (settings.articles, settings.matcher.options["aliases"], settings.matcher.options["vectors"])
-        return Prepared(make, [*filter(None, files)], wordnet_found(settings) | {"language": language.code})
+    def inputs(self) -> Inputs:
+        """Check the options, read the articles and make the first cut."""
+        options = self.options
+        limit = self.one_limit()
+        if self.background and options.pools != ["tokens"]:
+            message = f"background={self.background} stores tokens before an entity one by one"
+            raise UserError(f"{message}: give pool=tokens, or leave it out", "conflict")
+        matching = dict(options.matcher.options)
+        trains = matching["vectors"] == _OWN or self._tries_vectors
+        if matching["vectors"] in (_OWN, _AUTO):
+            matching["vectors"] = ""
+        source = self.open(options, limit)
+        language = self.language_of_articles(source)
+        recognise = self.recogniser_in(language)
+        cuts = CutPlan(source, recognise, self.per_article, self.within, options.seed)
+        cuts.peek()
+        matcher = EntityMatcher(**matching)
+        self.keep(cuts=cuts, matcher=matcher, recognise=recognise, trains=trains, written=[])
+        files = (self.articles, options.matcher.options["aliases"], options.matcher.options["vectors"])
+        return Inputs([*filter(None, files)], wordnet_found(options) | {"language": language.code})
 
     @property
-    def items(self) -> int:
-        return self.plan.articles
+    def _tries_vectors(self) -> bool:
+        """Tell whether word vectors are trained if there are enough articles."""
+        return self.options.matcher.options["vectors"] == _AUTO and self.articles != "testbed"
+
+    def begin(self, lm: CausalLM | None, needs: Needs, folder: Path) -> None:
+        """Train word vectors on the articles, unless those of an earlier run are in the folder."""
+        super().begin(lm, needs, folder)
+        matcher, vectors, language = self.matcher, folder / VECTORS[0], self.recognise.language
+        if self.trains:
+            if not trained(vectors):
+                log.info("training word vectors on the articles -> %s", vectors)
+            limit, seed = self.one_limit(), self.options.seed
+            try:
+                least = FEW if self._tries_vectors else 0
+                texts = map(natural, self.open(self.options, limit))
+                train_vectors(texts, vectors, seed=seed, least=least, language=language)
+                matcher = replace(matcher, vectors=str(vectors))
+            except TooFewError as error:
+                if not self._tries_vectors:
+                    raise
+                log.info("names are compared without word vectors: %s", str(error))
+        matcher = matcher if language.english else matcher.in_language(language)
+        log.info("%s", matcher.told())
+        self.keep(matcher=matcher)
 
     @property
     def total(self) -> int | None:
-        return self.plan.source.total
+        return self.cuts.source.total
 
     def units(self) -> Iterator[Cut]:
-        return iter(self.plan)
+        return iter(self.cuts)
 
-    def names(self, units: Sequence[Cut]) -> list[str]:
-        return [*(cut.id for cut in units), *map(_untouched, units)]
+    def items_of(self, units: int) -> int:
+        return self.cuts.articles
 
-    def build(self, units: Sequence[Cut], known: Mapping[str, int | None]) -> Iterator[Examples]:
-        lm = self.lm
-        assert lm is not None
+    def place(self, span: str) -> tuple[int, str]:
+        return int(span.endswith(_UNTOUCHED)), span.removesuffix(_UNTOUCHED)
+
+    def examples(self, lm: CausalLM, units: Sequence[Cut]) -> Iterator[Examples]:
         if self.context is not None:
             units = list(shortened(units, self.context, partial(_token_starts, lm)))
         needs = span_needs(self.needs, attention=lm.attends)
-        labels = dict(known)
-        requests = [GenerationRequest(self._prompt(cut), self.max_new_tokens, cut.id) for cut in units]
+        limit = self.options.max_new_tokens
+        requests = [GenerationRequest(self._prompt(cut), limit, cut.id) for cut in units]
         stop = stop_rule(self.recognise, cheap=self.recognise.name == "rules")
-        seen = {place for place, cut in enumerate(units) if cut.id in known}
-        batches = lm.generate_each(requests, Decoding(needs, stop=[stop]), known=seen)
-        for made in batches:
+        labels: dict[str, int] = {}
+        for made in lm.generate_each(requests, Decoding(needs, stop=[stop])):
             examples = Examples(tokens=sum(len(generation.token_ids) for generation in made.values()))
             for place, generation in made.items():
                 self._label(units[place], generation, examples)
             self._read_again(lm, examples)
             labels |= examples.labels()
             yield examples
-        hallucinated = [cut for cut in units if labels[cut.id] == 0]
-        # Either all or none of them are read and thus known.
-        if self.negatives == "untouched" and not any(_untouched(cut) in known for cut in hallucinated):
-            yield self._read_articles(lm, hallucinated, needs)
+        if self.negatives == "untouched":
+            yield self._read_articles(lm, [cut for cut in units if labels.get(cut.id) == 0], needs)
 
     def _prompt(self, cut: Cut) -> str:
         return self.prompt.continuation(cut.article.title, cut.before)
@@ -350,7 +309,7 @@ class WikiBuilder(LabelBuilder):
                 (encoded,) = encode_prompts(lm.tokenizer, [prompt], [cut.id])
                 tokens = encode_continuation(lm.tokenizer, encoded, cut.between + cut.entity.text)
             except UserError as error:
-                examples.leave_out(_untouched(cut), f"unreadable: {error}", gold=cut.entity.text)
+                examples.leave_out(cut.id + _UNTOUCHED, f"unreadable: {error}", gold=cut.entity.text)
                 continue
             kept.append(cut)
             prompts.append(prompt)
@@ -358,7 +317,7 @@ class WikiBuilder(LabelBuilder):
         read = lm.score(prompts, texts, needs=needs, names=[cut.id for cut in kept]) if kept else []
         for cut, generation in zip(kept, read, strict=True):
             if generation.stop == "skipped":  # the entity exceeds the tokens asked for
-                examples.leave_out(_untouched(cut), TOO_LONG, gold=cut.entity.text)
+                examples.leave_out(cut.id + _UNTOUCHED, TOO_LONG, gold=cut.entity.text)
                 continue
             start = len(cut.between)
             entity = Entity(start, start + len(cut.entity.text), cut.entity.text, cut.entity.type)
@@ -369,10 +328,10 @@ class WikiBuilder(LabelBuilder):
 
     def _read_again(self, lm: CausalLM, examples: Examples) -> None:
         """Read the waiting spans with the tokens before them, and add their rows."""
-        if self._written:
-            for row, states in read_again(lm, self._written, self.needs, self.background):
+        if self.written:
+            for row, states in read_again(lm, self.written, self.needs, self.background):
                 examples.add(row, states)
-            self._written.clear()
+            self.written.clear()
 
     def _add(
         self, cut: Cut, generation: Generation, entity: Entity, match: Match, how: str, examples: Examples
@@ -380,7 +339,7 @@ class WikiBuilder(LabelBuilder):
         tokens = tokens_of(generation.offsets, entity.start, entity.end)
         assert tokens  # the span lies in the decoded text
         facts = cut.article.truth.get("facts", {})
-        id = cut.id if how == "generated" else _untouched(cut)
+        id = cut.id if how == "generated" else cut.id + _UNTOUCHED
         row = {
             "group": cut.article.id, "split": cut.article.split,
             "correct": int(match.verdict == "equivalent"),
@@ -393,7 +352,7 @@ class WikiBuilder(LabelBuilder):
             "match_stage": match.stage, "match_evidence": match.evidence,
         }  # fmt: skip
         if self.background:
-            self._written.append(WrittenSpan(row, generation, tokens))
+            self.written.append(WrittenSpan(row, generation, tokens))
             return
         for index, columns, states in span_rows(generation, tokens, self.needs):
             own = id if index < 0 else f"{id}#{index}"
@@ -409,15 +368,15 @@ class WikiBuilder(LabelBuilder):
         cuts = len(store.units)
         figures = {
             "recogniser": self.recognise.name, "matcher_stages": list(self.matcher.active),
-            "articles": self.plan.articles, "cuts": cuts, "spans": spans,
+            "articles": self.cuts.articles, "cuts": cuts, "spans": spans,
             "hallucinated": round(labels[0] / spans, 6), "left_out": dict(sorted(reasons.items())),
-            "articles_left_out": dict(sorted(self.plan.source.problems.counts.items())),
+            "articles_left_out": dict(sorted(self.cuts.source.problems.counts.items())),
         }  # fmt: skip
         shown = ", ".join(f"{n} {reason}" for reason, n in reasons.most_common())
         lines = [
-            f"{self.plan.articles} articles, {cuts} cuts, {spans} labelled spans, "
+            f"{self.cuts.articles} articles, {cuts} cuts, {spans} labelled spans, "
             f"{labels[0] / spans:.3f} of them hallucinated; no label for {sum(reasons.values())}"
             + (f" ({shown})" if shown else ""),
-            *self.plan.source.problems.lines(),
+            *self.cuts.source.problems.lines(),
         ]
         return figures, lines

@@ -81,8 +81,8 @@ COMPONENTS: dict[str, dict[str, str]] = {
     "questions": {name: f"data.questions.{place}" for name, place in DATASETS.items()},
     "judge": {
         "article": "datagen.judges.article.ArticleJudge",
-        "hand": "datagen.judges.hand.HandJudge",
-        "majority": "datagen.judges.majority.MajorityJudge",
+        "hand": "datagen.judges.base.HandJudge",
+        "majority": "datagen.judges.base.MajorityJudge",
         "openai": "datagen.judges.openai.OpenAIJudge",
     },
     "prompt": {"testbed": "prompts.PromptTemplate"},

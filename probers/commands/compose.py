@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 #: Command -> its settings, and the function that runs it; each is imported only when needed.
 COMMANDS = {
     "demo": ("commands.settings.Demo", "commands.demo.run"),
-    "datagen": ("datagen.settings.Datagen", "datagen.run.run"),
+    "datagen": ("datagen.settings.Datagen", "datagen.labelling.run"),
     "train": ("train.settings.Train", "train.run.run"),
     "search": ("train.settings.Search", "train.sweeps.search.run"),
     "rag": ("rag.settings.Rag", "rag.command.run"),
@@ -178,7 +178,8 @@ def request(command: str, overrides: Sequence[str]) -> Settings:
     """Make the settings of a command, every value checked; UserError as in :func:`compose`."""
     from omegaconf import OmegaConf
 
-    config, kind = compose(command, overrides), settings_of(command)
+    kind = settings_of(command)
+    config = compose(command, kind.accepted(overrides))
     # Hydra's mark of a missing value; a component without a class reports it itself.
     for key in sorted(OmegaConf.missing_keys(config)):
         if not key.endswith("._target_"):

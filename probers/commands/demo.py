@@ -49,7 +49,8 @@ def run(settings: Demo) -> Path:
         count, made = 6 + 2 * settings.full, on_articles(settings)
     for number, (title, command, overrides) in enumerate(made, 1):
         log.info("\n[%d/%d] %s\n$ probers-%s %s", number, count, title, command, " ".join(overrides))
-        run_command(command, overrides)
+        # Batches depend on the size of shards, and the figures of the documentation on batches.
+        run_command(command, [*overrides, *(["shard_size=256"] if command == "datagen" else [])])
     if settings.judged:
         write_text(out / "report.md", judged_report(out))
     else:

@@ -20,7 +20,7 @@ from typing import Any
 
 from ..files import digest
 from ..types import STEERING, ProbersError, UserError
-from .compose import COMMANDS, combinations, compose, key_value, normalise, quote, request
+from .compose import COMMANDS, combinations, compose, key_value, normalise, quote, request, settings_of
 from .presets import note_on
 from .runs import taking_back
 from .settings import Settings
@@ -142,7 +142,8 @@ def _main(command: str, arguments: list[str]) -> int:
         from omegaconf import OmegaConf
 
         for job in jobs:
-            print(OmegaConf.to_yaml(compose(command, job), resolve=True), end="")
+            config = compose(command, settings_of(command).accepted(job))
+            print(OmegaConf.to_yaml(config, resolve=True), end="")
         return 0
     targets = [_target(command, settings) for settings in requests]
     noted = [note_on(dict(map(key_value, job)), made) for job, made in zip(jobs, requests, strict=True)]

@@ -35,8 +35,8 @@ _OF_SERVERS = ("url", "shards", "timeout", "retries", "verify", "ca_file", "rebu
 #: Dotted keys that change how a run is carried out, but not its results.
 NOT_IDENTITY = (
     "out", "batch_size", "logger", "model.device", "model.cache", "overwrite", "wait", "checksums",
-    "save_every", "suffix", "memory", "corpus_cache", "typed", "retriever.cache", "retriever.device",
-    "retriever.batch_size",
+    "save_every", "shard_size", "suffix", "memory", "corpus_cache", "typed", "retriever.cache",
+    "retriever.device", "retriever.batch_size",
     *(f"retriever.{option}" for option in _OF_SERVERS),
 )  # fmt: skip
 
@@ -193,7 +193,7 @@ class RunFolder:
     def complete(self) -> bool:
         """True if the same run has already finished here."""
         state = read_state(self.path)
-        return state is not None and state["complete"] and state["fingerprint"] == self.fingerprint
+        return bool(state and state["complete"] and state["fingerprint"] == self.fingerprint)
 
     def finish(self, summary: Mapping[str, Any] | None = None) -> None:
         """Mark the run complete, with a few figures for listings of runs."""

@@ -5,7 +5,7 @@ A command's own class is defined beside the command and derives from these.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from dataclasses import Field as Field_
 from typing import Annotated, Any, Literal, TypeVar
@@ -58,6 +58,11 @@ class Settings:
         for each in fields(self):  # settings made in Python
             if getattr(self, each.name) is None and (made := default_component(each)) is not None:
                 object.__setattr__(self, each.name, made)
+
+    @classmethod
+    def accepted(cls, typed: Sequence[str]) -> list[str]:
+        """Return typed options as this command's keys; UserError for keys that do not go together."""
+        return list(typed)
 
     @property
     def record(self) -> dict[str, Any]:

@@ -1,0 +1,140 @@
+"""The verb `label`: each source's store equals the command's, is resumed in `out`, and goes without one."""
+
+import gc
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from artefacts import write_lines
+from refusals import fails, interrupted
+
+from probers import CausalLM, FeatureStore
+from probers.commands import main as cli
+from probers.datagen import Articles, Prompts, Questions, Texts, label
+
+TOWNS = ["Hull", "e"] * 6
+PASSAGES = ["Hull is a town in Spain.", "The letter e is old."]
+SENTENCES = ["It lies in Spain today.", "It was led by Anna Berg then.", "It fell in 1950."]
+
+
+@pytest.fixture(scope="module")
+def lm():
+    return CausalLM.from_pretrained("testbed", batch_size=8)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Small files of questions, passages, articles and labelled texts."""
+    folder = tmp_path_factory.mktemp("files")
+    spans = [[{"start": 11, "end": 16, "wrong": i % 2 == 0}] for i in range(8)]
+    lines = {
+        "questions": [
+            {"id": f"q{i}", "question": f"Where is q{i} ?", "answers": [town]} for i, town in enumerate(TOWNS)
+        ],
+        "corpus": [{"id": str(i), "title": "", "text": text} for i, text in enumerate(PASSAGES, 1)],
+        "articles": [
+            {"title": f"Town {i}", "sentences": [*SENTENCES, f"It has {i} gates."]} for i in range(12)
+        ],
+        "texts": [
+            {"id": str(i), "group": str(i), "answer": f"It lies in Spain. It has {i}.", "spans": spans[i]}
+            for i in range(8)
+        ],
+    }
+    return {name: write_lines(folder / f"{name}.jsonl", each) for name, each in lines.items()}
+
+
+def made(name, files):
+    """A source, the options of the verb, and the words of the command."""
+    questions, corpus, articles, texts = files.values()
+    both = ["predicting", "mean"]
+    return {
+        "cot": (
+            Questions(questions, passages=PASSAGES, k=1), {},
+            [f"questions={questions}", f"corpus={corpus}", "source.k=1"],
+        ),
+        "wiki": (
+            Articles(articles, per_article=3, negatives="untouched"), {"pool": both, "balance": True},
+            [f"articles={articles}", "per_article=3", "source.negatives=untouched", "pool=[predicting,mean]",
+             "balance=true"],
+        ),
+        "texts": (Texts(texts, unit="span"), {}, [f"texts={texts}", "unit=span"]),
+        "judged": (
+            Prompts(judge="article"), {"limit": 10, "max_new_tokens": 40}, ["limit=10", "max_new_tokens=40"],
+        ),
+    }[name]  # fmt: skip
+
+
+def same(ours, theirs):
+    """Tell whether two stores hold the same data: columns, labels and states of every feature."""
+    assert [(s.pool, s.layers, s.position) for s in ours.features] == [
+        (s.pool, s.layers, s.position) for s in theirs.features
+    ]
+    pairs = [
+        [store.feature(pool=s.pool).states(s.layers) for s in store.features] for store in (ours, theirs)
+    ]
+    for one, other in zip(*pairs, strict=True):
+        np.testing.assert_allclose(one.astype(float), other.astype(float), rtol=0.01, atol=0.02)
+    columns = ["id", "group", "split", "correct", "text", "answer", "gold", "condition"]
+    return ours.table()[columns].equals(theirs.table()[columns])
+
+
+@pytest.mark.parametrize("name", ["cot", "wiki", "texts", "judged"])
+def test_the_store_of_the_verb_is_that_of_the_command(name, lm, files, tmp_path):
+    source, options, typed = made(name, files)
+    ours = label(lm, source, layers=[6, 12], shard_size=5, **options)
+    command = ["layers=[6,12]", "shard_size=5", "batch_size=8", f"out={tmp_path / 'c'}", *typed]
+    theirs = FeatureStore.open(cli.run("datagen", ["--source", name, *command]))
+    assert len(ours) and same(ours, theirs)
+    folder = ours.path
+    del ours
+    gc.collect()
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("name", ["cot", "wiki", "texts", "judged"])
+def test_a_store_with_out_is_kept_resumed_and_refused_to_another_run(name, lm, files, tmp_path):
+    source, options, _ = made(name, files)
+    options |= {"layers": 6, "shard_size": 3}
+    whole, out = label(lm, source, **options), tmp_path / "kept"
+    with interrupted(FeatureStore, "write_shard", 1):
+        label(lm, source, out=out, **options)
+    (shard,) = out.glob("shards/*.json")
+    first = shard.stat().st_mtime_ns
+    store = label(lm, source, out=out, **options)
+    assert same(store, whole) and ("balance" in options or shard.stat().st_mtime_ns == first)
+    with fails("out-taken", "layers: 6 there, 12 now"):
+        label(lm, source, out=out, **options | {"layers": 12})
+    if name == "cot":
+        with fails("out-taken", "passages"):
+            label(lm, replace(source, passages=PASSAGES[:1]), out=out, **options)
+
+
+def test_options_that_there_are_not_are_refused_by_name(lm, files):
+    articles = Articles(files["articles"])
+    for code, named, options in (
+        ("unknown-key", "per_article", {"per_article": 3}),
+        ("unknown-choice", "pool=prompt", {"pool": "prompt"}),
+        ("bad-value", "seed=-1", {"seed": -1}), ("layers", "layers=[99]", {"layers": 99}),
+        ("conflict", "limit=", {"limit": {"train": 3}}), ("unknown-choice", "none", {"prompt": "none"}),
+    ):  # fmt: skip
+        with fails(code, named):
+            label(lm, articles, **options)
+    with fails("bad-value", "per_article=0"):
+        Articles(files["articles"], per_article=0)
+
+
+@pytest.mark.parametrize(
+    ("typed", "code", "named"),
+    [
+        (["source=texts", "samples=5"], "conflict", "samples belongs to source=cot, and the source is texts"),
+        (["source=cot", "per_article=5"], "conflict", "source=wiki"),
+        (["source=texts", "k=5"], "conflict", "source=cot"),
+        (["source=wiki", "judge.url=http://x"], "conflict", "source=judged"),
+        (["source=cot", "wikipedia.language=de"], "conflict", "source=wiki and source=judged"),
+        (["source=wiki", "source.samples=5"], "conflict", "source=cot"),
+        (["source=wiki", "source.nothing=5"], "unknown-key", "source.nothing"),
+    ],
+)
+def test_a_key_of_another_source_is_refused(typed, code, named, tmp_path):
+    with fails(code, named):
+        cli.run("datagen", [*typed, f"out={tmp_path / 'x'}"])
