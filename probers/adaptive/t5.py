@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -39,6 +39,7 @@ class Letters:
         max_tokens: a longer question is cut.
     """
 
+    method: ClassVar[str] = "questions"
     bias: Bias = field(default_factory=lambda: BIAS)
     model: Name = "google-t5/t5-large"
     epochs: Count = 35

@@ -62,7 +62,7 @@ COMPONENTS: dict[str, dict[str, str]] = {
         "concat": "heads.ConcatHead",
         "layer_attention": "heads.LayerAttentionHead",
         "linear": "heads.LinearHead",
-        "lora": "train.lora.adapted.Lora",
+        "lora": "train.methods.adapted.Lora",
         "mean_difference": "heads.MeanDifferenceHead",
         "mind": "heads.MindHead",
         "mix": "heads.MixHead",
@@ -70,7 +70,7 @@ COMPONENTS: dict[str, dict[str, str]] = {
         "probing_rag": "heads.ProbingRagHead",
         "radio": "heads.RadioHead",
         "sequence": "heads.SequenceHead",
-        "stacked": "train.stacking.Stack",
+        "stacked": "train.methods.stacking.Stack",
     },
     "retriever": {
         "bm25": "rag.retrievers.BM25",

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from probers.bank.calibration import sigmoid
+from probers.bank.figures import EMBEDDING, ENSEMBLE, SHUFFLED, WITH_ENTROPY, Decision, Figures
+from probers.bank.report import layer_name
 from probers.evaluation.metrics import auprc, auroc, ece, risk_coverage
 
-from .assemble import ENSEMBLE, WITH_ENTROPY, Trained
+from .assemble import Trained
 from .evaluate import Evaluator
-from .fit import EMBEDDING, SHUFFLED
-from .report import layer_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -133,7 +133,7 @@ def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list
     return list(map(float, start + below))
 
 
-def save(figure: Figure, path: Path) -> None:
+def write_png(figure: Figure, path: Path) -> None:
     """Write a PNG that holds no date or version, so that the same run gives the same bytes."""
     figure.savefig(path, dpi=130, metadata={"Software": None})
 
@@ -166,7 +166,7 @@ def roc_pr(path: Path, wrong: np.ndarray, scores: Sequence[Series]) -> None:
     right.annotate(f"base rate {rate:.2f}", xy=(0.02, rate + beyond), va=edge, color=GREY, fontsize=8)
     legend(left, "lower right", title="AUROC (test)")
     legend(right, "lower left" if rate > 0.3 else "upper right", title="AUPRC (test)")
-    save(figure, path)
+    write_png(figure, path)
 
 
 #: Fewest texts kept: of fewer, the share of wrong ones jumps about and hides the rest.
@@ -193,7 +193,7 @@ def coverage_risk(path: Path, wrong: np.ndarray, scores: Sequence[Series]) -> No
     ax.set_ylabel("risk: share wrong of those kept")
     ax.set(xlim=(0, 1), ylim=(0, None))
     legend(ax, "beside", title="mean risk (test)")
-    save(figure, path)
+    write_png(figure, path)
 
 
 def reliability(path: Path, wrong: np.ndarray, probabilities: Sequence[Series]) -> None:
@@ -209,7 +209,7 @@ def reliability(path: Path, wrong: np.ndarray, probabilities: Sequence[Series]) 
     ax.set_ylabel("share wrong of that tenth (test)")
     ax.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
     legend(ax, "upper left", title="ECE (test)")
-    save(figure, path)
+    write_png(figure, path)
 
 
 def tenths(wrong: np.ndarray, probability: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -241,7 +241,7 @@ def logit_density(path: Path, wrong: np.ndarray, margins: Mapping[str, np.ndarra
     axes[0, 0].set_ylabel("density (test)")
     axes[0, 0].margins(y=0.12)
     legend(axes[0, 0], "best")
-    save(figure, path)
+    write_png(figure, path)
 
 
 #: Controls with curves beside the prober's.
@@ -255,16 +255,16 @@ _ON_CURVE = ("entropies combined", "mean entropy", "bag of words, text", "questi
 _PANELS = (("auroc", "AUROC, finding wrong texts (test)"), ("accuracy", "accuracy (test)"))
 
 
-def write_plots(folder: Path, figures: Mapping[str, Any], trained: Trained, evaluator: Evaluator) -> None:
-    """Write the pictures of one training run; ``figures`` are those of ``metrics.json``."""
+def write_plots(folder: Path, figures: Figures, trained: Trained, evaluator: Evaluator) -> None:
+    """Write the pictures of one training run."""
     folder.mkdir(parents=True, exist_ok=True)
     rows, wrong = evaluator.test, evaluator.wrong
-    names = dict(zip(trained.layers, (layer_name(figures, e) for e in figures["layers"]), strict=True))
+    names = dict(zip(trained.layers, (layer_name(figures, e) for e in figures.layers), strict=True))
     saved = trained.saved.scores[rows]
     scores = [Series(ENSEMBLE if len(names) > 1 else names[trained.best], saved, PROBER)]
     probabilities = [
         Series("before calibration", sigmoid(saved), OTHERS[0]),
-        Series(f"after ({figures['calibration']['method']})", trained.bank.calibration(saved), PROBER),
+        Series(f"after ({figures.calibration.method})", trained.bank.calibration(saved), PROBER),
     ]
     if trained.with_entropy is not None:
         detector = evaluator.calibrated(trained.with_entropy)
@@ -282,89 +282,91 @@ def write_plots(folder: Path, figures: Mapping[str, Any], trained: Trained, eval
     best = sorted(names, key=lambda column: -trained.validation[column]["auroc"])[:2]
     margins = {names[column]: trained.layers[column].scores[rows] for column in best}
     logit_density(folder / "logit_density.png", wrong, margins)
-    if figures["learning_curve"]:
+    if figures.learning_curve:
         _learning_curve(folder / "learning_curve.png", figures)
 
 
-def _by_layer(path: Path, figures: Mapping[str, Any]) -> None:
+def _by_layer(path: Path, figures: Figures) -> None:
     from matplotlib.ticker import MaxNLocator
 
     figure, axes = canvas(9.0, 7.6, rows=2, sharex=True)
-    sites = figures["sites"]
-    together = figures["ensemble"] if len(figures["layers"]) > 1 else None
+    sites = figures.sites
+    together = figures.ensemble if len(figures.layers) > 1 else None
     panels = []
     for ax, (key, label) in zip(axes[:, 0], _PANELS, strict=True):
         for number, site in enumerate(sites):
-            entries = [entry for entry in figures["layers"] if entry["site"] == site]
+            entries = [entry for entry in figures.layers if entry.site == site]
             aside = 0.16 * (number - (len(sites) - 1) / 2)  # so that two sites' bars do not hide each other
             style = (PROBER, *OTHERS)[number % (1 + len(OTHERS))]
-            places, name = [entry["layer"] + aside for entry in entries], "head of each layer"
-            if ends := entries[0].get("together"):
+            places, name = [entry.layer + aside for entry in entries], "head of each layer"
+            if ends := entries[0].together:
                 places, name = [(ends[0] + ends[-1]) / 2 + aside], "one head of these layers"
-                ax.hlines([e[key] for e in entries if e[key] is not None], ends[0], ends[-1], style.colour)
+                ax.hlines(
+                    [e.get(key) for e in entries if e.get(key) is not None], ends[0], ends[-1], style.colour
+                )
             _errorbars(ax, places, entries, key, f"{site}, {name}", style)
         ax.set_ylabel(label)
         panels.append((ax, [
             *_level(together, key, ENSEMBLE, BLUE),
-            *_level(figures["with_entropy"], key, _with_entropy(figures), GREEN),
+            *_level(figures.with_entropy, key, _with_entropy(figures), GREEN),
             *_controls(figures, _BY_LAYER, key),
         ]))  # fmt: skip
-    layers = sorted({k for entry in figures["layers"] for k in entry.get("together", [entry["layer"]])})
+    layers = sorted({k for entry in figures.layers for k in entry.together or [entry.layer]})
     bottom = axes[1, 0]
     bottom.set_xlim(layers[0] - 0.6, layers[-1] + 0.6)
     bottom.set_xlabel("layer (after this block)")
     bottom.xaxis.set_major_locator(MaxNLocator(nbins=20, integer=True, min_n_ticks=1))
     legend(axes[0, 0], "above")
     levels(panels)
-    save(figure, path)
+    write_png(figure, path)
 
 
-def _learning_curve(path: Path, figures: Mapping[str, Any]) -> None:
-    points = figures["learning_curve"]
-    groups = np.array([point["groups"] for point in points], dtype=float)
+def _learning_curve(path: Path, figures: Figures) -> None:
+    points = figures.learning_curve
+    groups = np.array([point.groups for point in points], dtype=float)
     figure, axes = canvas(11.0, 4.4, columns=2)
-    shown = [("layer", layer_name(figures, figures["layers"][0]), PROBER, 1.0)]
-    if len(figures["layers"]) > 1:
-        best = f"best layer on validation ({figures['best_layer']})"
+    shown = [("layer", layer_name(figures, figures.layers[0]), PROBER, 1.0)]
+    if len(figures.layers) > 1:
+        best = f"best layer on validation ({figures.best_layer})"
         shown = [("ensemble", ENSEMBLE, PROBER, 0.985), ("layer", best, OTHERS[0], 1.015)]
     panels = []
     for ax, (key, label) in zip(axes[0], _PANELS, strict=True):
         for which, name, style, aside in shown:
-            _errorbars(ax, groups * aside, [point[which] for point in points], key, name, style)
+            _errorbars(ax, groups * aside, [point.get(which) for point in points], key, name, style)
         ax.set(xscale="log", xlabel="training groups (texts)", ylabel=label)
-        ax.set_xticks(groups, [f"{point['groups']}\n({point['n']})" for point in points])
+        ax.set_xticks(groups, [f"{point.groups}\n({point.n})" for point in points])
         ax.minorticks_off()
         panels.append((ax, _controls(figures, _ON_CURVE, key)))
     legend(axes[0, 0], "above")
     levels(panels)
-    save(figure, path)
+    write_png(figure, path)
 
 
 def _errorbars(
-    ax: Axes, places: Sequence[float] | np.ndarray, entries: Sequence[Mapping[str, Any]], key: str,
+    ax: Axes, places: Sequence[float] | np.ndarray, entries: Sequence[Decision], key: str,
     name: str, style: Style,
 ) -> None:  # fmt: skip
     """Draw the defined figures of several entries with their 95% intervals."""
-    known = [i for i, entry in enumerate(entries) if entry[key] is not None]
+    known = [i for i, entry in enumerate(entries) if entry.get(key) is not None]
     if not known:
         return
-    values = np.array([entries[i][key] for i in known])
-    bounds = np.array([entries[i][f"{key}_ci"] or [entries[i][key]] * 2 for i in known]).T
+    values = np.array([entries[i].get(key) for i in known])
+    bounds = np.array([entries[i].get(f"{key}_ci") or [entries[i].get(key)] * 2 for i in known]).T
     ax.errorbar(
         np.asarray(places)[known], values, yerr=np.abs(bounds - values), color=style.colour,
         marker=style.marker, markersize=4.5, linewidth=1.3, elinewidth=0.9, capsize=2, label=name,
     )  # fmt: skip
 
 
-def _level(entry: Mapping[str, Any] | None, key: str, name: str, colour: str = GREY) -> list[Level]:
-    return [] if entry is None or entry[key] is None else [Level(entry[key], name, colour)]
+def _level(entry: Decision | None, key: str, name: str, colour: str = GREY) -> list[Level]:
+    return [] if entry is None or entry.get(key) is None else [Level(entry.get(key), name, colour)]
 
 
-def _controls(figures: Mapping[str, Any], names: Sequence[str], key: str) -> list[Level]:
+def _controls(figures: Figures, names: Sequence[str], key: str) -> list[Level]:
     if key == "accuracy":  # a constant decision has an accuracy worth comparing with, and no AUROC
         names = ("majority", *(name for name in names if name != SHUFFLED))
-    return [level for name in names for level in _level(figures["controls"].get(name), key, name)]
+    return [level for name in names for level in _level(figures.controls.get(name), key, name)]
 
 
-def _with_entropy(figures: Mapping[str, Any]) -> str:
-    return WITH_ENTROPY if len(figures["layers"]) > 1 else "with entropy"
+def _with_entropy(figures: Figures) -> str:
+    return WITH_ENTROPY if len(figures.layers) > 1 else "with entropy"

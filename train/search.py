@@ -18,10 +18,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from probers.adaptive.training import TARGETS
+from probers.bank.report import cut
 from probers.checksums import Journal, draw_key
 from probers.commands.components import Component
-from probers.commands.compose import parsed
 from probers.commands.runs import RunFolder
 from probers.data.splits import Partition
 from probers.evaluation import metrics
@@ -32,14 +31,14 @@ from probers.store.joined import JoinedStores, Stored, of_site
 from probers.store.store import FeatureStore
 from probers.types import BESIDE, SPLITS, Beside, RunError, Site, UserError
 
-from ..assemble import assemble
-from ..data import Dataset
-from ..examples import Examples, SplitRequest, load_examples
-from ..fit import Task, build, fit, maker, probe_tasks
-from ..report import cut
-from ..run import Chosen, default_out, identified, listed, opened_stores
-from ..run import run as train
-from ..settings import Assembling, Fitting, Search, Stores, Train
+from .assemble import assemble
+from .data import Dataset
+from .examples import Examples, SplitRequest, load_examples
+from .heads import Task, build, head_of, maker, probe_tasks, train_heads
+from .methods import method_of
+from .run import Chosen, default_out, identified, listed, opened_stores
+from .run import run as train
+from .settings import Assembling, Fitting, Search, Stores, Train
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +60,9 @@ Record = Mapping[str, Any]
 def run(settings: Search) -> Path:
     """Choose a prober on the training groups, train it, and test it once; returns its folder."""
     heads = {" ".join(text.split()): head_of(text) for text in listed(settings.heads)}
+    for name, head in heads.items():
+        if method_of(head) == "questions":
+            raise UserError(f"heads: {name} classifies questions and reads no states", code="unsupported")
     settings.hardware()
     opened = opened_stores(settings)
     paths = [store.path for store in opened]
@@ -93,23 +95,6 @@ def run(settings: Search) -> Path:
     how |= {"data": list(dict.fromkeys(str(one.path) for one in own)), "pool": pool, "out": str(out)}
     how |= {"site": winner.place.site, "beside": list(winner.place.beside), "layer": list(winner.layers)}
     return train(Train(**how, head=winner.head), search=Chosen(folder, entry))
-
-
-def head_of(text: str) -> Component:
-    """Read a head as typed, ``radio hidden=64``; UserError for what is unknown, or reads no states."""
-    name, *words = text.split() or [""]
-    options = {}
-    for word in words:
-        found = parsed(word)
-        if found is None or found.is_sweep_override():
-            told = f"heads: cannot read {word!r} of {text!r}"
-            fix = 'write a name, or a name and options within quotes: [linear,"radio hidden=64"]'
-            raise UserError(f"{told}: {fix}", code="argument")
-        options[found.get_key_element()] = found.value()
-    made = Component.read("head", options) if "_target_" in options else Component.of("head", name, **options)
-    if made.target in TARGETS:
-        raise UserError(f"heads: {name} classifies questions and reads no states", code="unsupported")
-    return made
 
 
 #: What is read beside the states, by kind, and the stores that have it.
@@ -270,7 +255,7 @@ def _measure(candidate: Candidate, fold: int, part: Examples, settings: Search) 
         threshold="balanced_accuracy",
     )  # fmt: skip
     try:
-        fitted = fit(maker(candidate.head), candidate.tasks, dataset, how)
+        fitted = train_heads(maker(candidate.head), candidate.tasks, dataset, how)
         trained = assemble(fitted, dataset, how, controls=False, refuse=False)
     except RunError as error:
         if error.code == "damaged":
