@@ -30,7 +30,8 @@ from probers.heads import HEADS as KINDS
 from probers.online.scores import GrowingScores
 from probers.store.spec import FeatureSpec, ModelSpec
 from probers.train.data import Column, Dataset
-from probers.train.fit import fit, probe_tasks
+from probers.train.heads import probe_tasks
+from probers.train.heads import train_heads as fit
 from probers.train.settings import Fitting
 
 MOST = 0.05  # largest share of a token's time that a sequence head may add

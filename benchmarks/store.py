@@ -262,7 +262,7 @@ def as_trainer(path: str, steps: str) -> None:
     import torch
 
     from probers.train.data import CHUNK, Column, StoreStates
-    from probers.train.fit import moments
+    from probers.train.heads import moments
     from probers.train.module import Batches, Schedule, StoreData, loader
 
     store = FeatureStore.open(path)

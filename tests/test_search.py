@@ -18,10 +18,10 @@ from probers.checksums import Journal, draw_key
 from probers.commands import main as cli
 from probers.commands.inputs import newest_prober
 from probers.store.store import FeatureStore
+from probers.train import search
 from probers.train.data import Dataset
 from probers.train.examples import Examples, load_examples
 from probers.train.settings import Search, Train
-from probers.train.sweeps import search
 
 FAST = ["epochs=2", "batch_size=32", "lr=0.03", "resamples=100", "device=cpu", "learning_curve=false"]
 LAYERS = ["heads=linear", "layer_sets=[[1],[2],[3]]"]

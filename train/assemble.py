@@ -32,7 +32,7 @@ from .heads import Fitted, Task, probe_tasks, targets_of
 from .settings import Assembling
 
 #: Cost of what is read in the text's own pass.
-FREE = Cost()
+FREE = Cost(calls=0, tokens=0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,7 +92,7 @@ class Stacking(Method):
         ]  # fmt: skip
         pool: Any = settings.pool or self.spec.pool
         return replace(
-            settings, head=Component("head", "probers.heads.StackedHead", {"members": members}),
+            settings, head=Component("head", "probers.heads.stacked.StackedHead", {"members": members}),
             pool=pool, site=settings.site or self.spec.site, layer=list(layers),
             learning_curve=False,
         )  # fmt: skip
