@@ -328,7 +328,7 @@ def test_the_report_fits_the_terminal_and_a_notebook(keys: Any) -> None:
     site, layer, *_ = trained.best
     single = len(keys) == 1
     assert ("  all layers  " in text) is not single and (f"  layer {layer}  " in text) is single
-    assert (f"best layer on validation ({site} {layer})" in text) is not single
+    assert (f"best layer ({site} {layer})" in text) is not single
     assert html.count("<tr>") == 1 + len(shown.rows) and html.count("<circle") == len(keys)
     assert "data:image/png;base64,cG5n" in html and "<b>" not in html
     assert ("stacked logistic" in html) is not single

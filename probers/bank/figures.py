@@ -29,10 +29,15 @@ Number: TypeAlias = float | None
 Limits: TypeAlias = tuple[float, float] | None
 
 
+def figure(meaning: str, default: Any = ...) -> Any:
+    """Describe a figure; one without a default must be there."""
+    return Field(default, description=meaning)
+
+
 class Part(BaseModel):
     """Some of the figures."""
 
-    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True)
 
     def get(self, name: str, default: Any = None) -> Any:
         """Look up a figure by its name in the file."""
@@ -46,153 +51,114 @@ class Part(BaseModel):
 class Split(Part):
     """Size of a split."""
 
-    n: int
-    """texts"""
-    groups: int
-    """questions or articles"""
-    wrong: float
-    """share of wrong texts"""
-    datasets: dict[str, int]
-    """texts of each data set"""
+    n: int = figure("texts")
+    groups: int = figure("questions or articles")
+    wrong: float = figure("share of wrong texts")
+    datasets: dict[str, int] = figure("texts of each data set")
 
 
 class Ranking(Part):
     """Order of scores, by AUROC."""
 
-    auroc: Number = None
-    """area under the ROC curve of finding wrong texts"""
+    auroc: Number = figure("area under the ROC curve of finding wrong texts", None)
     auroc_ci: Limits = None
 
 
 class Quality(Part):
     """Quality of probabilities."""
 
-    brier: Number = None
-    """Brier score of P(wrong)"""
+    brier: Number = figure("Brier score of P(wrong)", None)
     brier_ci: Limits = None
-    ece: Number = None
-    """expected calibration error of P(wrong)"""
+    ece: Number = figure("expected calibration error of P(wrong)", None)
     ece_ci: Limits = None
 
 
 class Decision(Ranking):
     """Order of scores and share of right decisions."""
 
-    accuracy: Number = None
-    """share of texts decided right at the threshold"""
+    accuracy: Number = figure("share of texts decided right at the threshold", None)
     accuracy_ci: Limits = None
-    base_rate: float
-    """share of wrong texts"""
+    base_rate: float = figure("share of wrong texts")
 
 
 class Detection(Decision, Quality):
     """Detection of wrong texts by one score."""
 
-    auprc: Number = None
-    """area under the precision-recall curve"""
+    auprc: Number = figure("area under the precision-recall curve", None)
     auprc_ci: Limits = None
-    prr: Number = None
-    """prediction rejection ratio"""
+    prr: Number = figure("prediction rejection ratio", None)
     prr_ci: Limits = None
-    recall_at_fpr10: Number = None
-    """recall where 10% of the right texts fire"""
+    recall_at_fpr10: Number = figure("recall where 10% of the right texts fire", None)
     recall_at_fpr10_ci: Limits = None
-    balanced_accuracy: Number = None
-    """mean of the recall of wrong and of right texts"""
+    balanced_accuracy: Number = figure("mean of the recall of wrong and of right texts", None)
     balanced_accuracy_ci: Limits = None
-    f1: Number = None
-    """F1 of wrong texts at the threshold"""
+    f1: Number = figure("F1 of wrong texts at the threshold", None)
     f1_ci: Limits = None
-    fired: float
-    """share of texts above the threshold"""
-    threshold: float
-    """threshold of the score, chosen on validation"""
-    about: str
-    """how the score is made"""
+    fired: float = figure("share of texts above the threshold")
+    threshold: float = figure("threshold of the score, chosen on validation")
+    about: str = figure("how the score is made")
 
 
 class Validation(Part):
     """Figures on validation texts, by which checkpoints and layers are chosen."""
 
-    accuracy: float | None = None
-    """share of texts decided right"""
-    loss: float | None = None
-    """loss of training"""
-    auroc: float
-    """AUROC"""
+    accuracy: float | None = figure("share of texts decided right", None)
+    loss: float | None = figure("loss of training", None)
+    auroc: float = figure("AUROC")
 
 
 class Seeds(Part):
     """Spread over seeds of a head's test AUROC."""
 
-    auroc: list[float]
-    """of each seed"""
-    mean: float
-    """of all seeds"""
-    std: float
-    """standard deviation (n - 1)"""
+    auroc: list[float] = figure("of each seed")
+    mean: float = figure("of all seeds")
+    std: float = figure("standard deviation (n - 1)")
 
 
 class Layer(Detection):
     """One head alone."""
 
-    site: str
-    """site that it reads"""
-    layer: int
-    """layer, the last one of several"""
-    validation: Validation
-    """figures on validation"""
-    together: list[int] = []
-    """all layers of a head of several"""
-    beside: list[str] = []
-    """sites that it reads beside the states"""
-    seeds: Seeds | None
-    """spread over seeds; null with one seed"""
+    site: str = figure("site that it reads")
+    layer: int = figure("layer, the last one of several")
+    validation: Validation = figure("figures on validation")
+    together: list[int] = figure("all layers of a head of several", [])
+    beside: list[str] = figure("sites that it reads beside the states", [])
+    seeds: Seeds | None = figure("spread over seeds; null with one seed")
 
 
 class Member(Detection):
     """A member of a stack alone."""
 
-    weight: float
-    """change of the stack's log-odds for one standard deviation of its score"""
-    validation: Validation
-    """figures on validation"""
+    weight: float = figure("change of the stack's log-odds for one standard deviation of its score")
+    validation: Validation = figure("figures on validation")
 
 
 class Control(Detection):
     """A control."""
 
-    at_chance: bool = True
-    """of shuffled labels: its interval holds 0.5"""
+    at_chance: bool = figure("of shuffled labels: its interval holds 0.5", True)
 
 
 class Subset(Part):
     """Detectors on the test texts of one condition or data set."""
 
-    n: int
-    """texts"""
-    groups: int
-    """groups"""
-    base_rate: float
-    """share of wrong texts"""
-    detectors: dict[str, Detection]
-    """by name, at the thresholds of all texts"""
+    n: int = figure("texts")
+    groups: int = figure("groups")
+    base_rate: float = figure("share of wrong texts")
+    detectors: dict[str, Detection] = figure("by name, at the thresholds of all texts")
 
 
 class Difference(Part):
     """Paired difference."""
 
-    diff: Number
-    """first minus second"""
-    ci95: Limits
-    """its 95% interval"""
+    diff: Number = figure("first minus second")
+    ci95: Limits = figure("its 95% interval")
 
 
 class Pair(Part):
     """Paired differences of two detectors on all test texts."""
 
-    auroc: Difference
-    """in AUROC"""
+    auroc: Difference = figure("in AUROC")
 
 
 class Cost(Part):
@@ -201,10 +167,8 @@ class Cost(Part):
     Heads and token signals are read in that pass and cost nothing.
     """
 
-    calls: float = 0
-    """calls of the model"""
-    tokens: float = 0
-    """generated tokens"""
+    calls: float = figure("calls of the model", 0)
+    tokens: float = figure("generated tokens", 0)
 
     def __str__(self) -> str:
         written = f", {self.tokens:.4g} token{'' if self.tokens == 1 else 's'}" if self.tokens else ""
@@ -214,10 +178,8 @@ class Cost(Part):
 class Ranked(Part):
     """AUROC over all test texts or within strata."""
 
-    auroc: Number
-    """AUROC"""
-    ci95: Limits
-    """its 95% interval"""
+    auroc: Number = figure("AUROC")
+    ci95: Limits = figure("its 95% interval")
 
 
 class Known(Part):
@@ -226,215 +188,151 @@ class Known(Part):
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, Ranked]
 
-    kind: str
-    """head, signal, or joined: head and signals"""
-    about: str
-    """how the score is made"""
-    cost: Cost
-    """calls of the model and tokens per text"""
+    kind: str = figure("head, signal, or joined: head and signals")
+    about: str = figure("how the score is made")
+    cost: Cost = figure("calls of the model and tokens per text")
 
 
 class Moment(Part):
     """Detectors that are available before the first token, or after the last."""
 
-    head: str | None
-    """name of the prober's score; null where it is not known yet"""
-    detectors: dict[str, Known]
-    """by name"""
-    pairs: dict[str, dict[str, Difference]]
-    """differences in AUROC by division, of the head and of the head with signals, each minus the others"""
+    head: str | None = figure("name of the prober's score; null where it is not known yet")
+    detectors: dict[str, Known] = figure("by name")
+    pairs: dict[str, dict[str, Difference]] = figure(
+        "differences in AUROC by division, of the head and of the head with signals, each minus the others"
+    )
 
 
 class Count(Part):
     """Size of a stratum."""
 
-    n: int
-    """texts"""
-    wrong: int
-    """wrong ones"""
+    n: int = figure("texts")
+    wrong: int = figure("wrong ones")
 
 
 class Division(Part):
     """Test texts divided into strata."""
 
-    compared: int
-    """texts of strata with both classes"""
-    strata: dict[str, Count]
-    """by name"""
+    compared: int = figure("texts of strata with both classes")
+    strata: dict[str, Count] = figure("by name")
 
 
 class Moments(Part):
     """Detectors of the same moment side by side."""
 
-    position: str
-    """before and after what: answer, entity, span, sentence or claim"""
-    strata: dict[str, Division]
-    """divisions of the test texts, by length, type and the like"""
-    gold: bool
-    """also measured by the gold answers, where labels are not made of them"""
-    before: Moment
-    """before the first token"""
-    after: Moment
-    """after the last token"""
-    notes: list[str]
-    """what is lacking"""
+    position: str = figure("before and after what: answer, entity, span, sentence or claim")
+    strata: dict[str, Division] = figure("divisions of the test texts, by length, type and the like")
+    gold: bool = figure("also measured by the gold answers, where labels are not made of them")
+    before: Moment = figure("before the first token")
+    after: Moment = figure("after the last token")
+    notes: list[str] = figure("what is lacking")
 
 
 class Level(Ranking):
     """Scores of one level of texts with labelled tokens."""
 
-    n: int
-    """tokens, spans, sentences or answers"""
-    wrong: float | None
-    """share of wrong ones"""
-    auprc: Number = None
-    """area under the precision-recall curve"""
+    n: int = figure("tokens, spans, sentences or answers")
+    wrong: float | None = figure("share of wrong ones")
+    auprc: Number = figure("area under the precision-recall curve", None)
     auprc_ci: Limits = None
-    recall_at_fpr1: Number = None
-    """recall where 1% of the right ones fire"""
+    recall_at_fpr1: Number = figure("recall where 1% of the right ones fire", None)
     recall_at_fpr1_ci: Limits = None
-    recall_at_fpr10: Number = None
-    """recall where 10% of the right ones fire"""
+    recall_at_fpr10: Number = figure("recall where 10% of the right ones fire", None)
     recall_at_fpr10_ci: Limits = None
-    f1: Number = None
-    """F1 at the threshold, of tokens and spans"""
+    f1: Number = figure("F1 at the threshold, of tokens and spans", None)
     f1_ci: Limits = None
-    false_alarms: Number = None
-    """of tokens: alarms per 1,000 tokens outside of marked spans"""
+    false_alarms: Number = figure("of tokens: alarms per 1,000 tokens outside of marked spans", None)
     false_alarms_ci: Limits = None
 
 
 class Passing(Part):
     """Test groups below the threshold."""
 
-    passing: int
-    """groups"""
-    wrong: int
-    """wrong ones"""
+    passing: int = figure("groups")
+    wrong: int = figure("wrong ones")
 
 
 class Promised(Part):
     """What the threshold promises, and what came of it."""
 
-    risk: float
-    """largest share of wrong groups among those that pass"""
-    confidence: float
-    """probability that this holds"""
-    groups: int
-    """validation groups"""
-    passing: int
-    """validation groups that passed"""
-    wrong: int
-    """wrong ones of these"""
-    test: Passing
-    """the same of the test texts"""
+    risk: float = figure("largest share of wrong groups among those that pass")
+    confidence: float = figure("probability that this holds")
+    groups: int = figure("validation groups")
+    passing: int = figure("validation groups that passed")
+    wrong: int = figure("wrong ones of these")
+    test: Passing = figure("the same of the test texts")
 
 
 class Calibrated(Part):
     """P(wrong) of the prober's score."""
 
-    method: str
-    """platt, temperature or isotonic"""
-    before: Quality
-    """of the score's sigmoid"""
-    after: Quality
-    """of the calibrated probability"""
-    by_chance: float | None = None
-    """ECE of an exact probability on so many texts"""
-    constant: bool = False
-    """the probability is the same for every text"""
-    other: dict[str, Quality]
-    """of the other methods"""
+    method: str = figure("platt, temperature or isotonic")
+    before: Quality = figure("of the score's sigmoid")
+    after: Quality = figure("of the calibrated probability")
+    by_chance: float | None = figure("ECE of an exact probability on so many texts", None)
+    constant: bool = figure("the probability is the same for every text", False)
+    other: dict[str, Quality] = figure("of the other methods")
 
 
 class Limited(Part):
     """The domain of the training texts."""
 
-    limit: float
-    """largest distance within"""
-    rate: float
-    """share of validation texts beyond"""
-    components: int
-    """directions per layer"""
-    surprise: list[float] | None
-    """range of surprise within; null for stores without it"""
-    false_alarms: Number
-    """share of test texts beyond"""
+    limit: float = figure("largest distance within")
+    rate: float = figure("share of validation texts beyond")
+    components: int = figure("directions per layer")
+    surprise: list[float] | None = figure("range of surprise within; null for stores without it")
+    false_alarms: Number = figure("share of test texts beyond")
     false_alarms_ci: Limits
 
 
 class CurvePoint(Part):
     """Prober of some of the training groups."""
 
-    share: float
-    """share of the training texts"""
-    n: int
-    """texts"""
-    groups: int
-    """groups"""
-    layer: Detection
-    """its best layer alone"""
-    ensemble: Detection
-    """its score"""
+    share: float = figure("share of the training texts")
+    n: int = figure("texts")
+    groups: int = figure("groups")
+    layer: Detection = figure("its best layer alone")
+    ensemble: Detection = figure("its score")
 
 
 class Figures(Part):
     """All figures of a prober."""
 
-    version: int = Field(default=1, alias="schema")
-    """version of this schema"""
-    splits: dict[str, Split]
-    """size of each split"""
-    best_layer: int
-    """layer with the highest AUROC on validation"""
-    best_site: str
-    """its site"""
-    sites: list[str]
-    """sites trained on"""
-    layers: list[Layer]
-    """heads alone"""
-    layer_weights: dict[str, float] | None = None
-    """weight within a head of several layers of each; null where not known"""
-    members: dict[str, Member] = {}
-    """members of a stack"""
-    ensembles: dict[str, Detection]
-    """ways to join the layers"""
-    ensemble: Detection
-    """the score that is saved"""
-    combine: str
-    """way that it is made"""
-    with_entropy: Detection | None
-    """the score with all entropy signals; null without"""
-    controls: dict[str, Control]
-    """detectors that see no state above the embedding"""
-    positive_control: Decision | None
-    """the same head on "is the answer a person"; null where that cannot be asked"""
-    conditions: dict[str, Subset]
-    """test texts by condition"""
-    datasets: dict[str, Subset]
-    """test texts by data set"""
-    moments: Moments
-    """what is known before and after a text"""
-    levels: dict[str, Level] | None = None
-    """tokens, spans, sentences and answers; null without labels of tokens"""
-    promise: Promised | None = None
-    """what the threshold promises; null without"""
-    calibration: Calibrated
-    """probability of the saved score"""
-    domain: Limited | None = None
-    """texts unlike the training texts; null without"""
-    learning_curve: list[CurvePoint]
-    """probers of fewer training texts"""
-    pairs: dict[str, Pair]
-    """paired differences, first minus second"""
-    training: dict[str, int]
-    """steps, heads side by side, and seeds"""
-    notes: list[str]
-    """what was left out, with the reason"""
-    adapter: dict[str, Any] | None = None
-    """adapters below the head: rank, parameters, divergence, perplexity"""
-    search: dict[str, Any] | None = None
-    """what probers-search tried"""
+    version: int = Field(1, alias="schema", description="version of this schema")
+    splits: dict[str, Split] = figure("size of each split")
+    best_layer: int = figure("layer with the highest AUROC on validation")
+    best_site: str = figure("its site")
+    sites: list[str] = figure("sites trained on")
+    layers: list[Layer] = figure("heads alone")
+    layer_weights: dict[str, float] | None = figure(
+        "weight within a head of several layers of each; null where not known", None
+    )
+    members: dict[str, Member] = figure("members of a stack", {})
+    ensembles: dict[str, Detection] = figure("ways to join the layers")
+    ensemble: Detection = figure("the score that is saved")
+    combine: str = figure("way that it is made")
+    with_entropy: Detection | None = figure("the score with all entropy signals; null without")
+    controls: dict[str, Control] = figure("detectors that see no state above the embedding")
+    positive_control: Decision | None = figure(
+        'the same head on "is the answer a person"; null where that cannot be asked'
+    )
+    conditions: dict[str, Subset] = figure("test texts by condition")
+    datasets: dict[str, Subset] = figure("test texts by data set")
+    moments: Moments = figure("what is known before and after a text")
+    levels: dict[str, Level] | None = figure(
+        "tokens, spans, sentences and answers; null without labels of tokens", None
+    )
+    promise: Promised | None = figure("what the threshold promises; null without", None)
+    calibration: Calibrated = figure("probability of the saved score")
+    domain: Limited | None = figure("texts unlike the training texts; null without", None)
+    learning_curve: list[CurvePoint] = figure("probers of fewer training texts")
+    pairs: dict[str, Pair] = figure("paired differences, first minus second")
+    training: dict[str, int] = figure("steps, heads side by side, and seeds")
+    notes: list[str] = figure("what was left out, with the reason")
+    adapter: dict[str, Any] | None = figure(
+        "adapters below the head: rank, parameters, divergence, perplexity", None
+    )
+    search: dict[str, Any] | None = figure("what probers-search tried", None)
 
     @classmethod
     def read(cls, metrics: Mapping[str, Any]) -> Figures:

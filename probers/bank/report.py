@@ -88,7 +88,7 @@ class Report:
             (layer_name(figures, figures.best) if single else ENSEMBLE, figures.ensemble)
         ]
         if not single:
-            rows.append((f"best layer on validation ({best_name(figures)})", figures.best))
+            rows.append((f"best layer ({best_name(figures)})", figures.best))
         if figures.members:
             best = best_member(figures)
             rows.append((f"best member: {best}", figures.members[best]))
