@@ -130,7 +130,7 @@ def test_it_is_the_logistic_regression_of_scikit_learn_on_half_of_the_validation
     """By hand from the members' own scores; the other half is what validation was."""
     store, names = FeatureStore.open(folder / "store"), [folder / "layer1", folder / "layer2"]
     members = stacking(list(map(str, names)))
-    held = members.prepare(Dataset.load([store], [1, 2]), [store], Train(**QUICK)).examples
+    held = members.prepare(Dataset.load([store], [1, 2]), [store]).examples
     halves = [set(held.groups(split)) for split in (WEIGHTS, "validation")]
     x, wrong, groups = states_of(store, "validation", (1, 2))
     assert not halves[0] & halves[1] and halves[0] | halves[1] == set(groups)
@@ -273,7 +273,7 @@ def test_members_of_tokens_are_weighed_by_the_scores_of_spans(tmp_path: Path) ->
     assert bank.layers == (1, 2, 3) and bank.head.causal and bank.aggregate == "max"
     assert bank.entropy_model is not None and bank.metrics["with_entropy"]["auroc"] > 0.5
     members = stacking([str(first), str(second)])
-    examples = members.prepare(Dataset.load([store], [1, 2, 3]), [store], Train(**QUICK)).examples
+    examples = members.prepare(Dataset.load([store], [1, 2, 3]), [store]).examples
     assert examples.members is not None and isinstance(bank.head, StackedHead)
     x = torch.from_numpy(store.reader([1, 2, 3])[np.arange(len(examples.text_of))])
     for number, (own, layers) in enumerate(zip(members.banks, ([0, 1], [1, 2]), strict=True)):

@@ -127,7 +127,8 @@ def test_levels_are_those_of_scikit_learn(tmp_path):
     rows = np.concatenate(examples.members)
     tokens = FeatureStore.open(tmp_path / "s").table().iloc[rows].reset_index(drop=True)
     scores = rng.standard_normal(len(rows)) + tokens["token_wrong"].to_numpy()
-    found = level_figures(examples, scores, 1.0, resamples=100, seed=0)
+    levels = level_figures(examples, scores, 1.0, resamples=100, seed=0)
+    found = {name: level.to_dict() for name, level in levels.items()}
     test = tokens.assign(score=scores)[tokens["split"] == "test"]
     spans = test.groupby(["span", "mark"]).agg(wrong=("token_wrong", "max"), score=("score", "max"))
     answers = test.groupby("span")
