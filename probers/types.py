@@ -24,7 +24,7 @@ TextFormat = Literal[
     "jsonl", "ragtruth", "lettucedetect", "hallucination_probes", "halueval", "shroom", "helm", "factscore",
     "truthfulqa", "statements",
 ]  # fmt: skip
-#: Heads by the names that users type and ``config.json`` has, and the class of each below :mod:`probers.heads`.
+#: Heads by the names that users type, and the class of each below :mod:`probers.heads`.
 HEADS = {
     "probing_rag": "mlp.ProbingRagHead",
     "linear": "linear.LinearHead",

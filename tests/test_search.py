@@ -67,9 +67,9 @@ def whole(store, tmp_path_factory):
         seen.append(dataset)
         return original(make, tasks, dataset, settings)
 
-    original = search.fit
+    original = search.train_heads
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(search, "fit", fit)
+        patch.setattr(search, "train_heads", fit)
         return run(store.path, tmp_path_factory.mktemp("whole") / "runs" / "s", *LAYERS), seen
 
 

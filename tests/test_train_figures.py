@@ -12,9 +12,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from matplotlib.text import Text
 from planted import make_rows
 from pytest import MonkeyPatch
 from refusals import fails
@@ -366,35 +363,6 @@ def figure_rows() -> list[str]:
                 about = " ".join((told.description or "").split())
                 rows.append(f"| {of} | `{told.alias or field}` | {kind} | {about} |")
     return rows
-
-
-@given(st.lists(st.floats(-0.2, 1.2), min_size=1, max_size=14), st.floats(0.01, 0.07))
-@settings(max_examples=150)
-def test_labels_are_moved_apart_in_order_and_stay_inside(wanted: list[float], gap: float) -> None:
-    places = draw.spread(sorted(wanted), gap, 0.0, 1.0)
-    assert len(places) == len(wanted)
-    assert (np.diff(places) >= gap - 1e-9).all()
-    assert min(places) >= -1e-9 and max(places) <= 1 + 1e-9  # 14 labels of .07 have room
-
-
-def test_labels_with_room_stay_where_they_are_and_names_of_level_lines_do_not_overlap() -> None:
-    assert draw.spread([0.1, 0.5, 0.9], 0.05, 0.0, 1.0) == [0.1, 0.5, 0.9]
-    assert draw.spread([0.5, 0.5], 0.1, 0.0, 1.0) == pytest.approx([0.45, 0.55])
-    assert draw.spread([1.0, 1.0], 0.1, 0.0, 1.0) == pytest.approx([0.9, 1.0])
-    figure, axes = draw.canvas(6.0, 3.6)
-    ax = axes[0, 0]
-    ax.plot([0, 1], [0.5, 0.7])
-    lines = [draw.Level(0.62 + 0.001 * i, f"control {i:02}") for i in range(12)]
-    draw.levels([(ax, [*lines, draw.Level(0.9, "far")])])
-    figure.draw_without_rendering()
-    # Of the words alone, not of the lines that lead to them.
-    boxes = sorted((Text.get_window_extent(t) for t in ax.texts), key=lambda box: box.y0)
-    assert len(boxes) == 13
-    for below, above in zip(boxes, boxes[1:], strict=False):
-        assert below.y1 <= above.y0 + 1
-    assert ax.get_ylim()[1] > 0.9 and max(box.x1 for box in boxes) <= figure.bbox.x1 + 1
-    names = [t.get_text() for t in sorted(ax.texts, key=lambda t: t.xyann[1])]
-    assert names == [*sorted(names[:12]), "far 0.90"]
 
 
 NAMES = ["auroc_by_layer.png", "coverage_risk.png", "logit_density.png", "reliability.png", "roc_pr.png"]

@@ -53,14 +53,6 @@ class Series(NamedTuple):
     style: Style
 
 
-class Level(NamedTuple):
-    """Horizontal line, named beside the axes; a coloured one is drawn strongly."""
-
-    value: float
-    name: str
-    colour: str = GREY
-
-
 def canvas(width: float, height: float, *, columns: int = 1, rows: int = 1, **options: Any) -> Any:
     """Make a figure of so many inches and its axes as an array (rows, columns)."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -78,59 +70,11 @@ def canvas(width: float, height: float, *, columns: int = 1, rows: int = 1, **op
 
 
 def legend(ax: Axes, where: str, **options: Any) -> None:
-    """Draw a legend without a frame in one corner, or "above" or "beside" the axes."""
-    if where == "above":
-        options |= {"loc": "lower left", "bbox_to_anchor": (0.0, 1.0), "ncols": 4}
-    elif where == "beside":
-        options |= {"loc": "center left", "bbox_to_anchor": (1.01, 0.5)}
-    else:
-        options["loc"] = where
+    """Draw a legend without a frame in one corner, or "beside" the axes."""
+    options["loc"] = "center left" if where == "beside" else where
+    if where == "beside":
+        options["bbox_to_anchor"] = (1.01, 0.5)
     ax.legend(**options, frameon=False, fontsize=_FONT, title_fontsize=_FONT)
-
-
-def levels(panels: Sequence[tuple[Axes, Sequence[Level]]]) -> None:
-    """Draw level lines, with names and values right of the axes, moved apart where they would overlap."""
-    panels = [(ax, sorted(entries)) for ax, entries in panels if entries]
-    for ax, entries in panels:
-        low, high = ax.get_ylim()
-        margin = 0.02 * (high - low)
-        ax.set_ylim(min(low, entries[0].value - margin), max(high, entries[-1].value + margin))
-        for value, _, colour in entries:
-            width, line = (0.8, ":") if colour == GREY else (1.6, "-")
-            ax.axhline(value, color=colour, zorder=0, linewidth=width, linestyle=line)
-    if panels:
-        figure: Any = panels[0][0].figure
-        figure.draw_without_rendering()  # settles the heights, which the names' distance needs
-    for ax, entries in panels:
-        _names(ax, entries)
-
-
-def _names(ax: Axes, entries: Sequence[Level]) -> None:
-    low, high = ax.get_ylim()
-    figure: Any = ax.figure
-    inches = ax.get_position().height * figure.get_size_inches()[1]
-    gap = _FONT * 1.3 / 72 / inches  # of a line of text, as a share of the axes' height
-    heights = [(entry.value - low) / (high - low) for entry in entries]
-    places = spread(heights, gap, 0.0, 1.0)
-    for entry, height, place in zip(entries, heights, places, strict=True):
-        ax.annotate(
-            f"{entry.name} {entry.value:.2f}", xy=(1.0, height), xytext=(1.045, place),
-            xycoords="axes fraction", textcoords="axes fraction", color=entry.colour, fontsize=_FONT,
-            va="center", annotation_clip=False,
-            arrowprops={"arrowstyle": "-", "color": entry.colour, "linewidth": 0.5, "relpos": (0, 0.5)},
-        )  # fmt: skip
-
-
-def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Place labels near where they are wanted (ascending), ``gap`` apart at least, from ``low`` to ``high``.
-
-    Labels that would overlap form a stack around the mean of the places wanted: squared moves are least.
-    """
-    from sklearn.isotonic import isotonic_regression
-
-    below = gap * np.arange(len(wanted))  # what the labels below need: without it, places must only not fall
-    start = isotonic_regression(np.asarray(wanted) - below, y_min=low, y_max=max(low, high - below[-1]))
-    return list(map(float, start + below))
 
 
 def write_png(figure: Figure, path: Path) -> None:
@@ -246,12 +190,11 @@ def logit_density(path: Path, wrong: np.ndarray, margins: Mapping[str, np.ndarra
 
 #: Controls with curves beside the prober's.
 _BESIDE = ("mean entropy", "bag of words, text")
-#: Controls that are level lines; few on the learning curve, for the sake of the curve.
-_BY_LAYER = (
-    "entropies combined", "mean entropy", "max entropy", "min probability", "sequence log-prob",
-    "RIND maximum", "bag of words, text", "length", "question type", EMBEDDING, SHUFFLED,
-)  # fmt: skip
-_ON_CURVE = ("entropies combined", "mean entropy", "bag of words, text", "question type", EMBEDDING)
+#: Controls that are level lines, and the dashes of each.
+_LEVELS: dict[str, Any] = {
+    "entropies combined": "-", "mean entropy": "--", "bag of words, text": "-.", EMBEDDING: ":",
+    SHUFFLED: (0, (1, 5)), "majority": (0, (5, 5)),
+}  # fmt: skip
 _PANELS = (("auroc", "AUROC, finding wrong texts (test)"), ("accuracy", "accuracy (test)"))
 
 
@@ -292,7 +235,6 @@ def _by_layer(path: Path, figures: Figures) -> None:
     figure, axes = canvas(9.0, 7.6, rows=2, sharex=True)
     sites = figures.sites
     together = figures.ensemble if len(figures.layers) > 1 else None
-    panels = []
     for ax, (key, label) in zip(axes[:, 0], _PANELS, strict=True):
         for number, site in enumerate(sites):
             entries = [entry for entry in figures.layers if entry.site == site]
@@ -306,18 +248,14 @@ def _by_layer(path: Path, figures: Figures) -> None:
                 )
             _errorbars(ax, places, entries, key, f"{site}, {name}", style)
         ax.set_ylabel(label)
-        panels.append((ax, [
-            *_level(together, key, ENSEMBLE, BLUE),
-            *_level(figures.with_entropy, key, _with_entropy(figures), GREEN),
-            *_controls(figures, _BY_LAYER, key),
-        ]))  # fmt: skip
+        _level(ax, together, key, ENSEMBLE, BLUE)
+        _level(ax, figures.with_entropy, key, _with_entropy(figures), GREEN)
+        _controls(ax, figures, key)
     layers = sorted({k for entry in figures.layers for k in entry.together or [entry.layer]})
     bottom = axes[1, 0]
     bottom.set_xlim(layers[0] - 0.6, layers[-1] + 0.6)
     bottom.set_xlabel("layer (after this block)")
     bottom.xaxis.set_major_locator(MaxNLocator(nbins=20, integer=True, min_n_ticks=1))
-    legend(axes[0, 0], "above")
-    levels(panels)
     write_png(figure, path)
 
 
@@ -329,16 +267,13 @@ def _learning_curve(path: Path, figures: Figures) -> None:
     if len(figures.layers) > 1:
         best = f"best layer on validation ({figures.best_layer})"
         shown = [("ensemble", ENSEMBLE, PROBER, 0.985), ("layer", best, OTHERS[0], 1.015)]
-    panels = []
     for ax, (key, label) in zip(axes[0], _PANELS, strict=True):
         for which, name, style, aside in shown:
             _errorbars(ax, groups * aside, [point.get(which) for point in points], key, name, style)
         ax.set(xscale="log", xlabel="training groups (texts)", ylabel=label)
         ax.set_xticks(groups, [f"{point.groups}\n({point.n})" for point in points])
         ax.minorticks_off()
-        panels.append((ax, _controls(figures, _ON_CURVE, key)))
-    legend(axes[0, 0], "above")
-    levels(panels)
+        _controls(ax, figures, key)
     write_png(figure, path)
 
 
@@ -358,14 +293,23 @@ def _errorbars(
     )  # fmt: skip
 
 
-def _level(entry: Decision | None, key: str, name: str, colour: str = GREY) -> list[Level]:
-    return [] if entry is None or entry.get(key) is None else [Level(entry.get(key), name, colour)]
+def _level(
+    ax: Axes, entry: Decision | None, key: str, name: str, colour: str = GREY, line: Any = "-"
+) -> None:
+    """Draw a defined figure as a horizontal line."""
+    if entry is not None and (value := entry.get(key)) is not None:
+        width = 0.8 if colour == GREY else 1.6
+        style: dict[str, Any] = {"color": colour, "linestyle": line, "linewidth": width, "zorder": 0}
+        ax.axhline(value, label=f"{value:.2f}  {name}", **style)
 
 
-def _controls(figures: Figures, names: Sequence[str], key: str) -> list[Level]:
-    if key == "accuracy":  # a constant decision has an accuracy worth comparing with, and no AUROC
-        names = ("majority", *(name for name in names if name != SHUFFLED))
-    return [level for name in names for level in _level(figures.controls.get(name), key, name)]
+def _controls(ax: Axes, figures: Figures, key: str) -> None:
+    """Draw the controls, and the legend of all lines beside them."""
+    for name, line in _LEVELS.items():
+        # A constant decision has an accuracy worth comparing with; shuffled labels have one of their own.
+        if name != SHUFFLED or key == "auroc":
+            _level(ax, figures.controls.get(name), key, name, line=line)
+    legend(ax, "beside")
 
 
 def _with_entropy(figures: Figures) -> str:
