@@ -334,7 +334,7 @@ def test_the_report_fits_the_terminal_and_a_notebook(keys: Any) -> None:
 def test_a_report_says_whether_the_prober_is_better_than_words(run: Any) -> None:
     assert "It is better than words alone" in str(report(run.summary))
     for interval, said in (((-0.1, 0.1), "is not shown to be better"), ((-0.2, -0.1), "is worse")):
-        pair = schema.Pair(auroc=schema.Difference(diff=0.0, ci95=interval))
+        pair = {"auroc": schema.Difference(diff=0.0, ci95=interval)}
         told = run.summary.model_copy(update={"pairs": dict.fromkeys(run.summary.pairs, pair)})
         assert f"It {said} than words alone" in str(report(told))
 

@@ -13,17 +13,9 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
+from probers.bank import figures as schema
 from probers.bank.calibration import fit_logistic
-from probers.bank.figures import (
-    ENSEMBLE,
-    Cost,
-    Count,
-    Difference,
-    Division,
-    Known,
-    Moments,
-)
-from probers.bank.figures import Moment as MomentFigures
+from probers.bank.figures import ENSEMBLE, Cost, Difference
 from probers.evaluation import metrics
 from probers.evaluation.baselines import Strata, numbers, pooled_auroc
 from probers.evaluation.bootstrap import Bootstrap, Sample
@@ -188,7 +180,7 @@ def strata_of(examples: Examples, spec: FeatureSpec) -> dict[str, Strata]:
     return found
 
 
-def moment_figures(trained: Trained, examples: Examples, bootstrap: Bootstrap) -> Moments:
+def moment_figures(trained: Trained, examples: Examples, bootstrap: Bootstrap) -> schema.Moments:
     """Compute the figures of both moments; ``bootstrap`` is of the test examples."""
     test = examples.rows["test"]
     wrong = examples.wrong[test]
@@ -199,10 +191,10 @@ def moment_figures(trained: Trained, examples: Examples, bootstrap: Bootstrap) -
         kinds = known(moment, trained, examples)
         samples = auroc_samples([d for ds in kinds.values() for d in ds], examples, bootstrap, strata, gold)
         heads, signals, joined = ([d for d in ds if d.name in samples] for ds in kinds.values())
-        moments[moment] = MomentFigures(
+        moments[moment] = schema.Moment(
             head=kinds["head"][0].name if kinds["head"] else None,
             detectors={
-                d.name: Known(
+                d.name: schema.Known(
                     kind=kind, about=d.about, cost=d.cost,
                     **{key: _limited("auroc", one) for key, one in samples[d.name].items()},
                 )
@@ -210,7 +202,7 @@ def moment_figures(trained: Trained, examples: Examples, bootstrap: Bootstrap) -
             },
             pairs=paired(samples, heads[:1], signals) | paired(samples, joined, [*heads, *signals]),
         )  # fmt: skip
-    return Moments(
+    return schema.Moments(
         position=spec.position if spec.position in _PIECES else "answer",
         strata={name: _division(of, wrong) for name, of in strata.items()},
         gold=gold is not None, notes=_notes(examples, spec), **moments,
@@ -257,12 +249,12 @@ def _limited(name: str, sample: Sample) -> dict[str, Any]:
     return {name: None if np.isnan(sample.value) else sample.value, "ci95": sample.interval.limits}
 
 
-def _division(strata: Strata, wrong: np.ndarray) -> Division:
+def _division(strata: Strata, wrong: np.ndarray) -> schema.Division:
     n, events = strata.counts(wrong)
     each = zip(strata.names, n.tolist(), events.tolist(), strict=True)
-    return Division(
+    return schema.Division(
         compared=int(n[(events > 0) & (events < n)].sum()),
-        strata={name: Count(n=count, wrong=bad) for name, count, bad in each},
+        strata={name: schema.Count(n=count, wrong=bad) for name, count, bad in each},
     )
 
 

@@ -88,10 +88,12 @@ class Evaluator:
             )  # fmt: skip
         return subsets
 
-    def pairs(self, ours: Sequence[Detector], others: Sequence[Detector]) -> dict[str, schema.Pair]:
+    def pairs(
+        self, ours: Sequence[Detector], others: Sequence[Detector]
+    ) -> dict[str, dict[str, schema.Difference]]:
         """Compute paired differences in AUROC, each detector of ``ours`` minus each of ``others``."""
         samples = auroc_samples([*ours, *others], self.examples, self.bootstrap, {})
-        return {name: schema.Pair(auroc=by["all"]) for name, by in paired(samples, ours, others).items()}
+        return {name: {"auroc": by["all"]} for name, by in paired(samples, ours, others).items()}
 
     def probabilities(self, probability: np.ndarray) -> schema.Quality:
         """Compute ECE and Brier score of P(wrong) (n,) of the test examples, with intervals."""
@@ -103,7 +105,7 @@ class Evaluator:
             return None
         scores, groups = trained.saved.scores[self.test], self._groups(self.test)
         passing, wrong = passing_groups(self.wrong, scores, groups, trained.bank.threshold)
-        return schema.Promised(**promise.to_dict(), test=schema.Passing(passing=passing, wrong=wrong))
+        return schema.Promised(**promise.to_dict(), test={"passing": passing, "wrong": wrong})
 
     def levels(self, trained: Trained) -> dict[str, schema.Level] | None:
         """Compute the figures of tokens, spans, sentences and answers; None without labels of tokens."""
@@ -240,7 +242,7 @@ def _layers(trained: Trained, evaluator: Evaluator, figures: Mapping[int, Detect
     for column, detector in trained.layers.items():
         several: Named = {"together": list(column.layers)} if column.below else {}
         several |= {"beside": list(dict(column.beside))} if column.beside else {}
-        validation = schema.Validation(**trained.validation[column])
+        validation = dict(trained.validation[column])
         seeds = _spread(trained.seeds.get(column), evaluator)
         named: Named = dict(figures[id(detector)]) | several
         layers.append(
@@ -268,7 +270,7 @@ def _members(
     return {
         d.name: schema.Member(
             **dict(figures[id(d)]), weight=round(weight, 6),
-            validation=schema.Validation(auroc=float(metrics.auroc(wrong, d.scores[rows]))),
+            validation={"auroc": float(metrics.auroc(wrong, d.scores[rows]))},
         )
         for d, weight in zip(trained.members, weights, strict=True)
     }  # fmt: skip

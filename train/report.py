@@ -9,19 +9,10 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from probers.bank import report as shared
 from probers.bank.bank import ProbeBank
 from probers.bank.figures import ENSEMBLE, ENSEMBLES, Figures, Moments, Quality, Subset
-from probers.bank.report import (
-    COLUMNS,
-    Report,
-    adapter_rows,
-    best_member,
-    best_name,
-    cut,
-    layer_name,
-    promised,
-    warnings,
-)
+from probers.bank.report import COLUMNS, Report, best_name, cut
 from probers.evaluation.bootstrap import bounded, bounds, number
 from probers.files import read_json
 from probers.heads import head_name
@@ -62,7 +53,7 @@ def compare_runs(jobs: Sequence[Sequence[str]], folders: Sequence[Path]) -> str:
 def _row(figures: Figures) -> tuple[str, ...]:
     saved = figures.ensemble
     return (
-        best_name(figures), number(figures.best.validation.auroc, ".3f"),
+        best_name(figures), number(figures.best.validation["auroc"], ".3f"),
         bounded(saved, "auroc", ".3f", absent="-"), number(saved.accuracy, ".3f"), number(saved.ece, ".3f"),
     )  # fmt: skip
 
@@ -102,14 +93,14 @@ def write_card(bank: ProbeBank, figures: Figures, origin: Origin, out: Path | No
     beaten_by = [
         name.removeprefix(f"{ENSEMBLE} vs ")
         for name, pair in figures.pairs.items()
-        if name.startswith(f"{ENSEMBLE} vs ") and not ((pair.auroc.ci95 or [0])[0] > 0)
+        if name.startswith(f"{ENSEMBLE} vs ") and not ((pair["auroc"].ci95 or [0])[0] > 0)
     ]
     shown = "PROBER" if out is None else public_path(out, "PROBER")
     stores = ",".join(public_path(path, "STORE") for path in origin.data)
     stores = stores if len(origin.data) == 1 else f"[{stores}]"
-    shared = (
-        adapter_rows, best_member, best_name, bounded, bounds, layer_name, moment_columns, number, promised,
-        ranges, warnings,
+    functions = (
+        bounded, bounds, moment_columns, number, ranges, shared.adapter_rows, shared.best_member, best_name,
+        shared.layer_name, shared.promised, shared.warnings,
     )  # fmt: skip
     return render(
         "probers.train/card.md.j2",
@@ -118,7 +109,7 @@ def write_card(bank: ProbeBank, figures: Figures, origin: Origin, out: Path | No
         head=head_name(bank.head), over=over, command=use_command(bank, shown, read=read),
         rows=Report(figures).rows, columns=COLUMNS, calibrated=_calibrated(bank, figures),
         by_value=_by_value, beaten_by=beaten_by, MOMENTS=MOMENTS, ENSEMBLE=ENSEMBLE, ENSEMBLES=ENSEMBLES,
-        **{function.__name__: function for function in shared},
+        **{function.__name__: function for function in functions},
     )  # fmt: skip
 
 

@@ -99,14 +99,6 @@ class Detection(Decision, Quality):
     about: str = figure("how the score is made")
 
 
-class Validation(Part):
-    """Figures on validation texts, by which checkpoints and layers are chosen."""
-
-    accuracy: float | None = figure("share of texts decided right", None)
-    loss: float | None = figure("loss of training", None)
-    auroc: float = figure("AUROC")
-
-
 class Seeds(Part):
     """Spread over seeds of a head's test AUROC."""
 
@@ -120,7 +112,7 @@ class Layer(Detection):
 
     site: str = figure("site that it reads")
     layer: int = figure("layer, the last one of several")
-    validation: Validation = figure("figures on validation")
+    validation: dict[str, float] = figure("accuracy, loss and AUROC on validation")
     together: list[int] = figure("all layers of a head of several", [])
     beside: list[str] = figure("sites that it reads beside the states", [])
     seeds: Seeds | None = figure("spread over seeds; null with one seed")
@@ -130,7 +122,7 @@ class Member(Detection):
     """A member of a stack alone."""
 
     weight: float = figure("change of the stack's log-odds for one standard deviation of its score")
-    validation: Validation = figure("figures on validation")
+    validation: dict[str, float] = figure("accuracy, loss and AUROC on validation")
 
 
 class Control(Detection):
@@ -153,12 +145,6 @@ class Difference(Part):
 
     diff: Number = figure("first minus second")
     ci95: Limits = figure("its 95% interval")
-
-
-class Pair(Part):
-    """Paired differences of two detectors on all test texts."""
-
-    auroc: Difference = figure("in AUROC")
 
 
 class Cost(Part):
@@ -245,13 +231,6 @@ class Level(Ranking):
     false_alarms_ci: Limits = None
 
 
-class Passing(Part):
-    """Test groups below the threshold."""
-
-    passing: int = figure("groups")
-    wrong: int = figure("wrong ones")
-
-
 class Promised(Part):
     """What the threshold promises, and what came of it."""
 
@@ -260,7 +239,7 @@ class Promised(Part):
     groups: int = figure("validation groups")
     passing: int = figure("validation groups that passed")
     wrong: int = figure("wrong ones of these")
-    test: Passing = figure("the same of the test texts")
+    test: dict[str, int] = figure("the same of the test texts")
 
 
 class Calibrated(Part):
@@ -326,7 +305,7 @@ class Figures(Part):
     calibration: Calibrated = figure("probability of the saved score")
     domain: Limited | None = figure("texts unlike the training texts; null without", None)
     learning_curve: list[CurvePoint] = figure("probers of fewer training texts")
-    pairs: dict[str, Pair] = figure("paired differences, first minus second")
+    pairs: dict[str, dict[str, Difference]] = figure("paired differences in AUROC, under auroc")
     training: dict[str, int] = figure("steps, heads side by side, and seeds")
     notes: list[str] = figure("what was left out, with the reason")
     adapter: dict[str, Any] | None = figure(

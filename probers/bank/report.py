@@ -136,7 +136,7 @@ class Report:
         return max(of_words, key=lambda name: self.figures.controls[name].auroc or 0.0, default="")
 
     def _against(self, name: str) -> str:
-        low, high = self.figures.pairs[f"{ENSEMBLE} vs {name}"].auroc.ci95 or (0.0, 0.0)
+        low, high = self.figures.pairs[f"{ENSEMBLE} vs {name}"]["auroc"].ci95 or (0.0, 0.0)
         return (
             "It is better than"
             if low > 0
@@ -146,7 +146,7 @@ class Report:
         )
 
     def _pair(self, name: str) -> str:
-        pair = self.figures.pairs[f"{ENSEMBLE} vs {name}"].auroc
+        pair = self.figures.pairs[f"{ENSEMBLE} vs {name}"]["auroc"]
         return f"{number(pair.diff, '+.3f')} {bounds(pair.ci95, '+.3f')}"
 
 
@@ -174,7 +174,7 @@ def _layers(entry: Layer) -> str:
 
 def best_member(figures: Figures) -> str:
     """Name the member of a stack that is best on validation."""
-    return max(figures.members, key=lambda name: figures.members[name].validation.auroc)
+    return max(figures.members, key=lambda name: figures.members[name].validation["auroc"])
 
 
 def warnings(figures: Figures) -> list[str]:
@@ -215,6 +215,7 @@ def promised(figures: Figures) -> str:
     if (entry := figures.promise) is None:
         return ""
     promise = Promise(entry.risk, entry.confidence, entry.groups, entry.passing, entry.wrong)
-    share = f" ({entry.test.wrong / entry.test.passing:.0%})" if entry.test.passing else ""
-    tested = f"of {entry.test.passing} test groups that pass {entry.test.wrong} are wrong{share}"
+    passing, wrong = entry.test["passing"], entry.test["wrong"]
+    share = f" ({wrong / passing:.0%})" if passing else ""
+    tested = f"of {passing} test groups that pass {wrong} are wrong{share}"
     return f"promise: {promise}; {tested}"
