@@ -56,7 +56,9 @@ def evaluator_of(examples: Examples) -> Evaluator:
 
 def plain(parts: Any) -> dict[str, Any]:
     """Figures by name as JSON has them."""
-    return {name: part.to_dict() for name, part in parts.items()}
+    if isinstance(parts, schema.Part):
+        return parts.to_dict()
+    return {name: plain(part) for name, part in parts.items()}
 
 
 def noisy(examples: Examples, distance: float, seed: int) -> np.ndarray:
