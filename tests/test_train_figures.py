@@ -343,6 +343,10 @@ def test_a_report_says_whether_the_prober_is_better_than_words(run: Any) -> None
 
 def test_what_is_written_is_what_the_schema_reads_and_the_docs_list(run: Any) -> None:
     assert Figures.read(run.figures).to_dict() == run.figures
+    shipped = sorted((Path(__file__).parents[1] / "probers/bank/shipped").glob("*/metrics.json"))
+    for file in shipped:  # of earlier versions
+        assert "It is better than words alone" in str(report(json.loads(file.read_text())))
+    assert len(shipped) == 2
     with pytest.raises(ValueError, match="ensemble"):
         report({name: value for name, value in run.figures.items() if name != "ensemble"})
     docs = (Path(__file__).parents[1] / "docs" / "formats.md").read_text()

@@ -176,7 +176,7 @@ class Known(Part):
 
     kind: str = figure("head, signal, or joined: head and signals")
     about: str = figure("how the score is made")
-    cost: Cost = figure("calls of the model and tokens per text")
+    cost: Cost = figure("calls of the model and tokens per text", Cost(calls=0, tokens=0))
 
 
 class Moment(Part):
@@ -208,7 +208,7 @@ class Moments(Part):
 
     position: str = figure("before and after what: answer, entity, span, sentence or claim")
     strata: dict[str, Division] = figure("divisions of the test texts, by length, type and the like")
-    gold: bool = figure("also measured by the gold answers, where labels are not made of them")
+    gold: bool = figure("also measured by the gold answers, where labels are not made of them", False)
     before: Moment = figure("before the first token")
     after: Moment = figure("after the last token")
     notes: list[str] = figure("what is lacking")
