@@ -95,6 +95,7 @@ def test_a_killed_training_resumes_and_a_finished_one_is_loaded(
     assert_same(again(out=tmp_path / "killed"), whole)
     files = contents(tmp_path / "killed")
     assert_same(again(out=tmp_path / "killed"), whole)
+    command(store, tmp_path / "killed", "head=linear", "layer=1-2", "save_every=0")  # the same run
     assert contents(tmp_path / "killed") == files
 
 

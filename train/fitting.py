@@ -10,7 +10,7 @@ from typing import Any
 
 from probers.bank.bank import ProbeBank
 from probers.commands.components import Component
-from probers.commands.settings import default_values, read
+from probers.commands.settings import default_values, plain, read
 from probers.store.store import FeatureStore
 from probers.types import UserError
 
@@ -72,7 +72,8 @@ def fit(
     settings = replace(
         settings, data=[str(store.path) for store in opened], out=None if out is None else str(out)
     )
-    plan = Plan.of(settings, opened)
+    record = {key: value for key, value in plain(settings).items() if key != "launch"}  # as typed
+    plan = Plan.of(replace(settings, _record=record), opened)
     if out is None:
         return train(plan, None).bank
     return ProbeBank.from_pretrained(run_plan(plan))
@@ -91,9 +92,9 @@ def _settings(head: Component, layers: Any, options: dict[str, Any]) -> Train:
     texts = options.get("texts")
     if isinstance(texts, (str, Path)):
         options = options | {"texts": default_values(Train)["texts"] | {"path": str(texts)}}
-    plain = {name: list(value) if isinstance(value, tuple) else value for name, value in options.items()}
+    values = {name: list(value) if isinstance(value, tuple) else value for name, value in options.items()}
     layer = list(layers) if isinstance(layers, (tuple, range)) else layers
-    return replace(read(Train, {**plain, "layer": layer}), head=head)
+    return replace(read(Train, {**values, "layer": layer}), head=head)
 
 
 def _refuse_files(settings: Train, method: str) -> None:
