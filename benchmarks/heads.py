@@ -25,7 +25,7 @@ import torch
 from synthetic import SHARD, warm
 from timing import Results, by_turns, ratios, spread, verdict
 
-from probers import CausalLM, FeatureStore, Needs, ProbeBank
+from probers import CausalLM, FeatureStore, Needs, Prober
 from probers.heads import HEADS as KINDS
 from probers.online.scores import GrowingScores
 from probers.store.spec import FeatureSpec, ModelSpec
@@ -101,11 +101,11 @@ def scoring(args: argparse.Namespace, results: Results) -> None:
     given = lm.tokenizer(prompts, return_tensors="pt", padding=True, padding_side="left").to(lm.device)
     how = {"max_new_tokens": count, "min_new_tokens": count, "do_sample": False}
     banks = {
-        name: ProbeBank(spec, make(name, len(layers), lm.spec.width), aggregate="max")
+        name: Prober(spec, make(name, len(layers), lm.spec.width), aggregate="max")
         for name in ("linear", "radio", "concat", "sequence")
     }
 
-    def score(bank: ProbeBank) -> float:
+    def score(bank: Prober) -> float:
         growing, last = GrowingScores(bank), 0.0
         for token in range(count):
             (last, *_) = growing.add_each(range(args.batch), states[:, token])

@@ -16,7 +16,7 @@ from refusals import fails
 from test_lora import LAYER, line, store_of
 from test_stacked import halves
 
-from probers.bank.bank import ProbeBank
+from probers.bank.bank import Prober
 from probers.commands import main as cli
 from probers.commands.components import Component
 from probers.heads import LinearHead
@@ -28,13 +28,13 @@ QUICK: dict[str, Any] = {
 }  # fmt: skip
 
 
-def command(store: FeatureStore, out: Path, *typed: str, **how: Any) -> ProbeBank:
+def command(store: FeatureStore, out: Path, *typed: str, **how: Any) -> Prober:
     """The prober that the command makes."""
     options = [f"{name}={str(value).lower()}" for name, value in (QUICK | how).items()]
-    return ProbeBank.from_pretrained(cli.run("train", [f"data={store.path}", f"out={out}", *typed, *options]))
+    return Prober.from_pretrained(cli.run("train", [f"data={store.path}", f"out={out}", *typed, *options]))
 
 
-def assert_same(one: ProbeBank, other: ProbeBank) -> None:
+def assert_same(one: Prober, other: Prober) -> None:
     """Weights, threshold, calibration and figures, to the last digit."""
     ours, theirs = one.head.state_dict(), other.head.state_dict()
     assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
@@ -132,14 +132,14 @@ class EchoHead(LinearHead):
 '''
 TRAIN = """
 import sys
-from probers import ProbeBank
+from probers import Prober
 from probers.commands import main
 from probers.train import fit
 
 assert "echo" in main.request("train", ["head=echo"]).head.target
 made = fit(sys.argv[1], head="echo", layers=2, epochs=1, resamples=100, learning_curve=False)
 made.save_pretrained(sys.argv[2])
-assert type(ProbeBank.from_pretrained(sys.argv[2]).head).__name__ == "EchoHead"
+assert type(Prober.from_pretrained(sys.argv[2]).head).__name__ == "EchoHead"
 """
 
 

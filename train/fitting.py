@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from probers.bank.bank import ProbeBank
+from probers.bank.bank import Prober
 from probers.commands.components import Component
 from probers.commands.settings import default_values, plain, read
 from probers.store.store import FeatureStore
@@ -31,7 +31,7 @@ Store = FeatureStore | str | Path
 def fit(
     stores: Store | Sequence[Store], *, head: str | type | Component | Callable[..., Any] = "probing_rag",
     layers: Any = "all", out: str | Path | None = None, **options: Any,
-) -> ProbeBank:  # fmt: skip
+) -> Prober:  # fmt: skip
     """Train, calibrate and evaluate a prober on the labelled states of stores, as ``probers-train``.
 
     ::
@@ -76,7 +76,7 @@ def fit(
     plan = Plan.of(replace(settings, _record=record), opened)
     if out is None:
         return train(plan, None).bank
-    return ProbeBank.from_pretrained(run_plan(plan))
+    return Prober.from_pretrained(run_plan(plan))
 
 
 def _settings(head: Component, layers: Any, options: dict[str, Any]) -> Train:

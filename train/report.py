@@ -10,7 +10,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from probers.bank import report as shared
-from probers.bank.bank import ProbeBank
+from probers.bank.bank import Prober
 from probers.bank.figures import ENSEMBLE, ENSEMBLES, Figures, Moments, Quality, Subset
 from probers.bank.report import COLUMNS, Report, best_name, cut
 from probers.evaluation.bootstrap import bounded, bounds, number
@@ -81,7 +81,7 @@ class Origin:
     read: bool = False
 
 
-def write_card(bank: ProbeBank, figures: Figures, origin: Origin, out: Path | None) -> str:
+def write_card(bank: Prober, figures: Figures, origin: Origin, out: Path | None) -> str:
     """Render ``README.md`` of a prober in a folder, or of one that is not written yet."""
     spec, read = bank.spec, origin.read
     over = f"{spec.pool} over the {spec.position} tokens"
@@ -113,7 +113,7 @@ def write_card(bank: ProbeBank, figures: Figures, origin: Origin, out: Path | No
     )  # fmt: skip
 
 
-def use_command(bank: ProbeBank, out: str | Path, model: str = "testbed", *, read: bool) -> str | None:
+def use_command(bank: Prober, out: str | Path, model: str = "testbed", *, read: bool) -> str | None:
     """Show how to use the prober: as trigger, or on texts if those it was trained on were ``read``.
 
     None where neither takes it. A ``model`` other than the commands' own is named; a card, which is
@@ -138,7 +138,7 @@ def moment_columns(moments: Moments) -> dict[str, str]:
     return {"all": "AUROC", **strata, **({"gold": "by gold answers"} if moments.gold else {})}
 
 
-def _calibrated(bank: ProbeBank, figures: Figures) -> dict[str, Quality]:
+def _calibrated(bank: Prober, figures: Figures) -> dict[str, Quality]:
     entry, saved = figures.calibration, bank.calibration.to_dict()
     value = f" {saved['value']:.3g}" if "value" in saved else ""
     after = f"**{entry.method}**{value} (saved)"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from probers import checksums
-from probers.bank.bank import ProbeBank
+from probers.bank.bank import Prober
 from probers.bank.figures import Figures
 from probers.bank.report import Report
 from probers.commands.inputs import newest_store
@@ -124,7 +124,7 @@ class Made:
     ``read`` says that it was trained on texts of others.
     """
 
-    bank: ProbeBank
+    bank: Prober
     report: Report
     seconds: float
     further: Mapping[Path, str]
@@ -222,7 +222,7 @@ def train(plan: Plan, out: Path | None, more: Mapping[str, Any] | None = None) -
 
 def _measured(
     plan: Plan, trained: Trained, examples: Examples, out: Path | None, more: Mapping[str, Any]
-) -> tuple[ProbeBank, Figures]:
+) -> tuple[Prober, Figures]:
     """Measure a prober, describe it, and with ``out`` write its folder; returns it with its figures."""
     settings, config = plan.settings, plan.sources.stores[0].config
     evaluator = Evaluator(examples, settings.rule(), resamples=settings.resamples, seed=settings.seed)
@@ -238,7 +238,7 @@ def _measured(
     return bank, figures
 
 
-def _matrix(plan: Plan, bank: ProbeBank, out: Path) -> str:
+def _matrix(plan: Plan, bank: Prober, out: Path) -> str:
     """Test the prober, and with ``matrix`` one of each store, on every store; returns the table."""
     settings, names = plan.settings, list(map(str, plan.stores))
     split = SplitRequest(settings.split, seed=settings.seed)
@@ -260,7 +260,7 @@ def _recogniser(config: Mapping[str, Any]) -> str | None:
     return name if config.get("source") == "wiki" or language is not None else None
 
 
-def _next(bank: ProbeBank, out: Path, further: Sequence[Path], *, read: bool) -> str:
+def _next(bank: Prober, out: Path, further: Sequence[Path], *, read: bool) -> str:
     """Show a command or call that uses the prober, and further ones in some folders.
 
     ``read`` says that it was trained on texts of others.
@@ -272,7 +272,7 @@ def _next(bank: ProbeBank, out: Path, further: Sequence[Path], *, read: bool) ->
         return f"probers-compare triggers=[never,probing] probers=[{probers}]"
     if command is not None:
         return command
-    load = f"ProbeBank.from_pretrained({str(out)!r})"
+    load = f"Prober.from_pretrained({str(out)!r})"
     if bank.head.tokens:
         needs = f'Needs.of({bank.layers}, site="{bank.spec.site}", pool="{bank.spec.pool}")'
         return f"{load}.score_spans takes the states of a CausalLM asked for {needs}"

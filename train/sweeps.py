@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from probers.bank.bank import ProbeBank
+from probers.bank.bank import Prober
 from probers.data.splits import Seen
 from probers.evaluation import metrics
 from probers.evaluation.bootstrap import Bootstrap, bounds, number
@@ -169,7 +169,7 @@ Matrix = dict[str, dict[str, dict[str, Any]]]
 def each_alone(
     stores: Mapping[str, Sources], layer: object, split: SplitRequest, make: MakeHead, how: Fitting,
     choice: Assembling,
-) -> dict[str, ProbeBank]:  # fmt: skip
+) -> dict[str, Prober]:  # fmt: skip
     """Train a prober on each store by itself, with the first seed."""
     probers = {}
     for name, (of_sites, beside) in stores.items():
@@ -185,7 +185,7 @@ def each_alone(
 
 
 def matrix(
-    probers: Mapping[str, ProbeBank], stores: Mapping[str, Sources], split: SplitRequest, resamples: int
+    probers: Mapping[str, Prober], stores: Mapping[str, Sources], split: SplitRequest, resamples: int
 ) -> Matrix:
     """Test every prober on the test texts of every store.
 
@@ -209,7 +209,7 @@ def matrix(
 
 
 def _cell(
-    bank: ProbeBank, examples: Examples, scores: np.ndarray, resample: Callable[[np.ndarray], Bootstrap]
+    bank: Prober, examples: Examples, scores: np.ndarray, resample: Callable[[np.ndarray], Bootstrap]
 ) -> dict[str, Any]:
     test = examples.rows["test"]
     sides = examples.sides(bank.seen or Seen({}), "test")

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+from probers.words.text import split_sentences
 
 from probers.bank.figures import WITHOUT
 from probers.bank.io import ADAPTER
@@ -35,8 +36,7 @@ from probers.prompts import PromptTemplate
 from probers.store.joined import Stored
 from probers.store.spec import ModelSpec
 from probers.store.store import FeatureStore
-from probers.text import count, split_sentences
-from probers.types import Feature, Generation, Needs, RunError, UserError
+from probers.types import Feature, Generation, Needs, RunError, UserError, count
 from probers.uncertainty import signals, signals_before, surprise
 
 from ..assemble import Trained, assemble

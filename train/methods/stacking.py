@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from probers.bank.bank import ProbeBank
+from probers.bank.bank import Prober
 from probers.bank.calibration import Logistic, fit_logistic
 from probers.bank.io import CONFIG, locate
 from probers.checksums import draw_key, inputs
@@ -64,7 +64,7 @@ class Stacking(Method):
         if len(probers) < 2:
             message = f"head.probers=[{','.join(probers)}] names {len(probers)} of the probers to stack"
             raise UserError(f"{message}: give two or more, as [runs/a,runs/b]", "missing-value")
-        banks = [ProbeBank.from_pretrained(name) for name in probers]
+        banks = [Prober.from_pretrained(name) for name in probers]
         for name, bank in zip(probers, banks, strict=True):
             does = {
                 "pools the tokens of a span itself": bank.head.tokens,
