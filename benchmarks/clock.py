@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from timing import now
 
-from probers.train import fit
+from probers.train import heads
 from probers.train.module import ProberModule, StoreData
 
 #: Parts of a step; the rest is the trainer's: hooks, progress bar, schedule, logging.
@@ -36,12 +36,12 @@ class Clock:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Time the trainings of this block."""
-        kept = fit.ProberModule, fit.StoreData
-        fit.ProberModule, fit.StoreData = _timed_module(self), _timed_data(self)
+        kept = heads.ProberModule, heads.StoreData
+        heads.ProberModule, heads.StoreData = _timed_module(self), _timed_data(self)
         try:
             yield
         finally:
-            fit.ProberModule, fit.StoreData = kept
+            heads.ProberModule, heads.StoreData = kept
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:

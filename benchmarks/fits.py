@@ -23,7 +23,7 @@ from clock import COLD, PARTS, Clock
 from probers import FeatureStore
 from probers.heads import ProbingRagHead
 from probers.heads.base import Linear
-from probers.train import fit
+from probers.train import heads
 from probers.train.data import Column, Dataset, StoreStates
 from probers.train.examples import Examples, load_examples
 from probers.train.module import head_losses
@@ -127,11 +127,11 @@ def shortened(examples: Examples, steps: int, settings: Fitting) -> Examples:
     return replace(examples, rows={**examples.rows, "train": kept})
 
 
-def _fit(store: FeatureStore, layers: Sequence[int], examples: Examples, settings: Fitting) -> fit.Fitted:
-    tasks = [fit.Task(k, site=store.spec.site) for k in layers]
+def _fit(store: FeatureStore, layers: Sequence[int], examples: Examples, settings: Fitting) -> heads.Fitted:
+    tasks = [heads.Task(k, site=store.spec.site) for k in layers]
     columns: list[Column] = [task.column for task in tasks]
     dataset = Dataset(examples, StoreStates([store], columns), columns, {store.spec.site: store.spec})
-    return fit.fit(ProbingRagHead, tasks, dataset, settings)
+    return heads.train_heads(ProbingRagHead, tasks, dataset, settings)
 
 
 def speed_of_products(size: int = 1536) -> float:

@@ -24,6 +24,20 @@ TextFormat = Literal[
     "jsonl", "ragtruth", "lettucedetect", "hallucination_probes", "halueval", "shroom", "helm", "factscore",
     "truthfulqa", "statements",
 ]  # fmt: skip
+#: Heads by the names that users type, and the class of each below :mod:`probers.heads`.
+HEADS = {
+    "probing_rag": "mlp.ProbingRagHead",
+    "linear": "linear.LinearHead",
+    "radio": "mlp.RadioHead",
+    "mind": "mlp.MindHead",
+    "mean_difference": "linear.MeanDifferenceHead",
+    "attention_pool": "attention_pool.AttentionPoolHead",
+    "concat": "layers.ConcatHead",
+    "mix": "layers.MixHead",
+    "layer_attention": "layers.LayerAttentionHead",
+    "sequence": "sequence.SequenceHead",
+    "stacked": "stacked.StackedHead",
+}
 #: Sets of questions by the names that users type, and the class of each below :mod:`probers.data.questions`.
 DATASETS = {
     "testbed": "jsonl.Testbed",

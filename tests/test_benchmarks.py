@@ -288,7 +288,7 @@ def test_a_timed_training_is_the_same_training(tmp_path):
     with clock.Clock().running():
         timed = fits._fit(opened, [1, 2], examples, settings)
     assert plain.loss.tolist() == timed.loss.tolist()
-    assert fits.fit.ProberModule.__name__ == "ProberModule"
+    assert fits.heads.ProberModule.__name__ == "ProberModule"
 
 
 def test_the_synthetic_store_is_made_once_and_its_middle_layers_tell_most(tmp_path):

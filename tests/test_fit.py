@@ -22,7 +22,8 @@ from probers.heads import HEADS, AttentionPoolHead, LinearHead, Moments, Probing
 from probers.store.store import FeatureStore
 from probers.train.assemble import score_everything
 from probers.train.data import CHUNK, Dataset, TokenStates, layers_to_train
-from probers.train.fit import Fitted, Task, fit, moments, targets_of
+from probers.train.heads import Fitted, Task, moments, targets_of
+from probers.train.heads import train_heads as fit
 from probers.train.module import Batches, ProberModule, Schedule, balancing, head_losses
 from probers.train.settings import Fitting
 from probers.train.trainer import Checkpoint, write_tensors

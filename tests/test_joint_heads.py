@@ -26,7 +26,7 @@ from probers.store.joined import Sources
 from probers.store.spec import FeatureSpec
 from probers.store.store import FeatureStore
 from probers.train.data import Column, Dataset
-from probers.train.fit import Task, plan_tasks
+from probers.train.heads import Task, plan_tasks
 from probers.train.settings import Fitting
 
 WIDTH, LAYERS = 6, (1, 2)

@@ -25,9 +25,8 @@ from probers.engine.model import CausalLM
 from probers.rag.triggers import Radio
 from probers.store.store import FeatureStore
 from probers.train.data import Dataset
-from probers.train.lora.adapted import AdaptedModel, Lora
-from probers.train.lora.module import LoraModule
-from probers.train.lora.texts import StoredText, load_model, passes, read_texts, source_of
+from probers.train.methods.adapted import AdaptedModel, Lora, LoraModule, StoredText, passes
+from probers.train.methods.lora import load_model, read_texts, source_of
 from probers.types import Needs
 
 pytest.importorskip("peft")

@@ -6,15 +6,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_train_figures import evaluator_of, make_examples, make_trained
+from test_train_figures import card_of, evaluator_of, make_examples, make_trained
 
+from probers.bank.figures import Cost
 from probers.evaluation import metrics as m
 from probers.evaluation.baselines import pooled_auroc
-from probers.train.assemble import FREE, Cost
+from probers.train.assemble import FREE
 from probers.train.before_after import COMBINED, WITH_SIGNALS, moment_figures
 from probers.train.evaluate import Evaluator, summarise
 from probers.train.examples import Examples
-from probers.train.report import table
 
 AFTER = {"mean entropy", "max entropy", "min probability", "perplexity", "sequence log-prob", "RIND maximum"}
 OF_BEFORE = {"entropy before", "probability before", "margin before"}
@@ -42,7 +42,7 @@ def figures_of(examples: Examples, pool: str, position: str = "entity") -> tuple
     trained = make_trained(examples, position=position, curve=False)
     trained.bank.spec = replace(trained.bank.spec, pool=pool)
     evaluator = evaluator_of(examples)
-    return trained, evaluator, moment_figures(trained, examples, evaluator.bootstrap)
+    return trained, evaluator, moment_figures(trained, examples, evaluator.bootstrap).to_dict()
 
 
 @pytest.fixture(scope="module")
@@ -121,41 +121,24 @@ def test_the_first_tokens_probability_of_a_text_that_was_read_is_known_after_it(
 def test_a_store_without_signals_from_before_is_read_as_it_was() -> None:
     trained = make_trained(make_examples(), curve=False)
     figures = summarise(trained, evaluator_of(make_examples()), {})
-    assert not figures["moments"]["before"]["detectors"]
-    assert names(figures["moments"]["after"], "signal") == {*AFTER, "length", COMBINED}
-    text = table(figures)
-    assert "the store has no column entropy_before" in text
-    assert "\nbefore the answer" not in text and "\nafter the answer" in text
-
-
-@pytest.mark.parametrize("pool", ["predicting", "mean"])
-def test_the_terminal_shows_both(examples: Examples, pool: str) -> None:
-    trained, evaluator, _ = figures_of(examples, pool)
-    text = table(summarise(trained, evaluator, {}))
-    assert max(map(len, text.splitlines())) <= 100
-    before, after = text.index("\nbefore the entity"), text.index("\nafter the entity")
-    shown = text[before:after]
-    if pool == "predicting":  # what is joined is above the score alone
-        (line,) = (x for x in shown.splitlines() if x.startswith(f"  {WITH_SIGNALS}"))
-        assert "]+" in line and "]-" not in line
-    assert "entropy before" in shown and ("all layers" in shown) == (pool == "predicting")
-    assert "sequence log-prob" in text[after:] and "all layers" in text[after:]
-    assert text.count(" 0 calls of the model") == 2  # heads and signals are read in the text's own pass
-    assert "within length: " in text and "1: " in text
+    moments = figures.to_dict()["moments"]
+    assert not moments["before"]["detectors"]
+    assert names(moments["after"], "signal") == {*AFTER, "length", COMBINED}
+    card = card_of(trained, figures)
+    assert "the store has no column entropy_before" in card
+    assert "known before the answer" not in card and "known after the answer" in card
 
 
 def test_a_detector_that_asks_the_model_says_what_that_costs(examples: Examples) -> None:
     trained = make_trained(examples, position="entity", curve=False)
     first, *others = [control for control in trained.controls if control.name in AFTER]
-    asking = replace(first, cost=Cost(5, 40.5))
+    asking = replace(first, cost=Cost(calls=5, tokens=40.5))
     trained.controls = [asking, *others]
     figures = summarise(trained, evaluator_of(examples), {})
-    costs = {name: entry["cost"] for name, entry in figures["moments"]["after"]["detectors"].items()}
+    detectors = figures.to_dict()["moments"]["after"]["detectors"]
+    costs = {name: entry["cost"] for name, entry in detectors.items()}
     assert costs.pop(first.name) == {"calls": 5, "tokens": 40.5}
     assert costs and all(cost == {"calls": 0, "tokens": 0} for cost in costs.values())
-    lines = table(figures).partition("\nafter the entity")[2].splitlines()
-    begins = (" 0 calls", "  all layers", " 5 calls")
-    free, head, paid = (next(i for i, line in enumerate(lines) if line.startswith(text)) for text in begins)
-    assert "40.5 tokens" in lines[paid] and lines[paid + 1].startswith(f"  {first.name}")
-    assert free < head < paid
-    assert [*map(str, (FREE, Cost(1), Cost(10, 95)))] == ["0 calls", "1 call", "10 calls, 95 tokens"]
+    assert "| 5 calls, 40.5 tokens |" in card_of(trained, figures)
+    costly = (FREE, Cost(calls=1), Cost(calls=10, tokens=95))
+    assert [*map(str, costly)] == ["0 calls", "1 call", "10 calls, 95 tokens"]

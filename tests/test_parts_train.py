@@ -12,7 +12,7 @@ from refusals import fails, interrupted
 
 from probers.bank.bank import Prober
 from probers.commands import main as cli
-from probers.train.sweeps import subsets
+from probers.train import sweeps
 from probers.types import RunError
 
 FAST = ["epochs=1", "checks=2", "resamples=100", "head=linear"]
@@ -85,7 +85,7 @@ def test_a_range_that_names_no_layers_is_refused(data, tmp_path, given, code, na
 
 def test_a_part_that_was_killed_goes_on(data, whole, tmp_path):
     typed = [f"data={data}", *FAST, "save_every=0"]
-    with interrupted(subsets, "save", 0):
+    with interrupted(sweeps, "save", 0):
         cli.run("train", [*typed, f"out={tmp_path}/run", "part=1/2"])
     cli.run("train", [*typed, f"out={tmp_path}/run", "part=2/2"])
     folders = [f"{tmp_path}/run/parts/{i}of2" for i in (1, 2)]

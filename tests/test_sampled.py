@@ -272,7 +272,7 @@ def test_values_that_are_missing_count_as_the_training_mean():
     examples = SimpleNamespace(table=table, rows={"train": np.array([0, 1])})
     (found,) = _further({"stated": _SAMPLED["stated confidence"]}, examples)
     assert found.scores.tolist() == pytest.approx([-0.2, -0.8, -0.5, -0.9])
-    assert found.cost == (1, 3)
+    assert (found.cost.calls, found.cost.tokens) == (1, 3)
 
 
 def test_a_comparison_tells_what_could_not_be_read(tmp_path):

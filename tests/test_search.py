@@ -17,11 +17,13 @@ from probers.bank.bank import Prober
 from probers.checksums import Journal, draw_key
 from probers.commands import main as cli
 from probers.commands.inputs import newest_prober
+from probers.data.splits import Partition
 from probers.store.store import FeatureStore
+from probers.train import search
 from probers.train.data import Dataset
 from probers.train.examples import Examples, load_examples
+from probers.train.run import listed
 from probers.train.settings import Search, Train
-from probers.train.sweeps import search
 
 FAST = ["epochs=2", "batch_size=32", "lr=0.03", "resamples=100", "device=cpu", "learning_curve=false"]
 LAYERS = ["heads=linear", "layer_sets=[[1],[2],[3]]"]
@@ -67,9 +69,9 @@ def whole(store, tmp_path_factory):
         seen.append(dataset)
         return original(make, tasks, dataset, settings)
 
-    original = search.fit
+    original = search.train_heads
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(search, "fit", fit)
+        patch.setattr(search, "train_heads", fit)
         return run(store.path, tmp_path_factory.mktemp("whole") / "runs" / "s", *LAYERS), seen
 
 
@@ -143,13 +145,13 @@ def test_when_the_time_is_over_the_rest_is_listed(store, tmp_path, only_chosen, 
 
 def test_a_killed_search_goes_on_and_ends_the_same(store, tmp_path, only_chosen, whole):
     out = tmp_path / "out"
-    with interrupted(search, "fit", 4):
+    with interrupted(search, "train_heads", 4):
         run(store.path, out, *LAYERS)
     journal = out / "search.jsonl"
     assert len(Journal(journal).read().records) == 4
     first, *lines = journal.read_text().splitlines()
     journal.write_text("\n".join([first.replace("0.", "0.1", 1), *lines, '{"na']))  # altered, and cut off
-    with interrupted(search, "fit", 4):  # one again, and three that were not there
+    with interrupted(search, "train_heads", 4):  # one again, and three that were not there
         run(store.path, out, *LAYERS)
         raise KeyboardInterrupt
     assert timeless(out) == timeless(whole[0])
@@ -169,7 +171,7 @@ def test_sites_are_tried_one_by_one(tmp_path, only_chosen):
 def planned(store: FeatureStore, **options: Any) -> tuple[list[str], dict[str, str]]:
     settings = Search(**options)
     heads = {text: search.head_of(text) for text in settings.heads or ()}
-    sites, beside = search.stores_of([store], store.spec.pool, settings)
+    sites, beside = search.stores_of([store], store.spec.pool, listed(settings.sites), settings.beside)
     made, left_out = search.plan(heads, sites, beside, load_examples([store]), settings)
     return [candidate.name for candidate in made], left_out
 
@@ -231,13 +233,13 @@ def texts(groups: int, edit: Callable[[pd.DataFrame], pd.DataFrame] = lambda tab
 
 def test_what_nobody_judged_is_only_trained_on():
     whole = texts(12, lambda table: table.assign(inside=[1, 0, -1, -1] * 12))
-    parts = [search.fold(whole, n, Search()) for n in (1, 2, 3)]
+    parts = [search.fold(whole, Partition(n, 3), 0) for n in (1, 2, 3)]
     for part in parts:
         assert [(part.column("inside", s) < 0).any() for s in part.rows] == [True, False, False]
     assert sorted(np.concatenate([part.groups("test") for part in parts])) == sorted(whole.groups("train"))
 
 
 def test_too_few_groups_for_the_folds_are_refused():
-    search.fold(texts(4), 1, Search())
+    search.fold(texts(4), Partition(1, 3), 0)
     with fails("labels", "folds=3"):
-        search.fold(texts(2), 1, Search())
+        search.fold(texts(2), Partition(1, 3), 0)

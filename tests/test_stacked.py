@@ -25,10 +25,11 @@ from probers.store.store import FeatureStore
 from probers.train.assemble import assemble
 from probers.train.data import Dataset
 from probers.train.examples import WEIGHTS
-from probers.train.fit import fit, probe_tasks
+from probers.train.heads import probe_tasks
+from probers.train.heads import train_heads as fit
+from probers.train.methods.stacking import Stacking, fit_weights
 from probers.train.run import run
 from probers.train.settings import Train
-from probers.train.stacking import Stacking, fit_weights
 from probers.types import UserError
 
 QUICK: Any = {
@@ -69,14 +70,18 @@ def train(store: FeatureStore, out: Path, head: Any = LinearHead, layer: Any = 1
     return out
 
 
+def stacking(members: list[str], **how: Any) -> Stacking:
+    """The method of a stack."""
+    return Stacking(Train(**QUICK, **how, head=Component.of("head", "stacked", probers=members)))
+
+
 def weighed(store: FeatureStore, *members: Path, **how: Any) -> Prober:
     """A stack without figures."""
-    stack = Stacking.load(list(map(str, members)))
-    settings = stack.settle(Train(**QUICK, **how))
-    dataset = stack.prepare(Dataset.load([store], settings.layer), [store], settings)
-    make = partial(StackedHead, **settings.head.options)
+    stack = stacking(list(map(str, members)), **how)
+    settings = stack.settings
+    dataset = stack.prepare(Dataset.load([store], settings.layer), [store])
     tasks = probe_tasks([c for c in dataset.columns if c.layer], [0], joint=True)
-    fitted = stack.fit(make, tasks, dataset, settings, Path())
+    fitted = stack.fit(tasks, dataset, settings, out=None)
     return assemble(fitted, dataset, settings, controls=False).bank
 
 
@@ -124,8 +129,8 @@ def states_of(store: FeatureStore, split: str, layers: Any) -> tuple[torch.Tenso
 def test_it_is_the_logistic_regression_of_scikit_learn_on_half_of_the_validation_groups(folder: Path) -> None:
     """By hand from the members' own scores; the other half is what validation was."""
     store, names = FeatureStore.open(folder / "store"), [folder / "layer1", folder / "layer2"]
-    members = Stacking.load(list(map(str, names)))
-    held = members.prepare(Dataset.load([store], [1, 2]), [store], Train(**QUICK)).examples
+    members = stacking(list(map(str, names)))
+    held = members.prepare(Dataset.load([store], [1, 2]), [store]).examples
     halves = [set(held.groups(split)) for split in (WEIGHTS, "validation")]
     x, wrong, groups = states_of(store, "validation", (1, 2))
     assert not halves[0] & halves[1] and halves[0] | halves[1] == set(groups)
@@ -269,8 +274,8 @@ def test_members_of_tokens_are_weighed_by_the_scores_of_spans(tmp_path: Path) ->
     bank = stack(store, tmp_path / "ab", first, second)
     assert bank.layers == (1, 2, 3) and bank.head.causal and bank.aggregate == "max"
     assert bank.entropy_model is not None and bank.metrics["with_entropy"]["auroc"] > 0.5
-    members = Stacking.load([str(first), str(second)])
-    examples = members.prepare(Dataset.load([store], [1, 2, 3]), [store], Train(**QUICK)).examples
+    members = stacking([str(first), str(second)])
+    examples = members.prepare(Dataset.load([store], [1, 2, 3]), [store]).examples
     assert examples.members is not None and isinstance(bank.head, StackedHead)
     x = torch.from_numpy(store.reader([1, 2, 3])[np.arange(len(examples.text_of))])
     for number, (own, layers) in enumerate(zip(members.banks, ([0, 1], [1, 2]), strict=True)):

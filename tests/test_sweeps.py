@@ -1,6 +1,7 @@
 """Sweeps: a folder for each job, none lost to another's failure, one table at the end."""
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +9,12 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 from pytest import MonkeyPatch
 from refusals import exits, fails
+from test_train_figures import evaluator_of, make_examples, make_trained
 
 from probers.commands import main as cli
 from probers.commands.main import combinations, folder_names, varied
 from probers.train import report
+from probers.train.evaluate import summarise
 from probers.train.report import compare_runs
 from probers.types import RunError, UserError
 
@@ -128,12 +131,23 @@ def test_a_wrong_combination_stops_before_any_job_runs(typed: list[str], said: s
     assert said in capsys.readouterr().err
 
 
+@cache
+def figures() -> dict[str, Any]:
+    """All figures of a prober."""
+    examples = make_examples()
+    return summarise(make_trained(examples, curve=False), evaluator_of(examples), {}).to_dict()
+
+
 def prober(folder: Path, auroc: float, *, sites: tuple[str, ...] = ("resid_post",)) -> Path:
     folder.mkdir(parents=True)
-    layers = [{"site": s, "layer": k, "validation": {"auroc": k / 10}} for s in sites for k in (6, 7)]
+    layers = [
+        figures()["layers"][0] | {"site": s, "layer": k, "validation": {"auroc": k / 10}}
+        for s in sites for k in (6, 7)
+    ]  # fmt: skip
     ensemble = {"auroc": auroc, "auroc_ci": [auroc - 0.05, auroc + 0.05], "accuracy": 0.61, "ece": 0.031}
-    best = {"best_layer": 7, "best_site": sites[-1], "sites": list(sites)}
-    (folder / "metrics.json").write_text(json.dumps({**best, "layers": layers, "ensemble": ensemble}))
+    made = {"best_layer": 7, "best_site": sites[-1], "sites": list(sites), "layers": layers}
+    made |= {"ensemble": figures()["ensemble"] | ensemble}
+    (folder / "metrics.json").write_text(json.dumps(figures() | made))
     return folder
 
 

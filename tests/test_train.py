@@ -25,7 +25,7 @@ from probers.store.store import FeatureStore
 from probers.train.assemble import control_detectors
 from probers.train.data import CHUNK
 from probers.train.examples import SplitRequest, load_examples
-from probers.train.sweeps.subsets import sets_of
+from probers.train.sweeps import sets_of
 from probers.uncertainty import SIGNALS
 
 

@@ -12,28 +12,27 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from matplotlib.text import Text
 from planted import make_rows
 from pytest import MonkeyPatch
 from refusals import fails
 from sklearn import metrics as sk
 
+from probers.bank import figures as schema
 from probers.bank.calibration import fit_calibration
 from probers.bank.decision import ThresholdRule
+from probers.bank.figures import ENSEMBLE, SHUFFLED, WITH_ENTROPY, Figures
+from probers.bank.report import report, warnings
 from probers.evaluation import metrics as m
 from probers.evaluation.bootstrap import Bootstrap
 from probers.heads import LinearHead
 from probers.pages import hub_id, public_model
 from probers.store.spec import FeatureSpec, ModelSpec
-from probers.train import figures as draw
-from probers.train.assemble import ENSEMBLE, WITH_ENTROPY, Detector, control_detectors
+from probers.train import plots as draw
+from probers.train.assemble import Detector, control_detectors
 from probers.train.data import Column
 from probers.train.evaluate import Evaluator, split_sizes, summarise
 from probers.train.examples import Examples
-from probers.train.fit import SHUFFLED
-from probers.train.report import table, warnings, write_card
+from probers.train.report import Origin, write_card
 from probers.types import RunError
 
 pytestmark = pytest.mark.usefixtures("pictures")
@@ -53,6 +52,13 @@ def make_examples(*, datasets: int = 1) -> Examples:
 
 def evaluator_of(examples: Examples) -> Evaluator:
     return Evaluator(examples, ThresholdRule(), resamples=100, seed=0)
+
+
+def plain(parts: Any) -> dict[str, Any]:
+    """Figures by name as JSON has them."""
+    if isinstance(parts, schema.Part):
+        return parts.to_dict()
+    return {name: plain(part) for name, part in parts.items()}
 
 
 def noisy(examples: Examples, distance: float, seed: int) -> np.ndarray:
@@ -127,8 +133,8 @@ def run(examples: Examples) -> Any:
     """A whole run: what was trained, and its figures."""
     trained = make_trained(examples, seeds=3)
     evaluator = evaluator_of(examples)
-    figures = summarise(trained, evaluator, {"steps": 7})
-    return SimpleNamespace(trained=trained, evaluator=evaluator, figures=figures)
+    summary = summarise(trained, evaluator, {"steps": 7})
+    return SimpleNamespace(trained=trained, evaluator=evaluator, summary=summary, figures=summary.to_dict())
 
 
 def test_many_figures_at_once_are_those_of_one_at_a_time(examples: Examples) -> None:
@@ -139,7 +145,7 @@ def test_many_figures_at_once_are_those_of_one_at_a_time(examples: Examples) -> 
     evaluator = Evaluator(examples, ThresholdRule(), resamples=203, seed=0)
     detector = evaluator.calibrated(Detector("x", scores, ""))
     assert detector.probability is not None and detector.threshold is not None
-    found = evaluator.figures(detector)
+    found = evaluator.figures(detector).to_dict()
     one = Bootstrap(groups, resamples=203, seed=0)
     fired, probability = (scores[rows] > detector.threshold).astype(float), detector.probability(scores[rows])
     for name, metric, values in (
@@ -156,7 +162,7 @@ def test_many_figures_at_once_are_those_of_one_at_a_time(examples: Examples) -> 
 
 def test_a_constant_ranks_nothing_and_a_score_that_is_no_number_is_an_error(examples: Examples) -> None:
     scores = np.zeros(len(examples.table))
-    found = evaluator_of(examples).figures(Detector("x", scores, "", lambda s: s + 0.5, 0.0))
+    found = evaluator_of(examples).figures(Detector("x", scores, "", lambda s: s + 0.5, 0.0)).to_dict()
     assert found["auroc"] is None and found["prr_ci"] is None and found["accuracy"] is not None
     scores = noisy(examples, 1, 0)
     scores[examples.rows["test"][3]] = np.nan
@@ -181,8 +187,8 @@ def test_figures_within_a_condition_are_those_of_its_texts(examples: Examples) -
     scores = noisy(examples, 1.0, 0) + 5.0 * (examples.table["condition"] == "with_passages").to_numpy()
     detector = Detector("x", scores, "")
     overall = {"x": evaluator.figures(detector)}
-    found = evaluator.by("condition", [detector], overall)
-    assert set(found) == {"closed_book", "with_passages"} and overall["x"]["auroc"] < 0.7
+    found = plain(evaluator.by("condition", [detector], overall))
+    assert set(found) == {"closed_book", "with_passages"} and overall["x"].auroc < 0.7
     for condition, entry in found.items():
         rows = examples.rows["test"][examples.column("condition", "test") == condition]
         wrong, inside = examples.wrong[rows], entry["detectors"]["x"]
@@ -190,7 +196,7 @@ def test_figures_within_a_condition_are_those_of_its_texts(examples: Examples) -
         assert entry["groups"] == examples.table["group"].iloc[rows].nunique()
         assert 0.7 < inside["auroc"] == pytest.approx(sk.roc_auc_score(wrong, scores[rows]))
         # The threshold is that of all texts: no condition is calibrated for itself.
-        assert inside["threshold"] == overall["x"]["threshold"]
+        assert inside["threshold"] == overall["x"].threshold
         assert inside["accuracy"] == pytest.approx(np.mean((scores[rows] > inside["threshold"]) == wrong))
 
 
@@ -199,9 +205,9 @@ def test_conditions_of_one_value_none_or_one_class(examples: Examples) -> None:
     evaluator = evaluator_of(Examples(edited, examples.rows))
     detector = Detector("x", noisy(examples, 1.0, 0), "")
     overall = {"x": evaluator.figures(detector)}
-    assert evaluator.by("dataset", [detector], overall)["set0"]["detectors"] == overall
+    assert evaluator.by("dataset", [detector], overall)["set0"].detectors == overall
     assert evaluator.by("colour", [detector], overall) == {}
-    found = evaluator.by("condition", [detector], overall)
+    found = plain(evaluator.by("condition", [detector], overall))
     assert found["a"]["detectors"]["x"]["auroc"] is None and found["a"]["detectors"]["x"]["accuracy"] > 0.5
     json.dumps(found, allow_nan=False)
 
@@ -210,7 +216,8 @@ def test_pairs_are_paired_differences(examples: Examples) -> None:
     evaluator = evaluator_of(examples)
     kinds = (("g", 1.5, 0), ("s", 1.5, 0), ("p", 0.2, 1))
     good, same, poor = (Detector(n, noisy(examples, d, s), "") for n, d, s in kinds)
-    found = evaluator.pairs([good], [same, poor, Detector("constant", np.ones(len(examples.table)), "")])
+    constant = Detector("constant", np.ones(len(examples.table)), "")
+    found = plain(evaluator.pairs([good], [same, poor, constant]))
     assert set(found) == {"g vs s", "g vs p"}
     assert found["g vs s"]["auroc"] == {"diff": 0.0, "ci95": [0.0, 0.0]}
     rows = examples.rows["test"]
@@ -266,7 +273,7 @@ def test_the_spread_over_seeds(run: Any, examples: Examples) -> None:
     assert entry["seeds"]["mean"] == pytest.approx(np.mean(expected))
     assert entry["seeds"]["std"] == pytest.approx(np.std(expected, ddof=1))
     single = summarise(make_trained(examples), run.evaluator, {})
-    assert all(entry["seeds"] is None for entry in single["layers"])
+    assert all(entry.seeds is None for entry in single.layers)
 
 
 def test_calibration_before_and_after(run: Any, examples: Examples) -> None:
@@ -280,29 +287,28 @@ def test_calibration_before_and_after(run: Any, examples: Examples) -> None:
     assert found["after"]["brier"] < found["before"]["brier"]
     assert found["after"]["brier_ci"][0] < found["after"]["brier"] < found["after"]["brier_ci"][1]
     log_odds = 1.5 * noisy(examples, 1.5, 4)  # d' times the score is the log-odds of normal classes
-    assert run.evaluator.probabilities(1 / (1 + np.exp(-log_odds[rows])))["ece"] < 0.08
+    assert run.evaluator.probabilities(1 / (1 + np.exp(-log_odds[rows]))).ece < 0.08
 
 
 def test_shuffled_labels_off_chance_are_flagged(run: Any, examples: Examples) -> None:
     assert run.figures["controls"][SHUFFLED]["at_chance"] is True
-    assert warnings(run.figures) == [] and "!" not in table(run.figures)
+    assert warnings(run.summary) == []
     leaky = summarise(make_trained(examples, leak=True), run.evaluator, {})
-    assert leaky["controls"][SHUFFLED]["at_chance"] is False
-    assert f"{SHUFFLED} !" in table(leaky)
-    assert "not 0.5" in warnings(leaky)[0] and "not 0.5" in " ".join(table(leaky).split())
+    assert leaky.controls[SHUFFLED].at_chance is False
+    assert "not 0.5" in warnings(leaky)[0] and "not 0.5" in " ".join(str(report(leaky)).split())
     below = make_trained(examples, leak=True)
     below.controls[-1] = replace(below.controls[-1], scores=-below.controls[-1].scores)
-    assert summarise(below, run.evaluator, {})["controls"][SHUFFLED]["at_chance"] is False
+    assert summarise(below, run.evaluator, {}).controls[SHUFFLED].at_chance is False
 
 
 def test_splits_name_their_datasets_and_training_on_others_is_said(run: Any) -> None:
     mixed = make_examples(datasets=3)
-    assert split_sizes(mixed)["test"]["datasets"] == {"set0": 272, "set1": 264, "set2": 264}
+    assert split_sizes(mixed)["test"].datasets == {"set0": 272, "set1": 264, "set2": 264}
     sets = mixed.table["dataset"].to_numpy()
     apart = {split: rows[(sets[rows] == "set2") == (split == "test")] for split, rows in mixed.rows.items()}
-    assert warnings(run.figures | {"splits": split_sizes(mixed)}) == []
-    found = warnings(run.figures | {"splits": split_sizes(Examples(mixed.table, apart))})
-    assert found == ["out of domain: trained on set0, set1, tested on set2"]
+    assert warnings(run.summary.model_copy(update={"splits": split_sizes(mixed)})) == []
+    other = run.summary.model_copy(update={"splits": split_sizes(Examples(mixed.table, apart))})
+    assert warnings(other) == ["out of domain: trained on set0, set1, tested on set2"]
 
 
 @pytest.mark.parametrize(
@@ -310,51 +316,59 @@ def test_splits_name_their_datasets_and_training_on_others_is_said(run: Any) -> 
     [(("resid_post", 10),), tuple((s, k) for s in ("resid_post", "attn_out") for k in range(1, 5))],
     ids=["one layer", "two sites"],
 )
-def test_the_table_fits_the_terminal(keys: Any) -> None:
-    examples = make_examples(datasets=3)
-    examples.table["dataset"] = examples.table["dataset"] + "-of-a-name-that-is-longer-than-any-column"
+def test_the_report_fits_the_terminal_and_a_notebook(keys: Any) -> None:
+    examples = make_examples()
     trained = make_trained(examples, keys=keys, seeds=2)
-    trained.notes.append("a note that goes on " + "and on " * 30)
-    trained.calibrations["another"] = trained.calibrations["a third"] = trained.calibrations["isotonic"]
-    figures = summarise(trained, evaluator_of(examples), {})
-    text = table(figures)
-    assert max(map(len, text.splitlines())) <= 100
-    assert "AUROC by dataset" in text and "AUROC by condition" in text and "2 seeds" in text
-    assert "calibration (temperature): ECE" in text and "AUROC by training groups: 10: 0." in text
-    single = len(keys) == 1
-    assert ("stacked logistic" in text) is not single and ("sum of logits *" in text) is not single
-    assert ("attn_out layer 4" in text) is not single and ("all layers" in text) is not single
+    trained.notes.append("a note that goes on " + "and on " * 30 + "<b>")
+    shown = report(summarise(trained, evaluator_of(examples), {}).to_dict(), {"a.png": b"png"})
+    text, html = str(shown), shown._repr_html_()
+    assert max(map(len, text.splitlines())) <= 100 and len(text.splitlines()) < 20 and repr(shown) == text
+    assert "words alone (bag of words" in text and f"control: {SHUFFLED}" in text and "best control: " in text
     site, layer, *_ = trained.best
-    assert (f"{site} layer {layer} *" in text) is not single
+    single = len(keys) == 1
+    assert ("  all layers  " in text) is not single and (f"  layer {layer}  " in text) is single
+    assert (f"best layer ({site} {layer})" in text) is not single
+    assert html.count("<tr>") == 1 + len(shown.rows) and html.count("<circle") == len(keys)
+    assert "data:image/png;base64,cG5n" in html and "<b>" not in html
+    assert ("stacked logistic" in html) is not single
 
 
-@given(st.lists(st.floats(-0.2, 1.2), min_size=1, max_size=14), st.floats(0.01, 0.07))
-@settings(max_examples=150)
-def test_labels_are_moved_apart_in_order_and_stay_inside(wanted: list[float], gap: float) -> None:
-    places = draw.spread(sorted(wanted), gap, 0.0, 1.0)
-    assert len(places) == len(wanted)
-    assert (np.diff(places) >= gap - 1e-9).all()
-    assert min(places) >= -1e-9 and max(places) <= 1 + 1e-9  # 14 labels of .07 have room
+def test_a_report_says_whether_the_prober_is_better_than_words(run: Any) -> None:
+    assert "It is better than words alone" in str(report(run.summary))
+    for interval, said in (((-0.1, 0.1), "is not shown to be better"), ((-0.2, -0.1), "is worse")):
+        pair = {"auroc": schema.Difference(diff=0.0, ci95=interval)}
+        told = run.summary.model_copy(update={"pairs": dict.fromkeys(run.summary.pairs, pair)})
+        assert f"It {said} than words alone" in str(report(told))
 
 
-def test_labels_with_room_stay_where_they_are_and_names_of_level_lines_do_not_overlap() -> None:
-    assert draw.spread([0.1, 0.5, 0.9], 0.05, 0.0, 1.0) == [0.1, 0.5, 0.9]
-    assert draw.spread([0.5, 0.5], 0.1, 0.0, 1.0) == pytest.approx([0.45, 0.55])
-    assert draw.spread([1.0, 1.0], 0.1, 0.0, 1.0) == pytest.approx([0.9, 1.0])
-    figure, axes = draw.canvas(6.0, 3.6)
-    ax = axes[0, 0]
-    ax.plot([0, 1], [0.5, 0.7])
-    lines = [draw.Level(0.62 + 0.001 * i, f"control {i:02}") for i in range(12)]
-    draw.levels([(ax, [*lines, draw.Level(0.9, "far")])])
-    figure.draw_without_rendering()
-    # Of the words alone, not of the lines that lead to them.
-    boxes = sorted((Text.get_window_extent(t) for t in ax.texts), key=lambda box: box.y0)
-    assert len(boxes) == 13
-    for below, above in zip(boxes, boxes[1:], strict=False):
-        assert below.y1 <= above.y0 + 1
-    assert ax.get_ylim()[1] > 0.9 and max(box.x1 for box in boxes) <= figure.bbox.x1 + 1
-    names = [t.get_text() for t in sorted(ax.texts, key=lambda t: t.xyann[1])]
-    assert names == [*sorted(names[:12]), "far 0.90"]
+def test_what_is_written_is_what_the_schema_reads_and_the_docs_list(run: Any) -> None:
+    assert Figures.read(run.figures).to_dict() == run.figures
+    shipped = sorted((Path(__file__).parents[1] / "probers/bank/shipped").glob("*/metrics.json"))
+    for file in shipped:  # of earlier versions
+        assert "It is better than words alone" in str(report(json.loads(file.read_text())))
+    assert len(shipped) == 2
+    with pytest.raises(ValueError, match="ensemble"):
+        report({name: value for name, value in run.figures.items() if name != "ensemble"})
+    docs = (Path(__file__).parents[1] / "docs" / "formats.md").read_text()
+    listed = docs.partition("| part | figure | type | meaning |\n| --- | --- | --- | --- |\n")[2]
+    assert listed.partition("\n\n")[0].splitlines() == figure_rows()
+
+
+def figure_rows() -> list[str]:
+    """The rows of the table of figures, part by part, without intervals and what a part has of another."""
+    rows = []
+    for name, part in vars(schema).items():
+        if not (isinstance(part, type) and issubclass(part, schema.Part)) or part is schema.Part:
+            continue
+        bases = " and ".join(base.__name__ for base in part.__bases__ if base is not schema.Part)
+        of = f"{name}, also {bases}" if bases else name
+        for field, kind in part.__annotations__.items():
+            if field in part.model_fields and not field.endswith("_ci"):
+                told = part.model_fields[field]
+                kind = kind.replace(" | None", " or null").replace("Number", "float or null")
+                about = " ".join((told.description or "").split())
+                rows.append(f"| {of} | `{told.alias or field}` | {kind} | {about} |")
+    return rows
 
 
 NAMES = ["auroc_by_layer.png", "coverage_risk.png", "logit_density.png", "reliability.png", "roc_pr.png"]
@@ -388,20 +402,21 @@ def test_pictures_do_without_what_a_store_lacks(tmp_path: Path, examples: Exampl
     trained.controls, trained.with_entropy, trained.person = trained.controls[:1], None, None
     evaluator = evaluator_of(bare)
     figures = summarise(trained, evaluator, {})
-    assert figures["conditions"] == {} and figures["with_entropy"] is None
+    assert figures.conditions == {} and figures.with_entropy is None
     draw.write_plots(tmp_path, figures, trained, evaluator)
     assert sorted(p.name for p in tmp_path.iterdir()) == NAMES
-    assert max(map(len, table(figures).splitlines())) <= 100
+    assert max(map(len, str(report(figures)).splitlines())) <= 100
 
 
 def card_of(trained: Any, figures: Any) -> str:
-    out = Path("runs/train/cot-all")
-    return write_card(trained.bank, figures, data=[Path("runs/datagen/cot")], source="cot", out=out)
+    figures = figures if isinstance(figures, Figures) else Figures.read(figures)
+    origin = Origin([Path("runs/datagen/cot")], "cot")
+    return write_card(trained.bank, figures, origin, Path("runs/train/cot-all"))
 
 
 def test_the_card_says_what_was_measured(run: Any) -> None:
     card, figures = card_of(run.trained, run.figures), run.figures
-    assert f"| **all layers: sum of logits** (saved) | {figures['ensemble']['auroc']:.2f} [" in card
+    assert f"| all layers: sum of logits (saved) | {figures['ensemble']['auroc']:.2f} [" in card
     assert "all layers: stacked logistic" in card and "| layer 2 |" in card
     assert f"| before, sigmoid of the score | {figures['calibration']['before']['ece']:.2f} [" in card
     assert f"| resid_post layer {3}" not in card and "## Spread over seeds" in card
@@ -415,7 +430,7 @@ def test_the_card_says_what_was_measured(run: Any) -> None:
 
 def test_the_card_of_one_layer_on_another_domain(examples: Examples) -> None:
     trained = make_trained(examples, keys=(("attn_out", 4),), curve=False, leak=True, position="candidate")
-    figures = summarise(trained, evaluator_of(examples), {})
+    figures = summarise(trained, evaluator_of(examples), {}).to_dict()
     figures["splits"]["train"]["datasets"] = {"hotpotqa": 400}
     card = card_of(trained, figures)
     assert "Out of domain: trained on hotpotqa, tested on set0." in card and "shuffled labels reached" in card
@@ -432,7 +447,7 @@ def of_model(bank: Any, name: str) -> Any:
 @pytest.mark.parametrize("name", ["a/b", "/home/me/b", "./models/b", "~/models/b", "a/b/b", "b", "me/x: [b]"])
 def test_the_card_names_the_model_and_not_where_it_lay(run: Any, tmp_path: Path, name: str) -> None:
     bank, shown = of_model(run.trained.bank, name), {"a/b": "a/b", "me/x: [b]": "x: [b]"}.get(name, "b")
-    card = write_card(bank, run.figures, data=[tmp_path / "cot"], source="cot", out=tmp_path / "p")
+    card = write_card(bank, run.summary, Origin([tmp_path / "cot"], "cot"), tmp_path / "p")
     assert f"\n# Prober for {shown}\n" in card and f"hidden states of `{shown}@" in card
     assert yaml.safe_load(card.split("---\n")[1]).get("base_model") == ("a/b" if name == "a/b" else None)
     assert str(tmp_path) not in card and "/home/me" not in card and "~" not in card
@@ -453,7 +468,7 @@ def test_markup_in_names_is_text_in_the_card(run: Any) -> None:
     figures["conditions"] = dict(zip([hostile, "b"], run.figures["conditions"].values(), strict=True))
     figures["notes"] = [hostile]
     bank = of_model(run.trained.bank, hostile)
-    card = write_card(bank, figures, data=[Path(hostile)], source=hostile, out=Path('x"); y'))
+    card = write_card(bank, Figures.read(figures), Origin([Path(hostile)], hostile), Path('x"); y'))
     parts, plain = card.split("\n---\n"), card_of(run.trained, run.figures)
     assert len(parts) == 2 and yaml.safe_load(parts[0]) == yaml.safe_load(plain.split("---\n")[1])
     assert not any(mark in card for mark in ("\n# Heading", "\x1b", "\u202e")) and "license" not in parts[0]

@@ -18,6 +18,7 @@ from probers.bank.bank import Prober
 from probers.bank.calibration import CALIBRATIONS, Calibration, fit_calibration, fit_entropy_model, sigmoid
 from probers.bank.decision import KINDS, Ensemble, fit_ensemble, half_precision
 from probers.bank.domain import Domain
+from probers.bank.figures import EMBEDDING, SHUFFLED, WITH_ENTROPY, Cost
 from probers.evaluation.baselines import RANGES, bag_of_words, categories, numbers
 from probers.heads import CORRECT, WRONG, ProbeHead
 from probers.online.scores import Aggregate, aggregate
@@ -27,31 +28,11 @@ from probers.uncertainty import SIGNALS
 
 from .data import CHUNK, Column, Dataset, Padded
 from .examples import Examples
-from .fit import EMBEDDING, SHUFFLED, Fitted, Task, probe_tasks, targets_of
+from .heads import Fitted, Task, probe_tasks, targets_of
 from .settings import Assembling
 
-#: Names of the prober's scores in tables.
-ENSEMBLE, WITH_ENTROPY = "all layers", "all layers + entropy"
-#: Name in tables of the head on the model without adapters, where there are some.
-WITHOUT = "no adapter"
-
-
-class Cost(NamedTuple):
-    """Calls of the model and generated tokens per text, besides the pass that writes or reads the text.
-
-    Heads and token signals are read in that pass and cost nothing.
-    """
-
-    calls: float = 0
-    tokens: float = 0
-
-    def __str__(self) -> str:
-        written = f", {self.tokens:.4g} token{'' if self.tokens == 1 else 's'}" if self.tokens else ""
-        return f"{self.calls:.3g} call{'' if self.calls == 1 else 's'}{written}"
-
-
 #: Cost of what is read in the text's own pass.
-FREE = Cost()
+FREE = Cost(calls=0, tokens=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,7 +263,7 @@ class Trained:
 
 
 def assemble(
-    fitted: Fitted, dataset: Dataset, settings: Assembling, *, controls: bool = True, refuse: bool = True
+    fitted: Fitted, dataset: Dataset, choice: Assembling, *, controls: bool = True, refuse: bool = True
 ) -> Trained:
     """Round the weights, calibrate on validation, and score every text with everything.
 
@@ -291,23 +272,23 @@ def assemble(
     """
     tasks, examples = fitted.tasks, dataset.examples
     rows, wrong = examples.rows["validation"], examples.wrong[examples.rows["validation"]]
-    choose = partial(settings.rule().choose, groups=examples.column("group", "validation"))
-    margins = score_everything(half_precision(fitted.head), tasks, dataset, settings.aggregate)
+    choose = partial(choice.rule().choose, groups=examples.column("group", "validation"))
+    margins = score_everything(half_precision(fitted.head), tasks, dataset, choice.aggregate)
     probes = {task: i for i, task in enumerate(tasks) if task.is_probe}
     first = min(task.seed for task in probes)
     own = {task.column: i for task, i in probes.items() if task.seed == first}
     best = max(own, key=lambda column: fitted.auroc[own[column]])
     site = [column for column in own if column.site == best.site]
     heads = [own[column] for column in site]
-    kinds = {kind: _joined(kind, margins, heads, examples, settings.best_k) for kind in KINDS}
-    ensemble, score = kinds[settings.combine]
+    kinds = {kind: _joined(kind, margins, heads, examples, choice.best_k) for kind in KINDS}
+    ensemble, score = kinds[choice.combine]
     calibrations = {kind: fit_calibration(kind, wrong, score[rows]) for kind in CALIBRATIONS}
     lacking = [name for name in SIGNALS if name not in examples.table]
     entropy_model = with_entropy = None
     notes: list[str] = []
-    if settings.with_entropy and lacking:
+    if choice.with_entropy and lacking:
         notes.append(f"prober with entropy left out: the store has no column {lacking[0]}")
-    elif settings.with_entropy:
+    elif choice.with_entropy:
         signals = {name: examples.table[name].to_numpy() for name in SIGNALS}
         of_validation = {name: values[rows] for name, values in signals.items()}
         lenient = partial(choose, refuse=False)
@@ -318,18 +299,18 @@ def assemble(
     chosen = choose(wrong, score[rows], refuse=refuse)
     if chosen.refused:
         notes.append(f"this prober always fires: {chosen.refused}")
-    rate = settings.domain
+    rate = choice.domain
     domain, distances = (None, None) if rate is None else fit_domain(dataset, site, rate)
     layers = [layer for column in site for layer in column.layers]
     spec = replace(dataset.specs[best.site].select(layers), beside=dataset.beside)
     bank = Prober(
         spec, fitted.head.select(heads),
-        threshold=chosen.value, promise=chosen.promise, calibration=calibrations[settings.calibration],
+        threshold=chosen.value, promise=chosen.promise, calibration=calibrations[choice.calibration],
         ensemble=ensemble, aggregate=margins.how, entropy_model=entropy_model, domain=domain,
     )  # fmt: skip
     ensembles = {k: Detector(k, s, f"{k} of {len(site)} layers") for k, (_, s) in kinds.items()}
-    saved = ensembles[settings.combine]
-    ensembles[settings.combine] = replace(saved, probability=bank.probability, threshold=bank.threshold)
+    saved = ensembles[choice.combine]
+    ensembles[choice.combine] = replace(saved, probability=bank.probability, threshold=bank.threshold)
     made, left_out = control_detectors(examples) if controls else ([], [])
     on_validation = {"accuracy": fitted.accuracy, "loss": fitted.loss, "auroc": fitted.auroc}
     seeds = {c: np.stack([margins.of_head(i) for t, i in probes.items() if t.column == c]) for c in own}

@@ -13,14 +13,16 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
+from probers.bank import figures as schema
 from probers.bank.calibration import fit_logistic
+from probers.bank.figures import ENSEMBLE, Cost, Difference
 from probers.evaluation import metrics
 from probers.evaluation.baselines import Strata, numbers, pooled_auroc
 from probers.evaluation.bootstrap import Bootstrap, Sample
 from probers.store.spec import FeatureSpec
 from probers.uncertainty import BEFORE, SIGNALS
 
-from .assemble import ENSEMBLE, Cost, Detector, Trained
+from .assemble import Detector, Trained
 from .examples import Examples
 
 Moment = Literal["before", "after"]
@@ -126,7 +128,7 @@ def _further(
             continue
         scores = sign * np.where(np.isnan(values), np.nanmean(values[train]), values)
         calls, tokens = (float(examples.table[c].mean() if isinstance(c, str) else c) for c in cost)
-        found.append(Detector(name, scores, f"{column}, not trained", cost=Cost(calls, tokens)))
+        found.append(Detector(name, scores, f"{column}, not trained", cost=Cost(calls=calls, tokens=tokens)))
     return found
 
 
@@ -178,39 +180,33 @@ def strata_of(examples: Examples, spec: FeatureSpec) -> dict[str, Strata]:
     return found
 
 
-def moment_figures(trained: Trained, examples: Examples, bootstrap: Bootstrap) -> dict[str, Any]:
-    """Compute both tables, as ``metrics.json`` holds them; ``bootstrap`` is of the test examples.
-
-    ``position``: before and after what. ``strata``: how the test texts are divided, where "compared" are the
-    texts of strata with both classes. ``before`` and ``after``: ``head`` names the prober's score or is null;
-    ``detectors`` have kind, about, ``cost`` per text, and AUROC with its interval over ``all`` and within
-    each division, and under ``gold`` by the gold answers where labels are not made of them; ``pairs`` are
-    paired differences, of the head and of the head with signals, each minus the others.
-    """
+def moment_figures(trained: Trained, examples: Examples, bootstrap: Bootstrap) -> schema.Moments:
+    """Compute the figures of both moments; ``bootstrap`` is of the test examples."""
     test = examples.rows["test"]
     wrong = examples.wrong[test]
     spec = trained.bank.spec
-    strata = strata_of(examples, spec)
-    figures: dict[str, Any] = {
-        "position": spec.position if spec.position in _PIECES else "answer",
-        "strata": {name: _division(of, wrong) for name, of in strata.items()},
-        "gold": (gold := _gold(examples)) is not None,
-    }
+    strata, gold = strata_of(examples, spec), _gold(examples)
+    moments = {}
     for moment in MOMENTS:
-        found = known(moment, trained, examples)
-        samples = auroc_samples([d for ds in found.values() for d in ds], examples, bootstrap, strata, gold)
-        heads, signals, joined = ([d for d in ds if d.name in samples] for ds in found.values())
-        figures[moment] = {
-            "head": found["head"][0].name if found["head"] else None,
-            "detectors": {
-                d.name: {"kind": kind, "about": d.about, "cost": d.cost._asdict()}
-                | {key: _with_limits("auroc", one) for key, one in samples[d.name].items()}
-                for kind, ds in found.items() for d in ds if d.name in samples
+        kinds = known(moment, trained, examples)
+        samples = auroc_samples([d for ds in kinds.values() for d in ds], examples, bootstrap, strata, gold)
+        heads, signals, joined = ([d for d in ds if d.name in samples] for ds in kinds.values())
+        moments[moment] = schema.Moment(
+            head=kinds["head"][0].name if kinds["head"] else None,
+            detectors={
+                d.name: schema.Known(
+                    kind=kind, about=d.about, cost=d.cost,
+                    **{key: _limited("auroc", one) for key, one in samples[d.name].items()},
+                )
+                for kind, ds in kinds.items() for d in ds if d.name in samples
             },
-            "pairs": paired(samples, heads[:1], signals) | paired(samples, joined, [*heads, *signals]),
-        }  # fmt: skip
-    figures["notes"] = _notes(examples, spec)
-    return figures
+            pairs=paired(samples, heads[:1], signals) | paired(samples, joined, [*heads, *signals]),
+        )  # fmt: skip
+    return schema.Moments(
+        position=spec.position if spec.position in _PIECES else "answer",
+        strata={name: _division(of, wrong) for name, of in strata.items()},
+        gold=gold is not None, notes=_notes(examples, spec), **moments,
+    )  # fmt: skip
 
 
 def auroc_samples(
@@ -238,27 +234,28 @@ def auroc_samples(
 
 def paired(
     samples: Mapping[str, Mapping[str, Sample]], ours: Sequence[Detector], others: Sequence[Detector]
-) -> dict[str, Any]:
+) -> dict[str, dict[str, Difference]]:
     """Compute paired differences in AUROC, each of ``ours`` minus each of ``others``, by division."""
     return {
         f"{a.name} vs {b.name}": {
-            key: _with_limits("diff", one.minus(samples[b.name][key])) for key, one in samples[a.name].items()
+            key: Difference(**_limited("diff", one.minus(samples[b.name][key])))
+            for key, one in samples[a.name].items()
         }
         for a in ours for b in others if {a.name, b.name} <= samples.keys()
     }  # fmt: skip
 
 
-def _with_limits(name: str, sample: Sample) -> dict[str, Any]:
+def _limited(name: str, sample: Sample) -> dict[str, Any]:
     return {name: None if np.isnan(sample.value) else sample.value, "ci95": sample.interval.limits}
 
 
-def _division(strata: Strata, wrong: np.ndarray) -> dict[str, Any]:
+def _division(strata: Strata, wrong: np.ndarray) -> schema.Division:
     n, events = strata.counts(wrong)
     each = zip(strata.names, n.tolist(), events.tolist(), strict=True)
-    return {
-        "compared": int(n[(events > 0) & (events < n)].sum()),
-        "strata": {name: {"n": count, "wrong": bad} for name, count, bad in each},
-    }
+    return schema.Division(
+        compared=int(n[(events > 0) & (events < n)].sum()),
+        strata={name: schema.Count(n=count, wrong=bad) for name, count, bad in each},
+    )
 
 
 def _notes(examples: Examples, spec: FeatureSpec) -> list[str]:

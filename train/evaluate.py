@@ -1,4 +1,4 @@
-"""Test figures of every detector, with intervals clustered by group, as ``metrics.json`` holds them."""
+"""Test figures of every detector and level, with intervals clustered by group."""
 
 from __future__ import annotations
 
@@ -8,22 +8,24 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from tqdm import tqdm
 
+from probers.bank import figures as schema
 from probers.bank.calibration import fit_platt, sigmoid
 from probers.bank.decision import ALWAYS, ThresholdRule
+from probers.bank.figures import ENSEMBLE, SHUFFLED, WITH_ENTROPY, Detection, Figures
 from probers.bank.risk_control import passing_groups
 from probers.evaluation import metrics
 from probers.evaluation.bootstrap import UNDEFINED, Bootstrap, Interval
-from probers.heads import StackedHead
+from probers.heads.stacked import StackedHead
 
-from .assemble import ENSEMBLE, WITH_ENTROPY, Detector, Trained, surprise_of
+from .assemble import Detector, Trained, surprise_of
 from .before_after import auroc_samples, moment_figures, paired
 from .examples import Examples
-from .fit import SHUFFLED
-from .levels import level_figures
 
-Figures = dict[str, Any]
+#: Interval figures by name, and others.
+Named = dict[str, Any]
 
 _RANKING = ("auroc", "auprc", "prr", "recall_at_fpr10")
 _ALWAYS_FIRE = "no threshold of these can promise what threshold asks for, so that they always fire here"
@@ -42,8 +44,8 @@ class Evaluator:
         self._rule, self._resamples, self._seed = rule, resamples, seed
         self.bootstrap = self._resample(self.test)
 
-    def figures(self, detector: Detector) -> Figures:
-        """Compute every figure with its 95% interval under ``<name>_ci``; null where undefined.
+    def figures(self, detector: Detector) -> Detection:
+        """Compute every figure with its 95% interval; None where undefined.
 
         A resample's bins are noisier than the texts' own, so the interval of a small ECE lies a little high.
         """
@@ -61,8 +63,8 @@ class Evaluator:
         return detector
 
     def by(
-        self, column: str, detectors: Sequence[Detector], overall: Mapping[str, Figures]
-    ) -> dict[str, Figures]:
+        self, column: str, detectors: Sequence[Detector], overall: Mapping[str, Detection]
+    ) -> dict[str, schema.Subset]:
         """Compute the figures of every detector for each value of a column, if there is such a column.
 
         Thresholds and probabilities remain those of all examples: no value is calibrated separately.
@@ -73,64 +75,61 @@ class Evaluator:
         values = self.examples.column(column, "test")
         kinds = sorted(set(values))
         calibrated = [self.calibrated(detector) for detector in detectors] if len(kinds) > 1 else []
-        found: dict[str, Figures] = {}
+        subsets: dict[str, schema.Subset] = {}
         for kind in kinds:
             rows = self.test[values == kind]
             measured = {d.name: overall[d.name] for d in detectors}
             if calibrated:
                 bootstrap = self._resample(rows)
                 measured = {d.name: self._figures(d, rows, bootstrap) for d in calibrated}
-            found[str(kind)] = {
-                "n": len(rows),
-                "groups": len(set(self._groups(rows))),
-                "base_rate": float(self.examples.wrong[rows].mean()),
-                "detectors": measured,
-            }
-        return found
+            subsets[str(kind)] = schema.Subset(
+                n=len(rows), groups=len(set(self._groups(rows))),
+                base_rate=float(self.examples.wrong[rows].mean()), detectors=measured,
+            )  # fmt: skip
+        return subsets
 
-    def pairs(self, ours: Sequence[Detector], others: Sequence[Detector]) -> dict[str, Figures]:
+    def pairs(
+        self, ours: Sequence[Detector], others: Sequence[Detector]
+    ) -> dict[str, dict[str, schema.Difference]]:
         """Compute paired differences in AUROC, each detector of ``ours`` minus each of ``others``."""
         samples = auroc_samples([*ours, *others], self.examples, self.bootstrap, {})
-        found = paired(samples, ours, others)
-        return {pair: {"auroc": difference["all"]} for pair, difference in found.items()}
+        return {name: {"auroc": by["all"]} for name, by in paired(samples, ours, others).items()}
 
-    def probabilities(self, probability: np.ndarray) -> Figures:
+    def probabilities(self, probability: np.ndarray) -> schema.Quality:
         """Compute ECE and Brier score of P(wrong) (n,) of the test examples, with intervals."""
-        return _measured(self.bootstrap, self.wrong, probability, brier=metrics.brier, ece=metrics.ece)
+        return schema.Quality(**_measured(self.bootstrap, self.wrong, probability, **_QUALITY))
 
-    def promise(self, trained: Trained) -> Figures | None:
+    def promise(self, trained: Trained) -> schema.Promised | None:
         """Count what passes on the test texts, beside what is promised; None without a promise."""
         if (promise := trained.bank.promise) is None:
             return None
         scores, groups = trained.saved.scores[self.test], self._groups(self.test)
         passing, wrong = passing_groups(self.wrong, scores, groups, trained.bank.threshold)
-        return promise.to_dict() | {"test": {"passing": passing, "wrong": wrong}}
+        return schema.Promised(**promise.to_dict(), test={"passing": passing, "wrong": wrong})
 
-    def levels(self, trained: Trained) -> Figures | None:
+    def levels(self, trained: Trained) -> dict[str, schema.Level] | None:
         """Compute the figures of tokens, spans, sentences and answers; None without labels of tokens."""
         if (scores := trained.token_scores) is None:
             return None
         threshold = trained.bank.threshold
         return level_figures(self.examples, scores, threshold, resamples=self._resamples, seed=self._seed)
 
-    def _figures(self, detector: Detector, rows: np.ndarray, bootstrap: Bootstrap) -> Figures:
+    def _figures(self, detector: Detector, rows: np.ndarray, bootstrap: Bootstrap) -> Detection:
         assert detector.probability is not None and detector.threshold is not None
         scores, wrong = detector.scores[rows], self._labels(detector)[rows]
         fired = (scores > detector.threshold).astype(float)
         ranked: Sequence[Interval] = [UNDEFINED] * len(_RANKING)
         if np.ptp(scores) != 0:  # a constant ranks nothing
             ranked = bootstrap.intervals(scores, partial(metrics.ranking, wrong))
-        return (
-            _named(_RANKING, ranked)
-            | _measured(
-                bootstrap, wrong, fired, accuracy=metrics.accuracy,
-                balanced_accuracy=metrics.balanced_accuracy, f1=metrics.f1_detection,
-            )
-            | _measured(bootstrap, wrong, detector.probability(scores), brier=metrics.brier, ece=metrics.ece)
-            | {
-                "base_rate": float(wrong.mean()), "fired": float(fired.mean()),
-                "threshold": float(detector.threshold), "about": detector.about,
-            }
+        decisions = {
+            "accuracy": metrics.accuracy, "balanced_accuracy": metrics.balanced_accuracy,
+            "f1": metrics.f1_detection,
+        }  # fmt: skip
+        return Detection(
+            **_named(_RANKING, ranked), **_measured(bootstrap, wrong, fired, **decisions),
+            **_measured(bootstrap, wrong, detector.probability(scores), **_QUALITY),
+            base_rate=float(wrong.mean()), fired=float(fired.mean()), threshold=float(detector.threshold),
+            about=detector.about,
         )  # fmt: skip
 
     def _labels(self, detector: Detector) -> np.ndarray:
@@ -143,9 +142,13 @@ class Evaluator:
         return Bootstrap(self._groups(rows), resamples=self._resamples, seed=self._seed)
 
 
+#: Figures of probabilities.
+_QUALITY: dict[str, Callable[..., Any]] = {"brier": metrics.brier, "ece": metrics.ece}
+
+
 def _measured(
     bootstrap: Bootstrap, wrong: np.ndarray, values: np.ndarray, **figures: Callable[..., Any]
-) -> Figures:
+) -> Named:
     """Compute figures of values (n,) with their intervals, by name."""
 
     def all_of_them(values: np.ndarray, weights: np.ndarray) -> list[Any]:
@@ -155,147 +158,162 @@ def _measured(
     return _named(figures, bootstrap.intervals(values, all_of_them))
 
 
-def _named(names: Iterable[str], intervals: Sequence[Interval]) -> Figures:
+def _named(names: Iterable[str], intervals: Sequence[Interval]) -> Named:
     return {k: v for n, i in zip(names, intervals, strict=True) for k, v in i.figures(n).items()}
 
 
-def split_sizes(examples: Examples) -> dict[str, Mapping[str, Any]]:
+def split_sizes(examples: Examples) -> dict[str, schema.Split]:
     """Count examples, groups, the share of wrong texts and examples per dataset of each split."""
-    found: dict[str, Mapping[str, Any]] = {}
+    sizes = {}
     for split, rows in examples.rows.items():
         part = examples.table.iloc[rows]
         named = part["dataset"].value_counts().sort_index() if "dataset" in part else {}
-        found[split] = {
-            "n": len(rows),
-            "groups": int(part["group"].nunique()),
-            "wrong": float(examples.wrong[rows].mean()),
-            "datasets": {str(name): int(count) for name, count in dict(named).items()},
-        }
-    return found
+        sizes[split] = schema.Split(
+            n=len(rows), groups=int(part["group"].nunique()), wrong=float(examples.wrong[rows].mean()),
+            datasets={str(name): int(count) for name, count in dict(named).items()},
+        )  # fmt: skip
+    return sizes
 
 
-def summarise(trained: Trained, evaluator: Evaluator, training: Mapping[str, Any]) -> dict[str, Any]:
-    """Compute all test figures, as ``metrics.json`` holds them; ``training`` (steps, heads, ..) is copied.
-
-    ``ensemble`` and ``calibration`` are of the saved score; all but ``layers`` are by name.
-    """
+def summarise(trained: Trained, evaluator: Evaluator, training: Mapping[str, int], **more: Any) -> Figures:
+    """Compute all test figures; ``training`` (steps, heads, ..) and ``more`` figures are copied."""
     with_entropy = [] if trained.with_entropy is None else [trained.with_entropy]
     detectors = [*trained.layers.values(), *trained.ensembles.values(), *with_entropy, *trained.controls]
     detectors += trained.members
     detectors += [detector for point in trained.curve for detector in (point.layer, point.ensemble)]
     bar = tqdm(detectors, desc="test figures", unit="detector", leave=False)
     figures = {id(detector): evaluator.figures(detector) for detector in bar}
-    controls = {d.name: figures[id(d)] for d in trained.controls}
-    if SHUFFLED in controls:  # whose interval must hold 0.5 19 times in 20
-        low, high = controls[SHUFFLED]["auroc_ci"] or (0.0, 1.0)
-        controls[SHUFFLED]["at_chance"] = bool(low <= 0.5 <= high)
+    controls = {d.name: _control(d.name, figures[id(d)]) for d in trained.controls}
     ours = [replace(trained.saved, name=ENSEMBLE), *(replace(d, name=WITH_ENTROPY) for d in with_entropy)]
     true = [d for d in trained.controls if d.wrong is None]
-    unable = dict.fromkeys(d.name for d in detectors if figures[id(d)]["threshold"] == ALWAYS)
-    overall = controls | {ENSEMBLE: figures[id(trained.saved)]}
+    unable = dict.fromkeys(d.name for d in detectors if figures[id(d)].threshold == ALWAYS)
+    overall: dict[str, Detection] = {**controls, ENSEMBLE: figures[id(trained.saved)]}
     if trained.with_entropy is not None:
         overall[WITH_ENTROPY] = figures[id(trained.with_entropy)]
-    return {
-        "schema": 1,
-        "splits": split_sizes(evaluator.examples),
-        "best_layer": trained.best.layer,
-        "best_site": trained.best.site,
-        "sites": list(dict.fromkeys(column.site for column in trained.layers)),
-        "layers": [
-            {"site": column.site, "layer": column.layer, "validation": dict(trained.validation[column])}
-            | ({"together": list(column.layers)} if column.below else {})
-            | ({"beside": list(dict(column.beside))} if column.beside else {})
-            | figures[id(detector)]
-            | {"seeds": _spread(trained.seeds.get(column), evaluator)}
-            for column, detector in trained.layers.items()
-        ],
-        "layer_weights": _layer_weights(trained),
-        "members": _members(trained, evaluator, figures),
-        "ensembles": {kind: figures[id(detector)] for kind, detector in trained.ensembles.items()},
-        "ensemble": overall[ENSEMBLE],
-        "combine": trained.bank.combine,
-        "with_entropy": overall.get(WITH_ENTROPY),
-        "controls": controls,
-        "positive_control": _positive_control(trained, evaluator),
-        "conditions": evaluator.by("condition", [*ours, *true], overall),
-        "datasets": evaluator.by("dataset", [*ours, *true], overall),
-        "moments": moment_figures(trained, evaluator.examples, evaluator.bootstrap),
-        "levels": evaluator.levels(trained),
-        "promise": evaluator.promise(trained),
-        "calibration": _calibration(trained, evaluator),
-        "domain": _domain(trained, evaluator),
-        "learning_curve": [
-            {"share": point.share, "n": point.n, "groups": point.groups}
-            | {"layer": figures[id(point.layer)], "ensemble": figures[id(point.ensemble)]}
+    return Figures(
+        schema=1,
+        splits=split_sizes(evaluator.examples),
+        best_layer=trained.best.layer,
+        best_site=trained.best.site,
+        sites=list(dict.fromkeys(column.site for column in trained.layers)),
+        layers=_layers(trained, evaluator, figures),
+        layer_weights=_layer_weights(trained),
+        members=_members(trained, evaluator, figures),
+        ensembles={kind: figures[id(detector)] for kind, detector in trained.ensembles.items()},
+        ensemble=overall[ENSEMBLE],
+        combine=trained.bank.combine,
+        with_entropy=overall.get(WITH_ENTROPY),
+        controls=controls,
+        positive_control=_positive_control(trained, evaluator),
+        conditions=evaluator.by("condition", [*ours, *true], overall),
+        datasets=evaluator.by("dataset", [*ours, *true], overall),
+        moments=moment_figures(trained, evaluator.examples, evaluator.bootstrap),
+        levels=evaluator.levels(trained),
+        promise=evaluator.promise(trained),
+        calibration=_calibration(trained, evaluator),
+        domain=_domain(trained, evaluator),
+        learning_curve=[
+            schema.CurvePoint(
+                share=point.share, n=point.n, groups=point.groups,
+                layer=figures[id(point.layer)], ensemble=figures[id(point.ensemble)],
+            )
             for point in trained.curve
         ],
-        "pairs": evaluator.pairs(ours[:1], [*trained.members, *true])
+        pairs=evaluator.pairs(ours[:1], [*trained.members, *true])
         | evaluator.pairs(ours[1:], [ours[0], *true]),
-        "training": dict(training),
-        "notes": [*trained.notes, *([f"{_ALWAYS_FIRE}: {'; '.join(unable)}"] if unable else [])],
+        training=dict(training),
+        notes=[*trained.notes, *([f"{_ALWAYS_FIRE}: {'; '.join(unable)}"] if unable else [])],
         **({} if trained.adapter is None else {"adapter": dict(trained.adapter)}),
-    }
+        **more,
+    )  # fmt: skip
+
+
+def _control(name: str, figures: Detection) -> schema.Control:
+    """Make the entry of a control; the interval of shuffled labels must hold 0.5 19 times in 20."""
+    named = dict(figures)
+    if name == SHUFFLED:
+        low, high = figures.auroc_ci or (0.0, 1.0)
+        named["at_chance"] = bool(low <= 0.5 <= high)
+    return schema.Control(**named)
+
+
+def _layers(trained: Trained, evaluator: Evaluator, figures: Mapping[int, Detection]) -> list[schema.Layer]:
+    layers = []
+    for column, detector in trained.layers.items():
+        several: Named = {"together": list(column.layers)} if column.below else {}
+        several |= {"beside": list(dict(column.beside))} if column.beside else {}
+        validation = dict(trained.validation[column])
+        seeds = _spread(trained.seeds.get(column), evaluator)
+        named: Named = dict(figures[id(detector)]) | several
+        layers.append(
+            schema.Layer(**named, site=column.site, layer=column.layer, validation=validation, seeds=seeds)
+        )
+    return layers
 
 
 def _layer_weights(trained: Trained) -> dict[str, float] | None:
     """Weight within a head of several layers of each, and of what is beside them; None if not known."""
     if (shares := trained.bank.head.layer_weights()) is None:
         return None
-    found: dict[str, float] = {}
+    weights: dict[str, float] = {}
     for name, share in zip(trained.bank.spec.names, shares[0].tolist(), strict=True):
-        found[name] = found.get(name, 0.0) + share
-    return {name: round(share, 6) for name, share in found.items()}
+        weights[name] = weights.get(name, 0.0) + share
+    return {name: round(share, 6) for name, share in weights.items()}
 
 
-def _members(trained: Trained, evaluator: Evaluator, figures: Mapping[int, Figures]) -> Figures:
-    """Figures of a stack's members by name, each with its weight and its AUROC on validation."""
+def _members(
+    trained: Trained, evaluator: Evaluator, figures: Mapping[int, Detection]
+) -> dict[str, schema.Member]:
     head, rows = trained.bank.head, evaluator.examples.rows["validation"]
     weights = head.weights[0].tolist() if isinstance(head, StackedHead) else []
     wrong = evaluator.examples.wrong[rows]
     return {
-        d.name: figures[id(d)]
-        | {"weight": round(w, 6), "validation": {"auroc": float(metrics.auroc(wrong, d.scores[rows]))}}
-        for d, w in zip(trained.members, weights, strict=True)
-    }
+        d.name: schema.Member(
+            **dict(figures[id(d)]), weight=round(weight, 6),
+            validation={"auroc": float(metrics.auroc(wrong, d.scores[rows]))},
+        )
+        for d, weight in zip(trained.members, weights, strict=True)
+    }  # fmt: skip
 
 
-def _spread(scores: np.ndarray | None, evaluator: Evaluator) -> Figures | None:
+def _spread(scores: np.ndarray | None, evaluator: Evaluator) -> schema.Seeds | None:
     """Test AUROC of every seed's head, with mean and standard deviation (n - 1)."""
     if scores is None or len(scores) < 2:
         return None
-    found = [float(metrics.auroc(evaluator.wrong, one)) for one in scores[:, evaluator.test]]
-    return {"auroc": found, "mean": float(np.mean(found)), "std": float(np.std(found, ddof=1))}
+    each = [float(metrics.auroc(evaluator.wrong, one)) for one in scores[:, evaluator.test]]
+    return schema.Seeds(auroc=each, mean=float(np.mean(each)), std=float(np.std(each, ddof=1)))
 
 
-def _calibration(trained: Trained, evaluator: Evaluator) -> Figures:
-    """ECE and Brier score of the saved score before and after calibration, and of the other kinds."""
+def _calibration(trained: Trained, evaluator: Evaluator) -> schema.Calibrated:
     scores = trained.saved.scores[evaluator.test]
     method = str(trained.bank.calibration.to_dict()["method"])
     others = {kind: fitted for kind, fitted in trained.calibrations.items() if kind != method}
     calibrated = trained.bank.calibration(scores)
-    return {
-        "method": method,
-        "before": evaluator.probabilities(sigmoid(scores)),
-        "after": evaluator.probabilities(calibrated),
-        "by_chance": metrics.ece_by_chance(calibrated),
-        "constant": bool(np.ptp(calibrated) == 0),
-        "other": {kind: evaluator.probabilities(fitted(scores)) for kind, fitted in others.items()},
-    }
+    return schema.Calibrated(
+        method=method,
+        before=evaluator.probabilities(sigmoid(scores)),
+        after=evaluator.probabilities(calibrated),
+        by_chance=metrics.ece_by_chance(calibrated),
+        constant=bool(np.ptp(calibrated) == 0),
+        other={kind: evaluator.probabilities(fitted(scores)) for kind, fitted in others.items()},
+    )
 
 
-def _domain(trained: Trained, evaluator: Evaluator) -> Figures | None:
+def _domain(trained: Trained, evaluator: Evaluator) -> schema.Limited | None:
     """Limits and size of the domain, and the share of test texts beyond it, which are false alarms."""
     if trained.distances is None or (domain := trained.bank.domain) is None:
         return None
     surprise, test = surprise_of(evaluator.examples), evaluator.test
     known = None if surprise is None else surprise[test]
     beyond = domain.unlike(trained.distances[test], known).astype(float)
-    size: Figures = {"limit": domain.limit, "rate": domain.rate, "components": domain.components.shape[1]}
-    size["surprise"] = None if domain.surprise is None else list(domain.surprise)
-    return size | evaluator.bootstrap.interval(beyond).figures("false_alarms")
+    return schema.Limited(
+        limit=domain.limit, rate=domain.rate, components=domain.components.shape[1],
+        surprise=None if domain.surprise is None else list(domain.surprise),
+        **evaluator.bootstrap.interval(beyond).figures("false_alarms"),
+    )  # fmt: skip
 
 
-def _positive_control(trained: Trained, evaluator: Evaluator) -> Figures | None:
+def _positive_control(trained: Trained, evaluator: Evaluator) -> schema.Decision | None:
     """Test AUROC and accuracy (at margin 0) of "is the answer a person"."""
     if trained.person is None:
         return None
@@ -303,5 +321,88 @@ def _positive_control(trained: Trained, evaluator: Evaluator) -> Figures | None:
     margins = trained.person[evaluator.test]
     auroc = evaluator.bootstrap.interval(margins, partial(metrics.auroc, other))
     accuracy = evaluator.bootstrap.interval((margins > 0).astype(float), partial(metrics.accuracy, other))
-    base_rate = {"base_rate": float(np.mean(1 - other))}
-    return auroc.figures("auroc") | accuracy.figures("accuracy") | base_rate
+    base_rate = float(np.mean(1 - other))
+    return schema.Decision(**auroc.figures("auroc"), **accuracy.figures("accuracy"), base_rate=base_rate)
+
+
+#: Name -> figure of the order of scores.
+_RANKED: dict[str, Callable[..., Any]] = {
+    "auroc": metrics.auroc, "auprc": metrics.auprc,
+    "recall_at_fpr1": partial(metrics.recall_at_fpr, most=0.01), "recall_at_fpr10": metrics.recall_at_fpr,
+}  # fmt: skip
+
+
+def level_figures(
+    examples: Examples, scores: np.ndarray, threshold: float, *, resamples: int, seed: int
+) -> dict[str, schema.Level]:
+    """Compute the figures of labelled tokens where users look: token, span, sentence and answer.
+
+    Args:
+        scores: (rows,) of every token, in the order of ``examples.members``.
+        threshold: above which a token or span fires.
+
+    Returns:
+        By level ("token", "span", "sentence by max", "sentence by mean", "answer by max", ..): ``n``,
+        ``wrong``, each figure with its 95% interval over groups, and for tokens and spans their ``f1`` at
+        the threshold; ``false_alarms`` is per 1,000 tokens outside of marked spans.
+    """
+    assert examples.members is not None
+    sizes = np.array([len(rows) for rows in examples.members])
+    runs = examples.table[["text_id", "sentence", "group", "inside"]].assign(
+        wrong=examples.table["token_wrong"], n=sizes,
+        total=np.add.reduceat(scores, np.cumsum([0, *sizes[:-1]])),
+        highest=np.maximum.reduceat(scores, np.cumsum([0, *sizes[:-1]])),
+    )  # fmt: skip
+    test = runs["group"].isin(examples.groups("test"))
+    measure = partial(_at_level, resamples=resamples, seed=seed)
+    tokens = runs.loc[np.repeat(np.arange(len(runs)), sizes)].assign(score=scores)
+    tokens = tokens[test.to_numpy()[np.repeat(np.arange(len(runs)), sizes)]]
+    runs = runs[test]
+    judged = runs[(runs["inside"] >= 0) & (runs["wrong"] >= 0)]
+    known = tokens[(tokens["inside"] >= 0) & (tokens["wrong"] >= 0)]
+    found = {"token": measure(known, "score", threshold)}
+    found["span"] = measure(judged.assign(score=judged["highest"]), "score", threshold)
+    for level, by in (("sentence", ["text_id", "sentence"]), ("answer", ["text_id"])):
+        whole = _whole(runs, by)
+        for how in ("max", "mean"):
+            found[f"{level} by {how}"] = measure(whole, how, None)
+    outside = tokens[tokens["inside"] < 1]
+    if len(outside):
+        alarms = 1000.0 * (outside["score"].to_numpy() > threshold)
+        bootstrap = Bootstrap(outside["group"].to_numpy(), resamples=resamples, seed=seed)
+        found["token"] |= bootstrap.interval(alarms).figures("false_alarms")
+    return {level: schema.Level(**figures) for level, figures in found.items()}
+
+
+def _whole(runs: pd.DataFrame, by: list[str]) -> pd.DataFrame:
+    """Join runs to sentences or answers: wrong with any wrong one, else right if something in it is known.
+
+    Those with undecided runs and no wrong one are left out.
+    """
+    known = runs.assign(
+        bad=runs["wrong"] == 1, odd=runs["wrong"] < 0, good=(runs["inside"] >= 0) & (runs["wrong"] == 0)
+    )
+    whole = known.groupby(by, sort=False).agg(
+        group=("group", "first"), bad=("bad", "any"), odd=("odd", "any"), good=("good", "any"),
+        max=("highest", "max"), total=("total", "sum"), n=("n", "sum"),
+    )  # fmt: skip
+    kept = whole[whole["bad"] | (whole["good"] & ~whole["odd"])]
+    return kept.assign(wrong=kept["bad"].astype(int), mean=kept["total"] / kept["n"])
+
+
+def _at_level(rows: pd.DataFrame, score: str, threshold: float | None, *, resamples: int, seed: int) -> Named:
+    wrong, scores = rows["wrong"].to_numpy(), rows[score].to_numpy(dtype=float)
+    figures: Named = {"n": len(rows), "wrong": float(wrong.mean()) if len(rows) else None}
+    both = len(set(wrong.tolist())) == 2
+    bootstrap = Bootstrap(rows["group"].to_numpy(), resamples=resamples, seed=seed) if both else None
+
+    def every(values: np.ndarray, weights: np.ndarray) -> list[Any]:
+        return [figure(wrong, values, weights) for figure in _RANKED.values()]
+
+    intervals = [UNDEFINED] * len(_RANKED) if bootstrap is None else bootstrap.intervals(scores, every)
+    for name, interval in zip(_RANKED, intervals, strict=True):
+        figures |= interval.figures(name)
+    if bootstrap is not None and threshold is not None:
+        fired = (scores > threshold).astype(float)
+        figures |= bootstrap.interval(fired, partial(metrics.f1_detection, wrong)).figures("f1")
+    return figures

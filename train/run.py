@@ -4,35 +4,35 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from probers import checksums
+from probers.bank.bank import Prober
+from probers.bank.figures import Figures
+from probers.bank.report import Report
 from probers.commands.inputs import newest_store
 from probers.commands.merge import PartRuns
 from probers.commands.runs import RunFolder
 from probers.files import canonical_json, write_text
 from probers.store.files import fingerprint
+from probers.store.joined import Sources
+from probers.store.store import FeatureStore
 from probers.types import UserError
 
-if TYPE_CHECKING:
-    from probers.bank.bank import Prober
-    from probers.store.joined import Sources
-    from probers.store.store import FeatureStore
-
-    from .assemble import Trained
-    from .data import Dataset
-    from .examples import Examples
-    from .fit import Task
-    from .method import Method
-    from .settings import Stores, Train
+from . import sweeps
+from .assemble import Trained, assemble
+from .data import Dataset
+from .evaluate import Evaluator, summarise
+from .examples import Examples, SplitRequest
+from .heads import Fitted, Task, build, joins_layers, of_tasks, part_tasks
+from .methods import Method, make_method, method_of
+from .plots import write_plots
+from .report import Origin, compare_runs, use_command, write_card
+from .settings import Stores, Train
 
 log = logging.getLogger(__name__)
-
-#: Heads that are made of more than states: adapters below a head, and finished probers.
-_LORA, _STACK = "probers.train.lora.adapted.Lora", "probers.train.stacking.Stack"
 
 
 class Chosen(NamedTuple):
@@ -42,226 +42,222 @@ class Chosen(NamedTuple):
     entry: Mapping[str, Any]
 
 
+@dataclass(frozen=True)
+class Plan:
+    """A training that can begin.
+
+    Attributes:
+        settings: those of the method, which read heads, score and figures as they are typed.
+        tasks: heads to train on the data set, with notes on what is left out.
+        sets: layers of additional probers, and ``fewer`` examples of others by their number.
+        stores: folders trained on, and ``others`` that are tested on only.
+        alone: every store by itself, where each is tested on.
+    """
+
+    settings: Train
+    method: Method
+    sources: Sources
+    dataset: Dataset
+    tasks: Sequence[Task]
+    notes: Sequence[str]
+    sets: Sequence[Sequence[int]]
+    fewer: Mapping[int, Examples]
+    stores: Sequence[Path]
+    others: Sequence[Path]
+    alone: Mapping[str, Sources]
+
+    @classmethod
+    def of(cls, settings: Train, opened: Sequence[FeatureStore], parts: PartRuns | None = None) -> Plan:
+        """Plan a training on opened stores; UserError for what cannot be trained."""
+        method = make_method(settings, parts)
+        settings = method.settings
+        settings.hardware()
+        rule, paths = settings.rule(), [store.path for store in opened]
+        how = (settings.pool, listed(settings.site) or None, settings.beside)
+        sources = Sources.of(opened, *how)
+        others = [Path(path) for path in listed(settings.test)]
+        single = [*paths, *others] if settings.matrix or others else []
+        if single and (settings.part is not None or parts is not None):
+            raise UserError(
+                "matrix and test are of whole trainings: leave part and launch out", code="conflict"
+            )
+        stores = [FeatureStore.open(path, checksums=settings.checksums) for path in single]
+        alone = {str(store.path): Sources.of([store], *how) for store in stores}
+        request = SplitRequest(settings.split, settings.train_on, settings.test_on, settings.seed)
+        dataset = Dataset.load(sources.stores, settings.layer, request, sources.beside)
+        dataset = method.prepare(dataset, sources.stores)
+        examples = dataset.examples
+        rule.check_number(len(examples.groups("validation")))
+        tasks, notes = method.plan(dataset)
+        if joins_layers(method.make) and settings.layer_sets:
+            why = "this head reads all layers at once: give layer=[..] and run once for each set"
+            raise UserError(f"layer_sets={settings.layer_sets}: {why}", code="conflict")
+        sets = sweeps.sets_of(settings.layer_sets, sorted({task.layer for task in tasks if task.is_probe}))
+        curve, seed = settings.learning_curve, settings.seed
+        fewer = sweeps.sizes_of(settings.sizes, examples, curve=curve, seed=seed)
+        dataset.inputs(build(method.make, tasks[:1], dataset.states.shape[-1]), settings.loss)
+        return cls(settings, method, sources, dataset, tasks, notes, sets, fewer, paths, others, alone)
+
+    def fit(self, out: Path | None, tasks: Sequence[Task], dataset: Dataset, what: str = "") -> Fitted:
+        """Train heads of the prober, or of an additional one that ``what`` names."""
+        how = replace(self.settings, logger="none") if what else self.settings
+        return self.method.fit(tasks, dataset, how, out=out, what=what)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """The configuration, with all inputs by content."""
+        layers = [layer for task in self.tasks if task.is_probe for layer in task.column.layers]
+        identity = identified(self.settings, [*self.stores, *self.others], layers)
+        if self.settings.texts.path is None:
+            del identity["texts"]  # runs of before have no such key
+        else:
+            identity["inputs"] |= {"texts": checksums.inputs(str(self.settings.texts.path))}
+        if self.method.inputs:
+            identity["inputs"] |= {"probers": self.method.inputs}
+        return identity
+
+
+@dataclass(frozen=True)
+class Made:
+    """A prober, its report, seconds of training, and what the prober in each additional folder is.
+
+    ``read`` says that it was trained on texts of others.
+    """
+
+    bank: Prober
+    report: Report
+    seconds: float
+    further: Mapping[Path, str]
+    read: bool
+
+
 def run(settings: Train, parts: PartRuns | None = None, search: Chosen | None = None) -> Path:
     """Train, calibrate, evaluate and write a prober; returns its folder.
 
     ``parts`` have trained its heads, or a ``search`` has chosen them.
     """
-    from probers.adaptive.training import TARGET
-    from probers.adaptive.training import run as run_classifier
+    if method_of(settings.head) == "questions":
+        from probers.adaptive.training import run as train_classifier
 
-    part = settings.partition
-    if settings.head.target == TARGET:
-        if part is not None:
+        if settings.part is not None:
             why = "divides layers, and a classifier of questions has none: leave part out"
-            raise UserError(f"part={part} {why}", code="conflict")
-        return run_classifier(settings)
+            raise UserError(f"part={settings.part} {why}", code="conflict")
+        return train_classifier(settings)
+    plan = Plan.of(settings, opened_stores(settings), parts)
+    return run_plan(plan, parts, search)
 
-    from .assemble import assemble
-    from .fit import of_tasks, own_tasks
-    from .report import compare_runs, table
-    from .sweeps.subsets import fit_part, of_layers, of_sizes
 
-    method = _method(settings, parts)
-    settings = method.settle(settings)
-    data = _read(settings)
-    if data.alone and (part is not None or parts is not None):
-        raise UserError("matrix and test are of whole trainings: leave part and launch out", code="conflict")
-    plan = _plan(settings, method, data.sources)
-    dataset, paths = plan.dataset, data.paths
-    out = Path(settings.out or _default_out(paths, settings))
+def run_plan(plan: Plan, parts: PartRuns | None = None, search: Chosen | None = None) -> Path:
+    """Write the prober of a plan, or its part, in a folder that resumes; returns the folder."""
+    settings, dataset, part = plan.settings, plan.dataset, plan.settings.partition
+    out = Path(settings.out or _default_out(plan.stores, settings))
     if part is not None:
-        out, own = part.folder(out), own_tasks(plan.tasks, part)
-    folder = RunFolder(out, "train", _identity(settings, [*paths, *data.others], plan.tasks, method))
+        out, tasks = part.folder(out), part_tasks(plan.tasks, part)
+    folder = RunFolder(out, "train", plan.identity)
     if search is not None:
         folder = search.folder
     elif not (folder.begin("prober") if parts is None else parts.begin(folder, "prober")):
         return out
     if settings.split != "store" or settings.train_on or settings.test_on:
         write_text(out / "splits.json", canonical_json(dataset.examples.split_record()))
-
-    fitter, stores = partial(method.fit, out), data.sources.stores
-    model, made = stores[0].spec.model.id, stores[0].config
+    model = plan.sources.stores[0].spec.model.id
     if part is not None:
-        fit_part(fitter, own, of_tasks(dataset, stores, own), plan.fewer, settings, out)
+        read = of_tasks(dataset, plan.sources.stores, tasks)
+        sweeps.fit_part(lambda *given: plan.fit(out, *given), tasks, read, plan.fewer, out)
         folder.finish({"model": model, "part": str(part)})
         _remove_checkpoints(out)
-        which = ", ".join(map(str, sorted({task.layer for task in own if task.is_probe})))
+        which = ", ".join(map(str, sorted({task.layer for task in tasks if task.is_probe})))
         log.info("wrote the heads of layers %s, part %s, to %s", which, part, out)
         log.info("once all parts are there: probers-merge %s/*", out.parent)
         return out
-    fitted = fitter(plan.tasks, dataset, settings)
-    trained = assemble(fitted, dataset, settings, refuse=method.refuse)
-    trained = replace(trained, notes=[*plan.notes, *trained.notes])
-    trained, dataset = method.complete(trained, fitted, dataset, settings, out)
-    trained, sized = of_sizes(fitter, trained, dataset, plan.fewer, settings)
-
-    entry = None if search is None else search.entry
-    figures = _write(trained, dataset.examples, settings, paths, made, out, entry)
-    further: dict[Path, str] = {}
-    for each in (*sized, *of_layers(plan.sets, fitted, trained, dataset, settings)):
-        _write(each.trained, each.examples, settings, paths, made, out / each.folder)
-        further[out / each.folder] = each.about
-    bank = replace(trained.bank, seen=dataset.examples.seen())
-    matrix = _matrix(bank, data.alone, paths, settings, out) if data.alone else ""
-    auroc = figures["ensemble"]["auroc"]
-    folder.finish({"model": model, "best_layer": figures["best_layer"], "auroc": auroc})
+    made = train(plan, out, {} if search is None else {"search": search.entry})
+    table = _matrix(plan, made.bank, out) if plan.alone else ""
+    figures = made.report.figures
+    folder.finish({"model": model, "best_layer": figures.best_layer, "auroc": figures.ensemble.auroc})
     _remove_checkpoints(out)
 
-    log.info("%s", table(figures))
-    if matrix:
-        log.info("%s", matrix)
-    size = f"{len(trained.bank.layers)} layer{'s' * (len(trained.bank.layers) > 1)}"
-    how = f"trained in {fitted.seconds:.0f} s" if parts is None else f"trained in {len(parts.runs)} parts"
+    log.info("%s", made.report)
+    if table:
+        log.info("%s", table)
+    size = f"{len(made.bank.layers)} layer{'s' * (len(made.bank.layers) > 1)}"
+    how = f"trained in {made.seconds:.0f} s" if parts is None else f"trained in {len(parts.runs)} parts"
     log.info("wrote a prober of %s to %s (%s)", size, out, how)
-    if further:
-        log.info("%s", compare_runs([[about] for about in further.values()], list(further)))
-    folders = sorted({folder.parent for folder in further})
-    log.info("next: %s", _next(trained.bank, out, folders, read=dataset.examples.read))
+    if made.further:
+        log.info("%s", compare_runs([[about] for about in made.further.values()], list(made.further)))
+    folders = sorted({path.parent for path in made.further})
+    log.info("next: %s", _next(made.bank, out, folders, read=made.read))
     return out
 
 
-def _method(settings: Train, parts: PartRuns | None) -> Method:
-    """Choose how the heads are made, by ``head``."""
-    if settings.head.target == _STACK:
-        from .stacking import Stacking
+def train(plan: Plan, out: Path | None, more: Mapping[str, Any] | None = None) -> Made:
+    """Train the heads of a plan, and assemble and measure its probers; with ``out`` they are written there.
 
-        return Stacking.load(settings.head.options["probers"])
-    if settings.head.target == _LORA:
-        from .lora.run import Adapting
+    ``more`` are further figures.
+    """
+    settings, method = plan.settings, plan.method
 
-        return Adapting(settings.head.make())
-    from .method import Method
+    def fitter(tasks: Sequence[Task], dataset: Dataset, what: str = "") -> Fitted:
+        return plan.fit(out, tasks, dataset, what)
 
-    return Method(parts)
-
-
-class _Plan(NamedTuple):
-    """Heads to train on a data set, sets of layers, and examples of fewer texts by their number."""
-
-    dataset: Dataset
-    tasks: Sequence[Task]
-    notes: Sequence[str]
-    sets: Sequence[Sequence[int]]
-    fewer: Mapping[int, Examples]
-
-
-def _plan(settings: Train, method: Method, sources: Sources) -> _Plan:
-    """Plan a training; UserError for what cannot be trained, before anything is written."""
-    from probers.heads import is_joint
-
-    from .data import Dataset
-    from .examples import SplitRequest
-    from .fit import build, maker
-    from .sweeps.subsets import sets_of, sizes_of
-
-    settings.hardware()
-    rule, (stores, beside) = settings.rule(), sources
-    request = SplitRequest(settings.split, settings.train_on, settings.test_on, settings.seed)
-    dataset = method.prepare(Dataset.load(stores, settings.layer, request, beside), stores, settings)
-    rule.check_number(len(dataset.examples.groups("validation")))
-    tasks, notes = method.plan(dataset, settings)
-    if is_joint(settings.head.kind) and settings.layer_sets:
-        why = "this head reads all layers at once: give layer=[..] and run once for each set"
-        raise UserError(f"layer_sets={settings.layer_sets}: {why}", code="conflict")
-    sets = sets_of(settings.layer_sets, sorted({task.layer for task in tasks if task.is_probe}))
-    fewer = sizes_of(settings, dataset.examples)
-    dataset.inputs(build(maker(settings.head), tasks[:1], stores[0].spec.width), settings.loss)
-    return _Plan(dataset, tasks, notes, sets, fewer)
+    fitted = fitter(plan.tasks, plan.dataset)
+    trained = assemble(fitted, plan.dataset, settings, refuse=method.refuse)
+    trained = replace(trained, notes=[*plan.notes, *trained.notes])
+    trained, dataset = method.complete(trained, fitted, plan.dataset, out)
+    sizes = bool(settings.sizes)
+    trained, smaller = sweeps.of_sizes(
+        fitter, trained, dataset, plan.fewer, settings, seed=settings.seed, controls=sizes
+    )
+    bank, figures = _measured(plan, trained, dataset.examples, out, more or {})
+    additional = [
+        *(smaller if sizes else ()),
+        *sweeps.of_layers(plan.sets, fitted, trained, dataset, settings),
+    ]
+    further = {}
+    for each in additional:
+        assert out is not None
+        _measured(plan, each.trained, each.examples, out / each.folder, {})
+        further[out / each.folder] = each.about
+    return Made(bank, Report(figures), fitted.seconds, further, dataset.examples.read)
 
 
-class _Data(NamedTuple):
-    """Folders of stores, these read by site, folders that are tested on only, and every store by itself."""
-
-    paths: list[Path]
-    sources: Sources
-    others: list[Path]
-    alone: dict[str, Sources]
-
-
-def _read(settings: Train) -> _Data:
-    """Open the stores; each is listed by itself too where there is a matrix."""
-    from probers.store.joined import Sources
-    from probers.store.store import FeatureStore
-
-    opened = opened_stores(settings)
-    paths, others = [store.path for store in opened], [Path(path) for path in listed(settings.test)]
-    how = (settings.pool, listed(settings.site) or None, settings.beside)
-    sources = Sources.of(opened, *how)
-    single = [*paths, *others] if settings.matrix or others else []
-    opened = [FeatureStore.open(path, checksums=settings.checksums) for path in single]
-    return _Data(paths, sources, others, {str(store.path): Sources.of([store], *how) for store in opened})
-
-
-def _identity(
-    settings: Train, paths: Sequence[Path], tasks: Sequence[Task], method: Method
-) -> dict[str, Any]:
-    """Resolve the configuration with all inputs by content."""
-    layers = [layer for task in tasks if task.is_probe for layer in task.column.layers]
-    identity = identified(settings, paths, layers)
-    if settings.texts.path is not None:
-        identity["inputs"] |= {"texts": checksums.inputs(str(settings.texts.path))}
-    if method.inputs:
-        identity["inputs"] |= {"probers": method.inputs}
-    return identity
-
-
-def _matrix(
-    bank: Prober, alone: Mapping[str, Sources], paths: Sequence[Path], settings: Train, out: Path
-) -> str:
-    """Test the prober, and with ``matrix`` one of each store, on every store; returns the table."""
-    from .sweeps import transfer
-
-    known = {name: store for name, store in alone.items() if Path(name) in paths}
-    several = len(known) > 1
-    probers = transfer.each_alone(known, settings) if several and settings.matrix else {}
-    probers[transfer.ALL if several else str(paths[0])] = bank
-    found = transfer.matrix(probers, alone, settings)
-    transfer.write(found, out)
-    return transfer.table(found)
-
-
-def _default_out(paths: Sequence[Path], settings: Train) -> Path:
-    layer = settings.layer
-    # Beside the folder of a single run, not in it: either can be there first, or be removed.
-    which = layer if isinstance(layer, str) else f"layer{'-'.join(map(str, listed(layer)))}"
-    return default_out("train", paths, settings, *listed(settings.site), *settings.beside, which)
-
-
-def _remove_checkpoints(out: Path) -> None:
-    """Remove the checkpoints of a finished training, and one half written by a killed run."""
-    for leftover in (*out.glob("checkpoint*.safetensors"), *out.glob(".checkpoint*.tmp")):
-        leftover.unlink()
-
-
-def _write(
-    trained: Trained, examples: Examples, settings: Train, paths: Sequence[Path], made: Mapping[str, Any],
-    out: Path, search: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:  # fmt: skip
-    """Evaluate a prober and write its folder; returns its figures. ``made`` is the stores' configuration."""
-    from .evaluate import Evaluator, summarise
-    from .figures import write_plots
-    from .report import write_card
-
+def _measured(
+    plan: Plan, trained: Trained, examples: Examples, out: Path | None, more: Mapping[str, Any]
+) -> tuple[Prober, Figures]:
+    """Measure a prober, describe it, and with ``out`` write its folder; returns it with its figures."""
+    settings, config = plan.settings, plan.sources.stores[0].config
     evaluator = Evaluator(examples, settings.rule(), resamples=settings.resamples, seed=settings.seed)
-    figures = summarise(trained, evaluator, {**trained.training, "seeds": settings.seeds})
-    figures |= {} if search is None else {"search": search}
-    source = str(made.get("source", ""))
-    card = write_card(trained.bank, figures, data=paths, source=source, read=examples.read, out=out)
-    recogniser = _recogniser(made)
-    bank = replace(trained.bank, metrics=figures, card=card, seen=examples.seen(), recogniser=recogniser)
-    bank.save_pretrained(out)
-    write_plots(out / "plots", figures, trained, evaluator)
-    return figures
+    figures = summarise(trained, evaluator, {**trained.training, "seeds": settings.seeds}, **more)
+    origin = Origin(plan.stores, str(config.get("source", "")), examples.read)
+    bank = replace(
+        trained.bank, metrics=figures.to_dict(), card=write_card(trained.bank, figures, origin, out),
+        seen=examples.seen(), recogniser=_recogniser(config),
+    )  # fmt: skip
+    if out is not None:
+        bank.save_pretrained(out)
+        write_plots(out / "plots", figures, trained, evaluator)
+    return bank, figures
 
 
-def _recogniser(made: Mapping[str, Any]) -> str | None:
+def _matrix(plan: Plan, bank: Prober, out: Path) -> str:
+    """Test the prober, and with ``matrix`` one of each store, on every store; returns the table."""
+    settings, names = plan.settings, list(map(str, plan.stores))
+    split = SplitRequest(settings.split, seed=settings.seed)
+    probers = {}
+    if len(names) > 1 and settings.matrix:
+        trained_on = {name: plan.alone[name] for name in names}
+        probers = sweeps.each_alone(trained_on, settings.layer, split, plan.method.make, settings, settings)
+    probers[sweeps.ALL if len(names) > 1 else names[0]] = bank
+    cells = sweeps.matrix(probers, plan.alone, split, settings.resamples)
+    sweeps.write_matrix(cells, out)
+    return sweeps.matrix_table(cells)
+
+
+def _recogniser(config: Mapping[str, Any]) -> str | None:
     """Name the recogniser of a prober's texts by the configuration of its stores."""
-    name, language = made.get("recogniser"), made.get("language", "en")
-    other = language not in ("auto", "en")
-    if other and name in ("rules", "auto"):
+    name, language = config.get("recogniser"), config.get("language")
+    if language is not None and name in ("rules", "auto"):
         return f"rules:{language}"
-    return name if made.get("source") == "wiki" or other else None
+    return name if config.get("source") == "wiki" or language is not None else None
 
 
 def _next(bank: Prober, out: Path, further: Sequence[Path], *, read: bool) -> str:
@@ -269,8 +265,6 @@ def _next(bank: Prober, out: Path, further: Sequence[Path], *, read: bool) -> st
 
     ``read`` says that it was trained on texts of others.
     """
-    from .report import use_command
-
     command = use_command(bank, out, bank.spec.model.id, read=read)
     answers = not read and bank.spec.position == "generated" and bank.spec.pool not in ("tokens", "prompt")
     if command is not None and further and answers:
@@ -285,14 +279,18 @@ def _next(bank: Prober, out: Path, further: Sequence[Path], *, read: bool) -> st
     return f"{load}.watch(model) scores what a model writes"
 
 
+def _remove_checkpoints(out: Path) -> None:
+    """Remove the checkpoints of a finished training, and one half written by a killed run."""
+    for leftover in (*out.glob("checkpoint*.safetensors"), *out.glob(".checkpoint*.tmp")):
+        leftover.unlink()
+
+
 def opened_stores(settings: Stores) -> list[FeatureStore]:
     """Open the stores in ``data``, by default the newest complete one."""
-    from probers.store.store import FeatureStore
-
     paths = list(map(Path, listed(newest_store() if settings.data is None else settings.data)))
     if not paths and settings.data is None:
-        what = "there is no complete feature store under runs/: run probers-datagen, or pass data=FOLDER"
-        raise UserError(what, code="no-artifact")
+        message = "there is no complete feature store under runs/: run probers-datagen, or pass data=FOLDER"
+        raise UserError(message, code="no-artifact")
     if not paths:
         raise UserError("data=[] names no store: give a folder, or several", code="missing-value")
     log.info("reading %s", ", ".join(map(str, paths)))
@@ -302,6 +300,13 @@ def opened_stores(settings: Stores) -> list[FeatureStore]:
 def listed(value: Any) -> list[Any]:
     """Turn a value, several or None into a list."""
     return [] if value is None else list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def _default_out(paths: Sequence[Path], settings: Train) -> Path:
+    layer = settings.layer
+    # Beside the folder of a single run, not in it: either can be there first, or be removed.
+    which = layer if isinstance(layer, str) else f"layer{'-'.join(map(str, listed(layer)))}"
+    return default_out("train", paths, settings, *listed(settings.site), *settings.beside, which)
 
 
 def default_out(command: str, paths: Sequence[Path], settings: Stores, *more: Any) -> Path:
@@ -318,4 +323,6 @@ def identified(settings: Stores, paths: Sequence[Path], layers: Iterable[int]) -
         # The run folder ignores batch_size, which elsewhere affects speed only; here it changes the heads.
         "examples_per_step": settings.record["batch_size"],
     }
-    return settings.record | {"data": list(map(str, paths)), "inputs": inputs}
+    # Runs of before have no key beside.
+    record = {key: value for key, value in settings.record.items() if value or key != "beside"}
+    return record | {"data": list(map(str, paths)), "inputs": inputs}

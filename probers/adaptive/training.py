@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -25,8 +25,6 @@ from .strategies import BIAS, HOW, Answers, Bias, Labelled, joined, label, read,
 
 log = logging.getLogger(__name__)
 
-#: The head that classifies questions.
-TARGET = "probers.adaptive.training.Words"
 _USED = ("data", "out", "suffix", "head", "resamples", "seed", "overwrite", "wait", "checksums")
 
 #: Names of the measured predictors: the classifier and its controls.
@@ -43,6 +41,7 @@ class Words:
         min_count: words and pairs of words in fewer questions are left out.
     """
 
+    method: ClassVar[str] = "questions"
     bias: Bias = field(default_factory=lambda: BIAS)
     c: Positive = 1.0
     min_count: Count = 2

@@ -15,7 +15,7 @@ from pkgutil import resolve_name
 from typing import Any
 
 from ..options import check_component, shown
-from ..types import DATASETS, UserError, first_line
+from ..types import DATASETS, HEADS, UserError, first_line
 from .signatures import Signature, signature
 
 #: Group -> name -> class, relative to the package.
@@ -55,21 +55,11 @@ COMPONENTS: dict[str, dict[str, str]] = {
         "qfs": "rag.queries.QFS",
         "question": "rag.queries.QuestionQuery",
     },
-    "head": {
+    "head": {name: f"heads.{place}" for name, place in HEADS.items()} | {
         "adaptive": "adaptive.training.Words",
-        "attention_pool": "heads.AttentionPoolHead",
-        "concat": "heads.ConcatHead",
-        "layer_attention": "heads.LayerAttentionHead",
-        "linear": "heads.LinearHead",
-        "lora": "train.lora.adapted.Lora",
-        "mean_difference": "heads.MeanDifferenceHead",
-        "mind": "heads.MindHead",
-        "mix": "heads.MixHead",
+        "lora": "train.methods.adapted.Lora",
         "own": "",
-        "probing_rag": "heads.ProbingRagHead",
-        "radio": "heads.RadioHead",
-        "sequence": "heads.SequenceHead",
-        "stacked": "train.stacking.Stack",
+        "stacked": "train.methods.stacking.Stack",
     },
     "retriever": {
         "bm25": "rag.retrievers.BM25",

@@ -27,7 +27,7 @@ COMMANDS = {
     "demo": ("commands.settings.Demo", "commands.demo.run"),
     "datagen": ("datagen.settings.Datagen", "datagen.labelling.run"),
     "train": ("train.settings.Train", "train.run.run"),
-    "search": ("train.settings.Search", "train.sweeps.search.run"),
+    "search": ("train.settings.Search", "train.search.run"),
     "rag": ("rag.settings.Rag", "rag.command.run"),
     "compare": ("rag.settings.Compare", "rag.comparison.command.run"),
     "score": ("score.settings.Score", "score.run.run"),

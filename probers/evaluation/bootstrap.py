@@ -6,8 +6,8 @@ replacement. A resample is a column of integer weights, and a metric of all resa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -63,7 +63,13 @@ def bounds(ci: Sequence[float] | None, form: str = ".2f") -> str:
     return "" if ci is None else f"[{ci[0]:{form}}, {ci[1]:{form}}]"
 
 
-def bounded(entry: Mapping[str, Any], key: str, form: str = ".2f", *, absent: str = "") -> str:
+class Entry(Protocol):
+    """Figures by name, with their intervals."""
+
+    def get(self, name: str, default: Any = None, /) -> Any: ...
+
+
+def bounded(entry: Entry, key: str, form: str = ".2f", *, absent: str = "") -> str:
     """Format a figure of an entry, as from :meth:`Interval.figures`, with its interval."""
     return f"{number(entry.get(key), form, absent=absent)} {bounds(entry.get(f'{key}_ci'), form)}".strip()
 

@@ -2,36 +2,32 @@
 
 from __future__ import annotations
 
-from .attention_pool import AttentionPoolHead
+from pkgutil import resolve_name
+from typing import Any
+
+from ..types import HEADS as PLACES
 from .base import CORRECT, WRONG, Memory, Moments, ProbeHead
 from .custom import ForeignHead, factory
-from .layers import ConcatHead, LayerAttentionHead, MixHead
-from .linear import LinearHead, MeanDifferenceHead
-from .mlp import MindHead, ProbingRagHead, RadioHead
-from .sequence import SequenceHead
 from .stacked import StackedHead
 
 __all__ = [
-    "CORRECT", "HEADS", "WRONG", "AttentionPoolHead", "ConcatHead", "ForeignHead", "LayerAttentionHead",
-    "LinearHead", "MeanDifferenceHead", "Memory", "MindHead", "MixHead", "Moments", "ProbeHead",
-    "ProbingRagHead", "RadioHead", "SequenceHead", "StackedHead", "factory", "head_name", "is_joint",
+    "CORRECT", "HEADS", "WRONG", "ForeignHead", "Memory", "Moments", "ProbeHead", "StackedHead", "factory",
+    "head_name", "is_joint",
 ]  # fmt: skip
 
-#: Names of heads in ``config.json`` of saved probers and in ``head=``.
+#: Classes of heads by their names in ``config.json`` of saved probers and in ``head=``.
 HEADS: dict[str, type[ProbeHead]] = {
-    "probing_rag": ProbingRagHead,
-    "linear": LinearHead,
-    "radio": RadioHead,
-    "mind": MindHead,
-    "mean_difference": MeanDifferenceHead,
-    "attention_pool": AttentionPoolHead,
-    "concat": ConcatHead,
-    "mix": MixHead,
-    "layer_attention": LayerAttentionHead,
-    "sequence": SequenceHead,
-    "stacked": StackedHead,
+    name: resolve_name(f"{__name__}.{place}") for name, place in PLACES.items()
 }
 StackedHead.kinds = HEADS
+
+
+def __getattr__(name: str) -> Any:
+    """Look up the class of a head by its own name."""
+    for kind in HEADS.values():
+        if kind.__name__ == name:
+            return kind
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def head_name(head: ProbeHead | type[ProbeHead]) -> str:

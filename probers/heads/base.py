@@ -62,6 +62,7 @@ class ProbeHead(nn.Module):
     unchanged.
 
     Attributes:
+        method: name of the way it is trained, as in :mod:`probers.train.methods`.
         joint: each head reads the states (L, d) of several layers at once; the constructor takes their
             number L after the width.
         beside: joins its inputs, so that some of the L places may hold other numbers than states
@@ -75,6 +76,7 @@ class ProbeHead(nn.Module):
             one, so that a resumed training needs nothing else.
     """
 
+    method: ClassVar[str] = "states"
     joint: ClassVar[bool] = False
     beside: ClassVar[bool] = False
     tokens: ClassVar[bool] = False

@@ -1,4 +1,4 @@
-"""Heads to train, for the prober and its controls, and their training in one pass or in parts."""
+"""Heads of a prober and its controls: their choice, and their training in one pass or in parts."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from probers.bank.figures import EMBEDDING
 from probers.checksums import draw_key
 from probers.commands.components import Component
+from probers.commands.compose import parsed
 from probers.commands.merge import PartRuns
 from probers.data.splits import Partition
-from probers.heads import Moments, ProbeHead, factory, is_joint
+from probers.heads import HEADS, Moments, ProbeHead, factory, is_joint
 from probers.store.joined import Stored
 from probers.types import Beside, RunError, Site, UserError, first_line
 
@@ -28,8 +30,6 @@ from .settings import Fitting
 from .trainer import Loaders, read_tensors, train, write_tensors
 
 Target = Literal["correct", "shuffled", "person"]
-#: Names in tables of the controls that are heads.
-EMBEDDING, SHUFFLED = "embedding layer", "shuffled labels"
 #: From stream names and width, and for joint heads the number of layers, to untrained heads.
 MakeHead = Callable[..., ProbeHead]
 
@@ -115,8 +115,8 @@ def targets_of(tasks: Sequence[Task], examples: Examples) -> Tensor:
     return torch.from_numpy(np.stack(columns, axis=1).astype(np.int64))
 
 
-def fit(
-    make_head: MakeHead, tasks: Sequence[Task], dataset: Dataset, settings: Fitting, *,
+def train_heads(
+    make_head: MakeHead, tasks: Sequence[Task], dataset: Dataset, how: Fitting, *,
     out: Path | None = None, what: str = "",
 ) -> Fitted:  # fmt: skip
     """Train all tasks' heads in one pass; each comes out as if it had been trained alone.
@@ -126,7 +126,7 @@ def fit(
     """
     start = time.perf_counter()
     head = build(make_head, tasks, dataset.states.shape[-1])
-    examples, inputs = dataset.examples, dataset.inputs(head, settings.loss)
+    examples, inputs = dataset.examples, dataset.inputs(head, how.loss)
     states, of = inputs.states, inputs.text_of
     rows = {split: np.flatnonzero(np.isin(of, texts)) for split, texts in examples.rows.items()}
     targets = targets_of(tasks, examples)
@@ -135,22 +135,22 @@ def fit(
     if head.needs_moments:  # of single rows, also where texts of tokens are trained on
         single = torch.from_numpy(np.flatnonzero(np.isin(examples.text_of, examples.rows["train"])))
         head.prepare(moments(dataset.states, single, places, targets[examples.text_of]))
-    weights_of_texts = examples.span_weights(settings.span_weight)
+    weights_of_texts = examples.span_weights(how.span_weight)
     shares = None if weights_of_texts is None else torch.from_numpy(weights_of_texts[of])
     stored = StoreData(states, targets[of], shares)
     seeds = sorted({task.seed for task in tasks})
-    schedule = Schedule(-(-len(training) // settings.batch_size), settings.epochs, settings.checks)
+    schedule = Schedule(-(-len(training) // how.batch_size), how.epochs, how.checks)
     correct = examples.table["correct"].to_numpy()[of]
-    chances, weights = balancing(settings.balance, correct[rows["train"]])
+    chances, weights = balancing(how.balance, correct[rows["train"]])
     module = ProberModule(
-        head, places, [seeds.index(task.seed) for task in tasks], settings,
+        head, places, [seeds.index(task.seed) for task in tasks], how,
         class_weights=[weights if task.target == "correct" else (1.0, 1.0) for task in tasks],
-        warmup=min(settings.warmup_epochs, settings.epochs - 1) * schedule.per_epoch * head.learns,
-        steps=schedule.per_epoch * settings.epochs,
+        warmup=min(how.warmup_epochs, how.epochs - 1) * schedule.per_epoch * head.learns,
+        steps=schedule.per_epoch * how.epochs,
     )  # fmt: skip
 
     def data(done: int) -> Loaders:
-        batches = Batches(training, settings.batch_size, seeds, schedule, weights=chances, start=done)
+        batches = Batches(training, how.batch_size, seeds, schedule, weights=chances, start=done)
         validation = torch.from_numpy(rows["validation"])[None].split(at_once(states), dim=1)
         return loader(stored, batches), loader(stored, validation)
 
@@ -165,15 +165,43 @@ def fit(
     )  # fmt: skip
 
 
+def head_of(head: str | Component | Callable[..., Any]) -> Component:
+    """Read a head: its name with options as typed, ``radio hidden=64``, a class, or a partial of one.
+
+    UserError for what is unknown.
+    """
+    if isinstance(head, Component):
+        return head
+    if not isinstance(head, str):
+        kind, options = getattr(head, "func", head), dict(getattr(head, "keywords", {}))
+        named = next((name for name, known in HEADS.items() if known is kind), None)
+        if named is not None:
+            return Component.of("head", named, **options)
+        return Component.read("head", {"_target_": f"{kind.__module__}.{kind.__qualname__}", **options})
+    name, *words = head.split() or [""]
+    options = {}
+    for word in words:
+        option = parsed(word)
+        if option is None or option.is_sweep_override():
+            fix = 'write a name, or a name and options within quotes: [linear,"radio hidden=64"]'
+            raise UserError(f"head: cannot read {word!r} of {head!r}: {fix}", code="argument")
+        options[option.get_key_element()] = option.value()
+    return Component.read("head", options) if "_target_" in options else Component.of("head", name, **options)
+
+
 def maker(head: Component) -> MakeHead:
     """Make the constructor of the heads that the settings name (UserError: a class or options of no head)."""
     return factory(partial(head.kind, **head.options))
 
 
+def joins_layers(make_head: MakeHead) -> bool:
+    """Tell whether each of the heads reads several layers at once."""
+    return is_joint(getattr(make_head, "func", make_head))
+
+
 def build(make_head: MakeHead, tasks: Sequence[Task], width: int) -> ProbeHead:
     """Make untrained heads of some tasks, whose layers are of a width."""
-    joint = is_joint(getattr(make_head, "func", make_head))
-    places = [len(tasks[0].column.places)] if joint else []
+    places = [len(tasks[0].column.places)] if joins_layers(make_head) else []
     return make_head([task.stream for task in tasks], width, *places)
 
 
@@ -210,8 +238,8 @@ def _explained(
 ) -> RunError:
     for split, numbers in rows.items():
         for part in torch.from_numpy(numbers).split(CHUNK):
-            found = inputs.states[part]
-            tensor = found.states.flatten(1, 2) if isinstance(found, Padded) else found
+            states = inputs.states[part]
+            tensor = states.states.flatten(1, 2) if isinstance(states, Padded) else states
             bad = torch.nonzero(~torch.isfinite(tensor.float()).all(dim=-1))
             if len(bad):
                 row, column = bad[0].tolist()
@@ -230,24 +258,24 @@ def probe_tasks(
 
     The latter read the places ``beside`` the layers too.
     """
-    wanted: dict[Site, list[Column]] = {}
+    by_site: dict[Site, list[Column]] = {}
     for column in columns:
         if column.layer > 0:
-            wanted.setdefault(column.site, []).append(column)
+            by_site.setdefault(column.site, []).append(column)
     if joint:
-        wanted = {site: [Column.of(site, [c.layer for c in own], beside)] for site, own in wanted.items()}
-    return [Task.of(column, seed=seed) for own in wanted.values() for seed in seeds for column in own]
+        by_site = {site: [Column.of(site, [c.layer for c in each], beside)] for site, each in by_site.items()}
+    return [Task.of(column, seed=seed) for each in by_site.values() for seed in seeds for column in each]
 
 
-def plan_tasks(dataset: Dataset, settings: Fitting, *, joint: bool = False) -> tuple[list[Task], list[str]]:
+def plan_tasks(dataset: Dataset, how: Fitting, *, joint: bool = False) -> tuple[list[Task], list[str]]:
     """Plan the heads of the prober, for every site and seed, and the controls; notes name those left out.
 
     The controls have the first seed: the embedding layer and, at the middle layer of the first site,
     shuffled labels, which must end at chance, and "is the answer a person", which must not. ``joint`` heads
     read all layers of a site, and that of the embedding layer reads it in place of all that they read.
     """
-    first, beside = settings.seed, dataset.beside_places
-    tasks = probe_tasks(dataset.columns, range(first, first + settings.seeds), joint=joint, beside=beside)
+    first, beside = how.seed, dataset.beside_places
+    tasks = probe_tasks(dataset.columns, range(first, first + how.seeds), joint=joint, beside=beside)
     own = [task.column for task in tasks if (task.site, task.seed) == (tasks[0].site, first)]
     middle = own[len(own) // 2]
     notes: list[str] = []
@@ -275,7 +303,7 @@ def _no_person(examples: Examples) -> str | None:
     return None
 
 
-def own_tasks(tasks: Sequence[Task], part: Partition) -> list[Task]:
+def part_tasks(tasks: Sequence[Task], part: Partition) -> list[Task]:
     """Select the heads of a part's range of layers, controls included; the first has the embedding layer.
 
     UserError for more parts than layers, and for heads of several layers.
@@ -286,8 +314,8 @@ def own_tasks(tasks: Sequence[Task], part: Partition) -> list[Task]:
     layers = sorted({task.layer for task in tasks if task.layer})
     if part.count > (n := len(layers)):
         raise UserError(f"part={part}: {n} layers are trained, give {n} parts at most", code="parts")
-    own = {*part.block(layers), *((0,) if part.number == 1 else ())}
-    return [task for task in tasks if task.layer in own]
+    block = {*part.block(layers), *((0,) if part.number == 1 else ())}
+    return [task for task in tasks if task.layer in block]
 
 
 def of_tasks(dataset: Dataset, stores: Sequence[Stored], tasks: Sequence[Task]) -> Dataset:

@@ -18,10 +18,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from probers.adaptive.training import TARGET
+from probers.bank.report import cut
 from probers.checksums import Journal, draw_key
 from probers.commands.components import Component
-from probers.commands.compose import parsed
 from probers.commands.runs import RunFolder
 from probers.data.splits import Partition
 from probers.evaluation import metrics
@@ -32,14 +31,14 @@ from probers.store.joined import JoinedStores, Stored, of_site
 from probers.store.store import FeatureStore
 from probers.types import BESIDE, SPLITS, Beside, RunError, Site, UserError
 
-from ..assemble import assemble
-from ..data import Dataset
-from ..examples import Examples, SplitRequest, load_examples
-from ..fit import Task, build, fit, maker, probe_tasks
-from ..report import cut
-from ..run import Chosen, default_out, identified, listed, opened_stores
-from ..run import run as train
-from ..settings import Assembling, Fitting, Search, Stores, Train
+from .assemble import assemble
+from .data import Dataset
+from .examples import Examples, SplitRequest, load_examples
+from .heads import Task, build, head_of, maker, probe_tasks, train_heads
+from .methods import method_of
+from .run import Chosen, default_out, identified, listed, opened_stores
+from .run import run as train
+from .settings import Assembling, Fitting, Search, Stores, Train
 
 log = logging.getLogger(__name__)
 
@@ -61,15 +60,20 @@ Record = Mapping[str, Any]
 def run(settings: Search) -> Path:
     """Choose a prober on the training groups, train it, and test it once; returns its folder."""
     heads = {" ".join(text.split()): head_of(text) for text in listed(settings.heads)}
+    for name, head in heads.items():
+        if method_of(head) == "questions":
+            raise UserError(f"heads: {name} classifies questions and reads no states", code="unsupported")
     settings.hardware()
     opened = opened_stores(settings)
     paths = [store.path for store in opened]
     pool = settings.pool or opened[0].spec.pool
-    stores, beside = stores_of(opened, pool, settings)
+    stores, beside = stores_of(opened, pool, listed(settings.sites), settings.beside)
     request = SplitRequest(settings.split, settings.train_on, settings.test_on, settings.seed)
     examples = load_examples([*stores.values(), *chain.from_iterable(beside.values())], request)
     settings.rule().check_number(len(examples.groups("validation")))
-    folds = [fold(examples, n, settings) for n in range(1, settings.folds + 1)]
+    folds = [
+        fold(examples, Partition(n, settings.folds), settings.seed) for n in range(1, settings.folds + 1)
+    ]
     planned, left_out = plan(heads, stores, beside, examples, settings)
 
     out = Path(settings.out or default_out("search", paths, settings, *listed(settings.sites)))
@@ -81,8 +85,8 @@ def run(settings: Search) -> Path:
     for reason in dict.fromkeys(left_out.values()):
         names = [name for name, why in left_out.items() if why == reason]
         log.info("%s", fill(f"left out: {'; '.join(names)}: {reason}", 98, subsequent_indent="  "))
-    found = rounds(out, planned, folds, settings)
-    winner, entry = summary(planned, found, folds, settings)
+    results = rounds(out, planned, folds, settings)
+    winner, entry = summary(planned, results, folds, settings.minutes)
     entry["left_out"] |= left_out
     write_text(out / _FILE, canonical_json(entry))
     log.info("%s", table(entry))
@@ -95,50 +99,33 @@ def run(settings: Search) -> Path:
     return train(Train(**how, head=winner.head), search=Chosen(folder, entry))
 
 
-def head_of(text: str) -> Component:
-    """Read a head as typed, ``radio hidden=64``; UserError for what is unknown, or reads no states."""
-    name, *words = text.split() or [""]
-    options = {}
-    for word in words:
-        found = parsed(word)
-        if found is None or found.is_sweep_override():
-            told = f"heads: cannot read {word!r} of {text!r}"
-            fix = 'write a name, or a name and options within quotes: [linear,"radio hidden=64"]'
-            raise UserError(f"{told}: {fix}", code="argument")
-        options[found.get_key_element()] = found.value()
-    made = Component.read("head", options) if "_target_" in options else Component.of("head", name, **options)
-    if made.target == TARGET:
-        raise UserError(f"heads: {name} classifies questions and reads no states", code="unsupported")
-    return made
-
-
 #: What is read beside the states, by kind, and the stores that have it.
 Besides = Mapping[tuple[Beside, ...], Sequence[Stored]]
 
 
 def stores_of(
-    opened: Sequence[FeatureStore], pool: str, settings: Search
+    opened: Sequence[FeatureStore], pool: str, sites: Sequence[Site], sets: list[list[Beside]] | None
 ) -> tuple[dict[Site, Stored], Besides]:
     """Map each site to its store, or several read as one, and each set beside them to its stores.
 
     UserError for a site or kind that no store has.
     """
     there = dict.fromkeys(spec.site for store in opened for spec in store.features if spec.pool == pool)
-    sites = listed(settings.sites) or [site for site in there if site not in BESIDE or len(there) == 1]
+    sites = sites or [site for site in there if site not in BESIDE or len(there) == 1]
     kinds = [kind for kind in BESIDE if kind in there and there.keys() > {kind}]
-    sets = [[], kinds] if settings.beside is None else settings.beside
+    sets = [[], kinds] if sets is None else sets
     beside = {tuple(each): [of_site(opened, pool, kind) for kind in each] for each in sets}
     return {site: of_site(opened, pool, site) for site in sites}, beside
 
 
-def fold(examples: Examples, number: int, settings: Search) -> Examples:
+def fold(examples: Examples, part: Partition, seed: int) -> Examples:
     """Deal the training groups of one fold to training, validation and (held out) test.
 
     UserError for a split that has no texts of both labels.
     """
-    names = sorted(map(str, examples.groups("train")), key=lambda g: draw_key("fold", settings.seed, g))
-    held = dict.fromkeys(Partition(number, settings.folds).block(names), "test")
-    rest = sorted((g for g in names if g not in held), key=lambda g: draw_key("checks", settings.seed, g))
+    names = sorted(map(str, examples.groups("train")), key=lambda g: draw_key("fold", seed, g))
+    held = dict.fromkeys(part.block(names), "test")
+    rest = sorted((g for g in names if g not in held), key=lambda g: draw_key("checks", seed, g))
     checks = max(1, round(_CHECKS * len(rest)))
     side = held | dict.fromkeys(rest[:checks], "validation") | dict.fromkeys(rest[checks:], "train")
     of = np.array([side[g] for g in examples.column("group", "train").astype(str)], dtype=object)
@@ -147,7 +134,7 @@ def fold(examples: Examples, number: int, settings: Search) -> Examples:
     rows = {split: examples.rows["train"][of == split] for split in SPLITS}
     if any(len(set(examples.wrong[own])) < 2 for own in rows.values()):
         few = f"{len(names)} training groups are too few to have both labels in each part of each fold"
-        raise UserError(f"folds={settings.folds}: {few}; give fewer folds, or more texts", code="labels")
+        raise UserError(f"folds={part.count}: {few}; give fewer folds, or more texts", code="labels")
     return replace(examples, rows=rows)
 
 
@@ -270,7 +257,7 @@ def _measure(candidate: Candidate, fold: int, part: Examples, settings: Search) 
         threshold="balanced_accuracy",
     )  # fmt: skip
     try:
-        fitted = fit(maker(candidate.head), candidate.tasks, dataset, how)
+        fitted = train_heads(maker(candidate.head), candidate.tasks, dataset, how)
         trained = assemble(fitted, dataset, how, controls=False, refuse=False)
     except RunError as error:
         if error.code == "damaged":
@@ -300,7 +287,7 @@ def _mean(records: Sequence[Record]) -> Sample:
 
 def summary(
     candidates: Sequence[Candidate], found: Mapping[str, Sequence[Record]], folds: Sequence[Examples],
-    settings: Search,
+    minutes: float,
 ) -> tuple[Candidate, dict[str, Any]]:  # fmt: skip
     """Choose the winner among the candidates of the last round, and put down what was tried.
 
@@ -329,7 +316,7 @@ def summary(
         "winner": ranked[0], "tried": tried, "left_out": failed,
         "not_tried": [name for name in by_name if name not in found],
         "folds": [{"texts": len(f.rows["test"]), "groups": len(f.groups("test"))} for f in folds],
-        "minutes": settings.minutes,
+        "minutes": minutes,
     }  # fmt: skip
 
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from probers.bank.calibration import sigmoid
+from probers.bank.figures import EMBEDDING, ENSEMBLE, SHUFFLED, WITH_ENTROPY, Decision, Figures
+from probers.bank.report import layer_name
 from probers.evaluation.metrics import auprc, auroc, ece, risk_coverage
 
-from .assemble import ENSEMBLE, WITH_ENTROPY, Trained
+from .assemble import Trained
 from .evaluate import Evaluator
-from .fit import EMBEDDING, SHUFFLED
-from .report import layer_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -53,14 +53,6 @@ class Series(NamedTuple):
     style: Style
 
 
-class Level(NamedTuple):
-    """Horizontal line, named beside the axes; a coloured one is drawn strongly."""
-
-    value: float
-    name: str
-    colour: str = GREY
-
-
 def canvas(width: float, height: float, *, columns: int = 1, rows: int = 1, **options: Any) -> Any:
     """Make a figure of so many inches and its axes as an array (rows, columns)."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -78,62 +70,14 @@ def canvas(width: float, height: float, *, columns: int = 1, rows: int = 1, **op
 
 
 def legend(ax: Axes, where: str, **options: Any) -> None:
-    """Draw a legend without a frame in one corner, or "above" or "beside" the axes."""
-    if where == "above":
-        options |= {"loc": "lower left", "bbox_to_anchor": (0.0, 1.0), "ncols": 4}
-    elif where == "beside":
-        options |= {"loc": "center left", "bbox_to_anchor": (1.01, 0.5)}
-    else:
-        options["loc"] = where
+    """Draw a legend without a frame in one corner, or "beside" the axes."""
+    options["loc"] = "center left" if where == "beside" else where
+    if where == "beside":
+        options["bbox_to_anchor"] = (1.01, 0.5)
     ax.legend(**options, frameon=False, fontsize=_FONT, title_fontsize=_FONT)
 
 
-def levels(panels: Sequence[tuple[Axes, Sequence[Level]]]) -> None:
-    """Draw level lines, with names and values right of the axes, moved apart where they would overlap."""
-    panels = [(ax, sorted(entries)) for ax, entries in panels if entries]
-    for ax, entries in panels:
-        low, high = ax.get_ylim()
-        margin = 0.02 * (high - low)
-        ax.set_ylim(min(low, entries[0].value - margin), max(high, entries[-1].value + margin))
-        for value, _, colour in entries:
-            width, line = (0.8, ":") if colour == GREY else (1.6, "-")
-            ax.axhline(value, color=colour, zorder=0, linewidth=width, linestyle=line)
-    if panels:
-        figure: Any = panels[0][0].figure
-        figure.draw_without_rendering()  # settles the heights, which the names' distance needs
-    for ax, entries in panels:
-        _names(ax, entries)
-
-
-def _names(ax: Axes, entries: Sequence[Level]) -> None:
-    low, high = ax.get_ylim()
-    figure: Any = ax.figure
-    inches = ax.get_position().height * figure.get_size_inches()[1]
-    gap = _FONT * 1.3 / 72 / inches  # of a line of text, as a share of the axes' height
-    heights = [(entry.value - low) / (high - low) for entry in entries]
-    places = spread(heights, gap, 0.0, 1.0)
-    for entry, height, place in zip(entries, heights, places, strict=True):
-        ax.annotate(
-            f"{entry.name} {entry.value:.2f}", xy=(1.0, height), xytext=(1.045, place),
-            xycoords="axes fraction", textcoords="axes fraction", color=entry.colour, fontsize=_FONT,
-            va="center", annotation_clip=False,
-            arrowprops={"arrowstyle": "-", "color": entry.colour, "linewidth": 0.5, "relpos": (0, 0.5)},
-        )  # fmt: skip
-
-
-def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Place labels near where they are wanted (ascending), ``gap`` apart at least, from ``low`` to ``high``.
-
-    Labels that would overlap form a stack around the mean of the places wanted: squared moves are least.
-    """
-    from sklearn.isotonic import isotonic_regression
-
-    below = gap * np.arange(len(wanted))  # what the labels below need: without it, places must only not fall
-    start = isotonic_regression(np.asarray(wanted) - below, y_min=low, y_max=max(low, high - below[-1]))
-    return list(map(float, start + below))
-
-
-def save(figure: Figure, path: Path) -> None:
+def write_png(figure: Figure, path: Path) -> None:
     """Write a PNG that holds no date or version, so that the same run gives the same bytes."""
     figure.savefig(path, dpi=130, metadata={"Software": None})
 
@@ -166,7 +110,7 @@ def roc_pr(path: Path, wrong: np.ndarray, scores: Sequence[Series]) -> None:
     right.annotate(f"base rate {rate:.2f}", xy=(0.02, rate + beyond), va=edge, color=GREY, fontsize=8)
     legend(left, "lower right", title="AUROC (test)")
     legend(right, "lower left" if rate > 0.3 else "upper right", title="AUPRC (test)")
-    save(figure, path)
+    write_png(figure, path)
 
 
 #: Fewest texts kept: of fewer, the share of wrong ones jumps about and hides the rest.
@@ -193,7 +137,7 @@ def coverage_risk(path: Path, wrong: np.ndarray, scores: Sequence[Series]) -> No
     ax.set_ylabel("risk: share wrong of those kept")
     ax.set(xlim=(0, 1), ylim=(0, None))
     legend(ax, "beside", title="mean risk (test)")
-    save(figure, path)
+    write_png(figure, path)
 
 
 def reliability(path: Path, wrong: np.ndarray, probabilities: Sequence[Series]) -> None:
@@ -209,7 +153,7 @@ def reliability(path: Path, wrong: np.ndarray, probabilities: Sequence[Series]) 
     ax.set_ylabel("share wrong of that tenth (test)")
     ax.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
     legend(ax, "upper left", title="ECE (test)")
-    save(figure, path)
+    write_png(figure, path)
 
 
 def tenths(wrong: np.ndarray, probability: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -241,30 +185,29 @@ def logit_density(path: Path, wrong: np.ndarray, margins: Mapping[str, np.ndarra
     axes[0, 0].set_ylabel("density (test)")
     axes[0, 0].margins(y=0.12)
     legend(axes[0, 0], "best")
-    save(figure, path)
+    write_png(figure, path)
 
 
 #: Controls with curves beside the prober's.
 _BESIDE = ("mean entropy", "bag of words, text")
-#: Controls that are level lines; few on the learning curve, for the sake of the curve.
-_BY_LAYER = (
-    "entropies combined", "mean entropy", "max entropy", "min probability", "sequence log-prob",
-    "RIND maximum", "bag of words, text", "length", "question type", EMBEDDING, SHUFFLED,
-)  # fmt: skip
-_ON_CURVE = ("entropies combined", "mean entropy", "bag of words, text", "question type", EMBEDDING)
+#: Controls that are level lines, and the dashes of each.
+_LEVELS: dict[str, Any] = {
+    "entropies combined": "-", "mean entropy": "--", "bag of words, text": "-.", EMBEDDING: ":",
+    SHUFFLED: (0, (1, 5)), "majority": (0, (5, 5)),
+}  # fmt: skip
 _PANELS = (("auroc", "AUROC, finding wrong texts (test)"), ("accuracy", "accuracy (test)"))
 
 
-def write_plots(folder: Path, figures: Mapping[str, Any], trained: Trained, evaluator: Evaluator) -> None:
-    """Write the pictures of one training run; ``figures`` are those of ``metrics.json``."""
+def write_plots(folder: Path, figures: Figures, trained: Trained, evaluator: Evaluator) -> None:
+    """Write the pictures of one training run."""
     folder.mkdir(parents=True, exist_ok=True)
     rows, wrong = evaluator.test, evaluator.wrong
-    names = dict(zip(trained.layers, (layer_name(figures, e) for e in figures["layers"]), strict=True))
+    names = dict(zip(trained.layers, (layer_name(figures, e) for e in figures.layers), strict=True))
     saved = trained.saved.scores[rows]
     scores = [Series(ENSEMBLE if len(names) > 1 else names[trained.best], saved, PROBER)]
     probabilities = [
         Series("before calibration", sigmoid(saved), OTHERS[0]),
-        Series(f"after ({figures['calibration']['method']})", trained.bank.calibration(saved), PROBER),
+        Series(f"after ({figures.calibration.method})", trained.bank.calibration(saved), PROBER),
     ]
     if trained.with_entropy is not None:
         detector = evaluator.calibrated(trained.with_entropy)
@@ -282,89 +225,92 @@ def write_plots(folder: Path, figures: Mapping[str, Any], trained: Trained, eval
     best = sorted(names, key=lambda column: -trained.validation[column]["auroc"])[:2]
     margins = {names[column]: trained.layers[column].scores[rows] for column in best}
     logit_density(folder / "logit_density.png", wrong, margins)
-    if figures["learning_curve"]:
+    if figures.learning_curve:
         _learning_curve(folder / "learning_curve.png", figures)
 
 
-def _by_layer(path: Path, figures: Mapping[str, Any]) -> None:
+def _by_layer(path: Path, figures: Figures) -> None:
     from matplotlib.ticker import MaxNLocator
 
     figure, axes = canvas(9.0, 7.6, rows=2, sharex=True)
-    sites = figures["sites"]
-    together = figures["ensemble"] if len(figures["layers"]) > 1 else None
-    panels = []
+    sites = figures.sites
+    together = figures.ensemble if len(figures.layers) > 1 else None
     for ax, (key, label) in zip(axes[:, 0], _PANELS, strict=True):
         for number, site in enumerate(sites):
-            entries = [entry for entry in figures["layers"] if entry["site"] == site]
+            entries = [entry for entry in figures.layers if entry.site == site]
             aside = 0.16 * (number - (len(sites) - 1) / 2)  # so that two sites' bars do not hide each other
             style = (PROBER, *OTHERS)[number % (1 + len(OTHERS))]
-            places, name = [entry["layer"] + aside for entry in entries], "head of each layer"
-            if ends := entries[0].get("together"):
+            places, name = [entry.layer + aside for entry in entries], "head of each layer"
+            if ends := entries[0].together:
                 places, name = [(ends[0] + ends[-1]) / 2 + aside], "one head of these layers"
-                ax.hlines([e[key] for e in entries if e[key] is not None], ends[0], ends[-1], style.colour)
+                ax.hlines(
+                    [e.get(key) for e in entries if e.get(key) is not None], ends[0], ends[-1], style.colour
+                )
             _errorbars(ax, places, entries, key, f"{site}, {name}", style)
         ax.set_ylabel(label)
-        panels.append((ax, [
-            *_level(together, key, ENSEMBLE, BLUE),
-            *_level(figures["with_entropy"], key, _with_entropy(figures), GREEN),
-            *_controls(figures, _BY_LAYER, key),
-        ]))  # fmt: skip
-    layers = sorted({k for entry in figures["layers"] for k in entry.get("together", [entry["layer"]])})
+        _level(ax, together, key, ENSEMBLE, BLUE)
+        _level(ax, figures.with_entropy, key, _with_entropy(figures), GREEN)
+        _controls(ax, figures, key)
+    layers = sorted({k for entry in figures.layers for k in entry.together or [entry.layer]})
     bottom = axes[1, 0]
     bottom.set_xlim(layers[0] - 0.6, layers[-1] + 0.6)
     bottom.set_xlabel("layer (after this block)")
     bottom.xaxis.set_major_locator(MaxNLocator(nbins=20, integer=True, min_n_ticks=1))
-    legend(axes[0, 0], "above")
-    levels(panels)
-    save(figure, path)
+    write_png(figure, path)
 
 
-def _learning_curve(path: Path, figures: Mapping[str, Any]) -> None:
-    points = figures["learning_curve"]
-    groups = np.array([point["groups"] for point in points], dtype=float)
+def _learning_curve(path: Path, figures: Figures) -> None:
+    points = figures.learning_curve
+    groups = np.array([point.groups for point in points], dtype=float)
     figure, axes = canvas(11.0, 4.4, columns=2)
-    shown = [("layer", layer_name(figures, figures["layers"][0]), PROBER, 1.0)]
-    if len(figures["layers"]) > 1:
-        best = f"best layer on validation ({figures['best_layer']})"
+    shown = [("layer", layer_name(figures, figures.layers[0]), PROBER, 1.0)]
+    if len(figures.layers) > 1:
+        best = f"best layer on validation ({figures.best_layer})"
         shown = [("ensemble", ENSEMBLE, PROBER, 0.985), ("layer", best, OTHERS[0], 1.015)]
-    panels = []
     for ax, (key, label) in zip(axes[0], _PANELS, strict=True):
         for which, name, style, aside in shown:
-            _errorbars(ax, groups * aside, [point[which] for point in points], key, name, style)
+            _errorbars(ax, groups * aside, [point.get(which) for point in points], key, name, style)
         ax.set(xscale="log", xlabel="training groups (texts)", ylabel=label)
-        ax.set_xticks(groups, [f"{point['groups']}\n({point['n']})" for point in points])
+        ax.set_xticks(groups, [f"{point.groups}\n({point.n})" for point in points])
         ax.minorticks_off()
-        panels.append((ax, _controls(figures, _ON_CURVE, key)))
-    legend(axes[0, 0], "above")
-    levels(panels)
-    save(figure, path)
+        _controls(ax, figures, key)
+    write_png(figure, path)
 
 
 def _errorbars(
-    ax: Axes, places: Sequence[float] | np.ndarray, entries: Sequence[Mapping[str, Any]], key: str,
+    ax: Axes, places: Sequence[float] | np.ndarray, entries: Sequence[Decision], key: str,
     name: str, style: Style,
 ) -> None:  # fmt: skip
     """Draw the defined figures of several entries with their 95% intervals."""
-    known = [i for i, entry in enumerate(entries) if entry[key] is not None]
+    known = [i for i, entry in enumerate(entries) if entry.get(key) is not None]
     if not known:
         return
-    values = np.array([entries[i][key] for i in known])
-    bounds = np.array([entries[i][f"{key}_ci"] or [entries[i][key]] * 2 for i in known]).T
+    values = np.array([entries[i].get(key) for i in known])
+    bounds = np.array([entries[i].get(f"{key}_ci") or [entries[i].get(key)] * 2 for i in known]).T
     ax.errorbar(
         np.asarray(places)[known], values, yerr=np.abs(bounds - values), color=style.colour,
         marker=style.marker, markersize=4.5, linewidth=1.3, elinewidth=0.9, capsize=2, label=name,
     )  # fmt: skip
 
 
-def _level(entry: Mapping[str, Any] | None, key: str, name: str, colour: str = GREY) -> list[Level]:
-    return [] if entry is None or entry[key] is None else [Level(entry[key], name, colour)]
+def _level(
+    ax: Axes, entry: Decision | None, key: str, name: str, colour: str = GREY, line: Any = "-"
+) -> None:
+    """Draw a defined figure as a horizontal line."""
+    if entry is not None and (value := entry.get(key)) is not None:
+        width = 0.8 if colour == GREY else 1.6
+        style: dict[str, Any] = {"color": colour, "linestyle": line, "linewidth": width, "zorder": 0}
+        ax.axhline(value, label=f"{value:.2f}  {name}", **style)
 
 
-def _controls(figures: Mapping[str, Any], names: Sequence[str], key: str) -> list[Level]:
-    if key == "accuracy":  # a constant decision has an accuracy worth comparing with, and no AUROC
-        names = ("majority", *(name for name in names if name != SHUFFLED))
-    return [level for name in names for level in _level(figures["controls"].get(name), key, name)]
+def _controls(ax: Axes, figures: Figures, key: str) -> None:
+    """Draw the controls, and the legend of all lines beside them."""
+    for name, line in _LEVELS.items():
+        # A constant decision has an accuracy worth comparing with; shuffled labels have one of their own.
+        if name != SHUFFLED or key == "auroc":
+            _level(ax, figures.controls.get(name), key, name, line=line)
+    legend(ax, "beside")
 
 
-def _with_entropy(figures: Mapping[str, Any]) -> str:
-    return WITH_ENTROPY if len(figures["layers"]) > 1 else "with entropy"
+def _with_entropy(figures: Figures) -> str:
+    return WITH_ENTROPY if len(figures.layers) > 1 else "with entropy"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import or_
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -20,18 +20,19 @@ from probers.checksums import draw_key, inputs
 from probers.commands.components import Component
 from probers.data.splits import Seen
 from probers.evaluation.metrics import auroc
-from probers.heads import StackedHead, head_name
+from probers.heads import head_name
+from probers.heads.stacked import StackedHead
 from probers.options import Name
 from probers.store.joined import Stored
-from probers.store.spec import FeatureSpec, ranges
+from probers.store.spec import ranges
 from probers.types import SPLITS, UserError
 
-from .assemble import Detector, Trained, score_everything, score_texts
-from .data import Dataset, layers_to_train
-from .examples import WEIGHTS
-from .fit import Fitted, Task, build, maker
-from .method import Method
-from .settings import Train
+from ..assemble import Detector, Trained, score_everything, score_texts
+from ..data import Dataset, layers_to_train
+from ..examples import WEIGHTS
+from ..heads import Fitted, Task, build
+from ..settings import Fitting, Train
+from . import Method
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,30 +44,26 @@ class Stack:
     mark spans are refused.
     """
 
+    method: ClassVar[str] = "stack"
     probers: list[Name] = field(default_factory=lambda: [])
     """probers to stack, two or more: folders or hub ids, as [runs/a,runs/b]"""
 
 
-@dataclass(frozen=True)
 class Stacking(Method):
     """The method of a stack: weights for probers, by what the user called them, in place of a training.
 
-    ``spec`` is of the layers of all of them.
+    UserError for fewer than two, and for those that cannot be stacked.
     """
 
     head = "stacked"
     unused = ("sizes", "layer_sets", "matrix", "part", "launch", "beside", "seeds")
 
-    probers: Sequence[str]
-    banks: Sequence[Prober]
-    spec: FeatureSpec
-
-    @classmethod
-    def load(cls, probers: Sequence[str]) -> Stacking:
-        """Load probers; UserError for fewer than two, and for those that cannot be stacked."""
+    def settle(self, settings: Train) -> Train:
+        """Take head, pool, site and layers from the members; UserError for settings that contradict them."""
+        probers: list[str] = settings.head.options["probers"]
         if len(probers) < 2:
-            told = f"head.probers=[{','.join(probers)}] names {len(probers)} of the probers to stack"
-            raise UserError(f"{told}: give two or more, as [runs/a,runs/b]", "missing-value")
+            message = f"head.probers=[{','.join(probers)}] names {len(probers)} of the probers to stack"
+            raise UserError(f"{message}: give two or more, as [runs/a,runs/b]", "missing-value")
         banks = [Prober.from_pretrained(name) for name in probers]
         for name, bank in zip(probers, banks, strict=True):
             does = {
@@ -75,11 +72,30 @@ class Stacking(Method):
                 f"reads {', '.join(bank.spec.feature.beside)}": bool(bank.spec.beside),
             }
             if odd := [what for what, true in does.items() if true]:
-                told = f"head.probers: the head of {name} {odd[0]}, and a stack scores tokens by their states"
-                raise UserError(f"{told}: leave it out", "unsupported")
+                message = (
+                    f"head.probers: the head of {name} {odd[0]}, and a stack scores tokens by their states"
+                )
+                raise UserError(f"{message}: leave it out", "unsupported")
             banks[0].spec.check(bank.spec, what=f"head.probers: states of {probers[0]}", against=f"of {name}")
         layers = tuple(sorted({layer for bank in banks for layer in bank.layers}))
-        return cls(probers, banks, replace(banks[0].spec, layers=layers))
+        self.probers, self.banks = probers, banks
+        self.spec = replace(banks[0].spec, layers=layers)
+        if settings.layer != "all" and layers_to_train(settings.layer, self.spec) != layers:
+            message = f"layer={settings.layer}: the members read layers {ranges(layers)}, leave layer out"
+            raise UserError(message, "layers")
+        members = [
+            {
+                "head": head_name(bank.head), "options": bank.head.options, "layers": list(bank.layers),
+                "ensemble": bank.ensemble.to_dict(),
+            }
+            for bank in banks
+        ]  # fmt: skip
+        pool: Any = settings.pool or self.spec.pool
+        return replace(
+            settings, head=Component("head", "probers.heads.stacked.StackedHead", {"members": members}),
+            pool=pool, site=settings.site or self.spec.site, layer=list(layers),
+            learning_curve=False,
+        )  # fmt: skip
 
     @property
     def names(self) -> list[str]:
@@ -93,37 +109,16 @@ class Stacking(Method):
         """The probers' ``config.json``, which names their weights, by content."""
         return inputs(*(locate(name) / CONFIG for name in self.probers))
 
-    def plan(self, dataset: Dataset, settings: Train) -> tuple[list[Task], list[str]]:
-        tasks, _ = super().plan(dataset, settings)
-        found = ["controls that are heads left out: a stack is not trained on states"]
+    def plan(self, dataset: Dataset) -> tuple[list[Task], list[str]]:
+        tasks, _ = super().plan(dataset)
+        notes = ["controls that are heads left out: a stack is not trained on states"]
         unknown = [name for name, bank in zip(self.names, self.banks, strict=True) if bank.seen is None]
         if unknown:
-            told = "it is not known what these were trained on, which may be texts of validation or test"
-            found.append(f"{told}: {', '.join(unknown)}")
-        return [task for task in tasks if task.is_probe], found
+            message = "it is not known what these were trained on, which may be texts of validation or test"
+            notes.append(f"{message}: {', '.join(unknown)}")
+        return [task for task in tasks if task.is_probe], notes
 
-    def settle(self, settings: Train) -> Train:
-        """Take head, pool, site and layers from the members; UserError for settings that contradict them."""
-        settings = super().settle(settings)
-        layers = self.spec.layers
-        if settings.layer != "all" and layers_to_train(settings.layer, self.spec) != layers:
-            told = f"layer={settings.layer}: the members read layers {ranges(layers)}, leave layer out"
-            raise UserError(told, "layers")
-        members = [
-            {
-                "head": head_name(bank.head), "options": bank.head.options, "layers": list(bank.layers),
-                "ensemble": bank.ensemble.to_dict(),
-            }
-            for bank in self.banks
-        ]  # fmt: skip
-        pool: Any = settings.pool or self.spec.pool
-        return replace(
-            settings, head=Component("head", "probers.heads.StackedHead", {"members": members}),
-            pool=pool, site=settings.site or self.spec.site, layer=list(layers),
-            learning_curve=False,
-        )  # fmt: skip
-
-    def prepare(self, dataset: Dataset, stores: Sequence[Stored], settings: Train) -> Dataset:
+    def prepare(self, dataset: Dataset, stores: Sequence[Stored]) -> Dataset:
         """Deal the validation groups by hash: one half is for the weights, the other remains validation.
 
         UserError for states of another kind, and for groups of validation or test that a member has learned
@@ -134,26 +129,30 @@ class Stacking(Method):
             self.spec.check(spec, what="head.probers: states of the probers", against="those of data")
         for name, bank in zip(self.probers, self.banks, strict=True):
             for split, learned in (("validation", ["train"]), ("test", ["train", "validation"])):
-                found = np.isin(examples.sides(bank.seen or Seen({}), split), learned)
-                if groups := sorted(set(map(str, examples.column("group", split)[found]))):
-                    told = f"head.probers: {name} was trained or tuned on {len(groups)} of the {split} groups"
+                known = np.isin(examples.sides(bank.seen or Seen({}), split), learned)
+                if groups := sorted(set(map(str, examples.column("group", split)[known]))):
+                    message = (
+                        f"head.probers: {name} was trained or tuned on {len(groups)} of the {split} groups"
+                    )
                     fix = "stack it on a store whose groups, in its splits, it has not seen"
-                    raise UserError(f"{told} of data, such as {groups[0]!r}: {fix}", "overlap")
+                    raise UserError(f"{message} of data, such as {groups[0]!r}: {fix}", "overlap")
         names = map(str, examples.groups("validation"))
-        order = sorted(names, key=lambda g: draw_key("stack", settings.seed, g))
+        order = sorted(names, key=lambda g: draw_key("stack", self.settings.seed, g))
         first = np.isin(examples.column("group", "validation").astype(str), order[: len(order) // 2])
         train, validation, test = (examples.rows[split] for split in SPLITS)
         rows = {"train": train, WEIGHTS: validation[first], "validation": validation[~first], "test": test}
-        known = reduce(or_, (bank.seen for bank in self.banks if bank.seen is not None), Seen({}))
-        return replace(dataset, examples=replace(examples, rows=rows, known=known))
+        seen = reduce(or_, (bank.seen for bank in self.banks if bank.seen is not None), Seen({}))
+        return replace(dataset, examples=replace(examples, rows=rows, known=seen))
 
-    def fit(self, out: Path, tasks: Sequence[Task], dataset: Dataset, how: Train, what: str = "") -> Fitted:
+    def fit(
+        self, tasks: Sequence[Task], dataset: Dataset, how: Fitting, *, out: Path | None, what: str = ""
+    ) -> Fitted:
         """Fit the weights on the members' scores of half of the groups, and measure on the other half."""
-        start, aggregate = time.perf_counter(), how.aggregate
-        head = build(maker(how.head), tasks, dataset.states.shape[-1]).eval()
+        start, aggregate = time.perf_counter(), self.settings.aggregate
+        head = build(self.make, tasks, dataset.states.shape[-1]).eval()
         assert isinstance(head, StackedHead)
-        for own, bank in zip(head.heads, self.banks, strict=True):
-            own.load_state_dict(bank.head.state_dict())
+        for member, bank in zip(head.heads, self.banks, strict=True):
+            member.load_state_dict(bank.head.state_dict())
         rows, wrong = dataset.examples.rows, dataset.examples.wrong
         scores = np.stack([score_texts(bank, dataset, aggregate) for bank in self.banks], axis=1)
         fitted = fit_weights(scores[rows[WEIGHTS]], wrong[rows[WEIGHTS]])
@@ -170,7 +169,7 @@ class Stacking(Method):
         )  # fmt: skip
 
     def complete(
-        self, trained: Trained, fitted: Fitted, dataset: Dataset, settings: Train, out: Path
+        self, trained: Trained, fitted: Fitted, dataset: Dataset, out: Path | None
     ) -> tuple[Trained, Dataset]:
         """Add each member alone, with its own aggregate, calibration and threshold."""
         members = [
@@ -193,13 +192,13 @@ def fit_weights(scores: np.ndarray, wrong: np.ndarray) -> Logistic:
     otherwise set members that say nearly the same against each other. UserError where none is of use.
     """
     whole = fitted = fit_logistic(scores, wrong)
-    kept = np.arange(scores.shape[1])
-    while len(kept) > 1 and fitted.weights.min() < 0:
-        kept = np.delete(kept, fitted.weights.argmin())
-        fitted = fit_logistic(scores[:, kept], wrong)
+    used = np.arange(scores.shape[1])
+    while len(used) > 1 and fitted.weights.min() < 0:
+        used = np.delete(used, fitted.weights.argmin())
+        fitted = fit_logistic(scores[:, used], wrong)
     if fitted.weights.max() <= 0:
-        told = f"no member of the stack tells wrong from right among the {len(wrong)} texts of its weights"
-        raise UserError(f"{told}: give other members, or a store with more validation texts", "labels")
+        message = f"no member of the stack tells wrong from right among the {len(wrong)} texts of its weights"
+        raise UserError(f"{message}: give other members, or a store with more validation texts", "labels")
     weights = np.zeros(scores.shape[1])
-    weights[kept] = fitted.weights
+    weights[used] = fitted.weights
     return Logistic(weights, whole.mean, whole.scale, fitted.intercept)

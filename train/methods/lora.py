@@ -1,29 +1,37 @@
-"""``probers-train head=lora``: adapters trained below a head, and what they do for it and to the model."""
+"""``probers-train head=lora``: adapters below a head, what they do for it and to the model.
+
+The texts of a store of labelled tokens are read again from their file.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
 
+from probers.bank.figures import WITHOUT
 from probers.bank.io import ADAPTER
 from probers.capture.pooling import as_stored
 from probers.commands.components import Component
+from probers.commands.runs import read_state
+from probers.commands.settings import Model, TextFile, plain
+from probers.data.texts import Text, TextSource
 from probers.engine import adapters
-from probers.engine.language_model import Scoring
+from probers.engine.language_model import ScoreRequest, Scoring
 from probers.engine.model import CausalLM
-from probers.engine.tokens import decode
+from probers.engine.tokens import decode, encode_answer, encode_prompts, token_offsets
 from probers.evaluation.bootstrap import Bootstrap
 from probers.evaluation.metrics import auroc
 from probers.heads import ProbeHead
 from probers.pages import public_model
+from probers.prompts import PromptTemplate
 from probers.store.joined import Stored
 from probers.store.spec import ModelSpec
 from probers.store.store import FeatureStore
@@ -31,21 +39,20 @@ from probers.types import Feature, Generation, Needs, RunError, UserError, count
 from probers.uncertainty import signals, signals_before, surprise
 from probers.words.text import split_sentences
 
-from ..assemble import WITHOUT, Trained, assemble
+from ..assemble import Trained, assemble
 from ..data import Column, Dataset
-from ..fit import Fitted, Task, targets_of
-from ..method import Method
+from ..examples import Examples
+from ..heads import Fitted, Task, targets_of
 from ..module import Batches, NotFiniteError, Schedule, loader
+from ..settings import Fitting, Train
 from ..trainer import Loaders, train
-from .adapted import AdaptedModel, Lora
-from .module import LoraModule, Numbers, Texts
-from .texts import StoredText, load_model, read_texts, source_of
-
-if TYPE_CHECKING:
-    from ..settings import Train
+from . import Method
+from .adapted import AdaptedModel, Lora, LoraModule, Numbers, StoredText, Texts
 
 log = logging.getLogger(__name__)
 
+#: Where a run of source=judged keeps its texts.
+_JUDGED = "judged.jsonl"
 #: Test texts that the model continues for the perplexity of its own text, and tokens of each.
 _CONTINUED, _LENGTH = 24, 48
 
@@ -60,30 +67,26 @@ class Adapting(Method):
     _lm: CausalLM
     _texts: Sequence[StoredText]
 
-    def __init__(self, options: Lora) -> None:
-        super().__init__()
-        self._options = options
-        self._notes: list[str] = []
-
     def settle(self, settings: Train) -> Train:
         adapters.check_installed("head=lora")
-        settings = super().settle(settings)
+        self._options: Lora = settings.head.make()
+        self._notes: list[str] = []
         if settings.loss == "double_softmax" or settings.balance != "none":
-            told = "head=lora has loss=ce and loss=span_max, without balance"
+            message = "head=lora has loss=ce and loss=span_max, without balance"
             given = f"loss={settings.loss} balance={settings.balance}"
-            raise UserError(f"{told}: leave {given} out", "unsupported")
+            raise UserError(f"{message}: leave {given} out", "unsupported")
         return replace(settings, head=Component.of("head", "linear"), learning_curve=False)
 
-    def prepare(self, dataset: Dataset, stores: Sequence[Stored], settings: Train) -> Dataset:
+    def prepare(self, dataset: Dataset, stores: Sequence[Stored]) -> Dataset:
         """Load the model, and keep the examples whose texts it reads in the tokens that it wrote."""
-        layers = sorted({column.layer for column in dataset.columns if column.layer})
+        settings, layers = self.settings, sorted({column.layer for column in dataset.columns if column.layer})
         if len(layers) != 1:
-            told = f"layer={settings.layer} names {len(layers)} layers"
-            raise UserError(f"head=lora has one head, on one layer, and {told}: give layer=K", "conflict")
+            named = f"layer={settings.layer} names {len(layers)} layers"
+            raise UserError(f"head=lora has one head, on one layer, and {named}: give layer=K", "conflict")
         (store, *more) = stores
         if more or not isinstance(store, FeatureStore) or store.spec.site != "resid_post":
-            told = "head=lora takes one store, with site=resid_post: give one as data=STORE"
-            raise UserError(told, "unsupported")
+            message = "head=lora takes one store, with site=resid_post: give one as data=STORE"
+            raise UserError(message, "unsupported")
         source = source_of(store, settings.texts)
         self._lm, examples = load_model(store, settings.device), dataset.examples
         self._texts = read_texts(store, examples, source, self._lm.tokenizer)
@@ -91,23 +94,29 @@ class Adapting(Method):
         rows = {split: own[np.isin(own, read)] for split, own in examples.rows.items()}
         for split, own in rows.items():
             if not len(own):
-                told = f"no {split} text of data={store.path} is read in the tokens in which it was written"
-                raise UserError(f"head=lora reads texts again, and {told}: use head=linear", "mismatch")
+                message = (
+                    f"no {split} text of data={store.path} is read in the tokens in which it was written"
+                )
+                raise UserError(f"head=lora reads texts again, and {message}: use head=linear", "mismatch")
         if lost := sum(map(len, examples.rows.values())) - len(read):
-            told = "left out: the model wrote them in other tokens than it reads them in"
-            self._notes.append(f"{count(lost, 'span')} {told}")
+            message = "left out: the model wrote them in other tokens than it reads them in"
+            self._notes.append(f"{count(lost, 'span')} {message}")
         return replace(dataset, examples=replace(examples, rows=rows))
 
-    def plan(self, dataset: Dataset, settings: Train) -> tuple[list[Task], list[str]]:
-        tasks, notes = super().plan(dataset, settings)
+    def plan(self, dataset: Dataset) -> tuple[list[Task], list[str]]:
+        tasks, notes = super().plan(dataset)
         return tasks, [*notes, *self._notes]
 
-    def fit(self, out: Path, tasks: Sequence[Task], dataset: Dataset, how: Train, what: str = "") -> Fitted:
+    def fit(
+        self, tasks: Sequence[Task], dataset: Dataset, how: Fitting, *, out: Path | None, what: str = ""
+    ) -> Fitted:
         """Train the head that the adapters begin with."""
-        return super().fit(out, tasks, dataset, replace(how, epochs=self._options.start_epochs), what)
+        return super().fit(
+            tasks, dataset, replace(how, epochs=self._options.start_epochs), out=out, what=what
+        )
 
     def complete(
-        self, trained: Trained, fitted: Fitted, dataset: Dataset, settings: Train, out: Path
+        self, trained: Trained, fitted: Fitted, dataset: Dataset, out: Path | None
     ) -> tuple[Trained, Dataset]:
         """Train head and adapters from a prober of head=linear.
 
@@ -115,7 +124,9 @@ class Adapting(Method):
         examples with states and signals of the adapted model; where no adapters within ``kl_limit`` were
         better, what was given. The adapters are written to ``out``. RunError for a loss that is not finite.
         """
+        assert out is not None
         begun, frozen, lm, options = time.perf_counter(), trained, self._lm, self._options
+        settings = self.settings
         (number,) = (i for i, task in enumerate(fitted.tasks) if task.is_probe)
         alone, examples = fitted.select([number]), dataset.examples
         (task,), base = alone.tasks, lm.spec
@@ -138,9 +149,9 @@ class Adapting(Method):
         }  # fmt: skip
         log.info("adapters of %s parameters: %.0f s", f"{about['parameters']:,}", time.perf_counter() - begun)
         if not module.improved:
-            told = "no adapters were better on validation than none"
-            told += "" if options.kl_limit is None else f" within kl_limit={options.kl_limit}"
-            notes = [*frozen.notes, f"{told}: this prober has none"]
+            message = "no adapters were better on validation than none"
+            message += "" if options.kl_limit is None else f" within kl_limit={options.kl_limit}"
+            notes = [*frozen.notes, f"{message}: this prober has none"]
             return replace(frozen, adapter=about, notes=notes), dataset
         folder = out / ADAPTER
         adapters.save(lm.model, folder, public_model(base.id))
@@ -160,19 +171,19 @@ class Adapting(Method):
 
 
 def _train(
-    adapted: AdaptedModel, texts: Texts, options: Lora, head: ProbeHead, start: float, settings: Train,
+    adapted: AdaptedModel, texts: Texts, options: Lora, head: ProbeHead, start: float, how: Fitting,
     out: Path,
 ) -> LoraModule:  # fmt: skip
     """Train from a trained head, whose AUROC on validation is ``start``; resumes what ``out`` holds."""
     training, validation = texts.of("train"), texts.of("validation")
-    schedule = Schedule(-(-len(training) // settings.batch_size), settings.epochs, settings.checks)
+    schedule = Schedule(-(-len(training) // how.batch_size), how.epochs, how.checks)
     module = LoraModule(
-        head.train().requires_grad_(True), adapted, texts, settings, options, start=start,
+        head.train().requires_grad_(True), adapted, texts, how, options, start=start,
         steps=schedule.steps,
     )  # fmt: skip
 
     def data(done: int) -> Loaders:
-        batches = Batches(training, settings.batch_size, [settings.seed], schedule, start=done)
+        batches = Batches(training, how.batch_size, [how.seed], schedule, start=done)
         return loader(Numbers(), batches), loader(Numbers(), [validation[None]])
 
     try:
@@ -217,7 +228,7 @@ def _signals(generation: Generation, tokens: np.ndarray) -> dict[str, float]:
     return {**signals(part), **signals_before(generation, int(tokens[0])), "surprise": whole}
 
 
-def _of_model(adapted: AdaptedModel, texts: Texts, most: int, settings: Train) -> dict[str, Any]:
+def _of_model(adapted: AdaptedModel, texts: Texts, most: int, how: Train) -> dict[str, Any]:
     """Measure what the adapters do to the model on test texts: its divergence, and its own text.
 
     At most so many tokens are read at once.
@@ -226,7 +237,7 @@ def _of_model(adapted: AdaptedModel, texts: Texts, most: int, settings: Train) -
     read = list(adapted.read_all(test, most))
     values = np.concatenate([apart for _, apart in read])
     groups = np.repeat([text.group for text, _ in read], [len(apart) for _, apart in read])
-    bootstrap = Bootstrap(groups, resamples=settings.resamples, seed=settings.seed)
+    bootstrap = Bootstrap(groups, resamples=how.resamples, seed=how.seed)
     lm.skip_too_long()
     prompts = [text.prompt.text or _beginning(lm, text) for text in test[:_CONTINUED]]
     with adapters.switched_off(lm.model):
@@ -246,3 +257,84 @@ def _beginning(lm: CausalLM, text: StoredText) -> str:
 def _perplexity(lm: CausalLM, own: Sequence[Generation]) -> float:
     read = lm.score([g.prompt for g in own], [g.token_ids for g in own])
     return float(np.exp(-np.concatenate([each.logprobs for each in read]).mean())) if own else float("nan")
+
+
+def load_model(store: FeatureStore, device: str) -> CausalLM:
+    """Load the model of a store as it was loaded for the store, on a device (UserError: another one)."""
+    known = plain(Model())
+    named = {key: value for key, value in (store.config.get("model") or {}).items() if key in known}
+    chosen = (read_state(store.path) or {}).get("chosen", {})
+    options = {
+        **known, "name": store.spec.model.id, **named, "dtype": store.spec.model.dtype, "device": device,
+        "chat_date": chosen.get("model.chat_date", named.get("chat_date")),
+    }  # fmt: skip
+    lm = CausalLM.from_pretrained(**options)
+    store.spec.check_model(lm.spec, what=f"data={store.path}")
+    return lm
+
+
+def source_of(store: FeatureStore, given: TextFile) -> TextSource:
+    """Find the texts of a store: the file given, or that of its configuration (UserError: none)."""
+    if store.spec.pool != "tokens" or store.spec.position != "token":
+        message = f"head=lora learns from labelled tokens, and data={store.path} has none"
+        fix = "make it with probers-datagen --source texts pool=tokens"
+        raise UserError(f"{message}: {fix}", "mismatch")
+    kept = dict(store.config.get("texts") or {})
+    if store.config.get("source") == "judged":
+        kept = {"path": str(store.path / _JUDGED)}
+    if given.path is not None:
+        kept = plain(given)
+    path = kept.get("path")
+    if path is None or not (path.startswith("hf:") or Path(path).is_file()):
+        there = "does not say where they are" if path is None else f"says they are in {path}, which is gone"
+        message = f"head=lora reads the texts again, and data={store.path} {there}"
+        raise UserError(f"{message}: give texts=FILE", "missing-value")
+    return TextSource(**kept, on_bad_line="skip")
+
+
+def read_texts(
+    store: FeatureStore, examples: Examples, source: TextSource, tokenizer: Any
+) -> list[StoredText]:
+    """Read the texts of a store's rows, in its order (UserError: one that the file lacks or has otherwise).
+
+    Spans without a split are left out; a text without any is in the list, since its rows need states. A text
+    that the model has written in other tokens than those it is read in is not.
+    """
+    table = store.table()
+    tokens, names, starts = (table[name].to_numpy() for name in ("token", "span", "cut_at"))
+    first = {name: row for row, name in reversed([*enumerate(names.tolist())])}
+    found = {name: one for one in source.all() if (name := _name_of(one, first)) is not None}
+    node = store.config.get("prompt")
+    template = Component.read("prompt", node).make() if node else PromptTemplate()
+    assert examples.members is not None
+    spans: dict[str, dict[int, np.ndarray]] = {}
+    for number in np.concatenate([*examples.rows.values()]).tolist():
+        rows = examples.members[number]
+        spans.setdefault(names[rows[0]], {})[number] = tokens[rows]
+    made = []
+    for name, row in first.items():
+        own = np.flatnonzero(names == name)
+        asked = f"of {source.file} {name}"
+        if (one := found.get(name)) is None or _squeezed(table["text"][row]) not in _squeezed(one.answer):
+            message = f"texts={source.path} lacks the text {name} of data={store.path}, or has another answer"
+            raise UserError(f"{message}: give the file that the store was made from", "mismatch")
+        prompt = one.prompt_for(tokenizer, source.file, template)
+        ids = encode_answer(tokenizer, prompt, one.answer, asked)[: tokens[own].max() + 1]
+        (encoded,) = encode_prompts(tokenizer, [prompt], [asked], start=True)
+        _, offsets = token_offsets(tokenizer, ids, encoded.ids)
+        if [offsets[token][0] for token in tokens[own] if token < len(ids)] != starts[own].tolist():
+            continue
+        rows = np.full(len(ids), -1)
+        rows[tokens[own]] = own
+        request = ScoreRequest(prompt, ids, asked)
+        made.append(StoredText(encoded, ids, request, rows, spans.get(name, {}), str(table["group"][row])))
+    return made
+
+
+def _name_of(one: Text, known: Mapping[str, int]) -> str | None:
+    """Look up the name of a text in the store; None where it has none."""
+    return next((name for name in (f"{one.dataset}/{one.id}", one.id) if name in known), None)
+
+
+def _squeezed(text: str) -> str:
+    return "".join(text.split())

@@ -1,0 +1,261 @@
+"""Additional probers of one training: of fewer texts, of fewer layers, and of each store, tested on all.
+
+Those of fewer texts and layers equal the probers of separate trainings: no head depends on another.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from probers.bank.bank import Prober
+from probers.data.splits import Seen
+from probers.evaluation import metrics
+from probers.evaluation.bootstrap import Bootstrap, bounds, number
+from probers.files import canonical_json, write_text
+from probers.store.joined import Sources
+from probers.types import UserError
+
+from .assemble import CurvePoint, Trained, assemble, score_texts
+from .data import Dataset
+from .examples import Examples, SplitRequest, load_examples
+from .heads import Fitted, MakeHead, Task, file_of, joins_layers, probe_tasks, save, train_heads
+from .plots import canvas, write_png
+from .settings import Assembling, Fitting
+
+log = logging.getLogger(__name__)
+
+#: Default points of the learning curve: a number of texts, and shares of all texts.
+_TEXTS, _SHARES = 1000, (0.25, 0.5)
+
+
+def sizes_of(sizes: Sequence[int], whole: Examples, *, curve: bool, seed: int) -> dict[int, Examples]:
+    """Map each size to examples with at most that many training texts, smallest first.
+
+    Without sizes they are those of a learning ``curve``, if wanted. UserError for a size beyond the training
+    texts, below the first group, or whose texts have the same label.
+    """
+    texts = len(whole.rows["train"])
+    if sizes and max(sizes) > texts:
+        raise UserError(f"sizes names {max(sizes)}, and {texts} training texts are there: give no more")
+    wanted = set(sizes)
+    if not wanted and curve:
+        wanted = {n for n in (_TEXTS, *(round(share * texts) for share in _SHARES)) if 0 < n < texts}
+    parts = {size: whole.training_part(size, seed) for size in sorted(wanted)}
+    for size in sizes:
+        if (of := len(parts[size].rows["train"])) > size:
+            raise UserError(f"sizes={size}: the group drawn first has {of} texts; give {of} at least")
+        if _of_one_label(parts[size]):
+            why = "the training texts drawn all have the same label; give more"
+            raise UserError(f"sizes={size}: {why}", code="labels")
+    return parts
+
+
+def sets_of(
+    layer_sets: Sequence[int | Sequence[int] | Literal["each"]], layers: Sequence[int]
+) -> list[tuple[int, ...]]:
+    """List the sets of trained layers that are asked for, without duplicates."""
+    sets: dict[tuple[int, ...], None] = {}
+    for given in layer_sets:
+        if given == "each":
+            sets |= dict.fromkeys((layer,) for layer in layers)
+            continue
+        wanted = {given} if isinstance(given, int) else set(given)
+        if odd := sorted(wanted - set(layers)):
+            why = f"the layers trained are {', '.join(map(str, layers))}"
+            raise UserError(f"layer_sets names layer {odd[0]}, and {why}", code="layers")
+        if not wanted:
+            raise UserError("layer_sets holds [], a set without layers: name one at least", code="layers")
+        sets[tuple(sorted(wanted))] = None
+    return list(sets)
+
+
+class SweptProber(NamedTuple):
+    """An additional prober; ``folder`` is below that of the training, as ``sizes/1000`` or ``layers/2-4``."""
+
+    folder: str
+    about: str
+    trained: Trained
+    examples: Examples
+
+
+#: Trains the heads of some tasks on a data set; a name may follow, of an additional training.
+Fitter = Callable[..., Fitted]
+
+
+def fit_part(
+    fitter: Fitter, tasks: Sequence[Task], dataset: Dataset, fewer: Mapping[int, Examples], out: Path
+) -> None:
+    """Train a part's heads, those of fewer texts as well, and write them to its folder."""
+    save(fitter(tasks, dataset), out / file_of(""))
+    # For fewer texts those of every site, as any may turn out best in the whole.
+    first = min(task.seed for task in tasks)
+    probes = list(dict.fromkeys(replace(task, seed=first) for task in tasks if task.is_probe))
+    texts = len(dataset.examples.rows["train"])
+    for size, examples in fewer.items():
+        if len(examples.rows["train"]) < texts and not _of_one_label(examples):
+            what = f"{size}-texts"
+            save(fitter(probes, replace(dataset, examples=examples), what), out / file_of(what))
+
+
+def of_sizes(
+    fitter: Fitter, trained: Trained, dataset: Dataset, fewer: Mapping[int, Examples], choice: Assembling, *,
+    seed: int, controls: bool,
+) -> tuple[Trained, list[SweptProber]]:  # fmt: skip
+    """Add its learning curve to the prober (Probing-RAG, table 3), and make the probers of these sizes.
+
+    Only the training texts differ, not the number of passes, so that fewer texts take fewer steps.
+    """
+    whole, notes = dataset.examples, list(trained.notes)
+    tasks = [Task.of(c, seed=seed) for c in trained.layers if c.site == trained.best.site]
+    curve: list[CurvePoint] = []
+    probers: list[SweptProber] = []
+    for size, examples in fewer.items():
+        of, texts = len(examples.rows["train"]), len(whole.rows["train"])
+        if _of_one_label(examples):
+            notes.append(f"{of} training texts are not on the learning curve: all have the same label")
+            continue
+        smaller = trained
+        if of < texts:
+            part = replace(dataset, examples=examples)
+            fitted = fitter(tasks, part, f"{size}-texts")
+            smaller = assemble(fitted, part, choice, controls=controls, refuse=False)
+            curve.append(_point(smaller, examples, of / texts))
+        probers.append(SweptProber(f"sizes/{size}", f"{of} texts", smaller, examples))
+    if fewer:
+        curve.append(_point(trained, whole, 1.0))
+    return replace(trained, curve=curve, notes=notes), probers
+
+
+def of_layers(
+    sets: Sequence[Sequence[int]], fitted: Fitted, trained: Trained, dataset: Dataset, choice: Assembling
+) -> Iterator[SweptProber]:
+    """Assemble a prober for each set of layers from trained heads; the controls are those of the training."""
+    for layers in sets:
+        heads = [i for i, task in enumerate(fitted.tasks) if task.is_probe and task.layer in layers]
+        subset = assemble(fitted.select(heads), dataset, choice, controls=False, refuse=False)
+        notes = list(dict.fromkeys([*trained.notes, *subset.notes]))
+        subset = replace(subset, controls=trained.controls, person=trained.person, notes=notes)
+        names = list(map(str, layers))
+        about = f"layer{'s' * (len(names) > 1)} {', '.join(names)}"
+        yield SweptProber(f"layers/{'-'.join(names)}", about, subset, dataset.examples)
+
+
+def _point(trained: Trained, examples: Examples, share: float) -> CurvePoint:
+    return CurvePoint(
+        share, len(examples.rows["train"]), len(examples.groups("train")),
+        trained.layers[trained.best], trained.saved,
+    )  # fmt: skip
+
+
+def _of_one_label(examples: Examples) -> bool:
+    return len(set(examples.wrong[examples.rows["train"]])) < 2
+
+
+#: Name of the row of the prober that was trained on all stores.
+ALL = "all of these"
+_NAME, _CELL = 18, 20
+
+#: Row -> column -> figures.
+Matrix = dict[str, dict[str, dict[str, Any]]]
+
+
+def each_alone(
+    stores: Mapping[str, Sources], layer: object, split: SplitRequest, make: MakeHead, how: Fitting,
+    choice: Assembling,
+) -> dict[str, Prober]:  # fmt: skip
+    """Train a prober on each store by itself, with the first seed."""
+    probers = {}
+    for name, (of_sites, beside) in stores.items():
+        dataset = Dataset.load(of_sites, layer, split, beside)
+        joint = joins_layers(make)
+        tasks = probe_tasks(dataset.columns, [how.seed], joint=joint, beside=dataset.beside_places)
+        log.info("training on %s alone", name)
+        fitted = train_heads(make, tasks, dataset, how)
+        plain = replace(choice, with_entropy=False)
+        bank = assemble(fitted, dataset, plain, controls=False, refuse=False).bank
+        probers[name] = replace(bank, seen=dataset.examples.seen())
+    return probers
+
+
+def matrix(
+    probers: Mapping[str, Prober], stores: Mapping[str, Sources], split: SplitRequest, resamples: int
+) -> Matrix:
+    """Test every prober on the test texts of every store.
+
+    Form, writer and unit of texts differ: a figure on texts like its own says little about others. Rows are
+    probers, columns stores; test texts that a row's prober has trained on are left out.
+
+    Returns:
+        For each cell ``n``, ``wrong``, ``auroc`` with its 95% interval over groups, ``ece`` of P(wrong),
+        ``fired`` at the prober's own threshold, and how many texts were ``seen`` and left out.
+    """
+    cells: Matrix = {row: {} for row in probers}
+    for column, (of_sites, beside) in stores.items():
+        examples = load_examples([*of_sites, *beside], split)
+        for row, bank in probers.items():
+            dataset = Dataset.load(of_sites, list(bank.layers), examples, beside)
+            scores = score_texts(bank, dataset, bank.aggregate)
+            cells[row][column] = _cell(
+                bank, examples, scores, partial(Bootstrap, resamples=resamples, seed=split.seed)
+            )
+    return cells
+
+
+def _cell(
+    bank: Prober, examples: Examples, scores: np.ndarray, resample: Callable[[np.ndarray], Bootstrap]
+) -> dict[str, Any]:
+    test = examples.rows["test"]
+    sides = examples.sides(bank.seen or Seen({}), "test")
+    fresh = test[[side not in ("train", "validation") for side in sides]]
+    wrong, scores = examples.wrong[fresh], scores[fresh]
+    figures: dict[str, Any] = {"n": len(fresh), "seen": len(test) - len(fresh)}
+    if len(set(wrong.tolist())) < 2:
+        return figures | {"wrong": None, "auroc": None, "auroc_ci": None, "ece": None, "fired": None}
+    bootstrap = resample(examples.table["group"].to_numpy()[fresh])
+    ece = float(metrics.ece(wrong, bank.probability(scores)))
+    figures |= bootstrap.interval(scores, partial(metrics.auroc, wrong)).figures("auroc")
+    return figures | {
+        "wrong": float(wrong.mean()),
+        "ece": ece,
+        "fired": float((scores > bank.threshold).mean()),
+    }
+
+
+def write_matrix(cells: Matrix, out: Path) -> None:
+    """Write ``matrix.json`` and ``plots/matrix.png``."""
+    write_text(out / "matrix.json", canonical_json(cells))
+    columns = list(next(iter(cells.values())))
+    figure, axes = canvas(1.6 + 0.95 * len(columns), 1.0 + 0.55 * len(cells))
+    ax = axes[0, 0]
+    values = np.array([[cell["auroc"] or np.nan for cell in row.values()] for row in cells.values()])
+    ax.imshow(values, cmap="RdBu", vmin=0.2, vmax=0.8, aspect="auto")
+    for place, value in np.ndenumerate(values):
+        shown = "–" if np.isnan(value) else f"{value:.2f}"
+        dark = not np.isnan(value) and abs(value - 0.5) > 0.22
+        ax.text(place[1], place[0], shown, ha="center", va="center", color="white" if dark else "black")
+    ax.set_xticks(range(len(columns)), columns, rotation=20, ha="right")
+    ax.set_yticks(range(len(cells)), list(cells))
+    ax.set_xlabel("tested on")
+    ax.set_ylabel("trained on")
+    ax.set_title("AUROC of wrong texts; 0.5 is chance", fontsize=9)
+    write_png(figure, out / "plots" / "matrix.png")
+
+
+def matrix_table(cells: Matrix) -> str:
+    """Tabulate AUROC with intervals, trained on down, tested on across."""
+    columns = list(next(iter(cells.values())))
+    lines = ["AUROC, trained on (down) x tested on (across)"]
+    for start in range(0, len(columns), 4):
+        some = columns[start : start + 4]
+        lines.append(f"{'':{_NAME}}" + "".join(f"{name[: _CELL - 1]:{_CELL}}" for name in some).rstrip())
+        for row, of_row in cells.items():
+            shown = (f"{number(of_row[c]['auroc'])} {bounds(of_row[c]['auroc_ci'])}" for c in some)
+            lines.append(f"{row[: _NAME - 1]:{_NAME}}" + "".join(f"{c:{_CELL}}" for c in shown).rstrip())
+    return "\n".join(lines)
