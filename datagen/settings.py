@@ -7,7 +7,16 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from probers.commands.components import Component, choice
-from probers.commands.settings import OnBadLine, Reading, ReadPool, Resamples, Settings, Several, TextFile
+from probers.commands.settings import (
+    OnBadLine,
+    Reading,
+    ReadPool,
+    Resamples,
+    Screen,
+    Settings,
+    Several,
+    TextFile,
+)
 from probers.data.articles.base import Wikipedia
 from probers.options import Count, Dotted, Limits, Name, Natural, Positive, Seed
 from probers.thinking import Part
@@ -32,6 +41,12 @@ class Datagen(Reading):
     an entity and lets the model continue them; source=texts reads texts that have labels already;
     source=judged writes long answers and has their entities or sentences judged.
     """
+
+    screen = Screen(
+        "probers-datagen --source wiki limit=200", "20 seconds",
+        "source out model.name engine limit layers site pool articles corpus label per_article texts.path "
+        "unit prompts reads model.device model.dtype batch_size part seed overwrite",
+    )  # fmt: skip
 
     source: Literal["cot", "wiki", "texts", "judged"] | Dotted = "cot"
     """kind of labels; --source wiki is the same as source=wiki. A dotted path names a class of your own,
@@ -140,6 +155,11 @@ class Judge(Settings):
     by Cohen's kappa, equal verdicts, and how right A is where B decided, each with a 95% interval over
     groups.
     """
+
+    screen = Screen(
+        "probers-judge agreement judge.jsonl hand.jsonl", "seconds",
+        "action files resamples seed out on_bad_line",
+    )  # fmt: skip
 
     action: Literal["agreement"] = "agreement"
     """action, the first word without a key; agreement compares two files"""

@@ -19,31 +19,6 @@ StopReason = Literal["eos", "stop", "length", "skipped"]
 Unit = Literal["span", "sentence", "claim", "answer", "token"]
 #: What text outside of the spans is: right, or not judged.
 Outside = Literal["right", "unknown"]
-#: Layouts of files of labelled texts (:mod:`probers.data.texts.formats`).
-TextFormat = Literal[
-    "jsonl", "ragtruth", "lettucedetect", "hallucination_probes", "halueval", "shroom", "helm", "factscore",
-    "truthfulqa", "statements",
-]  # fmt: skip
-#: Sets of questions by the names that users type, and the class of each below :mod:`probers.data.questions`.
-DATASETS = {
-    "testbed": "jsonl.Testbed",
-    "hotpotqa": "hotpotqa.HotpotQA",
-    "2wikimultihopqa": "twowikimultihopqa.TwoWikiMultihopQA",
-    "nq": "nq.NaturalQuestions",
-    "triviaqa": "triviaqa.TriviaQA",
-    "musique": "musique.MuSiQue",
-    "strategyqa": "strategyqa.StrategyQA",
-    "iirc": "iirc.IIRC",
-    "squad": "squad.SQuAD",
-    "popqa": "factoid.PopQA",
-    "webquestions": "factoid.WebQuestions",
-    "bamboogle": "factoid.Bamboogle",
-    "simpleqa": "factoid.SimpleQA",
-    "msmarco": "retrieval.MSMARCO",
-    "beir": "retrieval.BEIR",
-    "completion": "completion.Completion",
-    "file": "jsonl.JSONL",
-}
 
 BESIDE: tuple[Beside, ...] = get_args(Beside)
 SITES: tuple[str, ...] = get_args(Site)

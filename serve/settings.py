@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from probers.commands.components import Component, choice
-from probers.commands.settings import BatchSize, Model, OnBadLine, Settings
+from probers.commands.settings import BatchSize, Model, OnBadLine, Screen, Settings
 from probers.options import Count, Limits, Name, Natural, NotNegative, Seed
 
 
@@ -18,6 +18,12 @@ class Serve(Settings):
     POST /v1/completions and /v1/chat/completions; /v1/models, /health and /metrics; the page at /
     (docs/serving.md).
     """
+
+    screen = Screen(
+        "probers-serve corpus=testbed", "10 seconds until it listens",
+        "model.name prober backend host port api_key corpus k thinking max_tokens rows queue model.device "
+        "model.dtype allow_other",
+    )  # fmt: skip
 
     model: Model = field(default_factory=Model)
     host: Name = "127.0.0.1"

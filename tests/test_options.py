@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 from refusals import fails
 
 from probers import options
-from probers.commands.components import COMPONENTS, choices, node_of
+from probers.commands.components import choices, node_of
 from probers.commands.compose import COMMANDS, normalise, request, settings_of
 from probers.commands.main import combinations
 from probers.commands.presets import methods, presets
 from probers.commands.runs import RunFolder, taking_back
 from probers.commands.settings import BatchSize, Device, Names
 from probers.options import Count, Name, Natural, NotNegative, Positive, Seed, Share, check_value
+from probers.parts import PARTS as TABLE
 from probers.types import UserError
 
 often = settings(derandomize=True, max_examples=300)
@@ -100,7 +101,7 @@ def test_numbers_have_no_other_form_than_a_number(value):
     assert (refusal("key", value, Natural) is None) == (type(value) is int and 0 <= value < LARGE)
 
 
-PARTS = [(group, name) for group in COMPONENTS for name in choices(group) if name != "own"]
+PARTS = [(group, name) for group in TABLE if group != "format" for name in choices(group) if name != "own"]
 
 
 def test_what_is_allowed_is_told_of_every_key_and_of_every_part():

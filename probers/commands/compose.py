@@ -1,4 +1,8 @@
-"""Composition of a command's settings from typed arguments, by Hydra's overrides, groups and presets."""
+"""Composition of a command's settings from typed arguments, by Hydra's overrides, groups and presets.
+
+Hydra gets the nodes of the components that a command line chooses, itself, by default or by a preset; no
+other component is imported.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +17,10 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from ..options import shown, text_keys
+from ..parts import PARTS
 from ..types import UserError, first_line
-from .components import COMPONENTS, choices, node_of
-from .presets import check_preset, departures, methods, presets
+from .components import choices, node_of
+from .presets import check_preset, chosen_by, departures, methods, presets
 from .settings import Settings, default_values, read
 
 if TYPE_CHECKING:
@@ -24,7 +29,7 @@ if TYPE_CHECKING:
 
 #: Command -> its settings, and the function that runs it; each is imported only when needed.
 COMMANDS = {
-    "demo": ("commands.settings.Demo", "commands.demo.run"),
+    "demo": ("commands.demo.Demo", "commands.demo.run"),
     "datagen": ("datagen.settings.Datagen", "datagen.run.run"),
     "train": ("train.settings.Train", "train.run.run"),
     "search": ("train.settings.Search", "train.sweeps.search.run"),
@@ -36,7 +41,7 @@ COMMANDS = {
     "import": ("score.settings.Import", "score.exchange.run_import"),
     "export": ("score.settings.Export", "score.exchange.run_export"),
     "judge": ("datagen.settings.Judge", "datagen.judges.agreement.run"),
-    "merge": ("commands.settings.Merge", "commands.merge.run"),
+    "merge": ("commands.merge.Merge", "commands.merge.run"),
 }
 #: Groups in which a preset chooses a component and sets options of that component.
 _OF_A_CHOICE = ("trigger", "query")
@@ -213,20 +218,26 @@ def _unread(config: DictConfig) -> dict[str, Any]:
         OmegaConf.register_new_resolver("oc.env", env, replace=True)
 
 
-@cache
-def fill_store(command: str) -> None:
-    """Tell Hydra the defaults of a command and of every component that it may choose."""
+def fill_store(command: str, overrides: Sequence[str]) -> None:
+    """Tell Hydra the defaults of a command, and those of the components that the overrides choose."""
     from hydra.core.config_store import ConfigStore
 
-    store, kind = ConfigStore.instance(), settings_of(command)
-    groups = groups_of(kind)
+    store, groups = ConfigStore.instance(), groups_of(settings_of(command))
     defaults: list[Any] = ["_self_", *({group: name} for group, name in groups.items())]
     if presets(command):
         defaults.append({"experiment": None})
-    store.store(name=command, node={"defaults": defaults, **default_values(kind)}, provider="probers")
-    for group in groups:
-        for name in COMPONENTS[group]:
+    node = {"defaults": defaults, **_default_values(command)}
+    store.store(name=command, node=node, provider="probers")
+    typed = dict(map(key_value, overrides))
+    for group, name in (groups | chosen_by(typed) | typed).items():
+        if group in groups and name in choices(group):
+            name = name if name in PARTS[group] else "testbed"  # files of values are prompts
             store.store(group=group, name=name, node=node_of(group, name), provider="probers")
+
+
+@cache
+def _default_values(command: str) -> dict[str, Any]:
+    return default_values(settings_of(command))
 
 
 def compose(command: str, overrides: Sequence[str]) -> DictConfig:
@@ -237,10 +248,8 @@ def compose(command: str, overrides: Sequence[str]) -> DictConfig:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    fill_store(command)
-    read = [_checked(override) for override in overrides]
-    for override, found in zip(overrides, read, strict=True):
-        _check_kind(command, override, found)
+    for override in overrides:
+        _check(command, override)
     overrides = [o for o in overrides if o not in _NONE]
     typed = dict(map(key_value, overrides))
     preset = not typed.keys().isdisjoint(("experiment", "method"))
@@ -248,13 +257,15 @@ def compose(command: str, overrides: Sequence[str]) -> DictConfig:
         check_preset(command, typed)
     try:
         with initialize_config_module("probers.configs", version_base="1.3"):
+            fill_store(command, overrides)
             config = hydra_compose(command, overrides=overrides)
             for group in departures(typed) if preset else ():
-                own = [o for o in overrides if key_value(o)[0].partition(".")[0] == group]
-                _depart(config, group, hydra_compose(command, overrides=own)[group])
+                chosen = [o for o in overrides if key_value(o)[0].partition(".")[0] == group]
+                fill_store(command, chosen)
+                _replace_choice(config, group, hydra_compose(command, overrides=chosen)[group])
             for group in _OWN:
                 if f"{group}._target_" in typed and group not in typed:
-                    _keep(config, group, typed)
+                    _drop_options(config, group, typed)
             OmegaConf.to_container(config, resolve=True)  # references to missing keys fail here
             return config
     except (HydraException, OmegaConfBaseException) as error:
@@ -264,7 +275,7 @@ def compose(command: str, overrides: Sequence[str]) -> DictConfig:
         raise UserError(told) from error
 
 
-def _depart(config: DictConfig, group: str, plain: DictConfig) -> None:
+def _replace_choice(config: DictConfig, group: str, plain: DictConfig) -> None:
     """Apply the user's choice in a group, ``plain``, without a preset's options for another choice."""
     from omegaconf import OmegaConf, open_dict
 
@@ -275,7 +286,7 @@ def _depart(config: DictConfig, group: str, plain: DictConfig) -> None:
         config[group] = plain
 
 
-def _keep(config: DictConfig, group: str, typed: Mapping[str, str]) -> None:
+def _drop_options(config: DictConfig, group: str, typed: Mapping[str, str]) -> None:
     """Apply a class of the user's own without the options of the component that it replaces."""
     from omegaconf import OmegaConf, open_dict
 
@@ -284,36 +295,30 @@ def _keep(config: DictConfig, group: str, typed: Mapping[str, str]) -> None:
         config[group] = OmegaConf.masked_copy(config[group], given)
 
 
-def _checked(override: str) -> Override:
-    """Parse an override by Hydra's grammar; refuse others in one sentence."""
+def _check(command: str, override: str) -> None:
+    """Refuse what Hydra's grammar cannot read, several values, and a value other than a name for a name."""
     from omegaconf import grammar_parser
     from omegaconf.errors import OmegaConfBaseException
 
     key, equals, value = override.partition("=")
-    told = shown(override)
+    group, typed = key_value(override)[0], shown(override)
     if not equals or override.startswith("-"):
-        raise UserError(f"cannot read the argument {told!r}: write key=value (see --help)")
+        raise UserError(f"cannot read the argument {typed!r}: write key=value (see --help)")
     if not _KEY.fullmatch(key):
-        raise UserError(f"cannot read the key {shown(key)!r} of {told}: give a name like seed or model.name")
+        raise UserError(f"cannot read the key {shown(key)!r} of {typed}: give a name like seed or model.name")
     if max(itertools.accumulate((c in "[{(") - (c in "]})") for c in value), default=0) > _DEEPEST:
-        raise UserError(f"{told} nests more than {_DEEPEST} brackets: give fewer")
+        raise UserError(f"{typed} nests more than {_DEEPEST} brackets: give fewer")
     try:
         grammar_parser.parse(value if "${" in value else "-")
     except OmegaConfBaseException:
-        raise UserError(f"{told} holds an invalid reference: write ${{key}} or ${{oc.env:NAME}}") from None
-    if (found := parsed(override)) is None:
-        raise UserError(f"cannot read {told}: close its quotes and brackets, or put the text into quotes")
-    return found
-
-
-def _check_kind(command: str, override: str, found: Override) -> None:
-    """Refuse several values, and values other than a name where a name chooses a file."""
-    group, told = key_value(override)[0], shown(override)
-    if found.is_sweep_override():
-        text = f"\"{override.partition('=')[0]}='a,b'\""
-        raise UserError(f"{told} gives several values: add -m to run each, or write [a,b] or the text {text}")
-    if group in _groups(command) and not isinstance(found.value(), str) and override not in _NONE:
-        raise UserError(f"{told} is no name: give {group}=NAME, one of {', '.join(_names(command, group))}")
+        raise UserError(f"{typed} holds an invalid reference: write ${{key}} or ${{oc.env:NAME}}") from None
+    if (read := parsed(override)) is None:
+        raise UserError(f"cannot read {typed}: close its quotes and brackets, or put the text into quotes")
+    if read.is_sweep_override():
+        text = f"\"{key}='a,b'\""
+        raise UserError(f"{typed} gives several values: add -m to run each, or write [a,b] or the text {text}")
+    if group in _groups(command) and not isinstance(read.value(), str) and override not in _NONE:
+        raise UserError(f"{typed} is no name: give {group}=NAME, one of {', '.join(_names(command, group))}")
 
 
 @cache

@@ -7,7 +7,6 @@ interrupted). Nothing heavy is imported before the request has been checked.
 
 from __future__ import annotations
 
-import gc
 import logging
 import re
 import sys
@@ -122,13 +121,11 @@ def _fail(message: str, code: int) -> int:
 
 
 def _main(command: str, arguments: list[str]) -> int:
-    if {"-h", "--help"} & set(arguments):
+    if help_flags := {"-h", "--help"} & set(arguments):
         from .help import help_text
 
-        gc.disable()  # making the help frees nothing, and looking for garbage takes a third of its time
-        print(help_text(command))
-        gc.freeze()
-        gc.enable()
+        topic = arguments[arguments.index(help_flags.pop()) + 1 :]
+        print(help_text(command, *topic[:1]))
         return 0
     several = {"-m", "--multirun"} & set(arguments)
     arguments = [a for a in arguments if a not in several]

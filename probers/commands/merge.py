@@ -10,7 +10,7 @@ import json
 import logging
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +19,43 @@ import yaml
 from ..checksums import sha256
 from ..data.splits import PARTS, Partition
 from ..files import digest
+from ..options import Name
 from ..types import RunError, UserError, first_line
 from .compose import key_value, quote, request
 from .runs import CONFIG_FILE, RUN_FILE, RunFolder, as_before, identity, read_state, told_apart
-from .settings import Merge
+from .settings import Device, Screen, Settings
 
 log = logging.getLogger(__name__)
 
 #: Options about the execution of a command; the merge has its own.
 _OF_A_PART = ("part", "out", "overwrite", "wait", "suffix")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Merge(Settings):
+    """Join the parts of a run: probers-merge runs/x/parts/*, after the command with part=1/n to part=n/n.
+
+    The result is the run in one piece: the same examples in the same order, with answers and heads from
+    the parts; what depends on the whole (balance, audit, calibration, report) is done here by the code
+    of the command. It reads the inputs of the command, so run it where the command was run. The parts
+    are only read; a killed merge can be resumed.
+    """
+
+    screen = Screen(
+        "probers-merge runs/datagen/cot/parts/*", "seconds",
+        "parts out device overwrite wait",
+    )  # fmt: skip
+
+    parts: list[Name] = field(default_factory=lambda: [])
+    """folders of the parts, given without a key, each once, in any order"""
+    out: Name | None = None
+    """folder to write; null is the folder that holds parts/"""
+    device: Device | None = None
+    """device of the model where the whole needs one (probers-compare); null is that of the parts"""
+    overwrite: bool = False
+    """true sets an earlier run in out aside, as <out>.old-1, and makes it again"""
+    wait: bool = False
+    """true waits while another process writes to out"""
 
 
 @dataclass(frozen=True)

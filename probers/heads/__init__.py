@@ -2,35 +2,42 @@
 
 from __future__ import annotations
 
-from .attention_pool import AttentionPoolHead
+from collections.abc import Iterator, Mapping
+
+from ..parts import PARTS, exporting, exports, part
 from .base import CORRECT, WRONG, Memory, Moments, ProbeHead
 from .custom import ForeignHead, factory
-from .layers import ConcatHead, LayerAttentionHead, MixHead
-from .linear import LinearHead, MeanDifferenceHead
-from .mlp import MindHead, ProbingRagHead, RadioHead
-from .sequence import SequenceHead
 from .stacked import StackedHead
 
 __all__ = [
-    "CORRECT", "HEADS", "WRONG", "AttentionPoolHead", "ConcatHead", "ForeignHead", "LayerAttentionHead",
-    "LinearHead", "MeanDifferenceHead", "Memory", "MindHead", "MixHead", "Moments", "ProbeHead",
-    "ProbingRagHead", "RadioHead", "SequenceHead", "StackedHead", "factory", "head_name", "is_joint",
+    "CORRECT", "HEADS", "WRONG", "ForeignHead", "Memory", "Moments", "ProbeHead", "StackedHead", "factory",
+    "head_name", "is_joint", *exports("heads"),
 ]  # fmt: skip
 
+__getattr__ = exporting(__name__)
+
+
+class _Heads(Mapping[str, type[ProbeHead]]):
+    """Classes of heads by name, imported when asked for; ensembles are saved as "stacked"."""
+
+    def __getitem__(self, name: str) -> type[ProbeHead]:
+        if name == "stacked":
+            return StackedHead
+        if not PARTS["head"].get(name, "").startswith("heads."):
+            raise KeyError(name)
+        kind: type[ProbeHead] = part("head", name)
+        return kind
+
+    def __iter__(self) -> Iterator[str]:
+        yield from (name for name, path in PARTS["head"].items() if path.startswith("heads."))
+        yield "stacked"
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
 #: Names of heads in ``config.json`` of saved probers and in ``head=``.
-HEADS: dict[str, type[ProbeHead]] = {
-    "probing_rag": ProbingRagHead,
-    "linear": LinearHead,
-    "radio": RadioHead,
-    "mind": MindHead,
-    "mean_difference": MeanDifferenceHead,
-    "attention_pool": AttentionPoolHead,
-    "concat": ConcatHead,
-    "mix": MixHead,
-    "layer_attention": LayerAttentionHead,
-    "sequence": SequenceHead,
-    "stacked": StackedHead,
-}
+HEADS = _Heads()
 StackedHead.kinds = HEADS
 
 

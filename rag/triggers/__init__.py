@@ -5,32 +5,10 @@ Any other class with ``needs`` and ``__call__`` also works, with the defaults fo
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from probers.parts import exporting, exports
 
-from probers.types import lazily
+from ..protocol import LookAhead, State, Trigger
 
-if TYPE_CHECKING:
-    from ..protocol import LookAhead, State, Trigger
-    from .before_entity import BeforeEntity, EntitySignal
-    from .probing import Probing, ProbingBefore, Radio, ServedProbing
-    from .rarity import Rarity
-    from .rules import Adaptive, Always, FixedLength, FixedSentence, LlmJudge, Never, Oracle, Random
-    from .sampled import Eigenscore, LexicalSimilarity, PTrue, SelfConsistency, SemanticEntropy, Verbalised
-    from .uncertainty import Entropy, Flare, Rind
+__all__ = ["LookAhead", "ServedProbing", "State", "Trigger", *exports(__name__)]
 
-__all__ = [
-    "Adaptive", "Always", "BeforeEntity", "Eigenscore", "EntitySignal", "Entropy", "FixedLength",
-    "FixedSentence", "Flare", "LexicalSimilarity", "LlmJudge", "LookAhead", "Never", "Oracle", "PTrue",
-    "Probing", "ProbingBefore", "Radio", "Random", "Rarity", "Rind", "SelfConsistency", "SemanticEntropy",
-    "ServedProbing", "State", "Trigger", "Verbalised",
-]  # fmt: skip
-
-__getattr__ = lazily("probers.rag", {
-    "protocol": "LookAhead State Trigger",
-    "triggers.before_entity": "BeforeEntity EntitySignal",
-    "triggers.probing": "Probing ProbingBefore Radio ServedProbing",
-    "triggers.rarity": "Rarity",
-    "triggers.rules": "Adaptive Always FixedLength FixedSentence LlmJudge Never Oracle Random",
-    "triggers.sampled": "Eigenscore LexicalSimilarity PTrue SelfConsistency SemanticEntropy Verbalised",
-    "triggers.uncertainty": "Entropy Flare Rind",
-})  # fmt: skip
+__getattr__ = exporting(__name__, ServedProbing=f"{__name__}.probing")

@@ -13,7 +13,7 @@ from typing import Literal
 from ...checksums import draw_key
 from ...files import digest, given_file
 from ...text import count
-from ...types import SPLITS, Outside, TextFormat, Unit, UserError
+from ...types import SPLITS, Outside, Unit, UserError
 from ..records import BadLine, LeftOut, Row, hub_splits, what_is_wrong
 from ..splits import Splits
 from .base import SPLIT_NAMES, Text, read_text
@@ -40,7 +40,7 @@ class TextSource:
     """
 
     path: str | None
-    format: Literal["auto"] | TextFormat = "auto"
+    format: str = "auto"
     outside: Literal["auto"] | Outside = "auto"
     on_bad_line: BadLine = "error"
     limit: int | None = None
@@ -83,7 +83,7 @@ class TextSource:
     def read(self) -> Iterator[tuple[str, Text | str]]:
         """Read every text with its place, or the reason why a line holds none."""
         place = Place(Path(self._spec))
-        format_: TextFormat | None = None if self.format == "auto" else self.format
+        format_ = None if self.format == "auto" else self.format
         outside = None if self.outside == "auto" else self.outside
         seen: dict[int, str] = {}
         for row in self._rows():
