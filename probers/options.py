@@ -82,7 +82,7 @@ def one_of(group: str, *more: str) -> Limits:
 
 
 def check_options(kind: Any, values: Mapping[str, Any], prefix: str = "") -> None:
-    """Check plain values of a class's fields or parameters; fields that are dataclasses are blocks of options.
+    """Check plain values of a class's fields or parameters; those that are dataclasses are blocks of options.
 
     ``prefix`` precedes the keys in messages, for example "model.".
 

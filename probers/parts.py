@@ -7,6 +7,7 @@ from this table. It holds dotted paths below ``probers``, so that reading it imp
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pkgutil import resolve_name
 from typing import Any
@@ -128,7 +129,7 @@ def target_of(group: str, name: str) -> str:
     return f"probers.{path}" if path else ""
 
 
-def part(group: str, name: str) -> Any:
+def load_part(group: str, name: str) -> Any:
     """Import a part."""
     return resolve_name(f"probers.{PARTS[group][name]}")
 
@@ -147,6 +148,7 @@ def exporting(package: str, **more: str) -> Callable[[str], Any]:
         module = more.get(name) or exports(package).get(name)
         if module is None:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return resolve_name(f"{module}:{name}")
+        value = vars(sys.modules[package])[name] = resolve_name(f"{module}:{name}")
+        return value
 
     return get

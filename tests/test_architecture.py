@@ -37,7 +37,8 @@ ROOMS = [
 ]  # fmt: skip
 #: Modules that stand in no folder, and the two rooms that only hold what is shared.
 SHARED = {
-    "types", "options", "checksums", "text", "files", "pages", "prompts", "testbed", "thinking", "configs",
+    "types", "parts", "options", "checksums", "text", "files", "pages", "prompts", "testbed", "thinking",
+    "configs",
 }  # fmt: skip
 #: Those of them that never import each other.
 TOP = {"datagen", "train", "rag"}

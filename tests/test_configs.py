@@ -13,7 +13,7 @@ from probers.commands.compose import COMMANDS, compose, groups_of, normalise, re
 from probers.commands.help import help_of, help_text
 from probers.commands.settings import Settings
 from probers.options import descriptions, field_types, options_of
-from probers.parts import PARTS, part
+from probers.parts import PARTS, load_part
 from probers.prompts import TESTBED_PROMPT
 from probers.testbed.assets import world_config
 from probers.testbed.world import WorldConfig
@@ -119,7 +119,7 @@ def test_a_class_is_described_below_its_fields_or_in_its_docstring():
 def test_every_line_of_the_table_leads_to_a_part():
     for group, names in PARTS.items():
         for name, path in names.items():
-            assert not path or part(group, name).__name__ == path.rpartition(".")[2]
+            assert not path or load_part(group, name).__name__ == path.rpartition(".")[2]
 
 
 def test_settings_made_in_python_are_those_that_are_typed():

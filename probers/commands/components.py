@@ -15,7 +15,7 @@ from pkgutil import resolve_name
 from typing import Any
 
 from ..options import check_options, options_of, shown
-from ..parts import PARTS, part, target_of
+from ..parts import PARTS, load_part, target_of
 from ..types import UserError, first_line
 
 #: Placeholder of a dotted path that the user must give.
@@ -33,7 +33,7 @@ def choices(group: str) -> list[str]:
 def kind_of(group: str, name: str) -> Any:
     """Import the class behind a name; None if the user must give it."""
     name = name if name in PARTS[group] else "testbed"  # files of values are prompts
-    return part(group, name) if PARTS[group][name] else None
+    return load_part(group, name) if PARTS[group][name] else None
 
 
 def node_of(group: str, name: str) -> dict[str, Any]:

@@ -220,24 +220,33 @@ def _unread(config: DictConfig) -> dict[str, Any]:
 
 def fill_store(command: str, overrides: Sequence[str]) -> None:
     """Tell Hydra the defaults of a command, and those of the components that the overrides choose."""
-    from hydra.core.config_store import ConfigStore
-
-    store, groups = ConfigStore.instance(), groups_of(settings_of(command))
-    defaults: list[Any] = ["_self_", *({group: name} for group, name in groups.items())]
-    if presets(command):
-        defaults.append({"experiment": None})
-    node = {"defaults": defaults, **_default_values(command)}
-    store.store(name=command, node=node, provider="probers")
+    groups = _store_command(command)
     typed = dict(map(key_value, overrides))
-    for group, name in (groups | chosen_by(typed) | typed).items():
+    preset = chosen_by(typed) if "experiment" in typed else {}
+    for group, name in (groups | preset | typed).items():
         if group in groups and name in choices(group):
-            name = name if name in PARTS[group] else "testbed"  # files of values are prompts
-            store.store(group=group, name=name, node=node_of(group, name), provider="probers")
+            _store_component(group, name if name in PARTS[group] else "testbed")  # other files are prompts
 
 
 @cache
-def _default_values(command: str) -> dict[str, Any]:
-    return default_values(settings_of(command))
+def _store_command(command: str) -> dict[str, str | None]:
+    from hydra.core.config_store import ConfigStore
+
+    kind = settings_of(command)
+    groups = groups_of(kind)
+    defaults: list[Any] = ["_self_", *({group: name} for group, name in groups.items())]
+    if presets(command):
+        defaults.append({"experiment": None})
+    node = {"defaults": defaults, **default_values(kind)}
+    ConfigStore.instance().store(name=command, node=node, provider="probers")
+    return groups
+
+
+@cache
+def _store_component(group: str, name: str) -> None:
+    from hydra.core.config_store import ConfigStore
+
+    ConfigStore.instance().store(group=group, name=name, node=node_of(group, name), provider="probers")
 
 
 def compose(command: str, overrides: Sequence[str]) -> DictConfig:
@@ -315,8 +324,8 @@ def _check(command: str, override: str) -> None:
     if (read := parsed(override)) is None:
         raise UserError(f"cannot read {typed}: close its quotes and brackets, or put the text into quotes")
     if read.is_sweep_override():
-        text = f"\"{key}='a,b'\""
-        raise UserError(f"{typed} gives several values: add -m to run each, or write [a,b] or the text {text}")
+        remedy = f"add -m to run each, or write [a,b] or the text \"{key}='a,b'\""
+        raise UserError(f"{typed} gives several values: {remedy}")
     if group in _groups(command) and not isinstance(read.value(), str) and override not in _NONE:
         raise UserError(f"{typed} is no name: give {group}=NAME, one of {', '.join(_names(command, group))}")
 

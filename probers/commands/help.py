@@ -151,7 +151,8 @@ def _screen(command: str) -> Iterator[str]:
     yield from ("", f"Example, {screen.takes}:", f"  {screen.example}", "", "Keys and their defaults:")
     for dotted in screen.keys.split():
         block, _, name = dotted.rpartition(".")
-        options = options_of(field_types(kind)[block] if block else kind)
+        holder: Any = field_types(kind)[block] if block else kind
+        options = options_of(holder)
         key = _key(next(option for option in options if option.name == name), f"{block}." if block else "")
         default = key.default if len(key.default) < _COLUMN else f"{key.default[:6]}.."
         left = f"{f'{dotted}={default}':<{_COLUMN}}"

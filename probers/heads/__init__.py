@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from ..parts import PARTS, exporting, exports, part
+from ..parts import PARTS, exporting, exports, load_part
 from .base import CORRECT, WRONG, Memory, Moments, ProbeHead
 from .custom import ForeignHead, factory
 from .stacked import StackedHead
@@ -25,7 +25,7 @@ class _Heads(Mapping[str, type[ProbeHead]]):
             return StackedHead
         if not PARTS["head"].get(name, "").startswith("heads."):
             raise KeyError(name)
-        kind: type[ProbeHead] = part("head", name)
+        kind: type[ProbeHead] = load_part("head", name)
         return kind
 
     def __iter__(self) -> Iterator[str]:

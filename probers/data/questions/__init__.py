@@ -17,7 +17,7 @@ from typing import Any
 from tqdm import tqdm
 
 from ...files import digest
-from ...parts import PARTS, part
+from ...parts import PARTS, load_part
 from ...text import count
 from ...types import SPLITS, Question, UserError
 from ..records import BadLine, LeftOut, Row, UnusableError, check_bad_line, check_object, what_is_wrong
@@ -258,7 +258,7 @@ class _Reading:
 
 def source_class(name: str) -> type[QuestionSource]:
     """Import the class of a question set."""
-    kind: type[QuestionSource] = part("questions", name)
+    kind: type[QuestionSource] = load_part("questions", name)
     return kind
 
 

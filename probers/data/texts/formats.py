@@ -15,7 +15,7 @@ from typing import Any
 
 from ...entities import Recogniser
 from ...options import shown
-from ...parts import PARTS, part
+from ...parts import PARTS, load_part
 from ...types import UserError
 from ..questions.values import Record, optional, records, strings, text
 from ..records import Row, file_rows, open_text
@@ -266,7 +266,7 @@ def format_of(record: Any, path: str) -> str:
     """Tell the format by the fields of the first record (UserError: of none)."""
     names = set(record) if isinstance(record, Mapping) else set()
     for name in PARTS["format"]:
-        fields = _FIELDS[part("format", name)]
+        fields = _FIELDS[load_part("format", name)]
         if any(one <= names for one in fields) and not (name == "helm" and "answer" in names):
             return name
     known = ", ".join(PARTS["format"])
@@ -278,7 +278,7 @@ def lines_of(format_: str, record: Any, place: Place) -> Iterable[Line]:
     """Turn a record into lines (ValueError, KeyError: it is of another format)."""
     if not isinstance(record, Mapping):
         raise ValueError(f"expected a JSON object, found {shown(record)}")
-    reader: Reader = part("format", format_)
+    reader: Reader = load_part("format", format_)
     if not any(one <= set(record) for one in _FIELDS[reader]):
         needed = " or ".join(", ".join(sorted(one)) for one in _FIELDS[reader])
         raise ValueError(f"no {needed}, the fields of texts.format={format_}")
