@@ -24,7 +24,6 @@ from tqdm import tqdm
 
 from probers.checksums import sha256
 from probers.commands.merge import PartRuns
-from probers.commands.runs import tell
 from probers.data.splits import Partition
 from probers.files import write_text, writing
 from probers.store.files import MANIFEST, read_rows, read_sidecar, shard_file, state_suffixes, written_shards
@@ -217,7 +216,7 @@ class _Progress:
         self._builder, self._bar, self._clock = builder, bar, clock
         self._begun = clock()
         self._tokens, self._labels = 0, Counter[int]()
-        self._before = self._earlier = self._units = self._made = self._told = 0
+        self._before = self._earlier = self._units = self._made = 0
 
     def begin(self, before: int, units: int, known: int) -> None:
         """Begin a shard of so many units and known spans, after ``before`` items."""
@@ -243,8 +242,6 @@ class _Progress:
             f"{self._tokens / seconds:.0f} tokens/s, {share}"
         )
         self._bar.update(self._reached - self._bar.n)
-        tell(units - self._told, unit, self._bar.n / self._bar.total if self._bar.total else 0.0)
-        self._told = units
 
     def end(self) -> None:
         """Count the written shard."""

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 _LONGEST = 100  # characters of a folder's name; file systems allow 255 bytes
 #: Command, given as name and configuration -> function that runs it in parts for ``launch``.
-_LAUNCHER = "probers.launch.run.run"
+_LAUNCHER = "probers.launch.run"
 #: Command -> function (varied options of each job, folders) -> the table at the end of a sweep.
 _TABLES = dict.fromkeys(("train", "search"), "probers.train.report.compare_runs")
 #: Control and direction characters, except line ends, tabs and colours.

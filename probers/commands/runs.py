@@ -12,7 +12,7 @@ import logging
 import os
 import shutil
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
@@ -51,26 +51,6 @@ _PAPERS = _BEGUN | {CONFIG_FILE, RUN_FILE, _MANIFEST, f".{CONFIG_FILE}.tmp"}
 _HELD: dict[Path, FileLock] = {}
 #: Folders begun by the running command: path, whether new, and new place of an earlier run.
 _MADE: list[tuple[Path, bool, Path | None]] = []
-
-#: Called with the number of further finished units, their name, and the finished share of the whole work.
-Listener = Callable[[int, str, float], None]
-_LISTENERS: list[Listener] = []
-
-
-def tell(more: int, unit: str, share: float) -> None:
-    """Report to listeners that ``more`` units are done, and the ``share`` (0 to 1) of the running bar."""
-    for listener in _LISTENERS:
-        listener(more, unit, share)
-
-
-@contextmanager
-def listening(listener: Listener) -> Iterator[None]:
-    """Report progress to a listener within the block: a launcher shows it for all its workers."""
-    _LISTENERS.append(listener)
-    try:
-        yield
-    finally:
-        _LISTENERS.remove(listener)
 
 
 def as_before(config: Mapping[str, Any]) -> dict[str, Any]:
