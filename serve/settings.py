@@ -52,8 +52,8 @@ class Serve(Settings):
     """passages for requests with retrieval: testbed, FILE.jsonl[.gz] or FILE.tsv[.gz]; null offers none"""
     passage_words: Count | None = None
     """cut the texts of the corpus into passages of so many words"""
-    corpus_cache: Name = "runs/cache/corpus"
-    """folder for converted large corpora"""
+    corpus_cache: Name | None = None
+    """folder for converted large corpora; null is in the user's cache folder"""
     k: Count = 3
     """passages per retrieval, unless the request says otherwise"""
     max_new_tokens: Count = 64

@@ -10,6 +10,7 @@ from refusals import fails
 from probers import checksums
 from probers.checksums import Journal, check, file_digest, inputs, take
 from probers.commands.runs import RunFolder
+from probers.files import cache_folder
 
 SIZE = 3_000_000
 
@@ -78,10 +79,11 @@ def test_a_finished_run_of_an_earlier_version_is_recognised_and_an_unfinished_on
 
 
 @pytest.mark.parametrize("blob", [b"", b"{", b"[]", b'{"sha256": 1}', b'{"1 1": [1, 2, "a"], "sha256": ""}'])
-def test_a_damaged_memory_is_ignored(reads, blob):
+def test_a_damaged_memory_is_ignored(reads, blob, monkeypatch, tmp_path):
+    monkeypatch.setenv("PROBERS_CACHE", str(tmp_path / "caches"))
     Path("f").write_bytes(b"x" * SIZE)
     first = file_digest(Path("f"))
-    (memory,) = Path("runs/cache/files").iterdir()
+    (memory,) = (tmp_path / "caches/files").iterdir()
     assert file_digest(Path("f")) == first and len(reads) == 1
     memory.write_bytes(blob)
     assert file_digest(Path("f")) == first and len(reads) == 2
@@ -96,9 +98,10 @@ def test_a_file_written_a_moment_ago_is_not_remembered(monkeypatch, tmp_path):
     assert file_digest(path, tmp_path / "cache") != first
 
 
-def test_where_nothing_can_be_written_files_are_read_again(reads):
+def test_where_nothing_can_be_written_files_are_read_again(reads, monkeypatch, tmp_path):
+    monkeypatch.setenv("PROBERS_CACHE", str(tmp_path / "caches"))
     Path("f").write_bytes(b"x" * SIZE)
-    Path("runs").write_text("a file in the way")
+    Path("caches").write_text("a file in the way")
     assert inputs("f") == inputs("f") and len(reads) == 2
 
 
@@ -143,3 +146,18 @@ def test_a_journal_that_is_no_file_is_refused(tmp_path):
     (tmp_path / "j").mkdir()
     with fails("bad-file", tmp_path / "j"):
         Journal(tmp_path / "j").read()
+
+
+@pytest.mark.parametrize(("platform", "variables", "folder"), [
+    ("linux", {}, "/home/me/.cache/probers/bm25"), ("darwin", {}, "/home/me/Library/Caches/probers/bm25"),
+    ("linux", {"XDG_CACHE_HOME": "/xdg"}, "/xdg/probers/bm25"),
+    ("win32", {"LOCALAPPDATA": "/local"}, "/local/probers/bm25"),
+    ("darwin", {"PROBERS_CACHE": "/mine"}, "/mine/bm25"),
+])  # fmt: skip
+def test_caches_are_in_the_users_folder(platform, variables, folder, monkeypatch):
+    for name in ("PROBERS_CACHE", "XDG_CACHE_HOME", "LOCALAPPDATA"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"HOME": "/home/me", **variables}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("sys.platform", platform)
+    assert cache_folder("bm25") == Path(folder)

@@ -140,8 +140,8 @@ class Model:
     """revision on the hub"""
     gguf: Name | None = None
     """name of a GGUF file in that folder or hub repository"""
-    cache: Name = "runs/cache/models"
-    """folder for de-quantised GGUF files"""
+    cache: Name | None = None
+    """folder for de-quantised GGUF files; null is in the user's cache folder"""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """number format; auto on a CPU is bfloat16 where the processor computes in it, else float32"""
     device: Device = "auto"
@@ -201,8 +201,8 @@ class Reading(Run):
     passage_words: Count | None = None
     """cut the texts of the corpus into passages of this many words; null keeps them whole, and makes
     passages of articles from whole sentences, up to 100 words each"""
-    corpus_cache: Name = "runs/cache/corpus"
-    """folder for converted large corpora"""
+    corpus_cache: Name | None = None
+    """folder for converted large corpora; null is in the user's cache folder"""
     on_bad_line: OnBadLine = "error"
     """treatment of a malformed input line: stop before the model runs, or leave it out"""
     batch_size: BatchSize = "auto"

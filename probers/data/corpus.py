@@ -20,7 +20,7 @@ import numpy as np
 from tqdm import tqdm
 
 from ..checksums import draw_key, file_digest
-from ..files import digest, given_file
+from ..files import cache_folder, digest, given_file
 from ..types import Passage, RunError, UserError
 from .cache import Estimate, build_once
 from .corpus_formats import BadLines, read_passages
@@ -81,8 +81,6 @@ def _decode(line: bytes) -> Passage:
     return Passage(name, title, text)
 
 
-CACHE = Path("runs/cache/corpus")
-
 #: Files up to this many bytes are read into memory.
 IN_MEMORY = 4 << 20
 
@@ -106,7 +104,7 @@ def load_corpus(
         source: the file; :func:`probers.data.corpus_formats.read_passages` describes its formats.
         on_bad_line: whether a malformed line or a repeated id is an "error" or left out ("skip").
         passage_words: cut texts, or articles, into passages of this many words; None keeps them whole.
-        cache: the folder for passage stores, made from files of over ``in_memory`` bytes.
+        cache: the folder for passage stores, made from files of over ``in_memory`` bytes; None is the user's.
 
     Raises:
         UserError: missing file, malformed line, repeated id, or no passage at all.
@@ -116,7 +114,7 @@ def load_corpus(
 
         return assets.load_corpus()
     path = given_file("corpus", source, "'testbed' or the path of a JSONL or TSV file")
-    cache = Path(cache or CACHE)
+    cache = Path(cache or cache_folder("corpus"))
     check_bad_line(on_bad_line)
     request = _Request(path, on_bad_line, passage_words)
     if path.stat().st_size <= in_memory:
