@@ -1,4 +1,4 @@
-"""A part is one file and one line in the table of parts: command line, help, exports and docs know it then."""
+"""A part is one file and one line in the table of parts; command line, help, exports and docs know it."""
 
 import importlib.util
 import json

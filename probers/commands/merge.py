@@ -6,7 +6,6 @@ command without ``part``, and takes the model's output or the trained heads from
 
 from __future__ import annotations
 
-import json
 import logging
 import shlex
 from collections.abc import Callable, Mapping, Sequence
@@ -16,13 +15,11 @@ from typing import Any
 
 import yaml
 
-from ..checksums import sha256
 from ..data.splits import PARTS, Partition
-from ..files import digest
 from ..options import Name
-from ..types import RunError, UserError, first_line
+from ..types import UserError, first_line
 from .compose import key_value, quote, request
-from .runs import CONFIG_FILE, RUN_FILE, RunFolder, as_before, identity, read_state, told_apart
+from .runs import CONFIG_FILE, RunFolder, as_before, identity, read_state, told_apart
 from .settings import Device, Screen, Settings
 
 log = logging.getLogger(__name__)
@@ -148,10 +145,9 @@ class PartRuns:
 
 
 def gather(paths: Sequence[str | Path]) -> PartRuns:
-    """Read the parts of one run; two copies of a part count once.
+    """Read the parts of one run.
 
-    Refuse parts of several runs or models, and a part that is missing, unfinished, or given twice with
-    different contents.
+    Refuse parts of several runs or models, and a part that is missing, unfinished, or given twice.
     """
     if not paths:
         raise UserError("give the folders of the parts to merge, as runs/x/parts/*", "missing-value")
@@ -162,20 +158,18 @@ def gather(paths: Sequence[str | Path]) -> PartRuns:
     for run in given.values():
         if not run.state["complete"]:
             raise UserError(f"{run.path} is not finished: resume it with {run.command()}", "parts")
-    found: dict[int, PartRun] = {}
+    runs: dict[int, PartRun] = {}
     for run in given.values():
-        twin = found.setdefault(run.part.number, run)
-        if twin is not run and contents(twin.path) != contents(run.path):
-            told = f"{twin.path} and {run.path} are both part {run.part} but differ: give one of them"
-            raise UserError(told, "parts")
+        if (twin := runs.setdefault(run.part.number, run)) is not run:
+            message = f"{twin.path} and {run.path} are both part {run.part}: give one of them"
+            raise UserError(message, "parts")
     count = first.part.count
-    missing = [Partition(i, count) for i in range(1, count + 1) if i not in found]
+    missing = [Partition(i, count) for i in range(1, count + 1) if i not in runs]
     if missing:
-        listed = ", ".join(map(str, missing[:5]))
-        more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
-        lacks = f"part {listed} is" if len(missing) == 1 else f"parts {listed}{more} are"
-        raise UserError(f"{lacks} missing: make {missing[0]} with {first.command(missing[0])}", "parts")
-    return PartRuns(first.state["command"], tuple(found[i] for i in sorted(found)))
+        listed = ", ".join(map(str, missing[:5])) + (" .." if len(missing) > 5 else "")
+        remedy = f"make {missing[0]} with {first.command(missing[0])}"
+        raise UserError(f"{len(missing)} of {count} parts are missing ({listed}): {remedy}", "parts")
+    return PartRuns(first.state["command"], tuple(runs[i] for i in sorted(runs)))
 
 
 def _check_alike(first: PartRun, other: PartRun) -> None:
@@ -190,31 +184,6 @@ def _check_alike(first: PartRun, other: PartRun) -> None:
         if apart := told_apart(here, there, at):
             told = f"{first.path} and {other.path} are parts of two runs ({apart})"
             raise UserError(f"{told}: make one of them again", "parts")
-
-
-def contents(folder: Path) -> dict[str, str]:
-    """Hash each file of a run's results, without measured times."""
-    found = {}
-    for path in folder.rglob("*"):
-        if path.is_file() and not path.name.startswith(".") and path.name not in (RUN_FILE, CONFIG_FILE):
-            traces = path.suffix == ".jsonl"
-            found[str(path.relative_to(folder))] = digest(_untimed(path), 64) if traces else sha256(path)
-    return found
-
-
-def _untimed(traces: Path) -> str:
-    """Return traces without seconds, and without checksums, which cover the seconds."""
-    found = []
-    try:
-        for line in traces.read_text("utf-8").splitlines():
-            trace = json.loads(line)
-            trace.pop("sha256", None)
-            trace.get("counters", {}).pop("seconds", None)
-            found.append(json.dumps(trace, sort_keys=True))
-    except (ValueError, AttributeError, TypeError) as error:
-        told = f"{traces} is damaged ({first_line(error)}): make the part again"
-        raise RunError(told, "damaged") from error
-    return "\n".join(found)
 
 
 def key_of(override: str) -> str:
