@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
@@ -20,7 +20,7 @@ from ..options import shown, text_keys
 from ..parts import PARTS
 from ..types import UserError, first_line
 from .components import choices, node_of
-from .presets import check_preset, chosen_by, departures, methods, presets
+from .presets import check_preset, chosen_by, departures, presets
 from .settings import Settings, default_values, read
 
 if TYPE_CHECKING:
@@ -232,8 +232,7 @@ def fill_store(command: str, overrides: Sequence[str]) -> None:
 def _store_command(command: str) -> dict[str, str | None]:
     from hydra.core.config_store import ConfigStore
 
-    kind = settings_of(command)
-    groups = groups_of(kind)
+    kind, groups = settings_of(command), _groups(command)
     defaults: list[Any] = ["_self_", *({group: name} for group, name in groups.items())]
     if presets(command):
         defaults.append({"experiment": None})
@@ -326,77 +325,50 @@ def _check(command: str, override: str) -> None:
     if read.is_sweep_override():
         remedy = f"add -m to run each, or write [a,b] or the text \"{key}='a,b'\""
         raise UserError(f"{typed} gives several values: {remedy}")
-    if group in _groups(command) and not isinstance(read.value(), str) and override not in _NONE:
-        raise UserError(f"{typed} is no name: give {group}=NAME, one of {', '.join(_names(command, group))}")
+    if group in _groups(command) and override not in _NONE and read.value() not in choices(group):
+        listed = ", ".join(choices(group))
+        raise UserError(f"unknown {group} {shown(read.value())!r}: choose one of {listed}", "unknown-choice")
 
 
 @cache
-def _groups(command: str) -> set[str]:
-    """List a command's keys whose value is a name of components or presets."""
-    found = set(groups_of(settings_of(command)))
-    return found | {"experiment", "method"} if presets(command) else found
-
-
-def _names(command: str, group: str) -> list[str]:
-    special = {"experiment": presets, "method": methods}
-    return special[group](command) if group in special else choices(group)
+def _groups(command: str) -> dict[str, str | None]:
+    return groups_of(settings_of(command))
 
 
 def _explain(command: str, overrides: Sequence[str], error: Exception) -> UserError:
     """Explain Hydra's refusal in one sentence: the first override that names nothing known."""
+    from omegaconf import OmegaConf
     from omegaconf.errors import InterpolationKeyError, InterpolationResolutionError
 
-    if isinstance(error, InterpolationKeyError) and (found := re.search("'(.+)'", str(error))):
-        told = f"{error.full_key} is taken from {found[1]}, which does not exist: choose another value for it"
-        return UserError(told, "unknown-key")
+    if isinstance(error, InterpolationKeyError) and (missing := re.search("'(.+)'", str(error))):
+        message = f"{error.full_key} is taken from {missing[1]}, which does not exist"
+        return UserError(f"{message}: choose another value for it", "unknown-key")
     if isinstance(error, InterpolationResolutionError):
         return UserError(f"{error.full_key} cannot be read: {first_line(error).rpartition(': ')[2]}")
-    choosing: list[str] = []
-    for override in overrides:
-        group, name = key_value(override)
-        if group not in _groups(command):
-            continue
-        if name not in (names := _names(command, group)):
-            told = f"unknown {group} {shown(name)!r}: choose one of {', '.join(names)}"
-            return UserError(told, "unknown-choice")
-        choosing.append(override)
+    choosing = [o for o in overrides if key_value(o)[0] in {*_groups(command), "experiment", "method"}]
     if len(choosing) < len(overrides):
-        there = compose(command, choosing)
+        keys = [*_dotted(OmegaConf.to_container(compose(command, choosing), resolve=False))]
         for override in overrides:
             key = key_value(override)[0]
-            if not override.startswith("+") and not _is_there(there, key):
-                return UserError(_unknown(command, key, choosing), "unknown-key")
+            if not override.startswith("+") and key not in keys:
+                return UserError(_unknown(key, keys), "unknown-key")
     return UserError(f"cannot read {shown(' '.join(overrides))}: {first_line(error)}", "argument")
 
 
-def _is_there(config: Any, key: str) -> bool:
-    """Tell whether a configuration has a dotted key."""
-    from omegaconf import OmegaConf
-
-    for name in key.split("."):
-        if not OmegaConf.is_dict(config) or name not in config:
-            return False
-        config = config._get_node(name)
-    return True
+def _dotted(values: Any, prefix: str = "") -> Iterator[str]:
+    """List the dotted keys of a configuration."""
+    for name, value in values.items() if isinstance(values, dict) else ():
+        yield f"{prefix}{name}"
+        yield from _dotted(value, f"{prefix}{name}.")
 
 
-def _unknown(command: str, key: str, choosing: Sequence[str]) -> str:
-    """Describe an unknown key: the keys beside it, and the nearest."""
-    from omegaconf import OmegaConf
-
-    group = key.partition(".")[0]
-    chosen = [o for o in choosing if key_value(o)[0] == group]
-    config = compose(command, chosen)
-    if group == "launch" and group in _groups(command) and not chosen:
-        return f"{key} needs a launcher: add {' or '.join(f'launch={name}' for name in choices(group))}"
+def _unknown(key: str, keys: Sequence[str]) -> str:
+    """Describe an unknown key: the nearest, and the keys beside it."""
     block = key.rpartition(".")[0]
-    while block and not OmegaConf.is_dict(OmegaConf.select(config, block)):
-        block = block.rpartition(".")[0]
-    beside = config if not block else OmegaConf.select(config, block)
-    keys = sorted(f"{block}.{k!s}".lstrip(".") for k in beside if k != "_target_")
-    if not block:
-        keys += [f"model.{k}" for k in config.get("model", {})]
+    if block == "launch" and block in keys and "launch._target_" not in keys:
+        return f"{key} needs a launcher: add {' or '.join(f'launch={name}' for name in choices(block))}"
     near = difflib.get_close_matches(key, keys, n=1)
     hint = f" (did you mean {near[0]}?)" if near else ""
-    listed = f"the keys are {', '.join(keys)}" if keys else f"{block} has none"
-    return f"unknown key {key!r}{hint}: {listed}; --help explains them"
+    beside = [each for each in keys if each.rpartition(".")[0] == block and not each.endswith("._target_")]
+    listed = f"the keys are {', '.join(sorted(beside))}" if beside else f"{block} has none"
+    return f"unknown key {key!r}{hint}: {listed}; --help all explains them"

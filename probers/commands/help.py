@@ -145,7 +145,7 @@ def help_text(command: str, topic: str = "") -> str:
 
 def _screen(command: str) -> Iterator[str]:
     """Yield the lines of the first screen: the keys that the settings mark, with one line each."""
-    kind = settings_of(command)
+    kind: Any = settings_of(command)
     screen = kind.screen
     yield from _wrapped(about(kind).split("\n\n")[0], "", _SCREEN)
     yield from ("", f"Example, {screen.takes}:", f"  {screen.example}", "", "Keys and their defaults:")
