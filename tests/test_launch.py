@@ -123,8 +123,8 @@ class FakeRay:
     def run(self, room: int, **options):
         ray_workers.Ray(**options)._run(self, self, self.parts, room)
 
-    def remote(self, version, parts, number, folder, threads):
-        self.begun.append(number)
+    def remote(self, version, run, part, folder, threads):
+        self.begun.append(part)
         self.running += 1
         self.most = max(self.most, self.running)
         return Mock()
@@ -143,7 +143,7 @@ class FakeRay:
 def test_no_more_parts_run_at_once_than_there_is_room_for(tmp_path, capsys):
     ray = FakeRay(tmp_path, 5, [])
     ray.run(2)
-    assert ray.begun == [1, 2, 3, 4, 5] and ray.most == 2
+    assert ray.begun == [f"{i}/5" for i in range(1, 6)] and ray.most == 2
     assert "part 5/5 is done (w1)" in capsys.readouterr().out
 
 
@@ -158,7 +158,7 @@ def test_a_part_that_cannot_be_made_ends_the_run_in_one_sentence(answer, kind, n
 
 
 def test_a_worker_of_another_version_is_refused(tmp_path):
-    done, why = ray_workers.make("9.9", Parts("datagen", COT, str(tmp_path), 2), 1, "/", 1)
+    done, why = ray_workers.make("9.9", ("datagen", COT, str(tmp_path)), "1/2", "/", 1)
     assert not done and "9.9 here" in why
 
 

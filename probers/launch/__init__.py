@@ -28,6 +28,9 @@ from ..types import RunError, UserError
 
 log = logging.getLogger(__name__)
 
+#: Answer of a worker: whether the part is made, and where; or why the command refuses it.
+Made = tuple[bool, str]
+
 
 @dataclass(frozen=True)
 class Parts:
@@ -117,7 +120,7 @@ def run(command: str, settings: Any) -> Any:
     return None
 
 
-def make_part(parts: Parts, number: int, folder: str, threads: int) -> tuple[bool, str]:
+def make_part(parts: Parts, number: int, folder: str, threads: int) -> Made:
     """Make one part in a worker's process, its output in its log, and wait while another process writes it.
 
     Returns:

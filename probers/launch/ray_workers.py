@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,9 +15,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from .. import __version__
+from ..data.splits import Partition
 from ..options import Count, Name, NotNegative
 from ..types import RunError, UserError, first_line
-from . import Parts, make_part
+from . import Made, Parts, make_part
 
 _PATIENCE = 10.0  # seconds for a cluster to answer
 _STORE = 100 << 20  # bytes of Ray's object store, which holds only sentences
@@ -24,12 +26,13 @@ _STORE = 100 << 20  # bytes of Ray's object store, which holds only sentences
 log = logging.getLogger(__name__)
 
 
-def make(version: str, parts: Parts, number: int, folder: str, threads: int) -> tuple[bool, str]:
+def make(version: str, run: tuple[str, tuple[str, ...], str], part: str, folder: str, threads: int) -> Made:
     """Make a part in Ray's process (:func:`.make_part`), by the driver's version of the package."""
     if version != __version__:
         where = os.uname().nodename
         return False, f"probers is {__version__} on {where} and {version} here: install the same version"
-    return make_part(parts, number, folder, threads)
+    one = Partition.parse(part)
+    return make_part(Parts(*run, one.count), one.number, folder, threads)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,12 +72,13 @@ class Ray:
         return parts
 
     def _run(self, ray: Any, task: Any, parts: Parts, room: int) -> None:
-        waiting, running = list(reversed(parts.left)), dict[Any, Any]()
+        waiting, running = parts.left[::-1], dict[Any, Partition]()
+        run = parts.command, parts.typed, parts.out  # plain values, which any version can read
         with parts.bar() as bar:
             while waiting or running:
                 while waiting and len(running) < room:
                     part = waiting.pop()
-                    call = task.remote(__version__, parts, part.number, os.getcwd(), self.cpus_per_worker)
+                    call = task.remote(__version__, run, str(part), os.getcwd(), self.cpus_per_worker)
                     running[call] = part
                 (call, *_), _ = ray.wait(list(running))
                 part = running.pop(call)
@@ -82,7 +86,7 @@ class Ray:
                     done, where = ray.get(call)
                 except ray.exceptions.RayError as error:
                     problem = first_line(getattr(error, "cause", None) or error)
-                    if "No module named 'probers" in str(error):
+                    if re.search("No module named 'probers|failed to import on the worker", str(error)):
                         problem = f"the workers lack the package probers {__version__}"
                         raise UserError(f"{problem}: install it where Ray runs", "worker") from error
                     failed = f"part {part} failed {self.tries} times; the last time {problem}"

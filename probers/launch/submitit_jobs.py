@@ -15,7 +15,7 @@ from typing import Any, Literal
 from ..data.splits import Partition
 from ..options import Count, Natural
 from ..types import RunError, UserError, first_line
-from . import Parts, make_part
+from . import Made, Parts, make_part
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ class Task:
     folder: str
     threads: int
 
-    def __call__(self, number: int) -> tuple[bool, str]:
+    def __call__(self, number: int) -> Made:
         """Make a part (:func:`.make_part`)."""
         return make_part(self.parts, number, self.folder, self.threads)
 
