@@ -150,7 +150,7 @@ def test_no_more_parts_run_at_once_than_there_is_room_for(tmp_path, capsys):
 @pytest.mark.parametrize(("answer", "kind", "named"), [
     (EOFError("it died.\nTrace"), RunError, ["part 1/2", "2 times", "it died", "1of2.log"]),
     ((False, "layers=[99] is out of range"), UserError, ["layers=[99]"]),
-    (EOFError("ModuleNotFoundError: No module named 'probers'"), UserError, ["install it where Ray runs"]),
+    (EOFError("x\nModuleNotFoundError: No module named 'probers'"), UserError, ["install it where Ray runs"]),
 ])  # fmt: skip
 def test_a_part_that_cannot_be_made_ends_the_run_in_one_sentence(answer, kind, named, tmp_path):
     with fails("worker", *named, kind=kind):

@@ -86,7 +86,8 @@ class Ray:
                     done, where = ray.get(call)
                 except ray.exceptions.RayError as error:
                     problem = first_line(getattr(error, "cause", None) or error)
-                    if re.search("No module named 'probers|failed to import on the worker", str(error)):
+                    absent = re.search("ModuleNotFoundError|ImportError|failed to import", str(error))
+                    if absent and not isinstance(error, RunError):
                         problem = f"the workers lack the package probers {__version__}"
                         raise UserError(f"{problem}: install it where Ray runs", "worker") from error
                     failed = f"part {part} failed {self.tries} times; the last time {problem}"
