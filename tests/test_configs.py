@@ -1,6 +1,5 @@
 """Settings and components: every option is described, composes, and says the same as its class."""
 
-import inspect
 import shlex
 from dataclasses import dataclass, field, fields
 from typing import Annotated
@@ -8,19 +7,15 @@ from typing import Annotated
 import pytest
 from refusals import exits, fails
 
-from probers.commands.components import Component, choices, kind_of, node_of
+from probers.commands.components import Component, choices
 from probers.commands.compose import COMMANDS, compose, groups_of, normalise, request, settings_of
 from probers.commands.help import help_of, help_text
 from probers.commands.settings import Settings
-from probers.options import descriptions, field_types, options_of
+from probers.options import descriptions, options_of
 from probers.parts import PARTS, load_part
 from probers.prompts import TESTBED_PROMPT
 from probers.testbed.assets import world_config
 from probers.testbed.world import WorldConfig
-
-#: Groups whose parts are classes that a command takes.
-GROUPS = [group for group in PARTS if group != "format"]
-COMPONENT_NAMES = [(group, name) for group in GROUPS for name in choices(group) if name != "own"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -60,24 +55,6 @@ def test_help_has_topics():
         help_text("rag", "triger")
     with fails("unknown-choice", "did you mean rind?"):
         help_text("rag", "trigger=rnd")
-
-
-@pytest.mark.parametrize("group, name", COMPONENT_NAMES)
-def test_the_options_of_a_component_are_those_of_its_class(group, name):
-    kind = Component.of(group, name).kind
-    assert kind is kind_of(group, name)
-    types, empty = field_types(kind), inspect.Parameter.empty
-    given = {p.name: p.default for p in inspect.signature(kind).parameters.values()}
-    # Objects, by the commands; for a judge, passages are a number.
-    handed_in = {"matcher"} if group == "judge" else {"matcher", "passages"}
-    optional = {option for option, default in given.items() if default is not empty}
-    assert optional - handed_in == set(node_of(group, name)) - {"_target_"}
-    for option in options_of(kind):
-        default = given[option.name]
-        if repr(default) == "<factory>":
-            default = next(f.default_factory() for f in fields(kind) if f.name == option.name)
-        assert (list(default) if isinstance(default, tuple) else default) == option.default, option.name
-        assert option.name in types
 
 
 @dataclass

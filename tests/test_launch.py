@@ -3,7 +3,6 @@
 import errno
 import json
 import pickle
-import random
 import shutil
 import signal
 import subprocess
@@ -324,36 +323,6 @@ def test_a_task_that_is_lost_is_queued_again(tmp_path, monkeypatch):
         submitit_jobs.Submitit(parts=2, tries=2).make(parts)
     assert asked == [["1/2", "2/2"]] * 2
     assert submitit_jobs.Submitit(parts=2, wait=False).make(parts) is None
-
-
-@pytest.mark.slow
-def test_twenty_kills_of_workers_and_driver_end_in_the_same_bytes(tmp_path):
-    """At random moments; the run is compared with the one in one piece."""
-    rng, out = random.Random(0), tmp_path / "run"
-    one = cli.run("datagen", ["source=cot", "limit=160", *ALONE, f"out={tmp_path}/whole"])
-    kills = {"worker": 0, "driver": 0, "interrupted": 0}
-    with (tmp_path / "log").open("w") as log:
-        typed = ("launch.parts=5", "launch.workers=2", "launch.tries=100")
-        begin = partial(driver, out, *typed, limit=160, stdout=log, stderr=log)
-        process = begin()
-        while sum(kills.values()) < 20:
-            time.sleep(rng.uniform(0, 4))
-            what = rng.choice(["worker", "worker", "driver", "interrupted"])
-            if what == "worker":
-                rng.choice(wait_for(partial(working, process), process)).kill()
-            else:
-                if what == "interrupted":
-                    wait_for(partial(working, process), process)
-                assert process.poll() is None, "the run ended before it could be killed: raise limit"
-                below = psutil.Process(process.pid).children(recursive=True)
-                process.send_signal(signal.SIGKILL if what == "driver" else signal.SIGINT)
-                assert process.wait() == (-signal.SIGKILL if what == "driver" else 130)
-                assert psutil.wait_procs(below, timeout=300)[1] == []
-                process = begin()
-            kills[what] += 1
-        assert process.wait() == 0
-    assert (tmp_path / "log").read_text().count("the same command goes on from there") == kills["interrupted"]
-    assert computed(out) == computed(one) and min(kills.values()) > 1
 
 
 @pytest.mark.slow
