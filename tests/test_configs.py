@@ -11,7 +11,7 @@ from probers.commands.components import Component, choices
 from probers.commands.compose import COMMANDS, compose, groups_of, normalise, request, settings_of
 from probers.commands.help import help_of, help_text
 from probers.commands.settings import Settings
-from probers.options import descriptions, options_of
+from probers.options import options_of
 from probers.parts import PARTS, load_part
 from probers.prompts import TESTBED_PROMPT
 from probers.testbed.assets import world_config
@@ -63,16 +63,11 @@ class Described:
 
     Attributes:
         first, second: numbers.
-        third: text, as described
-            on two lines.
     """
 
     loaded: object
     first: int = 1
     second: Annotated[int, "anything"] = 2
-    third: str | None = None
-    fourth: list[str] = field(default_factory=lambda: ["a"])
-    """below the field"""
     fifth: object = None
 
 
@@ -81,16 +76,14 @@ class Derived(Described):
     """An example with another default."""
 
     second: int = 3
+    third: list[str] = field(default_factory=lambda: ["a"])
+    """below the field"""
 
 
 def test_a_class_is_described_below_its_fields_or_in_its_docstring():
-    assert [(o.name, o.default) for o in options_of(Derived)] == [
-        ("first", 1), ("second", 3), ("third", None), ("fourth", ["a"]),
+    assert [(o.name, o.default, o.about) for o in options_of(Derived)] == [
+        ("first", 1, "numbers."), ("second", 3, "numbers."), ("third", ["a"], "below the field"),
     ]  # fmt: skip
-    assert descriptions(Derived) == {
-        "first": "numbers.", "second": "numbers.", "third": "text, as described on two lines.",
-        "fourth": "below the field",
-    }  # fmt: skip
 
 
 def test_every_line_of_the_table_leads_to_a_part():
