@@ -110,8 +110,8 @@ def check_record(kind: Any, values: Any, prefix: str = "") -> None:
     odd = sorted(set(values) ^ set(names)) if isinstance(values, Mapping) else [shown(values)]
     if odd:
         name = kind.__name__.lstrip("_")
-        told = f"a {name} has the fields {sorted(names)}; missing or unknown: {shown(odd)}"
-        raise UserError(told, "bad-file")
+        message = f"a {name} has the fields {sorted(names)}; missing or unknown: {shown(odd)}"
+        raise UserError(message, "bad-file")
     check_options(kind, values, prefix)
 
 
@@ -325,8 +325,8 @@ def field_types(target: Callable[..., Any]) -> dict[str, Any]:
             break
         except NameError as error:  # imported for type checkers only, so never a configured value
             elsewhere[str(error.name)] = _Unwritable
-    found = ((name, hints[name]) for name in names if name in hints)
-    return {name: hint.type if isinstance(hint, InitVar) else hint for name, hint in found}
+    given = ((name, hints[name]) for name in names if name in hints)
+    return {name: hint.type if isinstance(hint, InitVar) else hint for name, hint in given}
 
 
 class _Unwritable:

@@ -139,7 +139,7 @@ def _quoted(command: str, argument: str) -> str:
         return argument
     key = {"model": "model.name", "texts": "texts.path"}.get(key, key)
     if _FREE.fullmatch(key):  # the text holds no reference
-        value = _OPENING.sub(lambda found: f"{found[1] * 2}\\${{", value)
+        value = _OPENING.sub(lambda opening: f"{opening[1] * 2}\\${{", value)
     override = parsed(f"{key}={value}")
     if override is None or key == "question" or (key in _texts(command) and _is_no_text(override)):
         value = quote(value)
@@ -199,8 +199,8 @@ def request(command: str, overrides: Sequence[str]) -> Settings:
 def _resolved(config: DictConfig) -> dict[str, Any]:
     from omegaconf import OmegaConf
 
-    found: Any = OmegaConf.to_container(config, resolve=True)
-    return {str(key): value for key, value in found.items() if key != "commands"}
+    values: Any = OmegaConf.to_container(config, resolve=True)
+    return {str(key): value for key, value in values.items() if key != "commands"}
 
 
 def _unread(config: DictConfig) -> dict[str, Any]:
@@ -279,8 +279,8 @@ def compose(command: str, overrides: Sequence[str]) -> DictConfig:
     except (HydraException, OmegaConfBaseException) as error:
         raise _explain(command, overrides, error) from error
     except ValueError as error:  # about a key within a list
-        told = f"cannot read {shown(' '.join(overrides))}: give a list whole, as in key=[a,b]"
-        raise UserError(told) from error
+        message = f"cannot read {shown(' '.join(overrides))}: give a list whole, as in key=[a,b]"
+        raise UserError(message) from error
 
 
 def _replace_choice(config: DictConfig, group: str, plain: DictConfig) -> None:

@@ -104,7 +104,7 @@ def main(command: str, argv: Sequence[str] | None = None) -> None:
         sys.stderr.close()
         code = 1
     except (ProbersError, OSError) as error:
-        message, code = told(error)
+        message, code = described(error)
         _fail(f"probers-{command}: {message}", code)
     sys.exit(code)
 
@@ -184,7 +184,7 @@ def _run_all(
         except BrokenPipeError:
             raise
         except (ProbersError, OSError) as error:
-            message, code = told(error)
+            message, code = described(error)
             worst = max(worst, _fail(f"probers-{command}: {' '.join(name)}: {message}", code))
             continue
         if isinstance(folder, Path) and getattr(settings, "part", None) is None:
@@ -196,7 +196,7 @@ def _run_all(
     return worst
 
 
-def told(error: Exception) -> tuple[str, int]:
+def described(error: Exception) -> tuple[str, int]:
     """Return the message of an error, and the exit code."""
     if isinstance(error, OSError):
         return f"{error.strerror or error}" + (f" ({error.filename})" if error.filename else ""), 1

@@ -76,8 +76,8 @@ class PartRun:
             typed = yaml.safe_load((path / CONFIG_FILE).read_text("utf-8"))["typed"]
             return cls(path, Partition.parse(part), state, tuple(map(str, typed)))
         except (OSError, ValueError, LookupError, TypeError, yaml.YAMLError) as error:
-            told = f"{path / CONFIG_FILE} is damaged ({first_line(error)}): make the part again"
-            raise UserError(told, "damaged") from error
+            message = f"{path / CONFIG_FILE} is damaged ({first_line(error)}): make the part again"
+            raise UserError(message, "damaged") from error
 
     @property
     def whole(self) -> dict[str, Any]:
@@ -103,20 +103,20 @@ class PartRuns:
 
     def of_one(self, what: str, read: Callable[[PartRun], Any]) -> Any:
         """Return a value, named ``what``, that all parts must share; UserError names two that differ."""
-        first, found = self.runs[0], read(self.runs[0])
+        first, value = self.runs[0], read(self.runs[0])
         for run in self.runs[1:]:
-            if read(run) != found:
-                told = f"{first.path} and {run.path} differ in {what}: run one where the other was run"
-                raise UserError(f"{told}, with overwrite=true", "parts")
-        return found
+            if read(run) != value:
+                message = f"{first.path} and {run.path} differ in {what}: run one where the other was run"
+                raise UserError(f"{message}, with overwrite=true", "parts")
+        return value
 
     def begin(self, folder: RunFolder, what: str = "run") -> bool:
         """Begin the whole run (:meth:`RunFolder.begin`); UserError if its command now asks for another."""
         part = self.runs[0]
         apart = told_apart(identity(folder.config), part.whole, ("in the parts", "now"))
         if apart and told_apart(identity(as_before(folder.config)), part.whole):
-            told = f"{part.path} is not a part of the run that its command asks for now ({apart})"
-            raise UserError(f"{told}: merge where the parts were run, with the same inputs", "parts")
+            message = f"{part.path} is not a part of the run that its command asks for now ({apart})"
+            raise UserError(f"{message}: merge where the parts were run, with the same inputs", "parts")
         if not folder.begin(what):
             return False
         for key, value in part.state.get("chosen", {}).items():
@@ -182,8 +182,8 @@ def _check_alike(first: PartRun, other: PartRun) -> None:
     weights = [{"model": chosen.get("model", "")} for chosen in (ours, theirs)]  # before other choices
     for here, there in ((first.whole, other.whole), weights, (ours, theirs)):
         if apart := told_apart(here, there, at):
-            told = f"{first.path} and {other.path} are parts of two runs ({apart})"
-            raise UserError(f"{told}: make one of them again", "parts")
+            message = f"{first.path} and {other.path} are parts of two runs ({apart})"
+            raise UserError(f"{message}: make one of them again", "parts")
 
 
 def key_of(override: str) -> str:
@@ -193,15 +193,15 @@ def key_of(override: str) -> str:
 
 def run(settings: Merge) -> Any:
     """Merge the parts ``settings.parts``; return the command's result."""
-    found = gather(settings.parts)
-    out = Path(settings.out) if settings.out is not None else found.place
+    parts = gather(settings.parts)
+    out = Path(settings.out) if settings.out is not None else parts.place
     if out is None:
         raise UserError("the parts are in several places: give out=FOLDER to write to", "missing-value")
-    if settings.overwrite and any(out.resolve() in run.path.resolve().parents for run in found.runs):
+    if settings.overwrite and any(out.resolve() in run.path.resolve().parents for run in parts.runs):
         raise UserError(f"overwrite=true would move the parts inside out={out}: choose another", "conflict")
-    typed = [o for o in found.runs[0].typed if key_of(o) not in _OF_A_PART]
+    typed = [o for o in parts.runs[0].typed if key_of(o) not in _OF_A_PART]
     means = {"overwrite": settings.overwrite, "wait": settings.wait}
     typed += [f"out={quote(str(out))}", *(f"{key}={value}".lower() for key, value in means.items())]
-    if settings.device is not None and found.command != "train":
+    if settings.device is not None and parts.command != "train":
         typed.append(f"model.device={settings.device}")
-    return found.merge(typed)
+    return parts.merge(typed)

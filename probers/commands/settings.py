@@ -92,18 +92,18 @@ def default_component(key: Field_[Any]) -> Component | None:
 
 def default_values(kind: Any) -> dict[str, Any]:
     """List the default of every key, except components chosen by name."""
-    types, found = field_types(kind), dict[str, Any]()
+    types, defaults = field_types(kind), dict[str, Any]()
     for key in fields(kind):
         if key.name.startswith("_") or "choice" in key.metadata:
             continue
         if "fixed" in key.metadata:
-            found[key.name] = plain(default_component(key))
+            defaults[key.name] = plain(default_component(key))
         elif is_dataclass(types[key.name]):
-            found[key.name] = default_values(types[key.name])
+            defaults[key.name] = default_values(types[key.name])
         else:
             value = key.default if key.default_factory is MISSING else key.default_factory()
-            found[key.name] = list(value) if isinstance(value, tuple) else value
-    return found
+            defaults[key.name] = list(value) if isinstance(value, tuple) else value
+    return defaults
 
 
 def plain(value: Any) -> Any:
@@ -115,8 +115,8 @@ def plain(value: Any) -> Any:
     return value
 
 
-def read(kind: Callable[..., Kind], values: Mapping[str, Any], **kept: Any) -> Kind:
-    """Make settings of a class from plain values, all checked, with ``kept`` beside them."""
+def read(kind: Callable[..., Kind], values: Mapping[str, Any], **more: Any) -> Kind:
+    """Make settings of a class from plain values, all checked, with ``more`` beside them."""
     types, made = field_types(kind), dict(values)
     metadata = {f.name: f.metadata for f in fields(kind)}  # type: ignore[arg-type]
     components = {name: m.get("fixed") for name, m in metadata.items() if "choice" in m or "fixed" in m}
@@ -126,7 +126,7 @@ def read(kind: Callable[..., Kind], values: Mapping[str, Any], **kept: Any) -> K
             made[name] = None if value is None else Component.read(name, value, components[name])
         elif is_dataclass(types[name]):
             made[name] = read(types[name], value)
-    return kind(**made, **kept)
+    return kind(**made, **more)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -156,5 +156,7 @@ def make_part(parts: Parts, number: int, folder: str, threads: int) -> Made:
         except Exception as error:
             traceback.print_exc()
             known = isinstance(error, (RunError, OSError))
-            raise RunError(main.told(error)[0] if known else f"{type(error).__name__}: {error}") from None
+            raise RunError(
+                main.described(error)[0] if known else f"{type(error).__name__}: {error}"
+            ) from None
     return True, f"{os.uname().nodename}, process {os.getpid()}"
