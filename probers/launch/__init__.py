@@ -155,8 +155,6 @@ def make_part(parts: Parts, number: int, folder: str, threads: int) -> Made:
             return False, str(error)
         except Exception as error:
             traceback.print_exc()
-            known = isinstance(error, (RunError, OSError))
-            raise RunError(
-                main.described(error)[0] if known else f"{type(error).__name__}: {error}"
-            ) from None
+            kind = "" if isinstance(error, (RunError, OSError)) else f"{type(error).__name__}: "
+            raise RunError(f"{kind}{main.described(error)[0]}") from None
     return True, f"{os.uname().nodename}, process {os.getpid()}"
