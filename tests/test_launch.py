@@ -216,6 +216,7 @@ def test_the_model_is_kept_between_parts_as_if_loaded_anew(monkeypatch):
     first = shared.load_model(cfg)
     first._batches._shrink(8)
     first._prefix = ("x", None)
+    shared.keep_model()  # for the next part
     assert shared.load_model(cfg) is first and first._prefix is None and first._batches.size == 32
     assert shared.load_model(cli.request("datagen", ["model.on_too_long=skip"])) is not first
 
