@@ -204,8 +204,8 @@ def test_the_failures_of_a_worker_are_sentences(tmp_path, monkeypatch, as_worker
 
 
 def test_a_folder_that_a_machine_lacks_is_named(tmp_path, as_worker):
-    done, why = make(Parts("datagen", COT, str(tmp_path), 2), folder=str(tmp_path / "nowhere"))
-    assert not done and "nowhere" in why
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        make(Parts("datagen", COT, str(tmp_path), 2), folder=str(tmp_path / "nowhere"))
 
 
 def test_the_model_is_kept_between_parts_as_if_loaded_anew(monkeypatch):

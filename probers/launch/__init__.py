@@ -128,14 +128,11 @@ def make_part(parts: Parts, number: int, folder: str, threads: int) -> Made:
 
     Raises:
         RunError: the part failed and may be tried again.
+        OSError: this machine lacks the driver's ``folder``.
     """
     os.environ["OMP_NUM_THREADS"] = str(threads)  # torch is loaded only now
     os.environ.setdefault("TQDM_MININTERVAL", "10")  # seconds between two lines of a bar in a log
-    try:
-        os.chdir(folder)
-    except OSError as error:
-        problem = f"{folder} cannot be entered on {os.uname().nodename} ({error.strerror})"
-        return False, f"{problem}: start in a folder that every machine sees"
+    os.chdir(folder)
     keep_model()
     part = Partition(number, parts.count)
     file = parts.log(part)
