@@ -78,7 +78,7 @@ def one_of(group: str, *more: str) -> Limits:
         if value not in PARTS[group] and value not in more:
             raise ValueError(value)
 
-    return Limits(lambda: " or ".join((*more, *PARTS[group])), check=check)
+    return Limits(lambda: f"one of {', '.join((*more, *PARTS[group]))}", check=check)
 
 
 def check_options(kind: Any, values: Mapping[str, Any], prefix: str = "") -> None:

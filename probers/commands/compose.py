@@ -351,7 +351,7 @@ def _explain(command: str, overrides: Sequence[str], error: Exception) -> UserEr
         for override in overrides:
             key = key_value(override)[0]
             if not override.startswith("+") and key not in keys:
-                return UserError(_unknown(key, keys), "unknown-key")
+                return UserError(_unknown(command, key, keys), "unknown-key")
     return UserError(f"cannot read {shown(' '.join(overrides))}: {first_line(error)}", "argument")
 
 
@@ -362,10 +362,10 @@ def _dotted(values: Any, prefix: str = "") -> Iterator[str]:
         yield from _dotted(value, f"{prefix}{name}.")
 
 
-def _unknown(key: str, keys: Sequence[str]) -> str:
+def _unknown(command: str, key: str, keys: Sequence[str]) -> str:
     """Describe an unknown key: the nearest, and the keys beside it."""
     block = key.rpartition(".")[0]
-    if block == "launch" and block in keys and "launch._target_" not in keys:
+    if block in _groups(command) and f"{block}._target_" not in keys:
         return f"{key} needs a launcher: add {' or '.join(f'launch={name}' for name in choices(block))}"
     near = difflib.get_close_matches(key, keys, n=1)
     hint = f" (did you mean {near[0]}?)" if near else ""
