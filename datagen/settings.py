@@ -43,7 +43,7 @@ class Datagen(Reading):
     """
 
     screen = Screen(
-        "probers-datagen --source wiki limit=200", "20 seconds",
+        "probers-datagen --source wiki limit=200", "about half a minute",
         "source out model.name engine limit layers site pool articles corpus label per_article texts.path "
         "unit prompts reads model.device model.dtype batch_size part seed overwrite",
     )  # fmt: skip

@@ -20,7 +20,7 @@ class Rag(Answering):
     """
 
     screen = Screen(
-        'probers-rag question="Who directed Polish-Russian War?" trigger=rind', "10 seconds",
+        'probers-rag question="Who directed Polish-Russian War?" trigger=rind', "about 10 seconds",
         "question out model.name engine prober corpus k limit split max_new_tokens max_retrievals "
         "allow_overlap model.device model.dtype batch_size part seed overwrite",
     )  # fmt: skip
@@ -45,7 +45,7 @@ class Compare(Answering):
     """
 
     screen = Screen(
-        "probers-compare limit=20 triggers=[never,always,rind]", "a minute",
+        "probers-compare limit=20 triggers=[never,always,rind]", "about a minute",
         "triggers out model.name engine prober corpus k limit split validation queries vary threshold "
         "wrong max_new_tokens resamples model.device batch_size part seed overwrite",
     )  # fmt: skip

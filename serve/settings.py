@@ -20,7 +20,7 @@ class Serve(Settings):
     """
 
     screen = Screen(
-        "probers-serve corpus=testbed", "10 seconds until it listens",
+        "probers-serve corpus=testbed", "about 10 seconds until it listens",
         "model.name prober backend host port api_key corpus k thinking max_tokens rows queue model.device "
         "model.dtype allow_other",
     )  # fmt: skip

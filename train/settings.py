@@ -145,7 +145,7 @@ class Train(Fitting, Assembling, Stores):
     """
 
     screen = Screen(
-        "probers-train layer=[6,8,10]", "30 seconds",
+        "probers-train layer=[6,8,10]", "about half a minute",
         "data layer out test pool site combine threshold calibration epochs lr batch_size balance "
         "resamples learning_curve device logger part seed overwrite",
     )  # fmt: skip
@@ -191,7 +191,7 @@ class Search(Fitting, Assembling, Stores):
     """
 
     screen = Screen(
-        "probers-search minutes=2", "3 minutes",
+        "probers-search minutes=2", "about 3 minutes",
         "data heads layer_sets sites pool minutes folds out combine threshold epochs lr device seed "
         "overwrite",
     )  # fmt: skip

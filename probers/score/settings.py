@@ -19,7 +19,7 @@ class Score(Run):
     """
 
     screen = Screen(
-        "probers-score answers.jsonl", "10 seconds",
+        "probers-score answers.jsonl", "about 10 seconds",
         "texts.path texts.format out model.name prober threshold shown model.device batch_size seed "
         "overwrite",
     )  # fmt: skip
@@ -51,7 +51,7 @@ class Check(Settings):
     """
 
     screen = Screen(
-        "probers-check engine=transformers", "10 seconds",
+        "probers-check engine=transformers", "about 10 seconds",
         "engine model.name prober prompts max_new_tokens tolerance model.device model.dtype",
     )  # fmt: skip
 
@@ -94,7 +94,7 @@ class Import(Run):
     """
 
     screen = Screen(
-        "probers-import my/probe model=my/model texts=texts.jsonl", "a minute beside the model",
+        "probers-import my/probe model=my/model texts=texts.jsonl", "about a minute",
         "probe model.name texts.path texts.format limit threshold out model.device batch_size overwrite",
     )  # fmt: skip
 
