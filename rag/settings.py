@@ -45,7 +45,7 @@ class Compare(Answering):
     """
 
     screen = Screen(
-        "probers-compare limit=20 triggers=[never,always,rind]", "about a minute",
+        'probers-compare limit=20 "triggers=[never,always,rind]"', "about a minute",
         "triggers out model.name engine prober corpus k limit split validation queries vary threshold "
         "wrong max_new_tokens resamples model.device batch_size part seed overwrite",
     )  # fmt: skip

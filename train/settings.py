@@ -145,7 +145,7 @@ class Train(Fitting, Assembling, Stores):
     """
 
     screen = Screen(
-        "probers-train layer=[6,8,10]", "about half a minute",
+        "probers-train layer=10", "about half a minute",
         "data layer out test pool site combine threshold calibration epochs lr batch_size balance "
         "resamples learning_curve device logger part seed overwrite",
     )  # fmt: skip
