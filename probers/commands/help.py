@@ -24,7 +24,7 @@ _COLUMN = 26  # characters of a key and its default on the first screen
 _MORE = """\
 More:
   --help all   every key and every component
-  --help NAME  a group (trigger), a component (trigger=rind), a block (model) or a key
+  --help NAME  a group (trigger), component (trigger=rind), block (model) or key
   --cfg job    print the resolved configuration and stop
   -m           run every combination of comma-separated values (key=a,b)"""
 _OWN = """\
