@@ -35,7 +35,7 @@ from workload import SHAPES, Options, build, long_prompts
 
 import serve
 import train
-from probers import CausalLM, ProbeBank
+from probers import CausalLM, Prober
 from probers.engine.loading import native_bfloat16, pick_device
 from probers.heads import HEADS as KINDS
 from probers.store.spec import FeatureSpec
@@ -220,7 +220,7 @@ def untrained(lm: CausalLM, folder: Path) -> None:
     layers = sorted({max(1, round(lm.num_layers * share)) for share in (0.55, 0.65, 0.7)})
     spec = FeatureSpec(lm.spec, tuple(layers), lm.width, pool="tokens")
     head = KINDS["radio"]([f"0/layer{k}" for k in layers], lm.width)
-    ProbeBank(spec, head, 0.0, aggregate="max").save_pretrained(folder)
+    Prober(spec, head, 0.0, aggregate="max").save_pretrained(folder)
 
 
 @contextmanager

@@ -30,7 +30,7 @@ from timing import Results, by_turns, ratios, spread, verdict
 from transformers import AutoModelForCausalLM
 
 from probers import CausalLM
-from probers.bank.bank import ProbeBank
+from probers.bank.bank import Prober
 from probers.prompts import TESTBED_PROMPT, PromptTemplate
 from probers.rag import RAG, Answer
 from probers.rag.queries import QFS
@@ -195,7 +195,7 @@ def outcome(made: Plain | Answer) -> tuple[str, str, tuple[str, ...]]:
 
 def probing(args: argparse.Namespace, questions: Sequence[Question], results: Results, prober: str) -> None:
     """Compare the loop with a prober at batch 1 with transformers' generation of the same tokens."""
-    bank, retriever, lm = ProbeBank.from_pretrained(prober), BM25(load_corpus()), engine(1)
+    bank, retriever, lm = Prober.from_pretrained(prober), BM25(load_corpus()), engine(1)
     recorder = engine(1, Recording)
     loop, recorded = (RAG(each, retriever, Probing(bank)) for each in (lm, recorder))
     for question in questions:

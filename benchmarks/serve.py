@@ -27,7 +27,7 @@ from report import invocation, publish
 from streams import NEW, stream, together
 from timing import Results, by_turns, ratios, spread, verdict
 
-from probers import CausalLM, ProbeBank
+from probers import CausalLM, Prober
 from probers.data.articles import open_articles
 from probers.engine.loading import pick_device
 
@@ -129,7 +129,7 @@ def throughput(
 ) -> None:
     """Compute tokens per second of servers at two URLs, of the engine, and of single requests."""
     model = lm.spec.id
-    head = ProbeBank.from_pretrained(prober).head
+    head = Prober.from_pretrained(prober).head
     of_model, of_heads = (sum(p.numel() for p in each.parameters()) / 1e6 for each in (lm.model, head))
     results.note(
         "serve",

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
+from probers.words.thinking import Part
+
 from probers.commands.components import Component, choice
 from probers.commands.settings import (
     OnBadLine,
@@ -19,7 +21,6 @@ from probers.commands.settings import (
 )
 from probers.data.articles.base import Wikipedia
 from probers.options import Count, Dotted, Limits, Name, Natural, Positive, Seed
-from probers.thinking import Part
 from probers.types import Site, Unit
 
 _SplitName = Annotated[str, Limits(pattern="^(train|validation|test)$")]

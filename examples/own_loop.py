@@ -12,11 +12,11 @@ import sys
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from probers import ProbeBank
+from probers import Prober
 from probers.prompts import TESTBED_PROMPT
 from probers.testbed.assets import load_questions, model_path
 
-bank = ProbeBank.from_pretrained(sys.argv[1])
+bank = Prober.from_pretrained(sys.argv[1])
 tokenizer = AutoTokenizer.from_pretrained(model_path(), padding_side="left")
 model = AutoModelForCausalLM.from_pretrained(model_path(), dtype=torch.float32).eval()
 

@@ -22,7 +22,7 @@ from .remote import RemoteLM
 from .triggers.probing import Probing, ServedProbing
 
 if TYPE_CHECKING:
-    from probers.bank.bank import ProbeBank
+    from probers.bank.bank import Prober
     from probers.commands.settings import Answering
 
 log = logging.getLogger(__name__)
@@ -95,9 +95,9 @@ def with_bank(trigger: Component, **parts: Callable[[], Any]) -> dict[str, Any]:
 
 def for_other(bank: Any) -> dict[str, Any]:
     """Load a prober given by its path so that it accepts a model with other weights."""
-    from probers.bank.bank import ProbeBank
+    from probers.bank.bank import Prober
 
-    return {"bank": ProbeBank.from_pretrained(bank, allow_other=True)} if isinstance(bank, str) else {}
+    return {"bank": Prober.from_pretrained(bank, allow_other=True)} if isinstance(bank, str) else {}
 
 
 def loop_options(settings: Answering) -> dict[str, Any]:
@@ -190,7 +190,7 @@ def _below(path: str) -> list[str]:
     return list(map(str, found)) or [path]
 
 
-def check_one_model(banks: Mapping[str, ProbeBank]) -> None:
+def check_one_model(banks: Mapping[str, Prober]) -> None:
     """Refuse probers of different models; names two of them (UserError)."""
     models = {path: bank.spec.model for path, bank in banks.items()}
     for path, model in models.items():

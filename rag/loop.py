@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from probers.words.text import split_sentences
+
 from probers.engine.kv_cache import PrefixCache
 from probers.engine.tokens import SentenceEnd, Stop
 from probers.evaluation.answers import final_answer
 from probers.prompts import TESTBED_PROMPT, PromptTemplate, passages_that_fit
-from probers.text import split_sentences
 from probers.types import Generation, Needs, Question, Retriever, UserError
 
 from .protocol import (

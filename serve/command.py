@@ -16,7 +16,7 @@ from probers.types import UserError
 from .settings import Serve
 
 if TYPE_CHECKING:
-    from probers.bank.bank import ProbeBank
+    from probers.bank.bank import Prober
 
 _EXTRA = ("fastapi", "uvicorn", "prometheus_client")
 #: Options of backend=transformers only; vLLM has its own.
@@ -82,7 +82,7 @@ def _serve(settings: Serve, key: str | None, listening: socket.socket) -> None:
     import torch
     import uvicorn
 
-    from probers.bank.bank import ProbeBank
+    from probers.bank.bank import Prober
     from probers.capture.blocks import decoder_layers
     from probers.online.scores import check_growing
     from probers.thinking import Thinking
@@ -91,9 +91,9 @@ def _serve(settings: Serve, key: str | None, listening: socket.socket) -> None:
     from .endpoint import Served
     from .scheduler import Scheduler
 
-    bank: ProbeBank | None = None
+    bank: Prober | None = None
     if (found := _prober(settings)) is not None:
-        bank = ProbeBank.from_pretrained(found, allow_other=settings.allow_other)
+        bank = Prober.from_pretrained(found, allow_other=settings.allow_other)
         check_growing(bank, sentences=True)
     retriever = None if settings.corpus is None else settings.retriever.make(load_passages(settings))
     lm = load_model(settings, adapter=None if bank is None else bank.adapter)
@@ -138,7 +138,7 @@ def _prober(settings: Serve) -> str | None:
     return find_prober(settings, "tokens", "answers", "entities", asks="probers-serve", level=logging.WARNING)
 
 
-def _entry(bank: ProbeBank, settings: Serve) -> dict[str, Any]:
+def _entry(bank: Prober, settings: Serve) -> dict[str, Any]:
     """Describe the prober for the list of models."""
     spec = bank.spec
     return {

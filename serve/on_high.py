@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from probers.bank.assessment import Assessor, units_of
-from probers.bank.bank import ProbeBank
+from probers.bank.bank import Prober
 from probers.online.growing_spans import GrowingSpans, ScoredSpan
 from probers.types import UserError
 
@@ -43,7 +43,7 @@ class OnHigh:
     abstention: str
 
     @classmethod
-    def of(cls, asked: Hallucination | None, bank: ProbeBank, abstention: str, *, greedy: bool) -> OnHigh:
+    def of(cls, asked: Hallucination | None, bank: Prober, abstention: str, *, greedy: bool) -> OnHigh:
         """Read a request, which is ``greedy`` if every draw is the same (ApiError: it cannot be done)."""
         asked = asked or Hallucination()
         try:

@@ -22,7 +22,7 @@ import torch
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from torch import Tensor
 
-from probers.bank.bank import ProbeBank
+from probers.bank.bank import Prober
 from probers.capture.pooling import PER_TOKEN, pool_tokens, token_vectors
 from probers.engine.continuous import ContinuousBatch, LiveText
 from probers.engine.decode import Request
@@ -129,7 +129,7 @@ class Scheduler:
     """
 
     def __init__(
-        self, lm: CausalLM, bank: ProbeBank | None, *, rows: int, most_waiting: int, cache_megabytes: float
+        self, lm: CausalLM, bank: Prober | None, *, rows: int, most_waiting: int, cache_megabytes: float
     ) -> None:
         self.lm, self.bank, self.metrics = lm, bank, Metrics()
         self._rows, self._most = rows, rows + most_waiting

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from probers.bank.bank import ProbeBank
+from probers.bank.bank import Prober
 from probers.heads import HEADS, WRONG
 from probers.prompts import TESTBED_PROMPT
 from probers.store.spec import FeatureSpec, ModelSpec
@@ -21,7 +21,7 @@ SPEC = ModelSpec("fake", "r1", 2, 4, "float32")
 
 def linear_bank(
     layers: tuple[int, ...] = (1, 2), threshold: float = 0.0, *, weight: float = 1.0, **options: Any
-) -> ProbeBank:
+) -> Prober:
     """Heads whose margin (wrong minus correct) is ``weight`` times the first component of a state (4,).
 
     ``options`` are those of the bank or of its features.
@@ -34,7 +34,7 @@ def linear_bank(
     spec = FeatureSpec(SPEC, layers, 4, prompt=TESTBED_PROMPT.fingerprint)
     own = {name: options.pop(name) for name in list(options) if hasattr(spec, name)}
     spec = replace(spec, **own)
-    return ProbeBank(spec, head, threshold, aggregate="max" if spec.pool == "tokens" else None, **options)
+    return Prober(spec, head, threshold, aggregate="max" if spec.pool == "tokens" else None, **options)
 
 
 def tokens(text: str) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 import openai
 import uvicorn
 
-from probers import CausalLM, ProbeBank
+from probers import CausalLM, Prober
 from probers.bank.calibration import Platt
 from probers.data import load_corpus
 from probers.heads import LinearHead, ProbeHead, SequenceHead
@@ -28,7 +28,7 @@ QUESTION = "Who does Lena Zaser work for?"
 PROMPT = f"Question: {QUESTION}\nAnswer:"
 
 
-def bank_for(lm: CausalLM, pool: Pool = "tokens", *, sequence: bool = False) -> ProbeBank:
+def bank_for(lm: CausalLM, pool: Pool = "tokens", *, sequence: bool = False) -> Prober:
     """Random heads on two layers; what they say means nothing, but must be the same everywhere."""
     layers = (6, 12)
     head: ProbeHead = LinearHead([f"3/{k}" for k in layers], lm.width)
@@ -36,7 +36,7 @@ def bank_for(lm: CausalLM, pool: Pool = "tokens", *, sequence: bool = False) -> 
         head = SequenceHead(["3"], lm.width, 2, size=16, blocks=2, window=4)
     position = "entity" if pool == "predicting" else "generated"
     spec = FeatureSpec(lm.spec, layers, lm.width, "resid_post", pool, position=position, dtype="float32")
-    return ProbeBank(
+    return Prober(
         spec, head, threshold=0.05, calibration=Platt(1.5, 0.2), aggregate="max" if pool == "tokens" else None
     )
 
@@ -62,7 +62,7 @@ class Running:
 
 @contextmanager
 def running(
-    lm: CausalLM, bank: ProbeBank | None, *, rows: int = 4, waiting: int = 8, corpus: bool = False, **own: Any
+    lm: CausalLM, bank: Prober | None, *, rows: int = 4, waiting: int = 8, corpus: bool = False, **own: Any
 ) -> Iterator[Running]:
     """Serve until the block ends; with ``corpus``, also retrieval over the testbed's passages."""
     scheduler = Scheduler(lm, bank, rows=rows, most_waiting=waiting, cache_megabytes=16)

@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from test_heads import Own
 
 from probers.bank import io
-from probers.bank.bank import ProbeBank
+from probers.bank.bank import Prober
 from probers.bank.calibration import EntropyModel, Isotonic, Temperature
 from probers.bank.decision import Ensemble, half_precision
 from probers.bank.risk_control import Promise
@@ -43,10 +43,10 @@ FILES = ["README.md", "config.json", "heads.safetensors", "metrics.json"]
 TOKENS = replace(SPEC, pool="tokens")
 
 
-def make_bank(**fields: Any) -> ProbeBank:
+def make_bank(**fields: Any) -> Prober:
     head = half_precision(ProbingRagHead(["0/layer2", "0/layer5"], 8, hidden=16))
     made = {"threshold": 0.3, "calibration": Temperature(1.7), "metrics": {"a": 1}, "card": "# hi\n"}
-    return ProbeBank(**{"spec": SPEC, "head": head, **made, **fields})
+    return Prober(**{"spec": SPEC, "head": head, **made, **fields})
 
 
 def make_states(n: int = 9) -> np.ndarray:
@@ -63,15 +63,15 @@ def test_score_is_the_papers_decision_rule() -> None:
     bank, states = make_bank(), make_states()
     logits = bank.logits(states)
     assert logits.shape == (9, 2, 2) and logits.dtype == np.float32
-    score = bank.score(states)
+    score = bank.score_states(states)
     np.testing.assert_allclose(score, (logits[..., 0] - logits[..., 1]).sum(axis=1), rtol=1e-5)
     for theta in (-0.2, 0.0, 0.2):
         fires = logits[..., 0].sum(axis=1) + theta > logits[..., 1].sum(axis=1)
         np.testing.assert_array_equal(score > -theta, fires)
     np.testing.assert_allclose(bank(states), score)
     states = make_states(2500)  # batches and number formats do not matter
-    parts = np.concatenate([bank.score(states[:7]), bank.score(torch.from_numpy(states[7:]))])
-    np.testing.assert_allclose(bank.score(states.astype(np.float32)), parts, atol=1e-5)
+    parts = np.concatenate([bank.score_states(states[:7]), bank.score_states(torch.from_numpy(states[7:]))])
+    np.testing.assert_allclose(bank.score_states(states.astype(np.float32)), parts, atol=1e-5)
 
 
 def test_layers_are_weighed_as_the_ensemble_says() -> None:
@@ -98,25 +98,25 @@ def test_probability_is_calibrated() -> None:
 
 def test_entropies_join_the_score() -> None:
     bank, states, signals = make_bank(entropy_model=ENTROPY), make_states(), make_signals()
-    expected = bank.score(states) + 2 * signals["mean_entropy"] + 0.5 * signals["max_entropy"]
+    expected = bank.score_states(states) + 2 * signals["mean_entropy"] + 0.5 * signals["max_entropy"]
     expected = expected - signals["min_prob"] - signals["mean_logprob"] + 0.25
-    np.testing.assert_allclose(bank.score(states, signals), expected)
+    np.testing.assert_allclose(bank.score_states(states, signals), expected)
     with fails("unsupported", "with_entropy=false"):
         make_bank().score(states, signals)
     with fails("failed", "min_prob", kind=RunError):
-        bank.score(states, {k: v for k, v in signals.items() if k != "min_prob"})
+        bank.score_states(states, {k: v for k, v in signals.items() if k != "min_prob"})
     signals["max_entropy"][3] = np.nan
     with fails("failed", "max_entropy", kind=RunError):
-        bank.score(states, signals)
+        bank.score_states(states, signals)
 
 
 PROMISE = Promise(0.1, 0.95, 312, 120, 4)
 
 
-def back(bank: ProbeBank, folder: Path, states: Any, **how: Any) -> ProbeBank:
+def back(bank: Prober, folder: Path, states: Any, **how: Any) -> Prober:
     """The prober after a save, with the same logits."""
     bank.save_pretrained(folder)
-    again = ProbeBank.from_pretrained(folder, **how)
+    again = Prober.from_pretrained(folder, **how)
     np.testing.assert_array_equal(again.logits(states), bank.logits(states))
     return again
 
@@ -145,7 +145,7 @@ def test_a_promise_is_saved_where_there_is_one_and_read_by_its_rules(tmp_path: P
     for damaged in (replace(PROMISE, risk=1.5), replace(PROMISE, groups=-1)):
         make_bank(promise=damaged).save_pretrained(tmp_path / "one")
         with fails("damaged", "config.json", "promise"):
-            ProbeBank.from_pretrained(tmp_path / "one")
+            Prober.from_pretrained(tmp_path / "one")
 
 
 def test_linear_heads_keep_their_standardisation_and_weights_beyond_half_precision_are_refused(tmp_path):
@@ -154,7 +154,7 @@ def test_linear_heads_keep_their_standardisation_and_weights_beyond_half_precisi
     x = states.double()
     moments = Moments(x.mean(dim=0), x.std(dim=0, correction=0), torch.zeros(2, 2, 8).double())
     head.prepare(moments)
-    back(ProbeBank(SPEC, half_precision(head)), tmp_path, states)
+    back(Prober(SPEC, half_precision(head)), tmp_path, states)
     with torch.no_grad():
         head.linear.weight[0, 0, 0] = 1e6
     with fails("failed", "linear.weight", kind=RunError):
@@ -165,19 +165,19 @@ def test_broken_states_are_errors_and_never_certain() -> None:
     bank, states = make_bank(), make_states()
     states[4, 1, 3] = np.nan
     with fails("failed", "not finite", kind=RunError):
-        bank.score(states)
+        bank.score_states(states)
     with pytest.raises(ValueError):
-        bank.score(make_states()[:, :1])
+        bank.score_states(make_states()[:, :1])
     with pytest.raises(ValueError):
-        bank.score(make_states(), mask=np.ones((9, 2)))
+        bank.score_states(make_states(), mask=np.ones((9, 2)))
 
 
 def test_another_quantization_is_taken_where_that_is_allowed_and_said(tmp_path: Path, caplog: Any) -> None:
     make_bank().save_pretrained(tmp_path)
     other = ModelSpec("testbed", "abc+4bit", 6, 8, "float32")
     with fails("mismatch", "testbed@abc", "testbed@abc+4bit", "allow_other=true"):
-        ProbeBank.from_pretrained(tmp_path).check_model(other)
-    bank = ProbeBank.from_pretrained(tmp_path, allow_other=True)
+        Prober.from_pretrained(tmp_path).check_model(other)
+    bank = Prober.from_pretrained(tmp_path, allow_other=True)
     for _ in range(2):
         bank.check_model(other)
     assert caplog.text.count("warning: the prober came from the model testbed@abc (") == 1
@@ -189,13 +189,13 @@ def test_another_quantization_is_taken_where_that_is_allowed_and_said(tmp_path: 
             bank.check_model(another)
         assert "allow_other" not in str(caught.value)
     bank.save_pretrained(tmp_path / "again")
-    assert not ProbeBank.from_pretrained(tmp_path / "again").allow_other
+    assert not Prober.from_pretrained(tmp_path / "again").allow_other
 
 
 def test_missing_and_damaged_files_are_named(tmp_path: Path) -> None:
     def refused(code: Code, *named: object) -> None:
         with fails(code, *named):
-            ProbeBank.from_pretrained(tmp_path)
+            Prober.from_pretrained(tmp_path)
 
     refused("no-artifact", "config.json")
     make_bank().save_pretrained(tmp_path)
@@ -232,11 +232,11 @@ class OwnNeedingNumbers(Own):
 @pytest.mark.parametrize(("own", "options"), [(OwnHead, {}), (Own, {"hidden": 5}), (OwnNeedingNumbers, {})])
 def test_a_users_own_head_loads_when_its_class_is_passed(tmp_path: Path, own: Any, options: Any) -> None:
     head = factory(partial(own, **options))(["a", "b"], 8)
-    back(ProbeBank(SPEC, half_precision(head)), tmp_path, make_states(), head_class=own)
+    back(Prober(SPEC, half_precision(head)), tmp_path, make_states(), head_class=own)
     with fails("own-class", "probing_rag", "head_class"):
-        ProbeBank.from_pretrained(tmp_path)
+        Prober.from_pretrained(tmp_path)
     with fails("own-class" if own is Own else "damaged"):
-        ProbeBank.from_pretrained(tmp_path, head_class=Own if own is OwnHead else OwnHead)
+        Prober.from_pretrained(tmp_path, head_class=Own if own is OwnHead else OwnHead)
 
 
 @pytest.mark.parametrize("name", [name for name in HEADS if name != "stacked"])
@@ -247,7 +247,7 @@ def test_every_kind_of_head_comes_back(tmp_path: Path, name: str) -> None:
     pool: Pool = "tokens" if heads.tokens or heads.causal else "mean"
     spec = FeatureSpec(replace(SPEC.model, width=2048), (2, 5), 2048, pool=pool)
     states = np.tile(make_states(), 256)
-    bank = ProbeBank(spec, half_precision(heads), aggregate="max" if heads.causal else None)
+    bank = Prober(spec, half_precision(heads), aggregate="max" if heads.causal else None)
     again = back(bank, tmp_path, states[None] if heads.tokens else states)
     assert type(again.head) is HEADS[name] and again.head.options == heads.options
     assert sum(f.stat().st_size for f in tmp_path.iterdir()) <= 2 * 5e6
@@ -268,12 +268,12 @@ def test_the_hub_is_asked_only_where_no_folder_is_meant(tmp_path: Path, monkeypa
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     given: dict[str, Any] = {"revision": "v1", "token": "t", "cache_dir": tmp_path}
     given |= {"local_files_only": True, "force_download": True}
-    assert ProbeBank.from_pretrained("owner/prober", **given).layers == (2, 5)
+    assert Prober.from_pretrained("owner/prober", **given).layers == (2, 5)
     with fails("no-artifact", "prober=owner/nothing", "404"):
-        ProbeBank.from_pretrained("owner/nothing")
+        Prober.from_pretrained("owner/nothing")
     for path in ("runs/nothing", str(tmp_path / "nothing"), "./owner/x", "nothing"):
         with fails("no-artifact", path):
-            ProbeBank.from_pretrained(path)
+            Prober.from_pretrained(path)
     assert [repo for repo, _ in asked] == ["owner/prober", "owner/nothing"]
     patterns = asked[1][1]["allow_patterns"]
     adapter = {"adapter/adapter_config.json", "adapter/adapter_model.safetensors"}
@@ -282,7 +282,7 @@ def test_the_hub_is_asked_only_where_no_folder_is_meant(tmp_path: Path, monkeypa
     assert [options for _, options in asked] == [given | asked[1][1], {"allow_patterns": patterns}]
     (tmp_path / "cached/config.json").unlink()
     with fails("no-artifact", "config.json"):
-        ProbeBank.from_pretrained("owner/prober")
+        Prober.from_pretrained("owner/prober")
 
 
 @pytest.fixture
@@ -328,7 +328,7 @@ def test_push_uploads_what_save_writes(tmp_path: Path, pushed: list[dict[str, An
     assert pushed[2]["files"]["README.md"] == b""  # no card is not the mixin's card
     make_bank(pictures={"roc.png": b"png"}).save_pretrained(tmp_path / "p")
     (tmp_path / "p/plots/notes.txt").write_text("no picture")
-    ProbeBank.from_pretrained(tmp_path / "p").push_to_hub("me/prober")
+    Prober.from_pretrained(tmp_path / "p").push_to_hub("me/prober")
     files = pushed[3]["files"]
     assert files["plots/roc.png"] == b"png" and "plots/notes.txt" not in files
 
@@ -347,10 +347,10 @@ def test_a_bank_cannot_be_trained_by_accident_and_the_mixin_leaves_it_as_it_is(t
         bank.save_pretrained(tmp_path)
     assert (tmp_path / "plots/auroc.png").exists()
     theirs = inspect.signature(ModelHubMixin.from_pretrained).parameters
-    ours = {*inspect.signature(ProbeBank.from_pretrained).parameters, *io.HubOptions.__annotations__}
+    ours = {*inspect.signature(Prober.from_pretrained).parameters, *io.HubOptions.__annotations__}
     assert set(theirs) - {"model_kwargs"} <= ours
     with pytest.raises(TypeError):
-        ProbeBank.from_pretrained(tmp_path, revison="v1")  # type: ignore[call-arg]
+        Prober.from_pretrained(tmp_path, revison="v1")  # type: ignore[call-arg]
     assert vars(copy.copy(bank)) == vars(bank)
 
 
@@ -360,7 +360,7 @@ SPANS = [(0, 9), (3, 4), (2, 6)]
 @pytest.mark.parametrize("how", ["max", "mean", "last"])
 def test_a_span_is_scored_by_its_tokens(how: str) -> None:
     bank, states = make_bank(spec=TOKENS, aggregate=how), make_states()
-    alone = bank.score(states)
+    alone = bank.score_states(states)
     np.testing.assert_allclose(alone, make_bank().score(states))
     of = {"max": np.max, "mean": np.mean, "last": lambda x: x[-1]}[how]
     expected = [of(alone[start:end]) for start, end in SPANS]
@@ -406,8 +406,8 @@ class PoolHead(LinearHead):
 
 
 def test_heads_that_pool_tokens_read_spans_of_any_length() -> None:
-    bank = ProbeBank(TOKENS, PoolHead(["a", "b"], 8))
-    pooled = ProbeBank(SPEC, LinearHead(["a", "b"], 8))
+    bank = Prober(TOKENS, PoolHead(["a", "b"], 8))
+    pooled = Prober(SPEC, LinearHead(["a", "b"], 8))
     states = make_states(700)
     rng = np.random.default_rng(3)
     spans = [(s, s + n) for s, n in zip(rng.integers(0, 600, 90), rng.integers(1, 99, 90), strict=True)]
@@ -417,11 +417,13 @@ def test_heads_that_pool_tokens_read_spans_of_any_length() -> None:
     np.testing.assert_allclose(bank.score_spans(states, spans[:1]), expected[:1], atol=1e-6)
     mask = np.array([[1, 1, 1], [1, 0, 0]], dtype=bool)
     text = np.stack([states[:3], states[5:8]])
-    np.testing.assert_allclose(bank.score(text, mask=mask), bank.score_spans(states, [(0, 3), (5, 6)]), 1e-5)
-    np.testing.assert_allclose(bank.score(text), bank.score_spans(states, [(0, 3), (5, 8)]), 1e-5)
+    np.testing.assert_allclose(
+        bank.score_states(text, mask=mask), bank.score_spans(states, [(0, 3), (5, 6)]), 1e-5
+    )
+    np.testing.assert_allclose(bank.score_states(text), bank.score_spans(states, [(0, 3), (5, 8)]), 1e-5)
     assert bank.score_spans(states, []).shape == (0,)
     with fails("mismatch", "pool=mean"):
-        ProbeBank(SPEC, PoolHead(["a", "b"], 8))
+        Prober(SPEC, PoolHead(["a", "b"], 8))
 
 
 def without_checksums(folder: Path) -> dict[str, Any]:
@@ -482,7 +484,7 @@ def edited(folder: Path, **changes: Any) -> Path:
 ])  # fmt: skip
 def test_a_foreign_config_is_checked(tmp_path: Path, changes: dict[str, Any], named: tuple[str, ...]) -> None:
     with fails(None, *named) as told:
-        ProbeBank.from_pretrained(edited(tmp_path / "p", **changes))
+        Prober.from_pretrained(edited(tmp_path / "p", **changes))
     assert len(str(told.value)) < 1000 and str(told.value).isprintable()
 
 
@@ -492,7 +494,7 @@ def pictured(tmp_path: Path) -> Path:
     folder = edited(tmp_path / "p")
     (folder / "plots").mkdir()
     (folder / "plots/a.png").write_bytes(b"png")
-    bank = ProbeBank.from_pretrained(folder)
+    bank = Prober.from_pretrained(folder)
     assert bank.pictures == {"a.png": b"png"}
     np.testing.assert_array_equal(bank.logits(make_states()), make_bank().logits(make_states()))
     return folder
@@ -507,16 +509,16 @@ def test_links_and_pipes_are_no_files_of_a_prober(pictured: Path, tmp_path: Path
             break
         os.mkfifo(file) if target is None else file.symlink_to(target)
         with fails("damaged", file.name):
-            ProbeBank.from_pretrained(pictured)
+            Prober.from_pretrained(pictured)
         file.unlink()
 
 
 def test_a_picture_is_of_bounded_size(pictured: Path) -> None:
     os.truncate(pictured / "plots/a.png", 8 << 20)
-    ProbeBank.from_pretrained(pictured)
+    Prober.from_pretrained(pictured)
     os.truncate(pictured / "plots/a.png", 2**40)
     with fails("damaged", "a.png"):
-        ProbeBank.from_pretrained(pictured)
+        Prober.from_pretrained(pictured)
 
 
 def test_links_of_the_hubs_cache_to_its_blobs_are_files(pictured: Path, tmp_path: Path) -> None:
@@ -526,12 +528,12 @@ def test_links_of_the_hubs_cache_to_its_blobs_are_files(pictured: Path, tmp_path
     for i, name in enumerate([*FILES, "plots/a.png"]):
         (pictured / name).rename(tmp_path / f"models--a--b/blobs/{i}")
         (snapshot / name).symlink_to(Path(*[".."] * (2 + name.count("/")), f"blobs/{i}"))
-    assert ProbeBank.from_pretrained(snapshot).pictures == {"a.png": b"png"}
+    assert Prober.from_pretrained(snapshot).pictures == {"a.png": b"png"}
     (snapshot / "README.md").unlink()
     (tmp_path / "secret").write_text("secret")
     (snapshot / "README.md").symlink_to(tmp_path / "secret")
     with fails("damaged", "README.md"):
-        ProbeBank.from_pretrained(snapshot)
+        Prober.from_pretrained(snapshot)
 
 
 @pytest.mark.parametrize(("blob", "named"), [
@@ -542,9 +544,9 @@ def test_json_that_is_deep_or_no_text_is_one_sentence(tmp_path: Path, blob: byte
     file = edited(tmp_path / "p") / "metrics.json"
     file.write_bytes(blob)
     with fails("damaged", "metrics.json", named):
-        ProbeBank.from_pretrained(tmp_path / "p")
+        Prober.from_pretrained(tmp_path / "p")
     file.write_text("[" * 100 + "]" * 100)
-    ProbeBank.from_pretrained(tmp_path / "p")
+    Prober.from_pretrained(tmp_path / "p")
 
 
 SHIPPED = Path(__file__).parents[1] / "probers" / "bank" / "shipped" / "smollm2"
@@ -567,7 +569,7 @@ def test_the_shipped_one_is_found_by_name(tmp_path: Path, monkeypatch: MonkeyPat
 
 
 def test_the_shipped_one_scores_tokens_and_is_a_trigger() -> None:
-    bank = ProbeBank.from_pretrained("smollm2")
+    bank = Prober.from_pretrained("smollm2")
     assert bank.spec.pool == "tokens" and bank.spec.model.id == "smollm2" and bank.spec.width == 576
     assert len(bank.layers) <= 3 and bank.recogniser == "auto" and bank.seen is not None
     states = np.random.default_rng(0).normal(size=(5, len(bank.layers), 576)).astype(np.float32)
@@ -578,12 +580,12 @@ def test_the_shipped_one_scores_tokens_and_is_a_trigger() -> None:
 
 
 def test_the_shipped_one_for_chats_scores_a_text_while_it_grows() -> None:
-    bank = ProbeBank.from_pretrained("smollm2-chat")
-    assert bank.head.causal and bank.spec.model == ProbeBank.from_pretrained("smollm2").spec.model
+    bank = Prober.from_pretrained("smollm2-chat")
+    assert bank.head.causal and bank.spec.model == Prober.from_pretrained("smollm2").spec.model
     states = torch.randn(6, len(bank.layers), 576, generator=torch.Generator().manual_seed(0))
     growing = GrowingScores(bank)
     found = [growing.add_each(["text"], state[None])[0] for state in states]
-    np.testing.assert_allclose(found, bank.score(as_stored(states, bank.spec.dtype)), atol=1e-4)
+    np.testing.assert_allclose(found, bank.score_states(as_stored(states, bank.spec.dtype)), atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["smollm2", "smollm2-chat"])

@@ -13,7 +13,7 @@ from refusals import fails
 from test_watch import PROMPTS, batch, plain
 from tiny import tiny_lm
 
-from probers.bank.bank import ProbeBank
+from probers.bank.bank import Prober
 from probers.bank.calibration import Isotonic, Platt, Temperature, sigmoid
 from probers.capture.hidden_states import decoder_layers
 from probers.engine.tokens import decode, token_offsets
@@ -42,14 +42,14 @@ def drafted(text=DRAFT, prompt="Question: Who founded the mill?\nAnswer:", entro
     return made if entropies is None else replace(made, entropies=np.array(entropies, dtype=np.float32))
 
 
-def tiny_bank(**fields) -> ProbeBank:
+def tiny_bank(**fields) -> Prober:
     spec = tiny_lm().spec
     head = LinearHead(["7/1", "7/2"], spec.width)
     features = FeatureSpec(spec, (1, 2), spec.width, pool="predicting", position="entity", dtype="float32")
-    return ProbeBank(features, head, **{"threshold": 0.1, "calibration": Temperature(1.3), **fields})
+    return Prober(features, head, **{"threshold": 0.1, "calibration": Temperature(1.3), **fields})
 
 
-def by_hand(bank: ProbeBank, model, tokenizer, prompt: str, ids) -> np.ndarray:
+def by_hand(bank: Prober, model, tokenizer, prompt: str, ids) -> np.ndarray:
     """(n,) the bank's score of the state before each token, by transformers alone."""
     before = tokenizer(prompt, return_tensors="pt")["input_ids"]
     with torch.inference_mode():
@@ -181,7 +181,7 @@ def test_what_cannot_be_asked_is_said() -> None:
     assert [len(row) for row in scores.tokens] == [3] * 5
     with fails("missing-value"):
         _ = scores.entities
-    other = ProbeBank(replace(bank.spec, pool="mean", position="generated"), bank.head)
+    other = Prober(replace(bank.spec, pool="mean", position="generated"), bank.head)
     with fails("unsupported"):
         _ = watched(other, tokenizer=tokenizer).entities
     for code, named, ask in (

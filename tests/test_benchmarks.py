@@ -38,7 +38,7 @@ from workload import Options
 import rag as rag_benchmark
 import train as training
 from probers import CausalLM, FeatureStore
-from probers.bank.bank import ProbeBank
+from probers.bank.bank import Prober
 from probers.data.texts import TextSource
 from probers.heads import HEADS
 from probers.prompts import TESTBED_PROMPT
@@ -377,7 +377,7 @@ def test_unlike_answers_are_counted_and_need_a_reason():
 @pytest.mark.long
 def test_the_tables_of_the_loop_are_complete(small, written, tmp_path, monkeypatch, capsys):
     spec = FeatureSpec(small.spec, (11, 12), small.width, prompt=TESTBED_PROMPT.fingerprint)
-    ProbeBank(spec, HEADS["linear"](["layer11", "layer12"], small.width), 0.0).save_pretrained(tmp_path)
+    Prober(spec, HEADS["linear"](["layer11", "layer12"], small.width), 0.0).save_pretrained(tmp_path)
     monkeypatch.setattr(rag_benchmark, "_command", lambda *command: None)
     flags = ["--questions", "1", "--lengths", "16", "--exemplars", "1", "--repeats", "1", "--compare"]
     assert rag_benchmark.main([*flags, "--prober", str(tmp_path), "--write"]) == 0

@@ -14,7 +14,7 @@ from fake_lm import FakeLM, linear_bank
 from refusals import fails, interrupted
 from sklearn.metrics import roc_auc_score
 
-from probers.bank.bank import ProbeBank
+from probers.bank.bank import Prober
 from probers.bank.decision import ALWAYS, ThresholdRule
 from probers.checksums import unsealed_lines
 from probers.commands import main as cli
@@ -123,7 +123,7 @@ class Place:
 
 def of_other_weights(prober):
     """Let a prober be of other weights, which no other test has; says of which."""
-    bank, revision = ProbeBank.from_pretrained(prober), uuid.uuid4().hex[:12]
+    bank, revision = Prober.from_pretrained(prober), uuid.uuid4().hex[:12]
     spec = replace(bank.spec, model=replace(bank.spec.model, revision=revision))
     replace(bank, spec=spec).save_pretrained(prober)
     return revision

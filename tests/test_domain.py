@@ -13,7 +13,7 @@ from serving import PROMPT, bank_for, running
 from test_bank import make_bank, make_states
 
 from probers.bank.assessment import Assessor
-from probers.bank.bank import ProbeBank
+from probers.bank.bank import Prober
 from probers.bank.domain import FILE, Domain, limit_of
 from probers.bank.io import CONFIG
 from probers.checksums import sealed
@@ -109,18 +109,18 @@ def test_coordinates_that_never_vary_and_few_rows_give_finite_distances(tmp_path
 def test_it_is_saved_with_the_prober_and_a_prober_without_one_has_none(tmp_path):
     bank, states = make_bank(domain=some_domain()), make_states()
     bank.save_pretrained(tmp_path / "with")
-    again = ProbeBank.from_pretrained(tmp_path / "with")
+    again = Prober.from_pretrained(tmp_path / "with")
     assert torch.equal(again.domain(states), bank.domain(states))
     assert (again.domain.limit, again.domain.rate) == (1.5, 0.05)
     assert again.domain.surprise is None
     make_bank(domain=replace(some_domain(), surprise=(0.0, 0.5))).save_pretrained(tmp_path / "writer")
-    assert ProbeBank.from_pretrained(tmp_path / "writer").domain.surprise == (0.0, 0.5)
+    assert Prober.from_pretrained(tmp_path / "writer").domain.surprise == (0.0, 0.5)
     config = {k: v for k, v in json.loads((tmp_path / "with" / CONFIG).read_text()).items() if k != "sha256"}
     del config["domain"]["surprise"]  # as earlier versions wrote it
     (tmp_path / "with" / CONFIG).write_text(sealed(config))
-    assert ProbeBank.from_pretrained(tmp_path / "with").domain.limit == 1.5
+    assert Prober.from_pretrained(tmp_path / "with").domain.limit == 1.5
     make_bank().save_pretrained(tmp_path / "without")
-    assert ProbeBank.from_pretrained(tmp_path / "without").domain is None
+    assert Prober.from_pretrained(tmp_path / "without").domain is None
     assert not (tmp_path / "without" / FILE).exists()
     assert bank.to("cpu") is bank
     with pytest.raises(ValueError):
@@ -135,7 +135,7 @@ def test_a_damaged_domain_is_one_sentence(tmp_path):
         if damage:
             harm(tmp_path / FILE, damage)
         with fails("damaged", "domain.safetensors"):
-            ProbeBank.from_pretrained(tmp_path)
+            Prober.from_pretrained(tmp_path)
 
 
 @pytest.mark.parametrize("field", ["variances", "residual", "scale", "mean"])

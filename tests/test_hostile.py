@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from refusals import claimed, fails
 
-from probers import CausalLM, FeatureStore, ProbeBank
+from probers import CausalLM, FeatureStore, Prober
 from probers.adaptive.classifiers import AdaptiveClassifier
 from probers.commands.inputs import newest_prober, newest_run
 from probers.commands.runs import RunFolder, read_state, taking_back
@@ -185,8 +185,8 @@ READERS = {
     "run.json": Reader("run/run.json", lambda run: (read_state(run), newest_run(["rag"], root=run.parent))),
     "config.json of a run": Reader("train/config.json", lambda folder: [
         newest_prober(kind, model="testbed", root=folder.parent) for kind in ("answers", "tokens")]),
-    "config.json of a prober": Reader("prober/config.json", ProbeBank.from_pretrained),
-    "metrics.json of a prober": Reader("prober/metrics.json", ProbeBank.from_pretrained),
+    "config.json of a prober": Reader("prober/config.json", Prober.from_pretrained),
+    "metrics.json of a prober": Reader("prober/metrics.json", Prober.from_pretrained),
     "config.json of a classifier": Reader(
         "classifier/config.json", lambda folder: AdaptiveClassifier.load(folder).probabilities(["Who?"])),
     "manifest.json": Reader("store/manifest.json", _store),

@@ -17,7 +17,7 @@ from test_watch import Loop, states_of
 from tiny import tiny_lm
 from torch.nn import functional as F
 
-from probers.bank.bank import ProbeBank
+from probers.bank.bank import Prober
 from probers.capture.recorder import as_places
 from probers.commands import main as cli
 from probers.heads import HEADS, ConcatHead, LinearHead, MixHead, SequenceHead
@@ -143,7 +143,7 @@ FAST = ["pool=tokens", "epochs=2", "resamples=100", "device=cpu", "learning_curv
 def test_a_prober_that_reads_beside_the_states_is_saved_and_scores_the_store(ratios, tmp_path):
     typed = [f"data={ratios.path}", f"out={tmp_path / 'p'}", *FAST, "head=concat", "beside=[lookback]"]
     out = cli.run("train", typed)
-    bank, figures = ProbeBank.from_pretrained(out), json.loads((out / "metrics.json").read_text())
+    bank, figures = Prober.from_pretrained(out), json.loads((out / "metrics.json").read_text())
     assert bank.needs.features[0].beside == ("lookback",) and bank.head.reads == (4, WIDTH)
     assert list(figures["layer_weights"]) == ["1", "2", "lookback"]
     assert figures["layers"][0]["beside"] == ["lookback"]
@@ -152,9 +152,9 @@ def test_a_prober_that_reads_beside_the_states_is_saved_and_scores_the_store(rat
     whole = np.concatenate([states, heads], axis=1)
     table = ratios.table()
     spans = table["span"].to_numpy() == table["span"].iloc[-1]
-    first = bank.score(whole[spans])
+    first = bank.score_states(whole[spans])
     heads[..., 0] += 1
-    assert np.abs(bank.score(np.concatenate([states, heads], axis=1)[spans]) - first).min() > 0
+    assert np.abs(bank.score_states(np.concatenate([states, heads], axis=1)[spans]) - first).min() > 0
     with fails("unsupported", "lookback", "beside=[]"):
         GrowingScores(bank)
     assert bank.domain is not None and bank.domain.shape == (4, WIDTH)
@@ -178,7 +178,7 @@ def test_the_search_tries_what_the_store_has_beside_its_states(ratios: FeatureSt
     found = json.loads((out / "search.json").read_text())
     assert found["winner"] == "concat, all + lookback"
     assert {row["name"] for row in found["tried"]} == {"linear, all", "concat, all", found["winner"]}
-    assert ProbeBank.from_pretrained(out).needs.features[0].beside == ("lookback",)
+    assert Prober.from_pretrained(out).needs.features[0].beside == ("lookback",)
 
 
 @pytest.mark.parametrize("head", [ConcatHead, MixHead, partial(SequenceHead, marker=True, **SMALL)])
@@ -259,7 +259,7 @@ def test_sequence_heads_need_tokens(store: FeatureStore) -> None:
         train(Dataset.load([store]), [task], partial(SequenceHead, **SMALL))
     pooled = FeatureSpec(SPEC.model, (1, 2), SPEC.width)
     with fails("mismatch", "pool=mean"):
-        ProbeBank(pooled, SequenceHead(["a"], SPEC.width, 2, **SMALL))
+        Prober(pooled, SequenceHead(["a"], SPEC.width, 2, **SMALL))
 
 
 @pytest.mark.parametrize(("options", "named"), [
@@ -344,13 +344,13 @@ def grown(growing: GrowingScores, texts: list[torch.Tensor]) -> list[list[float]
 @pytest.mark.parametrize("window", [1, 5])
 def test_growing_texts_have_the_scores_of_whole_ones(window: int) -> None:
     """Three texts that begin and end at different times, beside each other and alone."""
-    bank = ProbeBank(TOKENS, sequence(window=window), aggregate="max")
+    bank = Prober(TOKENS, sequence(window=window), aggregate="max")
     texts = [torch.randn(n, 2, WIDTH) for n in (14, 9, 20)]
     growing = GrowingScores(bank)
     found = grown(growing, texts)
     for text, scores in zip(texts, found, strict=True):
-        np.testing.assert_allclose(scores, bank.score(text), atol=1e-4)
-        np.testing.assert_allclose(text_scores(bank, text.numpy())[0], bank.score(text), atol=1e-6)
+        np.testing.assert_allclose(scores, bank.score_states(text), atol=1e-4)
+        np.testing.assert_allclose(text_scores(bank, text.numpy())[0], bank.score_states(text), atol=1e-6)
     growing.forget(0)  # what begins under a name of before begins anew
     (again,) = growing.add_each([0], texts[0][:1])
     assert again == pytest.approx(found[0][0], abs=1e-4)
@@ -359,15 +359,15 @@ def test_growing_texts_have_the_scores_of_whole_ones(window: int) -> None:
 
 
 def test_a_long_text_is_scored_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    bank = ProbeBank(TOKENS, sequence(), aggregate="max")
+    bank = Prober(TOKENS, sequence(), aggregate="max")
     x = torch.randn(50, 2, WIDTH)
-    whole = bank.score(x)
+    whole = bank.score_states(x)
     monkeypatch.setattr("probers.bank.decision.CHUNK", 7)
-    np.testing.assert_allclose(bank.score(x), whole, atol=1e-5)
+    np.testing.assert_allclose(bank.score_states(x), whole, atol=1e-5)
 
 
 def test_a_marked_span_is_scored_alone_and_not_while_it_grows() -> None:
-    bank = ProbeBank(TOKENS, sequence(marker=True), aggregate="max")
+    bank = Prober(TOKENS, sequence(marker=True), aggregate="max")
     with fails("unsupported", "score_spans"):
         GrowingScores(bank)
     x = torch.randn(15, 2, WIDTH)
@@ -387,10 +387,10 @@ def test_a_loop_of_the_users_own_is_followed(name: str) -> None:
     own, spec = Loop(), tiny_lm().spec
     options = SMALL if name == "sequence" else {}
     head = HEADS[name](["a"], spec.width, 2, **options)
-    own.bank = ProbeBank(FeatureSpec(spec, LAYERS, spec.width, pool="tokens"), head, aggregate="max")
+    own.bank = Prober(FeatureSpec(spec, LAYERS, spec.width, pool="tokens"), head, aggregate="max")
     with own.watch(per="token") as scores:
         sequences = own.whole(14)
         scores.finish(sequences)
     states = states_of(sequences[:, own.length :], own.bank.needs)
     for row, found in enumerate(scores.tokens):
-        np.testing.assert_allclose(found, own.bank.score(states[row]), atol=2e-2)
+        np.testing.assert_allclose(found, own.bank.score_states(states[row]), atol=2e-2)

@@ -10,7 +10,7 @@ from test_families import make
 from test_watch import batch, hooks, plain
 from tiny import FAMILIES, PROMPTS, reference, tiny_lm
 
-from probers.bank.bank import ProbeBank
+from probers.bank.bank import Prober
 from probers.bank.calibration import Temperature
 from probers.datagen.run import layers_to_read
 from probers.engine.model import CausalLM
@@ -145,7 +145,7 @@ def test_a_prober_of_ratios_follows_a_plain_generate(family, pool):
     width = probe.state.shape[-1]
     spec = FeatureSpec(lm.spec, LAYER, width, "lookback", pool, dtype="float32")
     head = ProbingRagHead(["7/3"], width, hidden=16)
-    bank = ProbeBank(spec, head, threshold=0.1, calibration=Temperature(1.3))
+    bank = Prober(spec, head, threshold=0.1, calibration=Temperature(1.3))
     with bank.watch(model) as scores:
         sequences = model.generate(**batch(tokenizer), max_new_tokens=7, do_sample=False)
         scores.finish(sequences)
@@ -153,7 +153,7 @@ def test_a_prober_of_ratios_follows_a_plain_generate(family, pool):
     for row, one in zip(scores.tokens, made, strict=True):
         after = np.cumsum(one.state[1:8], axis=0) / np.arange(1, 8)[:, None, None]
         states = after if pool == "mean" else one.state[: len(row)]
-        np.testing.assert_allclose(row, bank.score(states), **CLOSE)
+        np.testing.assert_allclose(row, bank.score_states(states), **CLOSE)
     assert hooks(model) == before
 
 

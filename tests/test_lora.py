@@ -16,7 +16,7 @@ from refusals import fails
 from tiny import tiny_path
 from transformers import AutoModelForCausalLM
 
-from probers.bank.bank import ProbeBank
+from probers.bank.bank import Prober
 from probers.capture.blocks import decoder_layers
 from probers.commands import main as cli
 from probers.commands.settings import TextFile
@@ -74,9 +74,9 @@ LORA = (
 )  # fmt: skip
 
 
-def train(store: FeatureStore, out: Path, *typed: str) -> ProbeBank:
+def train(store: FeatureStore, out: Path, *typed: str) -> Prober:
     arguments = [f"data={store.path}", f"out={out}", *QUICK, *(typed or LORA)]
-    return ProbeBank.from_pretrained(cli.run("train", arguments))
+    return Prober.from_pretrained(cli.run("train", arguments))
 
 
 @pytest.fixture(scope="module")
@@ -195,7 +195,7 @@ def test_scores_equal_those_of_plain_peft(bank, store):
     lm = CausalLM.from_pretrained(str(tiny_path()), dtype="float32", device="cpu", adapter=bank.adapter)
     bank.check_model(lm.spec)
     (read,) = lm.score([text["prompt"]], [text["answer"]], needs=bank.needs)
-    ours = bank.score(read.state)
+    ours = bank.score_states(read.state)
     base = AutoModelForCausalLM.from_pretrained(tiny_path(), dtype=torch.float32)
     model = PeftModel.from_pretrained(base, bank.adapter).eval()
     kept: list[torch.Tensor] = []
@@ -205,7 +205,7 @@ def test_scores_equal_those_of_plain_peft(bank, store):
         model(torch.tensor([read.prompt_ids + read.token_ids]))
     hook.remove()
     states = kept[0].reshape(-1, kept[0].shape[-1])[-len(read.token_ids) :, None]
-    np.testing.assert_allclose(bank.score(states), ours, atol=1e-4)
+    np.testing.assert_allclose(bank.score_states(states), ours, atol=1e-4)
     with bank.watch(model):
         pass
     plain = AutoModelForCausalLM.from_pretrained(tiny_path(), dtype=torch.float32)
@@ -273,15 +273,15 @@ def test_a_killed_training_goes_on(store, tmp_path, monkeypatch):
 
 def test_a_prober_is_saved_with_its_adapter(bank, tmp_path):
     bank.save_pretrained(tmp_path / "copy")
-    again = ProbeBank.from_pretrained(tmp_path / "copy")
+    again = Prober.from_pretrained(tmp_path / "copy")
     assert again.adapter == tmp_path / "copy/adapter" and again.spec == bank.spec
     assert adapters.digest_of(again.adapter)[:12] == again.spec.model.adapter
     harm(again.adapter / "adapter_model.safetensors")
     with fails("damaged", "adapter"):
-        ProbeBank.from_pretrained(tmp_path / "copy")
+        Prober.from_pretrained(tmp_path / "copy")
     shutil.rmtree(again.adapter)
     with fails("no-file", "adapter"):
-        ProbeBank.from_pretrained(tmp_path / "copy")
+        Prober.from_pretrained(tmp_path / "copy")
 
 
 def test_what_cannot_be_trained_is_refused(store, file, bank, tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ import pytest
 from refusals import fails
 from serving import PROMPT, Running, bank_for, running
 
-from probers import CausalLM, ProbeBank
+from probers import CausalLM, Prober
 from probers.bank.assessment import Assessor, units_of
 from probers.engine.language_model import Sampling
 from probers.engine.tokens import token_offsets
@@ -29,12 +29,12 @@ ASKED = [
 
 
 @pytest.fixture(scope="module")
-def bank(lm: CausalLM) -> ProbeBank:
+def bank(lm: CausalLM) -> Prober:
     return bank_for(lm)
 
 
 @pytest.fixture(scope="module")
-def server(lm: CausalLM, bank: ProbeBank) -> Iterator[Running]:
+def server(lm: CausalLM, bank: Prober) -> Iterator[Running]:
     with running(lm, bank, corpus=True) as found:
         yield found
 
@@ -200,7 +200,7 @@ def test_a_client_that_leaves_ends_its_draws(server: Running) -> None:
     assert server.idle()
 
 
-def test_a_stopping_criterion_stops_where_the_server_does(server: Running, bank: ProbeBank) -> None:
+def test_a_stopping_criterion_stops_where_the_server_does(server: Running, bank: Prober) -> None:
     lm = CausalLM.from_pretrained("testbed", dtype="float32")  # the server has its own
     prompt = ASKED[1]
     scores = [span["score"] for span in complete(server, prompt).choices[0].hallucination["spans"]]

@@ -10,7 +10,7 @@ from parts import apart, computed, in_parts, merged
 from planted import make_store
 from refusals import fails, interrupted
 
-from probers.bank.bank import ProbeBank
+from probers.bank.bank import Prober
 from probers.commands import main as cli
 from probers.train.sweeps import subsets
 from probers.types import RunError
@@ -46,7 +46,7 @@ def thirds(data, tmp_path_factory):
 def assert_merged(folders, out, whole, layers=(1, 2, 3)):
     """Parts become the prober of one piece, its weights to the last byte."""
     assert_same(merged(folders, out), whole)
-    assert ProbeBank.from_pretrained(out).layers == layers
+    assert Prober.from_pretrained(out).layers == layers
 
 
 def test_a_merged_prober_is_that_of_one_piece(whole, thirds, tmp_path):

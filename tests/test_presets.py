@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from refusals import exits, fails
 from tiny import save_tiny, tiny_lm
 
-from probers.bank.bank import ProbeBank
+from probers.bank.bank import Prober
 from probers.commands import main as cli
 from probers.commands import presets as published
 from probers.commands.components import Component, choices
@@ -136,13 +136,13 @@ def lm():
     return tiny_lm("llama")
 
 
-def tiny_bank(lm, trigger: str, prompt) -> ProbeBank:
+def tiny_bank(lm, trigger: str, prompt) -> Prober:
     """A prober of the tiny model, of whole answers or, for radio, of single tokens."""
     head = HEADS["linear"](["layer1", "layer2"], lm.width)
     spec = FeatureSpec(lm.spec, (1, 2), lm.width, prompt=prompt.fingerprint)
     if trigger != "radio":
-        return ProbeBank(spec, head, 0.0)
-    return ProbeBank(replace(spec, pool="tokens", position="entity", prompt=""), head, 0.0, aggregate="max")
+        return Prober(spec, head, 0.0)
+    return Prober(replace(spec, pool="tokens", position="entity", prompt=""), head, 0.0, aggregate="max")
 
 
 def test_every_published_setting_has_a_preset():
@@ -598,7 +598,7 @@ def test_probing_rags_examples_are_made_trained_on_and_used(place):
     assert train["correct"].mean() == 0.5 and len(train) > 8
     given = [f"data={store}", f"out={prober}", "resamples=100", "learning_curve=false"]
     cli.run("train", ["experiment=probing_rag_train_released", *given])
-    bank = ProbeBank.from_pretrained(prober)
+    bank = Prober.from_pretrained(prober)
     assert (bank.combine, bank.spec.layers) == ("probabilities", (1, 2))
     results, _ = here.run("rag", preset, "probing_released", f"prober={prober}", "limit=3", length)
     assert results["n"] == 3 and list(results["methods"]) == ["probing"]

@@ -16,7 +16,7 @@ from test_continuous import Recorded, asked, drain
 from test_loop import without_seconds
 from tiny import PROMPTS, forwarded, tiny_lm, tiny_path, without_specials
 
-from probers.bank.bank import ProbeBank
+from probers.bank.bank import Prober
 from probers.capture.blocks import decoder_layers, decoder_of
 from probers.data import load_corpus
 from probers.engine.continuous import ContinuousBatch
@@ -247,12 +247,12 @@ def test_states_that_fill_the_room_for_them_leave_in_between(monkeypatch: pytest
         assert more_copies(lambda n: write(max_new_tokens=n), copies, 4, 12) == 1 + 1 / 4
 
 
-def prober(lm: CausalLM, pool: Pool = "mean") -> ProbeBank:
+def prober(lm: CausalLM, pool: Pool = "mean") -> Prober:
     """Random heads of two layers that fire at nearly anything."""
     position = "entity" if pool == "predicting" else "generated"
     spec = FeatureSpec(lm.spec, (1, 3), lm.width, "resid_post", pool, position=position, dtype="float32")
     head = LinearHead(["1/1", "1/3"], lm.width)
-    return ProbeBank(spec, head, threshold=-9.0, aggregate="max" if pool == "tokens" else None)
+    return Prober(spec, head, threshold=-9.0, aggregate="max" if pool == "tokens" else None)
 
 
 KINDS = {

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from probers.bank.bank import ProbeBank
+from probers.bank.bank import Prober
 from probers.engine.model import CausalLM
 from probers.heads import HEADS
 from probers.prompts import TESTBED_PROMPT
@@ -123,7 +123,7 @@ class Bench:
             head.linear.bias.zero_()
         prompt = TESTBED_PROMPT.fingerprint
         spec = FeatureSpec(self.lm.spec, LAYERS, self.lm.width, dtype="float32", prompt=prompt)
-        return Probing(ProbeBank(spec, head, 0.0), threshold=threshold)
+        return Probing(Prober(spec, head, 0.0), threshold=threshold)
 
     def probe(self, made: Generation) -> float:
         """Sum over the layers of logit[wrong] - logit[correct]."""

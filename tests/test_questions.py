@@ -18,6 +18,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from artefacts import needs_articles, write_lines
+from probers.words.spelling import load_aliases
+from probers.words.vectors import load_vectors
 from refusals import fails
 
 from probers.data import load_questions
@@ -34,10 +36,8 @@ from probers.data.questions import (
 )
 from probers.data.questions.twowikimultihopqa import TwoWikiMultihopQA
 from probers.data.splits import Splits
-from probers.equivalence.names import load_aliases
 from probers.evaluation.answers import normalize_answer
 from probers.parts import PARTS
-from probers.text import load_vectors
 from probers.types import Question, RunError
 
 FILES = Path(__file__).parent / "data" / "questions"

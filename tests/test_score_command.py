@@ -12,7 +12,7 @@ from artefacts import read_lines
 from refusals import fails, interrupted
 from tiny import BOS, CONTEXT, byte_level, save_tiny
 
-from probers.bank.bank import ProbeBank
+from probers.bank.bank import Prober
 from probers.bank.calibration import Temperature
 from probers.bank.domain import Domain
 from probers.bank.risk_control import Promise
@@ -53,7 +53,7 @@ def make_bank(lm, pool="tokens", head=ProbingRagHead, **fields):
     width = 2 * lm.width if pool == "mind" else lm.width
     spec = FeatureSpec(lm.spec, layers, width, pool=pool, dtype="float32")
     of_tokens = pool == "tokens" and head is ProbingRagHead
-    return ProbeBank(
+    return Prober(
         spec, head([f"7/{k}" for k in layers], width), threshold=0.01, calibration=Temperature(0.1),
         aggregate="max" if of_tokens else None, **fields,
     )  # fmt: skip
@@ -109,7 +109,7 @@ def test_the_last_tokens_score_is_that_of_the_pooled_state(model, pool):
     bank = make_bank(lm, pool)
     (apart,) = lm.score(["Ada was"], [" born in London."], needs=text_needs(bank))
     (pooled,) = lm.score(["Ada was"], [" born in London."], needs=bank.needs)
-    scores, last = text_scores(bank, apart.state)[0], bank.score(pooled.state[None])[0]
+    scores, last = text_scores(bank, apart.state)[0], bank.score_states(pooled.state[None])[0]
     np.testing.assert_allclose(scores[-1], last, atol=1e-5)
     assert not np.allclose(scores, last, atol=1e-3)
 
@@ -118,11 +118,11 @@ def test_every_line_comes_back_with_its_scores_and_its_own_fields(place, caplog)
     lines = lines_of(score())
     assert [line["id"] for line in lines] == ["one", "two", "line 3", "4"]
     assert lines[2]["note"] == {"kept": [1, 2]} and lines[2]["text"] == lines[2]["answer"]
-    lm, bank = loaded(place / "model"), ProbeBank.from_pretrained("prober")
+    lm, bank = loaded(place / "model"), Prober.from_pretrained("prober")
     for line in lines:
         own = line["hallucination"]
         (read,) = lm.score([line["prompt"]], [line["answer"]], needs=bank.needs)
-        np.testing.assert_allclose(own["token_scores"], bank.score(read.state), atol=1e-4)
+        np.testing.assert_allclose(own["token_scores"], bank.score_states(read.state), atol=1e-4)
         np.testing.assert_allclose(own["token_logprobs"], read.logprobs, atol=1e-4)
         assert [tuple(each) for each in own["token_offsets"]] == list(read.offsets)
         assert own["fires"] == (own["score"] > own["threshold"])
@@ -281,12 +281,12 @@ def test_a_prober_of_sentences_judges_each_alone(place):
     (told,) = (line["hallucination"] for line in lines_of(folder))
     texts = [SENTENCES["answer"][span["start"] : span["end"]] for span in told["spans"]]
     assert texts == ["has Lima.", "Ada was in Vienna.", "No name is here."]
-    bank = ProbeBank.from_pretrained("sentences")
+    bank = Prober.from_pretrained("sentences")
     (read,) = lm.score([SENTENCES["prompt"]], [SENTENCES["answer"]], needs=text_needs(bank))
     for span in told["spans"]:
         tokens = [i for i, (a, b) in enumerate(read.offsets) if a < span["end"] and b > span["start"]]
         pooled = torch.from_numpy(read.state[tokens]).mean(dim=0)
-        np.testing.assert_allclose(span["score"], bank.score(pooled[None])[0], atol=1e-4)
+        np.testing.assert_allclose(span["score"], bank.score_states(pooled[None])[0], atol=1e-4)
     assert told["score"] == max(span["score"] for span in told["spans"])
     results = results_of(folder)
     assert results["pieces"]["n"] == 2 and results["labelled"]["n"] == 1

@@ -13,7 +13,7 @@ from planted import SPEC, make_store, make_token_store
 from refusals import fails, interrupted
 from test_joint_heads import planted
 
-from probers.bank.bank import ProbeBank
+from probers.bank.bank import Prober
 from probers.checksums import Journal, draw_key
 from probers.commands import main as cli
 from probers.commands.inputs import newest_prober
@@ -75,7 +75,7 @@ def whole(store, tmp_path_factory):
 
 def test_the_planted_layer_wins_and_becomes_the_prober(whole):
     out, _ = whole
-    bank, found = ProbeBank.from_pretrained(out), entry(out)
+    bank, found = Prober.from_pretrained(out), entry(out)
     assert bank.layers == (2,) and found["winner"] == "linear, [2]"
     assert [row["folds"] for row in found["tried"]] == [3, 3, 1]
     assert all(row["difference_ci"][1] < 0 for row in found["tried"][1:])

@@ -14,7 +14,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 from test_joint_heads import grown
 
-from probers.bank.bank import ProbeBank
+from probers.bank.bank import Prober
 from probers.bank.calibration import fit_logistic
 from probers.bank.decision import Ensemble
 from probers.commands.components import Component
@@ -69,7 +69,7 @@ def train(store: FeatureStore, out: Path, head: Any = LinearHead, layer: Any = 1
     return out
 
 
-def weighed(store: FeatureStore, *members: Path, **how: Any) -> ProbeBank:
+def weighed(store: FeatureStore, *members: Path, **how: Any) -> Prober:
     """A stack without figures."""
     stack = Stacking.load(list(map(str, members)))
     settings = stack.settle(Train(**QUICK, **how))
@@ -80,12 +80,12 @@ def weighed(store: FeatureStore, *members: Path, **how: Any) -> ProbeBank:
     return assemble(fitted, dataset, settings, controls=False).bank
 
 
-def stack(store: FeatureStore | Path, out: Path, *members: Path, **changes: Any) -> ProbeBank:
+def stack(store: FeatureStore | Path, out: Path, *members: Path, **changes: Any) -> Prober:
     """By the command."""
     head = Component.of("head", "stacked", probers=list(map(str, members)))
     data = str(store if isinstance(store, Path) else store.path)
     run(Train(head=head, **{**QUICK, "data": data, "out": str(out), **changes}))
-    return ProbeBank.from_pretrained(out)
+    return Prober.from_pretrained(out)
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +101,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_two_halves_of_the_signal_are_better_together(folder: Path) -> None:
     """Converse: a member of noise gets almost no weight, and does no harm."""
-    found = ProbeBank.from_pretrained(folder / "all").metrics
+    found = Prober.from_pretrained(folder / "all").metrics
     for name in ("layer1", "layer2"):
         assert found["pairs"][f"all layers vs {name}"]["auroc"]["ci95"][0] > 0.05
         assert found["members"][name]["auroc"] < 0.9
@@ -111,7 +111,7 @@ def test_two_halves_of_the_signal_are_better_together(folder: Path) -> None:
     store = FeatureStore.open(folder / "store")
     both = weighed(store, folder / "layer1", folder / "layer2")
     x, wrong, _ = states_of(store, "test", (1, 2))
-    assert found["ensemble"]["auroc"] == pytest.approx(roc_auc_score(wrong, both.score(x)), abs=0.01)
+    assert found["ensemble"]["auroc"] == pytest.approx(roc_auc_score(wrong, both.score_states(x)), abs=0.01)
 
 
 def states_of(store: FeatureStore, split: str, layers: Any) -> tuple[torch.Tensor, np.ndarray, list[str]]:
@@ -129,13 +129,13 @@ def test_it_is_the_logistic_regression_of_scikit_learn_on_half_of_the_validation
     halves = [set(held.groups(split)) for split in (WEIGHTS, "validation")]
     x, wrong, groups = states_of(store, "validation", (1, 2))
     assert not halves[0] & halves[1] and halves[0] | halves[1] == set(groups)
-    scores = np.stack([bank.score(x[:, [i]]) for i, bank in enumerate(members.banks)], axis=1)
+    scores = np.stack([bank.score_states(x[:, [i]]) for i, bank in enumerate(members.banks)], axis=1)
     first = np.array([group in halves[0] for group in groups])
     mean, scale = scores[first].mean(axis=0), scores[first].std(axis=0)
     reference = LogisticRegression().fit((scores[first] - mean) / scale, wrong[first])
     expected = reference.decision_function((scores - mean) / scale)
     both = weighed(store, *names)
-    np.testing.assert_allclose(both.score(x), expected, atol=2e-3, rtol=2e-3)
+    np.testing.assert_allclose(both.score_states(x), expected, atol=2e-3, rtol=2e-3)
     np.testing.assert_allclose(both.head.weights[0], reference.coef_[0], atol=2e-3)
 
 
@@ -154,19 +154,19 @@ def test_no_weight_is_negative() -> None:
 
 def test_its_score_is_that_of_its_members_put_together(folder: Path) -> None:
     """Saved and loaded, without the members' folders."""
-    whole = ProbeBank.from_pretrained(folder / "all")
+    whole = Prober.from_pretrained(folder / "all")
     assert whole.layers == (1, 2, 3) and isinstance(whole.head, StackedHead)
     x = torch.randn(50, 3, WIDTH)
     head, margin = whole.head, float(whole.head.intercept)
     for i in range(3):
-        score = ProbeBank.from_pretrained(folder / f"layer{i + 1}").score(x[:, [i]])
+        score = Prober.from_pretrained(folder / f"layer{i + 1}").score_states(x[:, [i]])
         mean, scale, weight = (float(v[0, i]) for v in (head.mean, head.scale, head.weights))
         margin = margin + weight * (score - mean) / scale
-    np.testing.assert_allclose(whole.score(x), margin, atol=1e-4)
+    np.testing.assert_allclose(whole.score_states(x), margin, atol=1e-4)
 
 
 def test_what_it_has_seen_is_what_its_members_have_and_the_half_of_its_weights(folder: Path) -> None:
-    store, whole = FeatureStore.open(folder / "store"), ProbeBank.from_pretrained(folder / "all")
+    store, whole = FeatureStore.open(folder / "store"), Prober.from_pretrained(folder / "all")
     counts = whole.metrics["splits"]
     assert counts[WEIGHTS]["groups"] == counts["validation"]["groups"] == 50
     assert whole.seen is not None
@@ -197,12 +197,12 @@ SEQUENCE, CONCAT, RADIO = (
 )  # fmt: skip
 
 
-def of_members(*members: Any, pool: Any = "tokens") -> tuple[ProbeBank, list[ProbeBank]]:
+def of_members(*members: Any, pool: Any = "tokens") -> tuple[Prober, list[Prober]]:
     """A stack of random heads, and a prober of each alone."""
     spec = replace(SPEC, layers=(1, 2, 3), pool=pool, dtype="float32")
     how: Any = "max" if pool == "tokens" else None
     banks = [
-        ProbeBank(spec.select(layers), head_of(name, layers, **options), ensemble=rule, aggregate=how)
+        Prober(spec.select(layers), head_of(name, layers, **options), ensemble=rule, aggregate=how)
         for name, layers, rule, options in members
     ]
     told = [
@@ -214,14 +214,16 @@ def of_members(*members: Any, pool: Any = "tokens") -> tuple[ProbeBank, list[Pro
         own.load_state_dict(bank.head.state_dict())
     weights = np.arange(1, len(banks) + 1) / 2
     head.weigh(weights - 1, weights + 1, weights, -0.5)
-    return ProbeBank(spec, head, aggregate=how), banks
+    return Prober(spec, head, aggregate=how), banks
 
 
-def by_hand(banks: list[ProbeBank], x: torch.Tensor) -> np.ndarray:
+def by_hand(banks: list[Prober], x: torch.Tensor) -> np.ndarray:
     found = np.full(len(x), -0.5)
     for number, bank in enumerate(banks):
         weight = (number + 1) / 2
-        found += weight * (bank.score(x[:, [k - 1 for k in bank.layers]]) - (weight - 1)) / (weight + 1)
+        found += (
+            weight * (bank.score_states(x[:, [k - 1 for k in bank.layers]]) - (weight - 1)) / (weight + 1)
+        )
     return found
 
 
@@ -235,9 +237,9 @@ def test_growing_texts_have_the_scores_of_whole_ones(members: Any) -> None:
     texts = [torch.randn(n, 3, WIDTH) for n in (14, 9, 20)]
     found = grown(GrowingScores(bank), texts)
     for text, scores in zip(texts, found, strict=True):
-        np.testing.assert_allclose(bank.score(text), by_hand(alone, text), atol=1e-4)
-        np.testing.assert_allclose(scores, bank.score(text), atol=1e-4)
-        np.testing.assert_allclose(text_scores(bank, text.numpy())[0], bank.score(text), atol=1e-5)
+        np.testing.assert_allclose(bank.score_states(text), by_hand(alone, text), atol=1e-4)
+        np.testing.assert_allclose(scores, bank.score_states(text), atol=1e-4)
+        np.testing.assert_allclose(text_scores(bank, text.numpy())[0], bank.score_states(text), atol=1e-5)
 
 
 def test_a_stack_of_stacks_comes_back(tmp_path: Path) -> None:
@@ -252,8 +254,8 @@ def test_a_stack_of_stacks_comes_back(tmp_path: Path) -> None:
             parameter.copy_(parameter.half().float())
     bank.head.weights[0, 1] = 1e-9
     bank.save_pretrained(tmp_path)
-    again, x = ProbeBank.from_pretrained(tmp_path), torch.randn(12, 3, WIDTH)
-    np.testing.assert_array_equal(again.score(x), bank.score(x))
+    again, x = Prober.from_pretrained(tmp_path), torch.randn(12, 3, WIDTH)
+    np.testing.assert_array_equal(again.score_states(x), bank.score_states(x))
     assert again.head.options == bank.head.options
     assert float(again.head.weights[0, 1]) == pytest.approx(1e-9)  # type: ignore[union-attr,index,arg-type]
 
@@ -273,7 +275,7 @@ def test_members_of_tokens_are_weighed_by_the_scores_of_spans(tmp_path: Path) ->
     x = torch.from_numpy(store.reader([1, 2, 3])[np.arange(len(examples.text_of))])
     for number, (own, layers) in enumerate(zip(members.banks, ([0, 1], [1, 2]), strict=True)):
         rows = [examples.members[text] for text in examples.rows[WEIGHTS]]
-        each = np.array([own.score(x[row][:, layers]).max() for row in rows])
+        each = np.array([own.score_states(x[row][:, layers]).max() for row in rows])
         assert float(bank.head.mean[0, number]) == pytest.approx(each.mean(), abs=1e-4)
         assert float(bank.head.scale[0, number]) == pytest.approx(each.std(), abs=1e-4)
     told = [entry["about"] for entry in bank.metrics["members"].values()]
@@ -284,7 +286,7 @@ def test_members_of_one_and_the_same_layer(folder: Path, tmp_path: Path) -> None
     store = FeatureStore.open(folder / "store")
     other = train(store, tmp_path / "other", ConcatHead, 2)
     bank = weighed(store, folder / "layer2", other)
-    assert bank.layers == (2,) and bank.score(torch.randn(4, 1, WIDTH)).shape == (4,)
+    assert bank.layers == (2,) and bank.score_states(torch.randn(4, 1, WIDTH)).shape == (4,)
 
 
 def refused(folder: Path, out: Path, code: Any, *said: str, **changes: Any) -> None:
@@ -319,7 +321,7 @@ def test_texts_that_a_member_was_trained_on_are_a_leak(folder: Path, tmp_path: P
 def test_another_pool_site_position_or_model_is_refused(folder, tmp_path, change):
     """Of a member, and of the store."""
     spec: FeatureSpec = replace(SPEC, layers=(1,), **change)
-    ProbeBank(spec, HEADS["linear"](["a"], WIDTH)).save_pretrained(tmp_path / "other")
+    Prober(spec, HEADS["linear"](["a"], WIDTH)).save_pretrained(tmp_path / "other")
     refused(folder, tmp_path / "out", "mismatch", members=[folder / "layer1", tmp_path / "other"])
     store = make_store(tmp_path / "store", 400, edit=asked, spec=replace(SPEC, **change))
     with pytest.raises(UserError):
@@ -341,7 +343,7 @@ def test_what_a_stack_cannot_do_is_refused(folder: Path, tmp_path: Path) -> None
         ("pools", HEADS["attention_pool"](["a", "b"], WIDTH), None),
         ("marks", SequenceHead(["a"], WIDTH, 2, **SMALL, marker=True), "max"),
     ):
-        ProbeBank(tokens, head, aggregate=how).save_pretrained(tmp_path / name)  # type: ignore[arg-type]
+        Prober(tokens, head, aggregate=how).save_pretrained(tmp_path / name)  # type: ignore[arg-type]
         no("unsupported", name, members=[tmp_path / name, folder / "layer1"])
 
 

@@ -15,7 +15,7 @@ from refusals import fails
 from serving import Running, running
 from thinking import CHATS, thinking_model
 
-from probers import CausalLM, ProbeBank
+from probers import CausalLM, Prober
 from probers.bank.assessment import Assessor
 from probers.commands.main import run
 from probers.data.texts import TextSource
@@ -43,7 +43,7 @@ def lm(tmp_path_factory):
 @pytest.fixture(scope="module")
 def bank(lm):
     spec = FeatureSpec(lm.spec, (1, 3), lm.width, "resid_post", "tokens", dtype="float32")
-    return ProbeBank(spec, LinearHead(["3/1", "3/3"], lm.width), threshold=0.05, aggregate="max")
+    return Prober(spec, LinearHead(["3/1", "3/3"], lm.width), threshold=0.05, aggregate="max")
 
 
 @pytest.fixture(scope="module")
@@ -284,14 +284,16 @@ def test_a_part_that_cannot_be_read_is_refused(tmp_path, given):
 
 def test_a_prober_of_a_part_scores_that_part_alone(lm):
     spec = FeatureSpec(lm.spec, (1, 3), lm.width, "resid_post", "mean", position="thinking", dtype="float32")
-    bank = ProbeBank(spec, LinearHead(["3/1", "3/3"], lm.width), threshold=0.05)
+    bank = Prober(spec, LinearHead(["3/1", "3/3"], lm.width), threshold=0.05)
     trigger = Probing(bank)
     texts = [raw_text(lm, CHATS[0][0]), *lm.generate(["user: Who"], max_new_tokens=4)]
     read = lm.score([t.prompt for t in texts], [t.token_ids for t in texts], needs=trigger.needs)
     first, second = trigger.decide(read, [None, None])
     span = part_of(texts[0].text, "thinking")
     own = tokens_within(read[0].offsets, *span)
-    assert first.score == pytest.approx(float(bank.score(read[0].state[own].mean(axis=0)[None])[0]), abs=1e-4)
+    assert first.score == pytest.approx(
+        float(bank.score_states(read[0].state[own].mean(axis=0)[None])[0]), abs=1e-4
+    )
     assert second.score == UNANSWERED and second.fire == (UNANSWERED > 0.05)
     with fails("unsupported", "reads=both"):
         check_growing(bank)

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 from sklearn.metrics import roc_auc_score
 from test_heads import Own
 
-from probers.bank.bank import ProbeBank
+from probers.bank.bank import Prober
 from probers.commands import main as cli
 from probers.heads import LinearHead
 from probers.store.joined import by_site
@@ -66,9 +66,9 @@ SMALL = ["head.hidden=24", *PLAIN]
 LINEAR = ["head=linear", *PLAIN, "lr=0.03"]
 
 
-def train(data: object, out: Path, *options: str) -> ProbeBank:
+def train(data: object, out: Path, *options: str) -> Prober:
     """The prober that the command makes of a store."""
-    return ProbeBank.from_pretrained(cli.run("train", [f"data={data}", f"out={out}", *options]))
+    return Prober.from_pretrained(cli.run("train", [f"data={data}", f"out={out}", *options]))
 
 
 def figures(folder: Path) -> dict:
@@ -98,21 +98,21 @@ def test_the_command_writes_a_prober_and_nothing_else(prober):
 
 def test_metrics_are_those_of_the_saved_prober(prober, store, examples):
     """Loaded anew, the prober scores the test examples as ``metrics.json`` says."""
-    bank = ProbeBank.from_pretrained(prober)
+    bank = Prober.from_pretrained(prober)
     found = figures(prober)
     rows = examples.rows["test"]
     wrong = examples.wrong[rows]
     states = store.states(bank.layers, rows)
     signals = {name: examples.column(name, "test") for name in SIGNALS}
     for key, score, threshold in (
-        ("ensemble", bank.score(states), bank.threshold),
-        ("with_entropy", bank.score(states, signals), bank.entropy_model.threshold),
+        ("ensemble", bank.score_states(states), bank.threshold),
+        ("with_entropy", bank.score_states(states, signals), bank.entropy_model.threshold),
     ):
         assert found[key]["auroc"] == pytest.approx(roc_auc_score(wrong, score), abs=1e-9)
         assert found[key]["accuracy"] == pytest.approx(np.mean((score > threshold) == wrong), abs=1e-9)
         low, high = found[key]["auroc_ci"]
         assert low < found[key]["auroc"] < high
-    probability = bank.probability(bank.score(states))
+    probability = bank.probability(bank.score_states(states))
     assert found["ensemble"]["brier"] == pytest.approx(np.mean((probability - wrong) ** 2), abs=1e-9)
     assert found["ensemble"]["ece"] < 0.1
     assert bank.layers == (1, 2, 3) and [entry["layer"] for entry in found["layers"]] == [1, 2, 3]
@@ -182,7 +182,7 @@ def test_a_threshold_that_promises_is_kept_with_its_promise(store, examples, tmp
     assert bank.metrics["controls"]["majority"]["threshold"] == 0.5
     assert bank.metrics["controls"]["bag of words, question"]["fired"] == 1
     assert any("bag of words, question" in note and "always fire" in note for note in bank.metrics["notes"])
-    assert ProbeBank.from_pretrained(tmp_path / "p/layers/2").promise is not None
+    assert Prober.from_pretrained(tmp_path / "p/layers/2").promise is not None
     plain = train(store.path, tmp_path / "plain", "layer=2", *LINEAR)
     assert plain.promise is None and plain.metrics["promise"] is None and "promise" not in plain.card
 
@@ -362,7 +362,7 @@ def test_sites_are_trained_together_and_the_best_is_the_probers(tmp_path):
         for spec, strength in ((SPEC, 0.4), (site, 1.0))
     )  # fmt: skip
 
-    def made(out: str, *stores: FeatureStore) -> ProbeBank:
+    def made(out: str, *stores: FeatureStore) -> Prober:
         listed = ",".join(str(store.path) for store in stores)
         return train(f"[{listed}]", tmp_path / out, "layer=[1,2]", *LINEAR)
 
@@ -412,12 +412,12 @@ def test_a_head_of_ones_own(store, tmp_path, monkeypatch):
         assert not (tmp_path / "p").exists()
     out = cli.run("train", [*arguments, "head=own", "head._target_=test_heads.Own", "+head.hidden=12"])
     with fails(None, "test_heads.Own", "head_class"):
-        ProbeBank.from_pretrained(out)
-    bank = ProbeBank.from_pretrained(out, head_class=Own)
+        Prober.from_pretrained(out)
+    bank = Prober.from_pretrained(out, head_class=Own)
     assert bank.metrics["ensemble"]["auroc"] > 0.95
     examples = load_examples([store])
     rows = examples.rows["test"]
-    auroc = roc_auc_score(examples.wrong[rows], bank.score(store.states(bank.layers, rows)))
+    auroc = roc_auc_score(examples.wrong[rows], bank.score_states(store.states(bank.layers, rows)))
     assert bank.metrics["ensemble"]["auroc"] == pytest.approx(auroc, abs=1e-6)
 
 
@@ -462,12 +462,14 @@ def assert_same_prober(one: Path, other: Path) -> None:
     assert set(tensors) == set(others)
     for name, value in tensors.items():
         np.testing.assert_allclose(value, others[name], atol=2e-3)
-    a, b = ProbeBank.from_pretrained(one), ProbeBank.from_pretrained(other)
+    a, b = Prober.from_pretrained(one), Prober.from_pretrained(other)
     assert (a.spec, a.ensemble.kind) == (b.spec, b.ensemble.kind)
     states = np.random.default_rng(0).standard_normal((50, len(a.layers), a.spec.width)).astype(np.float32)
-    np.testing.assert_allclose(a.score(states), b.score(states), atol=5e-3)
+    np.testing.assert_allclose(a.score_states(states), b.score_states(states), atol=5e-3)
     assert a.threshold == pytest.approx(b.threshold, abs=5e-3)
-    np.testing.assert_allclose(a.probability(a.score(states)), b.probability(b.score(states)), atol=5e-3)
+    np.testing.assert_allclose(
+        a.probability(a.score_states(states)), b.probability(b.score_states(states)), atol=5e-3
+    )
 
 
 def test_every_one_is_a_prober_folder_and_no_run(swept):
@@ -476,7 +478,7 @@ def test_every_one_is_a_prober_folder_and_no_run(swept):
     assert found == names
     for name in names:
         assert sorted(p.name for p in (swept / name).iterdir()) == FOLDER
-        bank = ProbeBank.from_pretrained(swept / name)
+        bank = Prober.from_pretrained(swept / name)
         assert str(swept.name) in bank.card and len(bank.pictures) >= 5 and bank.threshold != 0
         assert "bag of words, text" in figures(swept / name)["controls"]
     assert [str(f.parent) for f in swept.rglob("run.json")] == [str(swept)]  # no newest prober among them
@@ -484,8 +486,8 @@ def test_every_one_is_a_prober_folder_and_no_run(swept):
 
 
 def test_sizes_are_nested_and_each_remembers_what_it_saw(swept):
-    folders, whole = [swept / f"sizes/{n}" for n in (60, 200, 600)], ProbeBank.from_pretrained(swept).seen
-    seen = [ProbeBank.from_pretrained(folder).seen.splits for folder in folders]
+    folders, whole = [swept / f"sizes/{n}" for n in (60, 200, 600)], Prober.from_pretrained(swept).seen
+    seen = [Prober.from_pretrained(folder).seen.splits for folder in folders]
     first, second, last = (splits["train"] for splits in seen)
     assert first < second < last == whole.splits["train"]
     for split in ("validation", "test"):
@@ -533,14 +535,14 @@ def test_a_set_of_layers_is_a_training(swept, store, tmp_path, folder):
 
 def test_sets_of_best_layers_choose_within_the_set(store, tmp_path):
     train(store.path, tmp_path / "all", "combine=best", "best_k=1", "layer_sets=[[1,3]]", *SMALL)
-    bank = ProbeBank.from_pretrained(tmp_path / "all/layers/1-3")
+    bank = Prober.from_pretrained(tmp_path / "all/layers/1-3")
     assert bank.layers == (1, 3) and bank.ensemble.weights == (0.0, 1.0)
 
 
 def test_spans_of_tokens_and_heads_that_only_look_have_sizes_and_sets_too(tmp_path):
     store = make_token_store(tmp_path / "tokens")
     train(store.path, tmp_path / "out", "head=mean_difference", "sizes=[50]", "layer_sets=[2]", *PLAIN[2:])
-    bank = ProbeBank.from_pretrained(tmp_path / "out/layers/2")
+    bank = Prober.from_pretrained(tmp_path / "out/layers/2")
     assert bank.layers == (2,) and bank.aggregate == "max"
     assert figures(tmp_path / "out/sizes/50")["splits"]["train"]["n"] == 50
 

@@ -16,7 +16,7 @@ from tiny import tiny_lm, tiny_path
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from probers.bank import value_head
-from probers.bank.bank import ProbeBank
+from probers.bank.bank import Prober
 from probers.bank.calibration import Temperature
 from probers.bank.decision import Ensemble, half_precision
 from probers.bank.value_head import fold, read_value_head
@@ -53,10 +53,10 @@ def written(folder: Path, tensors, layer_idx=1, **config) -> Path:
     return folder
 
 
-def imported(probe: Path, out: Path, *typed: str) -> ProbeBank:
+def imported(probe: Path, out: Path, *typed: str) -> Prober:
     given = [str(probe), f"model={tiny_path('llama', 0)}", f"out={out}", "batch_size=8", *ON]
     cli.run("import", [*given, *typed])
-    return ProbeBank.from_pretrained(out)
+    return Prober.from_pretrained(out)
 
 
 class Hook:
@@ -98,7 +98,7 @@ def test_imported_scores_equal_a_forward_hook(layer_idx, prefix, dtype, tmp_path
         scores = np.array(text_scores(bank, read.state)[0])
         np.testing.assert_allclose(scores, expected, rtol=1e-4, atol=1e-4)
         np.testing.assert_allclose(bank.probability(scores), torch.tensor(expected).sigmoid(), atol=1e-4)
-    alone = ProbeBank.from_pretrained(tmp_path / "probe", model=lm.spec)
+    alone = Prober.from_pretrained(tmp_path / "probe", model=lm.spec)
     for name, value in bank.head.state_dict().items():
         torch.testing.assert_close(alone.head.state_dict()[name], value, rtol=0, atol=0)
     assert alone.spec == bank.spec
@@ -136,12 +136,12 @@ def test_an_exported_head_has_its_standardisation_in_its_weights(layer, tmp_path
     head.prepare(Moments(states.mean(dim=0), states.std(dim=0, correction=0), none))
     spec = FeatureSpec(lm.spec, layers, WIDTH, pool="tokens", dtype="float32")
     ensemble = Ensemble() if layer else Ensemble("stacked", (-0.5,), 0.75)
-    bank = ProbeBank(spec, half_precision(head), aggregate="max", ensemble=ensemble)
+    bank = Prober(spec, half_precision(head), aggregate="max", ensemble=ensemble)
     bank.save_pretrained(tmp_path / "prober")
     out = cli.run("export", [str(tmp_path / "prober"), f"layer={layer or 'null'}", f"out={tmp_path / 'p'}"])
     found = read_value_head(out, "p")
     assert found.layer_idx == (layer or 2) - 1
-    expected = bank.margins(states)[:, layers.index(layer)] if layer else bank.score(states)
+    expected = bank.margins(states)[:, layers.index(layer)] if layer else bank.score_states(states)
     z = states[:, layers.index(layer or 2)].float() @ found.weight + found.bias
     np.testing.assert_allclose(z, expected, rtol=1e-4, atol=1e-4)
     with fails("layers", "layer=2" if layer else "layer=1"):
@@ -286,18 +286,18 @@ def test_probes_that_cannot_be_read_are_refused_by_name(name, tmp_path, monkeypa
     with fails(code, named, probe):
         imported(probe, tmp_path / "prober")
     with fails(code, named, probe):
-        ProbeBank.from_pretrained(probe, model=tiny_lm().spec)
+        Prober.from_pretrained(probe, model=tiny_lm().spec)
     assert [path.name for path in tmp_path.iterdir()] == ["probe"]
 
 
 def test_requests_without_a_model_or_probe_say_what_is_missing(tmp_path):
     probe = written(tmp_path / "all" / "probe", linear().state_dict())
     with fails("missing-value", probe, "probers-import", "model="):
-        ProbeBank.from_pretrained(probe)
+        Prober.from_pretrained(probe)
     spec = tiny_lm().spec
-    assert ProbeBank.from_pretrained(probe.parent, model=spec, subfolder="probe").layers == (2,)
+    assert Prober.from_pretrained(probe.parent, model=spec, subfolder="probe").layers == (2,)
     with fails("no-artifact", probe.parent):
-        ProbeBank.from_pretrained(probe.parent, model=spec)
+        Prober.from_pretrained(probe.parent, model=spec)
     for command, key in (("import", "probe"), ("export", "prober")):
         with fails("missing-value", key):
             cli.run(command, [])
@@ -315,7 +315,7 @@ def test_of_the_hub_only_the_files_of_its_folder_are_asked_for(tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     typed = ["owner/probes", "subfolder=linear", "revision=v1", f"model={tiny_path('llama', 0)}", *ON]
     cli.run("import", typed)
-    assert ProbeBank.from_pretrained("runs/import/linear").layers == (1,)
+    assert Prober.from_pretrained("runs/import/linear").layers == (1,)
     ((repo, patterns, options),) = asked
     assert (repo, options) == ("owner/probes", {"revision": "v1"})
     assert all(pattern.startswith("linear/") for pattern in patterns)
@@ -334,7 +334,7 @@ def test_what_is_no_linear_head_of_tokens_is_not_exported(tmp_path):
     ):
         with fails(code, named):
             fold(*given)
-    ProbeBank(spec, half_precision(head), aggregate="max").save_pretrained(tmp_path / "p")
+    Prober(spec, half_precision(head), aggregate="max").save_pretrained(tmp_path / "p")
     typed = [str(tmp_path / "p"), f"out={tmp_path / 'out'}"]
     before = contents(cli.run("export", [*typed, "layer=1"]))
     assert contents(cli.run("export", [*typed, "layer=1"])) == before

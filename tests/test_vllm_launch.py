@@ -9,7 +9,7 @@ import pytest
 from refusals import fails
 from serving import bank_for
 
-from probers.bank.bank import ProbeBank
+from probers.bank.bank import Prober
 from probers.commands.main import main, run
 from probers.commands.settings import Model
 from probers.engine.model import CausalLM
@@ -107,7 +107,7 @@ def test_ranks_and_n_gram_drafts_are_not_refused(config):
 def test_a_prober_of_another_model_is_refused(lm, tmp_path):
     model = replace(lm.spec, id="other", revision="abc")
     other = FeatureSpec(model, (6,), lm.width, pool="last")
-    ProbeBank(other, LinearHead(["0/6"], lm.width)).save_pretrained(tmp_path)
+    Prober(other, LinearHead(["0/6"], lm.width)).save_pretrained(tmp_path)
     with fails(None, "other"):
         command(asked(), str(tmp_path))
 

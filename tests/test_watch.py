@@ -16,7 +16,7 @@ from refusals import fails
 from tiny import CACHE, FAMILIES, PROMPTS, tiny_lm, tiny_path, without_specials
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
-from probers.bank.bank import ProbeBank
+from probers.bank.bank import Prober
 from probers.bank.calibration import Temperature
 from probers.capture.hidden_states import decoder_layers
 from probers.engine.model import CausalLM
@@ -29,7 +29,7 @@ CLOSE: dict[str, Any] = {"rtol": 0, "atol": 1e-4}
 EXAMPLE = Path(__file__).parents[1] / "examples" / "own_loop.py"
 
 
-def make_bank(family: str = "llama", feature: Feature | None = None, **fields: Any) -> ProbeBank:
+def make_bank(family: str = "llama", feature: Feature | None = None, **fields: Any) -> Prober:
     feature = feature or Feature((1, 3))
     spec = tiny_lm(family).spec
     width = 2 * spec.width if feature.pool == "mind" else spec.width
@@ -37,7 +37,7 @@ def make_bank(family: str = "llama", feature: Feature | None = None, **fields: A
     features = FeatureSpec(spec, feature.layers, width, feature.site, feature.pool, dtype="float32")
     if feature.pool == "tokens":
         fields.setdefault("aggregate", "last")
-    return ProbeBank(features, head, **{"threshold": 0.1, "calibration": Temperature(1.3), **fields})
+    return Prober(features, head, **{"threshold": 0.1, "calibration": Temperature(1.3), **fields})
 
 
 def plain(family: str = "llama", seed: int = 0) -> tuple[Any, Any]:
@@ -127,7 +127,7 @@ def test_finished_scores_are_those_of_our_own_generation(family: str, feature: F
         for _ in range(2):  # once is enough
             scores.finish(sequences)
             assert lengths(scores) == [14] * 5
-    np.testing.assert_allclose(scores.sequence, bank.score(np.stack([g.state for g in ours])), **CLOSE)
+    np.testing.assert_allclose(scores.sequence, bank.score_states(np.stack([g.state for g in ours])), **CLOSE)
     np.testing.assert_allclose(scores.probability, bank.probability(scores.sequence))
     assert [tuple(row) for row in sequences[:, -14:].tolist()] == [g.token_ids for g in ours]
 
@@ -145,7 +145,9 @@ def test_rows_that_end_earlier_are_scored_up_to_their_end(family: str) -> None:
         assert lengths(scores) == [n - (n == 14) for n in counts]
         scores.finish(torch.cat([own.given["input_ids"], sequences], dim=1))
     assert lengths(scores) == counts
-    np.testing.assert_allclose(scores.sequence, own.bank.score(np.stack([g.state for g in scored])), **CLOSE)
+    np.testing.assert_allclose(
+        scores.sequence, own.bank.score_states(np.stack([g.state for g in scored])), **CLOSE
+    )
 
 
 #: Layers, site, and tokens to write: of the first more than the block in which scores are computed.
@@ -164,8 +166,8 @@ def test_each_score_is_of_the_tokens_up_to_it_or_of_its_own(
             scores.finish(sequences)
     for row, states in enumerate(states_of(sequences[:, own.length :], own.bank.needs)):
         so_far = means(states) if pool == "mean" else states
-        np.testing.assert_allclose(along.tokens[row], own.bank.score(so_far), **CLOSE)
-        np.testing.assert_allclose(alone.tokens[row], own.bank.score(states), **CLOSE)
+        np.testing.assert_allclose(along.tokens[row], own.bank.score_states(so_far), **CLOSE)
+        np.testing.assert_allclose(alone.tokens[row], own.bank.score_states(states), **CLOSE)
     assert np.allclose(along.sequence, alone.sequence, atol=1e-3) == (pool != "mean")
 
 
@@ -181,8 +183,8 @@ def test_heads_of_single_tokens_score_the_text_so_far_as_a_span(how: Any) -> Non
             scores.finish(sequences)
     free = sequences[:, own.length :]
     for row, states in enumerate(states_of(free, own.bank.needs)):
-        np.testing.assert_allclose(alone.tokens[row], own.bank.score(states), **CLOSE)
-        np.testing.assert_allclose(along.tokens[row], ALONG[how](own.bank.score(states)), **CLOSE)
+        np.testing.assert_allclose(alone.tokens[row], own.bank.score_states(states), **CLOSE)
+        np.testing.assert_allclose(along.tokens[row], ALONG[how](own.bank.score_states(states)), **CLOSE)
         np.testing.assert_allclose(along.sequence[row], own.bank.score_spans(states, [(0, 40)])[0], **CLOSE)
     stops_where_exceeded(own, np.array(along.tokens)[:, :-1], free, min_tokens=5)
 
@@ -249,7 +251,7 @@ def test_heads_that_pool_tokens_themselves_and_heads_of_prompts_are_refused() ->
     for pool, head, named in (
         ("tokens", AttentionPoolHead, "score_spans"), ("prompt", ProbingRagHead, "pool=prompt"),
     ):  # fmt: skip
-        own.bank = ProbeBank(FeatureSpec(spec, (2,), spec.width, pool=pool), head(["a"], spec.width))
+        own.bank = Prober(FeatureSpec(spec, (2,), spec.width, pool=pool), head(["a"], spec.width))
         for ask in (own.watch, partial(own.watch, per="token"), own.stop):
             with fails("unsupported", named):
                 ask()
@@ -259,7 +261,7 @@ def test_heads_that_pool_tokens_themselves_and_heads_of_prompts_are_refused() ->
 def test_states_are_rounded_as_the_features_were() -> None:
     own = Loop()
     spec = FeatureSpec(own.bank.spec.model, own.bank.layers, own.bank.spec.width, dtype="bfloat16")
-    with own.watch() as one, ProbeBank(spec, own.bank.head).watch(own.model) as other:
+    with own.watch() as one, Prober(spec, own.bank.head).watch(own.model) as other:
         own.write(3)
     difference = np.abs(one.sequence - other.sequence)
     assert 1e-4 < difference.max() < 0.2
@@ -321,7 +323,7 @@ def test_a_second_call_starts_afresh_and_one_token_prompts_work() -> None:
     with torch.no_grad():
         states = tiny_lm("gpt2").model(sequences, output_hidden_states=True).hidden_states[1]
     pooled = states[:, 1:].mean(dim=1, keepdim=True)
-    np.testing.assert_allclose(scores.sequence, own.bank.score(pooled), **CLOSE)
+    np.testing.assert_allclose(scores.sequence, own.bank.score_states(pooled), **CLOSE)
 
 
 def test_prompts_given_as_embeddings() -> None:
@@ -480,7 +482,7 @@ def test_another_model_is_refused() -> None:
         pass
     for shape in ({"layers": 4}, {"width": 16}):
         spec = ModelSpec(**{**asdict(trained), "revision": "", **shape})
-        bank = ProbeBank(FeatureSpec(spec, (1, 3), 32, dtype="float32"), own.bank.head)
+        bank = Prober(FeatureSpec(spec, (1, 3), 32, dtype="float32"), own.bank.head)
         with fails("mismatch"):
             bank.watch(anonymous)
     stop = own.stop()
@@ -574,7 +576,7 @@ def test_keys_and_values_are_not_held_longer_than_needed() -> None:
 def test_the_example_runs(tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = CausalLM.from_pretrained("testbed", device="cpu").spec
     head = LinearHead(["a", "b"], spec.width)
-    ProbeBank(FeatureSpec(spec, (6, 12), spec.width), head, threshold=0.0).save_pretrained(tmp_path)
+    Prober(FeatureSpec(spec, (6, 12), spec.width), head, threshold=0.0).save_pretrained(tmp_path)
     monkeypatch.setattr(sys, "argv", [str(EXAMPLE), str(tmp_path)])
     runpy.run_path(str(EXAMPLE), run_name="__main__")
     printed = capsys.readouterr().out.splitlines()

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from pandas.api.types import is_numeric_dtype
 
-from probers.bank.bank import ProbeBank
+from probers.bank.bank import Prober
 from probers.bank.calibration import CALIBRATIONS, Calibration, fit_calibration, fit_entropy_model, sigmoid
 from probers.bank.decision import KINDS, Ensemble, fit_ensemble, half_precision
 from probers.bank.domain import Domain
@@ -218,7 +218,7 @@ def score_everything(
     return Margins(values, np.stack([ends[:-1], ends[1:]], axis=1), how)
 
 
-def score_texts(bank: ProbeBank, dataset: Dataset, how: Aggregate | None) -> np.ndarray:
+def score_texts(bank: Prober, dataset: Dataset, how: Aggregate | None) -> np.ndarray:
     """Score texts (texts,) by a finished prober; ``how`` aggregates from tokens."""
     columns = [Column(bank.spec.site, layer) for layer in bank.layers]
     tasks = probe_tasks(columns, [0], joint=bank.head.joint, beside=dataset.beside_places)
@@ -257,7 +257,7 @@ class Trained:
         adapter: figures of adapters below the head, as ``metrics.json`` holds them; None without.
     """
 
-    bank: ProbeBank
+    bank: Prober
     layers: Mapping[Column, Detector]
     seeds: Mapping[Column, np.ndarray]
     validation: Mapping[Column, Mapping[str, float]]
@@ -322,7 +322,7 @@ def assemble(
     domain, distances = (None, None) if rate is None else fit_domain(dataset, site, rate)
     layers = [layer for column in site for layer in column.layers]
     spec = replace(dataset.specs[best.site].select(layers), beside=dataset.beside)
-    bank = ProbeBank(
+    bank = Prober(
         spec, fitted.head.select(heads),
         threshold=chosen.value, promise=chosen.promise, calibration=calibrations[settings.calibration],
         ensemble=ensemble, aggregate=margins.how, entropy_model=entropy_model, domain=domain,

@@ -9,7 +9,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
-from probers.bank.bank import ProbeBank
+from probers.bank.bank import Prober
 from probers.bank.risk_control import Promise
 from probers.evaluation.bootstrap import bounded, bounds, number
 from probers.files import read_json
@@ -350,7 +350,7 @@ def _figures(folder: Path) -> dict[str, Any]:
 
 
 def write_card(
-    bank: ProbeBank, figures: Json, *, data: Sequence[Path], source: str, out: Path, read: bool = False
+    bank: Prober, figures: Json, *, data: Sequence[Path], source: str, out: Path, read: bool = False
 ) -> str:
     """Render ``README.md``; ``source`` is the kind of examples in the stores ``data``, e.g. "cot".
 
@@ -386,7 +386,7 @@ def write_card(
     )  # fmt: skip
 
 
-def use_command(bank: ProbeBank, out: str | Path, model: str = "testbed", *, read: bool) -> str | None:
+def use_command(bank: Prober, out: str | Path, model: str = "testbed", *, read: bool) -> str | None:
     """Show how to use the prober: as trigger, or on texts if those it was trained on were ``read``.
 
     None where neither takes it. A ``model`` other than the commands' own is named; a card, which is
@@ -416,7 +416,7 @@ def _scored(figures: Json) -> list[tuple[str, Json]]:
     return rows + [(f"control: {name}", entry) for name, entry in figures["controls"].items()]
 
 
-def _calibrated(bank: ProbeBank, figures: Json) -> dict[str, Json]:
+def _calibrated(bank: Prober, figures: Json) -> dict[str, Json]:
     entry, saved = figures["calibration"], bank.calibration.to_dict()
     value = f" {saved['value']:.3g}" if "value" in saved else ""
     after = f"**{entry['method']}**{value} (saved)"

@@ -18,7 +18,7 @@ from probers.store.files import fingerprint
 from probers.types import UserError
 
 if TYPE_CHECKING:
-    from probers.bank.bank import ProbeBank
+    from probers.bank.bank import Prober
     from probers.store.joined import Sources
     from probers.store.store import FeatureStore
 
@@ -209,7 +209,7 @@ def _identity(
 
 
 def _matrix(
-    bank: ProbeBank, alone: Mapping[str, Sources], paths: Sequence[Path], settings: Train, out: Path
+    bank: Prober, alone: Mapping[str, Sources], paths: Sequence[Path], settings: Train, out: Path
 ) -> str:
     """Test the prober, and with ``matrix`` one of each store, on every store; returns the table."""
     from .sweeps import transfer
@@ -265,7 +265,7 @@ def _recogniser(made: Mapping[str, Any]) -> str | None:
     return name if made.get("source") == "wiki" or language is not None else None
 
 
-def _next(bank: ProbeBank, out: Path, further: Sequence[Path], *, read: bool) -> str:
+def _next(bank: Prober, out: Path, further: Sequence[Path], *, read: bool) -> str:
     """Show a command or call that uses the prober, and further ones in some folders.
 
     ``read`` says that it was trained on texts of others.
@@ -279,7 +279,7 @@ def _next(bank: ProbeBank, out: Path, further: Sequence[Path], *, read: bool) ->
         return f"probers-compare triggers=[never,probing] probers=[{probers}]"
     if command is not None:
         return command
-    load = f"ProbeBank.from_pretrained({str(out)!r})"
+    load = f"Prober.from_pretrained({str(out)!r})"
     if bank.head.tokens:
         needs = f'Needs.of({bank.layers}, site="{bank.spec.site}", pool="{bank.spec.pool}")'
         return f"{load}.score_spans takes the states of a CausalLM asked for {needs}"

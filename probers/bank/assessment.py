@@ -21,7 +21,7 @@ import numpy as np
 
 from ..entities import Recogniser, tokens_of, with_scores, written_entities
 from ..online.growing_spans import ScoredSpan
-from ..online.scores import PIECES, Prober, aggregate
+from ..online.scores import PIECES, Scorer, aggregate
 from ..text import ENGLISH, split_sentences
 from ..thinking import part_at, part_of
 from ..types import Generation, UserError
@@ -30,8 +30,8 @@ from .domain import Domain
 from .risk_control import Promise
 
 
-class Bank(Prober, Protocol):
-    """The part of :class:`probers.bank.bank.ProbeBank` that this module uses."""
+class Bank(Scorer, Protocol):
+    """The part of :class:`probers.bank.bank.Prober` that this module uses."""
 
     @property
     def promise(self) -> Promise | None: ...

@@ -1,4 +1,4 @@
-"""ProbeBank: trained heads of several layers, their decision rule and calibration, frozen.
+"""Prober: trained heads of several layers, their decision rule and calibration, frozen.
 
 The score of a text adds up how much "wrong" outweighs "correct" in each layer, by
 default as a sum (Probing-RAG: retrieve when sum logit[0] + theta > sum logit[1], so
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class ProbeBank(ModelHubMixin):
+class Prober(ModelHubMixin):
     """Frozen heads, one per layer of ``spec.layers`` or one of all; call it with states to get scores.
 
     ``save_pretrained(path, push_to_hub=False, repo_id=None)`` and ``push_to_hub(repo_id, private=None, ..)``
@@ -137,14 +137,14 @@ class ProbeBank(ModelHubMixin):
             )
 
     def logits(self, states: np.ndarray | torch.Tensor, mask: Any = None) -> np.ndarray:
-        """Compute float32 logits (n, heads, 2), [wrong, correct]; arguments as in :meth:`score`."""
+        """Compute float32 logits (n, heads, 2), [wrong, correct]; arguments as in :meth:`score_states`."""
         return run_heads(self.head, states, mask)
 
     def margins(self, states: np.ndarray | torch.Tensor, mask: Any = None) -> np.ndarray:
-        """Compute (n, heads) logit of "wrong" minus logit of "correct"; arguments as in :meth:`score`."""
+        """Compute (n, heads) margins, "wrong" minus "correct"; arguments as in :meth:`score_states`."""
         return _margins(self.logits(states, mask))
 
-    def score(
+    def score_states(
         self, states: np.ndarray | torch.Tensor, signals: Mapping[str, Any] | None = None, *, mask: Any = None
     ) -> np.ndarray:
         """Compute the score (n,), higher for likelier wrong texts; it fires above :attr:`threshold`.
@@ -162,13 +162,13 @@ class ProbeBank(ModelHubMixin):
         score = self.ensemble(self.margins(states, mask))
         return score if signals is None else self._with_entropy(score, signals)
 
-    __call__ = score
+    __call__ = score_states
 
     def score_next(self, states: torch.Tensor, memory: Memory | None) -> tuple[np.ndarray, Memory]:
         """Compute scores (n,) of the next token of n texts by causal heads, and the texts' new memory.
 
         ``states`` are (n, layers, d); the memory None means new texts. Token by token this equals
-        :meth:`score` of the whole text.
+        :meth:`score_states` of the whole text.
         """
         with torch.inference_mode():
             x = states.to(self.head.device, torch.float32).unsqueeze(-3)
@@ -181,7 +181,7 @@ class ProbeBank(ModelHubMixin):
         """Compute scores (n,) of spans of tokens; they fire above :attr:`threshold`.
 
         ``states`` (t, layers, d) belong to a text's tokens, ``spans`` (n, 2) are first token and one after
-        last; ``signals`` belong to the spans, as in :meth:`score`. UserError for heads of pooled states.
+        last; ``signals`` belong to the spans, as in :meth:`score_states`. UserError for pooled heads.
         """
         bounds = check_spans(spans, len(states))
         if self.head.marker and self.aggregate is not None:
@@ -189,7 +189,7 @@ class ProbeBank(ModelHubMixin):
             each = [self.ensemble(_margins(found)) for found in logits]
             score = np.array([aggregate(own, [(0, len(own))], self.aggregate)[0] for own in each])
         elif self.aggregate is not None:
-            score = aggregate(self.score(states), bounds, self.aggregate)
+            score = aggregate(self.score_states(states), bounds, self.aggregate)
         elif self.head.tokens:
             score = self.ensemble(_margins(run_heads_on_spans(self.head, states, bounds)))
         else:
@@ -209,7 +209,7 @@ class ProbeBank(ModelHubMixin):
         """
         return sigmoid(score) if with_entropy else self.calibration(np.asarray(score, dtype=np.float64))
 
-    def to(self, device: Any) -> ProbeBank:
+    def to(self, device: Any) -> Prober:
         """Move heads and domain in place; return the prober itself."""
         self.head.to(device)
         if self.domain is not None:
@@ -294,7 +294,7 @@ class ProbeBank(ModelHubMixin):
         model: ModelSpec | None = None,
         subfolder: str | None = None,
         **hub: Unpack[HubOptions],
-    ) -> ProbeBank:
+    ) -> Prober:
         """Load a prober from a folder, or from ``owner/name`` on the Hugging Face Hub.
 
         The mixin's own version would ask the Hub for any mistyped path, and hand the fields of
@@ -331,7 +331,7 @@ class ProbeBank(ModelHubMixin):
         )  # fmt: skip
 
     @classmethod
-    def _of_value_head(cls, folder: Path, name: str, model: ModelSpec | None, allow_other: bool) -> ProbeBank:
+    def _of_value_head(cls, folder: Path, name: str, model: ModelSpec | None, allow_other: bool) -> Prober:
         probe = read_value_head(folder, name)
         if model is None:
             told = f"{name} is a linear probe whose files do not name its model: make a prober of it with "

@@ -16,7 +16,7 @@ from .settings import plain
 if TYPE_CHECKING:
     from ..data.questions import QuestionSource
     from ..engine.model import CausalLM
-    from ..equivalence import EntityMatcher
+    from ..words import EntityMatcher
 
 log = logging.getLogger(__name__)
 
@@ -101,7 +101,7 @@ def load_passages(settings: Any) -> Sequence[Passage]:
 
 def load_matcher(settings: Any) -> EntityMatcher:
     """Make the matcher of answers, with word vectors if a file of them is given."""
-    from ..equivalence import EntityMatcher
+    from ..words import EntityMatcher
 
     options = settings.matcher.options
     if options["vectors"] == "own":
@@ -112,7 +112,7 @@ def load_matcher(settings: Any) -> EntityMatcher:
 
 def wordnet_found(settings: Any) -> dict[str, bool]:
     """Tell whether the matcher finds and uses WordNet: a store must not mix labels with and without it."""
-    from ..equivalence import wordnet_available
+    from ..words import wordnet_available
 
     auto = settings.matcher.options["wordnet"] == "auto"
     return {"wordnet_found": wordnet_available()} if auto else {}

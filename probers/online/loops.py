@@ -35,7 +35,7 @@ from ..engine.forward import Decoder
 from ..engine.loading import check_capped, fingerprint
 from ..store.spec import ModelSpec
 from ..types import RunError, UserError
-from .scores import GrowingHeads, GrowingVectors, Prober, check_growing, extend
+from .scores import GrowingHeads, GrowingVectors, Scorer, check_growing, extend
 
 Per = Literal["sequence", "token"]
 
@@ -68,7 +68,7 @@ class WatchedBatch:
     """
 
     def __init__(
-        self, bank: Prober, per: Per, special: tuple[Tensor, Tensor], rows: int, length: int, prompt: Tensor
+        self, bank: Scorer, per: Per, special: tuple[Tensor, Tensor], rows: int, length: int, prompt: Tensor
     ) -> None:
         self.rows, self.prompt = rows, prompt
         self.predicting = bank.spec.pool == "predicting"
@@ -225,7 +225,7 @@ class GenerationWatcher(ExitStack):
     """
 
     def __init__(
-        self, bank: Prober, model: Any, tokenizer: Any, *, per: Per = "sequence", keep_cache: bool = False
+        self, bank: Scorer, model: Any, tokenizer: Any, *, per: Per = "sequence", keep_cache: bool = False
     ) -> None:
         super().__init__()
         check_growing(bank)

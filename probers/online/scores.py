@@ -41,8 +41,8 @@ AGGREGATES: tuple[str, ...] = get_args(Aggregate)
 PIECES = ("span", "sentence", "claim")
 
 
-class Prober(Protocol):
-    """The part of :class:`probers.bank.bank.ProbeBank` that this package uses."""
+class Scorer(Protocol):
+    """The part of :class:`probers.bank.bank.Prober` that this package uses."""
 
     @property
     def spec(self) -> FeatureSpec: ...
@@ -56,18 +56,18 @@ class Prober(Protocol):
     def recogniser(self) -> str | None: ...
     @property
     def domain(self) -> Callable[[Tensor], Tensor] | None: ...
-    def score(self, states: Tensor, /) -> np.ndarray: ...
+    def score_states(self, states: Tensor, /) -> np.ndarray: ...
     def score_next(self, states: Tensor, memory: Memory | None, /) -> tuple[np.ndarray, Memory]: ...
     def probability(self, score: np.ndarray, /) -> np.ndarray: ...
     def check_model(self, model: ModelSpec, /) -> None: ...
 
 
-def pools_sentences(bank: Prober) -> bool:
+def pools_sentences(bank: Scorer) -> bool:
     """Tell whether a prober pools every sentence of a text separately."""
     return bank.spec.pool not in PER_TOKEN and bank.spec.position == "sentence"
 
 
-def check_growing(bank: Prober, *, whole: bool = False, sentences: bool = False) -> None:
+def check_growing(bank: Scorer, *, whole: bool = False, sentences: bool = False) -> None:
     """Refuse heads that cannot score a text token by token (UserError).
 
     Heads that pool spans, claims or sentences need to know where these begin: they score ``whole`` texts, or
@@ -128,7 +128,7 @@ class GrowingVectors:
 class GrowingHeads:
     """Heads over vectors of texts that grow side by side; sequence heads remember each text's last tokens."""
 
-    def __init__(self, bank: Prober) -> None:
+    def __init__(self, bank: Scorer) -> None:
         self._bank = bank
         self._memories: dict[Hashable, Memory] = {}
 
@@ -136,7 +136,7 @@ class GrowingHeads:
         """Score the newest vectors (texts, heads, width), rounded as in a store; return (texts,)."""
         vectors = as_stored(vectors, self._bank.spec.dtype)
         if not self._bank.head.causal:
-            return self._bank.score(vectors).tolist()
+            return self._bank.score_states(vectors).tolist()
         scores = np.empty(len(keys))
         known = [row for row, key in enumerate(keys) if key in self._memories]
         new = [row for row, key in enumerate(keys) if key not in self._memories]
@@ -157,7 +157,7 @@ class GrowingScores:
     that pool a span's tokens themselves are refused (UserError). With ``sentences`` each text is a sentence.
     """
 
-    def __init__(self, bank: Prober, *, sentences: bool = False) -> None:
+    def __init__(self, bank: Scorer, *, sentences: bool = False) -> None:
         check_growing(bank, sentences=sentences)
         self._bank = bank
         self.before = bank.spec.pool in BEFORE
@@ -205,18 +205,18 @@ class GrowingScores:
         self._distances.pop(key, None)
 
 
-def distances_of(bank: Prober, vectors: Tensor) -> list[float] | None:
+def distances_of(bank: Scorer, vectors: Tensor) -> list[float] | None:
     """Compute distances (n,) of vectors (n, heads, width) from the prober's domain; None without one."""
     return None if bank.domain is None else bank.domain(as_stored(vectors, bank.spec.dtype)).tolist()
 
 
-def text_needs(bank: Prober) -> Needs:
+def text_needs(bank: Scorer) -> Needs:
     """Return the features of a text to record for :func:`text_scores`."""
     return Needs((replace(bank.spec.feature, pool=token_pool(bank.spec.pool)),))
 
 
 def text_scores(
-    bank: Prober, vectors: np.ndarray, pieces: Sequence[Sequence[int]] | None = None
+    bank: Scorer, vectors: np.ndarray, pieces: Sequence[Sequence[int]] | None = None
 ) -> tuple[list[float | None], list[float | None] | None]:
     """Compute scores (n,) and distances (n,) of a text from vectors (n, heads, width) of :func:`text_needs`.
 
@@ -232,7 +232,10 @@ def text_scores(
         if not piece:
             continue
         pooled = torch.cat([growing.add([name], tokens[[place]]) for place in piece])
-        found, far = bank.score(as_stored(pooled, bank.spec.dtype)).tolist(), distances_of(bank, pooled)
+        found, far = (
+            bank.score_states(as_stored(pooled, bank.spec.dtype)).tolist(),
+            distances_of(bank, pooled),
+        )
         for number, place in enumerate(piece):
             scores[place], distances[place] = found[number], None if far is None else far[number]
     return scores, None if bank.domain is None else distances

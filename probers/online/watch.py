@@ -24,17 +24,17 @@ from ..entities import Recognise, Recogniser, WrittenEntity, with_scores, writte
 from ..types import UserError
 from .growing_spans import GrowingSpans, Judge, ScoredSpan, whole_words
 from .loops import GenerationWatcher, Per, WatchedBatch
-from .scores import Prober
+from .scores import Scorer
 
 
 class Scores(AbstractContextManager["Scores"]):
-    """Scores of the tokens that a model writes inside a ``with`` block: :meth:`.ProbeBank.watch`.
+    """Scores of the tokens that a model writes inside a ``with`` block: :meth:`.Prober.watch`.
 
     They belong to the newest call of ``generate``, row by row of its batch, and can be read inside the block
     and after it. Higher is more likely wrong.
     """
 
-    def __init__(self, bank: Prober, model: Any, *, per: Per = "sequence", tokenizer: Any = None) -> None:
+    def __init__(self, bank: Scorer, model: Any, *, per: Per = "sequence", tokenizer: Any = None) -> None:
         if per not in ("sequence", "token"):
             raise UserError(f"per={per!r} is unknown: choose sequence or token", code="unknown-choice")
         self._watcher = GenerationWatcher(bank, model, tokenizer, per=per, keep_cache=True)
@@ -129,7 +129,7 @@ class Scores(AbstractContextManager["Scores"]):
 
 
 class StopOnScore(StoppingCriteria):
-    """Stopping criterion that ends a row above a threshold: :meth:`.ProbeBank.stopping_criteria`.
+    """Stopping criterion that ends a row above a threshold: :meth:`.Prober.stopping`.
 
     The model has hooks until the object is collected or :meth:`close` is called. With ``assess`` a row
     ends at the first of its units above the threshold, like the server's ``on_high=stop``. With heads of
@@ -138,7 +138,7 @@ class StopOnScore(StoppingCriteria):
     """
 
     def __init__(
-        self, bank: Prober, model: Any, tokenizer: Any, threshold: float | None = None, *,
+        self, bank: Scorer, model: Any, tokenizer: Any, threshold: float | None = None, *,
         min_tokens: int = 1, assess: Judge | None = None,
     ) -> None:  # fmt: skip
         if min_tokens < 1:

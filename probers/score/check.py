@@ -16,7 +16,7 @@ import httpx
 import numpy as np
 import torch
 
-from ..bank.bank import ProbeBank
+from ..bank.bank import Prober
 from ..commands.inputs import find_prober, load_model
 from ..data.records import what_is_wrong
 from ..online.scores import check_growing, text_needs, text_scores
@@ -117,7 +117,7 @@ def run(settings: Check) -> None:
     bank = None
     if url is not None or settings.prober is not None:
         prober = find_prober(settings, asks="probers-check")
-        bank = ProbeBank.from_pretrained(prober, allow_other=settings.allow_other)
+        bank = Prober.from_pretrained(prober, allow_other=settings.allow_other)
     adapter = None if bank is None else bank.adapter
     other = load_model(settings, engine="vllm", adapter=adapter) if engine == "vllm" else None
     lm = load_model(settings, adapter=adapter)
@@ -179,7 +179,7 @@ def our_states(lm: CausalLM, written: Sequence[Generation]) -> tuple[dict[int, n
 
 
 def _check_server(
-    url: str, lm: CausalLM, bank: ProbeBank, prompts: Sequence[str], length: int, tolerance: float
+    url: str, lm: CausalLM, bank: Prober, prompts: Sequence[str], length: int, tolerance: float
 ) -> None:
     """Compare the scores of a server with ours of the same tokens."""
     check_growing(bank)

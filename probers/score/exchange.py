@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ..bank.bank import ProbeBank
+from ..bank.bank import Prober
 from ..bank.calibration import fit_calibration
 from ..bank.decision import ThresholdRule
 from ..bank.io import locate
@@ -76,7 +76,7 @@ def run_import(settings: Import) -> Path:
     if not folder.begin("prober"):
         return out
     lm = load_model(settings, folder)
-    bank = ProbeBank(probe.spec(lm.spec, name), probe.head(name), aggregate="max")
+    bank = Prober(probe.spec(lm.spec, name), probe.head(name), aggregate="max")
     figures: dict[str, Any] = {"imported": {"format": "hallucination_probes", "layer_idx": probe.layer_idx}}
     if source is not None:
         lm.skip_too_long()
@@ -108,9 +108,9 @@ def check_labels(source: TextSource) -> None:
 
 
 def calibrated(
-    bank: ProbeBank, lm: CausalLM, source: TextSource, rule: ThresholdRule, unfinished: Path,
+    bank: Prober, lm: CausalLM, source: TextSource, rule: ThresholdRule, unfinished: Path,
     resamples: int = 1000,
-) -> ProbeBank:  # fmt: skip
+) -> Prober:  # fmt: skip
     """Calibrate a prober of single tokens, choose its threshold by ``rule``, and measure it.
 
     Calibration and threshold are fitted on spans of the validation texts, figures use the test texts, and
@@ -147,7 +147,7 @@ def calibrated(
 
 
 def spans_of(
-    bank: ProbeBank, lm: CausalLM, texts: Sequence[Text], file: str, unfinished: Path
+    bank: Prober, lm: CausalLM, texts: Sequence[Text], file: str, unfinished: Path
 ) -> list[list[Span]]:
     """Score the judged spans of each text in one pass; none of a text that is too long."""
 
@@ -173,7 +173,7 @@ def judged(one: Text, offsets: Sequence[tuple[int, int]], scores: np.ndarray) ->
     return found
 
 
-def measured(bank: ProbeBank, spans: Sequence[Span], resamples: int, seed: int) -> dict[str, Any]:
+def measured(bank: Prober, spans: Sequence[Span], resamples: int, seed: int) -> dict[str, Any]:
     """Measure scores and P(wrong) of spans, with 95% intervals over groups; null without both labels."""
     wrong, scores = _columns(spans)
     figures: dict[str, Any] = {"n": len(spans), "auroc": None}
@@ -198,7 +198,7 @@ def _seen(texts: Sequence[Text]) -> Seen:
     return Seen.of({side: [each for of, each in named if of == side] for side in ("validation", "test")})
 
 
-def _told(bank: ProbeBank, probe: ValueHead, figures: Mapping[str, Any]) -> Iterator[str]:
+def _told(bank: Prober, probe: ValueHead, figures: Mapping[str, Any]) -> Iterator[str]:
     """Describe the calibration and the effect of rounding, as lines for the terminal and the card."""
     size = float(probe.weight.abs().max()) or 1.0
     kept = fold(bank.spec, bank.head, bank.ensemble)
@@ -221,7 +221,7 @@ def _told(bank: ProbeBank, probe: ValueHead, figures: Mapping[str, Any]) -> Iter
         yield f"AUROC of {count(span['n'], 'test span')} by their highest token: {bounded(span, 'auroc')}"
 
 
-def _card(bank: ProbeBank, name: str, lines: Sequence[str]) -> str:
+def _card(bank: Prober, name: str, lines: Sequence[str]) -> str:
     model, told = bank.spec.model.id, "\n".join(f"- {line}." for line in lines)
     return (
         "---\nlibrary_name: probers\ntags:\n- hallucination-detection\n- probing\n---\n\n"
@@ -236,7 +236,7 @@ def run_export(settings: Export) -> Path:
     """Write a linear head as a value head; return the folder written."""
     if settings.prober is None:
         raise UserError("no prober is given: probers-export PROBER out=FOLDER", "missing-value")
-    bank = ProbeBank.from_pretrained(settings.prober)
+    bank = Prober.from_pretrained(settings.prober)
     probe = fold(bank.spec, bank.head, bank.ensemble, settings.layer)
     out, files = Path(settings.out or f"runs/export/{Path(settings.prober).name}"), probe.files()
     there = {path.name: path for path in out.iterdir()} if out.is_dir() else {}

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from ..bank.assessment import Assessor
-from ..bank.bank import ProbeBank
+from ..bank.bank import Prober
 from ..bank.risk_control import Promise
 from ..checksums import Journal, inputs
 from ..commands.inputs import find_prober, load_model
@@ -48,7 +48,7 @@ def run(settings: Score) -> Path:
     source = TextSource(**plain(settings.texts), on_bad_line=settings.on_bad_line)
     given, path = list(source.all()), str(settings.texts.path)
     name = find_prober(settings, asks="probers-score")
-    bank = ProbeBank.from_pretrained(name, allow_other=settings.allow_other)
+    bank = Prober.from_pretrained(name, allow_other=settings.allow_other)
     check_growing(bank, whole=True)
     out = Path(settings.out or f"runs/score/{source.file.partition('.')[0]}")
     folder = RunFolder(out, "score", settings.record | {"inputs": inputs(path, name)})
@@ -98,7 +98,7 @@ def readable(given: Sequence[Text], source: TextSource, tokenizer: Any) -> list[
 
 
 def score(
-    lm: CausalLM, bank: ProbeBank, assessor: Assessor, texts: Sequence[Text], file: str, unfinished: Path
+    lm: CausalLM, bank: Prober, assessor: Assessor, texts: Sequence[Text], file: str, unfinished: Path
 ) -> list[dict[str, Any]]:
     """Score texts; return their lines with ``id``, ``text`` and ``hallucination`` (None if too long)."""
 
@@ -113,7 +113,7 @@ def score(
 
 
 def read_each(
-    lm: CausalLM, bank: ProbeBank, texts: Sequence[Text], file: str, unfinished: Path,
+    lm: CausalLM, bank: Prober, texts: Sequence[Text], file: str, unfinished: Path,
     judge: Callable[[Text, Generation, np.ndarray], Judged],
 ) -> list[Judged | None]:  # fmt: skip
     """Read each text in one pass and ``judge`` it with the states that ``bank`` needs; None if too long.
@@ -160,7 +160,7 @@ def _kept(judged: Mapping[int, Any], texts: Sequence[Text]) -> list[dict[str, An
 
 
 def _results(
-    texts: Sequence[Text], records: Sequence[Mapping[str, Any]], assessor: Assessor, bank: ProbeBank,
+    texts: Sequence[Text], records: Sequence[Mapping[str, Any]], assessor: Assessor, bank: Prober,
     seed: int,
 ) -> dict[str, Any]:  # fmt: skip
     """Count texts and hits; if the file has labels, measure how well scores predict them.
@@ -195,11 +195,11 @@ def _results(
     return results
 
 
-def _seen_in(bank: ProbeBank, one: Text) -> str:
+def _seen_in(bank: Prober, one: Text) -> str:
     return "" if bank.seen is None else bank.seen.side(one.dataset, one.group, one.asked or one.answer)
 
 
-def _fresh(bank: ProbeBank, one: Text) -> bool:
+def _fresh(bank: Prober, one: Text) -> bool:
     """Tell whether the prober was neither trained nor validated on a text."""
     return _seen_in(bank, one) not in ("train", "validation")
 

@@ -22,7 +22,7 @@ from ..protocol import TRAINED, UNANSWERED, State, Trigger, verdict
 from ..remote import ServedGeneration
 
 if TYPE_CHECKING:
-    from probers.bank.bank import ProbeBank
+    from probers.bank.bank import Prober
     from probers.prompts import PromptTemplate
     from probers.store.spec import ModelSpec
 
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 class ReadsBank(Trigger):
     """Base of triggers that read states with trained heads."""
 
-    bank: ProbeBank | str | None = None
-    _bank: ProbeBank = field(init=False, repr=False)
+    bank: Prober | str | None = None
+    _bank: Prober = field(init=False, repr=False)
 
     @property
     def make(self) -> str:
@@ -51,13 +51,13 @@ class ReadsBank(Trigger):
     def adapter(self) -> Path | None:
         return self._bank.adapter
 
-    def load(self) -> ProbeBank:
+    def load(self) -> Prober:
         """Return the prober in ``bank``, loaded if that is a folder (UserError: there is none)."""
-        from probers.bank.bank import ProbeBank
+        from probers.bank.bank import Prober
 
         if self.bank is None:
             raise UserError(f"trigger={self.name} needs a prober: {self.make}", "no-artifact")
-        return self.bank if isinstance(self.bank, ProbeBank) else ProbeBank.from_pretrained(self.bank)
+        return self.bank if isinstance(self.bank, Prober) else Prober.from_pretrained(self.bank)
 
     def unfit(self, scores: str, reads: str) -> UserError:
         """Make the error for a prober that reads something else than the trigger scores."""
@@ -206,7 +206,9 @@ class Probing(ReadsBank):
             scores[written] = [self._worst(generations[i], states[i], self._recognise) for i in written]
         elif written:
             vectors = np.stack([self.states(generations[i]) for i in written])
-            scores[written] = self._bank.score(vectors, self._signals([generations[i] for i in written]))
+            scores[written] = self._bank.score_states(
+                vectors, self._signals([generations[i] for i in written])
+            )
         return [verdict(float(score), self._threshold) for score in scores]
 
     def _of_part(self, generation: Generation) -> float:
@@ -306,7 +308,7 @@ class ProbingBefore(ReadsBank):
         known = [i for i, generation in enumerate(read) if generation.stop != "skipped"]
         decisions = [Decision(False, self._threshold, self._threshold) for _ in states]
         if known:
-            scores = self._bank.score(np.stack([self.states(read[i]) for i in known]))
+            scores = self._bank.score_states(np.stack([self.states(read[i]) for i in known]))
             for i, score in zip(known, scores.tolist(), strict=True):
                 decisions[i] = verdict(score, self._threshold)
         return decisions

@@ -29,7 +29,7 @@ from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.entrypoints.serve.utils.api_utils import validate_json_request
 from vllm.lora.request import LoRARequest
 
-from probers.bank.bank import ProbeBank
+from probers.bank.bank import Prober
 from probers.engine.vllm import KEY
 
 from ..answers import as_events, usage
@@ -72,7 +72,7 @@ class _Assessing:
 
     def __init__(self, engine: EngineClient) -> None:
         self._served = ServedProber.of(engine.vllm_config.additional_config)
-        self._bank: ProbeBank = self._served.load()
+        self._bank: Prober = self._served.load()
         self.feed = ScoreFeed(engine)
         self.tokenizer: Any = engine.renderer.get_tokenizer()
         # One thread: the recogniser of entities is not thread-safe, and vLLM's loop must not wait.

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from probers.bank.bank import ProbeBank
+from probers.bank.bank import Prober
 from probers.capture.hidden_states import StateTap
 from probers.capture.pooling import BEFORE
 from probers.commands.settings import Model
@@ -39,7 +39,7 @@ _RANKS = (8, 16, 32, 64, 128, 256, 512)
 
 @dataclass(frozen=True, slots=True)
 class ServedProber:
-    """Prober that scores: folder, hub id or name of a shipped one, and an option of :class:`ProbeBank`.
+    """Prober that scores: folder, hub id or name of a shipped one, and an option of :class:`Prober`.
 
     ``abstention`` is the sentence of requests with ``on_high=abstain``.
     ``layers`` read of every token are filled in by :meth:`with_layers`: a compiled graph that returns other
@@ -61,13 +61,13 @@ class ServedProber:
         check_record(cls, {**asdict(cls("")), **given}, f"additional_config.{KEY}.")
         return cls(**{**given, "layers": tuple(given.get("layers", ()))})
 
-    def with_layers(self, bank: ProbeBank) -> dict[str, Any]:
+    def with_layers(self, bank: Prober) -> dict[str, Any]:
         """Return the settings as plain containers, with the layers that ``bank`` reads."""
         return {**asdict(self), "layers": list(StateTap.layers_of(bank.spec.feature))}
 
-    def load(self) -> ProbeBank:
+    def load(self) -> Prober:
         """Load the prober; UserError for one that does not suit vLLM's states or growing texts."""
-        bank = ProbeBank.from_pretrained(self.prober, allow_other=self.allow_other)
+        bank = Prober.from_pretrained(self.prober, allow_other=self.allow_other)
         check_growing(bank)
         if bank.spec.site != "resid_post":
             told = f"prober={self.prober} reads site={bank.spec.site}"
@@ -76,12 +76,12 @@ class ServedProber:
         return bank
 
 
-def adapter_of(bank: ProbeBank) -> str | None:
+def adapter_of(bank: Prober) -> str | None:
     """Name the prober's adapter as requests of vLLM do; only its texts are scored."""
     return None if bank.adapter is None else str(bank.adapter.absolute())
 
 
-def check_model(bank: ProbeBank, name: str, source: str, config: Any, dtype: str) -> None:
+def check_model(bank: Prober, name: str, source: str, config: Any, dtype: str) -> None:
     """Refuse a prober of another model than that at ``source``, called ``name`` (UserError).
 
     The prober's adapter is put into the model.
@@ -147,7 +147,7 @@ def _program() -> list[str]:
     return ["vllm.entrypoints.openai.api_server", "--model"]  # the other asks for a package named vllm
 
 
-def _check(bank: ProbeBank, model: Model, source: str, dtype: str) -> None:
+def _check(bank: Prober, model: Model, source: str, dtype: str) -> None:
     from transformers import AutoConfig
 
     options = {"revision": model.revision, "trust_remote_code": model.trust_remote_code}

@@ -22,7 +22,7 @@ from thinking import TEMPLATE as CHAT_TEMPLATE
 from written import DRAFTS, make_bank, save_tiny, with_adapter
 
 from probers.bank.assessment import Assessor
-from probers.bank.bank import ProbeBank
+from probers.bank.bank import Prober
 from probers.capture.pooling import as_stored
 from probers.commands.settings import Model
 from probers.engine.model import CausalLM
@@ -77,12 +77,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def bank(lm: CausalLM, folder: Path) -> ProbeBank:
+def bank(lm: CausalLM, folder: Path) -> Prober:
     return make_bank(lm, folder, "tokens", (6, 12))
 
 
 @pytest.fixture(scope="module")
-def url(bank: ProbeBank, folder: Path) -> Iterator[str]:
+def url(bank: Prober, folder: Path) -> Iterator[str]:
     with served(folder, "--enforce-eager") as address:
         yield address
 
@@ -107,7 +107,7 @@ def check_whole(told: Any, text: str) -> None:
 
 
 def test_an_answer_carries_the_scores_of_our_engine(
-    client: openai.OpenAI, lm: CausalLM, bank: ProbeBank
+    client: openai.OpenAI, lm: CausalLM, bank: Prober
 ) -> None:
     for count in (1, 6, 40):
         made = client.completions.create(model="testbed", prompt=PROMPT, max_tokens=count, temperature=0)
@@ -115,7 +115,7 @@ def test_an_answer_carries_the_scores_of_our_engine(
         check_whole(choice.hallucination, choice.text)
         scored = lm.score([PROMPT], [choice.text], needs=bank.needs)[0]
         assert [tuple(span) for span in choice.hallucination["token_offsets"]] == list(scored.offsets)
-        want = bank.score(as_stored(scored.state, bank.spec.dtype))
+        want = bank.score_states(as_stored(scored.state, bank.spec.dtype))
         np.testing.assert_allclose(choice.hallucination["token_scores"], want, rtol=1e-3, atol=0.05)
         np.testing.assert_allclose(choice.hallucination["token_logprobs"], scored.logprobs, atol=1e-3)
         wanted = Assessor(bank).of_generation(scored, *text_scores(bank, scored.state))
@@ -235,7 +235,7 @@ def test_no_score_of_many_requests_is_lost(url: str) -> None:
         check_whole(told, text)
 
 
-def test_two_engines_behind_one_address(lm: CausalLM, bank: ProbeBank, folder: Path) -> None:
+def test_two_engines_behind_one_address(lm: CausalLM, bank: Prober, folder: Path) -> None:
     with served(folder, "--data-parallel-size", "2", "--enforce-eager") as url:
         made = asyncio.run(answers(url, 60))
         said = httpx.get(url.removesuffix("v1") + "metrics").text
@@ -247,13 +247,13 @@ def test_two_engines_behind_one_address(lm: CausalLM, bank: ProbeBank, folder: P
     check_answers(made, lm, bank)
 
 
-def check_answers(made: list[Any], lm: CausalLM, bank: ProbeBank) -> None:
+def check_answers(made: list[Any], lm: CausalLM, bank: Prober) -> None:
     """Their scores are those of our engine for the same tokens."""
     kept = [tuple(ids[: len(told["token_scores"])]) for _, _, ids, told in made]
     scored = lm.score([prompt for prompt, *_ in made], kept, needs=bank.needs)
     for (_, text, _, told), want in zip(made, scored, strict=True):
         check_whole(told, text)
-        wanted = bank.score(as_stored(want.state, bank.spec.dtype))
+        wanted = bank.score_states(as_stored(want.state, bank.spec.dtype))
         np.testing.assert_allclose(told["token_scores"], wanted, rtol=1e-3, atol=0.05)
         np.testing.assert_allclose(told["token_logprobs"], want.logprobs, atol=1e-3)
 
@@ -270,7 +270,7 @@ def test_a_prober_with_an_adapter_scores_the_answers_of_it(tmp_path: Path) -> No
             (choice,) = client.completions.create(model=model, **asked).choices
             (scored,) = lm.score([PROMPT], [choice.text], needs=bank.needs)
             if len(scored.token_ids) == len(choice.hallucination["token_scores"]):
-                want = bank.score(as_stored(scored.state, bank.spec.dtype))
+                want = bank.score_states(as_stored(scored.state, bank.spec.dtype))
                 told = choice.hallucination["token_scores"]
                 np.testing.assert_allclose(told, want, rtol=1e-3, atol=0.05)
         (choice,) = client.completions.create(model=f"{model}-base", **asked).choices
@@ -290,7 +290,7 @@ def test_two_ranks_with_drafts_answer_what_our_engine_says(tmp_path: Path) -> No
     check_answers(made, lm, bank)
 
 
-def test_a_server_says_which_option_is_refused_and_loads_no_model(folder: Path, bank: ProbeBank) -> None:
+def test_a_server_says_which_option_is_refused_and_loads_no_model(folder: Path, bank: Prober) -> None:
     drafts = {"method": "draft_model", "model": str(model_path()), "num_speculative_tokens": 2}
     before = {*folder.parent.glob("server-*.log")}
     with pytest.raises(AssertionError), served(folder, "--speculative-config", json.dumps(drafts)):
@@ -367,7 +367,7 @@ def test_reasoning_that_a_parser_takes_apart_is_scored_with_the_answer(tmp_path:
             prompt = chat_text(lm.tokenizer, asked["messages"], "it")
             (own,) = lm.generate([prompt], max_new_tokens=80)
             (read,) = lm.score([prompt], [own.token_ids], needs=bank.needs)
-            scores = bank.score(as_stored(read.state, bank.spec.dtype))
+            scores = bank.score_states(as_stored(read.state, bank.spec.dtype))
             told, message = choice.hallucination, choice.message
             thought = told["reasoning"]
             for text, field in ((message.content, told), (message.reasoning, thought)):

@@ -22,7 +22,7 @@ from written import (
     write,
 )
 
-from probers.bank.bank import ProbeBank
+from probers.bank.bank import Prober
 from probers.engine.model import CausalLM
 from probers.engine.vllm.records import readable
 from probers.serve.vllm.worker import key_of
@@ -40,7 +40,7 @@ def check(written: list[Written], want: list[np.ndarray], unread: int = 0) -> No
 def test_scores_of_64_texts_with_preemption_cache_hits_and_chunks(model: str, tmp_path: Path) -> None:
     lm = CausalLM.from_pretrained(model, dtype="float32")
     if model == "smollm2":
-        prober, bank = model, ProbeBank.from_pretrained(model)
+        prober, bank = model, Prober.from_pretrained(model)
     else:
         prober, bank = str(tmp_path), make_bank(lm, tmp_path, "tokens", (6, 12))
     written, counters = write(
@@ -127,7 +127,7 @@ def test_smollm2_on_three_ranks(tmp_path: Path) -> None:
         "smollm2", "smollm2", PROMPTS[::8], scheduler_cls=SCHEDULER, enforce_eager=True,
         tensor_parallel_size=3,
     )  # fmt: skip
-    check(written, ours(lm, ProbeBank.from_pretrained("smollm2"), written))
+    check(written, ours(lm, Prober.from_pretrained("smollm2"), written))
     assert [counters[f"heads_of_rank_{rank}"] > 0 for rank in range(3)] == [True, False, False]
 
 

@@ -9,7 +9,7 @@ import torch
 from tiny import byte_level
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from probers.bank.bank import ProbeBank
+from probers.bank.bank import Prober
 from probers.bank.domain import Domain
 from probers.capture.pooling import PER_TOKEN, as_stored
 from probers.engine import adapters
@@ -71,7 +71,7 @@ def folder_of(model: str) -> str:
     return str(dequantised(file, cache_folder("models")))
 
 
-def make_bank(lm: CausalLM, folder: Path, pool: Any, layers: tuple[int, ...]) -> ProbeBank:
+def make_bank(lm: CausalLM, folder: Path, pool: Any, layers: tuple[int, ...]) -> Prober:
     """A prober of random heads, saved in ``folder``; "sequence" is one head that reads tokens in order."""
     mind, sequence = pool == "mind", pool == "sequence"
     width = 2 * lm.width if mind else lm.width
@@ -83,9 +83,9 @@ def make_bank(lm: CausalLM, folder: Path, pool: Any, layers: tuple[int, ...]) ->
     rng = torch.Generator().manual_seed(0)
     states = torch.randn(50, len(spec.layers), width, generator=rng)
     domain = replace(Domain.fit(lambda: [states], 0.05), limit=30.0)
-    bank = ProbeBank(spec, head, aggregate="max" if pool == "tokens" else None, domain=domain)
+    bank = Prober(spec, head, aggregate="max" if pool == "tokens" else None, domain=domain)
     bank.save_pretrained(folder)
-    return ProbeBank.from_pretrained(folder)
+    return Prober.from_pretrained(folder)
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def write(
     return [Written(o.prompt, tuple(o.outputs[0].token_ids), scores[o.request_id]) for o in made], counters
 
 
-def with_adapter(lm: CausalLM, bank: ProbeBank, folder: Path) -> ProbeBank:
+def with_adapter(lm: CausalLM, bank: Prober, folder: Path) -> Prober:
     """The prober of a model whose first two blocks have random adapters from now on, saved in ``folder``."""
     names = [name for name, part in lm.model.named_modules() if isinstance(part, torch.nn.Linear)]
     below = [name for name in names if ".layers.0." in name or ".layers.1." in name]
@@ -138,19 +138,19 @@ def with_adapter(lm: CausalLM, bank: ProbeBank, folder: Path) -> ProbeBank:
     mark = adapters.mark(adapters.active_digest(lm.model))
     model = replace(bank.spec.model, revision=bank.spec.model.revision + mark)
     replace(bank, spec=replace(bank.spec, model=model), adapter=folder / "made").save_pretrained(folder)
-    return ProbeBank.from_pretrained(folder)
+    return Prober.from_pretrained(folder)
 
 
-def ours(lm: CausalLM, bank: ProbeBank, written: list[Written]) -> list[np.ndarray]:
+def ours(lm: CausalLM, bank: Prober, written: list[Written]) -> list[np.ndarray]:
     """The scores of the same tokens by :meth:`CausalLM.score`; of heads of pooled states, every prefix's."""
     pool, dtype = bank.spec.pool, bank.spec.dtype
     if pool in PER_TOKEN:
         made = lm.score([w.prompt for w in written], [w.ids for w in written], needs=bank.needs)
-        return [bank.score(as_stored(g.state, dtype)) for g in made]
+        return [bank.score_states(as_stored(g.state, dtype)) for g in made]
     needs = Needs.of(bank.spec.layers, pool=pool)
     found = []
     for w in written:
         prefixes = [w.ids[: n + 1] for n in range(len(w.ids))]
         made = lm.score([w.prompt] * len(prefixes), prefixes, needs=needs)
-        found.append(bank.score(as_stored(np.stack([g.state for g in made]), dtype)))
+        found.append(bank.score_states(as_stored(np.stack([g.state for g in made]), dtype)))
     return found

@@ -114,7 +114,7 @@ def prose(text: str) -> str:
 
 def sentences_of(text: str) -> Iterator[str]:
     """Yield the sentences of clean text, in scripts without spaces too."""
-    from ...text import split_sentences
+    from ...words.text import split_sentences
 
     for start, end in split_sentences(text):
         for border in (*(match.end() for match in _OTHER_END.finditer(text, start, end)), end):

@@ -18,8 +18,7 @@ from tqdm import tqdm
 
 from ...files import digest
 from ...parts import PARTS, load_part
-from ...text import count
-from ...types import SPLITS, Question, UserError
+from ...types import SPLITS, Question, UserError, count
 from ..records import BadLine, LeftOut, Row, UnusableError, check_bad_line, check_object, what_is_wrong
 from ..splits import Drawn, Limit, Unfit, draw_stream, draw_whole, parts_of
 from .base import FLASHRAG, Layout, QuestionSource, layout

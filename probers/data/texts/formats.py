@@ -13,10 +13,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ...entities import Recogniser
 from ...options import shown
 from ...parts import PARTS, load_part
 from ...types import UserError
+from ...words import Recogniser
 from ..questions.values import Record, optional, records, strings, text
 from ..records import Row, file_rows, open_text
 from .base import find_text, truth

@@ -12,8 +12,7 @@ from typing import Literal
 
 from ...checksums import draw_key
 from ...files import digest, given_file
-from ...text import count
-from ...types import SPLITS, Outside, Unit, UserError
+from ...types import SPLITS, Outside, Unit, UserError, count
 from ..records import BadLine, LeftOut, Row, hub_splits, what_is_wrong
 from ..splits import Splits
 from .base import SPLIT_NAMES, Text, read_text
